@@ -1,0 +1,1 @@
+"""The ops: each one's contract, reference and plain-torch backend."""

@@ -1,0 +1,5 @@
+//! Python binding of the `switchrail` core.
+use pyo3::prelude::*;
+
+#[pymodule]
+mod _core {}

@@ -1,0 +1,1 @@
+//! Plugin discovery, backend registry and layer routing for attention kernels.
