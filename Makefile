@@ -1,0 +1,81 @@
+# make run    environment, build, and the main job: a hybrid model speaks, each layer routed to a kernel
+# make test   all tests, types, lints and documents
+#
+# VENV=DIR         the environment to use (default .venv); an existing one is kept, and so is the torch in it
+# TORCH=SPEC       what pip is asked for where torch is missing, such as TORCH=torch==2.11.0
+# VENV_FLAGS=...   for `python -m venv`, such as --system-site-packages
+# PYTHON=python3   the interpreter (3.10 or later) that makes the environment
+
+PYTHON ?= python3
+VENV ?= .venv
+VENV_FLAGS ?=
+TORCH ?= torch
+CHECKPOINT ?= tests/checkpoints/kjv-qwen3-next
+
+PY := $(abspath $(VENV))/bin/python
+BIN := $(abspath $(VENV))/bin
+STAMPS := $(VENV)/.switchrail
+RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Cargo.toml)
+TOOLS := $(abspath target/tools)
+# maturin and cargo build PyO3 with different settings: one target directory would make each rebuild after the other.
+MATURIN := VIRTUAL_ENV=$(abspath $(VENV)) CARGO_TARGET_DIR=$(abspath target/maturin) $(BIN)/maturin
+DENY := $(shell command -v cargo-deny || echo $(TOOLS)/bin/cargo-deny)
+
+.PHONY: run test build wheel test-rust lint-rust test-python lint-python bench clean
+
+run: build
+	$(BIN)/switchrail run $(CHECKPOINT) --max-new-tokens 48 \
+	  --prompt "In the beginning" --prompt "And the king said unto" --prompt "Blessed are"
+
+test: lint-rust test-rust lint-python test-python
+
+build: $(STAMPS)/package $(STAMPS)/kernels
+
+$(STAMPS)/requirements: pyproject.toml
+	test -x $(PY) || $(PYTHON) -m venv $(VENV_FLAGS) $(VENV)
+	mkdir -p $(STAMPS)
+	$(PY) -m pip install --quiet --upgrade 'pip>=25.1'
+	$(PY) -c 'import torch' 2>/dev/null || $(PY) -m pip install $(TORCH)
+	$(PY) -m pip install --group dev
+	touch $@
+
+$(STAMPS)/package: $(STAMPS)/requirements $(RUST_SOURCES)
+	$(MATURIN) develop --release
+	touch $@
+
+$(STAMPS)/kernels: $(STAMPS)/package kernels/pyproject.toml
+	$(PY) -m pip install --quiet --no-deps --editable kernels
+	touch $@
+
+wheel: $(STAMPS)/requirements
+	$(MATURIN) build --release --out target/wheels
+
+test-rust:
+	cargo test --workspace --quiet
+
+lint-rust: $(DENY)
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --quiet -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
+	$(DENY) check licenses bans sources
+
+$(TOOLS)/bin/cargo-deny:
+	cargo install --locked --root $(TOOLS) cargo-deny
+
+test-python: build
+	$(PY) -m pytest
+
+lint-python: build
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(PY) -m mypy.stubtest switchrail._core
+
+bench: build
+	$(PY) benchmarks/dispatch.py
+	$(PY) benchmarks/hooks.py
+	$(PY) benchmarks/engine.py
+	cargo bench --workspace
+
+clean:
+	rm -rf $(VENV) target
