@@ -1,0 +1,151 @@
+"""Every exception that Switchrail raises; each is also a subclass of the built-in that fits it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class SwitchrailError(Exception):
+    """Base of all errors of this library.
+
+    The message says what was wrong, what was found and what would be valid. The same facts are attributes,
+    one for each keyword that was given, and together in `fields`. Pickling keeps them.
+
+    Attributes:
+        message: The text for people.
+        fields: The facts by name.
+        valid: What would have been accepted, where that can be listed.
+        nearest: The valid names nearest to the one found, best first.
+    """
+
+    message: str = ""
+    fields: dict[str, Any]
+    valid: tuple[Any, ...] = ()
+    nearest: tuple[str, ...] = ()
+
+    def __init__(self, message: str = "", **fields: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fields = fields
+        for name, value in fields.items():
+            setattr(self, name, value)
+
+
+class UnknownOpError(SwitchrailError, ValueError):
+    """A name that is no op. Fields: `name`, `valid`, `nearest`."""
+
+
+class UnknownPhaseError(SwitchrailError, ValueError):
+    """A name that is no phase. Fields: `name`, `valid`, `nearest`."""
+
+
+class UnknownDtypeError(SwitchrailError, ValueError):
+    """A name that is no dtype. Fields: `name`, `valid`, `nearest`."""
+
+
+class UnknownDeviceError(SwitchrailError, ValueError):
+    """A name that is no kind of device, or a capability that can't be read. Fields: `name`, `valid`."""
+
+
+class PreferenceError(SwitchrailError, ValueError):
+    """A choice of backend under a key that means nothing. Fields: `key`, `valid`, `nearest`."""
+
+
+class RegistrationError(SwitchrailError, ValueError):
+    """A backend or plugin object that can't be registered as asked. Fields: `name`, `op` where they apply."""
+
+
+class NameTakenError(RegistrationError):
+    """The name is registered already and `override=True` was not given. Fields: `name`, `op`, `owner`."""
+
+
+class ConflictError(RegistrationError):
+    """Another transaction committed the same name first. Fields: `name`, `op`, `owner`."""
+
+
+class TransactionClosedError(SwitchrailError, RuntimeError):
+    """A write to a transaction that was committed, dropped or timed out."""
+
+
+class UnknownBackendError(SwitchrailError, LookupError):
+    """No backend of that name for the op. Fields: `name`, `op`, `valid`, `nearest`."""
+
+
+class BackendUnfitError(SwitchrailError, ValueError):
+    """The chosen backend can't serve the query. Fields: `name`, `op`, `phase`, `reasons`."""
+
+
+class NoBackendError(SwitchrailError, LookupError):
+    """No backend at all can serve the query. Fields: `op`, `phase`, `rejected`."""
+
+
+class BackendImportError(SwitchrailError, ImportError):
+    """The chosen backend's path doesn't lead to a backend for its op. Fields: `backend`, `op`, `path`."""
+
+
+class ConfigError(SwitchrailError, ValueError):
+    """Values that a configuration or options object doesn't take. Fields: `problems`, `valid`."""
+
+
+class LayoutError(SwitchrailError, ValueError):
+    """A model configuration from which the layers can't be read. Fields: `model`, `valid`, `nearest`."""
+
+
+class UnknownModelError(LayoutError):
+    """A `model_type` that has no layout. Fields: `model_type`, `valid`, `nearest`."""
+
+
+class UnknownLayerError(SwitchrailError, LookupError):
+    """A layer id outside the layout. Fields: `layer`, `model`, `valid`."""
+
+
+class LayerTypeError(SwitchrailError, TypeError):
+    """No layer was given, or something that is no layer id. Fields: `found`, `model`, `valid`."""
+
+
+class NoRouteError(SwitchrailError, LookupError):
+    """The layer doesn't run that op, or the phase wasn't planned. Fields: `layer`, `op`, `phase`, `valid`."""
+
+
+class SchemaError(SwitchrailError, ValueError):
+    """A document that can't be read, or has another schema version. Fields: `found`, `valid`."""
+
+
+class OrderError(SwitchrailError, ValueError):
+    """Order constraints that form a cycle. Fields: `cycle`."""
+
+
+class HookError(SwitchrailError, ValueError):
+    """A hook that can't work on its target. Fields: `target`, `valid`, `nearest`."""
+
+
+class PluginError(SwitchrailError, ImportError):
+    """A plugin that failed to load, in strict mode. Fields: `plugin`, `records`."""
+
+
+class UnknownPluginError(SwitchrailError, LookupError):
+    """A plugin was asked for that is not installed. Fields: `name`, `valid`, `nearest`."""
+
+
+class LoadReentryError(SwitchrailError, RuntimeError):
+    """A plugin asked the runtime to load plugins while that runtime was loading it."""
+
+
+class PlatformError(SwitchrailError, RuntimeError):
+    """A platform that is not available here. Fields: `name`, `valid`, `nearest`."""
+
+
+class CheckpointError(SwitchrailError, ValueError):
+    """A checkpoint folder that can't be read. Fields: `path`."""
+
+
+class RequestError(SwitchrailError, ValueError):
+    """A request that the engine can't serve, now or ever. Fields: what was asked for and what is possible."""
+
+
+class DispatchError(SwitchrailError, RuntimeError):
+    """A layer's op ran another number of times in a step than once. Fields: `layer`, `op`, `found`."""
+
+
+class ContractError(SwitchrailError, ValueError):
+    """An argument that breaks its op's contract. Fields: `op`, `argument`, `found`, `valid`."""
