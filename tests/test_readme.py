@@ -1,0 +1,32 @@
+"""What the README shows is what happens."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+EXAMPLES = re.findall(r"```python\n(.*?)```\n+```text\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_first_example_ends_before_line_40() -> None:
+    assert EXAMPLES
+    assert README[: README.index(EXAMPLES[0][1])].count("\n") + EXAMPLES[0][1].count("\n") < 40
+
+
+@pytest.mark.parametrize(("program", "printed"), EXAMPLES)
+def test_example_prints_what_the_readme_shows(program: str, printed: str) -> None:
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert [line.rstrip() for line in run.stdout.splitlines()] == printed.splitlines()
+
+
+def test_the_two_commands_are_make_targets() -> None:
+    targets = set(re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    shown = set(re.findall(r"^make (\w+)", README, re.MULTILINE))
+    assert {"run", "test"} <= shown <= targets

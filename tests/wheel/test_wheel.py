@@ -1,0 +1,58 @@
+"""The abi3 wheel installs and works on every CPython from 3.10 on that this machine has."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def interpreters() -> dict[str, Path]:
+    """One CPython for each minor version from 3.10 on, by version."""
+    folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep)]
+    folders += sorted((Path.home() / ".pyenv" / "versions").glob("*/bin"))
+    found = {f"3.{sys.version_info.minor}": Path(sys.executable)}
+    for folder in folders:
+        for python in sorted(folder.glob("python3.*")):
+            if re.fullmatch(r"python3\.\d+", python.name):
+                probe = "import sys; print(sys.implementation.name, *sys.version_info[:2])"
+                answer = subprocess.run([python, "-c", probe], capture_output=True, text=True)
+                name, _, minor = (answer.stdout.split() or ["", "", "0"])[:3]
+                if name == "cpython" and int(minor) >= 10:
+                    found.setdefault(f"3.{minor}", python)
+    return found
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheels")
+    environment = os.environ | {"CARGO_TARGET_DIR": str(ROOT / "target" / "maturin")}
+    command = [sys.executable, "-m", "maturin", "build", "--release", "--quiet", "--out", str(out)]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+def test_the_wheel_is_abi3(wheel: Path) -> None:
+    assert "-cp310-abi3-" in wheel.name
+
+
+@pytest.mark.parametrize("version", sorted(interpreters()))
+def test_wheel_works_alone(wheel: Path, version: str, tmp_path: Path) -> None:
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
+    # This interpreter's pip unpacks it for the other one: an abi3 wheel must not depend on who installed it.
+    subprocess.run([*install, "--target", str(tmp_path / "site"), str(wheel)], check=True)
+    run = subprocess.run(
+        [interpreters()[version], "-S", str(Path(__file__).with_name("smoke.py"))],
+        env={"PYTHONPATH": str(tmp_path / "site"), "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith(f"wheel works on {version}.")
