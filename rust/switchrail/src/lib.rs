@@ -1,1 +1,43 @@
 //! Plugin discovery, backend registry and layer routing for attention kernels.
+//!
+//! All decisions of Switchrail are taken in this crate; it knows nothing of Python. The life of a call:
+//!
+//! 1. [`discover`] reads the metadata of the distributions on a path and lists their plugins; nothing is imported.
+//! 2. [`Selection`] decides which of them may be loaded.
+//! 3. Each plugin registers its [`BackendSpec`]s in a [`Transaction`] of the [`Runtime`]; readers see immutable
+//!    [`Snapshot`]s.
+//! 4. [`Layout::from_config`] reads which layer of a model is of which kind.
+//! 5. A [`RoutePlan`] pins one backend per layer, op and phase, with a [`Decision`] that says why.
+//!
+//! Each operation has an error enum of its own. All of them implement [`CoreError`]: a stable code, the fields as data,
+//! and a message that names what was found, what would be valid and the nearest names.
+
+mod backend;
+mod discovery;
+mod fingerprint;
+mod layout;
+mod op;
+mod order;
+mod plan;
+mod plugin;
+mod preferences;
+mod registry;
+mod resolve;
+mod schema;
+mod selection;
+mod suggest;
+
+pub use backend::*;
+pub use discovery::*;
+pub use fingerprint::*;
+pub use layout::*;
+pub use op::*;
+pub use order::*;
+pub use plan::*;
+pub use plugin::*;
+pub use preferences::*;
+pub use registry::*;
+pub use resolve::*;
+pub use schema::*;
+pub use selection::*;
+pub use suggest::*;

@@ -1,0 +1,1 @@
+//! Finds the distributions on a path and the plugins in them.

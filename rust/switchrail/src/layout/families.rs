@@ -1,0 +1,1 @@
+//! The families, and how each names its layers.

@@ -1,0 +1,1 @@
+//! Decides which of the discovered plugins may be loaded.

@@ -1,0 +1,148 @@
+//! What all errors share: a stable code, their fields as data, and the nearest valid names.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// At most so many names are suggested.
+const SUGGESTIONS: usize = 3;
+
+/// Names below this similarity (0 to 1) are not worth suggesting.
+const SIMILAR: f64 = 0.7;
+
+/// An error of this crate, for hosts that map errors to types of their own.
+///
+/// `Display` is the whole message for people. The code and the fields say the same to programs.
+pub trait CoreError: std::error::Error {
+    /// A stable `snake_case` name of what went wrong, unique in the crate.
+    fn code(&self) -> &'static str;
+
+    /// What was found and what would be valid, as a JSON object.
+    ///
+    /// Where a name was unknown it has at least `found`, `valid` and `nearest` (see [`UnknownName`]).
+    fn fields(&self) -> serde_json::Value;
+}
+
+/// A name that nothing answers to, with what would have been valid.
+///
+/// ```
+/// use switchrail::UnknownName;
+///
+/// let unknown = UnknownName::new("backend", "tritn", ["reference", "torch", "triton"]);
+/// assert_eq!(unknown.nearest, ["triton"]);
+/// assert_eq!(
+///     unknown.to_string(),
+///     r#"unknown backend "tritn"; nearest: "triton"; valid: "reference", "torch", "triton""#
+/// );
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct UnknownName {
+    /// What kind of name it should have been, such as `backend`.
+    pub what: &'static str,
+    /// The name as it was given.
+    pub found: String,
+    /// Every valid name, sorted.
+    pub valid: Vec<String>,
+    /// The valid names that look most like it, best first.
+    pub nearest: Vec<String>,
+}
+
+impl UnknownName {
+    /// Collects the valid names, sorts them and finds the nearest.
+    pub fn new<S: Into<String>>(
+        what: &'static str,
+        found: impl Into<String>,
+        valid: impl IntoIterator<Item = S>,
+    ) -> Self {
+        let found = found.into();
+        let mut valid: Vec<String> = valid.into_iter().map(Into::into).collect();
+        valid.sort_unstable();
+        valid.dedup();
+        let nearest = nearest(&found, valid.iter().map(String::as_str));
+        Self { what, found, valid, nearest }
+    }
+
+    /// The fields as the JSON object that [`CoreError::fields`] promises.
+    #[must_use]
+    pub fn fields(&self) -> serde_json::Value {
+        serde_json::json!({
+            "what": self.what,
+            "found": self.found,
+            "valid": self.valid,
+            "nearest": self.nearest,
+        })
+    }
+}
+
+impl fmt::Display for UnknownName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "unknown {} {:?}", self.what, self.found)?;
+        if !self.nearest.is_empty() {
+            write!(f, "; nearest: {}", quoted(&self.nearest))?;
+        }
+        if self.valid.is_empty() {
+            write!(f, "; there is none to choose from")
+        } else {
+            write!(f, "; valid: {}", quoted(&self.valid))
+        }
+    }
+}
+
+impl std::error::Error for UnknownName {}
+
+/// The names most like `found`, best first, at most three, none that is not similar.
+///
+/// Case, and `-` for `_`, count for nothing. Equally similar names come in alphabetical order.
+///
+/// ```
+/// assert_eq!(switchrail::nearest("Gated-Delta", ["gated_delta", "kda"]), ["gated_delta"]);
+/// assert!(switchrail::nearest("xyz", ["gated_delta", "kda"]).is_empty());
+/// ```
+pub fn nearest<'a>(found: &str, valid: impl IntoIterator<Item = &'a str>) -> Vec<String> {
+    let folded = fold(found);
+    let mut scored: Vec<(f64, &str)> = valid
+        .into_iter()
+        .map(|name| (similarity(&folded, &fold(name)), name))
+        .filter(|(score, _)| *score >= SIMILAR)
+        .collect();
+    scored.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| a.1.cmp(b.1)));
+    scored.dedup_by(|a, b| a.1 == b.1);
+    scored.into_iter().take(SUGGESTIONS).map(|(_, name)| name.to_owned()).collect()
+}
+
+/// Names in quotes, separated by commas, as messages show them.
+pub fn quoted<S: AsRef<str>>(names: &[S]) -> String {
+    names.iter().map(|name| format!("{:?}", name.as_ref())).collect::<Vec<_>>().join(", ")
+}
+
+fn fold(name: &str) -> String {
+    name.trim().to_lowercase().replace('-', "_")
+}
+
+/// The better of two measures: Jaro-Winkler forgives typing errors, a shared start forgives a missing end.
+fn similarity(found: &str, name: &str) -> f64 {
+    let jaro = strsim::jaro_winkler(found, name);
+    if !found.is_empty() && name.starts_with(found) { jaro.max(SIMILAR) } else { jaro }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn best_comes_first_and_no_more_than_three() {
+        let names = nearest("triton", ["triton2", "triton", "tritonx", "triton_fast", "cuda"]);
+        assert_eq!(names, ["triton", "triton2", "tritonx"]);
+    }
+
+    #[test]
+    fn a_start_is_enough() {
+        assert_eq!(nearest("g", ["gated_delta", "kda"]), ["gated_delta"]);
+    }
+
+    #[test]
+    fn nothing_to_choose_from_is_said() {
+        let unknown = UnknownName::new("plugin", "acme", Vec::<String>::new());
+        assert_eq!(unknown.to_string(), r#"unknown plugin "acme"; there is none to choose from"#);
+    }
+}
