@@ -1,0 +1,1 @@
+"""Causal softmax attention, multi-head or grouped-query, over a paged cache."""

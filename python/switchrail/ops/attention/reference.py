@@ -1,0 +1,46 @@
+"""Causal softmax attention over a paged cache, row by row: the oracle, not for use."""
+
+from __future__ import annotations
+
+import torch
+
+from switchrail.ops.attention.contract import CONTRACT
+from switchrail.ops.backend import AttentionBackend
+from switchrail.ops.batch import PagedBatch
+
+
+class ReferenceAttention(AttentionBackend):
+    """softmax(scale q K^T) V of Vaswani et al., arXiv 1706.03762, in float64, each row over what it may see."""
+
+    def prefill(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        *,
+        out: torch.Tensor,
+        batch: PagedBatch,
+        plan: object,
+        scale: float,
+    ) -> None:
+        """Attends T packed query rows of N sequences of any length."""
+        tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "out": out}
+        CONTRACT.check("prefill", batch, {**tensors, "scale": scale})
+        page = k_cache.shape[1]
+        group = q.shape[1] // k_cache.shape[2]
+        row = 0
+        for n, (length, kv_length) in enumerate(zip(batch.seqlens, batch.kv_seqlens, strict=True)):
+            used = batch.page_table[n, : -(-kv_length // page)].long()
+            keys = k_cache[used].flatten(0, 1)[:kv_length].double().repeat_interleave(group, dim=1)
+            values = v_cache[used].flatten(0, 1)[:kv_length].double().repeat_interleave(group, dim=1)
+            for i in range(length):
+                seen = max(0, kv_length - length + i + 1)
+                logits = torch.einsum("hd,shd->hs", scale * q[row].double(), keys[:seen])
+                weights = torch.softmax(logits, dim=-1)
+                out[row] = torch.einsum("hs,shd->hd", weights, values[:seen]).to(out.dtype)
+                row += 1
+
+    decode = prefill
+
+
+__all__ = ["ReferenceAttention"]

@@ -1,0 +1,319 @@
+"""Contracts as data: what a call of an op may be given, and the check that derives from it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from switchrail.errors import ContractError
+from switchrail.ops.batch import SequenceBatch
+
+INPUT = "input"
+"""In a list of dtypes: the dtype of the op's first tensor."""
+
+COMPUTE = "compute"
+"""In a list of dtypes: float32, or float64 where the op's first tensor is float64."""
+
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+
+_AXIS = re.compile(r"(\w+?)\s*([+-]\s*\d+)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorSpec:
+    """One tensor of a contract.
+
+    Attributes:
+        axes: The axes in order, outermost first: a name, or a name and a constant, such as `W-1`. An axis has one
+            size in all tensors of a call.
+        dtypes: Names of the dtypes that are valid; `INPUT` and `COMPUTE` stand for one that depends on the call.
+        memory: The axes in the order in which they lie dense in memory, outermost first; None where only
+            `unit_stride` is asked.
+        unit_stride: Axes of which one at least has stride 1; the others may have any stride.
+        mutated: Whether the call writes into it.
+        optional: Whether None is valid.
+        about: What it holds.
+    """
+
+    axes: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    memory: tuple[str, ...] | None = None
+    unit_stride: tuple[str, ...] = ()
+    mutated: bool = False
+    optional: bool = False
+    about: str
+
+    @cached_property
+    def parsed_axes(self) -> tuple[tuple[str, int], ...]:
+        """The axes as pairs of a name and the constant added to it."""
+        return tuple(parse_axis(axis) for axis in self.axes)
+
+    @cached_property
+    def memory_order(self) -> tuple[int, ...]:
+        """The positions of the axes from the innermost in memory to the outermost; empty where none is asked."""
+        return tuple(self.axes.index(axis) for axis in reversed(self.memory or ()))
+
+    @cached_property
+    def unit_axes(self) -> tuple[int, ...]:
+        """The positions of the axes of which one has stride 1."""
+        return tuple(self.axes.index(axis) for axis in self.unit_stride)
+
+    @cached_property
+    def torch_dtypes(self) -> Mapping[torch.dtype, frozenset[torch.dtype]]:
+        """The valid dtypes for each dtype of the op's first tensor."""
+        special = {
+            name: {INPUT: name, COMPUTE: "float64" if name == "float64" else "float32"} for name in FLOATS
+        }
+        return {
+            getattr(torch, name): frozenset(getattr(torch, special[name].get(d, d)) for d in self.dtypes)
+            for name in FLOATS
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionSpec:
+    """One argument of a contract that is no tensor.
+
+    Attributes:
+        types: The types that are valid; a bool is no number.
+        values: The values that are valid; empty where only `types` restricts it.
+        finite_nonzero: Whether it is a number other than zero, infinities and NaN.
+        about: What it means.
+    """
+
+    types: tuple[type, ...]
+    values: tuple[Any, ...] = ()
+    finite_nonzero: bool = False
+    about: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contract:
+    """What one op takes, as data. Everything that must know it (checks, test inputs, documentation) derives from it.
+
+    Attributes:
+        op: The op's name.
+        positional: The names of the tensors that are given by position, in order; the first decides the dtypes.
+        tensors: Every tensor argument by name, `out` included.
+        options: Every other argument by name, less `batch` and `plan`.
+        batch: The tensors of the call's batch by name.
+        batch_type: The class of the batch.
+        multiples: Pairs of axes of which the first is a multiple of the second.
+        state_layout: The name of the layout of the state, as registrations give it; None where it has none.
+        gate: What the gate holds: its space, kind and range, by name; empty where there is none.
+        notes: What the shapes can't say.
+    """
+
+    op: str
+    positional: tuple[str, ...]
+    tensors: Mapping[str, TensorSpec]
+    options: Mapping[str, OptionSpec]
+    batch: Mapping[str, TensorSpec]
+    batch_type: type[SequenceBatch]
+    multiples: tuple[tuple[str, str], ...] = ()
+    state_layout: str | None = None
+    gate: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def mutated(self) -> tuple[str, ...]:
+        """The names of the tensors that a call writes into."""
+        return tuple(name for name, spec in self.tensors.items() if spec.mutated)
+
+    def check(self, phase: str, batch: SequenceBatch, arguments: Mapping[str, Any]) -> None:
+        """Checks one call without looking at the contents of any tensor, so that a device is never waited for.
+
+        Args:
+            phase: `prefill`, `decode` or `verify`.
+            batch: The call's batch.
+            arguments: Every argument of the call by name, less `batch` and `plan`.
+
+        Raises:
+            ContractError: An argument is missing, unknown or not as the contract asks.
+        """
+        if arguments.keys() != self.tensors.keys() | self.options.keys():
+            self._fail_names(arguments)
+        if not isinstance(batch, self.batch_type):
+            raise self.error("batch", type(batch).__name__, f"a {self.batch_type.__name__}")
+        for name, option in self.options.items():
+            self._check_option(name, option, arguments[name])
+        first_name = self.positional[0]
+        first = arguments[first_name]
+        if not isinstance(first, torch.Tensor):
+            raise self.error(first_name, type(first).__name__, "a torch.Tensor")
+        if first.dtype not in _FLOAT_DTYPES:
+            raise self.error(first_name, f"dtype {dtype_name(first.dtype)}", f"one of {', '.join(FLOATS)}")
+        sizes = {"N": len(batch.seqlens), "T": sum(batch.seqlens)}
+        owners = {"N": "batch.seqlens", "T": "batch.seqlens"}
+        for name, spec in self.tensors.items():
+            self._check_tensor(name, spec, arguments[name], first, sizes, owners)
+        for name, spec in self.batch.items():
+            self._check_tensor(f"batch.{name}", spec, getattr(batch, name), first, sizes, owners)
+        for axis, divisor in self.multiples:
+            if sizes[divisor] == 0 or sizes[axis] % sizes[divisor]:
+                raise self.error(
+                    owners[axis],
+                    f"{axis} = {sizes[axis]}",
+                    f"a multiple of {divisor} = {sizes[divisor]} ({owners[divisor]})",
+                )
+        if phase == "decode" and sizes["T"] != sizes["N"]:
+            raise self.error(
+                "batch.seqlens", f"{sizes['T']} rows for {sizes['N']} sequences", "one row for each in decode"
+            )
+
+    def error(self, argument: str, found: str, valid: str) -> ContractError:
+        """The error for one argument: what was given, and what is asked."""
+        return ContractError(
+            f"{self.op}: {argument}: got {found}; asked is {valid}",
+            op=self.op,
+            argument=argument,
+            found=found,
+            valid=(valid,),
+        )
+
+    def _fail_names(self, arguments: Mapping[str, Any]) -> None:
+        asked = self.tensors.keys() | self.options.keys()
+        for name in sorted(asked - arguments.keys()):
+            raise self.error(name, "nothing", "an argument of that name")
+        unknown = min(arguments.keys() - asked)
+        raise self.error(unknown, "an argument that the contract lacks", f"one of {', '.join(sorted(asked))}")
+
+    def _check_option(self, name: str, spec: OptionSpec, value: Any) -> None:
+        if type(value) not in spec.types:
+            types = " or ".join("None" if t is type(None) else t.__name__ for t in spec.types)
+            raise self.error(name, f"{value!r} of type {type(value).__name__}", types)
+        if spec.values and value not in spec.values:
+            raise self.error(name, repr(value), f"one of {', '.join(map(repr, spec.values))}")
+        if spec.finite_nonzero and (value == 0 or not math.isfinite(value)):
+            raise self.error(name, repr(value), "a finite number other than 0")
+
+    def _check_tensor(
+        self,
+        name: str,
+        spec: TensorSpec,
+        tensor: Any,
+        first: torch.Tensor,
+        sizes: dict[str, int],
+        owners: dict[str, str],
+    ) -> None:
+        if tensor is None and spec.optional:
+            return
+        if not isinstance(tensor, torch.Tensor):
+            raise self.error(
+                name, type(tensor).__name__, "a torch.Tensor" + (" or None" if spec.optional else "")
+            )
+        if tensor.dtype not in spec.torch_dtypes[first.dtype]:
+            valid = ", ".join(sorted(map(dtype_name, spec.torch_dtypes[first.dtype])))
+            raise self.error(name, f"dtype {dtype_name(tensor.dtype)}", f"one of: {valid}")
+        if tensor.device != first.device:
+            raise self.error(name, f"device {tensor.device}", f"{first.device}, that of {self.positional[0]}")
+        shape = tensor.shape
+        if len(shape) != len(spec.axes):
+            raise self.error(name, f"shape {list(shape)}", f"[{', '.join(spec.axes)}]")
+        for size, (axis, offset) in zip(shape, spec.parsed_axes, strict=True):
+            if sizes.setdefault(axis, size - offset) != size - offset:
+                known = ", ".join(
+                    f"{a} = {sizes[a]} ({owners[a]})" for a, _ in spec.parsed_axes if a in owners
+                )
+                raise self.error(name, f"shape {list(shape)}", f"[{', '.join(spec.axes)}] with {known}")
+            owners.setdefault(axis, name)
+        if 0 in shape:
+            return
+        stride = tensor.stride()
+        dense = 1
+        for axis_index in spec.memory_order:
+            if shape[axis_index] != 1 and stride[axis_index] != dense:
+                order = ", ".join(spec.memory or ())
+                raise self.error(
+                    name,
+                    f"strides {list(stride)} for shape {list(shape)}",
+                    f"[{order}] dense in memory, last axis innermost",
+                )
+            dense *= shape[axis_index]
+        if spec.unit_axes and not any(stride[i] == 1 or shape[i] == 1 for i in spec.unit_axes):
+            raise self.error(
+                name,
+                f"strides {list(stride)} for shape {list(shape)}",
+                f"stride 1 along {' or '.join(spec.unit_stride)}",
+            )
+
+
+def parse_axis(axis: str) -> tuple[str, int]:
+    """Splits an axis such as `W-1` into its name and its constant.
+
+    Raises:
+        ValueError: The text is no axis.
+    """
+    match = _AXIS.fullmatch(axis)
+    if match is None:
+        raise ValueError(f"an axis is a name, or a name and a constant such as 'W-1', not {axis!r}")
+    return match[1], int((match[2] or "0").replace(" ", ""))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name that registrations and messages use, such as `bfloat16`."""
+    return str(dtype).removeprefix("torch.")
+
+
+_FLOAT_DTYPES = frozenset(getattr(torch, name) for name in FLOATS)
+
+SEQUENCES: Mapping[str, TensorSpec] = {
+    "cu_seqlens": TensorSpec(
+        axes=("N+1",),
+        dtypes=("int32",),
+        memory=("N+1",),
+        about="sequence n owns rows cu_seqlens[n] to cu_seqlens[n + 1]",
+    ),
+}
+"""The tensors of a `SequenceBatch`."""
+
+STATE_SLOTS: Mapping[str, TensorSpec] = {
+    **SEQUENCES,
+    "read_slots": TensorSpec(
+        axes=("N",), dtypes=("int64",), memory=("N",), about="slot of the initial state; -1 is padding"
+    ),
+    "write_slots": TensorSpec(
+        axes=("N",),
+        dtypes=("int64",),
+        memory=("N",),
+        about="slot of the final state; -1 exactly where read_slots has it",
+    ),
+    "has_initial_state": TensorSpec(
+        axes=("N",), dtypes=("bool",), memory=("N",), about="False: starts from zero, the slot is not read"
+    ),
+}
+"""The tensors of a `StateBatch`."""
+
+PAGES: Mapping[str, TensorSpec] = {
+    **SEQUENCES,
+    "page_table": TensorSpec(
+        axes=("N", "P"),
+        dtypes=("int32",),
+        memory=("N", "P"),
+        about="pages in order; undefined past the last used one",
+    ),
+    "kv_lens": TensorSpec(
+        axes=("N",), dtypes=("int32",), memory=("N",), about="tokens in the cache, the batch's own included"
+    ),
+}
+"""The tensors of a `PagedBatch`."""
+
+__all__ = [
+    "COMPUTE",
+    "FLOATS",
+    "INPUT",
+    "PAGES",
+    "SEQUENCES",
+    "STATE_SLOTS",
+    "Contract",
+    "OptionSpec",
+    "TensorSpec",
+    "dtype_name",
+    "parse_axis",
+]

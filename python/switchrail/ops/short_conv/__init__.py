@@ -1,0 +1,1 @@
+"""The depthwise causal convolution with state that linear layers run before their recurrence."""

@@ -1,0 +1,140 @@
+"""Error measures that hide nothing, and the comparison of a backend with the float64 oracle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from switchrail.ops.backend import Backend
+from switchrail.testing.inputs import Call, run_reference
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """How far a result lies from what was expected; both are infinite where either holds a NaN or an infinity.
+
+    Attributes:
+        norm: The norm of the difference over the norm of what was expected.
+        row: The largest norm of the difference in one row (along the last axis) over the norm of that row, or over a
+            tenth of the root mean square of all rows' norms where that is more: rounding can't be relative to a row
+            that cancels to nothing.
+    """
+
+    norm: float
+    row: float
+
+    def within(self, bound: Error) -> bool:
+        """Whether neither is more than its bound."""
+        return self.norm <= bound.norm and self.row <= bound.row
+
+    def __or__(self, other: Error) -> Error:
+        """The larger of each."""
+        return Error(max(self.norm, other.norm), max(self.row, other.row))
+
+    def __str__(self) -> str:
+        return f"{self.norm:.2e} / {self.row:.2e}"
+
+
+BOUNDS = {
+    torch.float64: Error(1e-11, 1e-10),
+    torch.float32: Error(2e-5, 2e-4),
+    torch.float16: Error(2e-3, 1e-2),
+    torch.bfloat16: Error(1e-2, 4e-2),
+}
+"""The largest error of a backend against the float64 oracle on the rounded inputs, for each dtype."""
+
+
+def measure(actual: torch.Tensor, expected: torch.Tensor) -> Error:
+    """Measures the error of `actual`, any shape and float dtype, against `expected` of the same shape.
+
+    Raises:
+        ValueError: The shapes differ.
+    """
+    if actual.shape != expected.shape:
+        raise ValueError(f"the result has shape {list(actual.shape)}, expected was {list(expected.shape)}")
+    if expected.numel() == 0:
+        return Error(0.0, 0.0)
+    a, e = actual.detach().cpu().double(), expected.detach().cpu().double()
+    if not (a.isfinite().all() and e.isfinite().all()):
+        return Error(float("inf"), float("inf"))
+    difference = (a - e).norm(dim=-1)
+    size = e.norm(dim=-1)
+    if not size.any():
+        worst = float("inf") if difference.any() else 0.0
+        return Error(worst, worst)
+    floor = 0.1 * size.square().mean().sqrt()
+    return Error(
+        float(difference.norm() / size.norm()),
+        float((difference / size.clamp_min(floor)).max()),
+    )
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one shape and dtype hold the same bits, NaN included."""
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+def verify(
+    backend: Backend, call: Call, *, bound: Error | None = None, expected: Call | None = None
+) -> Error:
+    """Runs a backend on a copy of a call and holds all that it did against the oracle.
+
+    Args:
+        backend: The backend.
+        call: The call; it is left alone.
+        bound: The largest error; that of the call's dtype when left out.
+        expected: The oracle's result, from `run_reference`; computed when left out.
+
+    Returns:
+        The error, the larger of the output's and the written states'.
+
+    Raises:
+        AssertionError: The error is beyond the bound, a row of padding is not zero, or anything was written that
+            is not the call's to write.
+    """
+    expected = run_reference(call) if expected is None else expected
+    bound = BOUNDS[call.out.dtype] if bound is None else bound
+    actual = call.clone()
+    actual.run(backend)
+    if call.out.is_cuda:
+        torch.cuda.synchronize(call.out.device)
+
+    starts = call.batch.cu_seqlens.tolist()
+    is_padding = torch.zeros(call.out.shape[0], dtype=torch.bool)
+    for n in call.padding:
+        is_padding[starts[n] : starts[n + 1]] = True
+    out = actual.out.cpu()
+    assert not out[is_padding].any(), f"{call.op}: rows of padding are not zero"
+    error = measure(out[~is_padding], expected.out[~is_padding])
+    assert error.within(bound), f"{call.op}: out is off by {error}, the bound is {bound}"
+
+    if "state" in call.tensors:
+        written = torch.zeros(call.state.shape[0], dtype=torch.bool)
+        for slot, length in zip(expected.batch.write_slots.tolist(), call.batch.seqlens, strict=True):  # type: ignore[attr-defined]
+            if slot >= 0 and length:
+                written[slot] = True
+        state, before = actual.state.cpu(), call.state.cpu()
+        assert same_bits(state[~written], before[~written]), (
+            f"{call.op}: a slot was written that no sequence owns"
+        )
+        state_error = measure(state[written], expected.state[written])
+        assert state_error.within(bound), (
+            f"{call.op}: the state is off by {state_error}, the bound is {bound}"
+        )
+        error |= state_error
+
+    for name, tensor in call.tensors.items():
+        if tensor is not None and not call.contract.tensors[name].mutated:
+            after = actual.tensors[name]
+            assert after is not None
+            whole, whole_after = _storage(tensor), _storage(after)
+            assert torch.equal(whole, whole_after), f"{call.op}: {name} was modified"
+    return error
+
+
+def _storage(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+__all__ = ["BOUNDS", "Error", "measure", "same_bits", "verify"]
