@@ -1,0 +1,99 @@
+"""What a function's code takes, as source text and as a check."""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of a code object, without defaults: those belong to the function object and stay there.
+
+    Attributes:
+        positional_only: Names before the `/`.
+        positional: Names that can be given by position or by keyword.
+        var_positional: The name after `*`, or None.
+        keyword_only: Names that follow it.
+        var_keyword: The name after `**`, or None.
+    """
+
+    positional_only: tuple[str, ...]
+    positional: tuple[str, ...]
+    var_positional: str | None
+    keyword_only: tuple[str, ...]
+    var_keyword: str | None
+
+    @classmethod
+    def of(cls, code: CodeType) -> Parameters:
+        """Reads them from the code itself: `__signature__` and `__wrapped__` may say something else.
+
+        Raises:
+            ValueError: A parameter's name can't be written in source text.
+        """
+        names = list(code.co_varnames)
+        for name in names:
+            if not name.isidentifier() or keyword.iskeyword(name):
+                raise ValueError(f"its parameter {name!r} can't be written in Python")
+        positional = names[code.co_posonlyargcount : code.co_argcount]
+        keyword_only = names[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+        rest = iter(names[code.co_argcount + code.co_kwonlyargcount :])
+        return cls(
+            positional_only=tuple(names[: code.co_posonlyargcount]),
+            positional=tuple(positional),
+            var_positional=next(rest) if code.co_flags & inspect.CO_VARARGS else None,
+            keyword_only=tuple(keyword_only),
+            var_keyword=next(rest) if code.co_flags & inspect.CO_VARKEYWORDS else None,
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them, in the order of the signature."""
+        variadic = (self.var_positional,) if self.var_positional else ()
+        keywords = (self.var_keyword,) if self.var_keyword else ()
+        return (*self.positional_only, *self.positional, *variadic, *self.keyword_only, *keywords)
+
+    @property
+    def definition(self) -> str:
+        """The text between the parentheses of a `def`."""
+        parts = [*self.positional_only, "/"] if self.positional_only else []
+        parts += self.positional
+        if self.var_positional or self.keyword_only:
+            parts.append(f"*{self.var_positional or ''}")
+        parts += self.keyword_only
+        if self.var_keyword:
+            parts.append(f"**{self.var_keyword}")
+        return ", ".join(parts)
+
+    def call(self, function: str, *first: str) -> str:
+        """The text of a call of `function`: the expressions `first`, then the parameters' values."""
+        parts = [*first, *self.positional_only, *self.positional]
+        if self.var_positional:
+            parts.append(f"*{self.var_positional}")
+        parts += [f"{name}={name}" for name in self.keyword_only]
+        if self.var_keyword:
+            parts.append(f"**{self.var_keyword}")
+        return f"{function}({', '.join(parts)})"
+
+    def problem_of(self, fn: Callable[..., Any], *first: str) -> str | None:
+        """Why `fn` can't be called with `first` and these parameters; None if it can or doesn't tell."""
+        try:
+            signature = inspect.signature(fn)
+        except ValueError:  # a C function that does not publish its parameters
+            return None
+        kinds = {parameter.kind for parameter in signature.parameters.values()}
+        if self.var_positional and inspect.Parameter.VAR_POSITIONAL not in kinds:
+            return f"it has no parameter for *{self.var_positional}"
+        if self.var_keyword and inspect.Parameter.VAR_KEYWORD not in kinds:
+            return f"it has no parameter for **{self.var_keyword}"
+        try:
+            signature.bind(
+                *first, *self.positional_only, *self.positional, **dict.fromkeys(self.keyword_only)
+            )
+        except TypeError as error:
+            return str(error)
+        return None

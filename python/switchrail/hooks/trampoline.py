@@ -1,0 +1,141 @@
+"""The code that stands in for a hooked function's own: its exact parameters, its whole chain inline."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import CodeType, FunctionType
+from typing import Any, Final
+
+from switchrail.errors import HookError
+from switchrail.hooks.hook import RETURN_NONE, Hook, name_of
+from switchrail.hooks.parameters import Parameters
+
+_versions: Final = itertools.count()
+
+
+def build(function: FunctionType, code: CodeType, hooks: Sequence[Hook]) -> CodeType:
+    """Makes a trampoline for a function and puts what it calls into the function's globals.
+
+    The callables stand there under names that no other trampoline uses, because torch.compile refuses a
+    callable among a code's constants; they go when the trampoline's code does, so a call that runs on an
+    older chain, or a copy of the code, finds what it needs.
+
+    Args:
+        function: The hooked function; not changed.
+        code: The function's own code, which the chain ends in.
+        hooks: The chain in its running order, one or more.
+
+    Returns:
+        Code for `function.__code__`.
+    """
+    parameters = Parameters.of(code)
+    prefix = f"__switchrail_{next(_versions)}_"
+    names: dict[str, Any] = {}
+
+    def named(what: str, value: Any) -> str:
+        name = f"{prefix}{what}"
+        names[name] = value
+        return name
+
+    body: list[str] = []
+    result, changed = "__switchrail_result", "__switchrail_changed"
+    befores = [hook for hook in hooks if hook.kind == "before"]
+    if befores:
+        rebind = named("rebind", _rebind(function, code, parameters))
+    for i, hook in enumerate(befores):
+        fn = named(f"before_{i}", hook.fn)
+        body.append(f"{changed} = {parameters.call(fn)}")
+        body.append(f"if {changed} is not None: [{', '.join(parameters.names)}] = {rebind}({changed}, {fn})")
+
+    replaces = [hook.fn for hook in hooks if hook.kind == "replace"]
+    inner = replaces[0] if replaces else _like(function, code)
+    arounds = [hook.fn for hook in hooks if hook.kind == "around"]
+    for around in reversed(arounds[1:]):
+        inner = partial(around, inner)
+    if arounds:
+        call = parameters.call(named("around", arounds[0]), named("original", inner))
+    else:
+        call = parameters.call(named("original", inner))
+
+    afters = [hook for hook in reversed(hooks) if hook.kind == "after"]
+    if afters:
+        body.append(f"{result} = {call}")
+        none = named("none", RETURN_NONE)
+    for i, hook in enumerate(afters):
+        body.append(f"{changed} = {parameters.call(named(f'after_{i}', hook.fn), result)}")
+        body.append(f"if {changed} is not None: {result} = None if {changed} is {none} else {changed}")
+    body.append(f"return {result if afters else call}")
+
+    trampoline = _compiled(code, parameters, body)
+    function.__globals__.update(names)
+    weakref.finalize(trampoline, _forget, function.__globals__, tuple(names)).atexit = False
+    return trampoline
+
+
+def _forget(namespace: dict[str, Any], names: tuple[str, ...]) -> None:
+    for name in names:
+        namespace.pop(name, None)
+
+
+def _compiled(code: CodeType, parameters: Parameters, body: Sequence[str]) -> CodeType:
+    """Compiles a body as a function with the given parameters and with the free variables of `code`.
+
+    Every instruction carries the line of the original's `def`: coverage tools would count others as never run.
+    """
+    free = code.co_freevars
+    lines = ["def enclosing():"]
+    lines += [f"    {name} = None" for name in free]
+    lines.append(f"    def trampoline({parameters.definition}):")
+    lines += [f"        nonlocal {name}" for name in free]
+    lines += [f"        {line}" for line in body]
+    tree = ast.parse("\n".join(lines))
+    for node in ast.walk(tree):
+        if "lineno" in node._attributes:
+            node.lineno = node.end_lineno = code.co_firstlineno  # type: ignore[attr-defined]
+            node.col_offset = node.end_col_offset = -1  # type: ignore[attr-defined]
+    compiled = compile(tree, code.co_filename, "exec", dont_inherit=True)
+    for _ in ("enclosing", "trampoline"):
+        compiled = next(const for const in compiled.co_consts if isinstance(const, CodeType))
+    compiled = compiled.replace(co_name=code.co_name, co_firstlineno=code.co_firstlineno, co_freevars=free)
+    if sys.version_info >= (3, 11):
+        compiled = compiled.replace(co_qualname=code.co_qualname)
+    return compiled
+
+
+def _like(function: FunctionType, code: CodeType) -> FunctionType:
+    """A new function with another's name, defaults and cells."""
+    new = FunctionType(
+        code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    new.__kwdefaults__ = function.__kwdefaults__
+    new.__qualname__ = function.__qualname__
+    new.__module__ = function.__module__
+    return new
+
+
+def _rebind(
+    function: FunctionType, code: CodeType, parameters: Parameters
+) -> Callable[[Any, Callable[..., Any]], tuple[Any, ...]]:
+    """What turns the `(args, kwargs)` of a before hook into values of the target's parameters."""
+    bind = _like(
+        function, _compiled(code, parameters, [f"return ({''.join(f'{n}, ' for n in parameters.names)})"])
+    )
+
+    def rebind(changed: Any, hook: Callable[..., Any]) -> tuple[Any, ...]:
+        if isinstance(changed, tuple) and len(changed) == 2:
+            args, kwargs = changed
+            if isinstance(args, tuple) and isinstance(kwargs, dict):
+                values: tuple[Any, ...] = bind(*args, **kwargs)
+                return values
+        raise HookError(
+            f"before hook {name_of(hook)} on {name_of(bind)} returned {changed!r}; "
+            "valid: None, or (args, kwargs) with a tuple and a dict",
+            target=name_of(bind),
+        )
+
+    return rebind
