@@ -169,29 +169,61 @@ impl CoreError for LayoutError {
             }
             Self::UnknownModelType(name) => name.fields(),
             Self::MissingKey { model_type, valid } => json!({"model_type": model_type, "valid": valid}),
-            Self::BadValue { model_type, key, found, valid } => {
+            Self::BadValue {
+                model_type,
+                key,
+                found,
+                valid,
+            } => {
                 json!({"model_type": model_type, "key": key, "found": found, "valid": [valid]})
             }
-            Self::UnknownKind { model_type, key, layer, name } => {
+            Self::UnknownKind {
+                model_type,
+                key,
+                layer,
+                name,
+            } => {
                 let mut fields = name.fields();
                 fields["model_type"] = json!(model_type);
                 fields["key"] = json!(key);
                 fields["layer"] = json!(layer);
                 fields
             }
-            Self::Length { model_type, key, found, valid } => {
+            Self::Length {
+                model_type,
+                key,
+                found,
+                valid,
+            } => {
                 json!({"model_type": model_type, "key": key, "found": found, "valid": [valid]})
             }
-            Self::IdOutOfRange { model_type, key, found, first, last } => {
+            Self::IdOutOfRange {
+                model_type,
+                key,
+                found,
+                first,
+                last,
+            } => {
                 json!({"model_type": model_type, "key": key, "found": found, "first": first, "last": last})
             }
-            Self::Contradiction { model_type, layer, first, first_kind, second, second_kind } => json!({
+            Self::Contradiction {
+                model_type,
+                layer,
+                first,
+                first_kind,
+                second,
+                second_kind,
+            } => json!({
                 "model_type": model_type,
                 "layer": layer,
                 "keys": [first, second],
                 "found": [first_kind, second_kind],
             }),
-            Self::Unassigned { model_type, layer, keys } => {
+            Self::Unassigned {
+                model_type,
+                layer,
+                keys,
+            } => {
                 json!({"model_type": model_type, "layer": layer, "keys": keys})
             }
             Self::UnknownLayer { model, found, layers } => {

@@ -1,1 +1,249 @@
-//! The families, and how each names its layers.
+//! The families, how each names its layers, and the sizes of its ops.
+
+use super::LayerKind::{
+    self, FullAttention, GatedDelta, Hybrid, Kda, Lightning, Mamba1, Mamba2, Mla, Mlp, Moe, RgLru, ShortConv,
+    SlidingAttention,
+};
+use super::config::Config;
+use super::naming::{Naming, Words};
+use super::{LayoutError, Shape, shape};
+use crate::Op;
+
+/// The shapes of the ops in one kind of layer.
+pub(super) type KindShapes = Vec<(LayerKind, Op, Shape)>;
+
+/// What is known of the models of one or more model types.
+pub(super) struct Family {
+    pub model_types: &'static [&'static str],
+    pub namings: &'static [Naming],
+    pub words: Words,
+    pub shapes: fn(&Config) -> Result<KindShapes, LayoutError>,
+    /// The window of layers that are called full, where the config sets one.
+    pub window_key: Option<&'static str>,
+    /// The state-space half of its hybrid layers.
+    pub hybrid_half: LayerKind,
+}
+
+/// What most families leave as it is.
+const PLAIN: Family = Family {
+    model_types: &[],
+    namings: &[],
+    words: &[],
+    shapes: |_| Ok(Vec::new()),
+    window_key: None,
+    hybrid_half: Mamba2,
+};
+
+const LAYER_TYPES: Naming = Naming::List { key: "layer_types" };
+const LAYERS_BLOCK_TYPE: Naming = Naming::List {
+    key: "layers_block_type",
+};
+
+/// transformers renames the older words `mamba` and `attention` when it loads a config.
+macro_rules! words {
+    ($linear:ident, $full:ident $(, $word:literal = $kind:ident)*) => {
+        &[
+            ("linear_attention", $linear),
+            ("mamba", $linear),
+            ("full_attention", $full),
+            ("attention", $full),
+            $(($word, $kind),)*
+        ]
+    };
+}
+
+/// Every family; each model type is in one of them.
+pub(super) const FAMILIES: &[Family] = &[
+    Family {
+        model_types: &["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"],
+        namings: &[
+            LAYER_TYPES,
+            Naming::LastOfEach {
+                key: "full_attention_interval",
+                last: FullAttention,
+                others: GatedDelta,
+            },
+        ],
+        words: words!(GatedDelta, FullAttention),
+        shapes: |config| shape::gated_delta_family(config, config.size("head_dim")?),
+        ..PLAIN
+    },
+    Family {
+        model_types: &["olmo_hybrid"],
+        namings: &[LAYER_TYPES],
+        words: words!(GatedDelta, FullAttention),
+        shapes: |config| shape::gated_delta_family(config, shape::head_size(config)?),
+        ..PLAIN
+    },
+    Family {
+        model_types: &["kimi_linear"],
+        namings: &[
+            LAYER_TYPES,
+            Naming::SharedOut {
+                key: "linear_attn_config",
+                lists: [("full_attn_layers", Mla), ("kda_layers", Kda)],
+            },
+        ],
+        words: words!(Kda, Mla),
+        shapes: shape::kimi_linear,
+        ..PLAIN
+    },
+    Family {
+        model_types: &["bailing_hybrid"],
+        namings: &[
+            LAYER_TYPES,
+            Naming::LastOfEach {
+                key: "layer_group_size",
+                last: Mla,
+                others: Kda,
+            },
+        ],
+        words: words!(Kda, Mla),
+        shapes: shape::bailing_hybrid,
+        ..PLAIN
+    },
+    Family {
+        model_types: &["minimax"],
+        namings: &[LAYER_TYPES],
+        words: words!(Lightning, FullAttention),
+        shapes: shape::minimax,
+        window_key: Some("sliding_window"),
+        ..PLAIN
+    },
+    Family {
+        model_types: &["bamba"],
+        namings: &[
+            Naming::Ids {
+                key: "attn_layer_indices",
+                inside: FullAttention,
+                outside: Mamba2,
+            },
+            Naming::All(Mamba2),
+        ],
+        shapes: shape::mamba2_and_attention,
+        ..PLAIN
+    },
+    Family {
+        model_types: &["granitemoehybrid"],
+        namings: &[LAYER_TYPES, LAYERS_BLOCK_TYPE],
+        words: words!(Mamba2, FullAttention),
+        shapes: shape::mamba2_and_attention,
+        ..PLAIN
+    },
+    Family {
+        model_types: &["nemotron_h"],
+        namings: &[
+            LAYERS_BLOCK_TYPE,
+            LAYER_TYPES,
+            Naming::Letters {
+                key: "hybrid_override_pattern",
+                letters: &[("M", Mamba2), ("*", FullAttention), ("E", Moe), ("-", Mlp)],
+            },
+        ],
+        words: words!(Mamba2, FullAttention, "moe" = Moe, "mlp" = Mlp),
+        shapes: shape::nemotron_h,
+        ..PLAIN
+    },
+    Family {
+        model_types: &["falcon_h1"],
+        namings: &[Naming::All(Hybrid)],
+        shapes: shape::falcon_h1,
+        ..PLAIN
+    },
+    Family {
+        model_types: &["zamba2"],
+        namings: &[
+            LAYERS_BLOCK_TYPE,
+            LAYER_TYPES,
+            Naming::Ids {
+                key: "hybrid_layer_ids",
+                inside: Hybrid,
+                outside: Mamba2,
+            },
+        ],
+        words: &[
+            ("linear_attention", Mamba2),
+            ("mamba", Mamba2),
+            ("hybrid", Hybrid),
+        ],
+        shapes: shape::zamba2,
+        ..PLAIN
+    },
+    Family {
+        model_types: &["zamba"],
+        namings: &[
+            LAYERS_BLOCK_TYPE,
+            LAYER_TYPES,
+            Naming::Periodic {
+                start: 3,
+                also: Some(2),
+                hit: Hybrid,
+                miss: Mamba1,
+            },
+        ],
+        words: &[
+            ("linear_attention", Mamba1),
+            ("mamba", Mamba1),
+            ("hybrid", Hybrid),
+        ],
+        shapes: shape::zamba,
+        hybrid_half: Mamba1,
+        ..PLAIN
+    },
+    Family {
+        model_types: &["jamba"],
+        namings: &[Naming::Periodic {
+            start: 0,
+            also: None,
+            hit: FullAttention,
+            miss: Mamba1,
+        }],
+        shapes: shape::jamba,
+        ..PLAIN
+    },
+    Family {
+        model_types: &["mamba", "falcon_mamba"],
+        namings: &[Naming::All(Mamba1)],
+        shapes: shape::mamba,
+        ..PLAIN
+    },
+    Family {
+        model_types: &["lfm2", "lfm2_moe"],
+        namings: &[
+            LAYER_TYPES,
+            Naming::Ids {
+                key: "full_attn_idxs",
+                inside: FullAttention,
+                outside: ShortConv,
+            },
+        ],
+        words: &[
+            ("conv", ShortConv),
+            ("full_attention", FullAttention),
+            ("attention", FullAttention),
+        ],
+        shapes: |config| shape::lfm(config, shape::head_size(config)?),
+        ..PLAIN
+    },
+    Family {
+        model_types: &["lfm3"],
+        namings: &[LAYER_TYPES],
+        words: &[
+            ("conv", ShortConv),
+            ("full_attention", FullAttention),
+            ("attention", FullAttention),
+            ("sliding_attention", SlidingAttention),
+        ],
+        shapes: |config| shape::lfm(config, config.size("head_dim")?),
+        ..PLAIN
+    },
+    Family {
+        model_types: &["recurrent_gemma"],
+        namings: &[Naming::Repeated {
+            key: "block_types",
+            words: &[("recurrent", RgLru), ("attention", SlidingAttention)],
+        }],
+        shapes: shape::recurrent_gemma,
+        ..PLAIN
+    },
+];

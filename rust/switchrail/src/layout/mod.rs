@@ -1,19 +1,26 @@
 //! What each layer id of one model is.
 
+mod config;
 mod error;
 mod families;
 mod kind;
+mod naming;
 mod shape;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 pub use error::LayoutError;
 pub use kind::LayerKind;
 pub use shape::Shape;
 
-use crate::{Op, SCHEMA_VERSION};
+use crate::{Op, SCHEMA_VERSION, UnknownName};
+use config::Config;
+use families::{FAMILIES, Family};
 
 /// One layer of a model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,7 +29,7 @@ pub struct Layer {
     pub id: usize,
     /// What it is.
     pub kind: LayerKind,
-    /// The ops that it runs, in the order of its forward. Empty for `moe` and `mlp`.
+    /// The ops that it runs. None for `moe` and `mlp`.
     pub ops: Vec<Op>,
     /// What it computes besides and no [`Op`] covers, such as the selective scan of `mamba1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -32,7 +39,23 @@ pub struct Layer {
 /// What each layer id of one model is, and the shapes of its ops where its config gives them.
 ///
 /// A draft model has a layout of its own.
+///
+/// ```
+/// use switchrail::{Layout, LayerKind};
+///
+/// let config = serde_json::json!({
+///     "model_type": "qwen3_next",
+///     "num_hidden_layers": 8,
+///     "full_attention_interval": 4,
+/// });
+/// let layout = Layout::from_config(&config)?;
+/// assert_eq!(layout.layer(2)?.kind, LayerKind::GatedDelta);
+/// assert_eq!(layout.layer(3)?.kind, LayerKind::FullAttention);
+/// assert!(layout.layer(8).is_err());
+/// # Ok::<(), switchrail::LayoutError>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Document")]
 pub struct Layout {
     schema: u32,
     model: String,
@@ -42,6 +65,90 @@ pub struct Layout {
 }
 
 impl Layout {
+    /// Reads a transformers config.
+    ///
+    /// The kinds are those of the mixers that transformers builds from it. A config that nests its language model
+    /// under `text_config` is read from there. The model is called by its `_name_or_path`, else by its model type.
+    ///
+    /// # Errors
+    /// [`LayoutError`] where the model type is of no known family, where the config does not say what its layers are,
+    /// or says it twice and differently.
+    pub fn from_config(config: &Value) -> Result<Self, LayoutError> {
+        let (family, config_values, model_type) = find_family(config)?;
+        let model = ["_name_or_path", "model_type"]
+            .into_iter()
+            .filter_map(|key| config.get(key)?.as_str())
+            .find(|name| !name.is_empty())
+            .unwrap_or(model_type);
+        read(
+            model,
+            family,
+            &Config {
+                model_type,
+                values: config_values,
+            },
+        )
+    }
+
+    /// Reads a `config.json`, or the one in a folder; the model is called after the folder.
+    ///
+    /// # Errors
+    /// As [`Layout::from_config`], and where the file cannot be read or is not JSON.
+    pub fn from_path(path: impl AsRef<Path>) -> Result<Self, LayoutError> {
+        let path = path.as_ref();
+        let file = if path.is_dir() {
+            path.join("config.json")
+        } else {
+            path.to_owned()
+        };
+        let bytes = fs::read(&file).map_err(|source| LayoutError::Read {
+            path: file.clone(),
+            source,
+        })?;
+        let config: Value = serde_json::from_slice(&bytes).map_err(|source| LayoutError::Json {
+            path: file.clone(),
+            source,
+        })?;
+        let mut layout = Self::from_config(&config)?;
+        let folder = file
+            .canonicalize()
+            .ok()
+            .and_then(|file| Some(file.parent()?.file_name()?.to_owned()));
+        if let Some(name) = folder {
+            layout.model = name.to_string_lossy().into_owned();
+        }
+        Ok(layout)
+    }
+
+    /// A layout for an engine that has no config: the kind of each layer, from id 0. No shape is known.
+    pub fn from_kinds(model: impl Into<String>, kinds: impl IntoIterator<Item = LayerKind>) -> Self {
+        let layer = |(id, kind): (usize, LayerKind)| Layer {
+            id,
+            kind,
+            ops: kind.ops().to_vec(),
+            uncovered: kind.uncovered().map(str::to_owned),
+        };
+        Self {
+            schema: SCHEMA_VERSION,
+            model: model.into(),
+            model_type: "custom".to_owned(),
+            layers: kinds.into_iter().enumerate().map(layer).collect(),
+            shapes: BTreeMap::new(),
+        }
+    }
+
+    /// The model types that [`Layout::from_config`] knows, sorted.
+    #[must_use]
+    pub fn model_types() -> Vec<&'static str> {
+        let mut types: Vec<_> = FAMILIES
+            .iter()
+            .flat_map(|family| family.model_types)
+            .copied()
+            .collect();
+        types.sort_unstable();
+        types
+    }
+
     /// The model's name, as errors show it.
     #[must_use]
     pub fn model(&self) -> &str {
@@ -75,6 +182,148 @@ impl Layout {
     /// The shape of an op in layers of this kind; every field is `None` where the config says nothing.
     #[must_use]
     pub fn shape(&self, kind: LayerKind, op: Op) -> Shape {
-        self.shapes.get(&kind).and_then(|ops| ops.get(&op)).copied().unwrap_or_default()
+        self.shapes
+            .get(&kind)
+            .and_then(|ops| ops.get(&op))
+            .copied()
+            .unwrap_or_default()
     }
+}
+
+/// The serialised form, before it is checked.
+#[derive(Deserialize)]
+struct Document {
+    schema: u32,
+    model: String,
+    model_type: String,
+    layers: Vec<Layer>,
+    shapes: BTreeMap<LayerKind, BTreeMap<Op, Shape>>,
+}
+
+impl TryFrom<Document> for Layout {
+    type Error = LayoutError;
+
+    fn try_from(document: Document) -> Result<Self, LayoutError> {
+        let Document {
+            schema,
+            model,
+            model_type,
+            layers,
+            shapes,
+        } = document;
+        let refuse = |reason: String| Err(LayoutError::Document { reason });
+        if schema != SCHEMA_VERSION {
+            return refuse(format!("its schema is {schema}; valid: {SCHEMA_VERSION}"));
+        }
+        if let Some((index, layer)) = layers
+            .iter()
+            .enumerate()
+            .find(|(index, layer)| *index != layer.id)
+        {
+            return refuse(format!("layers[{index}] has id {}; valid: {index}", layer.id));
+        }
+        Ok(Self {
+            schema,
+            model,
+            model_type,
+            layers,
+            shapes,
+        })
+    }
+}
+
+/// The family of a config, or of its `text_config`, with the values that describe the layers.
+fn find_family(config: &Value) -> Result<(&'static Family, &Map<String, Value>, &str), LayoutError> {
+    let known = |config: &'_ Value| {
+        let found = config.get("model_type")?.as_str()?;
+        FAMILIES.iter().find(|family| family.model_types.contains(&found))
+    };
+    for part in [Some(config), config.get("text_config")].into_iter().flatten() {
+        if let (Some(family), Some(values), Some(model_type)) = (
+            known(part),
+            part.as_object(),
+            part.get("model_type").and_then(Value::as_str),
+        ) {
+            return Ok((family, values, model_type));
+        }
+    }
+    let found = config.get("model_type").map_or_else(
+        || "(none)".to_owned(),
+        |value| value.as_str().map_or_else(|| value.to_string(), str::to_owned),
+    );
+    Err(LayoutError::UnknownModelType(UnknownName::new(
+        "model_type",
+        found,
+        Layout::model_types(),
+    )))
+}
+
+fn read(model: &str, family: &Family, config: &Config) -> Result<Layout, LayoutError> {
+    let kinds = read_kinds(family, config)?;
+    let present: BTreeSet<LayerKind> = kinds.iter().copied().collect();
+    let mut shapes: BTreeMap<LayerKind, BTreeMap<Op, Shape>> = BTreeMap::new();
+    for (kind, op, shape) in (family.shapes)(config)? {
+        if present.contains(&kind) {
+            shapes.entry(kind).or_default().insert(op, shape);
+        }
+    }
+    let mut layout = Layout::from_kinds(model, kinds);
+    config.model_type.clone_into(&mut layout.model_type);
+    layout.shapes = shapes;
+    for layer in layout
+        .layers
+        .iter_mut()
+        .filter(|layer| layer.kind == LayerKind::Hybrid)
+    {
+        layer.ops = family
+            .hybrid_half
+            .ops()
+            .iter()
+            .copied()
+            .chain([Op::Attention])
+            .collect();
+        layer.uncovered = family.hybrid_half.uncovered().map(str::to_owned);
+    }
+    Ok(layout)
+}
+
+/// The kinds by the first way that the config uses; each other way that states layers must agree with it.
+fn read_kinds(family: &Family, config: &Config) -> Result<Vec<LayerKind>, LayoutError> {
+    let mut first: Option<(String, Vec<LayerKind>)> = None;
+    for naming in family.namings {
+        if first.is_some() && !naming.is_explicit() {
+            continue;
+        }
+        let Some(kinds) = naming.read(config, family.words)? else {
+            continue;
+        };
+        let key = naming.keys().join(" and ");
+        let Some((first_key, first_kinds)) = &first else {
+            first = Some((key, kinds));
+            continue;
+        };
+        let mut pairs = first_kinds.iter().zip(&kinds).enumerate();
+        if let Some((layer, (first_kind, second_kind))) = pairs.find(|(_, (a, b))| a != b) {
+            return Err(LayoutError::Contradiction {
+                model_type: config.model_type.to_owned(),
+                layer,
+                first: first_key.clone(),
+                first_kind: *first_kind,
+                second: key,
+                second_kind: *second_kind,
+            });
+        }
+    }
+    let Some((_, mut kinds)) = first else {
+        return Err(LayoutError::MissingKey {
+            model_type: config.model_type.to_owned(),
+            valid: family.namings.iter().flat_map(naming::Naming::keys).collect(),
+        });
+    };
+    if family.window_key.is_some_and(|key| config.get(key).is_some()) {
+        for kind in kinds.iter_mut().filter(|kind| **kind == LayerKind::FullAttention) {
+            *kind = LayerKind::SlidingAttention;
+        }
+    }
+    Ok(kinds)
 }

@@ -1,6 +1,16 @@
 //! The sizes of an op in one kind of layer.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::LayerKind::{
+    FullAttention, GatedDelta, Hybrid, Kda, Lightning, Mamba1, Mamba2, Mla, RgLru, ShortConv,
+    SlidingAttention,
+};
+use super::LayoutError;
+use super::config::Config;
+use super::families::KindShapes;
+use crate::Op;
 
 /// The sizes of an op in one kind of layer, as far as the config gives them.
 ///
@@ -38,4 +48,343 @@ pub struct Shape {
     /// Width of the convolution, in tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub width: Option<u32>,
+}
+
+type Size = Result<Option<u32>, LayoutError>;
+type Shapes = Result<KindShapes, LayoutError>;
+
+/// `head_dim`, or else the hidden size shared out among the heads.
+pub(super) fn head_size(config: &Config) -> Size {
+    match config.size("head_dim")? {
+        Some(size) => Ok(Some(size)),
+        None => Ok(divided(
+            config.size("hidden_size")?,
+            config.size("num_attention_heads")?,
+        )),
+    }
+}
+
+pub(super) fn gated_delta_family(config: &Config, head_size: Option<u32>) -> Shapes {
+    let k_heads = config.size("linear_num_key_heads")?;
+    let v_heads = config.size("linear_num_value_heads")?;
+    let head_size_k = config.size("linear_key_head_dim")?;
+    let head_size_v = config.size("linear_value_head_dim")?;
+    let delta = Shape {
+        q_heads: k_heads,
+        k_heads,
+        v_heads,
+        head_size_k,
+        head_size_v,
+        ..Shape::default()
+    };
+    let keys = times(times(k_heads, head_size_k), Some(2));
+    let channels = plus(keys, times(v_heads, head_size_v));
+    Ok(vec![
+        (FullAttention, Op::Attention, attention(config, head_size)?),
+        (GatedDelta, Op::GatedDelta, delta),
+        (
+            GatedDelta,
+            Op::ShortConv,
+            convolution(channels, config.size("linear_conv_kernel_dim")?),
+        ),
+    ])
+}
+
+pub(super) fn kimi_linear(config: &Config) -> Shapes {
+    let section = config.get("linear_attn_config").and_then(Value::as_object);
+    let size = |nested: &str, own: &str| match section.and_then(|section| section.get(nested)) {
+        Some(value) if !value.is_null() => config
+            .to_size(&format!("linear_attn_config.{nested}"), value)
+            .map(Some),
+        _ => config.size(own),
+    };
+    kimi_delta(
+        config,
+        size("num_heads", "linear_num_heads")?,
+        size("head_dim", "linear_head_dim")?,
+        size("short_conv_kernel_size", "linear_conv_kernel_dim")?,
+    )
+}
+
+pub(super) fn bailing_hybrid(config: &Config) -> Shapes {
+    // A saved config has the rotary size under head_dim, and the head size of KDA under linear_head_dim.
+    let size = |saved: &str, original: &str| match config.size(saved)? {
+        Some(size) => Ok(Some(size)),
+        None => config.size(original),
+    };
+    kimi_delta(
+        config,
+        size("linear_num_heads", "num_attention_heads")?,
+        size("linear_head_dim", "head_dim")?,
+        size("linear_conv_kernel_dim", "short_conv_kernel_size")?,
+    )
+}
+
+pub(super) fn minimax(config: &Config) -> Shapes {
+    let head_size = head_size(config)?;
+    let full = attention(config, head_size)?;
+    let sliding = Shape {
+        window: config.size("sliding_window")?,
+        ..full
+    };
+    let heads = full.q_heads;
+    let lightning = Shape {
+        k_heads: heads,
+        v_heads: heads,
+        ..full
+    };
+    Ok(vec![
+        (FullAttention, Op::Attention, full),
+        (SlidingAttention, Op::Attention, sliding),
+        (Lightning, Op::Lightning, lightning),
+    ])
+}
+
+pub(super) fn mamba2_and_attention(config: &Config) -> Shapes {
+    let inner = times(config.size("mamba_expand")?, config.size("hidden_size")?);
+    let (scan, convolution) = mamba2(config, "mamba_n_heads", "mamba_n_groups", inner)?;
+    Ok(vec![
+        (
+            FullAttention,
+            Op::Attention,
+            attention(config, head_size(config)?)?,
+        ),
+        (Mamba2, Op::Mamba2, scan),
+        (Mamba2, Op::ShortConv, convolution),
+    ])
+}
+
+pub(super) fn nemotron_h(config: &Config) -> Shapes {
+    // The names of older configs win in transformers too.
+    let size = |older: &str, own: &str| match config.size(older)? {
+        Some(size) => Ok(Some(size)),
+        None => config.size(own),
+    };
+    let heads = config.size("mamba_num_heads")?;
+    let groups = size("mamba_n_groups", "n_groups")?;
+    let inner = times(heads, config.size("mamba_head_dim")?);
+    let (scan, channels) = state_space(heads, groups, config.size("ssm_state_size")?, inner);
+    Ok(vec![
+        (
+            FullAttention,
+            Op::Attention,
+            attention(config, config.size("head_dim")?)?,
+        ),
+        (Mamba2, Op::Mamba2, scan),
+        (
+            Mamba2,
+            Op::ShortConv,
+            convolution(channels, size("mamba_d_conv", "conv_kernel")?),
+        ),
+    ])
+}
+
+pub(super) fn falcon_h1(config: &Config) -> Shapes {
+    let inner = match config.size("mamba_d_ssm")? {
+        Some(inner) => Some(inner),
+        None => times(config.size("mamba_expand")?, config.size("hidden_size")?),
+    };
+    let (scan, convolution) = mamba2(config, "mamba_n_heads", "mamba_n_groups", inner)?;
+    Ok(vec![
+        (Hybrid, Op::Attention, attention(config, head_size(config)?)?),
+        (Hybrid, Op::Mamba2, scan),
+        (Hybrid, Op::ShortConv, convolution),
+    ])
+}
+
+pub(super) fn zamba2(config: &Config) -> Shapes {
+    let hidden = config.size("hidden_size")?;
+    let inner = times(config.size("mamba_expand")?, hidden);
+    let (scan, convolution) = mamba2(config, "n_mamba_heads", "mamba_ngroups", inner)?;
+    let head_size = divided(times(hidden, Some(2)), config.size("num_attention_heads")?);
+    Ok(vec![
+        (Hybrid, Op::Attention, attention(config, head_size)?),
+        (Hybrid, Op::Mamba2, scan),
+        (Hybrid, Op::ShortConv, convolution),
+        (Mamba2, Op::Mamba2, scan),
+        (Mamba2, Op::ShortConv, convolution),
+    ])
+}
+
+pub(super) fn zamba(config: &Config) -> Shapes {
+    let hidden = config.size("hidden_size")?;
+    let head_size = match config.size("attention_head_dim")? {
+        Some(size) => Some(size),
+        None => divided(times(hidden, Some(2)), config.size("num_attention_heads")?),
+    };
+    let convolution = convolution(
+        times(config.size("mamba_expand")?, hidden),
+        config.size("mamba_d_conv")?,
+    );
+    Ok(vec![
+        (Hybrid, Op::Attention, attention(config, head_size)?),
+        (Hybrid, Op::ShortConv, convolution),
+        (Mamba1, Op::ShortConv, convolution),
+    ])
+}
+
+pub(super) fn jamba(config: &Config) -> Shapes {
+    let channels = times(config.size("mamba_expand")?, config.size("hidden_size")?);
+    Ok(vec![
+        (
+            FullAttention,
+            Op::Attention,
+            attention(config, head_size(config)?)?,
+        ),
+        (
+            Mamba1,
+            Op::ShortConv,
+            convolution(channels, config.size("mamba_d_conv")?),
+        ),
+    ])
+}
+
+pub(super) fn mamba(config: &Config) -> Shapes {
+    let channels = match config.size("intermediate_size")? {
+        Some(channels) => Some(channels),
+        None => times(config.size("expand")?, config.size("hidden_size")?),
+    };
+    Ok(vec![(
+        Mamba1,
+        Op::ShortConv,
+        convolution(channels, config.size("conv_kernel")?),
+    )])
+}
+
+pub(super) fn lfm(config: &Config, head_size: Option<u32>) -> Shapes {
+    let full = attention(config, head_size)?;
+    let sliding = Shape {
+        window: config.size("sliding_window")?,
+        ..full
+    };
+    let convolution = convolution(config.size("hidden_size")?, config.size("conv_L_cache")?);
+    Ok(vec![
+        (FullAttention, Op::Attention, full),
+        (SlidingAttention, Op::Attention, sliding),
+        (ShortConv, Op::ShortConv, convolution),
+    ])
+}
+
+pub(super) fn recurrent_gemma(config: &Config) -> Shapes {
+    let hidden = config.size("hidden_size")?;
+    let head_size = divided(hidden, config.size("num_attention_heads")?);
+    let window = match config.size("attention_window_size")? {
+        Some(window) => Some(window),
+        None => config.size("sliding_window")?,
+    };
+    let channels = config.size("lru_width")?.or(hidden);
+    Ok(vec![
+        (
+            SlidingAttention,
+            Op::Attention,
+            Shape {
+                window,
+                ..attention(config, head_size)?
+            },
+        ),
+        (
+            RgLru,
+            Op::ShortConv,
+            convolution(channels, config.size("conv1d_width")?),
+        ),
+    ])
+}
+
+/// Kimi delta attention beside MLA: one head count and size for queries, keys and values.
+fn kimi_delta(config: &Config, heads: Option<u32>, size: Option<u32>, width: Option<u32>) -> Shapes {
+    let kda = Shape {
+        q_heads: heads,
+        k_heads: heads,
+        v_heads: heads,
+        head_size_k: size,
+        head_size_v: size,
+        ..Shape::default()
+    };
+    let rank = config.size("kv_lora_rank")?;
+    let mla = Shape {
+        q_heads: config.size("num_attention_heads")?,
+        k_heads: Some(1),
+        v_heads: Some(1),
+        head_size_k: plus(rank, config.size("qk_rope_head_dim")?),
+        head_size_v: rank,
+        ..Shape::default()
+    };
+    let channels = times(times(heads, size), Some(3));
+    Ok(vec![
+        (Mla, Op::Mla, mla),
+        (Kda, Op::Kda, kda),
+        (Kda, Op::ShortConv, convolution(channels, width)),
+    ])
+}
+
+/// Grouped-query attention; a key's head is as large as a value's.
+fn attention(config: &Config, head_size: Option<u32>) -> Result<Shape, LayoutError> {
+    let q_heads = config.size("num_attention_heads")?;
+    // An explicit null means one key head per query head; a missing key, the default of a class that is not read here.
+    let kv_heads = match config.values.get("num_key_value_heads") {
+        Some(Value::Null) => q_heads,
+        _ => config.size("num_key_value_heads")?,
+    };
+    Ok(Shape {
+        q_heads,
+        k_heads: kv_heads,
+        v_heads: kv_heads,
+        head_size_k: head_size,
+        head_size_v: head_size,
+        ..Shape::default()
+    })
+}
+
+/// The scan and the convolution of configs that say `mamba_d_state` and `mamba_d_conv`.
+fn mamba2(
+    config: &Config,
+    heads: &str,
+    groups: &str,
+    inner: Option<u32>,
+) -> Result<(Shape, Shape), LayoutError> {
+    let (scan, channels) = state_space(
+        config.size(heads)?,
+        config.size(groups)?,
+        config.size("mamba_d_state")?,
+        inner,
+    );
+    Ok((scan, convolution(channels, config.size("mamba_d_conv")?)))
+}
+
+/// A Mamba2 scan, and the channels of its convolution: x of the inner size, B and C of a state per group.
+fn state_space(
+    heads: Option<u32>,
+    groups: Option<u32>,
+    state: Option<u32>,
+    inner: Option<u32>,
+) -> (Shape, Option<u32>) {
+    let scan = Shape {
+        q_heads: groups,
+        k_heads: groups,
+        v_heads: heads,
+        head_size_k: state,
+        head_size_v: divided(inner, heads),
+        ..Shape::default()
+    };
+    (scan, plus(inner, times(times(groups, state), Some(2))))
+}
+
+fn convolution(channels: Option<u32>, width: Option<u32>) -> Shape {
+    Shape {
+        channels,
+        width,
+        ..Shape::default()
+    }
+}
+
+fn times(a: Option<u32>, b: Option<u32>) -> Option<u32> {
+    a?.checked_mul(b?)
+}
+
+fn plus(a: Option<u32>, b: Option<u32>) -> Option<u32> {
+    a?.checked_add(b?)
+}
+
+fn divided(a: Option<u32>, b: Option<u32>) -> Option<u32> {
+    a?.checked_div(b?)
 }

@@ -1,0 +1,70 @@
+//! Typed reading of a transformers config.
+
+use serde_json::{Map, Value};
+
+use super::LayoutError;
+
+/// More layers than this are a damaged config, and would only cost memory.
+const MAX_LAYERS: u64 = 1 << 16;
+
+/// Found values longer than this are cut in messages.
+const SHOWN: usize = 80;
+
+/// The part of a config that describes the language model.
+pub(super) struct Config<'a> {
+    pub model_type: &'a str,
+    pub values: &'a Map<String, Value>,
+}
+
+impl Config<'_> {
+    /// The value of a key; `null` counts as absent, as it does in transformers.
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        self.values.get(key).filter(|value| !value.is_null())
+    }
+
+    /// A size, where the config gives it.
+    pub fn size(&self, key: &str) -> Result<Option<u32>, LayoutError> {
+        self.get(key).map(|value| self.to_size(key, value)).transpose()
+    }
+
+    pub fn to_size(&self, key: &str, value: &Value) -> Result<u32, LayoutError> {
+        value
+            .as_u64()
+            .and_then(|size| u32::try_from(size).ok())
+            .ok_or_else(|| self.bad(key, value, "a whole number, 0 or more"))
+    }
+
+    /// A number to divide by, where the config gives it.
+    pub fn divisor(&self, key: &str) -> Result<Option<usize>, LayoutError> {
+        self.get(key)
+            .map(|value| {
+                value
+                    .as_u64()
+                    .filter(|number| (1..=MAX_LAYERS).contains(number))
+                    .and_then(|number| usize::try_from(number).ok())
+                    .ok_or_else(|| self.bad(key, value, &format!("a whole number from 1 to {MAX_LAYERS}")))
+            })
+            .transpose()
+    }
+
+    pub fn list<'v>(&self, key: &str, value: &'v Value) -> Result<&'v [Value], LayoutError> {
+        value
+            .as_array()
+            .map(Vec::as_slice)
+            .ok_or_else(|| self.bad(key, value, "a list with an entry per layer"))
+    }
+
+    pub fn bad(&self, key: &str, found: &Value, valid: &str) -> LayoutError {
+        let mut text = found.to_string();
+        if let Some((end, _)) = text.char_indices().nth(SHOWN) {
+            text.truncate(end);
+            text.push_str("...");
+        }
+        LayoutError::BadValue {
+            model_type: self.model_type.to_owned(),
+            key: key.to_owned(),
+            found: text,
+            valid: valid.to_owned(),
+        }
+    }
+}

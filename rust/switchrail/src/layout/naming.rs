@@ -1,0 +1,279 @@
+//! The ways in which configs name their layers.
+
+use serde_json::Value;
+
+use super::config::Config;
+use super::{LayerKind, LayoutError};
+use crate::UnknownName;
+
+/// What a family calls its kinds.
+pub(super) type Words = &'static [(&'static str, LayerKind)];
+
+/// One way of naming layers.
+pub(super) enum Naming {
+    /// A word per layer: `layer_types`.
+    List { key: &'static str },
+    /// A letter per layer: Nemotron-H's `hybrid_override_pattern`.
+    Letters { key: &'static str, letters: Words },
+    /// Words repeated over all layers: `RecurrentGemma`'s `block_types`.
+    Repeated { key: &'static str, words: Words },
+    /// The ids of one kind; all others are of the other kind.
+    Ids {
+        key: &'static str,
+        inside: LayerKind,
+        outside: LayerKind,
+    },
+    /// Two lists of ids, counted from 1, that share out the layers: Kimi's `linear_attn_config`.
+    SharedOut {
+        key: &'static str,
+        lists: [(&'static str, LayerKind); 2],
+    },
+    /// The last of every so many layers is of one kind, the others of the other kind.
+    LastOfEach {
+        key: &'static str,
+        last: LayerKind,
+        others: LayerKind,
+    },
+    /// Layer `i` is of one kind where `(i - start) % period == offset`, otherwise and before `start` of the other kind,
+    /// except for `also`.
+    Periodic {
+        start: usize,
+        also: Option<usize>,
+        hit: LayerKind,
+        miss: LayerKind,
+    },
+    /// All layers are of one kind, and no key says so.
+    All(LayerKind),
+}
+
+const PERIOD: &str = "attn_layer_period";
+const OFFSET: &str = "attn_layer_offset";
+const COUNT: &str = "num_hidden_layers";
+
+impl Naming {
+    /// The keys that have to be there for this way.
+    pub fn keys(&self) -> Vec<String> {
+        match self {
+            Self::List { key }
+            | Self::Letters { key, .. }
+            | Self::Repeated { key, .. }
+            | Self::Ids { key, .. }
+            | Self::LastOfEach { key, .. } => vec![(*key).to_owned()],
+            Self::SharedOut { key, lists } => lists.iter().map(|(list, _)| format!("{key}.{list}")).collect(),
+            Self::Periodic { .. } => vec![PERIOD.to_owned(), OFFSET.to_owned()],
+            Self::All(_) => vec![COUNT.to_owned()],
+        }
+    }
+
+    /// Whether it states each layer, rather than a rule that transformers applies only where nothing states them.
+    pub const fn is_explicit(&self) -> bool {
+        matches!(
+            self,
+            Self::List { .. }
+                | Self::Letters { .. }
+                | Self::Ids { .. }
+                | Self::SharedOut { .. }
+                | Self::Repeated { .. }
+        )
+    }
+
+    /// The kinds, or `None` where the config does not use this way.
+    pub fn read(&self, config: &Config, words: Words) -> Result<Option<Vec<LayerKind>>, LayoutError> {
+        match self {
+            Self::List { key } => {
+                let Some(value) = config.get(key) else {
+                    return Ok(None);
+                };
+                let entries = config.list(key, value)?;
+                let kinds = words_to_kinds(config, key, entries, words)?;
+                checked_length(config, key, kinds).map(Some)
+            }
+            Self::Letters { key, letters } => {
+                let Some(value) = config.get(key) else {
+                    return Ok(None);
+                };
+                let text = value
+                    .as_str()
+                    .ok_or_else(|| config.bad(key, value, "a text with a letter per layer"))?;
+                let letters_found: Vec<Value> =
+                    text.chars().map(|letter| letter.to_string().into()).collect();
+                let kinds = words_to_kinds(config, key, &letters_found, letters)?;
+                checked_length(config, key, kinds).map(Some)
+            }
+            Self::Repeated { key, words } => {
+                let Some(value) = config.get(key) else {
+                    return Ok(None);
+                };
+                let kinds = words_to_kinds(config, key, config.list(key, value)?, words)?;
+                if kinds.is_empty() {
+                    return Err(config.bad(key, value, "a list with at least one entry"));
+                }
+                let count = required_count(config)?;
+                Ok(Some(kinds.into_iter().cycle().take(count).collect()))
+            }
+            Self::Ids { key, inside, outside } => {
+                let Some(value) = config.get(key) else {
+                    return Ok(None);
+                };
+                let mut kinds = vec![*outside; required_count(config)?];
+                for id in ids(config, key, value, 0, kinds.len())? {
+                    kinds[id] = *inside;
+                }
+                Ok(Some(kinds))
+            }
+            Self::SharedOut { key, lists } => shared_out(config, key, lists),
+            Self::LastOfEach { key, last, others } => {
+                let Some(period) = config.divisor(key)? else {
+                    return Ok(None);
+                };
+                let kind = |id: usize| {
+                    if (id + 1).is_multiple_of(period) {
+                        *last
+                    } else {
+                        *others
+                    }
+                };
+                Ok(Some((0..required_count(config)?).map(kind).collect()))
+            }
+            Self::Periodic {
+                start,
+                also,
+                hit,
+                miss,
+            } => {
+                let (Some(period), Some(value)) = (config.divisor(PERIOD)?, config.get(OFFSET)) else {
+                    return Ok(None);
+                };
+                let offset = config.to_size(OFFSET, value)? as usize;
+                if offset >= period {
+                    return Err(config.bad(OFFSET, value, &format!("below {PERIOD}, which is {period}")));
+                }
+                let is_hit = |id: usize| {
+                    id.checked_sub(*start)
+                        .map_or(*also == Some(id), |from| from % period == offset)
+                };
+                let kind = |id: usize| if is_hit(id) { *hit } else { *miss };
+                Ok(Some((0..required_count(config)?).map(kind).collect()))
+            }
+            Self::All(kind) => Ok(Some(vec![*kind; required_count(config)?])),
+        }
+    }
+}
+
+fn required_count(config: &Config) -> Result<usize, LayoutError> {
+    config.divisor(COUNT)?.ok_or_else(|| LayoutError::MissingKey {
+        model_type: config.model_type.to_owned(),
+        valid: vec![COUNT.to_owned()],
+    })
+}
+
+fn checked_length(config: &Config, key: &str, kinds: Vec<LayerKind>) -> Result<Vec<LayerKind>, LayoutError> {
+    match config.divisor(COUNT)? {
+        Some(count) if count != kinds.len() => Err(LayoutError::Length {
+            model_type: config.model_type.to_owned(),
+            key: key.to_owned(),
+            found: kinds.len(),
+            valid: count,
+        }),
+        _ => Ok(kinds),
+    }
+}
+
+fn words_to_kinds(
+    config: &Config,
+    key: &str,
+    entries: &[Value],
+    words: Words,
+) -> Result<Vec<LayerKind>, LayoutError> {
+    let to_kind = |(layer, entry): (usize, &Value)| {
+        let word = entry
+            .as_str()
+            .ok_or_else(|| config.bad(&format!("{key}[{layer}]"), entry, "a text that names a kind"))?;
+        words
+            .iter()
+            .find(|(name, _)| *name == word)
+            .map(|(_, kind)| *kind)
+            .ok_or_else(|| LayoutError::UnknownKind {
+                model_type: config.model_type.to_owned(),
+                key: key.to_owned(),
+                layer,
+                name: UnknownName::new("layer kind", word, words.iter().map(|(name, _)| *name)),
+            })
+    };
+    entries.iter().enumerate().map(to_kind).collect()
+}
+
+/// The layer ids of a list that counts from `first`, turned to count from 0.
+fn ids(
+    config: &Config,
+    key: &str,
+    value: &Value,
+    first: usize,
+    layers: usize,
+) -> Result<Vec<usize>, LayoutError> {
+    let to_id = |entry: &Value| {
+        let found = entry
+            .as_u64()
+            .ok_or_else(|| config.bad(key, entry, "a list of layer ids"))?;
+        usize::try_from(found)
+            .ok()
+            .and_then(|id| id.checked_sub(first))
+            .filter(|id| *id < layers)
+            .ok_or_else(|| LayoutError::IdOutOfRange {
+                model_type: config.model_type.to_owned(),
+                key: key.to_owned(),
+                found,
+                first,
+                last: layers - 1 + first,
+            })
+    };
+    config.list(key, value)?.iter().map(to_id).collect()
+}
+
+fn shared_out(
+    config: &Config,
+    key: &str,
+    lists: &[(&'static str, LayerKind); 2],
+) -> Result<Option<Vec<LayerKind>>, LayoutError> {
+    let Some(section) = config.get(key) else {
+        return Ok(None);
+    };
+    let section = section
+        .as_object()
+        .ok_or_else(|| config.bad(key, section, "an object"))?;
+    let found = lists.map(|(list, kind)| (format!("{key}.{list}"), section.get(list), kind));
+    if found.iter().any(|(_, value, _)| value.is_none_or(Value::is_null)) {
+        return Ok(None);
+    }
+    let mut kinds: Vec<Option<(LayerKind, &str)>> = vec![None; required_count(config)?];
+    for (name, value, kind) in &found {
+        for id in ids(config, name, value.unwrap_or(&Value::Null), 1, kinds.len())? {
+            if let Some((first_kind, first)) = kinds[id]
+                && first_kind != *kind
+            {
+                return Err(LayoutError::Contradiction {
+                    model_type: config.model_type.to_owned(),
+                    layer: id,
+                    first: first.to_owned(),
+                    first_kind,
+                    second: name.clone(),
+                    second_kind: *kind,
+                });
+            }
+            kinds[id] = Some((*kind, name));
+        }
+    }
+    let assigned = |(id, kind): (usize, Option<(LayerKind, &str)>)| {
+        kind.map(|(kind, _)| kind).ok_or_else(|| LayoutError::Unassigned {
+            model_type: config.model_type.to_owned(),
+            layer: id + 1,
+            keys: found.iter().map(|(name, ..)| name.clone()).collect(),
+        })
+    };
+    kinds
+        .into_iter()
+        .enumerate()
+        .map(assigned)
+        .collect::<Result<Vec<_>, _>>()
+        .map(Some)
+}
