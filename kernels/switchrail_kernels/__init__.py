@@ -1,0 +1,1 @@
+"""Triton kernels for switchrail, registered like any vendor's plugin."""

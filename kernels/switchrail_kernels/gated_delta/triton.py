@@ -1,0 +1,534 @@
+"""The gated delta rule in Triton: chunked prefill in two launches, recurrent decode in one.
+
+With G the running sum of g inside a chunk of 64 tokens and S the state before it, the chunk's corrected values are
+u = T (v - exp(G) k S^T), T = (I + A)^-1 diag(beta), A[i, j] = beta_i exp(G_i - G_j) k_i . k_j for i > j, which is the
+WY form of Yang et al. (arXiv 2406.06484) with the gates of arXiv 2412.06464. T depends on no state, so `_prepare`
+computes it for all chunks at once, with the causal scores P[i, j] = scale exp(G_i - G_j) q_i . k_j. `_scan` then walks
+the chunks of a sequence with the state in registers:
+
+    u = T (v - exp(G) k S^T),  out = scale exp(G) q S^T + P u,  S <- exp(G_last) S + (exp(G_last - G) u)^T k.
+
+It works on the transposes of u and out, so that every product that depends on the state has it, or a value made from
+it, as its left operand, which tensor cores read from registers. The factors of the L2 norm are per token and are
+folded into T, P and the three vectors of row factors.
+"""
+
+# Triton reads the types of a kernel's arguments at the call.
+# ruff: noqa: ANN001, ANN202
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from switchrail.ops.backend import GatedDeltaBackend
+from switchrail.ops.batch import Phase, StateBatch
+
+from switchrail_kernels.tables import split_rows, to_device
+
+CHUNK = tl.constexpr(64)
+
+
+@triton.jit
+def _pairs(x):
+    """Splits [64] into the first and second 16 of each 32: two [2, 16]."""
+    return tl.split(tl.permute(tl.reshape(x, (2, 2, 16)), (0, 2, 1)))
+
+
+@triton.jit
+def _halves(x):
+    """Splits [64] into its two halves of 32."""
+    return tl.split(tl.permute(tl.reshape(x, (2, 32)), (1, 0)))
+
+
+@triton.jit
+def _decay(hi_i, lo_i, hi_j, lo_j):
+    # The coarse sums are exact multiples of 2^-10, so their difference carries no rounding even after a huge gate.
+    return tl.exp(tl.minimum((hi_i - hi_j) + (lo_i - lo_j), 0.0))
+
+
+@triton.jit
+def _load_rows(p_x, o_row, s_row, m_row, K: tl.constexpr, BK: tl.constexpr):
+    """Loads rows `o_row` (any rank) of K values each, zero where masked."""
+    o_k = tl.arange(0, BK)
+    for _ in tl.static_range(len(o_row.shape)):
+        o_k = tl.expand_dims(o_k, 0)
+    o_row = tl.expand_dims(o_row, len(o_row.shape))
+    m = tl.expand_dims(m_row, len(m_row.shape))
+    if K != BK:
+        m = m & (o_k < K)
+    return tl.load(p_x + o_row * s_row + o_k, mask=m, other=0.0)
+
+
+@triton.jit
+def _prepare(
+    p_q,
+    p_k,
+    p_g,
+    p_beta,
+    p_chunks,
+    p_inverse,
+    p_scores,
+    p_factors,
+    scale,
+    s_qt,
+    s_qh,
+    s_kt,
+    s_kh,
+    s_gt,
+    s_gh,
+    s_bt,
+    s_bh,
+    HV,
+    GROUP: tl.constexpr,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+    L2NORM: tl.constexpr,
+    DOT: tl.constexpr,
+    SOLVE: tl.constexpr,
+):
+    i_c = tl.program_id(0).to(tl.int64)
+    i_h = tl.program_id(1)
+    row = tl.load(p_chunks + 4 * i_c + 2).to(tl.int64)
+    rows = tl.load(p_chunks + 4 * i_c + 3)
+    p_q += row * s_qt + i_h * s_qh
+    p_k += row * s_kt + i_h * s_kh
+
+    o_t = tl.arange(0, CHUNK)
+    b_k = _load_rows(p_k, o_t, s_kt, o_t < rows, K, BK)
+    b_q = _load_rows(p_q, o_t, s_qt, o_t < rows, K, BK)
+    if L2NORM:
+        b_k32 = b_k.to(tl.float32)
+        b_q32 = b_q.to(tl.float32)
+        b_nk = tl.rsqrt(tl.sum(b_k32 * b_k32, 1) + 1e-6)
+        b_nq = tl.rsqrt(tl.sum(b_q32 * b_q32, 1) + 1e-6) * scale
+    else:
+        b_nk = tl.full((CHUNK,), 1.0, tl.float32)
+        b_nq = tl.full((CHUNK,), 1.0, tl.float32) * scale
+    b_qk = tl.dot(b_q, tl.trans(b_k), input_precision=DOT)
+
+    # k k^T is needed below the diagonal only: four diagonal blocks of 16, two blocks of 16 and one of 32 beside them.
+    o_16 = tl.arange(0, 4)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    b_k16 = _load_rows(p_k, o_16, s_kt, o_16 < rows, K, BK)
+    b_kk16 = tl.dot(b_k16, tl.permute(b_k16, (0, 2, 1)), input_precision=DOT)
+    o_left = tl.arange(0, 2)[:, None] * 32 + tl.arange(0, 16)[None, :]
+    b_left = _load_rows(p_k, o_left, s_kt, o_left < rows, K, BK)
+    b_right = _load_rows(p_k, o_left + 16, s_kt, o_left + 16 < rows, K, BK)
+    b_kk32 = tl.dot(b_right, tl.permute(b_left, (0, 2, 1)), input_precision=DOT)
+    o_low = tl.arange(0, 32)
+    b_low = _load_rows(p_k, o_low, s_kt, o_low < rows, K, BK)
+    b_high = _load_rows(p_k, o_low + 32, s_kt, o_low + 32 < rows, K, BK)
+    b_kk64 = tl.dot(b_high, tl.trans(b_low), input_precision=DOT)
+
+    b_nk16 = tl.reshape(b_nk, (4, 16))
+    b_nk_left, b_nk_right = _pairs(b_nk)
+    b_nk_low, b_nk_high = _halves(b_nk)
+    b_kk16 = b_kk16 * b_nk16[:, :, None] * b_nk16[:, None, :]
+    b_kk32 = b_kk32 * b_nk_right[:, :, None] * b_nk_left[:, None, :]
+    b_kk64 = b_kk64 * b_nk_high[:, None] * b_nk_low[None, :]
+    b_qk = b_qk * b_nq[:, None] * b_nk[None, :]
+
+    o_i = tl.arange(0, 16)[:, None]
+    o_j = tl.arange(0, 16)[None, :]
+    for i_r in range(GROUP):
+        i_hv = i_h * GROUP + i_r
+        b_g = tl.load(p_g + (row + o_t) * s_gt + i_hv * s_gh, mask=o_t < rows, other=0.0)
+        b_beta = tl.load(p_beta + (row + o_t) * s_bt + i_hv * s_bh, mask=o_t < rows, other=0.0).to(tl.float32)
+        b_g = tl.maximum(b_g, -128.0)  # exp(-128) is 0 in float32
+        b_ghi = tl.floor(b_g * 1024.0) * (1.0 / 1024.0)
+        b_hi = tl.cumsum(b_ghi, 0)
+        b_lo = tl.cumsum(b_g - b_ghi, 0)
+        b_hi_last = tl.sum(b_ghi, 0)
+        b_lo_last = tl.sum(b_g - b_ghi, 0)
+
+        p_block = (i_c * HV + i_hv) * (CHUNK * CHUNK)
+        o_block = o_t[:, None] * CHUNK + o_t[None, :]
+        b_p = b_qk * _decay(b_hi[:, None], b_lo[:, None], b_hi[None, :], b_lo[None, :])
+        b_p = tl.where(o_t[:, None] >= o_t[None, :], b_p, 0.0)
+        tl.store(p_scores + p_block + o_block, b_p.to(p_scores.dtype.element_ty))
+
+        p_factor = p_factors + (i_c * HV + i_hv) * (4 * CHUNK)
+        b_start = tl.exp(tl.minimum(b_hi + b_lo, 0.0))
+        tl.store(p_factor + o_t, b_nk * b_start)
+        tl.store(p_factor + CHUNK + o_t, b_nq * b_start)
+        tl.store(p_factor + 2 * CHUNK + o_t, b_nk * _decay(b_hi_last, b_lo_last, b_hi, b_lo))
+        tl.store(p_factor + 3 * CHUNK, tl.exp(tl.minimum(b_hi_last + b_lo_last, 0.0)))
+
+        b_hi16 = tl.reshape(b_hi, (4, 16))
+        b_lo16 = tl.reshape(b_lo, (4, 16))
+        b_a = b_kk16 * tl.reshape(b_beta, (4, 16))[:, :, None]
+        b_a *= _decay(b_hi16[:, :, None], b_lo16[:, :, None], b_hi16[:, None, :], b_lo16[:, None, :])
+        # Inverses of unit lower triangular blocks, doubling their size: [[P, 0], [R, Q]]^-1 has -Q^-1 R P^-1 below.
+        b_x = tl.where((o_i == o_j)[None], 1.0, 0.0) - tl.where(((o_i // 2 == o_j // 2) & (o_i > o_j))[None], b_a, 0.0)
+        for i_level in tl.static_range(1, 4):
+            m_level = (o_i // (2 << i_level) == o_j // (2 << i_level)) & (o_i // (1 << i_level) > o_j // (1 << i_level))
+            b_r = tl.dot(b_x, tl.where(m_level[None], b_a, 0.0), input_precision=SOLVE)
+            b_x -= tl.dot(b_r, b_x, input_precision=SOLVE)
+
+        b_hi_left, b_hi_right = _pairs(b_hi)
+        b_lo_left, b_lo_right = _pairs(b_lo)
+        _, b_beta_right = _pairs(b_beta)
+        b_a = b_kk32 * b_beta_right[:, :, None]
+        b_a *= _decay(
+            b_hi_right[:, :, None], b_lo_right[:, :, None], b_hi_left[:, None, :], b_lo_left[:, None, :]
+        )
+        b_xl, b_xr = tl.split(tl.permute(tl.reshape(b_x, (2, 2, 16, 16)), (0, 2, 3, 1)))
+        b_r = tl.dot(b_xr, b_a, input_precision=SOLVE)
+        b_r = -tl.dot(b_r, b_xl, input_precision=SOLVE)
+        b_top = tl.reshape(tl.permute(tl.join(b_xl, tl.zeros_like(b_xl)), (0, 1, 3, 2)), (2, 16, 32))
+        b_bottom = tl.reshape(tl.permute(tl.join(b_r, b_xr), (0, 1, 3, 2)), (2, 16, 32))
+        b_x32 = tl.reshape(tl.permute(tl.join(b_top, b_bottom), (0, 3, 1, 2)), (2, 32, 32))
+
+        b_hi_low, b_hi_high = _halves(b_hi)
+        b_lo_low, b_lo_high = _halves(b_lo)
+        b_beta_low, b_beta_high = _halves(b_beta)
+        b_a64 = b_kk64 * b_beta_high[:, None]
+        b_a64 *= _decay(b_hi_high[:, None], b_lo_high[:, None], b_hi_low[None, :], b_lo_low[None, :])
+        b_xlow, b_xhigh = tl.split(tl.permute(b_x32, (1, 2, 0)))
+        b_r64 = tl.dot(b_xhigh, b_a64, input_precision=SOLVE)
+        b_r64 = -tl.dot(b_r64, b_xlow, input_precision=SOLVE)
+
+        p_out = p_inverse + p_block + o_low[:, None] * CHUNK + o_low[None, :]
+        dtype = p_inverse.dtype.element_ty
+        tl.store(p_out, (b_xlow * b_beta_low[None, :]).to(dtype))
+        tl.store(p_out + 32, tl.zeros((32, 32), dtype))
+        tl.store(p_out + 32 * CHUNK, (b_r64 * b_beta_low[None, :]).to(dtype))
+        tl.store(p_out + 32 * CHUNK + 32, (b_xhigh * b_beta_high[None, :]).to(dtype))
+
+
+@triton.jit
+def _scan(
+    p_q,
+    p_k,
+    p_v,
+    p_inverse,
+    p_scores,
+    p_factors,
+    p_state,
+    p_out,
+    p_sequences,
+    p_cu_seqlens,
+    p_read_slots,
+    p_write_slots,
+    p_has_initial_state,
+    s_qt,
+    s_qh,
+    s_kt,
+    s_kh,
+    s_vt,
+    s_vh,
+    s_slot,
+    HV,
+    GROUP: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    DOT: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    i_v = tl.program_id(0)
+    i_hv = tl.program_id(1)
+    i_n = tl.load(p_sequences + 2 * tl.program_id(2))
+    i_c = tl.load(p_sequences + 2 * tl.program_id(2) + 1).to(tl.int64)
+    row = tl.load(p_cu_seqlens + i_n).to(tl.int64)
+    rows = tl.load(p_cu_seqlens + i_n + 1).to(tl.int64) - row
+    read = tl.load(p_read_slots + i_n)
+    write = tl.load(p_write_slots + i_n)
+    has = tl.load(p_has_initial_state + i_n)
+
+    i_h = i_hv // GROUP
+    p_q += row * s_qt + i_h * s_qh
+    p_k += row * s_kt + i_h * s_kh
+    p_v += row * s_vt + i_hv * s_vh
+    p_out += (row * HV + i_hv) * V
+    p_inverse += (i_c * HV + i_hv) * (CHUNK * CHUNK)
+    p_scores += (i_c * HV + i_hv) * (CHUNK * CHUNK)
+    p_factors += (i_c * HV + i_hv) * (4 * CHUNK)
+
+    o_t = tl.arange(0, CHUNK)
+    o_k = tl.arange(0, BK)
+    o_v = i_v * BV + tl.arange(0, BV)
+    m_v = o_v < V
+    m_k = o_k < K
+    o_state = (i_hv * V + o_v)[:, None] * K + o_k[None, :]
+    m_read = (o_v < tl.where(has, tl.where(read >= 0, V, 0), 0))[:, None] & m_k[None, :]
+    m_write = (o_v < tl.where(write >= 0, V, 0))[:, None] & m_k[None, :]
+    o_block = o_t[:, None] * CHUNK + o_t[None, :]
+    dtype = p_q.dtype.element_ty
+
+    b_s = tl.load(p_state + read * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)
+    for i_t in tl.range(0, rows, CHUNK, num_stages=STAGES):
+        m_t = i_t + o_t < rows
+        b_k = _load_rows(p_k, i_t + o_t, s_kt, m_t, K, BK)
+        b_q = _load_rows(p_q, i_t + o_t, s_qt, m_t, K, BK)
+        b_v = tl.load(p_v + (i_t + o_t)[:, None] * s_vt + o_v[None, :], mask=m_t[:, None] & m_v[None, :], other=0.0)
+        b_inverse = tl.load(p_inverse + o_block)
+        b_scores = tl.load(p_scores + o_block)
+        b_from = tl.load(p_factors + o_t)
+        b_read = tl.load(p_factors + CHUNK + o_t)
+        b_write = tl.load(p_factors + 2 * CHUNK + o_t)
+        b_decay = tl.load(p_factors + 3 * CHUNK)
+
+        b_low = b_s.to(dtype)
+        b_u = tl.trans(b_v).to(tl.float32) - tl.dot(b_low, tl.trans(b_k), input_precision=DOT) * b_from[None, :]
+        b_u = tl.dot(b_u.to(dtype), tl.trans(b_inverse), input_precision=DOT)
+        b_o = tl.dot(b_low, tl.trans(b_q), input_precision=DOT) * b_read[None, :]
+        b_o = tl.dot(b_u.to(dtype), tl.trans(b_scores), acc=b_o, input_precision=DOT)
+        b_s = tl.dot((b_u * b_write[None, :]).to(dtype), b_k, acc=b_s * b_decay, input_precision=DOT)
+        tl.store(
+            p_out + (i_t + o_t)[:, None] * (HV * V) + o_v[None, :],
+            tl.where(write >= 0, tl.trans(b_o), 0.0).to(dtype),
+            mask=m_t[:, None] & m_v[None, :],
+        )
+        p_inverse += HV * CHUNK * CHUNK
+        p_scores += HV * CHUNK * CHUNK
+        p_factors += HV * 4 * CHUNK
+    tl.store(p_state + write * s_slot + o_state, b_s.to(p_state.dtype.element_ty), mask=m_write)
+
+
+@triton.jit
+def _step(
+    p_q,
+    p_k,
+    p_v,
+    p_g,
+    p_beta,
+    p_state,
+    p_out,
+    p_read_slots,
+    p_write_slots,
+    scale,
+    s_qt,
+    s_qh,
+    s_kt,
+    s_kh,
+    s_vt,
+    s_vh,
+    s_gt,
+    s_gh,
+    s_bt,
+    s_bh,
+    s_slot,
+    HV,
+    GROUP: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    L2NORM: tl.constexpr,
+):
+    i_v = tl.program_id(0)
+    i_hv = tl.program_id(1)
+    i_n = tl.program_id(2).to(tl.int64)
+    read = tl.load(p_read_slots + i_n)
+    write = tl.load(p_write_slots + i_n)
+
+    o_k = tl.arange(0, BK)
+    o_v = i_v * BV + tl.arange(0, BV)
+    m_k = o_k < K
+    m_v = o_v < V
+    o_state = (i_hv * V + o_v)[:, None] * K + o_k[None, :]
+    m_read = (o_v < tl.where(read >= 0, V, 0))[:, None] & m_k[None, :]
+    m_write = (o_v < tl.where(write >= 0, V, 0))[:, None] & m_k[None, :]
+    b_s = tl.load(p_state + read * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)
+
+    i_h = i_hv // GROUP
+    b_q = tl.load(p_q + i_n * s_qt + i_h * s_qh + o_k, mask=m_k, other=0.0).to(tl.float32)
+    b_k = tl.load(p_k + i_n * s_kt + i_h * s_kh + o_k, mask=m_k, other=0.0).to(tl.float32)
+    b_v = tl.load(p_v + i_n * s_vt + i_hv * s_vh + o_v, mask=m_v, other=0.0).to(tl.float32)
+    b_g = tl.exp(tl.load(p_g + i_n * s_gt + i_hv * s_gh))
+    b_beta = tl.load(p_beta + i_n * s_bt + i_hv * s_bh).to(tl.float32)
+    if L2NORM:
+        b_k *= tl.rsqrt(tl.sum(b_k * b_k, 0) + 1e-6)
+        b_q *= tl.rsqrt(tl.sum(b_q * b_q, 0) + 1e-6)
+    b_q *= scale
+
+    # Both readouts are of the old state, so that neither waits for the other: S' q = exp(g) S q + u (k . q).
+    b_u = b_beta * (b_v - b_g * tl.sum(b_s * b_k[None, :], 1))
+    b_o = b_g * tl.sum(b_s * b_q[None, :], 1) + b_u * tl.sum(b_k * b_q, 0)
+    b_o = tl.where(write >= 0, b_o, 0.0)
+    tl.store(p_out + (i_n * HV + i_hv) * V + o_v, b_o.to(p_out.dtype.element_ty), mask=m_v)
+    b_s = b_s * b_g + b_u[:, None] * b_k[None, :]
+    tl.store(p_state + write * s_slot + o_state, b_s.to(p_state.dtype.element_ty), mask=m_write)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunks:
+    """What `_prepare` and `_scan` walk.
+
+    Attributes:
+        chunks: [chunks, 4] int32, as `split_rows` gives it.
+        sequences: [sequences that are not empty, 2] int32, longest first: sequence, its first chunk.
+    """
+
+    chunks: torch.Tensor
+    sequences: torch.Tensor
+
+
+class TritonGatedDelta(GatedDeltaBackend):
+    """The gated delta rule for compute capability 8.0 and later; any head sizes, groups and strides."""
+
+    def plan(self, phase: Phase, batch: StateBatch) -> _Chunks | None:
+        """Cuts the sequences of a prefill into chunks of 64."""
+        if phase == "decode":
+            return None
+        chunks = split_rows(batch.seqlens, CHUNK.value)
+        first = np.flatnonzero(chunks[:, 1] == 0)
+        sequences = np.stack([chunks[first, 0], first.astype(np.int32)], axis=1)
+        lengths = np.asarray(batch.seqlens)[sequences[:, 0]]
+        sequences = sequences[np.argsort(-lengths, kind="stable")]
+        device = batch.cu_seqlens.device
+        return _Chunks(to_device(chunks, device), to_device(sequences, device))
+
+    def prefill(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        state: torch.Tensor,
+        out: torch.Tensor,
+        batch: StateBatch,
+        plan: object,
+        scale: float,
+        qk_l2norm: bool,
+    ) -> None:
+        """Runs T packed tokens of N sequences of any length."""
+        assert isinstance(plan, _Chunks)
+        chunks = plan.chunks.shape[0]
+        if chunks == 0:
+            return
+        _, heads, key_size = q.shape
+        _, value_heads, value_size = v.shape
+        group = value_heads // heads
+        block_k = max(16, triton.next_power_of_2(key_size))
+        block_v = max(16, triton.next_power_of_2(value_size))
+        full = q.dtype == torch.float32
+        blocks = q.new_empty((2, chunks * value_heads, CHUNK.value, CHUNK.value))
+        factors = torch.empty((chunks * value_heads, 4 * CHUNK.value), dtype=torch.float32, device=q.device)
+        _prepare[(chunks, heads)](
+            q,
+            k,
+            g,
+            beta,
+            plan.chunks,
+            blocks[0],
+            blocks[1],
+            factors,
+            scale,
+            q.stride(0),
+            q.stride(1),
+            k.stride(0),
+            k.stride(1),
+            g.stride(0),
+            g.stride(1),
+            beta.stride(0),
+            beta.stride(1),
+            value_heads,
+            GROUP=group,
+            K=key_size,
+            BK=block_k,
+            L2NORM=qk_l2norm,
+            DOT="ieee",
+            SOLVE="ieee" if full else "tf32x3",
+            num_warps=8 if full else 4,
+            num_stages=1,
+        )
+        block_v = min(block_v, 32 if full else 64)
+        stages = 1 if full else 2
+        _scan[(triton.cdiv(value_size, block_v), value_heads, plan.sequences.shape[0])](
+            q,
+            k,
+            v,
+            blocks[0],
+            blocks[1],
+            factors,
+            state,
+            out,
+            plan.sequences,
+            batch.cu_seqlens,
+            batch.read_slots,
+            batch.write_slots,
+            batch.has_initial_state,
+            q.stride(0),
+            q.stride(1),
+            k.stride(0),
+            k.stride(1),
+            v.stride(0),
+            v.stride(1),
+            state.stride(0),
+            value_heads,
+            GROUP=group,
+            K=key_size,
+            V=value_size,
+            BK=block_k,
+            BV=block_v,
+            DOT="ieee",
+            STAGES=stages,
+            num_warps=8 if full else 4,
+            num_stages=stages,
+        )
+
+    def decode(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        state: torch.Tensor,
+        out: torch.Tensor,
+        batch: StateBatch,
+        plan: object,
+        scale: float,
+        qk_l2norm: bool,
+    ) -> None:
+        """Runs one token a sequence."""
+        sequences, heads, key_size = q.shape
+        _, value_heads, value_size = v.shape
+        if sequences == 0:
+            return
+        block_v = min(16, triton.next_power_of_2(value_size))
+        _step[(triton.cdiv(value_size, block_v), value_heads, sequences)](
+            q,
+            k,
+            v,
+            g,
+            beta,
+            state,
+            out,
+            batch.read_slots,
+            batch.write_slots,
+            scale,
+            q.stride(0),
+            q.stride(1),
+            k.stride(0),
+            k.stride(1),
+            v.stride(0),
+            v.stride(1),
+            g.stride(0),
+            g.stride(1),
+            beta.stride(0),
+            beta.stride(1),
+            state.stride(0),
+            value_heads,
+            GROUP=value_heads // heads,
+            K=key_size,
+            V=value_size,
+            BK=triton.next_power_of_2(key_size),
+            BV=block_v,
+            L2NORM=qk_l2norm,
+            num_warps=2,
+            num_stages=1,
+        )
+
+
+__all__ = ["TritonGatedDelta"]

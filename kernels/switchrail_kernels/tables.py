@@ -1,0 +1,37 @@
+"""Index tables that a kernel's grid walks: built from the host lengths once a step, copied without waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+
+def to_device(table: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Copies a small host table; on a GPU the copy is queued and the host doesn't wait for it."""
+    tensor = torch.from_numpy(table)
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def split_rows(seqlens: Sequence[int], rows: int) -> np.ndarray:
+    """Cuts every sequence into pieces of at most `rows` rows; empty sequences get none.
+
+    Returns:
+        [pieces, 4] int32, in order of sequence and time: sequence, first row within the sequence, first packed row,
+        number of rows.
+    """
+    lengths = np.asarray(seqlens, dtype=np.int64)
+    counts = -(-lengths // rows)
+    sequence = np.repeat(np.arange(len(lengths)), counts)
+    piece = np.arange(len(sequence)) - np.repeat(np.cumsum(counts) - counts, counts)
+    start = np.cumsum(lengths) - lengths
+    within = piece * rows
+    table = np.empty((len(sequence), 4), dtype=np.int32)
+    table[:, 0] = sequence
+    table[:, 1] = within
+    table[:, 2] = start[sequence] + within
+    table[:, 3] = np.minimum(rows, lengths[sequence] - within)
+    return table
