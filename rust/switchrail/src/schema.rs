@@ -1,6 +1,58 @@
 //! The version of the serialised form.
 
+use serde::{Deserialize, Serialize};
+
+use crate::CoreError;
+
 /// Version of the JSON form of every top-level document: discovery, layout, decision, route plan, fingerprint.
 ///
 /// It grows when a reader of the old form would misread the new one; a field more does not count.
 pub const SCHEMA_VERSION: u32 = 1;
+
+/// The `schema` field of a document: written as [`SCHEMA_VERSION`], and any other version is refused when it is read.
+///
+/// ```
+/// use switchrail::Schema;
+///
+/// let error = serde_json::from_str::<Schema>("7").unwrap_err();
+/// assert_eq!(error.to_string(), "unknown schema version 7; this build reads version 1");
+/// ```
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "u32", into = "u32")]
+pub struct Schema;
+
+/// A document of another schema version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("unknown schema version {found}; this build reads version {SCHEMA_VERSION}")]
+pub struct SchemaError {
+    /// The version that was found.
+    pub found: u32,
+}
+
+impl CoreError for SchemaError {
+    fn code(&self) -> &'static str {
+        "unknown_schema"
+    }
+
+    fn fields(&self) -> serde_json::Value {
+        serde_json::json!({"found": self.found, "valid": [SCHEMA_VERSION]})
+    }
+}
+
+impl TryFrom<u32> for Schema {
+    type Error = SchemaError;
+
+    fn try_from(found: u32) -> Result<Self, SchemaError> {
+        if found == SCHEMA_VERSION {
+            Ok(Self)
+        } else {
+            Err(SchemaError { found })
+        }
+    }
+}
+
+impl From<Schema> for u32 {
+    fn from(_: Schema) -> Self {
+        SCHEMA_VERSION
+    }
+}

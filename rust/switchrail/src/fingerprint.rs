@@ -1,0 +1,149 @@
+//! A digest of everything that decides what runs.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::{PluginRecord, Registration, RoutePlan, Schema, Snapshot};
+
+/// The hooks of one target, in the order in which they run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HookChain {
+    /// What is hooked, such as `module:function`.
+    pub target: String,
+    /// The hooks, as the host names them; each name must say all that tells it from others.
+    pub hooks: Vec<String>,
+}
+
+/// What a fingerprint is of.
+#[derive(Debug, Clone, Copy)]
+pub struct FingerprintInputs<'a> {
+    /// The plugins: name, group, target, distribution, version and state count; where they are installed does not.
+    pub plugins: &'a [PluginRecord],
+    /// The hooks: of each target in order; the order of targets does not count.
+    pub hooks: &'a [HookChain],
+    /// The active backends: everything in their specs, origin and configuration count; ids and the order of
+    /// registration don't.
+    pub snapshot: &'a Snapshot,
+    /// The route plans in use: layer kinds, routes and the backends that they pin count.
+    pub plans: &'a [&'a RoutePlan],
+}
+
+/// A digest that is equal exactly where what decides is equal: on any machine, in any process, in any order of
+/// installation, loading and registration.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fingerprint {
+    schema: Schema,
+    /// SHA-256 of the inputs' canonical JSON, in hexadecimal.
+    pub digest: String,
+    /// What was digested, to see where two fingerprints differ.
+    pub inputs: Value,
+}
+
+impl Fingerprint {
+    /// Digests the inputs.
+    #[must_use]
+    pub fn new(inputs: FingerprintInputs<'_>) -> Self {
+        let plugins = inputs.plugins.iter().map(|plugin| {
+            json!({
+                "name": plugin.name,
+                "group": plugin.group,
+                "target": plugin.target,
+                "distribution": plugin.origin.distribution,
+                "version": plugin.origin.version,
+                "state": json!(plugin.state)["state"],
+            })
+        });
+        let active = inputs.snapshot.backends().iter().filter(|backend| {
+            inputs
+                .snapshot
+                .find(backend.spec.op, &backend.spec.name)
+                .is_some_and(|active| active.id == backend.id)
+        });
+        let inputs = json!({
+            "switchrail": env!("CARGO_PKG_VERSION"),
+            "plugins": sorted(plugins),
+            "hooks": sorted(inputs.hooks.iter().map(|chain| json!({"target": chain.target, "hooks": chain.hooks}))),
+            "backends": sorted(active.map(|backend| backend_json(backend))),
+            "plans": sorted(inputs.plans.iter().map(|plan| plan_json(plan))),
+        });
+        let mut text = String::new();
+        canonical(&inputs, &mut text);
+        let digest = Sha256::digest(text.as_bytes())
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        Self {
+            schema: Schema,
+            digest,
+            inputs,
+        }
+    }
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.digest)
+    }
+}
+
+fn backend_json(backend: &Registration) -> Value {
+    json!({"origin": backend.origin, "spec": backend.spec, "config": backend.effective_config()})
+}
+
+fn plan_json(plan: &RoutePlan) -> Value {
+    let name = |id| plan.backend(id).map(|backend| backend.spec.name.as_str());
+    json!({
+        "model": plan.layout().model(),
+        "model_type": plan.layout().model_type(),
+        "layers": plan.layout().layers().iter().map(|layer| layer.kind).collect::<Vec<_>>(),
+        "routes": plan.entries().map(|(layer, op, phase, id)| json!([layer, op, phase, name(id)])).collect::<Vec<_>>(),
+        "backends": sorted(plan.backends().iter().map(|backend| backend_json(backend))),
+    })
+}
+
+/// The values in the order of their canonical texts.
+fn sorted(values: impl Iterator<Item = Value>) -> Vec<Value> {
+    let mut values: Vec<(String, Value)> = values
+        .map(|value| {
+            let mut text = String::new();
+            canonical(&value, &mut text);
+            (text, value)
+        })
+        .collect();
+    values.sort_by(|a, b| a.0.cmp(&b.0));
+    values.into_iter().map(|(_, value)| value).collect()
+}
+
+/// Writes JSON with sorted keys and no space, whatever order the map type keeps.
+fn canonical(value: &Value, text: &mut String) {
+    match value {
+        Value::Array(items) => {
+            text.push('[');
+            for (index, item) in items.iter().enumerate() {
+                if index > 0 {
+                    text.push(',');
+                }
+                canonical(item, text);
+            }
+            text.push(']');
+        }
+        Value::Object(map) => {
+            let mut fields: Vec<_> = map.iter().collect();
+            fields.sort_by_key(|(key, _)| *key);
+            text.push('{');
+            for (index, (key, item)) in fields.into_iter().enumerate() {
+                if index > 0 {
+                    text.push(',');
+                }
+                text.push_str(&Value::from(key.as_str()).to_string());
+                text.push(':');
+                canonical(item, text);
+            }
+            text.push('}');
+        }
+        scalar => text.push_str(&scalar.to_string()),
+    }
+}

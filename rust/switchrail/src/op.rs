@@ -1,0 +1,386 @@
+//! What is computed, when, where and in which number format.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{CoreError, UnknownName};
+
+/// A name that is no op, phase, dtype or device.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NameError {
+    /// No [`Op`] is called that.
+    #[error(transparent)]
+    Op(UnknownName),
+    /// No [`Phase`] is called that.
+    #[error(transparent)]
+    Phase(UnknownName),
+    /// No [`Dtype`] is called that.
+    #[error(transparent)]
+    Dtype(UnknownName),
+    /// No [`DeviceKind`] is called that, and it does not start with `oot:`.
+    #[error(transparent)]
+    Device(UnknownName),
+    /// A compute capability is not written `MAJOR.MINOR`.
+    #[error("{found:?} is no compute capability; write MAJOR.MINOR, such as \"9.0\"")]
+    Capability {
+        /// The text as it was given.
+        found: String,
+    },
+}
+
+impl CoreError for NameError {
+    fn code(&self) -> &'static str {
+        match self {
+            Self::Op(_) => "unknown_op",
+            Self::Phase(_) => "unknown_phase",
+            Self::Dtype(_) => "unknown_dtype",
+            Self::Device(_) => "unknown_device",
+            Self::Capability { .. } => "bad_capability",
+        }
+    }
+
+    fn fields(&self) -> serde_json::Value {
+        match self {
+            Self::Op(name) | Self::Phase(name) | Self::Dtype(name) | Self::Device(name) => name.fields(),
+            Self::Capability { found } => serde_json::json!({"found": found}),
+        }
+    }
+}
+
+/// A closed set of names: the enum, its list, its texts, and parsing with suggestions.
+macro_rules! names {
+    ($(#[$doc:meta])* $type:ident, $what:literal, $error:ident, { $($(#[$vdoc:meta])* $variant:ident = $name:literal,)+ }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(try_from = "String", into = "&'static str")]
+        pub enum $type {
+            $($(#[$vdoc])* $variant,)+
+        }
+
+        impl $type {
+            /// Every value, in the order of declaration.
+            pub const ALL: [Self; [$($name),+].len()] = [$(Self::$variant),+];
+
+            /// The name that is parsed and shown.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)+
+                }
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(self.name())
+            }
+        }
+
+        impl FromStr for $type {
+            type Err = NameError;
+
+            fn from_str(found: &str) -> Result<Self, NameError> {
+                Self::ALL
+                    .into_iter()
+                    .find(|value| value.name() == found)
+                    .ok_or_else(|| NameError::$error(UnknownName::new($what, found, [$($name),+])))
+            }
+        }
+
+        impl TryFrom<String> for $type {
+            type Error = NameError;
+
+            fn try_from(found: String) -> Result<Self, NameError> {
+                found.parse()
+            }
+        }
+
+        impl From<$type> for &'static str {
+            fn from(value: $type) -> Self {
+                value.name()
+            }
+        }
+    };
+}
+
+names! {
+    /// What is computed. One layer may run several.
+    Op, "op", Op, {
+        /// Causal softmax attention, multi-head or grouped-query, full or with a window.
+        Attention = "attention",
+        /// Multi-head latent attention.
+        Mla = "mla",
+        /// The gated delta rule (GDN).
+        GatedDelta = "gated_delta",
+        /// Kimi delta attention: the delta rule with a gate per channel.
+        Kda = "kda",
+        /// Lightning attention: linear attention with a fixed decay per head.
+        Lightning = "lightning",
+        /// The state-space dual form of Mamba 2.
+        Mamba2 = "mamba2",
+        /// The depthwise causal convolution with state that most linear layers begin with.
+        ShortConv = "short_conv",
+    }
+}
+
+impl Op {
+    /// Whether the op carries a recurrent state instead of a cache of keys and values.
+    ///
+    /// These four are what the preference key `linear` stands for; the convolution is not one of them.
+    #[must_use]
+    pub const fn is_linear(self) -> bool {
+        matches!(
+            self,
+            Self::GatedDelta | Self::Kda | Self::Lightning | Self::Mamba2
+        )
+    }
+
+    /// Whether the op reads a paged cache of keys and values (or latents).
+    #[must_use]
+    pub const fn is_paged(self) -> bool {
+        matches!(self, Self::Attention | Self::Mla)
+    }
+}
+
+names! {
+    /// When it is computed.
+    Phase, "phase", Phase, {
+        /// Many new tokens of a sequence at once, at its start or continuing it (also called extend).
+        Prefill = "prefill",
+        /// One new token a sequence.
+        Decode = "decode",
+        /// The drafted tokens of a sequence, to be accepted or refused (target verify of speculative decoding).
+        Verify = "verify",
+    }
+}
+
+names! {
+    /// A number format, named as torch names it.
+    Dtype, "dtype", Dtype, {
+        /// IEEE double precision.
+        Float64 = "float64",
+        /// IEEE single precision.
+        Float32 = "float32",
+        /// IEEE half precision.
+        Float16 = "float16",
+        /// The upper half of a float32.
+        Bfloat16 = "bfloat16",
+        /// Eight bits, four of them exponent; no infinities.
+        Float8E4m3fn = "float8_e4m3fn",
+        /// Eight bits, five of them exponent.
+        Float8E5m2 = "float8_e5m2",
+        /// Eight-bit integer, for quantised caches.
+        Int8 = "int8",
+    }
+}
+
+/// A family of devices.
+///
+/// A family that this crate does not know is written `oot:NAME` (out of tree), so that a misspelt name is never taken
+/// for a new family.
+///
+/// ```
+/// use switchrail::DeviceKind;
+///
+/// assert_eq!("cuda".parse(), Ok(DeviceKind::Cuda));
+/// assert_eq!("oot:acme".parse(), Ok(DeviceKind::OutOfTree("acme".into())));
+/// assert!("cuda:0".parse::<DeviceKind>().is_err());
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum DeviceKind {
+    /// NVIDIA GPUs.
+    Cuda,
+    /// AMD GPUs.
+    Rocm,
+    /// The host's processor.
+    Cpu,
+    /// Intel GPUs.
+    Xpu,
+    /// Moore Threads GPUs.
+    Musa,
+    /// Huawei Ascend.
+    Npu,
+    /// Google TPUs.
+    Tpu,
+    /// Apple GPUs.
+    Mps,
+    /// Any other family, by the name that its platform plugin gave it.
+    OutOfTree(String),
+}
+
+const OUT_OF_TREE: &str = "oot:";
+
+impl DeviceKind {
+    /// The kinds that have a name of their own.
+    pub const KNOWN: [Self; 8] = [
+        Self::Cuda,
+        Self::Rocm,
+        Self::Cpu,
+        Self::Xpu,
+        Self::Musa,
+        Self::Npu,
+        Self::Tpu,
+        Self::Mps,
+    ];
+}
+
+impl fmt::Display for DeviceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Cuda => "cuda",
+            Self::Rocm => "rocm",
+            Self::Cpu => "cpu",
+            Self::Xpu => "xpu",
+            Self::Musa => "musa",
+            Self::Npu => "npu",
+            Self::Tpu => "tpu",
+            Self::Mps => "mps",
+            Self::OutOfTree(name) => return write!(f, "{OUT_OF_TREE}{name}"),
+        })
+    }
+}
+
+impl FromStr for DeviceKind {
+    type Err = NameError;
+
+    fn from_str(found: &str) -> Result<Self, NameError> {
+        if let Some(name) = found.strip_prefix(OUT_OF_TREE)
+            && !name.is_empty()
+        {
+            return Ok(Self::OutOfTree(name.to_owned()));
+        }
+        Self::KNOWN
+            .into_iter()
+            .find(|kind| kind.to_string() == found)
+            .ok_or_else(|| {
+                let valid = Self::KNOWN
+                    .iter()
+                    .map(ToString::to_string)
+                    .chain(["oot:NAME".to_owned()]);
+                NameError::Device(UnknownName::new("device", found, valid))
+            })
+    }
+}
+
+impl TryFrom<String> for DeviceKind {
+    type Error = NameError;
+
+    fn try_from(found: String) -> Result<Self, NameError> {
+        found.parse()
+    }
+}
+
+impl From<DeviceKind> for String {
+    fn from(kind: DeviceKind) -> Self {
+        kind.to_string()
+    }
+}
+
+/// The compute capability of a device, ordered; in JSON `[major, minor]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ComputeCapability(
+    /// Major version.
+    pub u32,
+    /// Minor version.
+    pub u32,
+);
+
+impl fmt::Display for ComputeCapability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.0, self.1)
+    }
+}
+
+impl FromStr for ComputeCapability {
+    type Err = NameError;
+
+    fn from_str(found: &str) -> Result<Self, NameError> {
+        found
+            .split_once('.')
+            .and_then(|(major, minor)| Some(Self(major.parse().ok()?, minor.parse().ok()?)))
+            .ok_or_else(|| NameError::Capability {
+                found: found.to_owned(),
+            })
+    }
+}
+
+/// A device that something is to run on.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Device {
+    /// Its family.
+    pub kind: DeviceKind,
+    /// Its compute capability, where the family has one and it is known.
+    pub capability: Option<ComputeCapability>,
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.kind)?;
+        self.capability
+            .map_or(Ok(()), |capability| write!(f, " {capability}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_parses_to_its_value() {
+        for op in Op::ALL {
+            assert_eq!(op.name().parse(), Ok(op));
+            assert_eq!(serde_json::to_value(op).unwrap(), op.name());
+        }
+        for phase in Phase::ALL {
+            assert_eq!(phase.name().parse(), Ok(phase));
+        }
+        for dtype in Dtype::ALL {
+            assert_eq!(dtype.name().parse(), Ok(dtype));
+        }
+        for kind in DeviceKind::KNOWN {
+            assert_eq!(kind.to_string().parse(), Ok(kind));
+        }
+    }
+
+    #[test]
+    fn unknown_names_come_with_the_nearest() {
+        let error = "gated-delta".parse::<Op>().unwrap_err();
+        assert_eq!(
+            (error.code(), error.fields()["nearest"][0].as_str()),
+            ("unknown_op", Some("gated_delta"))
+        );
+        let error = "prefil".parse::<Phase>().unwrap_err();
+        assert_eq!(
+            (error.code(), error.fields()["nearest"][0].as_str()),
+            ("unknown_phase", Some("prefill"))
+        );
+        let error = "float23".parse::<Dtype>().unwrap_err();
+        assert_eq!(
+            (error.code(), error.fields()["found"].as_str()),
+            ("unknown_dtype", Some("float23"))
+        );
+        let error = "cude".parse::<DeviceKind>().unwrap_err();
+        assert_eq!(
+            (error.code(), error.fields()["nearest"][0].as_str()),
+            ("unknown_device", Some("cuda"))
+        );
+        assert!("oot:".parse::<DeviceKind>().is_err());
+        assert!(
+            serde_json::from_str::<Op>(r#""gdn""#)
+                .unwrap_err()
+                .to_string()
+                .contains("unknown op")
+        );
+    }
+
+    #[test]
+    fn capabilities_are_ordered_as_numbers() {
+        let parse = |text: &str| text.parse::<ComputeCapability>();
+        assert!(parse("9.0").unwrap() < parse("10.0").unwrap());
+        assert!(parse("8.0").unwrap() < parse("8.9").unwrap());
+        assert_eq!(parse("9").unwrap_err().code(), "bad_capability");
+    }
+}

@@ -1,0 +1,235 @@
+//! One deterministic order for hooks and plugin loads.
+
+use std::{cmp::Reverse, collections::BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::CoreError;
+
+/// Something to be put in order.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OrderItem {
+    /// Its name, for the constraints of others. Several items may share one.
+    pub key: String,
+    /// Name of the distribution that it comes from.
+    pub source: String,
+    /// Higher comes first.
+    #[serde(default)]
+    pub priority: i32,
+    /// Keys or sources that it must come before. One that no item has constrains nothing: what it names may well not
+    /// be installed.
+    #[serde(default)]
+    pub before: Vec<String>,
+    /// Keys or sources that it must come after, in the same way.
+    #[serde(default)]
+    pub after: Vec<String>,
+}
+
+/// Constraints that no order satisfies.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OrderError {
+    /// Some items must come before themselves.
+    #[error("no order is possible: each of these must come before the next, and the last before the first: {}", .members.join(", "))]
+    Cycle {
+        /// Keys of the items in the cycle, each before the next.
+        members: Vec<String>,
+    },
+}
+
+impl CoreError for OrderError {
+    fn code(&self) -> &'static str {
+        match self {
+            Self::Cycle { .. } => "order_cycle",
+        }
+    }
+
+    fn fields(&self) -> serde_json::Value {
+        match self {
+            Self::Cycle { members } => serde_json::json!({"members": members}),
+        }
+    }
+}
+
+/// Puts items in order; returns their indices, first to last.
+///
+/// Of all items whose predecessors are placed, the next is the one of highest priority, then of the first
+/// distribution name, then the one registered first (that is, of the smallest index).
+///
+/// # Errors
+/// [`OrderError::Cycle`] where the constraints contradict each other.
+pub fn order(items: &[OrderItem]) -> Result<Vec<usize>, OrderError> {
+    let names = |index: usize, name: &String| items[index].key == *name || items[index].source == *name;
+    let mut predecessors = vec![BTreeSet::new(); items.len()];
+    let mut successors = vec![BTreeSet::new(); items.len()];
+    for (index, item) in items.iter().enumerate() {
+        for other in (0..items.len()).filter(|other| *other != index) {
+            if item.after.iter().any(|name| names(other, name)) {
+                predecessors[index].insert(other);
+                successors[other].insert(index);
+            }
+            if item.before.iter().any(|name| names(other, name)) {
+                predecessors[other].insert(index);
+                successors[index].insert(other);
+            }
+        }
+    }
+    let rank = |index: usize| {
+        (
+            Reverse(items[index].priority),
+            items[index].source.as_str(),
+            index,
+        )
+    };
+    let mut waiting: Vec<usize> = predecessors.iter().map(BTreeSet::len).collect();
+    let mut ready: BTreeSet<_> = (0..items.len())
+        .filter(|index| waiting[*index] == 0)
+        .map(rank)
+        .collect();
+    let mut placed = Vec::with_capacity(items.len());
+    while let Some((_, _, next)) = ready.pop_first() {
+        placed.push(next);
+        for successor in &successors[next] {
+            waiting[*successor] -= 1;
+            if waiting[*successor] == 0 {
+                ready.insert(rank(*successor));
+            }
+        }
+    }
+    let Some(start) = waiting.iter().position(|count| *count > 0) else {
+        return Ok(placed);
+    };
+    // What is left has a predecessor that is left too, so that walking back must come round.
+    let mut walk = vec![start];
+    loop {
+        let last = walk[walk.len() - 1];
+        let previous = *predecessors[last]
+            .iter()
+            .find(|index| waiting[**index] > 0)
+            .expect("an item still waits for one that is not placed");
+        if let Some(first) = walk.iter().position(|index| *index == previous) {
+            let members = walk[first..]
+                .iter()
+                .rev()
+                .map(|index| items[*index].key.clone())
+                .collect();
+            return Err(OrderError::Cycle { members });
+        }
+        walk.push(previous);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn item(key: &str, source: &str, priority: i32, before: &[&str], after: &[&str]) -> OrderItem {
+        let owned = |names: &[&str]| names.iter().map(ToString::to_string).collect();
+        OrderItem {
+            key: key.into(),
+            source: source.into(),
+            priority,
+            before: owned(before),
+            after: owned(after),
+        }
+    }
+
+    #[test]
+    fn constraints_then_priority_then_source_then_registration() {
+        let items = [
+            item("late", "zeta", 0, &[], &[]),
+            item("second", "acme", 0, &[], &[]),
+            item("third", "acme", 0, &[], &[]),
+            item("high", "zeta", 9, &[], &["late"]),
+            item("first", "zeta", 5, &[], &[]),
+        ];
+        assert_eq!(order(&items), Ok(vec![4, 1, 2, 0, 3]));
+    }
+
+    #[test]
+    fn a_source_stands_for_all_of_its_items_but_the_own_one() {
+        let items = [
+            item("a", "acme", 0, &[], &[]),
+            item("b", "acme", 0, &["acme"], &[]),
+            item("c", "zeta", -5, &["acme"], &["nobody"]),
+        ];
+        assert_eq!(order(&items), Ok(vec![2, 1, 0]));
+    }
+
+    #[test]
+    fn a_cycle_names_its_members_alone() {
+        let items = [
+            item("free", "acme", 0, &[], &[]),
+            item("downstream", "acme", 0, &[], &["a"]),
+            item("a", "acme", 0, &["b"], &[]),
+            item("b", "acme", 0, &["c"], &[]),
+            item("c", "acme", 0, &["a"], &[]),
+        ];
+        let OrderError::Cycle { members } = order(&items).unwrap_err();
+        let start = members
+            .iter()
+            .position(|key| key == "a")
+            .expect("a is in the cycle");
+        let round: Vec<_> = (0..members.len())
+            .map(|i| members[(start + i) % members.len()].as_str())
+            .collect();
+        assert_eq!(round, ["a", "b", "c"]);
+    }
+
+    /// The definition, word for word: place the best item whose predecessors are placed, until none can be.
+    fn naive(items: &[OrderItem]) -> Option<Vec<usize>> {
+        let comes_before = |a: usize, b: usize| {
+            let is = |index: usize, name: &String| items[index].key == *name || items[index].source == *name;
+            a != b && (items[a].before.iter().any(|n| is(b, n)) || items[b].after.iter().any(|n| is(a, n)))
+        };
+        let mut placed: Vec<usize> = Vec::new();
+        while placed.len() < items.len() {
+            let left: Vec<usize> = (0..items.len()).filter(|index| !placed.contains(index)).collect();
+            let free = left
+                .iter()
+                .filter(|index| !left.iter().any(|other| comes_before(*other, **index)));
+            let best = free.min_by(|a, b| {
+                let (x, y) = (&items[**a], &items[**b]);
+                y.priority
+                    .cmp(&x.priority)
+                    .then(x.source.cmp(&y.source))
+                    .then(a.cmp(b))
+            })?;
+            placed.push(*best);
+        }
+        Some(placed)
+    }
+
+    fn items() -> impl Strategy<Value = Vec<OrderItem>> {
+        let name = prop::sample::select(vec!["a", "b", "c", "d", "e", "f", "x", "y", "nobody"]);
+        let names = prop::collection::vec(name, 0..2);
+        let key = prop::sample::select(vec!["a", "b", "c", "d", "e", "f"]);
+        let source = prop::sample::select(vec!["x", "y", "z"]);
+        let one = (key, source, -1..2i32, names.clone(), names)
+            .prop_map(|(key, source, priority, before, after)| item(key, source, priority, &before, &after));
+        prop::collection::vec(one, 0..8)
+    }
+
+    proptest! {
+        #[test]
+        fn the_order_is_the_naive_one(items in items()) {
+            match order(&items) {
+                Ok(placed) => prop_assert_eq!(Some(placed), naive(&items)),
+                Err(OrderError::Cycle { members }) => {
+                    prop_assert_eq!(naive(&items), None);
+                    for (index, member) in members.iter().enumerate() {
+                        let next = &members[(index + 1) % members.len()];
+                        let constrained = items.iter().any(|a| a.key == *member && items.iter().any(|b| {
+                            b.key == *next
+                                && (a.before.iter().any(|n| *n == b.key || *n == b.source)
+                                    || b.after.iter().any(|n| *n == a.key || *n == a.source))
+                        }));
+                        prop_assert!(constrained, "{} does not have to come before {}", member, next);
+                    }
+                }
+            }
+        }
+    }
+}

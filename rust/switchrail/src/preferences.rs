@@ -1,0 +1,191 @@
+//! Which backend the user wants where.
+
+use std::{collections::BTreeMap, fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{CoreError, Op, Phase, Snapshot, UnknownName};
+
+/// The backend name that means: decide by capabilities and priority.
+pub const AUTO: &str = "auto";
+
+const LINEAR: &str = "linear";
+
+/// What a preference is for: `OP`, `OP.PHASE`, `linear` or `linear.PHASE`.
+///
+/// `linear` stands for the ops with a recurrent state ([`Op::is_linear`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct PreferenceKey {
+    /// The op; none means the linear ones.
+    pub op: Option<Op>,
+    /// The phase; none means all.
+    pub phase: Option<Phase>,
+}
+
+impl PreferenceKey {
+    /// Every valid key.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let ops = Op::ALL.into_iter().map(Some).chain([None]);
+        ops.flat_map(|op| {
+            let phases = [None].into_iter().chain(Phase::ALL.into_iter().map(Some));
+            phases.map(move |phase| Self { op, phase })
+        })
+    }
+
+    /// The ops that the key speaks for.
+    pub fn ops(self) -> impl Iterator<Item = Op> {
+        Op::ALL
+            .into_iter()
+            .filter(move |op| self.op.map_or(op.is_linear(), |own| own == *op))
+    }
+}
+
+impl fmt::Display for PreferenceKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.op.map_or(LINEAR, Op::name))?;
+        self.phase.map_or(Ok(()), |phase| write!(f, ".{phase}"))
+    }
+}
+
+impl FromStr for PreferenceKey {
+    type Err = PreferenceError;
+
+    fn from_str(found: &str) -> Result<Self, PreferenceError> {
+        Self::all().find(|key| key.to_string() == found).ok_or_else(|| {
+            PreferenceError::UnknownKey(UnknownName::new(
+                "preference key",
+                found,
+                Self::all().map(|key| key.to_string()),
+            ))
+        })
+    }
+}
+
+impl TryFrom<String> for PreferenceKey {
+    type Error = PreferenceError;
+
+    fn try_from(found: String) -> Result<Self, PreferenceError> {
+        found.parse()
+    }
+}
+
+impl From<PreferenceKey> for String {
+    fn from(key: PreferenceKey) -> Self {
+        key.to_string()
+    }
+}
+
+/// A preference that can't be meant.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PreferenceError {
+    /// The key names no op, or no phase.
+    #[error(transparent)]
+    UnknownKey(UnknownName),
+    /// No backend of the key's ops has that name.
+    #[error("preference {key}: {name}")]
+    UnknownBackend {
+        /// The key.
+        key: PreferenceKey,
+        /// The name, and the valid ones.
+        name: UnknownName,
+    },
+}
+
+impl CoreError for PreferenceError {
+    fn code(&self) -> &'static str {
+        match self {
+            Self::UnknownKey(_) => "unknown_preference_key",
+            Self::UnknownBackend { .. } => "unknown_preferred_backend",
+        }
+    }
+
+    fn fields(&self) -> serde_json::Value {
+        match self {
+            Self::UnknownKey(name) => name.fields(),
+            Self::UnknownBackend { key, name } => {
+                let mut fields = name.fields();
+                fields["key"] = key.to_string().into();
+                fields
+            }
+        }
+    }
+}
+
+/// The user's choices: backend names by key.
+///
+/// For an op and a phase the most specific key counts: `OP.PHASE`, then `OP`, then, for linear ops, `linear.PHASE`,
+/// then `linear`. [`AUTO`] is a choice like any other: `kda=auto` takes KDA out of what `linear=acme` asks for.
+///
+/// ```
+/// use switchrail::{Op, Phase, Preferences};
+///
+/// let preferences = Preferences::parse([("linear", "acme"), ("linear.decode", "torch"), ("kda", "auto")]).unwrap();
+/// assert_eq!(preferences.choice(Op::GatedDelta, Phase::Prefill).unwrap().1, "acme");
+/// assert_eq!(preferences.choice(Op::GatedDelta, Phase::Decode).unwrap().1, "torch");
+/// assert_eq!(preferences.choice(Op::Kda, Phase::Decode), None);
+/// assert_eq!(preferences.choice(Op::Attention, Phase::Decode), None);
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Preferences(BTreeMap<PreferenceKey, String>);
+
+impl Preferences {
+    /// Preferences from keys and backend names as text; of two with one key the later counts.
+    ///
+    /// # Errors
+    /// [`PreferenceError::UnknownKey`]. Names are checked against a snapshot, by [`Preferences::check`].
+    pub fn parse<K: AsRef<str>, N: Into<String>>(
+        pairs: impl IntoIterator<Item = (K, N)>,
+    ) -> Result<Self, PreferenceError> {
+        let pairs = pairs
+            .into_iter()
+            .map(|(key, name)| Ok((key.as_ref().parse()?, name.into())));
+        Ok(Self(pairs.collect::<Result<_, PreferenceError>>()?))
+    }
+
+    /// Sets one.
+    pub fn set(&mut self, key: PreferenceKey, name: impl Into<String>) {
+        self.0.insert(key, name.into());
+    }
+
+    /// All of them, sorted by key.
+    pub fn iter(&self) -> impl Iterator<Item = (PreferenceKey, &str)> {
+        self.0.iter().map(|(key, name)| (*key, name.as_str()))
+    }
+
+    /// The backend chosen for an op and a phase, and the key that says so; none means [`AUTO`].
+    #[must_use]
+    pub fn choice(&self, op: Op, phase: Phase) -> Option<(PreferenceKey, &str)> {
+        let family = op.is_linear().then_some(None);
+        let keys = [Some(op)].into_iter().chain(family).flat_map(|op| {
+            [Some(phase), None]
+                .into_iter()
+                .map(move |phase| PreferenceKey { op, phase })
+        });
+        keys.filter_map(|key| self.0.get(&key).map(|name| (key, name.as_str())))
+            .next()
+            .filter(|(_, name)| *name != AUTO)
+    }
+
+    /// Checks that every name is that of a registered backend of one of its key's ops.
+    ///
+    /// # Errors
+    /// [`PreferenceError::UnknownBackend`], with the valid names and the nearest.
+    pub fn check(&self, snapshot: &Snapshot) -> Result<(), PreferenceError> {
+        for (key, name) in self.iter().filter(|(_, name)| *name != AUTO) {
+            if !key.ops().any(|op| snapshot.find(op, name).is_some()) {
+                let names = key
+                    .ops()
+                    .flat_map(|op| snapshot.of_op(op).map(|backend| backend.spec.name.as_str()));
+                let valid = names.chain([AUTO]);
+                return Err(PreferenceError::UnknownBackend {
+                    key,
+                    name: UnknownName::new("backend", name, valid),
+                });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,661 @@
+//! Which backend serves a query, and why each other one does not.
+
+use std::{cmp::Reverse, collections::BTreeSet, fmt, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    BackendId, ComputeCapability, CoreError, Device, DeviceKind, DeviceSupport, Dtype, HeadSize, Op, Origin,
+    PackageRequirement, Packages, Phase, PreferenceKey, Preferences, Registration, Schema, Snapshot,
+    UnknownName,
+};
+
+/// What a backend is wanted for.
+///
+/// Op, phase, device and dtype are always asked for; of the rest, what is `None` is not asked for, and no backend is
+/// rejected for it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Query {
+    /// What is computed.
+    pub op: Op,
+    /// When.
+    pub phase: Phase,
+    /// Where.
+    pub device: Device,
+    /// Format of the activations.
+    pub dtype: Dtype,
+    /// Format of the recurrent state.
+    #[serde(default)]
+    pub state_dtype: Option<Dtype>,
+    /// Head sizes.
+    #[serde(default)]
+    pub head_size: Option<HeadSize>,
+    /// Tokens a page.
+    #[serde(default)]
+    pub page_size: Option<u32>,
+    /// Axis order of the recurrent state.
+    #[serde(default)]
+    pub state_layout: Option<String>,
+    /// What the backend must be able to do besides.
+    #[serde(default)]
+    pub features: BTreeSet<String>,
+}
+
+impl Query {
+    /// A query that asks for nothing but what every query must.
+    #[must_use]
+    pub const fn new(op: Op, phase: Phase, device: Device, dtype: Dtype) -> Self {
+        Self {
+            op,
+            phase,
+            device,
+            dtype,
+            state_dtype: None,
+            head_size: None,
+            page_size: None,
+            state_layout: None,
+            features: BTreeSet::new(),
+        }
+    }
+}
+
+/// `gated_delta decode on cuda 9.0 in bfloat16, head size 128, ...`
+impl fmt::Display for Query {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} {} on {} in {}",
+            self.op, self.phase, self.device, self.dtype
+        )?;
+        if let Some(dtype) = self.state_dtype {
+            write!(f, ", state in {dtype}")?;
+        }
+        if let Some(size) = self.head_size {
+            write!(f, ", head size {size}")?;
+        }
+        if let Some(size) = self.page_size {
+            write!(f, ", page size {size}")?;
+        }
+        if let Some(layout) = &self.state_layout {
+            write!(f, ", state layout {layout}")?;
+        }
+        if !self.features.is_empty() {
+            write!(f, ", with {}", list(&self.features))?;
+        }
+        Ok(())
+    }
+}
+
+/// Which registration is meant, with what a reader wants to know of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BackendRef {
+    /// The registration.
+    pub id: BackendId,
+    /// Its name.
+    pub name: String,
+    /// Who registered it.
+    pub origin: Origin,
+}
+
+impl From<&Registration> for BackendRef {
+    fn from(registration: &Registration) -> Self {
+        Self {
+            id: registration.id,
+            name: registration.spec.name.clone(),
+            origin: registration.origin.clone(),
+        }
+    }
+}
+
+/// The answer to a query: which backend, and why none of the others.
+///
+/// The same query, preferences and packages give the same decision at the same version, always.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Decision {
+    schema: Schema,
+    /// Version of the snapshot that it was taken on.
+    pub version: u64,
+    /// What was asked.
+    pub query: Query,
+    /// The backend chosen.
+    pub chosen: BackendRef,
+    /// What spoke for it.
+    pub because: Because,
+    /// Every other registration of the op, best first, those that are overridden last.
+    pub rejected: Vec<Rejection>,
+}
+
+/// What spoke for the chosen backend.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Because {
+    /// The user chose it.
+    Preferred {
+        /// The preference that says so.
+        key: PreferenceKey,
+    },
+    /// No other one fits.
+    OnlyFit,
+    /// Of those that fit it has the highest priority.
+    Priority {
+        /// Its priority.
+        priority: i32,
+    },
+    /// Of those that fit with the highest priority it comes first: by [`Origin`], then by name.
+    First {
+        /// Their priority.
+        priority: i32,
+    },
+}
+
+impl fmt::Display for Because {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Preferred { key } => write!(f, "chosen for {key}"),
+            Self::OnlyFit => f.write_str("the only one that fits"),
+            Self::Priority { priority } => write!(f, "highest priority that fits ({priority})"),
+            Self::First { priority } => {
+                write!(
+                    f,
+                    "first by origin and name of those that fit with priority {priority}"
+                )
+            }
+        }
+    }
+}
+
+/// A backend that was not chosen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rejection {
+    /// The backend.
+    pub backend: BackendRef,
+    /// Every reason, at least one.
+    pub reasons: Vec<Reason>,
+}
+
+impl fmt::Display for Rejection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.backend.name, joined(&self.reasons))
+    }
+}
+
+/// Why a backend was not chosen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Reason {
+    /// It does not serve the phase.
+    Phase {
+        /// The phase asked for.
+        asked: Phase,
+        /// Those that it serves.
+        valid: BTreeSet<Phase>,
+    },
+    /// It does not run on the device family.
+    Device {
+        /// The family asked for.
+        asked: DeviceKind,
+        /// Where it runs.
+        valid: Vec<DeviceSupport>,
+    },
+    /// It runs on the family, but not on this generation.
+    Capability {
+        /// The capability of the device.
+        asked: ComputeCapability,
+        /// The ranges that it runs on.
+        valid: Vec<DeviceSupport>,
+    },
+    /// It runs on some generations of the family, and the device's is not known.
+    CapabilityUnknown {
+        /// The ranges that it runs on.
+        valid: Vec<DeviceSupport>,
+    },
+    /// It does not take the dtype.
+    Dtype {
+        /// The dtype asked for.
+        asked: Dtype,
+        /// Those that it takes.
+        valid: BTreeSet<Dtype>,
+    },
+    /// It does not take a recurrent state of the dtype.
+    StateDtype {
+        /// The dtype asked for.
+        asked: Dtype,
+        /// Those that it takes.
+        valid: BTreeSet<Dtype>,
+    },
+    /// It does not take the head size.
+    HeadSize {
+        /// The head size asked for.
+        asked: HeadSize,
+        /// Those that it takes.
+        valid: BTreeSet<HeadSize>,
+    },
+    /// It does not take the page size.
+    PageSize {
+        /// The page size asked for.
+        asked: u32,
+        /// Those that it takes.
+        valid: BTreeSet<u32>,
+    },
+    /// It does not take the axis order of the recurrent state.
+    StateLayout {
+        /// The axis order asked for.
+        asked: String,
+        /// Those that it takes.
+        valid: BTreeSet<String>,
+    },
+    /// It can't do something that is needed.
+    Features {
+        /// What it can't do.
+        missing: BTreeSet<String>,
+        /// What it can.
+        valid: BTreeSet<String>,
+    },
+    /// A distribution that it needs is not installed.
+    PackageMissing {
+        /// What it needs.
+        needed: PackageRequirement,
+    },
+    /// A distribution that it needs is installed in another version.
+    PackageVersion {
+        /// What it needs.
+        needed: PackageRequirement,
+        /// The version that is installed.
+        installed: String,
+    },
+    /// Another registration of its name lies over it.
+    Overridden {
+        /// The active one.
+        by: BackendId,
+        /// Who registered that.
+        origin: Origin,
+    },
+    /// It fits, but another was chosen by the user.
+    NotPreferred {
+        /// The preference that says so.
+        key: PreferenceKey,
+        /// The backend chosen.
+        chosen: String,
+    },
+    /// It fits, but the chosen one has a higher priority.
+    LowerPriority {
+        /// Its own.
+        priority: i32,
+        /// That of the chosen one.
+        chosen: i32,
+    },
+    /// It fits and has the same priority, but the chosen one comes before it: by [`Origin`], then by name.
+    LaterInOrder {
+        /// Their priority.
+        priority: i32,
+    },
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Phase { asked, valid } => write!(f, "does not serve {asked}, only {}", list(valid)),
+            Self::Device { asked, valid } => write!(f, "does not run on {asked}, only on {}", list(valid)),
+            Self::Capability { asked, valid } => {
+                write!(f, "does not run on capability {asked}, only on {}", list(valid))
+            }
+            Self::CapabilityUnknown { valid } => {
+                write!(
+                    f,
+                    "runs only on {}, and the device's capability is not known",
+                    list(valid)
+                )
+            }
+            Self::Dtype { asked, valid } => write!(f, "does not take {asked}, only {}", list(valid)),
+            Self::StateDtype { asked, valid } => {
+                write!(f, "does not take a state in {asked}, only {}", list(valid))
+            }
+            Self::HeadSize { asked, valid } => {
+                write!(f, "does not take head size {asked}, only {}", list(valid))
+            }
+            Self::PageSize { asked, valid } => {
+                write!(f, "does not take page size {asked}, only {}", list(valid))
+            }
+            Self::StateLayout { asked, valid } => {
+                write!(f, "does not take state layout {asked}, only {}", list(valid))
+            }
+            Self::Features { missing, valid } if valid.is_empty() => write!(f, "lacks {}", list(missing)),
+            Self::Features { missing, valid } => write!(f, "lacks {}; it has {}", list(missing), list(valid)),
+            Self::PackageMissing { needed } => write!(f, "needs {needed}, which is not installed"),
+            Self::PackageVersion { needed, installed } => {
+                write!(f, "needs {needed}, and version {installed} is installed")
+            }
+            Self::Overridden { origin, .. } => write!(f, "overridden by {origin}"),
+            Self::NotPreferred { key, chosen } => write!(f, "fits, but {chosen} was chosen for {key}"),
+            Self::LowerPriority { priority, chosen } => {
+                write!(f, "fits, but its priority {priority} is below {chosen}")
+            }
+            Self::LaterInOrder { priority } => {
+                write!(
+                    f,
+                    "fits with the same priority {priority}, but comes later by origin and name"
+                )
+            }
+        }
+    }
+}
+
+/// Why a query has no answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResolveError {
+    /// Nothing was chosen, and nothing fits.
+    #[error("no backend for {query}{}", lines(.rejected))]
+    NoBackend {
+        /// What was asked.
+        query: Box<Query>,
+        /// Version of the snapshot that was asked.
+        version: u64,
+        /// Every registration of the op with its reasons.
+        rejected: Vec<Rejection>,
+    },
+    /// The backend that the user chose can't do it. No other one is taken instead.
+    #[error("{:?}, chosen for {key}, can't serve {query}: {}{}", .chosen.backend.name, joined(&.chosen.reasons), lines(.rejected))]
+    UnfitChoice {
+        /// What was asked.
+        query: Box<Query>,
+        /// Version of the snapshot that was asked.
+        version: u64,
+        /// The preference.
+        key: PreferenceKey,
+        /// The backend chosen, with the reasons why it does not fit.
+        chosen: Box<Rejection>,
+        /// Every other registration of the op with its reasons.
+        rejected: Vec<Rejection>,
+    },
+    /// No backend of the op has the name that the user chose.
+    #[error("{key}: {name} (for op {op})")]
+    UnknownChoice {
+        /// The op.
+        op: Op,
+        /// The preference.
+        key: PreferenceKey,
+        /// The name, and the valid ones.
+        name: UnknownName,
+    },
+}
+
+impl CoreError for ResolveError {
+    fn code(&self) -> &'static str {
+        match self {
+            Self::NoBackend { .. } => "no_backend",
+            Self::UnfitChoice { .. } => "unfit_backend",
+            Self::UnknownChoice { .. } => "unknown_backend",
+        }
+    }
+
+    fn fields(&self) -> serde_json::Value {
+        match self {
+            Self::NoBackend {
+                query,
+                version,
+                rejected,
+            } => {
+                serde_json::json!({"query": query, "version": version, "rejected": rejected})
+            }
+            Self::UnfitChoice {
+                query,
+                version,
+                key,
+                chosen,
+                rejected,
+            } => serde_json::json!({
+                "query": query, "version": version, "key": key, "found": chosen.backend.name,
+                "chosen": chosen, "rejected": rejected,
+            }),
+            Self::UnknownChoice { op, key, name } => {
+                let mut fields = name.fields();
+                fields["op"] = op.name().into();
+                fields["key"] = key.to_string().into();
+                fields
+            }
+        }
+    }
+}
+
+impl Snapshot {
+    /// Decides which backend serves a query.
+    ///
+    /// The user's choice counts, if there is one ([`Preferences::choice`]); it is never replaced by another. Else, of
+    /// the active backends that fit, the one of the highest priority, then the first by [`Origin`], then by name.
+    ///
+    /// # Errors
+    /// [`ResolveError`]; it carries the reasons of every candidate.
+    pub fn resolve(
+        &self,
+        query: &Query,
+        preferences: &Preferences,
+        packages: &Packages,
+    ) -> Result<Decision, ResolveError> {
+        let mut ranked: Vec<(&Arc<Registration>, Vec<Reason>)> = self
+            .of_op(query.op)
+            .map(|backend| (backend, misfits(backend, query, packages)))
+            .collect();
+        ranked.sort_by_key(|(backend, _)| {
+            (
+                Reverse(backend.spec.priority),
+                &backend.origin,
+                &backend.spec.name,
+            )
+        });
+
+        let choice = preferences.choice(query.op, query.phase);
+        let position = match choice {
+            Some((key, name)) => Some(
+                ranked
+                    .iter()
+                    .position(|(backend, _)| backend.spec.name == name)
+                    .ok_or_else(|| {
+                        let valid = ranked.iter().map(|(backend, _)| backend.spec.name.as_str());
+                        ResolveError::UnknownChoice {
+                            op: query.op,
+                            key,
+                            name: UnknownName::new("backend", name, valid),
+                        }
+                    })?,
+            ),
+            None => ranked.iter().position(|(_, reasons)| reasons.is_empty()),
+        };
+        let chosen = position.map(|position| ranked.remove(position));
+        let because = chosen
+            .as_ref()
+            .filter(|(_, reasons)| reasons.is_empty())
+            .map(|(backend, _)| {
+                let rival = ranked
+                    .iter()
+                    .find(|(_, reasons)| reasons.is_empty())
+                    .map(|(rival, _)| rival.spec.priority);
+                let priority = backend.spec.priority;
+                match (choice, rival) {
+                    (Some((key, _)), _) => Because::Preferred { key },
+                    (None, None) => Because::OnlyFit,
+                    (None, Some(rival)) if rival == priority => Because::First { priority },
+                    (None, Some(_)) => Because::Priority { priority },
+                }
+            });
+
+        for (backend, reasons) in &mut ranked {
+            if let (Some((key, name)), _) = (choice, ()) {
+                reasons.push(Reason::NotPreferred {
+                    key,
+                    chosen: name.to_owned(),
+                });
+            } else if let (true, Some((chosen, _))) = (reasons.is_empty(), &chosen) {
+                let (priority, chosen) = (backend.spec.priority, chosen.spec.priority);
+                reasons.push(if priority == chosen {
+                    Reason::LaterInOrder { priority }
+                } else {
+                    Reason::LowerPriority { priority, chosen }
+                });
+            }
+        }
+        let overridden = self.stacks_of(query.op).flat_map(|stack| {
+            let (active, below) = stack.split_last().expect("a stack has at least one registration");
+            below.iter().map(|backend| {
+                (
+                    backend,
+                    vec![Reason::Overridden {
+                        by: active.id,
+                        origin: active.origin.clone(),
+                    }],
+                )
+            })
+        });
+        let rejected = ranked
+            .into_iter()
+            .chain(overridden)
+            .map(|(backend, reasons)| Rejection {
+                backend: BackendRef::from(&**backend),
+                reasons,
+            })
+            .collect();
+
+        let version = self.version();
+        match (chosen, because, choice) {
+            (Some((backend, _)), Some(because), _) => Ok(Decision {
+                schema: Schema,
+                version,
+                query: query.clone(),
+                chosen: BackendRef::from(&**backend),
+                because,
+                rejected,
+            }),
+            (Some((backend, reasons)), None, Some((key, _))) => Err(ResolveError::UnfitChoice {
+                query: Box::new(query.clone()),
+                version,
+                key,
+                chosen: Box::new(Rejection {
+                    backend: BackendRef::from(&**backend),
+                    reasons,
+                }),
+                rejected,
+            }),
+            _ => Err(ResolveError::NoBackend {
+                query: Box::new(query.clone()),
+                version,
+                rejected,
+            }),
+        }
+    }
+}
+
+/// Every reason why a backend can't serve a query.
+fn misfits(backend: &Registration, query: &Query, packages: &Packages) -> Vec<Reason> {
+    let capabilities = &backend.spec.capabilities;
+    let mut reasons = Vec::new();
+    if !backend.spec.phases.contains(&query.phase) {
+        reasons.push(Reason::Phase {
+            asked: query.phase,
+            valid: backend.spec.phases.clone(),
+        });
+    }
+    reasons.extend(device_misfit(&capabilities.devices, &query.device));
+    reasons.extend(
+        outside(Some(&query.dtype), &capabilities.dtypes)
+            .map(|(asked, valid)| Reason::Dtype { asked, valid }),
+    );
+    reasons.extend(
+        outside(query.state_dtype.as_ref(), &capabilities.state_dtypes)
+            .map(|(asked, valid)| Reason::StateDtype { asked, valid }),
+    );
+    reasons.extend(
+        outside(query.head_size.as_ref(), &capabilities.head_sizes)
+            .map(|(asked, valid)| Reason::HeadSize { asked, valid }),
+    );
+    reasons.extend(
+        outside(query.page_size.as_ref(), &capabilities.page_sizes)
+            .map(|(asked, valid)| Reason::PageSize { asked, valid }),
+    );
+    reasons.extend(
+        outside(query.state_layout.as_ref(), &capabilities.state_layouts)
+            .map(|(asked, valid)| Reason::StateLayout { asked, valid }),
+    );
+    let missing: BTreeSet<String> = query
+        .features
+        .difference(&capabilities.features)
+        .cloned()
+        .collect();
+    if !missing.is_empty() {
+        reasons.push(Reason::Features {
+            missing,
+            valid: capabilities.features.clone(),
+        });
+    }
+    reasons.extend(
+        capabilities
+            .packages
+            .iter()
+            .filter_map(|needed| match packages.version(needed.name()) {
+                None => Some(Reason::PackageMissing {
+                    needed: needed.clone(),
+                }),
+                Some(installed) if !needed.accepts(installed) => Some(Reason::PackageVersion {
+                    needed: needed.clone(),
+                    installed: installed.to_owned(),
+                }),
+                Some(_) => None,
+            }),
+    );
+    reasons
+}
+
+fn device_misfit(supported: &[DeviceSupport], device: &Device) -> Option<Reason> {
+    let family: Vec<DeviceSupport> = supported
+        .iter()
+        .filter(|support| support.kind == device.kind)
+        .cloned()
+        .collect();
+    if family.is_empty() {
+        return Some(Reason::Device {
+            asked: device.kind.clone(),
+            valid: supported.to_vec(),
+        });
+    }
+    if family.iter().any(|support| support.contains(device.capability)) {
+        return None;
+    }
+    Some(match device.capability {
+        Some(asked) => Reason::Capability { asked, valid: family },
+        None => Reason::CapabilityUnknown { valid: family },
+    })
+}
+
+/// What was asked for and what is allowed, where something is asked for and something else allowed.
+fn outside<T: Ord + Clone>(asked: Option<&T>, valid: &BTreeSet<T>) -> Option<(T, BTreeSet<T>)> {
+    asked
+        .filter(|asked| !valid.is_empty() && !valid.contains(asked))
+        .map(|asked| (asked.clone(), valid.clone()))
+}
+
+fn list<T: fmt::Display>(items: impl IntoIterator<Item = T>) -> String {
+    items
+        .into_iter()
+        .map(|item| item.to_string())
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+fn joined(reasons: &[Reason]) -> String {
+    reasons
+        .iter()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join("; ")
+}
+
+fn lines(rejected: &[Rejection]) -> String {
+    if rejected.is_empty() {
+        return "; no other is registered for this op".to_owned();
+    }
+    rejected
+        .iter()
+        .map(|rejection| format!("\n  {rejection}"))
+        .collect()
+}
