@@ -1,0 +1,232 @@
+"""The short causal convolution in Triton: one launch in either phase.
+
+The program that computes a sequence's first rows also replaces its state: it alone reads the old one.
+"""
+
+# Triton reads the types of a kernel's arguments at the call.
+# ruff: noqa: ANN001, ANN202
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+from switchrail.ops.backend import ShortConvBackend
+from switchrail.ops.batch import Phase, StateBatch
+
+from switchrail_kernels.tables import split_rows, to_device
+
+ROWS = 64
+
+
+@triton.jit
+def _finish(b_y, p_bias, o_c, m_c, BIAS: tl.constexpr, SILU: tl.constexpr):
+    """Adds the bias [BC] to the sums [rows, BC] and applies the activation."""
+    if BIAS:
+        b_y += tl.load(p_bias + o_c, mask=m_c, other=0.0).to(tl.float32)[None, :]
+    if SILU:
+        b_y *= tl.sigmoid(b_y)
+    return b_y
+
+
+@triton.jit
+def _convolve(
+    p_x,
+    p_weight,
+    p_bias,
+    p_state,
+    p_out,
+    p_pieces,
+    p_cu_seqlens,
+    p_read_slots,
+    p_write_slots,
+    p_has_initial_state,
+    s_xt,
+    s_xc,
+    s_slot,
+    C,
+    W: tl.constexpr,
+    BT: tl.constexpr,
+    BC: tl.constexpr,
+    BIAS: tl.constexpr,
+    SILU: tl.constexpr,
+):
+    i_p = tl.program_id(0)
+    i_n = tl.load(p_pieces + 4 * i_p)
+    within = tl.load(p_pieces + 4 * i_p + 1)
+    row = tl.load(p_pieces + 4 * i_p + 2).to(tl.int64)
+    rows = tl.load(p_pieces + 4 * i_p + 3)
+    read = tl.load(p_read_slots + i_n)
+    write = tl.load(p_write_slots + i_n)
+
+    o_t = tl.arange(0, BT)
+    o_c = tl.program_id(1) * BC + tl.arange(0, BC)
+    m_c = o_c < C
+    m_out = (o_t < rows)[:, None] & m_c[None, :]
+    p_x += row * s_xt
+    b_y = tl.zeros((BT, BC), tl.float32)
+    for j in tl.static_range(W):
+        o_from = o_t + (j - (W - 1))
+        m_from = (o_from >= -within) & (o_t < rows)
+        b_x = tl.load(p_x + o_from[:, None] * s_xt + o_c[None, :] * s_xc, mask=m_from[:, None] & m_c[None, :], other=0.0)
+        b_w = tl.load(p_weight + o_c * W + j, mask=m_c, other=0.0)
+        b_y += b_x.to(tl.float32) * b_w.to(tl.float32)[None, :]
+
+    if within == 0:
+        old = tl.where(tl.load(p_has_initial_state + i_n), tl.where(read >= 0, C, 0), 0)
+        m_old = o_c < old
+        p_old = p_state + read * s_slot
+        p_new = p_state + write * s_slot
+        for j in tl.static_range(W - 1):
+            o_from = o_t + j
+            b_x = tl.load(
+                p_old + o_from[:, None] * C + o_c[None, :], mask=(o_from < W - 1)[:, None] & m_old[None, :], other=0.0
+            )
+            b_w = tl.load(p_weight + o_c * W + j, mask=m_c, other=0.0)
+            b_y += b_x.to(tl.float32) * b_w.to(tl.float32)[None, :]
+        tl.debug_barrier()  # other threads of this program have read what is now replaced
+        length = tl.load(p_cu_seqlens + i_n + 1) - tl.load(p_cu_seqlens + i_n)
+        m_new = o_c < tl.where(write >= 0, C, 0)
+        for j in tl.static_range(W - 1):
+            # Ascending, so that a short sequence reads each old column before it is replaced.
+            i_from = length - (W - 1) + j
+            b_x = tl.load(p_x + i_from * s_xt + o_c * s_xc, mask=o_c < tl.where(i_from >= 0, C, 0), other=0.0)
+            b_s = tl.load(p_old + (length + j) * C + o_c, mask=o_c < tl.where(i_from < 0, old, 0), other=0.0)
+            b_s = tl.where(i_from >= 0, b_x.to(tl.float32), b_s.to(tl.float32))
+            tl.store(p_new + j * C + o_c, b_s.to(p_state.dtype.element_ty), mask=m_new)
+
+    b_y = _finish(b_y, p_bias, o_c, m_c, BIAS, SILU)
+    b_y = tl.where(write >= 0, b_y, 0.0)
+    tl.store(p_out + (row + o_t)[:, None] * C + o_c[None, :], b_y.to(p_out.dtype.element_ty), mask=m_out)
+
+
+@triton.jit
+def _step(
+    p_x,
+    p_weight,
+    p_bias,
+    p_state,
+    p_out,
+    p_read_slots,
+    p_write_slots,
+    s_xt,
+    s_xc,
+    s_slot,
+    C,
+    W: tl.constexpr,
+    BC: tl.constexpr,
+    BIAS: tl.constexpr,
+    SILU: tl.constexpr,
+):
+    i_n = tl.program_id(0).to(tl.int64)
+    read = tl.load(p_read_slots + i_n)
+    write = tl.load(p_write_slots + i_n)
+    o_c = tl.program_id(1) * BC + tl.arange(0, BC)
+    m_c = o_c < C
+    m_old = o_c < tl.where(read >= 0, C, 0)
+    m_new = o_c < tl.where(write >= 0, C, 0)
+    b_x = tl.load(p_x + i_n * s_xt + o_c * s_xc, mask=m_c, other=0.0).to(tl.float32)
+    b_y = b_x * tl.load(p_weight + o_c * W + (W - 1), mask=m_c, other=0.0).to(tl.float32)
+    p_new = p_state + write * s_slot + o_c
+    for j in tl.static_range(W - 1):
+        b_s = tl.load(p_state + read * s_slot + j * C + o_c, mask=m_old, other=0.0)
+        b_y += b_s.to(tl.float32) * tl.load(p_weight + o_c * W + j, mask=m_c, other=0.0).to(tl.float32)
+        if j > 0:
+            tl.store(p_new + (j - 1) * C, b_s, mask=m_new)
+    tl.store(p_new + (W - 2) * C, b_x.to(p_state.dtype.element_ty), mask=m_new)
+    b_y = tl.reshape(_finish(b_y[None, :], p_bias, o_c, m_c, BIAS, SILU), (BC,))
+    b_y = tl.where(write >= 0, b_y, 0.0)
+    tl.store(p_out + i_n * C + o_c, b_y.to(p_out.dtype.element_ty), mask=m_c)
+
+
+class TritonShortConv(ShortConvBackend):
+    """The short convolution for compute capability 8.0 and later; up to 64 taps."""
+
+    def plan(self, phase: Phase, batch: StateBatch) -> torch.Tensor | None:
+        """Cuts the sequences of a prefill into pieces of 64 rows."""
+        if phase == "decode":
+            return None
+        return to_device(split_rows(batch.seqlens, ROWS), batch.cu_seqlens.device)
+
+    def prefill(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        *,
+        bias: torch.Tensor | None,
+        state: torch.Tensor,
+        out: torch.Tensor,
+        batch: StateBatch,
+        plan: object,
+        activation: Literal["silu"] | None,
+    ) -> None:
+        """Runs T packed rows of N sequences of any length."""
+        assert isinstance(plan, torch.Tensor)
+        channels, width = weight.shape
+        if plan.shape[0] == 0:
+            return
+        block = min(64, triton.next_power_of_2(channels))
+        _convolve[(plan.shape[0], triton.cdiv(channels, block))](
+            x,
+            weight,
+            bias,
+            state,
+            out,
+            plan,
+            batch.cu_seqlens,
+            batch.read_slots,
+            batch.write_slots,
+            batch.has_initial_state,
+            x.stride(0),
+            x.stride(1),
+            state.stride(0),
+            channels,
+            W=width,
+            BT=ROWS,
+            BC=block,
+            BIAS=bias is not None,
+            SILU=activation == "silu",
+            num_warps=4,
+        )
+
+    def decode(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        *,
+        bias: torch.Tensor | None,
+        state: torch.Tensor,
+        out: torch.Tensor,
+        batch: StateBatch,
+        plan: object,
+        activation: Literal["silu"] | None,
+    ) -> None:
+        """Runs one row a sequence."""
+        channels, width = weight.shape
+        if x.shape[0] == 0:
+            return
+        block = min(256, triton.next_power_of_2(channels))
+        _step[(x.shape[0], triton.cdiv(channels, block))](
+            x,
+            weight,
+            bias,
+            state,
+            out,
+            batch.read_slots,
+            batch.write_slots,
+            x.stride(0),
+            x.stride(1),
+            state.stride(0),
+            channels,
+            W=width,
+            BC=block,
+            BIAS=bias is not None,
+            SILU=activation == "silu",
+            num_warps=2,
+        )
+
+
+__all__ = ["TritonShortConv"]
