@@ -1,0 +1,38 @@
+"""How the engine's option objects refuse values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from switchrail.errors import SwitchrailError
+
+Error = TypeVar("Error", bound=SwitchrailError)
+
+
+def refuse(error: type[Error], owner: str, checks: Iterable[tuple[str, object, bool, str]]) -> None:
+    """Raises one error that lists every value which its check turned down.
+
+    Args:
+        error: The class to raise; its fields are `problems` (name -> message) and `valid` (name -> what would do).
+        owner: What the values belong to, for the message.
+        checks: For each value its name, the value found, whether it is right, and what would be right.
+    """
+    wrong = [(name, found, valid) for name, found, right, valid in checks if not right]
+    if wrong:
+        problems = {name: f"{name} must be {valid}, found {found!r}" for name, found, valid in wrong}
+        raise error(
+            f"{owner}: " + "; ".join(problems.values()),
+            problems=problems,
+            valid={name: valid for name, _, valid in wrong},
+        )
+
+
+def is_count(value: object, least: int = 1) -> bool:
+    """Whether `value` is an integer (and no bool) of at least `least`."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def is_number(value: object) -> bool:
+    """Whether `value` is a finite real number (and no bool)."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")

@@ -1,0 +1,220 @@
+"""Where a layer's call leaves the model definition and reaches the backends of the route plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+
+from switchrail.engine.pools import Pools
+from switchrail.engine.step import Step
+from switchrail.errors import DispatchError
+
+
+class Dispatcher:
+    """Runs the ops of one model's layers on the backends that its route plan chose.
+
+    In each step every (layer, op) must come by exactly once: a model definition that skips one, or takes another
+    path through its code, would otherwise mix sequences without a word.
+    """
+
+    def __init__(self, plan: Any, pools: Pools, routes: Iterable[tuple[int, str]]) -> None:
+        """Serves the given routes.
+
+        Args:
+            plan: The route plan.
+            pools: Where the layers' memory is.
+            routes: Every (layer id, op) of the model.
+        """
+        self.plan = plan
+        self.pools = pools
+        self._routes = frozenset(routes)
+        self._left: set[tuple[int, str]] = set()
+        self._step: Step | None = None
+        self._lookup = plan.lookup
+        # one instance serves all layers of a phase that chose it; the first layer stands for them
+        self._backends = {
+            (layer, op, phase): plan.backend(op, phase, layer)
+            for layer, op in self._routes
+            for phase in ("prefill", "decode")
+        }
+
+    @property
+    def step(self) -> Step:
+        """The step that runs.
+
+        Raises:
+            DispatchError: None does: the engine's model was called by somebody else.
+        """
+        if self._step is None:
+            raise DispatchError("a layer of an engine's model ran outside of a step; call the engine, not its model")
+        return self._step
+
+    def begin(self, step: Step) -> None:
+        """Starts a step: each backend in use plans it once a phase."""
+        for part in step.parts:
+            for (_, op, phase), backend in self._backends.items():
+                key = (phase, id(backend))
+                if phase == part.phase and key not in step.plans:
+                    step.plans[key] = backend.plan(phase, part.pages if op == "attention" else part.states)
+        self._left = set(self._routes)
+        self._step = step
+
+    def end(self) -> None:
+        """Ends the step.
+
+        Raises:
+            DispatchError: An op of a layer was not run.
+        """
+        self._step = None
+        if self._left:
+            layer, op = min(self._left)
+            raise DispatchError(
+                f"layer {layer} did not run its {op} in this step ({len(self._left)} such calls are missing); the "
+                "model definition took a path that the engine does not see",
+                layer=layer,
+                op=op,
+                found=0,
+            )
+
+    def abort(self) -> None:
+        """Ends a step that failed."""
+        self._step = None
+
+    def attention(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float
+    ) -> torch.Tensor:
+        """Writes keys and values to their pages and attends.
+
+        Args:
+            layer: Layer id.
+            q: [T, H, D].
+            k: [T, HKV, D].
+            v: [T, HKV, D].
+            scale: Of the products of q and k.
+
+        Returns:
+            [T, H, D], contiguous, of q's dtype.
+        """
+        step = self._enter(layer, "attention")
+        k_cache, v_cache = self.pools.kv[layer]
+        k_cache.flatten(0, 1).index_copy_(0, step.kv_rows, k)
+        v_cache.flatten(0, 1).index_copy_(0, step.kv_rows, v)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        for part in step.parts:
+            phase = part.phase
+            self._lookup("attention", phase, layer)(
+                q[part.rows],
+                k_cache,
+                v_cache,
+                out=out[part.rows],
+                batch=part.pages,
+                plan=step.plans[phase, id(self._backends[layer, "attention", phase])],
+                scale=scale,
+            )
+        return out
+
+    def gated_delta(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        scale: float,
+        qk_l2norm: bool,
+    ) -> torch.Tensor:
+        """Runs the gated delta rule from and into the layer's state pool.
+
+        Args:
+            layer: Layer id.
+            q: [T, H, K].
+            k: [T, H, K].
+            v: [T, HV, V].
+            g: [T, HV] float32, the log of the decay.
+            beta: [T, HV].
+            scale: Of q.
+            qk_l2norm: Whether q and k are normalised first.
+
+        Returns:
+            [T, HV, V], contiguous, of q's dtype.
+        """
+        step = self._enter(layer, "gated_delta")
+        state = self.pools.state[layer]
+        out = torch.empty(v.shape, dtype=q.dtype, device=q.device)
+        for part in step.parts:
+            phase, rows = part.phase, part.rows
+            self._lookup("gated_delta", phase, layer)(
+                q[rows],
+                k[rows],
+                v[rows],
+                g=g[rows],
+                beta=beta[rows],
+                state=state,
+                out=out[rows],
+                batch=part.states,
+                plan=step.plans[phase, id(self._backends[layer, "gated_delta", phase])],
+                scale=scale,
+                qk_l2norm=qk_l2norm,
+            )
+        return out
+
+    def short_conv(
+        self,
+        layer: int,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        *,
+        bias: torch.Tensor | None,
+        activation: Literal["silu"] | None,
+    ) -> torch.Tensor:
+        """Convolves along time from and into the layer's pool of windows.
+
+        Args:
+            layer: Layer id.
+            x: [T, C].
+            weight: [C, W].
+            bias: [C] or None.
+            activation: Applied to the result.
+
+        Returns:
+            [T, C], contiguous, of x's dtype.
+        """
+        step = self._enter(layer, "short_conv")
+        state = self.pools.conv[layer]
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        for part in step.parts:
+            phase = part.phase
+            self._lookup("short_conv", phase, layer)(
+                x[part.rows],
+                weight,
+                bias=bias,
+                state=state,
+                out=out[part.rows],
+                batch=part.states,
+                plan=step.plans[phase, id(self._backends[layer, "short_conv", phase])],
+                activation=activation,
+            )
+        return out
+
+    def _enter(self, layer: int, op: str) -> Step:
+        step = self.step
+        try:
+            self._left.remove((layer, op))
+        except KeyError:
+            known = (layer, op) in self._routes
+            raise DispatchError(
+                f"layer {layer} ran its {op} twice in one step"
+                if known
+                else f"layer {layer} ran {op}, which its layout does not have",
+                layer=layer,
+                op=op,
+                found=2 if known else 1,
+            ) from None
+        return step
+
+
+__all__ = ["Dispatcher"]

@@ -1,0 +1,459 @@
+"""The engine: a hybrid model that serves many requests at one time."""
+
+from __future__ import annotations
+
+import operator
+import random
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import switchrail
+from switchrail.engine.checkpoint import load, read_config
+from switchrail.engine.dispatch import Dispatcher
+from switchrail.engine.dtypes import parse_dtype
+from switchrail.engine.memory import choose_num_pages, pages_of
+from switchrail.engine.models.binding import connect, find_mixers, read_shapes
+from switchrail.engine.options import EngineOptions
+from switchrail.engine.params import SamplingParams
+from switchrail.engine.pools import Pools
+from switchrail.engine.request import Event, FinishReason, Output, Request
+from switchrail.engine.sampling import choose
+from switchrail.engine.scheduler import Schedule, Scheduler
+from switchrail.engine.stats import Stats
+from switchrail.engine.step import StepBuilder
+from switchrail.engine.text import TextStream
+from switchrail.errors import ConfigError, RequestError
+
+Prompt = str | Sequence[int]
+
+
+class Engine(AbstractContextManager["Engine"]):
+    """Runs a checkpoint: transformers' model definition, each layer's attention on the backend that its route names.
+
+    Requests are submitted at any time and run together. `generate` and `stream` do all that is needed; `submit`,
+    `step` and `cancel` are for a program that has a loop of its own. All methods can be called from any thread; steps
+    run one at a time.
+
+    Example:
+        >>> with Engine("tests/checkpoints/kjv") as engine:  # doctest: +SKIP
+        ...     print(engine.generate(["In the beginning"])[0].text)
+
+    Attributes:
+        options: The sizes.
+        plan: The route plan.
+        layout: The model's layout.
+        pools: The memory for keys, values and states.
+        max_length: The most tokens of a sequence, prompt and output together.
+    """
+
+    def __init__(
+        self,
+        checkpoint: str | Path,
+        *,
+        runtime: Any = None,
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        backends: Mapping[str, str] | None = None,
+        options: EngineOptions | Mapping[str, Any] | None = None,
+    ) -> None:
+        """Plans the routes, loads the model and allocates the pools.
+
+        Args:
+            checkpoint: A folder in transformers' format, with tokenizer and safetensors weights.
+            runtime: Whose backends may serve; None: the current one, with the installed plugins loaded.
+            device: Where to run; None: the platform's device.
+            dtype: `float32`, `float16` or `bfloat16`; None: the checkpoint's own, on a CPU float32.
+            backends: Choices, by op, by op and phase (`gated_delta.decode`), or for the linear family (`linear`).
+            options: Sizes.
+
+        Raises:
+            CheckpointError: The folder is not a checkpoint that the engine runs.
+            ConfigError: An option is unknown or out of range, or there is not enough memory.
+            UnknownDtypeError: The dtype is none of those above.
+            NoBackendError: No backend serves one of the model's ops.
+            UnknownBackendError: A chosen backend is not registered.
+            BackendUnfitError: A chosen backend can't serve what it was chosen for.
+        """
+        self.options = EngineOptions.of(options)
+        path = Path(checkpoint)
+        config = read_config(path)
+        self.device = torch.device(device or "cpu")
+        self.dtype = parse_dtype(dtype, config, self.device)
+        self.layout = switchrail.Layout.from_config(config)
+        state_dtype = torch.float32
+        self.plan = runtime.plan(
+            self.layout,
+            device=str(self.device.type),
+            dtype=str(self.dtype).removeprefix("torch."),
+            state_dtype=str(state_dtype).removeprefix("torch."),
+            page_size=self.options.page_size,
+            preferences=dict(backends or {}),
+            phases=("prefill", "decode"),
+        )
+
+        loaded = load(path, config, device=self.device, dtype=self.dtype)
+        self.max_length = self.options.max_length or loaded.max_length
+        if self.max_length > loaded.max_length:
+            raise ConfigError(
+                f"max_length is {self.max_length}, but the model was made for {loaded.max_length} tokens",
+                problems={"max_length": f"found {self.max_length}"},
+                valid={"max_length": f"an integer from 2 to {loaded.max_length}"},
+            )
+        self._model = loaded.model
+        self._tokenizer = loaded.tokenizer
+        self._end_tokens = loaded.end_tokens
+        self._vocab_size = loaded.vocab_size
+        self._decode = _decoder(loaded.tokenizer)
+
+        mixers = find_mixers(loaded.model, loaded.family, self.layout.layers)
+        shapes = read_shapes(mixers)
+        num_slots = self.options.max_sequences + 1
+        self.pools = Pools(
+            shapes,
+            num_pages=choose_num_pages(
+                self.options,
+                shapes.values(),
+                max_length=self.max_length,
+                dtype=self.dtype,
+                state_dtype=state_dtype,
+                device=self.device,
+            ),
+            page_size=self.options.page_size,
+            num_slots=num_slots,
+            dtype=self.dtype,
+            state_dtype=state_dtype,
+            device=self.device,
+        )
+        self._scheduler = Scheduler(self.pools, self.options)
+        self._builder = StepBuilder(
+            num_slots=num_slots,
+            max_pages=pages_of(self.max_length, self.options.page_size),
+            page_size=self.options.page_size,
+            device=self.device,
+        )
+        self._dispatcher = Dispatcher(self.plan, self.pools, shapes)
+        hooks = connect(mixers, loaded.family, self._dispatcher)
+        self._unhook = weakref.finalize(self, hooks.clear)
+        self._stats = Stats()
+        self._events: deque[Event] = deque()
+        self._submitted = 0
+        self._lock = threading.RLock()
+
+    @property
+    def stats(self) -> Stats:
+        """What the engine has done so far."""
+        return replace(self._stats)
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request waits or runs."""
+        return self._scheduler.busy
+
+    def generate(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Output]:
+        """Runs prompts to their ends.
+
+        Args:
+            prompts: Texts or token ids.
+            params: For all of them, or one for each; None: greedy defaults.
+
+        Returns:
+            An output for each prompt, in their order. One whose `finish_reason` is `error` has the reason beside it.
+
+        Raises:
+            RequestError: A prompt can't be served; then none is.
+        """
+        requests, _ = self._submit_all(prompts, params)
+        self._run(requests)
+        return [request.output for request in requests]
+
+    def stream(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> Iterator[Event]:
+        """Runs prompts and yields their events as they come; leaving the iterator early cancels what still runs.
+
+        Args:
+            prompts: Texts or token ids.
+            params: For all of them, or one for each; None: greedy defaults.
+
+        Yields:
+            Events; `event.request.id` counts up in the order of the prompts.
+
+        Raises:
+            RequestError: A prompt can't be served; then none is. Raised when the first event is asked for.
+        """
+        requests, events = self._submit_all(prompts, params)
+        try:
+            while events or any(request.finish_reason is None for request in requests):
+                with self._lock:
+                    if not events:
+                        self._advance()
+                while events:
+                    yield events.popleft()
+        finally:
+            self._cancel_all(requests)
+
+    def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
+        """Puts a prompt in line; `step` runs it.
+
+        Args:
+            prompt: A text or token ids.
+            params: None: greedy defaults.
+
+        Returns:
+            The request, whose attributes follow its progress.
+
+        Raises:
+            RequestError: The prompt can't be served, now or ever.
+        """
+        with self._lock:
+            request = self._prepare(prompt, params or SamplingParams(), self._events)
+            self._scheduler.waiting.append(request)
+            return request
+
+    def step(self) -> list[Event]:
+        """Runs one forward pass, if any request waits or runs.
+
+        Returns:
+            What happened to requests that were submitted with `submit`, since the last call.
+
+        Raises:
+            BaseException: What a backend raised. The requests of the step have then ended with reason `error`; all
+                others go on with the next step.
+        """
+        with self._lock:
+            self._advance()
+            events = list(self._events)
+            self._events.clear()
+            return events
+
+    def cancel(self, request: Request) -> bool:
+        """Ends a request where it is and frees what it held.
+
+        Returns:
+            Whether it had not ended yet.
+        """
+        with self._lock:
+            if request.finish_reason is not None:
+                return False
+            self._finish(request, "cancelled")
+            return True
+
+    def close(self) -> None:
+        """Cancels everything, frees model and pools, and takes the engine's hooks out."""
+        with self._lock:
+            if self._unhook.alive:
+                scheduler = self._scheduler
+                self._cancel_all([*scheduler.waiting, *scheduler.prefilling, *scheduler.decoding])
+                self._unhook()
+                del self._model, self._dispatcher, self.pools
+
+    def __exit__(self, *_: object) -> None:
+        """Closes the engine."""
+        self.close()
+
+    def _submit_all(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> tuple[list[Request], deque[Event]]:
+        """Submits all prompts or none; their events go to a queue of their own."""
+        if isinstance(prompts, str):
+            raise RequestError(f"prompts must be a sequence of prompts, found one text: {prompts[:40]!r}")
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(prompts)
+        if len(params) != len(prompts):
+            raise RequestError(f"{len(prompts)} prompts, but {len(params)} SamplingParams; valid: one, or one each")
+        events: deque[Event] = deque()
+        with self._lock:
+            requests = [self._prepare(prompt, param, events) for prompt, param in zip(prompts, params, strict=True)]
+            self._scheduler.waiting.extend(requests)
+        return requests, events
+
+    def _run(self, requests: Sequence[Request]) -> None:
+        try:
+            while any(request.finish_reason is None for request in requests):
+                with self._lock:
+                    self._advance()
+        finally:
+            self._cancel_all(requests)
+
+    def _cancel_all(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self.cancel(request)
+
+    def _prepare(self, prompt: Prompt, params: SamplingParams, events: deque[Event]) -> Request:
+        if not self._unhook.alive:
+            raise RequestError("the engine is closed")
+        tokens = self._tokens_of(prompt)
+        length = len(tokens) + params.max_new_tokens
+        if length > self.max_length:
+            raise RequestError(
+                f"{len(tokens)} prompt tokens and {params.max_new_tokens} new ones are {length}; a sequence can have "
+                f"{self.max_length}",
+                prompt_tokens=len(tokens),
+                max_new_tokens=params.max_new_tokens,
+                max_length=self.max_length,
+            )
+        # the last token's key and value are never read, so they are never written
+        needed = pages_of(length - 1, self.options.page_size)
+        if needed > self.pages_capacity:
+            raise RequestError(
+                f"{len(tokens)} prompt tokens and {params.max_new_tokens} new ones need {needed} pages of "
+                f"{self.options.page_size} tokens; the pool has {self.pages_capacity}",
+                prompt_tokens=len(tokens),
+                max_new_tokens=params.max_new_tokens,
+                needed_pages=needed,
+                pages=self.pages_capacity,
+            )
+        ends = frozenset() if params.ignore_eos else self._end_tokens
+        request = Request(
+            id=self._submitted,
+            prompt=prompt if isinstance(prompt, str) else None,
+            prompt_tokens=tokens,
+            params=params,
+            ids=np.array(tokens, dtype=np.int64),
+            end_tokens=ends | frozenset(params.stop_token_ids),
+            stream=TextStream(self._decode, tokens, tuple(params.stop)),
+            draws=random.Random(params.seed),
+            events=events,
+            needed_pages=needed,
+        )
+        self._submitted += 1
+        return request
+
+    @property
+    def pages_capacity(self) -> int:
+        """Pages that sequences can have, all together."""
+        return self.pools.pages.capacity
+
+    def _tokens_of(self, prompt: Prompt) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            tokens = tuple(self._tokenizer(prompt)["input_ids"])
+        else:
+            try:
+                tokens = tuple(operator.index(token) for token in prompt)
+            except TypeError:
+                raise RequestError(f"a prompt is a text or token ids, found {prompt!r:.80}") from None
+        if not tokens:
+            raise RequestError("the prompt has no tokens; at least one is needed")
+        wrong = next((token for token in tokens if not 0 <= token < self._vocab_size), None)
+        if wrong is not None:
+            raise RequestError(
+                f"the prompt has token id {wrong}; valid: 0 to {self._vocab_size - 1}",
+                found=wrong,
+                valid=(0, self._vocab_size - 1),
+            )
+        return tokens
+
+    def _advance(self) -> None:
+        """Runs the next step, if there is one."""
+        schedule, admitted = self._scheduler.schedule()
+        requests = schedule.requests
+        if not requests:
+            return
+        start = time.perf_counter()
+        try:
+            for request in admitted:
+                self._builder.admit(request)
+            ready, tokens = self._forward(schedule)
+        except BaseException as error:
+            for request in requests:
+                self._finish(request, "error", error)
+            raise
+        seconds = time.perf_counter() - start
+        self._stats.add(
+            prefill=sum(count for _, count in schedule.prefill), decode=len(schedule.decode), seconds=seconds
+        )
+        going: list[Request] = []
+        newest: list[int] = []
+        for request, token in zip(ready, tokens, strict=True):
+            try:
+                if token is None:
+                    raise RequestError("the model's logits are not finite")
+                self._accept(request, token)
+            except Exception as error:  # a tokenizer's, say: it ends this request and no other
+                self._finish(request, "error", error)
+            if token is not None and request.finish_reason is None:
+                going.append(request)
+                newest.append(token)
+        self._builder.append(going, newest)
+
+    @torch.inference_mode()
+    def _forward(self, schedule: Schedule) -> tuple[list[Request], list[int | None]]:
+        """Runs the model over a schedule's tokens and chooses the next ones."""
+        step = self._builder.build(schedule)
+        self._dispatcher.begin(step)
+        try:
+            logits = self._model(
+                input_ids=step.input_ids,
+                attention_mask=None,
+                position_ids=step.position_ids,
+                past_key_values=None,
+                use_cache=False,
+                logits_to_keep=step.logit_rows,
+            ).logits[0]
+        except BaseException:
+            self._dispatcher.abort()
+            raise
+        self._dispatcher.end()
+        self._builder.advance(schedule)
+        ready = self._scheduler.advance(schedule)
+        if not ready:
+            return [], []
+        return ready, choose(logits, [request.params for request in ready], [request.draws for request in ready])
+
+    def _accept(self, request: Request, token: int) -> None:
+        """Adds a token to a request, ends the request where it must, and tells about it."""
+        request.tokens.append(token)
+        reason: FinishReason | None = None
+        text = ""
+        if token in request.end_tokens:
+            reason = "stop"
+        else:
+            text = request.stream.push(token)
+            if request.stream.stopped:
+                reason = "stop"
+            elif len(request.tokens) == request.params.max_new_tokens:
+                reason = "length"
+        if reason is None:
+            request.events.append(Event(request=request, token=token, text=text, finish_reason=None))
+        else:
+            self._finish(request, reason, token=token, text=text)
+
+    def _finish(
+        self,
+        request: Request,
+        reason: FinishReason,
+        error: BaseException | None = None,
+        *,
+        token: int | None = None,
+        text: str = "",
+    ) -> None:
+        """Ends a request and frees what it held, whatever its text does."""
+        self._scheduler.remove(request)
+        request.finish_reason = reason
+        request.error = error
+        if reason != "error":
+            text += request.stream.finish()
+        request.events.append(Event(request=request, token=token, text=text, finish_reason=reason))
+
+
+def _decoder(tokenizer: Any) -> Callable[[list[int]], str]:
+    """Ids to text without special tokens; a tokenizer of the tokenizers library is called directly, ten times faster."""
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if fast is not None:
+        return lambda ids: str(fast.decode(ids, skip_special_tokens=True))
+    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+__all__ = ["Engine", "Prompt"]

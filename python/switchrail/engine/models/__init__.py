@@ -1,0 +1,1 @@
+"""How transformers' model definitions reach the engine: one file per function contract, one table of families."""

@@ -1,0 +1,94 @@
+"""Connecting a loaded model to a dispatcher."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from operator import attrgetter
+from typing import Any
+
+from torch import nn
+
+from switchrail.engine.dispatch import Dispatcher
+from switchrail.engine.models.contract import KEYWORD, MixerContract
+from switchrail.engine.models.families import Family
+from switchrail.engine.pools import Shape
+from switchrail.errors import LayoutError
+from switchrail.hooks import Hooks
+
+Mixer = tuple[int, nn.Module, MixerContract]
+"""Layer id, module, contract."""
+
+
+def find_mixers(model: nn.Module, family: Family, layers: Iterable[Any]) -> list[Mixer]:
+    """Finds the mixers that a layout's layers name.
+
+    Args:
+        model: The model with its head.
+        family: Its family.
+        layers: The layout's layers, each with `id`, `kind` and `ops`.
+
+    Raises:
+        LayoutError: The model has another number of layers, or a layer of a kind that the family doesn't have.
+    """
+    modules = attrgetter(family.layers)(model)
+    layers = list(layers)
+    if len(modules) != len(layers):
+        raise LayoutError(f"the layout has {len(layers)} layers, the model {len(modules)}", found=len(layers))
+    mixers: list[Mixer] = []
+    for layer in layers:
+        if layer.kind not in family.mixers:
+            raise LayoutError(
+                f"layer {layer.id} is of kind {layer.kind!r}; valid for {family.module}: {', '.join(family.mixers)}",
+                found=layer.kind,
+                valid=tuple(family.mixers),
+            )
+        for name, contract in family.mixers[layer.kind].items():
+            mixer = getattr(modules[layer.id], name, None)
+            if mixer is None:
+                raise LayoutError(
+                    f"layer {layer.id} is of kind {layer.kind!r} in the layout, but transformers made it without "
+                    f"{name!r}",
+                    found=layer.kind,
+                )
+            mixers.append((layer.id, mixer, contract))
+    return mixers
+
+
+def read_shapes(mixers: Iterable[Mixer]) -> dict[tuple[int, str], Shape]:
+    """What each (layer id, op) of a model keeps."""
+    return {(layer, op): shape for layer, mixer, contract in mixers for op, shape in contract.shapes(mixer).items()}
+
+
+def connect(mixers: Iterable[Mixer], family: Family, dispatcher: Dispatcher) -> Hooks:
+    """Sends the mixers' calls to the dispatcher; calls of other models in the process stay theirs.
+
+    Returns:
+        The hooks in force on the modelling module's functions, to be cleared when the model is no longer used.
+    """
+    wanted: dict[str, Any] = {}
+    for layer, mixer, contract in mixers:
+        mixer.register_forward_pre_hook(_keyword(dispatcher, layer, contract.packed), with_kwargs=True)
+        wanted.update(contract.hooks)
+    hooks = Hooks()
+    hooks.commit(
+        [
+            hooks.prepare(f"{family.module}.{name}", hook, "around", source="switchrail")
+            for name, hook in wanted.items()
+        ]
+    )
+    return hooks
+
+
+def _keyword(dispatcher: Dispatcher, layer: int, packed: bool) -> Any:
+    call = (dispatcher, layer)
+
+    def add(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        kwargs[KEYWORD] = call
+        if packed:
+            kwargs["seq_idx"] = dispatcher.step.sequence_ids
+        return args, kwargs
+
+    return add
+
+
+__all__ = ["connect", "find_mixers", "read_shapes"]

@@ -1,0 +1,37 @@
+"""Which model types the engine runs, and where their mixers are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from switchrail.engine.models.contract import MixerContract
+from switchrail.engine.models.gated_delta import GATED_DELTA
+from switchrail.engine.models.softmax import SOFTMAX
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A modelling module of transformers.
+
+    Attributes:
+        module: Its dotted path; the functions that a contract names are hooked there.
+        layers: Where the model keeps its decoder layers, from the model with its head.
+        mixers: Kind of a layer, as its layout names it -> the mixers of such a layer, by attribute.
+    """
+
+    module: str
+    layers: str
+    mixers: Mapping[str, Mapping[str, MixerContract]]
+
+
+FAMILIES: Final[Mapping[str, Family]] = {
+    "qwen3_next": Family(
+        module="transformers.models.qwen3_next.modeling_qwen3_next",
+        layers="model.layers",
+        mixers={"full_attention": {"self_attn": SOFTMAX}, "gated_delta": {"linear_attn": GATED_DELTA}},
+    ),
+}
+
+__all__ = ["FAMILIES", "Family"]

@@ -1,0 +1,73 @@
+"""Softmax layers: transformers' attention interface."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import nn
+from transformers import AttentionInterface
+
+from switchrail.engine.models.contract import KEYWORD, MixerContract
+from switchrail.engine.pools import KVShape, Shape
+from switchrail.errors import DispatchError
+
+IMPLEMENTATION: Final = "switchrail"
+"""The name under which the function is registered. No mask function has it, so models make no mask."""
+
+_UNSUPPORTED: Final = ("sliding_window", "softcap", "s_aux")
+
+
+def attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """The function that softmax layers call.
+
+    Args:
+        module: The calling layer.
+        query: [1, H, T, D].
+        key: [1, HKV, T, D].
+        value: [1, HKV, T, D].
+        attention_mask: None, as the engine gives none.
+        scaling: Of the products of query and key.
+        **kwargs: `KEYWORD` and what the model passes on.
+
+    Returns:
+        [1, T, H, D], and None in place of the weights.
+
+    Raises:
+        DispatchError: The layer asks for attention other than plain causal one, or is not an engine's.
+    """
+    call = kwargs.get(KEYWORD)
+    if call is None:
+        raise DispatchError(
+            f"attention implementation {IMPLEMENTATION!r} serves models that an engine has loaded; others can use "
+            "'eager' or 'sdpa'"
+        )
+    dispatcher, layer = call
+    asked = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
+    if asked or attention_mask is not None:
+        raise DispatchError(
+            f"layer {layer} asks for attention with {', '.join(asked) or 'a mask'}; valid: causal attention without",
+            layer=layer,
+            op="attention",
+            found=tuple(asked) or ("attention_mask",),
+        )
+    q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
+    return dispatcher.attention(layer, q, k, v, scale=scaling).unsqueeze(0), None
+
+
+def _shapes(mixer: nn.Module) -> dict[str, Shape]:
+    config: Any = mixer.config
+    return {"attention": KVShape(heads=config.num_key_value_heads, size=int(mixer.head_dim))}  # type: ignore[arg-type]
+
+
+AttentionInterface.register(IMPLEMENTATION, attention)
+
+SOFTMAX: Final = MixerContract(shapes=_shapes)

@@ -1,0 +1,94 @@
+"""What an engine is sized by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any
+
+from switchrail.engine.checks import is_count, is_number, refuse
+from switchrail.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Sizes of an engine; everything that depends on them is allocated once, when the engine is made.
+
+    Attributes:
+        max_sequences: Sequences that run at one time; each has one slot in every state pool.
+        max_tokens_per_step: Rows of one forward pass, decode rows included; at least `max_sequences`, so that
+            decoding never waits for prefill.
+        prefill_chunk: The most prompt tokens of one request in one step; None: as many as the step has room for.
+        page_size: Tokens in a page of the key-value pool.
+        num_pages: Pages of the key-value pool, the reserved page 0 included; None: as many as `max_sequences`
+            sequences of `max_length` tokens could need, or as many as `memory_fraction` leaves room for.
+        max_length: Tokens of the longest sequence, prompt and output together; None: what the model was made for.
+        memory_fraction: The part of the device's free memory that the pools may take, the weights being loaded
+            already; None: 0.85 on an accelerator, 0.25 on the host, which others use too.
+
+    Raises:
+        ConfigError: A value is out of range; the error lists all of them.
+    """
+
+    max_sequences: int = 32
+    max_tokens_per_step: int = 2048
+    prefill_chunk: int | None = None
+    page_size: int = 16
+    num_pages: int | None = None
+    max_length: int | None = None
+    memory_fraction: float | None = None
+
+    def __post_init__(self) -> None:
+        def optional(value: object, least: int = 1) -> bool:
+            return value is None or is_count(value, least)
+
+        rows = self.max_tokens_per_step
+        fraction = self.memory_fraction
+        positive = "an integer of at least 1"
+        refuse(
+            ConfigError,
+            "EngineOptions",
+            [
+                ("max_sequences", self.max_sequences, is_count(self.max_sequences), positive),
+                (
+                    "max_tokens_per_step",
+                    rows,
+                    is_count(rows) and (not is_count(self.max_sequences) or rows >= self.max_sequences),
+                    f"an integer of at least max_sequences ({self.max_sequences})",
+                ),
+                ("prefill_chunk", self.prefill_chunk, optional(self.prefill_chunk), f"None or {positive}"),
+                ("page_size", self.page_size, is_count(self.page_size), positive),
+                ("num_pages", self.num_pages, optional(self.num_pages, 2), "None or an integer of at least 2"),
+                ("max_length", self.max_length, optional(self.max_length, 2), "None or an integer of at least 2"),
+                (
+                    "memory_fraction",
+                    fraction,
+                    fraction is None or (is_number(fraction) and 0 < fraction <= 1),
+                    "None or a number above 0 and at most 1",
+                ),
+            ],
+        )
+
+    @classmethod
+    def of(cls, values: EngineOptions | Mapping[str, Any] | None) -> EngineOptions:
+        """Options from themselves, from a mapping of names to values, or the defaults.
+
+        Raises:
+            ConfigError: A name is no option (the nearest names are given), or a value is out of range.
+        """
+        if isinstance(values, cls):
+            return values
+        values = {} if values is None else dict(values)
+        valid = tuple(field.name for field in fields(cls))
+        for name in values:
+            if name not in valid:
+                nearest = tuple(get_close_matches(str(name), valid))
+                raise ConfigError(
+                    f"EngineOptions has no option {name!r}; nearest: {', '.join(nearest) or 'none'}; "
+                    f"valid: {', '.join(valid)}",
+                    name=name,
+                    valid=valid,
+                    nearest=nearest,
+                )
+        return cls(**values)

@@ -1,0 +1,81 @@
+"""What a request asks of decoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from switchrail.engine.checks import is_count, is_number, refuse
+from switchrail.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the tokens of a request are chosen and when they end. The defaults decode greedily.
+
+    The filters apply in this order: temperature, top_k, top_p, min_p, as in transformers' generation.
+
+    Attributes:
+        max_new_tokens: The most tokens to generate.
+        temperature: 0 takes the likeliest token; above, logits are divided by it and one token is drawn.
+        top_k: Draw among the k likeliest tokens; None: among all.
+        top_p: Draw among the likeliest tokens that together first reach this probability.
+        min_p: Draw among tokens at least this fraction as likely as the likeliest one.
+        seed: Start of the request's own random numbers, one per token, so that what runs beside it changes
+            nothing about the draws; None: from the operating system.
+        stop: Strings that end the output; the text is cut before the first one, wherever tokens break it.
+        stop_token_ids: Token ids that end the output besides the checkpoint's own end tokens.
+        ignore_eos: Go on after the checkpoint's end tokens.
+
+    Raises:
+        RequestError: A value is out of range; the error lists all of them.
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        refuse(
+            RequestError,
+            "SamplingParams",
+            [
+                ("max_new_tokens", self.max_new_tokens, is_count(self.max_new_tokens), "an integer of at least 1"),
+                (
+                    "temperature",
+                    self.temperature,
+                    is_number(self.temperature) and self.temperature >= 0,
+                    "a finite number of at least 0",
+                ),
+                ("top_k", self.top_k, self.top_k is None or is_count(self.top_k), "None or an integer of at least 1"),
+                (
+                    "top_p",
+                    self.top_p,
+                    is_number(self.top_p) and 0 < self.top_p <= 1,
+                    "a number above 0 and at most 1",
+                ),
+                ("min_p", self.min_p, is_number(self.min_p) and 0 <= self.min_p <= 1, "a number from 0 to 1"),
+                ("seed", self.seed, self.seed is None or is_count(self.seed, 0), "None or an integer of at least 0"),
+                (
+                    "stop",
+                    stop,
+                    all(isinstance(text, str) and text for text in stop),
+                    "a non-empty string or a sequence of them",
+                ),
+                (
+                    "stop_token_ids",
+                    self.stop_token_ids,
+                    all(is_count(token, 0) for token in self.stop_token_ids),
+                    "a sequence of integers of at least 0",
+                ),
+                ("ignore_eos", self.ignore_eos, isinstance(self.ignore_eos, bool), "True or False"),
+            ],
+        )

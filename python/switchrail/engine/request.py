@@ -1,0 +1,112 @@
+"""A prompt on its way through the engine, and what comes out of it."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from switchrail.engine.params import SamplingParams
+from switchrail.engine.text import TextStream
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What a finished request gave.
+
+    Attributes:
+        prompt: The prompt as it was given, None where it was given as tokens.
+        prompt_tokens: Its token ids.
+        tokens: The generated token ids, the one that ended the output included.
+        text: Their text, without special tokens, cut before a stop string.
+        finish_reason: `stop` (an end token or stop string), `length`, `cancelled` or `error`.
+        error: What went wrong, where the reason is `error`.
+    """
+
+    prompt: str | None
+    prompt_tokens: tuple[int, ...]
+    tokens: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """A new token of a request, or its end, or both.
+
+    Attributes:
+        request: Whose event it is.
+        token: The new token's id; None where a request ends without one.
+        text: Text that became certain with it; the texts of all events of a request make up its text.
+        finish_reason: Why the request ended, None while it goes on.
+    """
+
+    request: Request
+    token: int | None
+    text: str
+    finish_reason: FinishReason | None
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Request:
+    """A submitted prompt; its attributes follow what the engine does with it.
+
+    Attributes:
+        id: Counts the engine's requests, from 0.
+        prompt: The prompt as it was given, None where it was given as tokens.
+        prompt_tokens: Its token ids.
+        params: How its tokens are chosen and when they end.
+        tokens: The token ids generated so far.
+        finish_reason: Why it ended, None while it waits or runs.
+        error: What went wrong, where the reason is `error`.
+    """
+
+    id: int
+    prompt: str | None
+    prompt_tokens: tuple[int, ...]
+    params: SamplingParams
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    error: BaseException | None = None
+    # the engine's own
+    ids: npt.NDArray[np.int64]
+    end_tokens: frozenset[int]
+    stream: TextStream
+    draws: random.Random
+    events: deque[Event]
+    needed_pages: int
+    prefilled: int = 0
+    slot: int = 0
+    pages: list[int] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The text given out so far."""
+        return self.stream.text
+
+    @property
+    def output(self) -> Output:
+        """What came out; only of a finished request."""
+        assert self.finish_reason is not None, "the request is not finished"
+        return Output(
+            prompt=self.prompt,
+            prompt_tokens=self.prompt_tokens,
+            tokens=tuple(self.tokens),
+            text=self.text,
+            finish_reason=self.finish_reason,
+            error=self.error,
+        )
+
+    def __repr__(self) -> str:
+        state = self.finish_reason or ("running" if self.slot else "waiting")
+        return f"<Request {self.id}: {len(self.prompt_tokens)} + {len(self.tokens)} tokens, {state}>"
+
+
+__all__ = ["Event", "FinishReason", "Output", "Request"]

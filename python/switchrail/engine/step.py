@@ -1,0 +1,184 @@
+"""What one forward pass is told: rows, positions, and where each sequence's memory is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from switchrail.engine.request import Request
+from switchrail.engine.scheduler import Schedule
+from switchrail.ops.batch import PagedBatch, Phase, StateBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The rows of a step that run in one phase, next to one another.
+
+    Attributes:
+        phase: Theirs.
+        rows: Which rows of the step.
+        states: The batch as ops with a state see it.
+        pages: The batch as softmax attention sees it.
+    """
+
+    phase: Phase
+    rows: slice
+    states: StateBatch
+    pages: PagedBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One forward pass over T rows.
+
+    Attributes:
+        input_ids: [1, T] int64.
+        position_ids: [1, T] int64, counted from each sequence's own start.
+        sequence_ids: [1, T] int32, the same for rows of one sequence.
+        kv_rows: [T] int64, where each row's key and value go, in the pool seen as [pages * page, HKV, D].
+        logit_rows: [R] int64, the rows whose logits are wanted.
+        parts: The decode rows first, then the prefill rows; one of them where the step has no others.
+        plans: What the backends prepared for the step, by (part, backend).
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    sequence_ids: torch.Tensor
+    kv_rows: torch.Tensor
+    logit_rows: torch.Tensor
+    parts: tuple[Part, ...]
+    plans: dict[tuple[Phase, int], object]
+
+
+class StepBuilder:
+    """Turns a schedule into tensors, with arrays instead of a loop over sequences and one transfer to the device."""
+
+    def __init__(self, *, num_slots: int, max_pages: int, page_size: int, device: torch.device) -> None:
+        """Allocates the tables.
+
+        Args:
+            num_slots: Slots, the reserved one included.
+            max_pages: Pages of the longest sequence.
+            page_size: Tokens in a page.
+            device: Where the model runs.
+        """
+        self._page_size = page_size
+        self._device = device
+        self._page_table = torch.zeros(num_slots, max_pages, dtype=torch.int32, device=device)
+        self._count = torch.arange(num_slots + 1, dtype=torch.int32, device=device)
+        self._yes = torch.ones(num_slots, dtype=torch.bool, device=device)
+        self._lengths = np.zeros(num_slots, dtype=np.int64)
+        self._last = np.zeros(num_slots, dtype=np.int64)
+
+    def admit(self, request: Request) -> None:
+        """Writes down the pages of a request that was given a slot."""
+        pages = torch.tensor(request.pages, dtype=torch.int32)
+        self._page_table[request.slot, : len(request.pages)] = pages.to(self._device)
+        self._lengths[request.slot] = 0
+
+    def build(self, schedule: Schedule) -> Step:
+        """Makes the step of a schedule."""
+        n_decode = len(schedule.decode)
+        slots = np.array([request.slot for request in schedule.requests], dtype=np.int64)
+        counts = np.array([1] * n_decode + [count for _, count in schedule.prefill], dtype=np.int64)
+        ends = counts.cumsum()
+        before = self._lengths[slots]
+        after = before + counts
+        prompts = [request.ids[request.prefilled : request.prefilled + count] for request, count in schedule.prefill]
+        finishing = [request.prefilled + count == len(request.ids) for request, count in schedule.prefill]
+        wanted = np.array([True] * n_decode + finishing, dtype=bool)
+        cu_prefill = np.zeros(len(prompts) + 1, dtype=np.int32)
+        cu_prefill[1:] = ends[n_decode:] - n_decode
+
+        ids, positions, row_slots, d_slots, logit_rows, kv_lens, cu_seqlens, started = _transfer(
+            [
+                np.concatenate([self._last[slots[:n_decode]], *prompts]),
+                np.arange(ends[-1]) + (before - ends + counts).repeat(counts),
+                slots.repeat(counts),
+                slots,
+                ends[wanted] - 1,
+                after.astype(np.int32),
+                cu_prefill,
+                before[n_decode:] > 0,
+            ],
+            self._device,
+        )
+        pages = self._page_table[:, : -(-int(after.max()) // self._page_size)]
+        page = pages[row_slots, positions // self._page_size].long()
+        kv_seqlens = after.tolist()
+        table = pages[d_slots]
+
+        def part(
+            phase: Phase, sequences: slice, rows: slice, cu: torch.Tensor, initial: torch.Tensor
+        ) -> Part:
+            seqlens = tuple(counts[sequences].tolist())
+            return Part(
+                phase=phase,
+                rows=rows,
+                states=StateBatch(
+                    cu_seqlens=cu,
+                    seqlens=seqlens,
+                    read_slots=d_slots[sequences],
+                    write_slots=d_slots[sequences],
+                    has_initial_state=initial,
+                ),
+                pages=PagedBatch(
+                    cu_seqlens=cu,
+                    seqlens=seqlens,
+                    page_table=table[sequences],
+                    kv_lens=kv_lens[sequences],
+                    kv_seqlens=tuple(kv_seqlens[sequences]),
+                ),
+            )
+
+        parts = []
+        if n_decode:
+            first = slice(0, n_decode)
+            parts.append(part("decode", first, first, self._count[: n_decode + 1], self._yes[:n_decode]))
+        if prompts:
+            rest = slice(n_decode, None)
+            parts.append(part("prefill", rest, rest, cu_seqlens, started))
+        return Step(
+            input_ids=ids.unsqueeze(0),
+            position_ids=positions.unsqueeze(0),
+            sequence_ids=row_slots.int().unsqueeze(0),
+            kv_rows=page * self._page_size + positions % self._page_size,
+            logit_rows=logit_rows,
+            parts=tuple(parts),
+            plans={},
+        )
+
+    def advance(self, schedule: Schedule) -> None:
+        """Notes that the schedule's tokens are in the pools."""
+        for request in schedule.decode:
+            self._lengths[request.slot] += 1
+        for request, count in schedule.prefill:
+            self._lengths[request.slot] += count
+
+    def append(self, requests: Sequence[Request], tokens: Sequence[int]) -> None:
+        """Notes the requests' newest tokens, which their next decode rows run."""
+        self._last[[request.slot for request in requests]] = tokens
+
+
+def _transfer(arrays: Sequence[npt.NDArray[np.generic]], device: torch.device) -> list[torch.Tensor]:
+    """Brings arrays to the device in one copy, without waiting for it."""
+    if device.type == "cpu":
+        return [torch.from_numpy(array) for array in arrays]
+    starts = np.cumsum([0] + [-(-array.nbytes // 8) * 8 for array in arrays]).tolist()
+    # pinned memory comes from torch's cache, which gives a block out again only when its copy is done
+    host = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
+    raw = host.numpy()
+    for start, array in zip(starts, arrays, strict=False):
+        raw[start : start + array.nbytes] = np.frombuffer(array.tobytes(), dtype=np.uint8)
+    there = host.to(device, non_blocking=True)
+    return [
+        there[start : start + array.nbytes].view(torch.from_numpy(array).dtype)
+        for start, array in zip(starts, arrays, strict=False)
+    ]
+
+
+__all__ = ["Part", "Step", "StepBuilder"]

@@ -1,0 +1,88 @@
+"""Text out of tokens as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+CONTEXT = 6  # prompt tokens that the first output token is decoded behind
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what a decoder writes for bytes that are no character yet
+
+
+class TextStream:
+    """The text of one request, which grows by whole characters and ends before a stop string.
+
+    A token may end inside a character, and its text may depend on the token before it (a leading space, say). So
+    new tokens are decoded together with those decoded last, and what ends in an unfinished character waits for the
+    next token. Text that may be the beginning of a stop string waits as well.
+
+    Attributes:
+        stopped: Whether a stop string was found; nothing is added after it.
+    """
+
+    def __init__(
+        self, decode: Callable[[list[int]], str], prompt_tokens: Sequence[int], stop: tuple[str, ...]
+    ) -> None:
+        """Starts behind a prompt.
+
+        Args:
+            decode: Turns token ids into text; leaves no space out at the front that stands inside a text.
+            prompt_tokens: The prompt; its end is the context of the first token.
+            stop: Strings that end the text.
+        """
+        self.stopped = False
+        self._decode = decode
+        self._stop = stop
+        self._window = list(prompt_tokens[-CONTEXT:])
+        self._context = len(self._window)
+        self._shown = decode(self._window)
+        self._held = ""
+        self._parts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """All text given out so far."""
+        return "".join(self._parts)
+
+    def push(self, token: int) -> str:
+        """Adds a token and returns the text that it makes certain, often none."""
+        self._window.append(token)
+        text = self._decode(self._window)
+        if len(text) <= len(self._shown) or text.endswith(REPLACEMENT):
+            return ""
+        new = text[len(self._shown) :]
+        del self._window[: self._context]
+        self._context = len(self._window)
+        self._shown = self._decode(self._window)
+        return self._give(new) if self._stop else self._keep(new)
+
+    def finish(self) -> str:
+        """Returns the text that was waiting; no token comes any more."""
+        if self.stopped:
+            return ""
+        new = self._decode(self._window)[len(self._shown) :]
+        rest = self._give(new) if self._stop else self._keep(new)
+        held, self._held = self._held, ""
+        return rest if self.stopped else rest + self._keep(held)
+
+    def _keep(self, text: str) -> str:
+        self._parts.append(text)
+        return text
+
+    def _give(self, new: str) -> str:
+        text = self._held + new
+        found = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
+        if found:
+            self.stopped = True
+            self._held = ""
+            return self._keep(text[: min(found)])
+        wait = max(_overlap(text, stop) for stop in self._stop)
+        self._held = text[len(text) - wait :]
+        return self._keep(text[: len(text) - wait])
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest end of `text` that `stop` begins with, `stop` itself excluded."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if stop.startswith(text[-length:]):
+            return length
+    return 0
