@@ -1,0 +1,347 @@
+"""Trains the small Qwen3-Next checkpoint of this repository on a plain text file, in one command.
+
+    python training/train_kjv.py kjv.txt tests/checkpoints/kjv-qwen3-next
+
+The text is documents separated by empty lines (`extract_kjv.py` makes such a file). Of each 40 documents one
+is for choosing the moment to stop and one for the figure that is reported; the tokenizer and the weights are
+trained on the others. The model is transformers' own `Qwen3NextForCausalLM`, measured as it is saved, with
+its weights rounded to bfloat16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedTokenizerFast, Qwen3NextConfig, Qwen3NextForCausalLM
+
+EOS, PAD = "<|endoftext|>", "<|pad|>"
+PROMPTS = ("In the beginning", "And the LORD", "Blessed are", "The", "And it came to pass in those days")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a run can vary; the defaults made the committed checkpoint."""
+
+    vocab_size: int = 3072
+    sequence_length: int = 1024
+    batch_size: int = 16
+    epochs: float = 14.0
+    learning_rate: float = 3e-3
+    weight_decay: float = 0.1
+    dropout: float = 0.1
+    warmup: float = 0.02
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Split:
+    """Documents by use; see the module's text."""
+
+    train: list[str]
+    validation: list[str]
+    test: list[str]
+
+
+def split_documents(text: str) -> Split:
+    """Splits `text` at empty lines and deals them out by their number, so every genre is held out too."""
+    documents = [document.strip("\n") for document in text.split("\n\n")]
+    uses: dict[int, list[str]] = {19: [], 39: []}
+    train: list[str] = []
+    for number, document in enumerate(documents):
+        uses.get(number % 40, train).append(document)
+    return Split(train, uses[19], uses[39])
+
+
+def train_tokenizer(documents: Sequence[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """Trains a byte-level BPE, which gives any text back unchanged; token 0 is EOS, token 1 padding."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[EOS, PAD],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    core.train_from_iterator(documents, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        eos_token=EOS,
+        pad_token=PAD,
+        clean_up_tokenization_spaces=False,
+        model_max_length=4096,
+    )
+
+
+def model_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3NextConfig:
+    """Returns the shape: every fourth layer is full attention, every second MLP a mixture of experts."""
+    return Qwen3NextConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=192,
+        intermediate_size=384,
+        num_hidden_layers=8,
+        full_attention_interval=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        linear_num_key_heads=4,
+        linear_num_value_heads=8,
+        linear_key_head_dim=32,
+        linear_value_head_dim=32,
+        linear_conv_kernel_dim=4,
+        decoder_sparse_step=2,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=128,
+        norm_topk_prob=True,
+        router_aux_loss_coef=0.01,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def add_dropout(model: nn.Module, probability: float) -> None:
+    """Drops parts of the embeddings and of what mixers and MLPs add to the stream, while `model` is training.
+
+    Args:
+        model: The causal model; its classes have no such dropout of their own.
+        probability: Share of the elements that are zeroed, in [0, 1).
+    """
+
+    def drop(
+        module: nn.Module, _: object, output: Tensor | tuple[Tensor, object]
+    ) -> Tensor | tuple[Tensor, object]:
+        if isinstance(output, tuple):
+            return (F.dropout(output[0], probability, module.training), *output[1:])
+        return F.dropout(output, probability, module.training)
+
+    for name, module in model.named_modules():
+        if name.endswith(("embed_tokens", ".linear_attn", ".self_attn", ".mlp")):
+            module.register_forward_hook(drop)
+
+
+def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """Returns Muon for the hidden matrices, AdamW for the rest, both at AdamW's scale of learning rate."""
+    matrices: list[Tensor] = []
+    decayed: list[Tensor] = []
+    plain: list[Tensor] = []
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2 and "embed_tokens" not in name and "lm_head" not in name:
+            matrices.append(parameter)
+        elif parameter.ndim >= 2:
+            decayed.append(parameter)
+        else:
+            plain.append(parameter)
+    groups = [{"params": decayed}, {"params": plain, "weight_decay": 0.0}]
+    return [
+        torch.optim.Muon(
+            matrices,
+            lr=recipe.learning_rate,
+            weight_decay=recipe.weight_decay,
+            adjust_lr_fn="match_rms_adamw",
+        ),
+        torch.optim.AdamW(
+            groups, lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=recipe.weight_decay
+        ),
+    ]
+
+
+class Windows:
+    """Draws training windows: half begin at any token, half where a line begins, as a prompt does."""
+
+    def __init__(self, documents: Sequence[str], tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> None:
+        """Encodes `documents`, each followed by EOS, into one stream."""
+        newline = tokenizer.convert_tokens_to_ids("\u010a")
+        stream: list[int] = []
+        for ids in tokenizer(list(documents))["input_ids"]:
+            stream.extend((*ids, tokenizer.eos_token_id))
+        self.tokens = torch.tensor(stream)
+        self.length = recipe.sequence_length
+        ends = (self.tokens == newline) | (self.tokens == tokenizer.eos_token_id)
+        self.starts = torch.cat((torch.zeros(1, dtype=torch.long), ends.nonzero().flatten() + 1))
+        self.starts = self.starts[self.starts < len(self.tokens) - self.length]
+        self.generator = torch.Generator().manual_seed(recipe.seed)
+
+    def draw(self, count: int) -> Tensor:
+        """Returns `count` windows, int64 [count, length + 1]."""
+        anywhere = torch.randint(len(self.tokens) - self.length, (count,), generator=self.generator)
+        line = self.starts[torch.randint(len(self.starts), (count,), generator=self.generator)]
+        start = torch.where(torch.arange(count) % 2 == 0, anywhere, line)
+        return self.tokens[start[:, None] + torch.arange(self.length + 1)]
+
+
+def batches(ids: list[list[int]], tokens: int) -> Iterator[list[list[int]]]:
+    """Groups sequences of like length, longest first, each group one sequence or at most `tokens` padded."""
+    group: list[list[int]] = []
+    for sequence in sorted(ids, key=len, reverse=True):
+        if group and (len(group) + 1) * len(group[0]) > tokens:
+            yield group
+            group = []
+        group.append(sequence)
+    if group:
+        yield group
+
+
+@torch.no_grad()
+def bits_per_byte(model: nn.Module, tokenizer: PreTrainedTokenizerFast, documents: Sequence[str]) -> float:
+    """Returns the bits that `model` needs for each byte of `documents`' text.
+
+    Each document is alone in its context, after one EOS. The EOS that ends it costs bits and is no byte.
+    """
+    device = next(model.parameters()).device
+    model.eval()
+    eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    encoded = [[eos, *ids, eos] for ids in tokenizer(list(documents))["input_ids"]]
+    nats = 0.0
+    for group in batches(encoded, 32_768):
+        padded = torch.full((len(group), len(group[0])), pad)
+        for row, ids in zip(padded, group, strict=True):
+            row[: len(ids)] = torch.tensor(ids)
+        padded = padded.to(device)
+        logits = model(input_ids=padded[:, :-1], use_cache=False).logits.float()
+        nats += F.cross_entropy(
+            logits.flatten(0, 1), padded[:, 1:].flatten(), ignore_index=pad, reduction="sum"
+        ).item()
+    return nats / math.log(2) / sum(len(document.encode()) for document in documents)
+
+
+@torch.no_grad()
+def copy_rounded(source: nn.Module, target: nn.Module) -> None:
+    """Sets the parameters of `target` to those of `source`, rounded to bfloat16."""
+    for to, parameter in zip(target.parameters(), source.parameters(), strict=True):
+        to.copy_(parameter.to(torch.bfloat16))
+
+
+def fit(
+    model: Qwen3NextForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    split: Split,
+    recipe: Recipe,
+    *,
+    steps: int | None,
+    max_seconds: float,
+) -> dict[str, float]:
+    """Trains, and leaves in `model` the weights that served the validation documents best, as bfloat16.
+
+    Args:
+        model: Fresh weights, on the device to train on.
+        tokenizer: Of the model.
+        split: The documents.
+        recipe: Sizes and rates.
+        steps: Optimizer steps; None for as many as `recipe.epochs` are.
+        max_seconds: The schedule is hastened so as to end by then.
+
+    Returns:
+        Figures of the run, by name.
+    """
+    trained, candidate = copy.deepcopy(model), model
+    add_dropout(trained, recipe.dropout)
+    chosen = optimizers(trained, recipe)
+    windows = Windows(split.train, tokenizer, recipe)
+    per_epoch = len(windows.tokens) / (recipe.batch_size * recipe.sequence_length)
+    total = steps if steps is not None else round(recipe.epochs * per_epoch)
+    best_bits, best_step, best = math.inf, 0, copy.deepcopy(model)
+    begin = time.monotonic()
+    step, progress, evaluated = 0, 0.0, 0.0
+    while progress < 1.0:
+        factor = min(1.0, progress / recipe.warmup + 1e-3, (1.0 + math.cos(math.pi * progress)) / 2 + 1e-2)
+        for optimizer in chosen:
+            for group in optimizer.param_groups:
+                group["lr"] = recipe.learning_rate * factor
+        trained.train()
+        window = windows.draw(recipe.batch_size).to(model.device)
+        output = trained(input_ids=window[:, :-1], use_cache=False, output_router_logits=True)
+        loss = F.cross_entropy(output.logits.float().flatten(0, 1), window[:, 1:].flatten())
+        (loss + trained.router_aux_loss_coef * output.aux_loss).backward()
+        nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
+        for optimizer in chosen:
+            optimizer.step()
+            optimizer.zero_grad()
+        step += 1
+        seconds = time.monotonic() - begin
+        progress = max(step / total, seconds / max_seconds)
+        if progress >= min(1.0, evaluated + 0.05):
+            evaluated = progress
+            copy_rounded(trained, candidate)
+            bits = bits_per_byte(candidate, tokenizer, split.validation)
+            if bits < best_bits:
+                best_bits, best_step = bits, step
+                copy_rounded(candidate, best)
+            print(
+                f"step {step}/{total}, epoch {step / per_epoch:.1f}, {seconds:.0f} s: "
+                f"train {loss.item():.3f} nats a token, "
+                f"validation {bits:.4f} bits a byte (best {best_bits:.4f} at step {best_step})",
+                flush=True,
+            )
+    copy_rounded(best, model)
+    return {
+        "train_tokens": len(windows.tokens),
+        "steps": step,
+        "best_step": best_step,
+        "seconds": round(time.monotonic() - begin, 1),
+        "validation_bits_per_byte": round(best_bits, 4),
+        "test_bits_per_byte": round(bits_per_byte(model, tokenizer, split.test), 4),
+    }
+
+
+@torch.no_grad()
+def sample(model: Qwen3NextForCausalLM, tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
+    """Yields each prompt with its greedy continuation."""
+    for prompt in PROMPTS:
+        ids = tokenizer(prompt, return_tensors="pt").input_ids.to(model.device)
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=96, do_sample=False)
+        yield tokenizer.decode(out[0], skip_special_tokens=True)
+
+
+def main() -> None:
+    """Trains as the command line says and writes the checkpoint folder."""
+    parser = argparse.ArgumentParser(description="Train a small Qwen3-Next checkpoint on a plain text file.")
+    parser.add_argument("text", type=Path)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--steps", type=int, help="optimizer steps, instead of --epochs")
+    parser.add_argument("--max-seconds", type=float, default=420.0, help="hasten the schedule to end by then")
+    for name, default in asdict(Recipe()).items():
+        parser.add_argument("--" + name.replace("_", "-"), type=type(default), default=default)
+    options = vars(parser.parse_args())
+    text: Path = options.pop("text")
+    output: Path = options.pop("output")
+    steps: int | None = options.pop("steps")
+    max_seconds: float = options.pop("max_seconds")
+    recipe = Recipe(**options)
+
+    torch.manual_seed(recipe.seed)
+    torch.set_float32_matmul_precision("high")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    split = split_documents(text.read_text(encoding="utf-8"))
+    tokenizer = train_tokenizer(split.train, recipe.vocab_size)
+    model = Qwen3NextForCausalLM(model_config(tokenizer)).to(device)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    print(f"{parameters} parameters, {len(tokenizer)} tokens, on {device}", flush=True)
+
+    figures = fit(model, tokenizer, split, recipe, steps=steps, max_seconds=max_seconds)
+    model.to(torch.bfloat16).save_pretrained(output)
+    tokenizer.save_pretrained(output)
+    sizes = {name: sum(len(d.encode()) for d in documents) for name, documents in vars(split).items()}
+    record = {"parameters": parameters, "recipe": asdict(recipe), "bytes": sizes, "figures": figures}
+    (output / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(record))
+    for line in sample(model.to(torch.float32), tokenizer):
+        print("---\n" + line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
