@@ -85,6 +85,6 @@ def _checked(found: Any, target: str) -> FunctionType:
     else:
         hint = ""
     raise HookError(
-        f"the target {target} is a {type(found).__qualname__}; only plain Python functions can be hooked{hint}",
+        f"the target {target} is a {type(found).__qualname__}; valid: a plain Python function{hint}",
         target=target,
     )

@@ -85,7 +85,7 @@ def _forget(namespace: dict[str, Any], names: tuple[str, ...]) -> None:
 def _compiled(code: CodeType, parameters: Parameters, body: Sequence[str]) -> CodeType:
     """Compiles a body as a function with the given parameters and with the free variables of `code`.
 
-    Every instruction carries the line of the original's `def`: coverage tools would count others as never run.
+    Every instruction carries the line of the original's `def`; coverage would count others as never run.
     """
     free = code.co_freevars
     lines = ["def enclosing():"]

@@ -1,0 +1,47 @@
+import sys
+import types
+
+import pytest
+from switchrail.hooks import Hooks, chain
+
+SOURCE = '''
+def f(a, b=2):
+    """Adds."""
+    return a + b
+
+class C:
+    def m(self, a, b=2):
+        return a + b
+
+    def n(self):
+        return self.m(1)
+
+class D(C):
+    pass
+
+def counter(start):
+    def step(by=1):
+        nonlocal start
+        start += by
+        return start
+    return step
+'''
+
+
+@pytest.fixture
+def hooks():
+    """Hooks of the test's own; nothing of them is left afterwards."""
+    hooks = Hooks()
+    yield hooks
+    hooks.clear()
+    assert chain.running() == ()
+
+
+@pytest.fixture
+def module(request):
+    """A module of the test's own with plain functions and methods, importable by its name."""
+    module = types.ModuleType("hook_targets")
+    sys.modules[module.__name__] = module
+    exec(compile(SOURCE, "hook_targets.py", "exec"), vars(module))
+    yield module
+    del sys.modules[module.__name__]

@@ -1,0 +1,156 @@
+"""Whoever holds a function sees its hooks, whether it was taken before or after hooking."""
+
+import functools
+import operator
+import types
+import weakref
+
+import pytest
+
+
+def from_import(module):
+    namespace = {}
+    exec("from hook_targets import f", namespace)
+    return lambda: namespace["f"](1)
+
+
+def module_attribute(module):
+    return lambda: module.f(1)
+
+
+def class_attribute(module):
+    holder = type("Holder", (), {"f": module.f, "__add__": lambda self, other: None})
+    return lambda: holder.f(1)
+
+
+def staticmethod_alias(module):
+    holder = type("Holder", (), {"f": staticmethod(module.f)})
+    return lambda: holder().f(1)
+
+
+def instance_attribute(module):
+    holder = types.SimpleNamespace(f=module.f)
+    return lambda: holder.f(1)
+
+
+def dict_registry(module):
+    registry = {"f": module.f}
+    return lambda: registry["f"](1)
+
+
+def list_registry(module):
+    registry = [module.f]
+    return lambda: registry[0](1)
+
+
+def partial(module):
+    return functools.partial(module.f, 1)
+
+
+def default_argument(module):
+    def call(f=module.f):
+        return f(1)
+
+    return call
+
+
+def closure(module):
+    f = module.f
+    return lambda: f(1)
+
+
+def bound_method(module):
+    return functools.partial(module.C().m, 1)
+
+
+def caller_of_the_method(module):
+    return module.C().n
+
+
+def inherited_method(module):
+    return functools.partial(module.D().m, 1)
+
+
+def partialmethod(module):
+    holder = type("Holder", (), {"f": functools.partialmethod(module.C.m, 1)})
+    return holder().f
+
+
+def wrapper(module):
+    @functools.wraps(module.f)
+    def wrapped(*args):
+        return module.f(*args)
+
+    return functools.partial(wrapped, 1)
+
+
+def cache(module):
+    cached = functools.lru_cache(maxsize=0)(module.f)
+    return functools.partial(cached, 1)
+
+
+def single_dispatch(module):
+    return functools.partial(functools.singledispatch(module.f), 1)
+
+
+def weak_reference(module):
+    reference = weakref.ref(module.f)
+    return lambda: reference()(1)
+
+
+def map_object(module):
+    return lambda: next(map(module.f, [1]))
+
+
+def method_caller(module):
+    instance = module.C()
+    return lambda: operator.methodcaller("m", 1)(instance)
+
+
+def bound_by_hand(module):
+    return types.MethodType(module.f, 1)
+
+
+HOLDERS = [
+    from_import,
+    module_attribute,
+    class_attribute,
+    staticmethod_alias,
+    instance_attribute,
+    dict_registry,
+    list_registry,
+    partial,
+    default_argument,
+    closure,
+    bound_method,
+    caller_of_the_method,
+    inherited_method,
+    partialmethod,
+    wrapper,
+    cache,
+    single_dispatch,
+    weak_reference,
+    map_object,
+    method_caller,
+    bound_by_hand,
+]
+
+
+@pytest.mark.parametrize("taken", ["before", "after"])
+@pytest.mark.parametrize("holder", HOLDERS, ids=lambda holder: holder.__name__)
+def test_holder_sees_the_hook(hooks, module, holder, taken):
+    held = holder(module) if taken == "before" else None
+    for target in (module.f, module.C.m):
+        hooks.add(target, lambda result, *args: result * 100, "after")
+    held = held or holder(module)
+    assert held() == 300
+    hooks.clear()
+    assert held() == 3
+
+
+def test_closures_share_nothing_but_their_code(hooks, module):
+    hooked, other = module.counter(10), module.counter(20)
+    hooks.add(hooked, lambda result, by: -result, "after")
+    assert [hooked(), hooked(5), other()] == [-11, -16, 21]
+    hooks.clear()
+    assert [hooked(), other()] == [17, 22]
