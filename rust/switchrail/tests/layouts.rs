@@ -1,0 +1,361 @@
+//! Layouts against what transformers built: the fixtures come from `tests/layouts/families.py`.
+
+use std::{fs, path::Path};
+
+use serde_json::{Value, json};
+use switchrail::{CoreError, Layout, LayoutError, Op, Shape};
+
+fn fixtures() -> Vec<(String, Value)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/layouts");
+    let mut found: Vec<(String, Value)> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .map(|path| {
+            let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+            (name, serde_json::from_slice(&fs::read(path).unwrap()).unwrap())
+        })
+        .collect();
+    found.sort_by(|a, b| a.0.cmp(&b.0));
+    assert!(found.len() > 30, "only {} fixtures", found.len());
+    found
+}
+
+#[test]
+fn kinds_and_shapes_are_those_of_the_modules() {
+    for (name, fixture) in fixtures() {
+        let built = fixture["layers"].as_array().unwrap();
+        for form in ["published", "saved"] {
+            let layout =
+                Layout::from_config(&fixture[form]).unwrap_or_else(|error| panic!("{name}, {form}: {error}"));
+            let kinds: Vec<&str> = layout.layers().iter().map(|layer| layer.kind.as_str()).collect();
+            let expected: Vec<&str> = built
+                .iter()
+                .map(|layer| layer["kind"].as_str().unwrap())
+                .collect();
+            assert_eq!(kinds, expected, "{name}, {form}");
+            for (layer, built) in layout.layers().iter().zip(built) {
+                let shapes = built["shapes"].as_object().unwrap();
+                let mut ops: Vec<&str> = layer.ops.iter().map(|op| op.name()).collect();
+                ops.sort_unstable();
+                assert_eq!(
+                    ops,
+                    shapes.keys().collect::<Vec<_>>(),
+                    "{name}, {form}, layer {}",
+                    layer.id
+                );
+                for (op, shape) in shapes {
+                    let expected: Shape = serde_json::from_value(shape.clone()).unwrap();
+                    let found = layout.shape(layer.kind, op.parse().unwrap());
+                    assert_eq!(
+                        found,
+                        published(expected, found, form),
+                        "{name}, {form}, layer {}, {op}",
+                        layer.id
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// A published config may leave sizes to the defaults of its class, which are not read: a size is right or unknown.
+fn published(expected: Shape, found: Shape, form: &str) -> Shape {
+    let known = |expected: Option<u32>, found: Option<u32>| {
+        if form == "saved" {
+            expected
+        } else {
+            found.and(expected)
+        }
+    };
+    Shape {
+        q_heads: known(expected.q_heads, found.q_heads),
+        k_heads: known(expected.k_heads, found.k_heads),
+        v_heads: known(expected.v_heads, found.v_heads),
+        head_size_k: known(expected.head_size_k, found.head_size_k),
+        head_size_v: known(expected.head_size_v, found.head_size_v),
+        window: known(expected.window, found.window),
+        channels: known(expected.channels, found.channels),
+        width: known(expected.width, found.width),
+    }
+}
+
+#[test]
+fn every_family_has_a_fixture() {
+    let fixtures = fixtures();
+    for model_type in Layout::model_types() {
+        let is_of_family = |(_, fixture): &(String, Value)| {
+            Layout::from_config(&fixture["published"]).unwrap().model_type() == model_type
+        };
+        assert!(fixtures.iter().any(is_of_family), "{model_type}");
+    }
+}
+
+#[test]
+fn a_layout_survives_json() {
+    for (name, fixture) in fixtures() {
+        let layout = Layout::from_config(&fixture["saved"]).unwrap();
+        let text = serde_json::to_string(&layout).unwrap();
+        assert_eq!(serde_json::from_str::<Layout>(&text).unwrap(), layout, "{name}");
+    }
+}
+
+#[test]
+fn a_damaged_document_is_refused() {
+    let layout = serde_json::to_value(Layout::from_kinds("mine", ["kda".parse().unwrap()])).unwrap();
+    let mut newer = layout.clone();
+    newer["schema"] = json!(99);
+    let mut shifted = layout;
+    shifted["layers"][0]["id"] = json!(1);
+    for (document, reason) in [
+        (newer, "its schema is 99; valid: 1"),
+        (shifted, "layers[0] has id 1; valid: 0"),
+    ] {
+        let message = serde_json::from_value::<Layout>(document)
+            .unwrap_err()
+            .to_string();
+        assert!(message.contains(reason), "{message}");
+    }
+}
+
+#[test]
+fn kimi_counts_from_one() {
+    let config = json!({
+        "model_type": "kimi_linear",
+        "num_hidden_layers": 4,
+        "linear_attn_config": {"full_attn_layers": [4], "kda_layers": [1, 2, 3]},
+    });
+    let layout = Layout::from_config(&config).unwrap();
+    assert_eq!(layout.layer(3).unwrap().ops, [Op::Mla]);
+    assert_eq!(layout.layer(0).unwrap().ops, [Op::ShortConv, Op::Kda]);
+}
+
+#[test]
+fn zamba2_ids_alone_are_enough() {
+    let config = json!({"model_type": "zamba2", "num_hidden_layers": 3, "hybrid_layer_ids": [1]});
+    let layout = Layout::from_config(&config).unwrap();
+    let kinds: Vec<&str> = layout.layers().iter().map(|layer| layer.kind.as_str()).collect();
+    assert_eq!(kinds, ["mamba2", "hybrid", "mamba2"]);
+}
+
+#[test]
+fn what_no_op_covers_is_said() {
+    let jamba = json!({"model_type": "jamba", "num_hidden_layers": 2, "attn_layer_period": 2, "attn_layer_offset": 1});
+    let layout = Layout::from_config(&jamba).unwrap();
+    assert_eq!(
+        layout.layers()[0].uncovered.as_deref(),
+        Some("the selective scan of mamba1")
+    );
+    assert_eq!(layout.layers()[1].uncovered, None);
+    let zamba = json!({"model_type": "zamba", "layers_block_type": ["mamba", "hybrid"]});
+    let hybrid = &Layout::from_config(&zamba).unwrap().layers()[1].clone();
+    assert_eq!(hybrid.ops, [Op::ShortConv, Op::Attention]);
+    assert_eq!(hybrid.uncovered.as_deref(), Some("the selective scan of mamba1"));
+}
+
+fn refused(config: Value) -> LayoutError {
+    Layout::from_config(&config).expect_err(&config.to_string())
+}
+
+#[test]
+fn an_unknown_model_type_is_told_its_nearest() {
+    let error = refused(json!({"model_type": "qwen3next", "num_hidden_layers": 2}));
+    assert_eq!(error.code(), "unknown_model_type");
+    assert_eq!(error.fields()["found"], "qwen3next");
+    assert_eq!(error.fields()["nearest"][0], "qwen3_next");
+    assert!(
+        error.fields()["valid"]
+            .as_array()
+            .unwrap()
+            .contains(&json!("bamba"))
+    );
+    assert!(
+        error
+            .to_string()
+            .contains(r#"unknown model_type "qwen3next"; nearest: "qwen3_next""#),
+        "{error}"
+    );
+}
+
+#[test]
+fn what_is_no_config_is_refused() {
+    for config in [
+        json!(null),
+        json!([1]),
+        json!("qwen3_next"),
+        json!({}),
+        json!({"model_type": 7}),
+    ] {
+        assert_eq!(refused(config).code(), "unknown_model_type");
+    }
+}
+
+#[test]
+fn a_config_that_names_no_layers_is_told_the_keys() {
+    let error = refused(json!({"model_type": "qwen3_next", "num_hidden_layers": 4}));
+    assert_eq!(error.code(), "layout_missing_key");
+    assert_eq!(
+        error.fields()["valid"],
+        json!(["layer_types", "full_attention_interval"])
+    );
+    let error = refused(json!({"model_type": "qwen3_next", "full_attention_interval": 4}));
+    assert_eq!(error.fields()["valid"], json!(["num_hidden_layers"]));
+    let error = refused(json!({
+        "model_type": "kimi_linear", "num_hidden_layers": 2, "linear_attn_config": {"kda_layers": [1, 2]},
+    }));
+    let keys = [
+        "layer_types",
+        "linear_attn_config.full_attn_layers",
+        "linear_attn_config.kda_layers",
+    ];
+    assert_eq!(error.fields()["valid"], json!(keys));
+}
+
+#[test]
+fn the_number_of_layers_must_agree() {
+    let error = refused(json!({
+        "model_type": "lfm2", "num_hidden_layers": 3, "layer_types": ["conv", "full_attention"],
+    }));
+    assert_eq!(error.code(), "layout_length");
+    assert_eq!(
+        error.to_string(),
+        "layer_types names 2 layers in the lfm2 config, but num_hidden_layers is 3; valid: the same number in both"
+    );
+    let error = refused(json!({
+        "model_type": "nemotron_h", "num_hidden_layers": 3, "hybrid_override_pattern": "M*",
+    }));
+    assert_eq!(error.code(), "layout_length");
+}
+
+#[test]
+fn an_unknown_kind_is_told_its_nearest() {
+    let error =
+        refused(json!({"model_type": "qwen3_next", "layer_types": ["full_attention", "liner_attention"]}));
+    assert_eq!(error.code(), "unknown_layer_kind");
+    assert_eq!(error.fields()["layer"], 1);
+    assert_eq!(error.fields()["nearest"][0], "linear_attention");
+    let error = refused(json!({"model_type": "nemotron_h", "hybrid_override_pattern": "M*X"}));
+    assert_eq!(error.fields()["found"], "X");
+    assert_eq!(error.fields()["valid"], json!(["*", "-", "E", "M"]));
+}
+
+#[test]
+fn an_id_outside_the_model_is_told_the_range() {
+    let error = refused(json!({"model_type": "bamba", "num_hidden_layers": 4, "attn_layer_indices": [1, 4]}));
+    assert_eq!(
+        error.to_string(),
+        "attn_layer_indices names layer 4 in the bamba config; valid: 0 to 3"
+    );
+    for id in [0, 5] {
+        let error = refused(json!({
+            "model_type": "kimi_linear",
+            "num_hidden_layers": 4,
+            "linear_attn_config": {"full_attn_layers": [id], "kda_layers": [1, 2, 3]},
+        }));
+        assert_eq!(error.code(), "layout_id_out_of_range");
+        assert_eq!(
+            (&error.fields()["first"], &error.fields()["last"]),
+            (&json!(1), &json!(4))
+        );
+    }
+}
+
+#[test]
+fn two_keys_must_not_disagree() {
+    let error = refused(json!({
+        "model_type": "lfm2", "num_hidden_layers": 2, "layer_types": ["conv", "full_attention"], "full_attn_idxs": [0],
+    }));
+    assert_eq!(error.code(), "layout_contradiction");
+    assert_eq!(error.fields()["keys"], json!(["layer_types", "full_attn_idxs"]));
+    assert_eq!(error.fields()["found"], json!(["short_conv", "full_attention"]));
+    let shared_out = |full: &[u8], kda: &[u8]| {
+        refused(json!({
+            "model_type": "kimi_linear",
+            "num_hidden_layers": 3,
+            "linear_attn_config": {"full_attn_layers": full, "kda_layers": kda},
+        }))
+    };
+    assert_eq!(shared_out(&[3], &[1, 2, 3]).code(), "layout_contradiction");
+    let error = shared_out(&[3], &[1]);
+    assert_eq!(error.code(), "layout_unassigned");
+    assert_eq!(error.fields()["layer"], 2);
+}
+
+#[test]
+fn values_of_the_wrong_kind_are_refused() {
+    let qwen = |key: &str, value: Value| {
+        let mut config =
+            json!({"model_type": "qwen3_next", "num_hidden_layers": 2, "full_attention_interval": 2});
+        config[key] = value;
+        refused(config)
+    };
+    for (key, value) in [
+        ("num_hidden_layers", json!(0)),
+        ("num_hidden_layers", json!(-1)),
+        ("num_hidden_layers", json!(true)),
+        ("num_hidden_layers", json!("2")),
+        ("num_hidden_layers", json!(1e12)),
+        ("num_hidden_layers", json!(1_000_000_000_000_u64)),
+        ("full_attention_interval", json!(0)),
+        ("layer_types", json!("full_attention")),
+        ("layer_types", json!([1, 2])),
+        ("head_dim", json!(-8)),
+        ("num_key_value_heads", json!(1.5)),
+    ] {
+        let error = qwen(key, value);
+        assert_eq!(error.code(), "layout_bad_value", "{error}");
+        assert!(error.to_string().starts_with(key), "{error}");
+    }
+    let error = qwen("num_hidden_layers", json!("x".repeat(500)));
+    assert!(error.to_string().len() < 200, "{error}");
+    let period = json!({"model_type": "jamba", "num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 2});
+    assert!(
+        refused(period)
+            .to_string()
+            .contains("below attn_layer_period, which is 2")
+    );
+    let empty = json!({"model_type": "recurrent_gemma", "num_hidden_layers": 4, "block_types": []});
+    assert_eq!(refused(empty).code(), "layout_bad_value");
+}
+
+#[test]
+fn a_layer_outside_the_layout_is_told_the_range() {
+    let layout = Layout::from_kinds("mine", ["mamba2".parse().unwrap(), "mlp".parse().unwrap()]);
+    assert_eq!(
+        layout.layer(2).unwrap_err().to_string(),
+        "mine has no layer 2; valid: 0 to 1"
+    );
+    let empty = Layout::from_kinds("empty", []);
+    assert_eq!(
+        empty.layer(0).unwrap_err().to_string(),
+        "empty has no layer 0; valid: none, it has no layers"
+    );
+}
+
+#[test]
+fn a_path_names_the_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("tiny-lfm2");
+    fs::create_dir(&model).unwrap();
+    let error = Layout::from_path(&model).unwrap_err();
+    assert_eq!(error.code(), "layout_read");
+    assert!(
+        error
+            .to_string()
+            .contains("valid: a config.json, or the folder that has one"),
+        "{error}"
+    );
+    fs::write(
+        model.join("config.json"),
+        r#"{"model_type": "lfm2", "layer_types": ["#,
+    )
+    .unwrap();
+    assert_eq!(Layout::from_path(&model).unwrap_err().code(), "layout_json");
+    fs::write(
+        model.join("config.json"),
+        r#"{"model_type": "lfm2", "layer_types": ["conv"]}"#,
+    )
+    .unwrap();
+    for path in [model.clone(), model.join("config.json")] {
+        assert_eq!(Layout::from_path(path).unwrap().model(), "tiny-lfm2");
+    }
+}
