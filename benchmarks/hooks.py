@@ -1,6 +1,6 @@
 """Cost of a call through hooks, against a chain of closures as SGLang's hook registry builds it.
 
-The closure chain is written here after what that registry does: a generic wrapper a hook, around the last one.
+The closure chain is written here after what that registry does: one generic wrapper for each hook.
 Both run in the same process on the same function, in turns. Every chain must give the right result first.
 
     python benchmarks/hooks.py [--json]
