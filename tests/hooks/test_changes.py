@@ -8,7 +8,7 @@ import types
 
 import pytest
 from switchrail.errors import HookError, SwitchrailError
-from switchrail.hooks import Hooks
+from switchrail.hooks import Hooks, chain, trampoline
 
 
 def private_names(module):
@@ -98,6 +98,38 @@ except PermissionError:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("rolled back 1\n", "")
+
+
+def test_a_finalizer_may_remove_hooks_in_the_middle_of_a_change(hooks, module, monkeypatch):
+    other, code = Hooks(), module.C.m.__code__
+    theirs = other.add(module.C.m, lambda result, *args: result * 2, "after")
+
+    def build(*args):
+        other.clear()
+        assert other.list() == (theirs,)
+        return trampoline.build(*args)
+
+    monkeypatch.setattr(chain, "build", build)
+    hooks.add(module.f, lambda result, a, b: result * 2, "after")
+    assert module.f(1) == 6
+    assert other.list() == ()
+    assert module.C.m.__code__ is code
+
+
+def test_nothing_is_added_in_the_middle_of_a_change(hooks, module, monkeypatch):
+    def build(*args):
+        hooks.add(module.C.m, anything)
+
+    monkeypatch.setattr(chain, "build", build)
+    with pytest.raises(HookError, match="within another change"):
+        hooks.add(module.f, lambda a, b: None)
+    assert hooks.list() == ()
+
+
+def test_hooks_of_others_are_not_removed(hooks, module):
+    hook = hooks.add(module.f, lambda a, b: None)
+    Hooks().remove(hook)
+    assert hooks.list() == (hook,)
 
 
 def test_all_or_none(hooks, module):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
+from switchrail.errors import HookError
 from switchrail.hooks import chain
 from switchrail.hooks.hook import Hook, Kind
 from switchrail.hooks.target import resolve
@@ -40,7 +41,10 @@ class Hooks:
                 or a hook was prepared by another `Hooks`.
             OrderError: The constraints of the hooks on one target form a cycle.
         """
-        chain.change(self, add=hooks)
+        for hook in hooks:
+            if hook.owner is not self:
+                raise HookError(f"{hook!r} was prepared by another Hooks", target=hook.target_name)
+        chain.change(add=hooks)
 
     def add(
         self,
@@ -83,7 +87,7 @@ class Hooks:
         A function whose code somebody else has swapped since is left as it is, with a warning in the log. A
         hook that is not in force is left out.
         """
-        chain.change(self, remove=hooks)
+        chain.change(remove=[hook for hook in hooks if hook.owner is self])
 
     def clear(self) -> None:
         """Takes all hooks of this object out of force."""
