@@ -1,1 +1,52 @@
-"""The ops: each one's contract, reference and plain-torch backend."""
+"""The ops: each one's contract, reference and plain-torch backend.
+
+The names here are imported when they are first used, so that importing this package does not import torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from switchrail.ops.builtins import register_builtins
+
+if TYPE_CHECKING:
+    from switchrail.ops.backend import AttentionBackend, Backend, GatedDeltaBackend, ShortConvBackend
+    from switchrail.ops.batch import PagedBatch, Phase, SequenceBatch, StateBatch
+    from switchrail.ops.contract import Contract, OptionSpec, TensorSpec
+
+_HOMES = {
+    "AttentionBackend": "backend",
+    "Backend": "backend",
+    "Contract": "contract",
+    "GatedDeltaBackend": "backend",
+    "OptionSpec": "contract",
+    "PagedBatch": "batch",
+    "Phase": "batch",
+    "SequenceBatch": "batch",
+    "ShortConvBackend": "backend",
+    "StateBatch": "batch",
+    "TensorSpec": "contract",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+__all__ = [
+    "AttentionBackend",
+    "Backend",
+    "Contract",
+    "GatedDeltaBackend",
+    "OptionSpec",
+    "PagedBatch",
+    "Phase",
+    "SequenceBatch",
+    "ShortConvBackend",
+    "StateBatch",
+    "TensorSpec",
+    "register_builtins",
+]

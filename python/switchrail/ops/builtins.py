@@ -1,0 +1,45 @@
+"""Registers the backends that come with this distribution, by class path: nothing is imported for it, not even torch."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+
+_CAPABILITIES: dict[str, dict[str, Any]] = {
+    "attention": {},
+    "gated_delta": {"state_dtypes": ("float64", "float32", "bfloat16"), "state_layouts": ("VK",)},
+    "short_conv": {"state_dtypes": FLOATS},
+}
+
+_CLASS_SUFFIXES = {"attention": "Attention", "gated_delta": "GatedDelta", "short_conv": "ShortConv"}
+
+
+class Registry(Protocol):
+    """What backends are registered with."""
+
+    def register(self, name: str, target: str, **capabilities: Any) -> Any:
+        """Registers the class at `target` under `name`."""
+
+
+def register_builtins(registry: Registry) -> None:
+    """Registers `torch`, the default, and `reference`, which is never chosen unasked, for each op.
+
+    Args:
+        registry: Where to; a runtime or an open transaction.
+    """
+    for op, capabilities in _CAPABILITIES.items():
+        for name, prefix, priority in (("torch", "Torch", 0), ("reference", "Reference", -100)):
+            registry.register(
+                name,
+                f"switchrail.ops.{op}.{name}:{prefix}{_CLASS_SUFFIXES[op]}",
+                op=op,
+                phases=("prefill", "decode"),
+                devices=("cpu", "cuda"),
+                dtypes=FLOATS,
+                priority=priority,
+                **capabilities,
+            )
+
+
+__all__ = ["register_builtins"]
