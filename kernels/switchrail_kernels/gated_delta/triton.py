@@ -97,6 +97,8 @@ def _prepare(
     rows = tl.load(p_chunks + 4 * i_c + 3)
     p_q += row * s_qt + i_h * s_qh
     p_k += row * s_kt + i_h * s_kh
+    p_g += row * s_gt
+    p_beta += row * s_bt
 
     o_t = tl.arange(0, CHUNK)
     b_k = _load_rows(p_k, o_t, s_kt, o_t < rows, K, BK)
@@ -136,8 +138,8 @@ def _prepare(
     o_j = tl.arange(0, 16)[None, :]
     for i_r in range(GROUP):
         i_hv = i_h * GROUP + i_r
-        b_g = tl.load(p_g + (row + o_t) * s_gt + i_hv * s_gh, mask=o_t < rows, other=0.0)
-        b_beta = tl.load(p_beta + (row + o_t) * s_bt + i_hv * s_bh, mask=o_t < rows, other=0.0).to(tl.float32)
+        b_g = tl.load(p_g + o_t * s_gt + i_hv * s_gh, mask=o_t < rows, other=0.0)
+        b_beta = tl.load(p_beta + o_t * s_bt + i_hv * s_bh, mask=o_t < rows, other=0.0).to(tl.float32)
         b_g = tl.maximum(b_g, -128.0)  # exp(-128) is 0 in float32
         b_ghi = tl.floor(b_g * 1024.0) * (1.0 / 1024.0)
         b_hi = tl.cumsum(b_ghi, 0)
@@ -236,7 +238,7 @@ def _scan(
     i_n = tl.load(p_sequences + 2 * tl.program_id(2))
     i_c = tl.load(p_sequences + 2 * tl.program_id(2) + 1).to(tl.int64)
     row = tl.load(p_cu_seqlens + i_n).to(tl.int64)
-    rows = tl.load(p_cu_seqlens + i_n + 1).to(tl.int64) - row
+    rows = (tl.load(p_cu_seqlens + i_n + 1) - row).to(tl.int32)
     read = tl.load(p_read_slots + i_n)
     write = tl.load(p_write_slots + i_n)
     has = tl.load(p_has_initial_state + i_n)
@@ -262,11 +264,14 @@ def _scan(
     dtype = p_q.dtype.element_ty
 
     b_s = tl.load(p_state + read * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)
+    o_v_in = o_t[:, None] * s_vt + o_v[None, :]
+    o_v_out = o_t[:, None] * (HV * V) + o_v[None, :]
     for i_t in tl.range(0, rows, CHUNK, num_stages=STAGES):
-        m_t = i_t + o_t < rows
-        b_k = _load_rows(p_k, i_t + o_t, s_kt, m_t, K, BK)
-        b_q = _load_rows(p_q, i_t + o_t, s_qt, m_t, K, BK)
-        b_v = tl.load(p_v + (i_t + o_t)[:, None] * s_vt + o_v[None, :], mask=m_t[:, None] & m_v[None, :], other=0.0)
+        m_t = o_t < rows - i_t
+        m_rows = m_t[:, None] & m_v[None, :]
+        b_k = _load_rows(p_k, o_t, s_kt, m_t, K, BK)
+        b_q = _load_rows(p_q, o_t, s_qt, m_t, K, BK)
+        b_v = tl.load(p_v + o_v_in, mask=m_rows, other=0.0)
         b_inverse = tl.load(p_inverse + o_block)
         b_scores = tl.load(p_scores + o_block)
         b_from = tl.load(p_factors + o_t)
@@ -274,17 +279,21 @@ def _scan(
         b_write = tl.load(p_factors + 2 * CHUNK + o_t)
         b_decay = tl.load(p_factors + 3 * CHUNK)
 
+        # In three steps, each of products that can run together: the chain from state to state is as short as it gets.
         b_low = b_s.to(dtype)
-        b_u = tl.trans(b_v).to(tl.float32) - tl.dot(b_low, tl.trans(b_k), input_precision=DOT) * b_from[None, :]
-        b_u = tl.dot(b_u.to(dtype), tl.trans(b_inverse), input_precision=DOT)
-        b_o = tl.dot(b_low, tl.trans(b_q), input_precision=DOT) * b_read[None, :]
-        b_o = tl.dot(b_u.to(dtype), tl.trans(b_scores), acc=b_o, input_precision=DOT)
-        b_s = tl.dot((b_u * b_write[None, :]).to(dtype), b_k, acc=b_s * b_decay, input_precision=DOT)
-        tl.store(
-            p_out + (i_t + o_t)[:, None] * (HV * V) + o_v[None, :],
-            tl.where(write >= 0, tl.trans(b_o), 0.0).to(dtype),
-            mask=m_t[:, None] & m_v[None, :],
-        )
+        b_r = tl.dot(b_low, tl.trans(b_k), input_precision=DOT)
+        b_r = (tl.trans(b_v).to(tl.float32) - b_r * b_from[None, :]).to(dtype)
+        b_u = tl.dot(b_r, tl.trans(b_inverse), input_precision=DOT)
+        b_o = tl.dot(b_low, tl.trans(b_q), input_precision=DOT)
+        b_uw = (b_u * b_write[None, :]).to(dtype)
+        b_s = tl.dot(b_uw, b_k, acc=b_s * b_decay, input_precision=DOT)
+        b_o = tl.dot(b_u.to(dtype), tl.trans(b_scores), acc=b_o * b_read[None, :], input_precision=DOT)
+        tl.store(p_out + o_v_out, tl.where(write >= 0, tl.trans(b_o), 0.0).to(dtype), mask=m_rows)
+
+        p_q += CHUNK * s_qt
+        p_k += CHUNK * s_kt
+        p_v += CHUNK * s_vt
+        p_out += CHUNK * HV * V
         p_inverse += HV * CHUNK * CHUNK
         p_scores += HV * CHUNK * CHUNK
         p_factors += HV * 4 * CHUNK
