@@ -1,0 +1,95 @@
+"""A tiny random Qwen3-Next checkpoint, made by transformers itself, and engines that run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import switchrail
+import torch
+from switchrail.engine import Engine
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3NextConfig, Qwen3NextForCausalLM
+
+CONFIG: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "decoder_sparse_step": 2,
+    "max_position_embeddings": 1024,
+    "bos_token_id": None,
+    "eos_token_id": 256,
+    "pad_token_id": 256,
+    "dtype": "float32",
+}
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte (ids 0 to 255, in the order of the byte-level alphabet), an end token and two merges."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {letter: i for i, letter in enumerate(alphabet)} | {"<end>": 256, "th": 257, "the": 258}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("t", "h"), ("th", "e")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<end>")
+
+
+def make_checkpoint(folder: Path, seed: int = 0, **changes: object) -> Path:
+    """Saves a model with random weights, large enough that logits tell tokens apart, and its tokenizer."""
+    torch.manual_seed(seed)
+    config = Qwen3NextConfig(**(CONFIG | changes))
+    model = Qwen3NextForCausalLM(config).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() > 1:
+                weight.normal_(0, 0.5 if "conv1d" in name else weight.shape[-1] ** -0.5)
+            elif "norm" in name:
+                weight.add_(torch.randn_like(weight) * 0.1)
+            elif name.endswith("A_log"):  # memories from a few tokens to a few hundred
+                weight.copy_(torch.linspace(-5, 0, weight.numel()))
+    model.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> Iterator[None]:
+    """Such small products are faster on one thread, and much faster where the cores are shared."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def make_engine(checkpoint: Path) -> Iterator[Callable[..., Engine]]:
+    """Makes engines of the tiny checkpoint on a runtime of their own, and closes them."""
+    with ExitStack() as stack:
+
+        def make(path: Path = checkpoint, *, runtime: Any = None, device: str = "cpu", **arguments: Any) -> Engine:
+            runtime = runtime or switchrail.Runtime()
+            return stack.enter_context(Engine(path, runtime=runtime, device=device, **arguments))
+
+        yield make
