@@ -1,5 +1,39 @@
-//! Python binding of the `switchrail` core.
-use pyo3::prelude::*;
+//! Python binding of the `switchrail` core: a mirror, one file per file of the core, that decides nothing.
+//!
+//! Besides the mirror: `objects` is the one place that stores and calls Python objects, `errors` the one that maps
+//! errors, `json` the one that converts data.
 
-#[pymodule]
-mod _core {}
+mod backend;
+mod errors;
+mod json;
+mod layout;
+mod mirror;
+mod objects;
+mod op;
+mod order;
+mod plan;
+mod registry;
+mod resolve;
+mod suggest;
+
+/// The extension module.
+#[pyo3::pymodule(gil_used = false)]
+mod _core {
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use crate::{
+        backend::Registration,
+        layout::{Layer, Layout},
+        order::order,
+        plan::{Route, RoutePlan},
+        registry::{Commit, Runtime, Snapshot, Transaction},
+        resolve::{Decision, Rejection, preference_keys},
+        suggest::nearest,
+    };
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::op::add_names(module)
+    }
+}

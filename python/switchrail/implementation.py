@@ -1,0 +1,87 @@
+"""From a registration to the object that serves a plan: importing the class, checking it, constructing it."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from switchrail import config
+from switchrail._core import nearest
+from switchrail.errors import BackendImportError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from switchrail._core import Registration
+    from switchrail.ops.backend import Backend
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """What stands behind a registration.
+
+    Attributes:
+        target: The class, or its path `module:Qualified.name`, which is imported when the backend is chosen.
+        config_type: The type of its configuration; None where it takes none.
+    """
+
+    target: type[Any] | str
+    config_type: type[Any] | None
+
+    def build(self, registration: Registration) -> Backend:
+        """Constructs the backend with the configuration in effect.
+
+        Raises:
+            BackendImportError: The path doesn't lead to a backend for the registration's op and phases.
+            ConfigError: The configuration in effect is not valid.
+        """
+        name, op, path = registration.name, registration.op, registration.path
+        cls = _import(name, op, path) if isinstance(self.target, str) else self.target
+        check_class(cls, name, op, path, registration.phases)
+        if self.config_type is None:
+            return cls(None)
+        values = registration.effective_config
+        return cls(config.validate(self.config_type, values, f"configuration of {op} backend {name!r}"))
+
+
+def check_class(cls: Any, name: str, op: str, path: str, phases: Iterable[str]) -> None:
+    """Checks that a class is a backend for an op, and has a method of its own for each phase.
+
+    Raises:
+        BackendImportError: It is not, or has not.
+    """
+    from switchrail.ops import backend
+
+    if not isinstance(cls, type):
+        raise _error(name, op, path, f"it is {cls!r}; valid: a class derived from switchrail.ops.backend.Backend")
+    if not issubclass(cls, backend.Backend):
+        raise _error(name, op, path, "it isn't derived from switchrail.ops.backend.Backend")
+    found = getattr(cls, "op", None)
+    if found != op:
+        raise _error(name, op, path, f"it is a backend for {found!r}; valid: a class whose `op` is {op!r}")
+    for phase in phases:
+        owner = next((base for base in cls.__mro__ if phase in vars(base)), None)
+        if owner is None or owner.__module__ == backend.__name__:
+            raise _error(name, op, path, f"it is registered for {phase} but has no method {phase!r}")
+
+
+def _import(name: str, op: str, path: str) -> Any:
+    module_name, _, qualified_name = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        raise _error(name, op, path, f"importing {module_name!r} failed: {error!r}") from error
+    for part in qualified_name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError as error:
+            close = nearest(part, [str(key) for key in vars(found)] if hasattr(found, "__dict__") else [])
+            hint = f"; nearest: {', '.join(close)}" if close else ""
+            raise _error(name, op, path, f"{found!r} has no attribute {part!r}{hint}") from error
+    return found
+
+
+def _error(name: str, op: str, path: str, problem: str) -> BackendImportError:
+    message = f"{op} backend {name!r} can't be imported from {path!r}: {problem}"
+    return BackendImportError(message, backend=name, op=op, path=path)

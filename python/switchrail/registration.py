@@ -1,0 +1,217 @@
+"""Registering backends: what a plugin's function is given, and what `Runtime.register` goes through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from switchrail import config as configs
+from switchrail.errors import RegistrationError
+from switchrail.implementation import Implementation, check_class
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import torch
+    from typing_extensions import Self
+
+    from switchrail._core import Transaction
+
+C = TypeVar("C", bound=type[Any])
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSupport:
+    """A family of devices, and which of its generations.
+
+    Attributes:
+        kind: `cuda`, `cpu` and so on, or `oot:NAME`.
+        min_capability: The oldest compute capability that will do, as (major, minor); None: any.
+        max_capability: The newest that will do, itself included; None: any.
+    """
+
+    kind: str
+    min_capability: tuple[int, int] | None = None
+    max_capability: tuple[int, int] | None = None
+
+
+def dtype_name(dtype: str | torch.dtype) -> str:
+    """A dtype's name without its module: `bfloat16`."""
+    return str(dtype).removeprefix("torch.")
+
+
+class Registry:
+    """An open transaction of a runtime: what is registered through it is committed together, or not at all.
+
+    As a context manager it commits at the end of the block, and drops everything where the block raises.
+    """
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
+
+    @overload
+    def register(
+        self,
+        name: str,
+        target: None = None,
+        *,
+        op: str,
+        phases: Iterable[str] = ...,
+        devices: Iterable[str | DeviceSupport] = ...,
+        dtypes: Iterable[str | torch.dtype] | None = ...,
+        state_dtypes: Iterable[str | torch.dtype] | None = ...,
+        head_sizes: Iterable[int | tuple[int, int]] | None = ...,
+        page_sizes: Iterable[int] | None = ...,
+        state_layouts: Iterable[str] | None = ...,
+        features: Iterable[str] = ...,
+        packages: Iterable[str] = ...,
+        priority: int = ...,
+        config: Any = ...,
+        override: bool = ...,
+    ) -> Callable[[C], C]: ...
+
+    @overload
+    def register(
+        self,
+        name: str,
+        target: type[Any] | str,
+        *,
+        op: str,
+        phases: Iterable[str] = ...,
+        devices: Iterable[str | DeviceSupport] = ...,
+        dtypes: Iterable[str | torch.dtype] | None = ...,
+        state_dtypes: Iterable[str | torch.dtype] | None = ...,
+        head_sizes: Iterable[int | tuple[int, int]] | None = ...,
+        page_sizes: Iterable[int] | None = ...,
+        state_layouts: Iterable[str] | None = ...,
+        features: Iterable[str] = ...,
+        packages: Iterable[str] = ...,
+        priority: int = ...,
+        config: Any = ...,
+        override: bool = ...,
+    ) -> None: ...
+
+    def register(
+        self,
+        name: str,
+        target: type[Any] | str | None = None,
+        *,
+        op: str,
+        phases: Iterable[str] = ("prefill", "decode"),
+        devices: Iterable[str | DeviceSupport] = ("cpu",),
+        dtypes: Iterable[str | torch.dtype] | None = None,
+        state_dtypes: Iterable[str | torch.dtype] | None = None,
+        head_sizes: Iterable[int | tuple[int, int]] | None = None,
+        page_sizes: Iterable[int] | None = None,
+        state_layouts: Iterable[str] | None = None,
+        features: Iterable[str] = (),
+        packages: Iterable[str] = (),
+        priority: int = 0,
+        config: Any = None,
+        override: bool = False,
+    ) -> Callable[[C], C] | None:
+        """Registers a backend under a name, unique for its op. Without `target` it is a class decorator.
+
+        What is None restricts nothing.
+
+        Args:
+            name: What preferences and the command line call it.
+            target: The class, or its path `module:Class`, which is imported when the backend is chosen.
+            op: What it computes.
+            phases: The phases that it serves.
+            devices: Where it runs.
+            dtypes: Dtypes of activations and key-value caches that it takes.
+            state_dtypes: Dtypes of the recurrent state that it takes.
+            head_sizes: Head sizes that it takes: one number, or (of q and k, of v).
+            page_sizes: Tokens a page that it takes.
+            state_layouts: Axis orders of the recurrent state that it takes, such as `VK`.
+            features: What it can do that not every backend of its op can.
+            packages: Distributions that it needs, with versions as pip writes them.
+            priority: Where nothing was chosen, the highest that fits wins.
+            config: The type of its configuration, a dataclass or pydantic model, each field with a default; or an
+                instance of one, whose values are then the defaults.
+            override: Whether it may take a name that is taken; clearing it gives the name back.
+
+        Raises:
+            NameTakenError: The name is taken and `override` is False.
+            BackendImportError: The class is no backend for that op and these phases.
+            ConfigError: `config` is nothing of the kind.
+            RegistrationError: Another argument can't be meant; unknown names have errors of their own.
+            TransactionClosedError: The transaction has ended.
+        """
+        where = f"configuration of {op} backend {name!r}"
+        config_type, defaults = configs.read_defaults(config, where)
+        spec = {
+            "name": name,
+            "op": op,
+            "phases": list(phases),
+            "devices": [_support(device) for device in devices],
+            "dtypes": [dtype_name(dtype) for dtype in dtypes or ()],
+            "state_dtypes": [dtype_name(dtype) for dtype in state_dtypes or ()],
+            "head_sizes": list(head_sizes or ()),
+            "page_sizes": list(page_sizes or ()),
+            "state_layouts": list(state_layouts or ()),
+            "features": list(features),
+            "packages": list(packages),
+            "priority": priority,
+            "config": defaults,
+        }
+
+        def add(target: type[Any] | str) -> None:
+            if isinstance(target, type):
+                path = f"{target.__module__}:{target.__qualname__}"
+                check_class(target, name, op, path, spec["phases"])
+            elif isinstance(target, str):
+                path = target
+            else:
+                raise RegistrationError(
+                    f"{op} backend {name!r} is {target!r}; valid: a class, or the path of one as 'module:Class'",
+                    name=name,
+                    op=op,
+                    found=target,
+                )
+            self._transaction.add({**spec, "path": path}, Implementation(target, config_type), override)
+
+        def decorate(cls: C) -> C:
+            add(cls)
+            return cls
+
+        if target is None:
+            return decorate
+        add(target)
+        return None
+
+    def clear(self, op: str, name: str) -> None:
+        """Takes every override of a built-in away, or the name itself where nothing built-in has it. Idempotent."""
+        self._transaction.clear(op, name)
+
+    def close(self) -> None:
+        """Drops what was registered since the transaction was opened; later writes are refused. Idempotent."""
+        self._transaction.close()
+
+    def commit(self) -> None:
+        """Publishes what was registered.
+
+        Raises:
+            ConflictError: Another transaction has taken one of the names since.
+            TransactionClosedError: The transaction has ended.
+        """
+        self._transaction.commit()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.commit()
+        else:
+            self.close()
+
+
+def _support(device: str | DeviceSupport) -> tuple[str, tuple[int, int] | None, tuple[int, int] | None]:
+    if isinstance(device, DeviceSupport):
+        return device.kind, device.min_capability, device.max_capability
+    return device, None, None

@@ -1,0 +1,236 @@
+"""The runtime: what is registered, loaded and hooked, the platform, and the route plans made from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from switchrail import _core
+from switchrail import config as configs
+from switchrail.errors import ConfigError, UnknownBackendError
+from switchrail.hooks import Hooks
+from switchrail.implementation import Implementation
+from switchrail.ops import register_builtins
+from switchrail.platform import Platform
+from switchrail.registration import Registry, dtype_name
+
+if TYPE_CHECKING:
+    import torch
+
+    from switchrail._core import Decision, Layout, Registration, RoutePlan
+
+_USER = {"kind": "user"}
+_BUILTIN = {"kind": "builtin"}
+
+
+class Runtime:
+    """Owns what is registered, loaded and hooked. Every method can be called from any thread.
+
+    A new one has the built-in backends. `current_runtime()` is the default one; tests and services make their own.
+
+    Attributes:
+        hooks: What this runtime has put on functions of the process.
+    """
+
+    def __init__(self) -> None:
+        self._core = _core.Runtime()
+        self._platform: Platform | None = None
+        self.hooks = Hooks()
+        with Registry(self._core.begin(_BUILTIN)) as registry:
+            register_builtins(registry)
+
+    @property
+    def platform(self) -> Platform:
+        """The device that models run on unless another is named: what `use_platform` gave, else what is detected."""
+        if self._platform is None:
+            self._platform = Platform.detect()
+        return self._platform
+
+    def use_platform(self, platform: Platform | str | torch.device) -> None:
+        """Names the device.
+
+        Raises:
+            PlatformError: There is no such device.
+        """
+        self._platform = platform if isinstance(platform, Platform) else Platform.detect(platform)
+
+    def transaction(self) -> Registry:
+        """Opens a transaction: a context manager that commits what is registered through it, or none of it."""
+        return Registry(self._core.begin(_USER))
+
+    def register(self, name: str, target: type[Any] | str | None = None, **arguments: Any) -> Any:
+        """Registers one backend at once; arguments, result and errors as in `Registry.register`.
+
+        ```
+        @runtime.register("acme", op="gated_delta", config=AcmeConfig)
+        class AcmeGatedDelta(GatedDeltaBackend): ...
+        ```
+        """
+        if target is None:
+            return lambda cls: (self.register(name, cls, **arguments), cls)[1]
+        with self.transaction() as registry:
+            registry.register(name, target, **arguments)
+        return None
+
+    def clear(self, op: str, name: str) -> None:
+        """Gives an overridden built-in its name back, or unregisters a name. Idempotent."""
+        with self.transaction() as registry:
+            registry.clear(op, name)
+
+    def configure(self, op: str, name: str, **values: Any) -> None:
+        """Sets values of a backend's configuration, over the defaults of its registration.
+
+        They replace the values set before, take effect in the next plan, and belong to the registration: one that
+        overrides it starts with its own defaults.
+
+        Raises:
+            UnknownBackendError: There is no such backend.
+            ConfigError: It takes no configuration, or not these values; the error lists every problem.
+        """
+        where = f"configuration of {op} backend {name!r}"
+        transaction = self._core.begin(_USER)
+        registration = self.backend(op, name)
+        implementation: Implementation = self._core.object(registration.id)
+        if implementation.config_type is None:
+            raise ConfigError(f"{where}: it takes none", found=values, valid=())
+        given = configs.to_json_values(values, where)
+        configs.validate(implementation.config_type, {**registration.to_dict()["spec"]["config"], **given}, where)
+        transaction.configure(op, name, given)
+        transaction.commit()
+
+    def backends(self, op: str | None = None) -> tuple[Registration, ...]:
+        """The active backends of an op, or of all, by op and name."""
+        return tuple(self._core.backends(op))
+
+    def backend(self, op: str, name: str) -> Registration:
+        """The active backend of a name.
+
+        Raises:
+            UnknownBackendError: There is none; the error has the valid and the nearest names.
+        """
+        stack = self._core.stack(op, name)
+        if stack:
+            return stack[-1]
+        valid = tuple(backend.name for backend in self.backends(op))
+        close = tuple(_core.nearest(name, list(valid)))
+        hint = f"; nearest: {', '.join(close)}" if close else ""
+        raise UnknownBackendError(
+            f"there is no {op} backend {name!r}{hint}; valid: {', '.join(valid) or 'none is registered'}",
+            op=op,
+            found=name,
+            valid=valid,
+            nearest=close,
+        )
+
+    def resolve(
+        self,
+        op: str,
+        phase: str,
+        *,
+        device: Platform | str,
+        dtype: str | torch.dtype,
+        capability: tuple[int, int] | None = None,
+        state_dtype: str | torch.dtype | None = None,
+        head_size: int | tuple[int, int] | None = None,
+        page_size: int | None = None,
+        state_layout: str | None = None,
+        features: Iterable[str] = (),
+        preferences: Mapping[str, str] | None = None,
+    ) -> Decision:
+        """Which backend would serve a query, and why each other one would not. Imports no backend.
+
+        Args:
+            op: What is computed.
+            phase: When.
+            device: Where: a platform, or a kind of device such as `cuda`.
+            dtype: Of activations and key-value caches.
+            capability: Compute capability of the device, where `device` is only a kind.
+            state_dtype: Of the recurrent state. This and the following restrict nothing where they are None.
+            head_size: One number, or (of q and k, of v).
+            page_size: Tokens a page.
+            state_layout: Axis order of the recurrent state.
+            features: What the backend must be able to do besides.
+            preferences: Backend names by `OP`, `OP.PHASE`, `linear` or `linear.PHASE`.
+
+        Raises:
+            BackendUnfitError: The preferred backend can't do it; no other one is taken instead.
+            NoBackendError: None can; the error has every candidate's reasons.
+            UnknownBackendError: A preference names no backend of its ops.
+            PreferenceError: A preference's key means nothing; other unknown names have errors of their own.
+        """
+        return self._core.resolve(
+            {
+                "op": op,
+                "phase": phase,
+                "device": _device(device, capability),
+                "dtype": dtype_name(dtype),
+                "state_dtype": None if state_dtype is None else dtype_name(state_dtype),
+                "head_size": head_size,
+                "page_size": page_size,
+                "state_layout": state_layout,
+                "features": list(features),
+                "preferences": dict(preferences or {}),
+                "packages": self._packages(),
+            }
+        )
+
+    def plan(
+        self,
+        layout: Layout,
+        *,
+        device: Platform | str,
+        dtype: str | torch.dtype,
+        capability: tuple[int, int] | None = None,
+        state_dtype: str | torch.dtype | None = "float32",
+        page_size: int | None = None,
+        state_layouts: Mapping[str, str] | None = None,
+        features: Mapping[str, Iterable[str]] | None = None,
+        preferences: Mapping[str, str] | None = None,
+        phases: Iterable[str] = ("prefill", "decode"),
+    ) -> RoutePlan:
+        """Decides which backend serves each layer, imports these backends and constructs them, each once.
+
+        The plan keeps what it was made from: later registrations and configurations are for later plans.
+
+        Args:
+            layout: What each layer of the model is.
+            device: As in `resolve`, and so are `dtype` and `capability`.
+            dtype: Of activations and key-value caches.
+            capability: Compute capability of the device.
+            state_dtype: Of the recurrent states; asked of the linear ops only.
+            page_size: Tokens a page; asked of the paged ops only.
+            state_layouts: Axis order of the recurrent state, by op.
+            features: What backends must be able to do besides, by op.
+            preferences: As in `resolve`.
+            phases: What is planned.
+
+        Raises:
+            BackendImportError: The path of a chosen backend doesn't lead to one.
+            ConfigError: The configuration of a chosen backend is not valid.
+            SwitchrailError: As in `resolve`; messages and fields name the layers too.
+        """
+        request = {
+            "device": _device(device, capability),
+            "dtype": dtype_name(dtype),
+            "state_dtype": None if state_dtype is None else dtype_name(state_dtype),
+            "page_size": page_size,
+            "phases": list(phases),
+            "preferences": dict(preferences or {}),
+            "state_layouts": dict(state_layouts or {}),
+            "features": {op: list(names) for op, names in (features or {}).items()},
+            "packages": self._packages(),
+        }
+        return _core.RoutePlan(self._core, layout, request, _build)
+
+    def _packages(self) -> dict[str, str]:
+        return {}
+
+
+def _build(registration: Registration, implementation: Implementation) -> object:
+    return implementation.build(registration)
+
+
+def _device(device: Platform | str, capability: tuple[int, int] | None) -> tuple[str, tuple[int, int] | None]:
+    if isinstance(device, Platform):
+        return device.kind, device.capability
+    return device, capability

@@ -1,0 +1,68 @@
+//! The core's errors to the exceptions of `switchrail.errors`: code to class, fields to attributes.
+
+use pyo3::{
+    prelude::*,
+    types::{PyDict, PyType},
+};
+use switchrail::CoreError;
+
+use crate::json;
+
+/// The class for each code. A code that is missing here becomes the base class, which a test refuses.
+fn class_of(code: &str) -> &'static str {
+    match code {
+        "unknown_op" => "UnknownOpError",
+        "unknown_phase" | "plan_no_phase" => "UnknownPhaseError",
+        "unknown_dtype" => "UnknownDtypeError",
+        "unknown_device" | "bad_capability" => "UnknownDeviceError",
+        "unknown_preference_key" => "PreferenceError",
+        "unknown_backend" | "unknown_preferred_backend" | "unknown_registered_backend" => "UnknownBackendError",
+        "unfit_backend" => "BackendUnfitError",
+        "no_backend" | "layer_no_backend" | "layer_uncovered" => "NoBackendError",
+        "bad_requirement_name" | "bad_requirement_specifier" | "bad_backend_spec" => "RegistrationError",
+        "bad_backend_config" => "ConfigError",
+        "backend_taken" => "NameTakenError",
+        "commit_conflict" | "commit_gone" => "ConflictError",
+        "transaction_closed" | "commit_closed" => "TransactionClosedError",
+        "unknown_layer" | "route_unknown_layer" => "UnknownLayerError",
+        "route_other_ops" | "route_phase_not_planned" => "NoRouteError",
+        "unknown_model_type" => "UnknownModelError",
+        "unknown_layer_kind"
+        | "layout_read"
+        | "layout_json"
+        | "layout_missing_key"
+        | "layout_bad_value"
+        | "layout_length"
+        | "layout_id_out_of_range"
+        | "layout_contradiction"
+        | "layout_unassigned" => "LayoutError",
+        "unknown_schema"
+        | "layout_document"
+        | "plan_document_layer"
+        | "plan_document_backend"
+        | "replay_order"
+        | "replay_unknown" => "SchemaError",
+        "order_cycle" => "OrderError",
+        _ => "SwitchrailError",
+    }
+}
+
+/// The exception for an error of the core. For `map_err`.
+pub fn raise(error: impl CoreError) -> PyErr {
+    Python::attach(|py| {
+        let fields = json::to_py(py, &error.fields());
+        match fields {
+            Ok(fields) => exception(py, class_of(error.code()), error.to_string(), fields.cast().ok()),
+            Err(error) => error,
+        }
+    })
+}
+
+/// An exception of `switchrail.errors` by the name of its class.
+pub fn exception(py: Python<'_>, class: &str, message: String, fields: Option<&Bound<'_, PyDict>>) -> PyErr {
+    let build = || -> PyResult<PyErr> {
+        let class = py.import("switchrail.errors")?.getattr(class)?.cast_into::<PyType>()?;
+        Ok(PyErr::from_value(class.call((message,), fields)?))
+    };
+    build().unwrap_or_else(|error| error)
+}

@@ -1,0 +1,46 @@
+//! What every mirrored value has: JSON, pickling by value, comparison, a readable form.
+
+/// Declares a frozen class around a value of the core, with the getters that follow.
+///
+/// The value serialises; the class gets `to_json`, `from_json`, `to_dict`, `__reduce__`, `__eq__` and `__repr__`.
+macro_rules! mirror {
+    ($(#[$attribute:meta])* $name:ident($core:ty) { $($method:tt)* }) => {
+        $(#[$attribute])*
+        #[pyclass(frozen, module = "switchrail._core")]
+        pub struct $name(pub $core);
+
+        #[pymethods]
+        impl $name {
+            /// The JSON document.
+            fn to_json(&self) -> String {
+                crate::json::text(&self.0)
+            }
+
+            /// The value that `to_json` wrote.
+            #[staticmethod]
+            fn from_json(text: &str) -> PyResult<Self> {
+                crate::json::parse(stringify!($name), text).map(Self)
+            }
+
+            /// The document as dicts, tuples, texts and numbers.
+            fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+                crate::json::dump(py, &self.0)
+            }
+
+            fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (String,))> {
+                Ok((slf.get_type().getattr("from_json")?, (slf.get().to_json(),)))
+            }
+
+            fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
+                other.cast::<Self>().is_ok_and(|other| other.get().0 == self.0)
+            }
+
+            fn __repr__(&self) -> String {
+                format!("{}({})", stringify!($name), self.to_json())
+            }
+
+            $($method)*
+        }
+    };
+}
+pub(crate) use mirror;

@@ -1,0 +1,46 @@
+//! Mirror of the core's `op`: its names, and parsing them.
+
+use std::{collections::BTreeSet, str::FromStr};
+
+use pyo3::{prelude::*, types::PyString};
+use switchrail::{ComputeCapability, CoreError, Device, DeviceKind, Dtype, Op, Phase};
+
+use crate::errors::raise;
+
+/// A name of the core from its text.
+pub fn parse<T: FromStr<Err: CoreError>>(text: &str) -> PyResult<T> {
+    text.parse().map_err(raise)
+}
+
+/// Several.
+pub fn parse_all<T: FromStr<Err: CoreError> + Ord>(texts: &[String]) -> PyResult<BTreeSet<T>> {
+    texts.iter().map(|text| parse(text)).collect()
+}
+
+/// A compute capability as Python has it.
+pub type Capability = Option<(u32, u32)>;
+
+/// The core's form of it.
+pub fn capability(found: Capability) -> Option<ComputeCapability> {
+    found.map(|(major, minor)| ComputeCapability(major, minor))
+}
+
+/// A device as Python has it: its kind and its compute capability.
+#[derive(FromPyObject)]
+pub struct DeviceForm(String, Capability);
+
+impl DeviceForm {
+    /// The core's form of it.
+    pub fn into_core(self) -> PyResult<Device> {
+        Ok(Device { kind: parse(&self.0)?, capability: capability(self.1) })
+    }
+}
+
+/// Adds the lists of names.
+pub fn add_names(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let py = module.py();
+    module.add("OPS", Op::ALL.map(|op| PyString::intern(py, op.name())))?;
+    module.add("PHASES", Phase::ALL.map(|phase| PyString::intern(py, phase.name())))?;
+    module.add("DTYPES", Dtype::ALL.map(Dtype::name))?;
+    module.add("DEVICES", DeviceKind::KNOWN.map(|kind| kind.to_string()))
+}

@@ -1,0 +1,316 @@
+//! Mirror of the core's `plan`: route plans, with the bound methods that they lead to.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use pyo3::{
+    PyTraverseError, PyVisit, intern,
+    prelude::*,
+    types::{PyDict, PyInt, PyString},
+};
+use switchrail::{BackendId, FingerprintInputs, Op, Phase, PlanRequest, Preferences};
+
+use crate::{
+    backend::Registration,
+    errors::{exception, raise},
+    json,
+    layout::Layout,
+    mirror::mirror,
+    op::{DeviceForm, parse, parse_all},
+    registry::Runtime,
+    resolve::Decision,
+};
+
+/// A `PlanRequest` as `switchrail.runtime` writes it.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub struct Request {
+    device: DeviceForm,
+    dtype: String,
+    state_dtype: Option<String>,
+    page_size: Option<u32>,
+    phases: Vec<String>,
+    preferences: BTreeMap<String, String>,
+    state_layouts: BTreeMap<String, String>,
+    features: BTreeMap<String, Vec<String>>,
+    packages: BTreeMap<String, String>,
+}
+
+impl Request {
+    fn into_core(self) -> PyResult<PlanRequest> {
+        let features = self.features.into_iter().map(|(op, names)| Ok((parse(&op)?, names.into_iter().collect())));
+        let layouts = self.state_layouts.into_iter().map(|(op, layout)| Ok((parse(&op)?, layout)));
+        Ok(PlanRequest {
+            device: self.device.into_core()?,
+            dtype: parse(&self.dtype)?,
+            state_dtype: self.state_dtype.as_deref().map(parse).transpose()?,
+            page_size: self.page_size,
+            phases: parse_all(&self.phases)?,
+            preferences: Preferences::parse(self.preferences).map_err(raise)?,
+            state_layouts: layouts.collect::<PyResult<_>>()?,
+            features: features.collect::<PyResult<_>>()?,
+            packages: self.packages.into_iter().collect(),
+        })
+    }
+}
+
+/// The core's `RoutePlan`, with an instance of each backend in it and their bound methods.
+///
+/// It owns these objects alone; they are constructed for it and live as long as it does.
+#[pyclass(frozen, module = "switchrail._core")]
+pub struct RoutePlan {
+    pub core: switchrail::RoutePlan,
+    runtime: Arc<switchrail::Runtime>,
+    instances: HashMap<BackendId, Py<PyAny>>,
+    /// By op, phase and layer; filled where the core's table is.
+    calls: Box<[Option<Py<PyAny>>]>,
+    layers: usize,
+    ops: [Py<PyString>; Op::ALL.len()],
+    phases: [Py<PyString>; Phase::ALL.len()],
+}
+
+#[pymethods]
+impl RoutePlan {
+    /// Plans on the runtime's current state. `build` is called once for each backend in the plan, with its registration
+    /// and the object behind it, and returns the instance.
+    #[new]
+    fn new(
+        runtime: &Bound<'_, Runtime>,
+        layout: &Layout,
+        request: Request,
+        build: &Bound<'_, PyAny>,
+    ) -> PyResult<Self> {
+        let (py, request, layout) = (runtime.py(), request.into_core()?, Arc::new(layout.0.clone()));
+        let runtime = runtime.get();
+        let (core, objects) = loop {
+            let core = switchrail::RoutePlan::new(&runtime.core.snapshot(), Arc::clone(&layout), request.clone());
+            let core = core.map_err(raise)?;
+            // One that was withdrawn since the snapshot was taken has no object any more: the next snapshot lacks it.
+            if let Some(objects) = core.backends().iter().map(|backend| runtime.objects.get(py, backend.id)).collect() {
+                break (core, objects);
+            }
+        };
+        let objects: Vec<Py<PyAny>> = objects;
+        let mut instances = HashMap::new();
+        let mut methods = HashMap::new();
+        for (registration, object) in core.backends().iter().zip(objects) {
+            let instance = build.call1((Registration(Arc::clone(registration)), object))?;
+            for phase in registration.spec.phases.intersection(&core.request().phases) {
+                methods.insert((registration.id, *phase), instance.getattr(phase.name())?);
+            }
+            instances.insert(registration.id, instance.unbind());
+        }
+        let layers = core.layout().layers().len();
+        let mut calls: Vec<Option<Py<PyAny>>> = Vec::new();
+        calls.resize_with(Op::ALL.len() * Phase::ALL.len() * layers, || None);
+        for (layer, op, phase, id) in core.entries() {
+            calls[index(op as usize, phase as usize, layer, layers)] = methods.get(&(id, phase)).map(|call| call.clone().unbind());
+        }
+        Ok(Self {
+            core,
+            runtime: Arc::clone(&runtime.core),
+            instances,
+            calls: calls.into(),
+            layers,
+            ops: Op::ALL.map(|op| PyString::intern(py, op.name()).unbind()),
+            phases: Phase::ALL.map(|phase| PyString::intern(py, phase.name()).unbind()),
+        })
+    }
+
+    /// The bound method that serves an op of a layer in a phase.
+    ///
+    /// The layer is given by its object, whose own `layer_id` or `layer_idx` counts, or by its id.
+    #[pyo3(signature = (op, phase, layer_id=None, layer=None))]
+    fn lookup(
+        &self,
+        py: Python<'_>,
+        op: &Bound<'_, PyAny>,
+        phase: &Bound<'_, PyAny>,
+        layer_id: Option<&Bound<'_, PyAny>>,
+        layer: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Py<PyAny>> {
+        if let (Some(op), Some(phase), Some(id), None) =
+            (position(&self.ops, op), position(&self.phases, phase), layer_id, layer)
+            && id.is_exact_instance_of::<PyInt>()
+            && let Ok(id) = id.extract::<usize>()
+            && id < self.layers
+            && let Some(call) = &self.calls[index(op, phase, id, self.layers)]
+        {
+            return Ok(call.clone_ref(py));
+        }
+        let (op, phase, layer) = self.read(op, phase, layer_id, layer)?;
+        self.core.lookup(layer, op, phase).map_err(raise)?;
+        let call = &self.calls[index(op as usize, phase as usize, layer, self.layers)];
+        Ok(call.as_ref().expect("every route has its call").clone_ref(py))
+    }
+
+    /// The instance that serves an op of a layer in a phase.
+    #[pyo3(signature = (op, phase, layer_id=None, layer=None))]
+    fn backend(
+        &self,
+        py: Python<'_>,
+        op: &Bound<'_, PyAny>,
+        phase: &Bound<'_, PyAny>,
+        layer_id: Option<&Bound<'_, PyAny>>,
+        layer: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Py<PyAny>> {
+        let (op, phase, layer) = self.read(op, phase, layer_id, layer)?;
+        let id = self.core.lookup(layer, op, phase).map_err(raise)?;
+        Ok(self.instances[&id].clone_ref(py))
+    }
+
+    #[getter]
+    fn layout(&self) -> Layout {
+        Layout(switchrail::Layout::clone(self.core.layout()))
+    }
+
+    /// Version of the state that it was made on.
+    #[getter]
+    fn version(&self) -> u64 {
+        self.core.version()
+    }
+
+    /// The registrations that it pins.
+    #[getter]
+    fn backends(&self) -> Vec<Registration> {
+        self.core.backends().iter().cloned().map(Registration).collect()
+    }
+
+    /// Its decisions, each with the layers that it is for.
+    #[getter]
+    fn routes(&self) -> Vec<Route> {
+        self.core.routes().iter().cloned().map(Route).collect()
+    }
+
+    /// Its decisions alone.
+    #[getter]
+    fn decisions(&self) -> Vec<Decision> {
+        self.core.routes().iter().map(|route| Decision(route.decision.clone())).collect()
+    }
+
+    /// Every route as (layer id, op, phase, backend name).
+    #[getter]
+    fn table(&self) -> Vec<(usize, &'static str, &'static str, String)> {
+        let name = |id| self.core.backend(id).map(|backend| backend.spec.name.clone()).unwrap_or_default();
+        self.core.entries().map(|(layer, op, phase, id)| (layer, op.name(), phase.name(), name(id))).collect()
+    }
+
+    /// Whether anything was committed since, so that a new plan might differ.
+    fn is_stale(&self) -> bool {
+        self.core.is_stale(&self.runtime)
+    }
+
+    /// Digest of its layout, its routes and the backends in it.
+    #[getter]
+    fn fingerprint(&self) -> String {
+        let snapshot = switchrail::Snapshot::default();
+        let inputs = FingerprintInputs { plugins: &[], hooks: &[], snapshot: &snapshot, plans: &[&self.core] };
+        switchrail::Fingerprint::new(inputs).digest
+    }
+
+    /// The JSON document; it holds everything but the instances.
+    fn to_json(&self) -> String {
+        json::text(&self.core)
+    }
+
+    /// The document as dicts, tuples, texts and numbers.
+    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        json::dump(py, &self.core)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("RoutePlan(model={:?}, version={})", self.core.layout().model(), self.core.version())
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.instances.values().try_for_each(|instance| visit.call(instance))?;
+        self.calls.iter().flatten().try_for_each(|call| visit.call(call))
+    }
+}
+
+impl RoutePlan {
+    /// The arguments of a lookup, where they are not the plain ones or are not right.
+    #[inline(never)]
+    fn read(
+        &self,
+        op: &Bound<'_, PyAny>,
+        phase: &Bound<'_, PyAny>,
+        layer_id: Option<&Bound<'_, PyAny>>,
+        layer: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<(Op, Phase, usize)> {
+        let py = op.py();
+        let op = position(&self.ops, op).map_or_else(|| parse(&op.str()?.to_cow()?), |op| Ok(Op::ALL[op]))?;
+        let phase =
+            position(&self.phases, phase).map_or_else(|| parse(&phase.str()?.to_cow()?), |phase| Ok(Phase::ALL[phase]))?;
+        let own = layer.map(own_id).transpose()?.flatten();
+        let Some(id) = own.as_ref().or(layer_id) else {
+            let problem = match layer {
+                None => "neither a layer nor a layer id was given".to_owned(),
+                Some(layer) => format!("{} has neither layer_id nor layer_idx, and no id was given", layer.repr()?),
+            };
+            return Err(self.refuse(py, "LayerTypeError", problem, None));
+        };
+        if !id.is_exact_instance_of::<PyInt>() {
+            let problem = format!("the layer id is {} ({}), not an int", id.repr()?, id.get_type().name()?);
+            return Err(self.refuse(py, "LayerTypeError", problem, Some(id)));
+        }
+        let id = id.extract().map_err(|_| {
+            let problem = format!("{} has no layer {id}", self.core.layout().model());
+            self.refuse(py, "UnknownLayerError", problem, Some(id))
+        })?;
+        Ok((op, phase, id))
+    }
+
+    fn refuse(&self, py: Python<'_>, class: &str, problem: String, found: Option<&Bound<'_, PyAny>>) -> PyErr {
+        let model = self.core.layout().model();
+        let message = match self.layers {
+            0 => format!("{problem}; {model} has no layers"),
+            layers => format!("{problem}; valid for {model}: 0 to {}", layers - 1),
+        };
+        let fields = PyDict::new(py);
+        let fill = || -> PyResult<()> {
+            fields.set_item("model", model)?;
+            fields.set_item("layers", self.layers)?;
+            fields.set_item("found", found)
+        };
+        fill().map_or_else(|error| error, |()| exception(py, class, message, Some(&fields)))
+    }
+}
+
+/// A layer object's own id: its `layer_id`, else its `layer_idx`. Nothing else of it is looked at.
+fn own_id<'py>(layer: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    for name in [intern!(layer.py(), "layer_id"), intern!(layer.py(), "layer_idx")] {
+        if let Some(id) = layer.getattr_opt(name)?.filter(|id| !id.is_none()) {
+            return Ok(Some(id));
+        }
+    }
+    Ok(None)
+}
+
+/// Where a name is among interned ones; none also for an equal one that is not interned.
+#[inline]
+fn position(names: &[Py<PyString>], name: &Bound<'_, PyAny>) -> Option<usize> {
+    names.iter().position(|known| known.as_ptr() == name.as_ptr())
+}
+
+#[inline]
+const fn index(op: usize, phase: usize, layer: usize, layers: usize) -> usize {
+    (op * Phase::ALL.len() + phase) * layers + layer
+}
+
+mirror! {
+    /// A decision, and the layers that it is for.
+    Route(switchrail::Route) {
+        #[getter]
+        fn layers(&self) -> Vec<usize> {
+            self.0.layers.clone()
+        }
+
+        #[getter]
+        fn decision(&self) -> Decision {
+            Decision(self.0.decision.clone())
+        }
+    }
+}

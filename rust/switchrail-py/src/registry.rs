@@ -1,0 +1,236 @@
+//! Mirror of the core's `registry`: the runtime and its transactions, with the objects behind the registrations.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pyo3::{PyTraverseError, PyVisit, prelude::*};
+use switchrail::{BackendId, Change, CommitError, Entry, Origin, RegisterError, Registrar};
+
+use crate::{
+    backend::{Registration, Spec},
+    errors::raise,
+    json,
+    mirror::mirror,
+    objects::Objects,
+    op::parse,
+    resolve::{Decision, Query},
+};
+
+/// The core's `Runtime`, and for each registration the object that stands behind it.
+#[pyclass(frozen, module = "switchrail._core")]
+pub struct Runtime {
+    pub core: Arc<switchrail::Runtime>,
+    /// An object is here before its registration is seen, and until after it is gone.
+    pub objects: Objects,
+}
+
+#[pymethods]
+impl Runtime {
+    #[new]
+    fn new() -> Self {
+        Self { core: switchrail::Runtime::new(), objects: Objects::default() }
+    }
+
+    /// The current state.
+    fn snapshot(&self) -> Snapshot {
+        Snapshot(switchrail::Snapshot::clone(&self.core.snapshot()))
+    }
+
+    /// How many commits led to the current state.
+    #[getter]
+    fn version(&self) -> u64 {
+        self.core.snapshot().version()
+    }
+
+    /// The active backends, of one op or of all, by op and name.
+    #[pyo3(signature = (op=None))]
+    fn backends(&self, op: Option<&str>) -> PyResult<Vec<Registration>> {
+        let ops = op.map_or_else(|| Ok(switchrail::Op::ALL.to_vec()), |op| Ok::<_, PyErr>(vec![parse(op)?]))?;
+        let snapshot = self.core.snapshot();
+        Ok(ops.into_iter().flat_map(|op| snapshot.of_op(op).cloned()).map(Registration).collect())
+    }
+
+    /// The registrations of an op and name, the active one last.
+    fn stack(&self, op: &str, name: &str) -> PyResult<Vec<Registration>> {
+        let snapshot = self.core.snapshot();
+        Ok(snapshot.stack(parse(op)?, name).iter().cloned().map(Registration).collect())
+    }
+
+    /// Decides which backend serves a query.
+    fn resolve(&self, query: Query) -> PyResult<Decision> {
+        query.resolve(&self.core.snapshot())
+    }
+
+    /// The object behind a registration; None when it is gone.
+    fn object(&self, py: Python<'_>, id: u64) -> Option<Py<PyAny>> {
+        let snapshot = self.core.snapshot();
+        let registration = snapshot.backends().iter().find(|backend| backend.id.get() == id)?;
+        self.objects.get(py, registration.id)
+    }
+
+    /// Opens a transaction in the name of an origin, given in the core's JSON form.
+    fn begin(slf: &Bound<'_, Self>, origin: &Bound<'_, PyAny>) -> PyResult<Transaction> {
+        let origin: Origin = json::load("Origin", origin)?;
+        let transaction = slf.get().core.begin(origin);
+        let staged = Staged { transaction: Some(transaction), ids: Vec::new() };
+        Ok(Transaction { runtime: slf.clone().unbind(), staged: Mutex::new(staged) })
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.objects.traverse(visit)
+    }
+
+    fn __clear__(&self) {
+        drop(self.objects.take());
+    }
+}
+
+/// The core's `Transaction` and `Registrar` in one.
+///
+/// The objects of what it adds are kept by the runtime at once, under ids that nobody knows before the commit.
+#[pyclass(frozen, module = "switchrail._core")]
+pub struct Transaction {
+    runtime: Py<Runtime>,
+    /// Locked for the core's work alone: no Python code runs and no object is dropped under it.
+    staged: Mutex<Staged>,
+}
+
+struct Staged {
+    /// None after commit or close.
+    transaction: Option<switchrail::Transaction>,
+    ids: Vec<BackendId>,
+}
+
+#[pymethods]
+impl Transaction {
+    /// Whether changes can still be staged.
+    #[getter]
+    fn is_open(&self) -> bool {
+        self.lock().transaction.is_some()
+    }
+
+    /// Stages a backend with the object behind it; returns its id.
+    fn add(&self, spec: Spec<'_>, object: Py<PyAny>, overrides: bool) -> PyResult<u64> {
+        let spec = spec.into_core()?;
+        let mut staged = self.lock();
+        let added = staged.registrar().and_then(|registrar| registrar.add(spec, Entry::Foreign, overrides));
+        if let Ok(id) = added {
+            staged.ids.push(id);
+            self.runtime.get().objects.insert(id, object);
+        }
+        drop(staged);
+        added.map(BackendId::get).map_err(raise)
+    }
+
+    /// Stages the removal of everything but the built-in of an op and name.
+    fn clear(&self, op: &str, name: &str) -> PyResult<()> {
+        let op = parse(op)?;
+        self.stage(|registrar| registrar.clear(op, name))
+    }
+
+    /// Stages the removal of one registration.
+    fn withdraw(&self, registration: &Registration) -> PyResult<()> {
+        self.stage(|registrar| registrar.withdraw(registration.0.id))
+    }
+
+    /// Stages the user's values for the active backend of an op and name.
+    fn configure(&self, op: &str, name: &str, values: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (op, values) = (parse(op)?, json::fields(values)?);
+        self.stage(|registrar| registrar.configure(op, name, values))
+    }
+
+    /// Publishes what was staged, whole or not at all.
+    fn commit(&self) -> PyResult<Commit> {
+        let mut staged = self.lock();
+        let result = staged.transaction.take().ok_or(CommitError::Closed).and_then(switchrail::Transaction::commit);
+        let ids = std::mem::take(&mut staged.ids);
+        drop(staged);
+        let gone = match &result {
+            Ok(commit) => commit.changes.iter().filter_map(removed).collect(),
+            Err(_) => ids,
+        };
+        drop(self.runtime.get().objects.remove(gone));
+        result.map(Commit).map_err(raise)
+    }
+
+    /// Ends the transaction without publishing anything. Idempotent.
+    fn close(&self) {
+        let mut staged = self.lock();
+        let transaction = staged.transaction.take();
+        let ids = std::mem::take(&mut staged.ids);
+        drop(staged);
+        drop(transaction);
+        drop(self.runtime.get().objects.remove(ids));
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.runtime)
+    }
+}
+
+impl Transaction {
+    fn stage(&self, stage: impl FnOnce(&Registrar) -> Result<(), RegisterError>) -> PyResult<()> {
+        let staged = self.lock();
+        let result = staged.registrar().and_then(stage);
+        drop(staged);
+        result.map_err(raise)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Staged> {
+        self.staged.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Transaction {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Staged {
+    fn registrar(&self) -> Result<&Registrar, RegisterError> {
+        self.transaction.as_ref().map(switchrail::Transaction::registrar).ok_or(RegisterError::Closed)
+    }
+}
+
+fn removed(change: &Change) -> Option<BackendId> {
+    match change {
+        Change::Remove { id } => Some(*id),
+        Change::Add { .. } | Change::Configure { .. } => None,
+    }
+}
+
+mirror! {
+    /// One immutable state of a runtime.
+    Snapshot(switchrail::Snapshot) {
+        #[new]
+        fn new() -> Self {
+            Self(switchrail::Snapshot::default())
+        }
+
+        #[getter]
+        fn version(&self) -> u64 {
+            self.0.version()
+        }
+
+        /// Every registration, overridden ones too.
+        #[getter]
+        fn backends(&self) -> Vec<Registration> {
+            self.0.backends().iter().cloned().map(Registration).collect()
+        }
+
+        /// The state after a commit.
+        fn apply(&self, commit: &Commit) -> PyResult<Self> {
+            self.0.apply(&commit.0).map(Self).map_err(raise)
+        }
+    }
+}
+
+mirror! {
+    /// What one commit changed.
+    Commit(Arc<switchrail::Commit>) {
+        #[getter]
+        fn version(&self) -> u64 {
+            self.0.version
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Mirror of the core's `resolve` and `preferences`.
+
+use std::collections::BTreeMap;
+
+use pyo3::prelude::*;
+use switchrail::{Packages, Preferences};
+
+use crate::{
+    backend::Heads,
+    errors::raise,
+    json,
+    mirror::mirror,
+    op::{DeviceForm, parse},
+};
+
+/// A `Query` as `switchrail.runtime` writes it, with what else a resolve takes.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub struct Query {
+    op: String,
+    phase: String,
+    device: DeviceForm,
+    dtype: String,
+    state_dtype: Option<String>,
+    head_size: Option<Heads>,
+    page_size: Option<u32>,
+    state_layout: Option<String>,
+    features: Vec<String>,
+    preferences: BTreeMap<String, String>,
+    packages: BTreeMap<String, String>,
+}
+
+impl Query {
+    /// Asks a snapshot.
+    pub fn resolve(self, snapshot: &switchrail::Snapshot) -> PyResult<Decision> {
+        let query = switchrail::Query {
+            op: parse(&self.op)?,
+            phase: parse(&self.phase)?,
+            device: self.device.into_core()?,
+            dtype: parse(&self.dtype)?,
+            state_dtype: self.state_dtype.as_deref().map(parse).transpose()?,
+            head_size: self.head_size.map(Into::into),
+            page_size: self.page_size,
+            state_layout: self.state_layout,
+            features: self.features.into_iter().collect(),
+        };
+        let preferences = preferences(self.preferences, snapshot)?;
+        let packages: Packages = self.packages.into_iter().collect();
+        snapshot.resolve(&query, &preferences, &packages).map(Decision).map_err(raise)
+    }
+}
+
+fn preferences(pairs: BTreeMap<String, String>, snapshot: &switchrail::Snapshot) -> PyResult<Preferences> {
+    let preferences = Preferences::parse(pairs).map_err(raise)?;
+    preferences.check(snapshot).map_err(raise)?;
+    Ok(preferences)
+}
+
+/// Every key that a preference can have.
+#[pyfunction]
+pub fn preference_keys() -> Vec<String> {
+    switchrail::PreferenceKey::all().map(|key| key.to_string()).collect()
+}
+
+mirror! {
+    /// Which backend serves a query, and why each other one does not.
+    Decision(switchrail::Decision) {
+        /// Version of the state that it was taken on.
+        #[getter]
+        fn version(&self) -> u64 {
+            self.0.version
+        }
+
+        #[getter]
+        fn op(&self) -> &'static str {
+            self.0.query.op.name()
+        }
+
+        #[getter]
+        fn phase(&self) -> &'static str {
+            self.0.query.phase.name()
+        }
+
+        /// What was asked.
+        #[getter]
+        fn query<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+            json::dump(py, &self.0.query)
+        }
+
+        /// Name of the backend chosen.
+        #[getter]
+        fn chosen(&self) -> &str {
+            &self.0.chosen.name
+        }
+
+        /// Who registered it, for people.
+        #[getter]
+        fn origin(&self) -> String {
+            self.0.chosen.origin.to_string()
+        }
+
+        /// What spoke for it, for people.
+        #[getter]
+        fn because(&self) -> String {
+            self.0.because.to_string()
+        }
+
+        /// Every other registration of the op, best first.
+        #[getter]
+        fn rejected(&self) -> Vec<Rejection> {
+            self.0.rejected.iter().cloned().map(Rejection).collect()
+        }
+    }
+}
+
+mirror! {
+    /// A backend that was not chosen.
+    Rejection(switchrail::Rejection) {
+        #[getter]
+        fn name(&self) -> &str {
+            &self.0.backend.name
+        }
+
+        /// Who registered it, for people.
+        #[getter]
+        fn origin(&self) -> String {
+            self.0.backend.origin.to_string()
+        }
+
+        /// Every reason, for people; `to_dict` has them as data.
+        #[getter]
+        fn reasons(&self) -> Vec<String> {
+            self.0.reasons.iter().map(ToString::to_string).collect()
+        }
+    }
+}
