@@ -1,6 +1,6 @@
 //! A digest of everything that decides what runs.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -71,10 +71,10 @@ impl Fingerprint {
         });
         let mut text = String::new();
         canonical(&inputs, &mut text);
-        let digest = Sha256::digest(text.as_bytes())
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
+        let mut digest = String::new();
+        for byte in Sha256::digest(text.as_bytes()) {
+            let _ = write!(digest, "{byte:02x}");
+        }
         Self {
             schema: Schema,
             digest,

@@ -99,24 +99,20 @@ pub fn order(items: &[OrderItem]) -> Result<Vec<usize>, OrderError> {
     let Some(start) = waiting.iter().position(|count| *count > 0) else {
         return Ok(placed);
     };
-    // What is left has a predecessor that is left too, so that walking back must come round.
+    // What is left has a predecessor that is left too, so that walking back comes round.
     let mut walk = vec![start];
-    loop {
-        let last = walk[walk.len() - 1];
-        let previous = *predecessors[last]
-            .iter()
-            .find(|index| waiting[**index] > 0)
-            .expect("an item still waits for one that is not placed");
-        if let Some(first) = walk.iter().position(|index| *index == previous) {
-            let members = walk[first..]
-                .iter()
-                .rev()
-                .map(|index| items[*index].key.clone())
-                .collect();
-            return Err(OrderError::Cycle { members });
+    while let Some(previous) = predecessors[walk[walk.len() - 1]]
+        .iter()
+        .find(|index| waiting[**index] > 0)
+    {
+        if let Some(first) = walk.iter().position(|index| index == previous) {
+            walk.drain(..first);
+            break;
         }
-        walk.push(previous);
+        walk.push(*previous);
     }
+    let members = walk.iter().rev().map(|index| items[*index].key.clone()).collect();
+    Err(OrderError::Cycle { members })
 }
 
 #[cfg(test)]

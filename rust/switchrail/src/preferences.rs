@@ -159,13 +159,12 @@ impl Preferences {
     #[must_use]
     pub fn choice(&self, op: Op, phase: Phase) -> Option<(PreferenceKey, &str)> {
         let family = op.is_linear().then_some(None);
-        let keys = [Some(op)].into_iter().chain(family).flat_map(|op| {
+        let mut keys = [Some(op)].into_iter().chain(family).flat_map(|op| {
             [Some(phase), None]
                 .into_iter()
                 .map(move |phase| PreferenceKey { op, phase })
         });
-        keys.filter_map(|key| self.0.get(&key).map(|name| (key, name.as_str())))
-            .next()
+        keys.find_map(|key| self.0.get(&key).map(|name| (key, name.as_str())))
             .filter(|(_, name)| *name != AUTO)
     }
 

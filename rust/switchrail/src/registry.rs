@@ -487,12 +487,9 @@ impl Registrar {
                 }
             })
         };
-        let active = {
-            let staged = self.staged();
-            let state = self.preview(staged.as_deref().ok_or(RegisterError::Closed)?);
-            drop(staged);
-            find(&state)?
-        };
+        let base = self.runtime.snapshot();
+        let state = preview(&base, self.staged().as_deref().ok_or(RegisterError::Closed)?);
+        let active = find(&state)?;
         let mut registration = Registration::clone(&active);
         registration.configuration.clone_from(&configuration);
         check_config(&registration)?;
@@ -508,29 +505,29 @@ impl Registrar {
         lock(&self.staged)
     }
 
-    /// The current state with what was staged so far. What can't be carried out any more is for the commit to report.
-    fn preview(&self, staged: &[Request]) -> Snapshot {
-        let mut state = Snapshot::clone(&self.runtime.snapshot());
-        for request in staged {
-            let _ = state.carry_out(request, &mut Vec::new());
-        }
-        state
-    }
-
     fn stage(&self, request: Request) -> Result<(), RegisterError> {
         // Declared before the guard, for the reason given in `Runtime::publish`.
+        let base = self.runtime.snapshot();
         let mut state;
         let mut staged = self.staged();
         let requests = staged.as_mut().ok_or(RegisterError::Closed)?;
-        state = self.preview(requests);
-        match state.carry_out(&request, &mut Vec::new()) {
-            Ok(()) => requests.push(request),
-            Err(CommitError::Conflict(conflict)) => return Err(RegisterError::Taken(conflict)),
-            // Gone: removed since it was looked up. The commit reports it, unless it comes back.
-            Err(_) => requests.push(request),
+        state = preview(&base, requests);
+        // What is gone since it was looked up is for the commit to report.
+        if let Err(CommitError::Conflict(conflict)) = state.carry_out(&request, &mut Vec::new()) {
+            return Err(RegisterError::Taken(conflict));
         }
+        requests.push(request);
         Ok(())
     }
+}
+
+/// A state with what was staged so far. What can't be carried out any more is for the commit to report.
+fn preview(base: &Snapshot, staged: &[Request]) -> Snapshot {
+    let mut state = base.clone();
+    for request in staged {
+        let _ = state.carry_out(request, &mut Vec::new());
+    }
+    state
 }
 
 fn validate(spec: &BackendSpec, entry: &Entry) -> Result<(), RegisterError> {

@@ -149,6 +149,18 @@ pub enum Because {
     },
 }
 
+impl Because {
+    /// What speaks for a backend that fits: `rival` is the priority of the next one that fits.
+    fn new(choice: Option<(PreferenceKey, &str)>, priority: i32, rival: Option<i32>) -> Self {
+        match (choice, rival) {
+            (Some((key, _)), _) => Self::Preferred { key },
+            (None, None) => Self::OnlyFit,
+            (None, Some(rival)) if rival == priority => Self::First { priority },
+            (None, Some(_)) => Self::Priority { priority },
+        }
+    }
+}
+
 impl fmt::Display for Because {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -347,7 +359,7 @@ impl fmt::Display for Reason {
 #[non_exhaustive]
 pub enum ResolveError {
     /// Nothing was chosen, and nothing fits.
-    #[error("no backend for {query}{}", lines(.rejected))]
+    #[error("no backend for {query}{}{}", if .rejected.is_empty() { ": none is registered for the op" } else { ":" }, lines(.rejected))]
     NoBackend {
         /// What was asked.
         query: Box<Query>,
@@ -434,7 +446,7 @@ impl Snapshot {
         preferences: &Preferences,
         packages: &Packages,
     ) -> Result<Decision, ResolveError> {
-        let mut ranked: Vec<(&Arc<Registration>, Vec<Reason>)> = self
+        let mut ranked: Vec<Candidate<'_>> = self
             .of_op(query.op)
             .map(|backend| (backend, misfits(backend, query, packages)))
             .collect();
@@ -464,70 +476,23 @@ impl Snapshot {
             None => ranked.iter().position(|(_, reasons)| reasons.is_empty()),
         };
         let chosen = position.map(|position| ranked.remove(position));
-        let because = chosen
-            .as_ref()
-            .filter(|(_, reasons)| reasons.is_empty())
-            .map(|(backend, _)| {
-                let rival = ranked
-                    .iter()
-                    .find(|(_, reasons)| reasons.is_empty())
-                    .map(|(rival, _)| rival.spec.priority);
-                let priority = backend.spec.priority;
-                match (choice, rival) {
-                    (Some((key, _)), _) => Because::Preferred { key },
-                    (None, None) => Because::OnlyFit,
-                    (None, Some(rival)) if rival == priority => Because::First { priority },
-                    (None, Some(_)) => Because::Priority { priority },
-                }
-            });
-
-        for (backend, reasons) in &mut ranked {
-            if let (Some((key, name)), _) = (choice, ()) {
-                reasons.push(Reason::NotPreferred {
-                    key,
-                    chosen: name.to_owned(),
-                });
-            } else if let (true, Some((chosen, _))) = (reasons.is_empty(), &chosen) {
-                let (priority, chosen) = (backend.spec.priority, chosen.spec.priority);
-                reasons.push(if priority == chosen {
-                    Reason::LaterInOrder { priority }
-                } else {
-                    Reason::LowerPriority { priority, chosen }
-                });
-            }
-        }
-        let overridden = self.stacks_of(query.op).flat_map(|stack| {
-            let (active, below) = stack.split_last().expect("a stack has at least one registration");
-            below.iter().map(|backend| {
-                (
-                    backend,
-                    vec![Reason::Overridden {
-                        by: active.id,
-                        origin: active.origin.clone(),
-                    }],
-                )
-            })
-        });
-        let rejected = ranked
-            .into_iter()
-            .chain(overridden)
-            .map(|(backend, reasons)| Rejection {
-                backend: BackendRef::from(&**backend),
-                reasons,
-            })
-            .collect();
-
+        let rival = ranked
+            .iter()
+            .find(|(_, reasons)| reasons.is_empty())
+            .map(|(rival, _)| rival.spec.priority);
+        let priority = chosen.as_ref().map(|(backend, _)| backend.spec.priority);
+        let rejected = self.rejections(query.op, ranked, choice, priority);
         let version = self.version();
-        match (chosen, because, choice) {
-            (Some((backend, _)), Some(because), _) => Ok(Decision {
+        match (chosen, choice) {
+            (Some((backend, reasons)), _) if reasons.is_empty() => Ok(Decision {
                 schema: Schema,
                 version,
                 query: query.clone(),
                 chosen: BackendRef::from(&**backend),
-                because,
+                because: Because::new(choice, backend.spec.priority, rival),
                 rejected,
             }),
-            (Some((backend, reasons)), None, Some((key, _))) => Err(ResolveError::UnfitChoice {
+            (Some((backend, reasons)), Some((key, _))) => Err(ResolveError::UnfitChoice {
                 query: Box::new(query.clone()),
                 version,
                 key,
@@ -544,7 +509,49 @@ impl Snapshot {
             }),
         }
     }
+
+    /// Gives those that fit the reason why another was chosen, and adds those that are overridden.
+    fn rejections(
+        &self,
+        op: Op,
+        candidates: Vec<Candidate<'_>>,
+        choice: Option<(PreferenceKey, &str)>,
+        chosen: Option<i32>,
+    ) -> Vec<Rejection> {
+        let candidates = candidates.into_iter().map(|(backend, mut reasons)| {
+            if reasons.is_empty() {
+                let priority = backend.spec.priority;
+                reasons.push(match (choice, chosen) {
+                    (Some((key, name)), _) => Reason::NotPreferred {
+                        key,
+                        chosen: name.to_owned(),
+                    },
+                    (None, Some(chosen)) if chosen != priority => Reason::LowerPriority { priority, chosen },
+                    (None, _) => Reason::LaterInOrder { priority },
+                });
+            }
+            (backend, reasons)
+        });
+        let overridden = self
+            .stacks_of(op)
+            .filter_map(<[_]>::split_last)
+            .flat_map(|(active, below)| {
+                let reason = Reason::Overridden {
+                    by: active.id,
+                    origin: active.origin.clone(),
+                };
+                below.iter().map(move |backend| (backend, vec![reason.clone()]))
+            });
+        let rejection = |(backend, reasons): Candidate<'_>| Rejection {
+            backend: BackendRef::from(&**backend),
+            reasons,
+        };
+        candidates.chain(overridden).map(rejection).collect()
+    }
 }
+
+/// A registration, with the reasons why it does not fit.
+type Candidate<'a> = (&'a Arc<Registration>, Vec<Reason>);
 
 /// Every reason why a backend can't serve a query.
 fn misfits(backend: &Registration, query: &Query, packages: &Packages) -> Vec<Reason> {
@@ -650,12 +657,9 @@ fn joined(reasons: &[Reason]) -> String {
         .join("; ")
 }
 
+/// Each on a line of its own.
 fn lines(rejected: &[Rejection]) -> String {
-    if rejected.is_empty() {
-        return "; no other is registered for this op".to_owned();
-    }
-    rejected
-        .iter()
-        .map(|rejection| format!("\n  {rejection}"))
-        .collect()
+    rejected.iter().fold(String::new(), |text, rejection| {
+        text + "\n  " + &rejection.to_string()
+    })
 }

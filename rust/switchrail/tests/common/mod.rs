@@ -1,0 +1,109 @@
+//! Small specs, queries and layouts for the integration tests.
+#![allow(dead_code, reason = "each test binary uses some of it")]
+
+use std::sync::Arc;
+
+use switchrail::{
+    BackendId, BackendSpec, Capabilities, Config, Device, DeviceKind, DeviceSupport, Dtype, Entry, Layout,
+    Op, Origin, Phase, PlanRequest, Preferences, Query, Runtime,
+};
+
+/// A backend for prefill and decode on the CPU that restricts nothing.
+pub fn spec(op: Op, name: &str) -> BackendSpec {
+    BackendSpec {
+        name: name.to_owned(),
+        op,
+        phases: [Phase::Prefill, Phase::Decode].into(),
+        path: format!("{name}_kernels:Backend"),
+        capabilities: Capabilities {
+            devices: vec![DeviceSupport::any(DeviceKind::Cpu)],
+            ..Capabilities::default()
+        },
+        priority: 0,
+        config: Config::new(),
+    }
+}
+
+/// What asks for no more than [`spec`] gives.
+pub fn query(op: Op) -> Query {
+    Query::new(op, Phase::Decode, cpu(), Dtype::Float32)
+}
+
+pub fn cpu() -> Device {
+    Device {
+        kind: DeviceKind::Cpu,
+        capability: None,
+    }
+}
+
+pub fn plugin(distribution: &str) -> Origin {
+    Origin::Plugin {
+        distribution: distribution.to_owned(),
+        version: Some("1.0".to_owned()),
+        plugin: distribution.replace('-', "_"),
+    }
+}
+
+/// Registers in a transaction of its own.
+pub fn register(runtime: &Arc<Runtime>, origin: Origin, spec: BackendSpec, overrides: bool) -> BackendId {
+    let transaction = runtime.begin(origin);
+    let id = transaction
+        .registrar()
+        .add(spec, Entry::Foreign, overrides)
+        .unwrap();
+    transaction.commit().unwrap();
+    id
+}
+
+pub fn clear(runtime: &Arc<Runtime>, op: Op, name: &str) {
+    let transaction = runtime.begin(Origin::User);
+    transaction.registrar().clear(op, name).unwrap();
+    transaction.commit().unwrap();
+}
+
+/// The user's values, in a transaction of their own.
+pub fn configure(runtime: &Arc<Runtime>, op: Op, name: &str, values: &serde_json::Value) {
+    let transaction = runtime.begin(Origin::User);
+    transaction
+        .registrar()
+        .configure(op, name, values.as_object().unwrap().clone())
+        .unwrap();
+    transaction.commit().unwrap();
+}
+
+pub fn preferences<const N: usize>(pairs: [(&str, &str); N]) -> Preferences {
+    Preferences::parse(pairs).unwrap()
+}
+
+/// Three gated-delta layers, then a full one, and so on.
+pub fn qwen3_next(layers: usize) -> Arc<Layout> {
+    let config = serde_json::json!({
+        "_name_or_path": "tiny-qwen3-next",
+        "model_type": "qwen3_next",
+        "num_hidden_layers": layers,
+        "full_attention_interval": 4,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 4,
+    });
+    Arc::new(Layout::from_config(&config).unwrap())
+}
+
+/// A runtime with one backend, `torch`, for each op of [`qwen3_next`].
+pub fn runtime_with_torch() -> Arc<Runtime> {
+    let runtime = Runtime::new();
+    for op in [Op::Attention, Op::GatedDelta, Op::ShortConv] {
+        register(&runtime, Origin::Builtin, spec(op, "torch"), false);
+    }
+    runtime
+}
+
+pub fn request() -> PlanRequest {
+    PlanRequest::new(cpu(), Dtype::Float32)
+}

@@ -1,0 +1,632 @@
+//! Transactions, overrides, configuration and replay.
+
+mod common;
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use common::{clear, configure, plugin, preferences, query, register, spec};
+use proptest::prelude::*;
+use serde_json::json;
+use switchrail::{
+    BackendId, BackendSpec, Change, CommitError, Config, CoreError, DeviceSupport, Entry, NativeBackend, Op,
+    Origin, Packages, RegisterError, ReplayError, Runtime, Snapshot,
+};
+
+const OP: Op = Op::GatedDelta;
+
+#[test]
+fn a_transaction_is_seen_whole_or_not_at_all() {
+    let runtime = Runtime::new();
+    let before = runtime.snapshot();
+    let transaction = runtime.begin(plugin("acme"));
+    transaction
+        .registrar()
+        .add(spec(OP, "a"), Entry::Foreign, false)
+        .unwrap();
+    transaction
+        .registrar()
+        .add(spec(OP, "b"), Entry::Foreign, false)
+        .unwrap();
+    assert_eq!(*runtime.snapshot(), *before);
+    let commit = transaction.commit().unwrap();
+    assert_eq!(
+        (commit.version, commit.changes.len(), &commit.origin),
+        (1, 2, &plugin("acme"))
+    );
+    assert_eq!(runtime.snapshot().version(), 1);
+    assert_eq!(
+        runtime
+            .snapshot()
+            .of_op(OP)
+            .map(|b| b.spec.name.as_str())
+            .collect::<Vec<_>>(),
+        ["a", "b"]
+    );
+    assert_eq!(before.backends(), [], "a snapshot never changes");
+}
+
+#[test]
+fn dropping_aborts_and_closes_every_handle() {
+    let runtime = Runtime::new();
+    let transaction = runtime.begin(plugin("acme"));
+    let handle = transaction.registrar().clone();
+    handle.add(spec(OP, "a"), Entry::Foreign, false).unwrap();
+    assert!(handle.is_open());
+    drop(transaction);
+    assert!(!handle.is_open());
+    assert_eq!(runtime.snapshot().version(), 0);
+    let late = [
+        handle.add(spec(OP, "b"), Entry::Foreign, false).unwrap_err(),
+        handle.clear(OP, "a").unwrap_err(),
+        handle.withdraw_all(&plugin("acme")).unwrap_err(),
+        handle.configure(OP, "a", Config::new()).unwrap_err(),
+    ];
+    for error in late {
+        assert_eq!(
+            (&error, error.code()),
+            (&RegisterError::Closed, "transaction_closed")
+        );
+    }
+}
+
+#[test]
+fn a_committed_transaction_refuses_late_writes() {
+    let runtime = Runtime::new();
+    let transaction = runtime.begin(plugin("acme"));
+    let handle = transaction.registrar().clone();
+    transaction.commit().unwrap();
+    assert_eq!(
+        handle.add(spec(OP, "a"), Entry::Foreign, false),
+        Err(RegisterError::Closed)
+    );
+    assert_eq!(
+        runtime.snapshot().version(),
+        0,
+        "nothing changed, so nothing was published"
+    );
+}
+
+#[test]
+fn a_handle_can_close_the_transaction_under_its_owner() {
+    let runtime = Runtime::new();
+    let transaction = runtime.begin(plugin("acme"));
+    let handle = transaction.registrar().clone();
+    handle.add(spec(OP, "a"), Entry::Foreign, false).unwrap();
+    std::thread::spawn(move || handle.close()).join().unwrap();
+    assert_eq!(transaction.commit(), Err(CommitError::Closed));
+    assert_eq!(runtime.snapshot().version(), 0);
+}
+
+#[test]
+fn a_taken_name_is_refused_at_once_with_its_owner() {
+    let runtime = Runtime::new();
+    register(&runtime, plugin("acme"), spec(OP, "fast"), false);
+    let transaction = runtime.begin(plugin("zeta"));
+    let error = transaction
+        .registrar()
+        .add(spec(OP, "fast"), Entry::Foreign, false)
+        .unwrap_err();
+    assert_eq!(error.code(), "backend_taken");
+    assert_eq!(error.fields()["owner"]["distribution"], "acme");
+    assert!(
+        error.to_string().contains("plugin \"acme\" of acme 1.0"),
+        "{error}"
+    );
+    transaction
+        .registrar()
+        .add(spec(Op::Kda, "fast"), Entry::Foreign, false)
+        .expect("names are per op");
+    let twice = transaction
+        .registrar()
+        .add(spec(Op::Kda, "fast"), Entry::Foreign, false)
+        .unwrap_err();
+    assert_eq!(
+        twice.fields()["owner"]["distribution"],
+        "zeta",
+        "what is staged counts too"
+    );
+}
+
+#[test]
+fn two_transactions_for_one_name_conflict_and_the_loser_leaves_nothing() {
+    let runtime = Runtime::new();
+    let (first, second) = (runtime.begin(plugin("acme")), runtime.begin(plugin("zeta")));
+    first
+        .registrar()
+        .add(spec(OP, "fast"), Entry::Foreign, false)
+        .unwrap();
+    second
+        .registrar()
+        .add(spec(OP, "other"), Entry::Foreign, false)
+        .unwrap();
+    second
+        .registrar()
+        .add(spec(OP, "fast"), Entry::Foreign, false)
+        .unwrap();
+    first.commit().unwrap();
+    let after = runtime.snapshot();
+    let error = second.commit().unwrap_err();
+    assert_eq!(error.code(), "commit_conflict");
+    assert_eq!(error.fields()["owner"]["distribution"], "acme");
+    assert_eq!(error.fields()["found"], "fast");
+    assert_eq!(*runtime.snapshot(), *after);
+}
+
+#[test]
+fn ids_are_never_reused() {
+    let runtime = Runtime::new();
+    let first = register(&runtime, Origin::User, spec(OP, "a"), false);
+    let aborted = runtime
+        .begin(Origin::User)
+        .registrar()
+        .add(spec(OP, "b"), Entry::Foreign, false)
+        .unwrap();
+    clear(&runtime, OP, "a");
+    let second = register(&runtime, Origin::User, spec(OP, "a"), false);
+    assert!(first < aborted && aborted < second);
+}
+
+#[test]
+fn overrides_stack_and_clear_restores_the_builtin_whatever_the_order() {
+    let runtime = Runtime::new();
+    let builtin = register(&runtime, Origin::Builtin, spec(OP, "torch"), false);
+    let first = register(&runtime, plugin("acme"), spec(OP, "torch"), true);
+    let second = register(&runtime, plugin("zeta"), spec(OP, "torch"), true);
+    let snapshot = runtime.snapshot();
+    assert_eq!(
+        snapshot
+            .stack(OP, "torch")
+            .iter()
+            .map(|b| b.id)
+            .collect::<Vec<_>>(),
+        [builtin, first, second]
+    );
+    assert_eq!(snapshot.find(OP, "torch").unwrap().id, second);
+
+    let transaction = runtime.begin(Origin::User);
+    transaction.registrar().withdraw(first).unwrap();
+    transaction.commit().unwrap();
+    assert_eq!(
+        runtime.snapshot().find(OP, "torch").unwrap().id,
+        second,
+        "withdrawn from under the active one"
+    );
+
+    clear(&runtime, OP, "torch");
+    let snapshot = runtime.snapshot();
+    assert_eq!(
+        snapshot
+            .stack(OP, "torch")
+            .iter()
+            .map(|b| b.id)
+            .collect::<Vec<_>>(),
+        [builtin]
+    );
+    clear(&runtime, OP, "torch");
+    assert_eq!(
+        *runtime.snapshot(),
+        *snapshot,
+        "idempotent: not even a new version"
+    );
+}
+
+#[test]
+fn clear_unregisters_a_custom_name_and_unknown_ones_are_clear_already() {
+    let runtime = Runtime::new();
+    register(&runtime, Origin::User, spec(OP, "mine"), false);
+    clear(&runtime, OP, "mine");
+    assert!(runtime.snapshot().find(OP, "mine").is_none());
+    clear(&runtime, OP, "mine");
+    clear(&runtime, OP, "never");
+    assert_eq!(runtime.snapshot().version(), 2);
+}
+
+#[test]
+fn a_plugin_is_withdrawn_whole() {
+    let runtime = Runtime::new();
+    register(&runtime, Origin::Builtin, spec(OP, "torch"), false);
+    register(&runtime, plugin("acme"), spec(OP, "torch"), true);
+    register(&runtime, plugin("acme"), spec(Op::Kda, "acme"), false);
+    register(&runtime, plugin("zeta"), spec(Op::Kda, "zeta"), false);
+    let transaction = runtime.begin(Origin::User);
+    transaction.registrar().withdraw_all(&plugin("acme")).unwrap();
+    let commit = transaction.commit().unwrap();
+    assert_eq!(commit.changes.len(), 2);
+    let snapshot = runtime.snapshot();
+    let left: Vec<_> = snapshot
+        .backends()
+        .iter()
+        .map(|b| (b.spec.op, b.spec.name.as_str()))
+        .collect();
+    assert_eq!(left, [(OP, "torch"), (Op::Kda, "zeta")]);
+}
+
+#[test]
+fn two_names_with_one_path_stay_distinct() {
+    let runtime = Runtime::new();
+    let mut other = spec(OP, "b");
+    other.path = spec(OP, "a").path;
+    register(&runtime, Origin::User, spec(OP, "a"), false);
+    register(&runtime, Origin::User, other, false);
+    configure(&runtime, OP, "a", &json!({"scale": 2}));
+    let snapshot = runtime.snapshot();
+    assert_eq!(snapshot.find(OP, "a").unwrap().effective_config()["scale"], 2);
+    assert!(snapshot.find(OP, "b").unwrap().effective_config().is_empty());
+}
+
+#[test]
+fn configuration_counts_over_defaults_and_belongs_to_its_registration() {
+    let runtime = Runtime::new();
+    let with = |defaults: serde_json::Value| BackendSpec {
+        config: defaults.as_object().unwrap().clone(),
+        ..spec(OP, "torch")
+    };
+    register(
+        &runtime,
+        Origin::Builtin,
+        with(json!({"chunk": 64, "exact": true})),
+        false,
+    );
+    configure(&runtime, OP, "torch", &json!({"chunk": 16}));
+    let effective = |runtime: &Runtime| runtime.snapshot().find(OP, "torch").unwrap().effective_config();
+    assert_eq!(json!(effective(&runtime)), json!({"chunk": 16, "exact": true}));
+    let version = runtime.snapshot().version();
+    configure(&runtime, OP, "torch", &json!({"chunk": 16}));
+    assert_eq!(
+        runtime.snapshot().version(),
+        version,
+        "the same values again change nothing"
+    );
+
+    register(&runtime, plugin("acme"), with(json!({"stages": 3})), true);
+    assert_eq!(json!(effective(&runtime)), json!({"stages": 3}));
+    configure(&runtime, OP, "torch", &json!({"stages": 4}));
+    clear(&runtime, OP, "torch");
+    assert_eq!(json!(effective(&runtime)), json!({"chunk": 16, "exact": true}));
+    configure(&runtime, OP, "torch", &json!({}));
+    assert_eq!(json!(effective(&runtime)), json!({"chunk": 64, "exact": true}));
+}
+
+#[test]
+fn configuring_what_is_not_there_names_the_nearest() {
+    let runtime = Runtime::new();
+    register(&runtime, Origin::User, spec(OP, "triton"), false);
+    let transaction = runtime.begin(Origin::User);
+    let error = transaction
+        .registrar()
+        .configure(OP, "tritn", Config::new())
+        .unwrap_err();
+    assert_eq!(
+        (error.code(), &error.fields()["nearest"]),
+        ("unknown_registered_backend", &json!(["triton"]))
+    );
+}
+
+#[test]
+fn configuring_what_goes_in_the_meantime_fails_at_commit() {
+    let runtime = Runtime::new();
+    register(&runtime, Origin::User, spec(OP, "mine"), false);
+    let transaction = runtime.begin(Origin::User);
+    transaction
+        .registrar()
+        .configure(OP, "mine", json!({"a": 1}).as_object().unwrap().clone())
+        .unwrap();
+    clear(&runtime, OP, "mine");
+    assert_eq!(transaction.commit().unwrap_err().code(), "commit_gone");
+}
+
+/// Takes `{"scale": NUMBER}` only, and says when it is dropped, trying the runtime's lock from there.
+#[derive(Debug)]
+struct Scaled {
+    runtime: std::sync::Weak<Runtime>,
+    dropped: Arc<AtomicBool>,
+}
+
+impl NativeBackend for Scaled {
+    fn check_config(&self, config: &Config) -> Result<(), String> {
+        match config.get("scale") {
+            Some(scale) if scale.is_number() => Ok(()),
+            other => Err(format!("scale must be a number, not {other:?}")),
+        }
+    }
+}
+
+impl Drop for Scaled {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.upgrade() {
+            register(&runtime, Origin::User, spec(Op::Kda, "from-a-drop"), false);
+        }
+        self.dropped.store(true, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn a_native_backend_checks_its_configuration_and_is_dropped_outside_the_locks() {
+    let runtime = Runtime::new();
+    let dropped = Arc::new(AtomicBool::new(false));
+    let backend = || Scaled {
+        runtime: Arc::downgrade(&runtime),
+        dropped: Arc::clone(&dropped),
+    };
+    let native = BackendSpec {
+        path: "a Rust value".into(),
+        ..spec(OP, "scaled")
+    };
+    let transaction = runtime.begin(Origin::User);
+    let quiet = Scaled {
+        runtime: std::sync::Weak::new(),
+        dropped: Arc::default(),
+    };
+    let error = transaction
+        .registrar()
+        .add(native.clone(), Entry::Native(Arc::new(quiet)), false)
+        .unwrap_err();
+    assert_eq!(error.code(), "bad_backend_config");
+    let native = BackendSpec {
+        config: json!({"scale": 1}).as_object().unwrap().clone(),
+        ..native
+    };
+    transaction
+        .registrar()
+        .add(native, Entry::Native(Arc::new(backend())), false)
+        .unwrap();
+    drop(transaction.commit().unwrap());
+
+    let transaction = runtime.begin(Origin::User);
+    let bad = json!({"scale": "big"}).as_object().unwrap().clone();
+    assert_eq!(
+        transaction
+            .registrar()
+            .configure(OP, "scaled", bad)
+            .unwrap_err()
+            .code(),
+        "bad_backend_config"
+    );
+    drop(transaction);
+
+    let held = runtime.snapshot();
+    assert!(
+        held.find(OP, "scaled")
+            .unwrap()
+            .entry
+            .native::<Scaled>()
+            .is_some()
+    );
+    drop(held);
+    let transaction = runtime.begin(Origin::User);
+    transaction.registrar().clear(OP, "scaled").unwrap();
+    assert!(!dropped.load(Ordering::SeqCst));
+    drop(transaction.commit().unwrap());
+    assert!(
+        dropped.load(Ordering::SeqCst),
+        "the commit dropped the last owner"
+    );
+    assert!(
+        runtime.snapshot().find(Op::Kda, "from-a-drop").is_some(),
+        "and its drop could commit"
+    );
+}
+
+#[test]
+fn specs_that_cannot_be_meant_are_refused() {
+    let capability = |text: &str| Some(text.parse().unwrap());
+    let runtime = Runtime::new();
+    let transaction = runtime.begin(Origin::User);
+    let mut refused = 0;
+    let mut refuse = |field: &str, change: &dyn Fn(&mut BackendSpec)| {
+        let mut bad = spec(OP, "good");
+        change(&mut bad);
+        let error = transaction
+            .registrar()
+            .add(bad, Entry::Foreign, false)
+            .unwrap_err();
+        assert_eq!(
+            (error.code(), error.fields()["field"].as_str()),
+            ("bad_backend_spec", Some(field)),
+            "{error}"
+        );
+        refused += 1;
+    };
+    for name in ["", "auto", "two words", "a=b", "-x", "é"] {
+        refuse("name", &|spec| spec.name = name.into());
+    }
+    for path in ["", "module", "module:", ":Class", "a b:C", "a..b:C", "a:b:C"] {
+        refuse("path", &|spec| spec.path = path.into());
+    }
+    refuse("phases", &|spec| spec.phases.clear());
+    refuse("devices", &|spec| spec.capabilities.devices.clear());
+    refuse("devices", &|spec| {
+        let kind = "cuda".parse().unwrap();
+        let (min_capability, max_capability) = (capability("10.0"), capability("9.0"));
+        spec.capabilities.devices.push(DeviceSupport {
+            kind,
+            min_capability,
+            max_capability,
+        });
+    });
+    refuse("head_sizes", &|spec| {
+        spec.capabilities.head_sizes = [0.into()].into()
+    });
+    refuse("page_sizes", &|spec| spec.capabilities.page_sizes = [0].into());
+    assert_eq!(refused, 18);
+    let mut local = spec(OP, "good");
+    local.path = "tests.test_ops:test_register.<locals>.Backend".into();
+    transaction.registrar().add(local, Entry::Foreign, false).unwrap();
+}
+
+#[test]
+fn a_commit_that_does_not_follow_is_refused() {
+    let runtime = Runtime::new();
+    let transaction = runtime.begin(Origin::User);
+    let id = transaction
+        .registrar()
+        .add(spec(OP, "a"), Entry::Foreign, false)
+        .unwrap();
+    let first = transaction.commit().unwrap();
+    let transaction = runtime.begin(Origin::User);
+    transaction.registrar().withdraw(id).unwrap();
+    let second = transaction.commit().unwrap();
+    let empty = Snapshot::default();
+    assert_eq!(
+        empty.apply(&second),
+        Err(ReplayError::Order { version: 0, found: 2 })
+    );
+    let mut forged = (*second).clone();
+    forged.version = 1;
+    assert_eq!(empty.apply(&forged), Err(ReplayError::Unknown { id, version: 1 }));
+    assert_eq!(
+        empty.apply(&first).unwrap().apply(&second).unwrap(),
+        *runtime.snapshot()
+    );
+}
+
+/// What the model knows of one registration.
+#[derive(Debug, Clone, PartialEq)]
+struct Model {
+    id: BackendId,
+    name: u8,
+    builtin: bool,
+    value: Option<u8>,
+}
+
+/// One step of a random history.
+#[derive(Debug, Clone)]
+enum Step {
+    Add {
+        name: u8,
+        builtin: bool,
+        overrides: bool,
+    },
+    Clear {
+        name: u8,
+    },
+    Withdraw {
+        nth: usize,
+    },
+    WithdrawAll {
+        builtin: bool,
+    },
+    Configure {
+        name: u8,
+        value: u8,
+    },
+}
+
+fn steps() -> impl Strategy<Value = Vec<Vec<Step>>> {
+    let name = 0..3u8;
+    let step = prop_oneof![
+        4 => (name.clone(), any::<bool>(), any::<bool>())
+            .prop_map(|(name, builtin, overrides)| Step::Add { name, builtin, overrides }),
+        1 => name.clone().prop_map(|name| Step::Clear { name }),
+        1 => (0..8usize).prop_map(|nth| Step::Withdraw { nth }),
+        1 => any::<bool>().prop_map(|builtin| Step::WithdrawAll { builtin }),
+        2 => (name, 0..3u8).prop_map(|(name, value)| Step::Configure { name, value }),
+    ];
+    prop::collection::vec(prop::collection::vec(step, 1..4), 1..12)
+}
+
+proptest! {
+    /// Against a model: a list, in which the last of a name is active.
+    #[test]
+    fn histories_do_what_the_model_does_and_replay(history in steps()) {
+        let runtime = Runtime::new();
+        let mut model: Vec<Model> = Vec::new();
+        let mut replayed = Snapshot::default();
+        for transaction_steps in history {
+            let builtin_of = |step: &Step| matches!(step, Step::Add { builtin: true, .. });
+            let origin = if builtin_of(&transaction_steps[0]) { Origin::Builtin } else { Origin::User };
+            let is_builtin = origin == Origin::Builtin;
+            let transaction = runtime.begin(origin);
+            let registrar = transaction.registrar();
+            for step in transaction_steps {
+                let named = |name: u8| ["a", "b", "c"][usize::from(name)];
+                match step {
+                    Step::Add { name, overrides, .. } => {
+                        let added = registrar.add(spec(OP, named(name)), Entry::Foreign, overrides);
+                        let free = !model.iter().any(|entry| entry.name == name);
+                        prop_assert_eq!(added.is_ok(), free || overrides);
+                        if let Ok(id) = added {
+                            model.push(Model { id, name, builtin: is_builtin, value: None });
+                        }
+                    }
+                    Step::Clear { name } => {
+                        registrar.clear(OP, named(name)).unwrap();
+                        model.retain(|entry| entry.name != name || entry.builtin);
+                    }
+                    Step::Withdraw { nth } if nth < model.len() => {
+                        registrar.withdraw(model.remove(nth).id).unwrap();
+                    }
+                    Step::Withdraw { .. } => {}
+                    Step::WithdrawAll { builtin } => {
+                        let origin = if builtin { Origin::Builtin } else { Origin::User };
+                        registrar.withdraw_all(&origin).unwrap();
+                        model.retain(|entry| entry.builtin != builtin);
+                    }
+                    Step::Configure { name, value } => {
+                        let values = json!({"value": value}).as_object().unwrap().clone();
+                        let configured = registrar.configure(OP, named(name), values);
+                        let at = model.iter().rposition(|entry| entry.name == name);
+                        prop_assert_eq!(configured.is_ok(), at.is_some());
+                        if let Some(at) = at {
+                            model[at].value = Some(value);
+                        }
+                    }
+                }
+            }
+            let commit = transaction.commit().unwrap();
+            replayed = replayed.apply(&commit).unwrap();
+            let snapshot = runtime.snapshot();
+            prop_assert_eq!(&replayed, &*snapshot);
+            let mut expected = model.clone();
+            expected.sort_by_key(|entry| entry.name);
+            let found: Vec<_> = snapshot.backends().iter().map(|backend| Model {
+                id: backend.id,
+                name: backend.spec.name.as_bytes()[0] - b'a',
+                builtin: backend.origin == Origin::Builtin,
+                value: backend.configuration.get("value").map(|v| u8::try_from(v.as_u64().unwrap()).unwrap()),
+            }).collect();
+            prop_assert_eq!(found, expected);
+        }
+    }
+}
+
+#[test]
+fn changes_within_a_commit_are_in_the_order_in_which_they_were_staged() {
+    let runtime = Runtime::new();
+    let transaction = runtime.begin(Origin::User);
+    let id = transaction
+        .registrar()
+        .add(spec(OP, "a"), Entry::Foreign, false)
+        .unwrap();
+    transaction
+        .registrar()
+        .configure(OP, "a", json!({"x": 1}).as_object().unwrap().clone())
+        .unwrap();
+    transaction.registrar().clear(OP, "a").unwrap();
+    let last = transaction
+        .registrar()
+        .add(spec(OP, "a"), Entry::Foreign, false)
+        .unwrap();
+    let commit = transaction.commit().unwrap();
+    let kinds: Vec<_> = commit
+        .changes
+        .iter()
+        .map(|change| match change {
+            Change::Add { registration } => ("add", registration.id),
+            Change::Remove { id } => ("remove", *id),
+            Change::Configure { id, .. } => ("configure", *id),
+        })
+        .collect();
+    assert_eq!(
+        kinds,
+        [("add", id), ("configure", id), ("remove", id), ("add", last)]
+    );
+    let decision = runtime
+        .snapshot()
+        .resolve(&query(OP), &preferences([]), &Packages::default())
+        .unwrap();
+    assert_eq!(decision.chosen.id, last);
+}
