@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -10,6 +9,7 @@ import sys
 from types import FunctionType, ModuleType
 from typing import Any
 
+from switchrail import _core
 from switchrail.errors import HookError
 
 
@@ -67,7 +67,7 @@ def _attribute(owner: Any, name: str, target: str) -> Any:
             )
     elif hasattr(owner, name):
         return getattr(owner, name)
-    nearest = tuple(difflib.get_close_matches(name, dir(owner)))
+    nearest = tuple(_core.nearest(name, dir(owner)))
     hint = f"; nearest: {', '.join(nearest)}" if nearest else ""
     raise HookError(
         f"the target {target!r} does not exist: no {name!r} there{hint}", target=target, nearest=nearest
