@@ -17,7 +17,7 @@ from typing import Any
 
 FIXTURES = Path(__file__).parents[2] / "rust" / "switchrail" / "tests" / "fixtures" / "layouts"
 
-# The mixers, by class name. Attention is full or sliding by its window, and a state-space mixer with attention
+# The mixers, by class name. Attention is full or sliding by its window; a state-space mixer with attention
 # under one layer id is hybrid.
 MIXERS = {
     "Qwen3NextGatedDeltaNet": "gated_delta",

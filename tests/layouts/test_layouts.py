@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import switchrail
-from families import CONFIGS, build
+
+from .families import CONFIGS, build
 
 
 def _write(folder: Path, config: dict[str, Any]) -> Path:

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::schema::lossy_path;
+
 /// The two entry-point groups that Switchrail reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum PluginGroup {
@@ -44,6 +46,7 @@ pub struct PluginOrigin {
     /// Its version, where its metadata has one.
     pub version: Option<String>,
     /// Its metadata folder or file.
+    #[serde(serialize_with = "lossy_path")]
     pub path: PathBuf,
 }
 

@@ -1,6 +1,8 @@
-//! The version of the serialised form.
+//! The serialised form that documents share.
 
-use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::CoreError;
 
@@ -55,4 +57,9 @@ impl From<Schema> for u32 {
     fn from(_: Schema) -> Self {
         SCHEMA_VERSION
     }
+}
+
+/// Paths need not be UTF-8, JSON does; serde's own form refuses such a path.
+pub(crate) fn lossy_path<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&path.to_string_lossy())
 }

@@ -59,7 +59,12 @@ impl UnknownName {
         valid.sort_unstable();
         valid.dedup();
         let nearest = nearest(&found, valid.iter().map(String::as_str));
-        Self { what, found, valid, nearest }
+        Self {
+            what,
+            found,
+            valid,
+            nearest,
+        }
     }
 
     /// The fields as the JSON object that [`CoreError::fields`] promises.
@@ -107,12 +112,20 @@ pub fn nearest<'a>(found: &str, valid: impl IntoIterator<Item = &'a str>) -> Vec
         .collect();
     scored.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| a.1.cmp(b.1)));
     scored.dedup_by(|a, b| a.1 == b.1);
-    scored.into_iter().take(SUGGESTIONS).map(|(_, name)| name.to_owned()).collect()
+    scored
+        .into_iter()
+        .take(SUGGESTIONS)
+        .map(|(_, name)| name.to_owned())
+        .collect()
 }
 
 /// Names in quotes, separated by commas, as messages show them.
 pub fn quoted<S: AsRef<str>>(names: &[S]) -> String {
-    names.iter().map(|name| format!("{:?}", name.as_ref())).collect::<Vec<_>>().join(", ")
+    names
+        .iter()
+        .map(|name| format!("{:?}", name.as_ref()))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 fn fold(name: &str) -> String {
@@ -122,7 +135,11 @@ fn fold(name: &str) -> String {
 /// The better of two measures: Jaro-Winkler forgives typing errors, a shared start forgives a missing end.
 fn similarity(found: &str, name: &str) -> f64 {
     let jaro = strsim::jaro_winkler(found, name);
-    if !found.is_empty() && name.starts_with(found) { jaro.max(SIMILAR) } else { jaro }
+    if !found.is_empty() && name.starts_with(found) {
+        jaro.max(SIMILAR)
+    } else {
+        jaro
+    }
 }
 
 #[cfg(test)]
@@ -143,6 +160,9 @@ mod tests {
     #[test]
     fn nothing_to_choose_from_is_said() {
         let unknown = UnknownName::new("plugin", "acme", Vec::<String>::new());
-        assert_eq!(unknown.to_string(), r#"unknown plugin "acme"; there is none to choose from"#);
+        assert_eq!(
+            unknown.to_string(),
+            r#"unknown plugin "acme"; there is none to choose from"#
+        );
     }
 }

@@ -1,1 +1,334 @@
-//! Finds the distributions on a path and the plugins in them.
+//! Finds the distributions on a path and the plugins in them, as Python's `importlib.metadata` would.
+
+mod entry_points;
+mod headers;
+mod text;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::schema::lossy_path;
+use crate::{PluginGroup, PluginOrigin, PluginRecord, PluginState, Schema};
+use entry_points::EntryPoint;
+
+/// An `entry_points.txt` larger than this is no such file.
+const MAX_ENTRY_POINTS: u64 = 1 << 20;
+
+/// An installed distribution.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Distribution {
+    /// Its [normalised](normalized_name) name.
+    pub name: String,
+    /// Its version; as in the name of its metadata folder where it has no plugin.
+    pub version: Option<String>,
+    /// Its metadata folder or file.
+    #[serde(serialize_with = "lossy_path")]
+    pub path: PathBuf,
+}
+
+/// What discovery could not read.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct DiscoveryProblem {
+    /// The file or folder.
+    #[serde(serialize_with = "lossy_path")]
+    pub path: PathBuf,
+    /// What is wrong with it.
+    pub message: String,
+}
+
+/// What is installed on a path.
+///
+/// Everything in it is sorted, so that two machines with the same distributions get the same document, whatever order
+/// their file systems list folders in.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Discovery {
+    /// Version of this form.
+    pub schema: Schema,
+    /// Every distribution that is not shadowed, by name.
+    pub distributions: Vec<Distribution>,
+    /// Every plugin in them: by group, distribution and name. One whose declaration is broken has failed already.
+    pub plugins: Vec<PluginRecord>,
+    /// What could not be read, by path.
+    pub problems: Vec<DiscoveryProblem>,
+}
+
+impl Discovery {
+    /// The version of an installed distribution, by any spelling of its name.
+    #[must_use]
+    pub fn version(&self, distribution: &str) -> Option<&str> {
+        let name = normalized_name(distribution);
+        let index = self
+            .distributions
+            .binary_search_by(|found| found.name.as_str().cmp(&name))
+            .ok()?;
+        self.distributions[index].version.as_deref()
+    }
+}
+
+/// A distribution's name as PEP 503 normalises it: lower case, and each run of `-`, `_` and `.` a single `-`.
+///
+/// ```
+/// assert_eq!(switchrail::normalized_name("Acme_.GDN"), "acme-gdn");
+/// ```
+#[must_use]
+pub fn normalized_name(name: &str) -> String {
+    let mut normalized = String::with_capacity(name.len());
+    for letter in name.chars() {
+        if !matches!(letter, '-' | '_' | '.') {
+            normalized.extend(letter.to_lowercase());
+        } else if !normalized.ends_with('-') {
+            normalized.push('-');
+        }
+    }
+    normalized
+}
+
+/// Finds the distributions on a path, and the plugins in them. Nothing is imported.
+///
+/// A distribution hides all of the same normalised name in later folders of the path, as in Python. Where one folder
+/// has several, the first by the name of its metadata wins, and the others are listed as problems. Folders that do not
+/// exist are passed over, as Python does; whatever else cannot be read is listed.
+///
+/// ```
+/// let found = switchrail::discover(&["/nowhere"]);
+/// assert!(found.distributions.is_empty() && found.problems.is_empty());
+/// ```
+pub fn discover<P: AsRef<Path>>(paths: &[P]) -> Discovery {
+    let mut found = Found::default();
+    for path in paths {
+        found.add_folder(path.as_ref());
+    }
+    found.finish()
+}
+
+#[derive(Default)]
+struct Found {
+    distributions: BTreeMap<String, Distribution>,
+    plugins: Vec<(String, PluginRecord)>,
+    problems: Vec<DiscoveryProblem>,
+}
+
+impl Found {
+    fn add_folder(&mut self, folder: &Path) {
+        // An empty entry of sys.path is the current folder.
+        let folder = if folder.as_os_str().is_empty() {
+            Path::new(".")
+        } else {
+            folder
+        };
+        let entries = match fs::read_dir(folder) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return,
+            Err(error) => return self.problem(folder, format!("cannot be listed: {error}")),
+        };
+        let mut infos: Vec<Stem> = Vec::new();
+        for entry in entries {
+            match entry {
+                Ok(entry) => infos.extend(Stem::of(folder, &entry.file_name().to_string_lossy(), || {
+                    entry.path()
+                })),
+                Err(error) => self.problem(folder, format!("cannot be listed to its end: {error}")),
+            }
+        }
+        infos.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+        for info in infos {
+            self.add(folder, info);
+        }
+    }
+
+    fn add(&mut self, folder: &Path, info: Stem) {
+        let Stem {
+            mut name,
+            mut version,
+            path,
+        } = info;
+        if name.is_empty() {
+            let Some(spelled) = headers::read(&path).name else {
+                return self.problem(
+                    &path,
+                    "has no name, neither of its own nor in its metadata".to_owned(),
+                );
+            };
+            name = normalized_name(&spelled);
+        }
+        if let Some(earlier) = self.distributions.get(&name) {
+            if earlier.path.parent() == Some(folder) && earlier.path != path {
+                let message = format!("is passed over for {}, of the same name", earlier.path.display());
+                self.problem(&path, message);
+            }
+            return;
+        }
+        let entry_points = self.entry_points(&path);
+        let mut spelled = None;
+        if version.is_none() || !entry_points.is_empty() {
+            let headers = headers::read(&path);
+            for problem in headers.problems {
+                self.problem(&path, problem);
+            }
+            version = headers.version.or(version);
+            spelled = headers.name;
+        }
+        let origin = PluginOrigin {
+            distribution: spelled.unwrap_or_else(|| name.clone()),
+            version: version.clone(),
+            path: path.clone(),
+        };
+        let records = entry_points
+            .into_iter()
+            .map(|entry| (name.clone(), record(entry, origin.clone())));
+        self.plugins.extend(records);
+        self.distributions
+            .insert(name.clone(), Distribution { name, version, path });
+    }
+
+    fn entry_points(&mut self, info: &Path) -> Vec<EntryPoint> {
+        let path = info.join("entry_points.txt");
+        let text = match read_small(&path) {
+            Ok(Some(bytes)) => match String::from_utf8(bytes) {
+                Ok(text) => text,
+                Err(error) => {
+                    self.problem(&path, format!("is not UTF-8: {}", error.utf8_error()));
+                    String::from_utf8_lossy(error.as_bytes()).into_owned()
+                }
+            },
+            Ok(None) => return Vec::new(),
+            Err(error) => {
+                self.problem(&path, format!("cannot be read: {error}"));
+                return Vec::new();
+            }
+        };
+        let (entries, problems) = entry_points::parse(&text);
+        for problem in problems {
+            self.problem(&path, problem);
+        }
+        entries
+    }
+
+    fn problem(&mut self, path: &Path, message: String) {
+        self.problems.push(DiscoveryProblem {
+            path: path.to_owned(),
+            message,
+        });
+    }
+
+    fn finish(mut self) -> Discovery {
+        self.plugins
+            .sort_by(|(a_name, a), (b_name, b)| (a.group, a_name, &a.name).cmp(&(b.group, b_name, &b.name)));
+        let mut plugins: Vec<PluginRecord> = self.plugins.into_iter().map(|(_, record)| record).collect();
+        let mut seen: Option<(PluginGroup, String)> = None;
+        for record in &mut plugins {
+            let key = Some((record.group, record.qualified_name()));
+            if seen == key {
+                record.state = PluginState::Failed {
+                    reason: format!(
+                        "{} declares {:?} more than once",
+                        record.origin.distribution, record.name
+                    ),
+                };
+            }
+            seen = key;
+        }
+        // A folder may be on the path twice.
+        self.problems.sort();
+        self.problems.dedup();
+        Discovery {
+            schema: Schema,
+            distributions: self.distributions.into_values().collect(),
+            plugins,
+            problems: self.problems,
+        }
+    }
+}
+
+/// What the name of a metadata folder says.
+struct Stem {
+    name: String,
+    version: Option<String>,
+    path: PathBuf,
+}
+
+impl Stem {
+    fn of(folder: &Path, file_name: &str, path: impl FnOnce() -> PathBuf) -> Option<Self> {
+        let is = |extension: &str, expected: &str| extension.eq_ignore_ascii_case(expected);
+        let egg: String;
+        let stem = match file_name.rsplit_once('.') {
+            Some((stem, extension)) if is(extension, "dist-info") || is(extension, "egg-info") => stem,
+            // An egg's own folder, NAME-VERSION-PYTHON.egg, is on the path.
+            None if is(file_name, "egg-info") => {
+                egg = folder.file_name()?.to_string_lossy().into_owned();
+                egg.rsplit_once('.')
+                    .filter(|(_, extension)| is(extension, "egg"))?
+                    .0
+            }
+            _ => return None,
+        };
+        let mut parts = stem.split('-');
+        let name = normalized_name(parts.next().unwrap_or_default());
+        let version = parts
+            .next()
+            .filter(|version| !version.is_empty())
+            .map(str::to_owned);
+        Some(Self {
+            name,
+            version,
+            path: path(),
+        })
+    }
+}
+
+fn record(entry: EntryPoint, origin: PluginOrigin) -> PluginRecord {
+    let EntryPoint { name, group, value } = entry;
+    let (target, extras, state) = match entry_points::parse_value(&value) {
+        _ if name.is_empty() => {
+            let reason = format!("its entry point has no name, only the target {value:?}");
+            (value, Vec::new(), PluginState::Failed { reason })
+        }
+        Some((target, extras)) => (target, extras, PluginState::Discovered),
+        None => {
+            let reason = format!("its target is {value:?}; valid: module:attribute");
+            (value, Vec::new(), PluginState::Failed { reason })
+        }
+    };
+    PluginRecord {
+        name,
+        group,
+        target,
+        extras,
+        origin,
+        state,
+    }
+}
+
+/// The bytes of a file, `None` where there is none.
+fn read_small(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    // Asked first, because opening a named pipe would wait for a writer; most distributions have no such file anyway.
+    let metadata = match fs::metadata(path) {
+        Ok(metadata) => metadata,
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+            ) =>
+        {
+            return Ok(None);
+        }
+        Err(error) => return Err(error),
+    };
+    if !metadata.is_file() {
+        return Err(io::Error::other("it is not a file"));
+    }
+    let mut bytes = Vec::new();
+    File::open(path)?
+        .take(MAX_ENTRY_POINTS + 1)
+        .read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_ENTRY_POINTS {
+        return Err(io::Error::other(format!(
+            "it has more than {MAX_ENTRY_POINTS} bytes"
+        )));
+    }
+    Ok(Some(bytes))
+}

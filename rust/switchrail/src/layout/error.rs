@@ -163,9 +163,11 @@ impl CoreError for LayoutError {
 
     fn fields(&self) -> Value {
         match self {
-            Self::Read { path, source } => json!({"path": path, "reason": source.to_string()}),
+            Self::Read { path, source } => {
+                json!({"path": path.to_string_lossy(), "reason": source.to_string()})
+            }
             Self::Json { path, source } => {
-                json!({"path": path, "reason": source.to_string(), "line": source.line(), "column": source.column()})
+                json!({"path": path.to_string_lossy(), "reason": source.to_string(), "line": source.line(), "column": source.column()})
             }
             Self::UnknownModelType(name) => name.fields(),
             Self::MissingKey { model_type, valid } => json!({"model_type": model_type, "valid": valid}),

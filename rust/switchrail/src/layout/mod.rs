@@ -18,7 +18,7 @@ pub use error::LayoutError;
 pub use kind::LayerKind;
 pub use shape::Shape;
 
-use crate::{Op, SCHEMA_VERSION, UnknownName};
+use crate::{Op, Schema, UnknownName};
 use config::Config;
 use families::{FAMILIES, Family};
 
@@ -57,7 +57,7 @@ pub struct Layer {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Document")]
 pub struct Layout {
-    schema: u32,
+    schema: Schema,
     model: String,
     model_type: String,
     layers: Vec<Layer>,
@@ -129,7 +129,7 @@ impl Layout {
             uncovered: kind.uncovered().map(str::to_owned),
         };
         Self {
-            schema: SCHEMA_VERSION,
+            schema: Schema,
             model: model.into(),
             model_type: "custom".to_owned(),
             layers: kinds.into_iter().enumerate().map(layer).collect(),
@@ -193,7 +193,7 @@ impl Layout {
 /// The serialised form, before it is checked.
 #[derive(Deserialize)]
 struct Document {
-    schema: u32,
+    schema: Schema,
     model: String,
     model_type: String,
     layers: Vec<Layer>,
@@ -211,16 +211,14 @@ impl TryFrom<Document> for Layout {
             layers,
             shapes,
         } = document;
-        let refuse = |reason: String| Err(LayoutError::Document { reason });
-        if schema != SCHEMA_VERSION {
-            return refuse(format!("its schema is {schema}; valid: {SCHEMA_VERSION}"));
-        }
         if let Some((index, layer)) = layers
             .iter()
             .enumerate()
             .find(|(index, layer)| *index != layer.id)
         {
-            return refuse(format!("layers[{index}] has id {}; valid: {index}", layer.id));
+            return Err(LayoutError::Document {
+                reason: format!("layers[{index}] has id {}; valid: {index}", layer.id),
+            });
         }
         Ok(Self {
             schema,

@@ -1,0 +1,190 @@
+//! Name and version at the head of `METADATA` or `PKG-INFO`.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+
+/// Headers end at the first empty line; a file that has none is not read further than this.
+const MAX_HEAD: u64 = 1 << 20;
+
+/// What the headers say.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Headers {
+    pub name: Option<String>,
+    pub version: Option<String>,
+    pub problems: Vec<String>,
+}
+
+/// Reads the headers of a metadata folder, or of an egg's single metadata file.
+pub(super) fn read(info: &Path) -> Headers {
+    let mut problems = Vec::new();
+    for path in [info.join("METADATA"), info.join("PKG-INFO"), info.to_owned()] {
+        // Opening a named pipe would wait for a writer.
+        if !path.is_file() {
+            continue;
+        }
+        let reader = File::open(&path).map(|file| BufReader::new(file.take(MAX_HEAD)));
+        match reader.and_then(parse) {
+            Ok(Headers {
+                name: None,
+                version: None,
+                ..
+            }) => {}
+            Ok(mut headers) => {
+                problems.append(&mut headers.problems);
+                return Headers { problems, ..headers }.complained();
+            }
+            Err(error) => problems.push(format!("its metadata cannot be read: {error}")),
+        }
+    }
+    Headers {
+        problems,
+        ..Headers::default()
+    }
+    .complained()
+}
+
+impl Headers {
+    fn complained(mut self) -> Self {
+        for (header, value) in [("Name", &self.name), ("Version", &self.version)] {
+            if value.is_none() {
+                self.problems.push(format!("its metadata has no {header}"));
+            }
+        }
+        self
+    }
+}
+
+/// The first `Name` and the first `Version`; stops when it has both, or where the headers end.
+fn parse(mut reader: impl BufRead) -> std::io::Result<Headers> {
+    let mut headers = Headers::default();
+    let mut line = Vec::new();
+    let mut folded: Option<Vec<u8>> = None;
+    loop {
+        line.clear();
+        reader.read_until(b'\n', &mut line)?;
+        let text = line
+            .strip_prefix(b"\xef\xbb\xbf")
+            .unwrap_or(&line)
+            .trim_ascii_end();
+        if let (Some(header), [b' ' | b'\t', ..]) = (&mut folded, text) {
+            header.push(b' ');
+            header.extend_from_slice(text.trim_ascii_start());
+            continue;
+        }
+        if let Some(header) = folded.take() {
+            headers.take(&header);
+        }
+        if text.is_empty() || headers.name.is_some() && headers.version.is_some() || !is_header(text) {
+            return Ok(headers);
+        }
+        folded = Some(text.to_owned());
+    }
+}
+
+impl Headers {
+    fn take(&mut self, header: &[u8]) {
+        let Some(colon) = header.iter().position(|byte| *byte == b':') else {
+            return;
+        };
+        let (name, value) = (&header[..colon], header[colon + 1..].trim_ascii());
+        let field = if name.eq_ignore_ascii_case(b"name") {
+            &mut self.name
+        } else if name.eq_ignore_ascii_case(b"version") {
+            &mut self.version
+        } else {
+            return;
+        };
+        if field.is_none() && !value.is_empty() {
+            let text = String::from_utf8_lossy(value).into_owned();
+            if text.as_bytes() != value {
+                self.problems.push(format!(
+                    "{} is not UTF-8: {text:?}",
+                    String::from_utf8_lossy(name)
+                ));
+            }
+            *field = Some(text);
+        }
+    }
+}
+
+/// A header's name is printable ASCII without spaces; any other line ends the headers.
+fn is_header(line: &[u8]) -> bool {
+    match line.iter().position(|byte| *byte == b':') {
+        Some(colon) => line[..colon].iter().all(u8::is_ascii_graphic),
+        None => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn parsed(bytes: &[u8]) -> (Option<String>, Option<String>) {
+        let headers = parse(bytes).unwrap();
+        (headers.name, headers.version)
+    }
+
+    fn both(name: &str, version: &str) -> (Option<String>, Option<String>) {
+        (Some(name.to_owned()), Some(version.to_owned()))
+    }
+
+    #[test]
+    fn names_of_headers_have_no_case_and_the_first_counts() {
+        let text =
+            b"Metadata-Version: 2.1\r\nNAME: Acme\r\nname: Other\r\nversion:  1.2 \r\n\r\nVersion: 9\r\n";
+        assert_eq!(parsed(text), both("Acme", "1.2"));
+    }
+
+    #[test]
+    fn folded_headers_are_unfolded() {
+        assert_eq!(
+            parsed(b"Summary: a\n b\n\tc\nName:\n acme\nVersion: 1\n .2\n"),
+            both("acme", "1 .2")
+        );
+    }
+
+    #[test]
+    fn the_body_is_not_read() {
+        assert_eq!(
+            parsed(b"Name: acme\n\nVersion: 1\n"),
+            (Some("acme".to_owned()), None)
+        );
+        assert_eq!(
+            parsed(b"Name: acme\nno header here\nVersion: 1\n"),
+            (Some("acme".to_owned()), None)
+        );
+    }
+
+    #[test]
+    fn half_written_and_empty_heads_have_what_they_have() {
+        assert_eq!(parsed(b""), (None, None));
+        assert_eq!(parsed(b"Name: acme\nVersi"), (Some("acme".to_owned()), None));
+        assert_eq!(parsed(b"Name: acme\nVersion: 1.0"), both("acme", "1.0"));
+        assert_eq!(parsed(b"Name:\nVersion: 1.0"), (None, Some("1.0".to_owned())));
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_passed_over_and_other_encodings_are_reported() {
+        assert_eq!(parsed(b"\xef\xbb\xbfName: acme\nVersion: 1\n"), both("acme", "1"));
+        let headers = parse(&b"Name: acm\xe9\nVersion: 1\n"[..]).unwrap();
+        assert_eq!(headers.problems, ["Name is not UTF-8: \"acm\u{fffd}\""]);
+        assert_eq!(parsed(b"\xff\xfeN\0a\0m\0e\0:\0"), (None, None));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_survive(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            parse(&bytes[..]).unwrap();
+        }
+
+        #[test]
+        fn what_is_written_is_read(name in "[A-Za-z0-9._-]{1,20}", version in "[0-9.+a-z]{1,10}", before in 0..3_usize) {
+            let mut text = "Classifier: x\n  folded\n".repeat(before);
+            text += &format!("Name: {name}\nVersion: {version}\n");
+            prop_assert_eq!(parsed(text.as_bytes()), both(&name, &version));
+        }
+    }
+}
