@@ -154,10 +154,15 @@ def test_defaults_stay_the_functions_own(hooks, module):
     assert module.f(2) == 42
 
 
-def test_original_and_changed_arguments_take_the_defaults(hooks, module):
-    hooks.add(module.f, lambda original, a, b: original(a), "around")
-    hooks.add(module.f, lambda a, b: ((), {"a": a + 10}))
-    assert module.f(1, 100) == 13
+def test_original_and_changed_arguments_take_the_defaults(hooks):
+    def f(a, b=2, *, k=3):
+        return a, b, k
+
+    hooks.add(f, lambda original, a, b, k: original(a), "around")
+    assert f(1, 7, k=8) == (1, 2, 3)
+    hooks.clear()
+    hooks.add(f, lambda a, b, k: ((), {"a": a + 10}))
+    assert f(1, 7, k=8) == (11, 2, 3)
 
 
 def test_exceptions_pass_unchanged(hooks, module):
