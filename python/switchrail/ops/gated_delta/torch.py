@@ -169,24 +169,25 @@ def _run_single_tokens(
     value_heads, value_size = v.shape[1:]
     if count == 0:
         return
-    grouped = (count, heads, value_heads // heads, value_size)
+    grouped = (count, heads, value_heads // heads)
     compute = torch.promote_types(q.dtype, torch.float32)
-    keys_queries = torch.stack([k, q], dim=-1).to(compute)
+    keys_queries = torch.stack([k, q], dim=2).to(compute)
     if qk_l2norm:
-        keys_queries *= torch.rsqrt(keys_queries.square().sum(-2, keepdim=True) + 1e-6)
-    keys = keys_queries[..., 0]
-    alignment = (keys * keys_queries[..., 1]).sum(-1)[:, :, None, None]
+        keys_queries *= torch.rsqrt(keys_queries.square().sum(-1, keepdim=True) + 1e-6)
+    keys, queries = keys_queries.unbind(2)
     states = plan.slots.load(state, compute)
     by_head = states.view(count * heads, -1, key_size)
-    products = torch.bmm(by_head, keys_queries.view(count * heads, key_size, 2)).view(*grouped, 2)
-    decay = g.to(compute).exp().view(*grouped[:3], 1)
-    written = (v.reshape(grouped) - decay * products[..., 0]) * beta.reshape(*grouped[:3], 1)
-    result = (decay * products[..., 1]).addcmul_(written, alignment).mul_(scale).view_as(out)
+    products = torch.bmm(keys_queries.view(count * heads, 2, key_size), by_head.mT)
+    predicted, recalled = products.view(count, heads, 2, -1, value_size).unbind(2)
+    decay = g.to(compute).exp().view(*grouped, 1)
+    written = (v.reshape(*grouped, value_size) - decay * predicted) * beta.reshape(*grouped, 1)
+    alignment = (keys * queries).sum(-1).view(count, heads, 1, 1)
+    result = (decay * recalled).addcmul_(written, alignment).mul_(scale).view_as(out)
     if plan.padding_rows is not None:
         result.masked_fill_(plan.padding_rows, 0)
     out.copy_(result)
     states.mul_(decay.view(count, value_heads, 1, 1))
-    by_head.baddbmm_(written.view(count * heads, -1, 1), keys.reshape(count * heads, 1, key_size))
+    by_head.addcmul_(written.view(count * heads, -1, 1), keys.reshape(count * heads, 1, key_size))
     plan.slots.store(state, states)
 
 
