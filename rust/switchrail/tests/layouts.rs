@@ -152,13 +152,13 @@ fn what_no_op_covers_is_said() {
     assert_eq!(hybrid.uncovered.as_deref(), Some("the selective scan of mamba1"));
 }
 
-fn refused(config: Value) -> LayoutError {
-    Layout::from_config(&config).expect_err(&config.to_string())
+fn refused(config: &Value) -> LayoutError {
+    Layout::from_config(config).expect_err(&config.to_string())
 }
 
 #[test]
 fn an_unknown_model_type_is_told_its_nearest() {
-    let error = refused(json!({"model_type": "qwen3next", "num_hidden_layers": 2}));
+    let error = refused(&json!({"model_type": "qwen3next", "num_hidden_layers": 2}));
     assert_eq!(error.code(), "unknown_model_type");
     assert_eq!(error.fields()["found"], "qwen3next");
     assert_eq!(error.fields()["nearest"][0], "qwen3_next");
@@ -185,21 +185,21 @@ fn what_is_no_config_is_refused() {
         json!({}),
         json!({"model_type": 7}),
     ] {
-        assert_eq!(refused(config).code(), "unknown_model_type");
+        assert_eq!(refused(&config).code(), "unknown_model_type");
     }
 }
 
 #[test]
 fn a_config_that_names_no_layers_is_told_the_keys() {
-    let error = refused(json!({"model_type": "qwen3_next", "num_hidden_layers": 4}));
+    let error = refused(&json!({"model_type": "qwen3_next", "num_hidden_layers": 4}));
     assert_eq!(error.code(), "layout_missing_key");
     assert_eq!(
         error.fields()["valid"],
         json!(["layer_types", "full_attention_interval"])
     );
-    let error = refused(json!({"model_type": "qwen3_next", "full_attention_interval": 4}));
+    let error = refused(&json!({"model_type": "qwen3_next", "full_attention_interval": 4}));
     assert_eq!(error.fields()["valid"], json!(["num_hidden_layers"]));
-    let error = refused(json!({
+    let error = refused(&json!({
         "model_type": "kimi_linear", "num_hidden_layers": 2, "linear_attn_config": {"kda_layers": [1, 2]},
     }));
     let keys = [
@@ -212,7 +212,7 @@ fn a_config_that_names_no_layers_is_told_the_keys() {
 
 #[test]
 fn the_number_of_layers_must_agree() {
-    let error = refused(json!({
+    let error = refused(&json!({
         "model_type": "lfm2", "num_hidden_layers": 3, "layer_types": ["conv", "full_attention"],
     }));
     assert_eq!(error.code(), "layout_length");
@@ -220,7 +220,7 @@ fn the_number_of_layers_must_agree() {
         error.to_string(),
         "layer_types names 2 layers in the lfm2 config, but num_hidden_layers is 3; valid: the same number in both"
     );
-    let error = refused(json!({
+    let error = refused(&json!({
         "model_type": "nemotron_h", "num_hidden_layers": 3, "hybrid_override_pattern": "M*",
     }));
     assert_eq!(error.code(), "layout_length");
@@ -229,24 +229,25 @@ fn the_number_of_layers_must_agree() {
 #[test]
 fn an_unknown_kind_is_told_its_nearest() {
     let error =
-        refused(json!({"model_type": "qwen3_next", "layer_types": ["full_attention", "liner_attention"]}));
+        refused(&json!({"model_type": "qwen3_next", "layer_types": ["full_attention", "liner_attention"]}));
     assert_eq!(error.code(), "unknown_layer_kind");
     assert_eq!(error.fields()["layer"], 1);
     assert_eq!(error.fields()["nearest"][0], "linear_attention");
-    let error = refused(json!({"model_type": "nemotron_h", "hybrid_override_pattern": "M*X"}));
+    let error = refused(&json!({"model_type": "nemotron_h", "hybrid_override_pattern": "M*X"}));
     assert_eq!(error.fields()["found"], "X");
     assert_eq!(error.fields()["valid"], json!(["*", "-", "E", "M"]));
 }
 
 #[test]
 fn an_id_outside_the_model_is_told_the_range() {
-    let error = refused(json!({"model_type": "bamba", "num_hidden_layers": 4, "attn_layer_indices": [1, 4]}));
+    let error =
+        refused(&json!({"model_type": "bamba", "num_hidden_layers": 4, "attn_layer_indices": [1, 4]}));
     assert_eq!(
         error.to_string(),
         "attn_layer_indices names layer 4 in the bamba config; valid: 0 to 3"
     );
     for id in [0, 5] {
-        let error = refused(json!({
+        let error = refused(&json!({
             "model_type": "kimi_linear",
             "num_hidden_layers": 4,
             "linear_attn_config": {"full_attn_layers": [id], "kda_layers": [1, 2, 3]},
@@ -261,14 +262,14 @@ fn an_id_outside_the_model_is_told_the_range() {
 
 #[test]
 fn two_keys_must_not_disagree() {
-    let error = refused(json!({
+    let error = refused(&json!({
         "model_type": "lfm2", "num_hidden_layers": 2, "layer_types": ["conv", "full_attention"], "full_attn_idxs": [0],
     }));
     assert_eq!(error.code(), "layout_contradiction");
     assert_eq!(error.fields()["keys"], json!(["layer_types", "full_attn_idxs"]));
     assert_eq!(error.fields()["found"], json!(["short_conv", "full_attention"]));
     let shared_out = |full: &[u8], kda: &[u8]| {
-        refused(json!({
+        refused(&json!({
             "model_type": "kimi_linear",
             "num_hidden_layers": 3,
             "linear_attn_config": {"full_attn_layers": full, "kda_layers": kda},
@@ -286,7 +287,7 @@ fn values_of_the_wrong_kind_are_refused() {
         let mut config =
             json!({"model_type": "qwen3_next", "num_hidden_layers": 2, "full_attention_interval": 2});
         config[key] = value;
-        refused(config)
+        refused(&config)
     };
     for (key, value) in [
         ("num_hidden_layers", json!(0)),
@@ -309,12 +310,12 @@ fn values_of_the_wrong_kind_are_refused() {
     assert!(error.to_string().len() < 200, "{error}");
     let period = json!({"model_type": "jamba", "num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 2});
     assert!(
-        refused(period)
+        refused(&period)
             .to_string()
             .contains("below attn_layer_period, which is 2")
     );
     let empty = json!({"model_type": "recurrent_gemma", "num_hidden_layers": 4, "block_types": []});
-    assert_eq!(refused(empty).code(), "layout_bad_value");
+    assert_eq!(refused(&empty).code(), "layout_bad_value");
 }
 
 #[test]

@@ -182,8 +182,8 @@ mod tests {
 
         #[test]
         fn what_is_written_is_read(name in "[A-Za-z0-9._-]{1,20}", version in "[0-9.+a-z]{1,10}", before in 0..3_usize) {
-            let mut text = "Classifier: x\n  folded\n".repeat(before);
-            text += &format!("Name: {name}\nVersion: {version}\n");
+            let before = "Classifier: x\n  folded\n".repeat(before);
+            let text = format!("{before}Name: {name}\nVersion: {version}\n");
             prop_assert_eq!(parsed(text.as_bytes()), both(&name, &version));
         }
     }

@@ -60,7 +60,7 @@ pub enum LayoutError {
         /// The layer's index in it.
         layer: usize,
         /// What was found and what is valid.
-        name: UnknownName,
+        name: Box<UnknownName>,
     },
     /// A list of layers is longer or shorter than the model.
     #[error(

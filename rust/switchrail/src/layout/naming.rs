@@ -197,7 +197,11 @@ fn words_to_kinds(
                 model_type: config.model_type.to_owned(),
                 key: key.to_owned(),
                 layer,
-                name: UnknownName::new("layer kind", word, words.iter().map(|(name, _)| *name)),
+                name: Box::new(UnknownName::new(
+                    "layer kind",
+                    word,
+                    words.iter().map(|(name, _)| *name),
+                )),
             })
     };
     entries.iter().enumerate().map(to_kind).collect()
