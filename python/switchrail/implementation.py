@@ -54,7 +54,9 @@ def check_class(cls: Any, name: str, op: str, path: str, phases: Iterable[str]) 
     from switchrail.ops import backend
 
     if not isinstance(cls, type):
-        raise _error(name, op, path, f"it is {cls!r}; valid: a class derived from switchrail.ops.backend.Backend")
+        raise _error(
+            name, op, path, f"it is {cls!r}; valid: a class derived from switchrail.ops.backend.Backend"
+        )
     if not issubclass(cls, backend.Backend):
         raise _error(name, op, path, "it isn't derived from switchrail.ops.backend.Backend")
     found = getattr(cls, "op", None)

@@ -44,7 +44,7 @@ def dtype_name(dtype: str | torch.dtype) -> str:
 class Registry:
     """An open transaction of a runtime: what is registered through it is committed together, or not at all.
 
-    As a context manager it commits at the end of the block, and drops everything where the block raises.
+    A plugin's function is given one; the loader commits it when the function returns.
     """
 
     def __init__(self, transaction: Transaction) -> None:
@@ -186,18 +186,13 @@ class Registry:
         """Takes every override of a built-in away, or the name itself where nothing built-in has it. Idempotent."""
         self._transaction.clear(op, name)
 
-    def close(self) -> None:
-        """Drops what was registered since the transaction was opened; later writes are refused. Idempotent."""
-        self._transaction.close()
 
-    def commit(self) -> None:
-        """Publishes what was registered.
+class RegistryBlock(Registry):
+    """A transaction as a context manager: committed at the end of the block, dropped where the block raises.
 
-        Raises:
-            ConflictError: Another transaction has taken one of the names since.
-            TransactionClosedError: The transaction has ended.
-        """
-        self._transaction.commit()
+    Raises:
+        ConflictError: At the end: another transaction has taken one of the names since.
+    """
 
     def __enter__(self) -> Self:
         return self
@@ -206,9 +201,9 @@ class Registry:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
-            self.commit()
+            self._transaction.commit()
         else:
-            self.close()
+            self._transaction.close()
 
 
 def _support(device: str | DeviceSupport) -> tuple[str, tuple[int, int] | None, tuple[int, int] | None]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from switchrail import _core
@@ -12,7 +13,8 @@ from switchrail.hooks import Hooks
 from switchrail.implementation import Implementation
 from switchrail.ops import register_builtins
 from switchrail.platform import Platform
-from switchrail.registration import Registry, dtype_name
+from switchrail.plugins import Loader, Plugin
+from switchrail.registration import RegistryBlock, dtype_name
 
 if TYPE_CHECKING:
     import torch
@@ -34,9 +36,10 @@ class Runtime:
 
     def __init__(self) -> None:
         self._core = _core.Runtime()
+        self._loader = Loader(self._core)
         self._platform: Platform | None = None
         self.hooks = Hooks()
-        with Registry(self._core.begin(_BUILTIN)) as registry:
+        with RegistryBlock(self._core.begin(_BUILTIN)) as registry:
             register_builtins(registry)
 
     @property
@@ -54,9 +57,22 @@ class Runtime:
         """
         self._platform = platform if isinstance(platform, Platform) else Platform.detect(platform)
 
-    def transaction(self) -> Registry:
+    @property
+    def plugins(self) -> tuple[Plugin, ...]:
+        """What is known of each installed plugin, as of the last `discover` or `load`."""
+        return self._loader.plugins
+
+    def discover(self, paths: Iterable[str | os.PathLike[str]] | None = None) -> tuple[Plugin, ...]:
+        """Looks for installed plugins; see `Loader.discover`."""
+        return self._loader.discover(paths)
+
+    def load(self, plugins: Sequence[str] | None = None, *, strict: bool = False) -> tuple[Plugin, ...]:
+        """Loads the installed plugins, or those named; see `Loader.load`."""
+        return self._loader.load(plugins, strict=strict)
+
+    def transaction(self) -> RegistryBlock:
         """Opens a transaction: a context manager that commits what is registered through it, or none of it."""
-        return Registry(self._core.begin(_USER))
+        return RegistryBlock(self._core.begin(_USER))
 
     def register(self, name: str, target: type[Any] | str | None = None, **arguments: Any) -> Any:
         """Registers one backend at once; arguments, result and errors as in `Registry.register`.
@@ -94,7 +110,9 @@ class Runtime:
         if implementation.config_type is None:
             raise ConfigError(f"{where}: it takes none", found=values, valid=())
         given = configs.to_json_values(values, where)
-        configs.validate(implementation.config_type, {**registration.to_dict()["spec"]["config"], **given}, where)
+        configs.validate(
+            implementation.config_type, {**registration.to_dict()["spec"]["config"], **given}, where
+        )
         transaction.configure(op, name, given)
         transaction.commit()
 
@@ -170,7 +188,7 @@ class Runtime:
                 "state_layout": state_layout,
                 "features": list(features),
                 "preferences": dict(preferences or {}),
-                "packages": self._packages(),
+                "packages": self._loader.packages(),
             }
         )
 
@@ -218,12 +236,20 @@ class Runtime:
             "preferences": dict(preferences or {}),
             "state_layouts": dict(state_layouts or {}),
             "features": {op: list(names) for op, names in (features or {}).items()},
-            "packages": self._packages(),
+            "packages": self._loader.packages(),
         }
         return _core.RoutePlan(self._core, layout, request, _build)
 
-    def _packages(self) -> dict[str, str]:
-        return {}
+    def fingerprint(self, *plans: RoutePlan) -> str:
+        """A digest of plugins, hooks, backends, configurations and the given plans.
+
+        It is equal exactly where what decides is equal: in any process, on any machine, in any order of installation
+        and registration.
+        """
+        chains: dict[str, list[str]] = {}
+        for hook in self.hooks.list():
+            chains.setdefault(hook.target_name, []).append(f"{hook.kind} {hook.name} from {hook.source}")
+        return _core.fingerprint(self._core, list(self.plugins), list(chains.items()), list(plans)).digest
 
 
 def _build(registration: Registration, implementation: Implementation) -> object:

@@ -42,6 +42,8 @@ fn class_of(code: &str) -> &'static str {
         | "plan_document_backend"
         | "replay_order"
         | "replay_unknown" => "SchemaError",
+        "unknown_plugin" => "UnknownPluginError",
+        "unknown_platform" => "PlatformError",
         "order_cycle" => "OrderError",
         _ => "SwitchrailError",
     }

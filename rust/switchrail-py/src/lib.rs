@@ -4,7 +4,9 @@
 //! errors, `json` the one that converts data.
 
 mod backend;
+mod discovery;
 mod errors;
+mod fingerprint;
 mod json;
 mod layout;
 mod mirror;
@@ -12,6 +14,7 @@ mod objects;
 mod op;
 mod order;
 mod plan;
+mod plugin;
 mod registry;
 mod resolve;
 mod suggest;
@@ -24,9 +27,12 @@ mod _core {
     #[pymodule_export]
     use crate::{
         backend::Registration,
+        discovery::{Discovery, discover},
+        fingerprint::{Fingerprint, fingerprint},
         layout::{Layer, Layout},
         order::order,
         plan::{Route, RoutePlan},
+        plugin::{Plugin, parse_allow, select},
         registry::{Commit, Runtime, Snapshot, Transaction},
         resolve::{Decision, Rejection, preference_keys},
         suggest::nearest,

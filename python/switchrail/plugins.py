@@ -1,0 +1,168 @@
+"""Finding the plugins of the installed distributions, and loading them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from switchrail import _core
+from switchrail._core import Discovery, Plugin
+from switchrail.errors import LoadReentryError, PluginError, RegistrationError
+from switchrail.registration import Registry
+
+ALLOW_LIST = "SWITCHRAIL_PLUGINS"
+"""Environment variable: names of the plugins that may be loaded, separated by commas; not set: all."""
+
+GROUP = "switchrail.plugins"
+
+
+class Loader:
+    """The plugins of one runtime: what is installed, and how far each one got.
+
+    One thread loads at a time; others wait for its result. In a forked child nobody is loading.
+    """
+
+    def __init__(self, core: _core.Runtime) -> None:
+        self._core = core
+        self._discovery: Discovery | None = None
+        self._plugins: dict[tuple[str, str], Plugin] = {}
+        self._reset()
+        _loaders.add(self)
+
+    @property
+    def plugins(self) -> tuple[Plugin, ...]:
+        """What is known of each plugin since the last look."""
+        return tuple(self._plugins.values())
+
+    def packages(self) -> dict[str, str]:
+        """Installed distributions and their versions, as of the last look; looks if there was none."""
+        if self._discovery is None:
+            self.discover()
+        assert self._discovery is not None
+        return self._discovery.packages
+
+    def discover(self, paths: Iterable[str | os.PathLike[str]] | None = None) -> tuple[Plugin, ...]:
+        """Looks for installed plugins; imports nothing.
+
+        Args:
+            paths: Folders with installed distributions; None: `sys.path`.
+        """
+        discovery = _core.discover([os.fspath(path) for path in (sys.path if paths is None else paths)])
+        known = self._plugins
+        self._plugins = {_key(plugin): _kept(known.get(_key(plugin)), plugin) for plugin in discovery.plugins}
+        self._discovery = discovery
+        return self.plugins
+
+    def load(self, allow: Sequence[str] | None = None, *, strict: bool = False) -> tuple[Plugin, ...]:
+        """Imports the plugins that may be loaded and lets each one register, in a transaction of its own.
+
+        A plugin that fails leaves nothing but its record. One that is loaded or has failed is not tried again.
+
+        Args:
+            allow: Names of the plugins that may be loaded; None: what `SWITCHRAIL_PLUGINS` says, else all.
+            strict: Whether a failed plugin is an error; it is raised when all are through.
+
+        Raises:
+            UnknownPluginError: The allow list names a plugin that is not installed; nothing is loaded then.
+            PluginError: In strict mode, for the plugins that failed, with their tracebacks.
+            LoadReentryError: A plugin that is being loaded asked for it.
+        """
+        if allow is None and (text := os.environ.get(ALLOW_LIST)) is not None:
+            allow = _core.parse_allow(text)
+        with self._single_flight():
+            if self._discovery is None:
+                self.discover()
+            selected = _core.select(list(self.plugins), None if allow is None else list(allow))
+            self._plugins = {_key(plugin): plugin for plugin in selected}
+            for plugin in _ordered([plugin for plugin in selected if _is_next(plugin)]):
+                self._plugins[_key(plugin)] = _load(self._core, plugin)
+            plugins = self.plugins
+        failed = tuple(plugin for plugin in plugins if plugin.state == "failed")
+        if strict and failed:
+            reasons = "; ".join(f"{plugin.qualified_name}: {plugin.reason}" for plugin in failed)
+            details = "\n".join(plugin.traceback or "" for plugin in failed)
+            raise PluginError(f"plugins failed to load: {reasons}\n{details}", plugins=failed)
+        return plugins
+
+    @contextmanager
+    def _single_flight(self) -> Iterator[None]:
+        if self._loading == threading.get_ident():
+            raise LoadReentryError("a plugin asked for plugins to be loaded while it was being loaded itself")
+        with self._lock:
+            self._loading = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._loading = None
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._loading: int | None = None
+
+
+_loaders: weakref.WeakSet[Loader] = weakref.WeakSet()
+
+
+def _reset_after_fork() -> None:
+    for loader in _loaders:
+        loader._reset()
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)
+
+
+def _key(plugin: Plugin) -> tuple[str, str]:
+    return plugin.group, plugin.qualified_name
+
+
+def _kept(known: Plugin | None, found: Plugin) -> Plugin:
+    return known if known is not None and known.state in ("loaded", "failed") else found
+
+
+def _is_next(plugin: Plugin) -> bool:
+    return plugin.group == GROUP and plugin.state == "discovered"
+
+
+def _ordered(plugins: Sequence[Plugin]) -> list[Plugin]:
+    items = [
+        {"key": plugin.name, "source": plugin.distribution, "priority": 0, "before": [], "after": []}
+        for plugin in plugins
+    ]
+    return [plugins[index] for index in _core.order(items)]
+
+
+def _load(core: _core.Runtime, plugin: Plugin) -> Plugin:
+    origin = {
+        "kind": "plugin",
+        "distribution": plugin.distribution,
+        "version": plugin.version or "",
+        "plugin": plugin.name,
+    }
+    transaction = core.begin(origin)
+    try:
+        module, _, attribute = plugin.target.partition(":")
+        register = importlib.import_module(module)
+        for part in attribute.split("."):
+            register = getattr(register, part)
+        if isinstance(register, type) or not callable(register):
+            raise RegistrationError(
+                f"{plugin.target} is {register!r}; valid: a function that takes a switchrail.Registry"
+            )
+        register(Registry(transaction))
+        transaction.commit()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit too: a plugin does not end its host
+        return plugin.failed("".join(traceback.format_exception_only(error)).strip(), traceback.format_exc())
+    finally:
+        transaction.close()
+    return plugin.loaded()
+
+
+__all__ = ["ALLOW_LIST", "GROUP", "Loader", "Plugin"]

@@ -1,0 +1,37 @@
+//! Mirror of the core's `discovery`.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use pyo3::prelude::*;
+
+use crate::{mirror::mirror, plugin::Plugin};
+
+mirror! {
+    /// What is installed on a path.
+    Discovery(switchrail::Discovery) {
+        #[getter]
+        fn plugins(&self) -> Vec<Plugin> {
+            self.0.plugins.iter().map(|record| Plugin(record.clone().into())).collect()
+        }
+
+        /// Versions by distribution, of those that have one.
+        #[getter]
+        fn packages(&self) -> BTreeMap<&str, &str> {
+            let versions = self.0.distributions.iter();
+            versions.filter_map(|found| Some((found.name.as_str(), found.version.as_deref()?))).collect()
+        }
+
+        /// What could not be read: path and problem.
+        #[getter]
+        fn problems(&self) -> Vec<(String, &str)> {
+            let problems = self.0.problems.iter();
+            problems.map(|problem| (problem.path.to_string_lossy().into_owned(), problem.message.as_str())).collect()
+        }
+    }
+}
+
+/// Finds the distributions on a path and the plugins in them; nothing is imported.
+#[pyfunction]
+pub fn discover(py: Python<'_>, paths: Vec<PathBuf>) -> Discovery {
+    py.detach(|| Discovery(switchrail::discover(&paths)))
+}

@@ -1,0 +1,38 @@
+//! Mirror of the core's `fingerprint`.
+
+use pyo3::prelude::*;
+use switchrail::{FingerprintInputs, HookChain, PluginRecord};
+
+use crate::{json, mirror::mirror, plan::RoutePlan, plugin::Plugin, registry::Runtime};
+
+mirror! {
+    /// A digest of everything that decides what runs.
+    Fingerprint(switchrail::Fingerprint) {
+        #[getter]
+        fn digest(&self) -> &str {
+            &self.0.digest
+        }
+
+        /// What was digested.
+        #[getter]
+        fn inputs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+            json::to_py(py, &self.0.inputs)
+        }
+    }
+}
+
+/// Digests a runtime's state, its plugins, its hooks (for each target their names in running order) and plans.
+#[pyfunction]
+pub fn fingerprint(
+    runtime: &Runtime,
+    plugins: Vec<Bound<'_, Plugin>>,
+    hooks: Vec<(String, Vec<String>)>,
+    plans: Vec<Bound<'_, RoutePlan>>,
+) -> Fingerprint {
+    let plugins: Vec<PluginRecord> = plugins.iter().map(|plugin| plugin.get().0.record.clone()).collect();
+    let hooks: Vec<HookChain> = hooks.into_iter().map(|(target, hooks)| HookChain { target, hooks }).collect();
+    let plans: Vec<&switchrail::RoutePlan> = plans.iter().map(|plan| &plan.get().core).collect();
+    let snapshot = runtime.core.snapshot();
+    let inputs = FingerprintInputs { plugins: &plugins, hooks: &hooks, snapshot: &snapshot, plans: &plans };
+    Fingerprint(switchrail::Fingerprint::new(inputs))
+}

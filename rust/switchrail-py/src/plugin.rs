@@ -1,0 +1,116 @@
+//! Mirror of the core's `plugin` and `selection`.
+
+use pyo3::prelude::*;
+use serde::{Deserialize, Serialize};
+use switchrail::{PluginRecord, PluginState, Selection};
+
+use crate::{errors::raise, mirror::mirror};
+
+/// The core's record, and the traceback of a plugin that failed.
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
+pub struct Traced {
+    #[serde(flatten)]
+    pub record: PluginRecord,
+    #[serde(default)]
+    traceback: Option<String>,
+}
+
+impl From<PluginRecord> for Traced {
+    fn from(record: PluginRecord) -> Self {
+        Self { record, traceback: None }
+    }
+}
+
+mirror! {
+    /// One entry point of an installed distribution, and how far it got.
+    Plugin(Traced) {
+        #[getter]
+        fn name(&self) -> &str {
+            &self.0.record.name
+        }
+
+        #[getter]
+        fn group(&self) -> &'static str {
+            self.0.record.group.as_str()
+        }
+
+        #[getter]
+        fn target(&self) -> &str {
+            &self.0.record.target
+        }
+
+        #[getter]
+        fn distribution(&self) -> &str {
+            &self.0.record.origin.distribution
+        }
+
+        #[getter]
+        fn version(&self) -> Option<&str> {
+            self.0.record.origin.version.as_deref()
+        }
+
+        #[getter]
+        fn path(&self) -> String {
+            self.0.record.origin.path.to_string_lossy().into_owned()
+        }
+
+        /// `distribution:name`.
+        #[getter]
+        fn qualified_name(&self) -> String {
+            self.0.record.qualified_name()
+        }
+
+        #[getter]
+        fn state(&self) -> &'static str {
+            match self.0.record.state {
+                PluginState::Discovered => "discovered",
+                PluginState::Blocked { .. } => "blocked",
+                PluginState::Loaded => "loaded",
+                PluginState::Failed { .. } => "failed",
+            }
+        }
+
+        /// Why it is blocked or failed.
+        #[getter]
+        fn reason(&self) -> Option<&str> {
+            match &self.0.record.state {
+                PluginState::Blocked { reason } | PluginState::Failed { reason } => Some(reason),
+                PluginState::Discovered | PluginState::Loaded => None,
+            }
+        }
+
+        /// Of what it raised.
+        #[getter]
+        fn traceback(&self) -> Option<&str> {
+            self.0.traceback.as_deref()
+        }
+
+        /// The same plugin, loaded.
+        fn loaded(&self) -> Self {
+            Self(PluginRecord { state: PluginState::Loaded, ..self.0.record.clone() }.into())
+        }
+
+        /// The same plugin, failed.
+        fn failed(&self, reason: String, traceback: String) -> Self {
+            let record = PluginRecord { state: PluginState::Failed { reason }, ..self.0.record.clone() };
+            Self(Traced { record, traceback: Some(traceback) })
+        }
+    }
+}
+
+/// The plugins, those that the allow list leaves out blocked.
+#[pyfunction]
+pub fn select(plugins: Vec<Bound<'_, Plugin>>, allow: Option<Vec<String>>) -> PyResult<Vec<Plugin>> {
+    let traced = plugins.iter().map(|plugin| plugin.get().0.clone());
+    let (mut records, tracebacks): (Vec<PluginRecord>, Vec<_>) =
+        traced.map(|plugin| (plugin.record, plugin.traceback)).unzip();
+    Selection { allow, ..Selection::default() }.apply(&mut records).map_err(raise)?;
+    let traced = records.into_iter().zip(tracebacks);
+    Ok(traced.map(|(record, traceback)| Plugin(Traced { record, traceback })).collect())
+}
+
+/// The names in an allow list as `SWITCHRAIL_PLUGINS` has it.
+#[pyfunction]
+pub fn parse_allow(text: &str) -> Vec<String> {
+    Selection::parse_allow(text)
+}
