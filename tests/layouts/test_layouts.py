@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import switchrail
+from switchrail import Layout
+from switchrail.errors import LayoutError
 
 from .families import CONFIGS, build
 
@@ -22,7 +23,7 @@ def test_kinds_are_those_of_the_mixers(name: str, tmp_path: Path) -> None:
     built = build(CONFIGS[name])
     assert built.kinds
     for config in (CONFIGS[name], built.saved):
-        layout = switchrail.Layout.from_config(_write(tmp_path, config))
+        layout = Layout.from_config(_write(tmp_path, config))
         assert [layer.kind for layer in layout.layers] == built.kinds
         assert [layer.id for layer in layout.layers] == list(range(len(built.kinds)))
         assert [sorted(layer.ops) for layer in layout.layers] == [sorted(shapes) for shapes in built.shapes]
@@ -30,8 +31,8 @@ def test_kinds_are_those_of_the_mixers(name: str, tmp_path: Path) -> None:
 
 def test_a_dict_is_read_as_a_file_is(tmp_path: Path) -> None:
     config = CONFIGS["qwen3_next"]
-    from_dict = switchrail.Layout.from_config(config)
-    from_file = switchrail.Layout.from_config(_write(tmp_path, config))
+    from_dict = Layout.from_config(config)
+    from_file = Layout.from_config(_write(tmp_path, config))
     assert [layer.kind for layer in from_dict.layers] == [layer.kind for layer in from_file.layers]
 
 
@@ -48,13 +49,13 @@ def test_a_dict_is_read_as_a_file_is(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_config_is_a_typed_error(config: dict[str, Any], words: list[str]) -> None:
-    with pytest.raises(switchrail.LayoutError) as caught:
-        switchrail.Layout.from_config(config)
+    with pytest.raises(LayoutError) as caught:
+        Layout.from_config(config)
     assert isinstance(caught.value, ValueError)
     for word in words:
         assert word in str(caught.value)
 
 
 def test_a_checkpoint_without_config_is_a_typed_error(tmp_path: Path) -> None:
-    with pytest.raises(switchrail.LayoutError, match=r"config\.json"):
-        switchrail.Layout.from_config(tmp_path)
+    with pytest.raises(LayoutError, match=r"config\.json"):
+        Layout.from_config(tmp_path)
