@@ -66,14 +66,12 @@ class TensorSpec:
 
     @cached_property
     def torch_dtypes(self) -> Mapping[torch.dtype, frozenset[torch.dtype]]:
-        """The valid dtypes for each dtype of the op's first tensor."""
-        special = {
-            name: {INPUT: name, COMPUTE: "float64" if name == "float64" else "float32"} for name in FLOATS
-        }
-        return {
-            getattr(torch, name): frozenset(getattr(torch, special[name].get(d, d)) for d in self.dtypes)
-            for name in FLOATS
-        }
+        """The valid dtypes for each dtype of the call's first tensor, or of the batch's."""
+        table = {}
+        for first in (*FLOATS, "int32"):
+            special = {INPUT: first, COMPUTE: "float64" if first == "float64" else "float32"}
+            table[getattr(torch, first)] = frozenset(getattr(torch, special.get(d, d)) for d in self.dtypes)
+        return table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,10 +125,40 @@ class Contract:
         return tuple(name for name, spec in self.tensors.items() if spec.mutated)
 
     def check(self, phase: str, batch: SequenceBatch, arguments: Mapping[str, Any]) -> None:
-        """Checks one call without looking at the contents of any tensor, so that a device is never waited for.
+        """Checks one call and its batch: `check_batch`, then `check_arguments`.
+
+        Raises:
+            ContractError: An argument is missing, unknown or not as the contract asks.
+        """
+        self.check_batch(phase, batch)
+        self.check_arguments(batch, arguments)
+
+    def check_batch(self, phase: str, batch: SequenceBatch) -> None:
+        """Checks what all layers of a step share, without looking at the contents of any tensor.
 
         Args:
             phase: `prefill`, `decode` or `verify`.
+            batch: The step's batch.
+
+        Raises:
+            ContractError: The batch is not as the contract asks.
+        """
+        if not isinstance(batch, self.batch_type):
+            raise self.error("batch", type(batch).__name__, f"a {self.batch_type.__name__}")
+        if any(length < 0 for length in batch.seqlens):
+            raise self.error("batch.seqlens", str(min(batch.seqlens)), "lengths of 0 or more")
+        if phase == "decode" and any(length != 1 for length in batch.seqlens):
+            other = next(length for length in batch.seqlens if length != 1)
+            raise self.error("batch.seqlens", f"a length of {other}", "1 for each sequence in decode")
+        sizes = {"N": len(batch.seqlens)}
+        owners = {"N": "batch.seqlens"}
+        for name, spec in self.batch.items():
+            self._check_tensor(f"batch.{name}", spec, getattr(batch, name), batch.cu_seqlens, sizes, owners)
+
+    def check_arguments(self, batch: SequenceBatch, arguments: Mapping[str, Any]) -> None:
+        """Checks one call whose batch is checked already, without looking at the contents of any tensor.
+
+        Args:
             batch: The call's batch.
             arguments: Every argument of the call by name, less `batch` and `plan`.
 
@@ -139,8 +167,6 @@ class Contract:
         """
         if arguments.keys() != self.tensors.keys() | self.options.keys():
             self._fail_names(arguments)
-        if not isinstance(batch, self.batch_type):
-            raise self.error("batch", type(batch).__name__, f"a {self.batch_type.__name__}")
         for name, option in self.options.items():
             self._check_option(name, option, arguments[name])
         first_name = self.positional[0]
@@ -149,12 +175,14 @@ class Contract:
             raise self.error(first_name, type(first).__name__, "a torch.Tensor")
         if first.dtype not in _FLOAT_DTYPES:
             raise self.error(first_name, f"dtype {dtype_name(first.dtype)}", f"one of {', '.join(FLOATS)}")
-        sizes = {"N": len(batch.seqlens), "T": sum(batch.seqlens)}
-        owners = {"N": "batch.seqlens", "T": "batch.seqlens"}
+        if first.device != batch.cu_seqlens.device:
+            raise self.error(
+                "batch", f"device {batch.cu_seqlens.device}", f"{first.device}, that of {first_name}"
+            )
+        sizes = {"T": sum(batch.seqlens)}
+        owners = {"T": "batch.seqlens"}
         for name, spec in self.tensors.items():
             self._check_tensor(name, spec, arguments[name], first, sizes, owners)
-        for name, spec in self.batch.items():
-            self._check_tensor(f"batch.{name}", spec, getattr(batch, name), first, sizes, owners)
         for axis, divisor in self.multiples:
             if sizes[divisor] == 0 or sizes[axis] % sizes[divisor]:
                 raise self.error(
@@ -162,10 +190,6 @@ class Contract:
                     f"{axis} = {sizes[axis]}",
                     f"a multiple of {divisor} = {sizes[divisor]} ({owners[divisor]})",
                 )
-        if phase == "decode" and sizes["T"] != sizes["N"]:
-            raise self.error(
-                "batch.seqlens", f"{sizes['T']} rows for {sizes['N']} sequences", "one row for each in decode"
-            )
 
     def error(self, argument: str, found: str, valid: str) -> ContractError:
         """The error for one argument: what was given, and what is asked."""

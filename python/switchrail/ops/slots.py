@@ -13,8 +13,8 @@ from switchrail.ops.contract import Contract
 class Slots:
     """The states of M sequences of a batch, read from and written to a pool [slots, ...] by slot.
 
-    On the CPU the slots are looked at once, here, so that what no sequence needs is left out of each layer's work; on
-    another device that would wait for it, and the masks are applied whatever they hold.
+    On the CPU the slots are looked at once, here, so that what no sequence needs is left out of each layer's work;
+    on another device that would wait for it, and the masks are applied whatever they hold.
 
     Args:
         contract: The op's contract, for its errors.
@@ -22,41 +22,62 @@ class Slots:
         sequences: The indices of the M sequences, none of length zero, in the order in which they are wanted.
 
     Raises:
-        ContractError: The slots break the contract; told on the CPU only.
+        ContractError: The batch breaks the contract; what the slots hold is looked at on the CPU only.
     """
 
     def __init__(self, contract: Contract, batch: StateBatch, sequences: Sequence[int]) -> None:
         self._contract = contract
         device = batch.read_slots.device
         visible = device.type == "cpu"
-        if visible:
-            _check_slots(contract, batch)
         index = torch.tensor(sequences, dtype=torch.int64).to(device)
         read, write = batch.read_slots[index], batch.write_slots[index]
-        self._highest = max(map(int, (*read, *write)), default=-1) if visible else -1
         is_padding = write < 0
         fresh = is_padding | ~batch.has_initial_state[index]
+        self._highest = -1
+        self._run: tuple[int, int] | None = None
+        if visible:
+            _check_slots(contract, batch)
+            reads, writes = read.tolist(), write.tolist()
+            self._highest = max(*reads, *writes, -1)
+            if reads and reads[0] >= 0 and reads == writes == list(range(reads[0], reads[0] + len(reads))):
+                self._run = (reads[0], reads[-1] + 1)
         self.padding = None if visible and not is_padding.any() else is_padding
         """[M] bool, which sequences are padding; None where it is known that none is."""
         self._fresh = None if visible and not fresh.any() else fresh
+        self._all_fresh = visible and bool(fresh.all())
         self._read = read.clamp_min(0)
         self._write = write.clamp_min(0)
 
     def load(self, pool: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Copies the initial states: [M, ...] in `dtype`, zero where there is none."""
+        """The initial states, [M, ...] in `dtype`, zero where there is none, to be changed in place and then stored.
+
+        They are part of the pool itself where the slots follow one another.
+        """
         if self._highest >= pool.shape[0]:
             raise self._contract.error(
                 "batch.read_slots, batch.write_slots",
                 f"slot {self._highest}",
-                f"below the pool's {pool.shape[0]} slots",
+                f"below {pool.shape[0]}, the number of the pool's slots",
             )
+        if self._run is not None and pool.dtype == dtype:
+            states = pool[slice(*self._run)]
+            if self._fresh is not None:
+                states.masked_fill_(_broadcast(self._fresh, states), 0)
+            return states
+        if self._all_fresh:
+            return torch.zeros(len(self._read), *pool.shape[1:], dtype=dtype, device=pool.device)
         states = pool.index_select(0, self._read).to(dtype)
         if self._fresh is not None:
-            states.masked_fill_(_broadcast(self._fresh, states), 0)
+            states = torch.where(_broadcast(self._fresh, states), 0, states)
         return states
 
     def store(self, pool: torch.Tensor, states: torch.Tensor) -> None:
         """Writes the final states [M, ...], none for padding."""
+        if self._run is not None:
+            home = pool[slice(*self._run)]
+            if home.data_ptr() != states.data_ptr():
+                home.copy_(states)
+            return
         states = states.to(pool.dtype)
         if self.padding is not None:
             # Padding writes back what slot 0, which no sequence owns, holds.

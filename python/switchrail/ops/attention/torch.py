@@ -158,6 +158,7 @@ class TorchAttention(AttentionBackend):
 
     def plan(self, phase: Phase, batch: PagedBatch) -> _Plan:
         """Cuts the batch into calls."""
+        CONTRACT.check_batch(phase, batch)
         return _Plan(batch)
 
     def prefill(
@@ -173,7 +174,7 @@ class TorchAttention(AttentionBackend):
     ) -> None:
         """Attends T packed query rows of N sequences of any length."""
         tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "out": out}
-        CONTRACT.check("prefill", batch, {**tensors, "scale": scale})
+        CONTRACT.check_arguments(batch, {**tensors, "scale": scale})
         _attend(plan, q, k_cache, v_cache, out, scale)
 
     def decode(
@@ -189,7 +190,7 @@ class TorchAttention(AttentionBackend):
     ) -> None:
         """Attends one query row a sequence."""
         tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "out": out}
-        CONTRACT.check("decode", batch, {**tensors, "scale": scale})
+        CONTRACT.check_arguments(batch, {**tensors, "scale": scale})
         _attend(plan, q, k_cache, v_cache, out, scale)
 
 

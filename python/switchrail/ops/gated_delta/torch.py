@@ -14,7 +14,7 @@ from switchrail.ops.slots import Slots
 CHUNK = 32
 """Tokens a chunk. Of 16, 32 and 64 the fastest on a CPU for head sizes from 32 to 128."""
 
-GROUP_TOKENS = 4096
+GROUP_TOKENS = 1024
 """About how many tokens are in work at once: what is kept for each takes CHUNK numbers a head and more."""
 
 _NO_DECAY_LEFT = -1e3
@@ -68,6 +68,7 @@ class TorchGatedDelta(GatedDeltaBackend):
 
     def plan(self, phase: Phase, batch: StateBatch) -> _Plan:
         """Cuts the sequences into chunks."""
+        CONTRACT.check_batch(phase, batch)
         device = batch.read_slots.device
         starts = [0]
         for length in batch.seqlens:
@@ -109,7 +110,7 @@ class TorchGatedDelta(GatedDeltaBackend):
     ) -> None:
         """Runs T packed tokens of N sequences of any length."""
         tensors = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "state": state, "out": out}
-        CONTRACT.check("prefill", batch, {**tensors, "scale": scale, "qk_l2norm": qk_l2norm})
+        CONTRACT.check_arguments(batch, {**tensors, "scale": scale, "qk_l2norm": qk_l2norm})
         assert isinstance(plan, _Plan)
         if plan.places is None:
             _run_single_tokens(plan, q, k, v, g, beta, state, out, scale, qk_l2norm)
@@ -147,7 +148,7 @@ class TorchGatedDelta(GatedDeltaBackend):
     ) -> None:
         """Runs one token a sequence."""
         tensors = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "state": state, "out": out}
-        CONTRACT.check("decode", batch, {**tensors, "scale": scale, "qk_l2norm": qk_l2norm})
+        CONTRACT.check_arguments(batch, {**tensors, "scale": scale, "qk_l2norm": qk_l2norm})
         assert isinstance(plan, _Plan)
         _run_single_tokens(plan, q, k, v, g, beta, state, out, scale, qk_l2norm)
 
