@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from switchrail import _core
 from switchrail.engine.models.families import FAMILIES, Family
 from switchrail.engine.models.softmax import IMPLEMENTATION
 from switchrail.errors import CheckpointError
@@ -63,7 +63,7 @@ def read_config(path: Path) -> dict[str, Any]:
     model_type = config.get("model_type")
     if model_type not in FAMILIES:
         valid = tuple(FAMILIES)
-        nearest = tuple(get_close_matches(str(model_type), valid))
+        nearest = tuple(_core.nearest(str(model_type), list(valid)))
         raise CheckpointError(
             f"{file} names model_type {model_type!r}, which the engine does not run; nearest: "
             f"{', '.join(nearest) or 'none'}; valid: {', '.join(valid)}",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import Any
 
 import torch
 
+from switchrail import _core
 from switchrail.errors import UnknownDtypeError
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -28,7 +28,7 @@ def parse_dtype(dtype: str | torch.dtype | None, config: dict[str, Any], device:
     name = str(dtype).removeprefix("torch.")
     if name not in _DTYPES:
         valid = tuple(_DTYPES)
-        nearest = tuple(get_close_matches(name, valid))
+        nearest = tuple(_core.nearest(name, list(valid)))
         raise UnknownDtypeError(
             f"unknown dtype {name!r}; nearest: {', '.join(nearest) or 'none'}; valid: {', '.join(valid)}",
             name=name,

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-import switchrail
+from switchrail._core import Layout, RoutePlan
+from switchrail.current import current_runtime
 from switchrail.engine.checkpoint import load, read_config
 from switchrail.engine.dispatch import Dispatcher
 from switchrail.engine.dtypes import parse_dtype
@@ -33,6 +34,8 @@ from switchrail.engine.stats import Stats
 from switchrail.engine.step import StepBuilder
 from switchrail.engine.text import TextStream
 from switchrail.errors import ConfigError, RequestError
+from switchrail.platform import Platform
+from switchrail.runtime import Runtime
 
 Prompt = str | Sequence[int]
 
@@ -50,6 +53,7 @@ class Engine(AbstractContextManager["Engine"]):
 
     Attributes:
         options: The sizes.
+        platform: What the model runs on.
         plan: The route plan.
         layout: The model's layout.
         pools: The memory for keys, values and states.
@@ -60,7 +64,7 @@ class Engine(AbstractContextManager["Engine"]):
         self,
         checkpoint: str | Path,
         *,
-        runtime: Any = None,
+        runtime: Runtime | None = None,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         backends: Mapping[str, str] | None = None,
@@ -71,13 +75,14 @@ class Engine(AbstractContextManager["Engine"]):
         Args:
             checkpoint: A folder in transformers' format, with tokenizer and safetensors weights.
             runtime: Whose backends may serve; None: the current one, with the installed plugins loaded.
-            device: Where to run; None: the platform's device.
+            device: Where to run; None: the runtime's platform.
             dtype: `float32`, `float16` or `bfloat16`; None: the checkpoint's own, on a CPU float32.
             backends: Choices, by op, by op and phase (`gated_delta.decode`), or for the linear family (`linear`).
             options: Sizes.
 
         Raises:
             CheckpointError: The folder is not a checkpoint that the engine runs.
+            PlatformError: There is no such device.
             ConfigError: An option is unknown or out of range, or there is not enough memory.
             UnknownDtypeError: The dtype is none of those above.
             NoBackendError: No backend serves one of the model's ops.
@@ -87,18 +92,22 @@ class Engine(AbstractContextManager["Engine"]):
         self.options = EngineOptions.of(options)
         path = Path(checkpoint)
         config = read_config(path)
-        self.device = torch.device(device or "cpu")
+        if runtime is None:
+            runtime = current_runtime()
+            runtime.load()
+        self.platform = runtime.platform if device is None else Platform.detect(device)
+        self.device = torch.device(self.platform.device)
         self.dtype = parse_dtype(dtype, config, self.device)
-        self.layout = switchrail.Layout.from_config(config)
+        self.layout = Layout.from_config(config)
         state_dtype = torch.float32
-        self.plan = runtime.plan(
+        self.plan: RoutePlan = runtime.plan(
             self.layout,
-            device=str(self.device.type),
-            dtype=str(self.dtype).removeprefix("torch."),
-            state_dtype=str(state_dtype).removeprefix("torch."),
+            device=self.platform,
+            dtype=self.dtype,
+            state_dtype=state_dtype,
             page_size=self.options.page_size,
-            preferences=dict(backends or {}),
-            phases=("prefill", "decode"),
+            state_layouts={"gated_delta": "VK"},
+            preferences=backends,
         )
 
         loaded = load(path, config, device=self.device, dtype=self.dtype)
@@ -306,14 +315,14 @@ class Engine(AbstractContextManager["Engine"]):
             )
         # the last token's key and value are never read, so they are never written
         needed = pages_of(length - 1, self.options.page_size)
-        if needed > self.pages_capacity:
+        if needed > self.pools.pages.capacity:
             raise RequestError(
                 f"{len(tokens)} prompt tokens and {params.max_new_tokens} new ones need {needed} pages of "
-                f"{self.options.page_size} tokens; the pool has {self.pages_capacity}",
+                f"{self.options.page_size} tokens; the pool has {self.pools.pages.capacity}",
                 prompt_tokens=len(tokens),
                 max_new_tokens=params.max_new_tokens,
                 needed_pages=needed,
-                pages=self.pages_capacity,
+                pages=self.pools.pages.capacity,
             )
         ends = frozenset() if params.ignore_eos else self._end_tokens
         request = Request(
@@ -330,11 +339,6 @@ class Engine(AbstractContextManager["Engine"]):
         )
         self._submitted += 1
         return request
-
-    @property
-    def pages_capacity(self) -> int:
-        """Pages that sequences can have, all together."""
-        return self.pools.pages.capacity
 
     def _tokens_of(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):
@@ -374,8 +378,7 @@ class Engine(AbstractContextManager["Engine"]):
         self._stats.add(
             prefill=sum(count for _, count in schedule.prefill), decode=len(schedule.decode), seconds=seconds
         )
-        going: list[Request] = []
-        newest: list[int] = []
+        self._builder.append(ready, [token or 0 for token in tokens])
         for request, token in zip(ready, tokens, strict=True):
             try:
                 if token is None:
@@ -383,10 +386,6 @@ class Engine(AbstractContextManager["Engine"]):
                 self._accept(request, token)
             except Exception as error:  # a tokenizer's, say: it ends this request and no other
                 self._finish(request, "error", error)
-            if token is not None and request.finish_reason is None:
-                going.append(request)
-                newest.append(token)
-        self._builder.append(going, newest)
 
     @torch.inference_mode()
     def _forward(self, schedule: Schedule) -> tuple[list[Request], list[int | None]]:
@@ -439,12 +438,15 @@ class Engine(AbstractContextManager["Engine"]):
         token: int | None = None,
         text: str = "",
     ) -> None:
-        """Ends a request and frees what it held, whatever its text does."""
+        """Ends a request and frees what it held, also where its last text can't be decoded."""
+        if reason != "error":
+            try:
+                text += request.stream.finish()
+            except Exception as failure:
+                reason, error = "error", failure
         self._scheduler.remove(request)
         request.finish_reason = reason
         request.error = error
-        if reason != "error":
-            text += request.stream.finish()
         request.events.append(Event(request=request, token=token, text=text, finish_reason=reason))
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from typing import Any
 
+from switchrail import _core
 from switchrail.engine.checks import is_count, is_number, refuse
 from switchrail.errors import ConfigError
 
@@ -83,7 +83,7 @@ class EngineOptions:
         valid = tuple(field.name for field in fields(cls))
         for name in values:
             if name not in valid:
-                nearest = tuple(get_close_matches(str(name), valid))
+                nearest = tuple(_core.nearest(str(name), list(valid)))
                 raise ConfigError(
                     f"EngineOptions has no option {name!r}; nearest: {', '.join(nearest) or 'none'}; "
                     f"valid: {', '.join(valid)}",
