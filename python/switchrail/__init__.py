@@ -1,4 +1,4 @@
-"""Finds attention-kernel plugins, decides which kernel serves which layer of a hybrid model, sends each call there.
+"""Finds attention-kernel plugins, decides which kernel serves which layer, and sends each call there.
 
 Importing this package imports neither torch nor transformers nor any plugin.
 """
@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from switchrail._core import Decision, Layer, Layout, Registration, Rejection, Route, RoutePlan
-from switchrail.current import current_runtime
+from switchrail.current import current_runtime, register
 from switchrail.errors import SwitchrailError
 from switchrail.platform import Platform
 from switchrail.registration import DeviceSupport, Registry
@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from switchrail.engine import Engine, EngineOptions, Output, SamplingParams
 
 _LAZY = ("Engine", "EngineOptions", "Output", "SamplingParams")
-
-
-def register(name: str, target: type[Any] | str | None = None, **arguments: Any) -> Any:
-    """Registers a backend with the current runtime; see `Registry.register`."""
-    return current_runtime().register(name, target, **arguments)
 
 
 def __getattr__(name: str) -> Any:

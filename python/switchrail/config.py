@@ -23,7 +23,7 @@ def read_defaults(config: object, where: str) -> tuple[type[Any] | None, dict[st
     """The type and the default values of what a registration gives as `config`.
 
     Args:
-        config: None, a dataclass or pydantic model type, or an instance of one, whose values are then the defaults.
+        config: None, a dataclass or pydantic model type, or an instance of one with the defaults.
         where: What is registered, for messages.
 
     Raises:
@@ -44,10 +44,10 @@ def read_defaults(config: object, where: str) -> tuple[type[Any] | None, dict[st
 
 
 def validate(config_type: type[Any], values: Mapping[str, Any], where: str) -> Any:
-    """An object of the type from JSON values: nothing is converted, and a name that it doesn't have is refused.
+    """An object of the type from JSON values: nothing is converted, a name that it doesn't have is refused.
 
     Raises:
-        ConfigError: With every problem: which field, what was found, what it should be, the nearest valid name.
+        ConfigError: With every problem: which field, what was found, what it should be, the nearest name.
     """
     from pydantic import ValidationError
 

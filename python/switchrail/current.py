@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
+from switchrail.registration import Registrar
 from switchrail.runtime import Runtime
+
+if TYPE_CHECKING:
+    from switchrail._core import Transaction
 
 _lock = threading.Lock()
 _current: Runtime | None = None
@@ -25,3 +31,12 @@ def swap_current(runtime: Runtime | None) -> Runtime | None:
     with _lock:
         before, _current = _current, runtime
         return before
+
+
+class _Current(Registrar):
+    def _open(self) -> AbstractContextManager[Transaction]:
+        return current_runtime()._open()
+
+
+register = _Current().register
+"""Registers a backend with the default runtime; see `Registrar.register`."""

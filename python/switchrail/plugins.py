@@ -62,7 +62,7 @@ class Loader:
     def load(self, allow: Sequence[str] | None = None, *, strict: bool = False) -> tuple[Plugin, ...]:
         """Imports the plugins that may be loaded and lets each one register, in a transaction of its own.
 
-        A plugin that fails leaves nothing but its record. One that is loaded or has failed is not tried again.
+        A plugin that fails leaves nothing but its record. What is loaded or has failed is not tried again.
 
         Args:
             allow: Names of the plugins that may be loaded; None: what `SWITCHRAIL_PLUGINS` says, else all.

@@ -1,8 +1,10 @@
-"""Registering backends: what a plugin's function is given, and what `Runtime.register` goes through."""
+"""Registering backends."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -11,10 +13,7 @@ from switchrail.errors import RegistrationError
 from switchrail.implementation import Implementation, check_class
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     import torch
-    from typing_extensions import Self
 
     from switchrail._core import Transaction
 
@@ -41,14 +40,12 @@ def dtype_name(dtype: str | torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class Registry:
-    """An open transaction of a runtime: what is registered through it is committed together, or not at all.
+class Registrar(ABC):
+    """What backends can be registered with: a runtime, or an open transaction of one."""
 
-    A plugin's function is given one; the loader commits it when the function returns.
-    """
-
-    def __init__(self, transaction: Transaction) -> None:
-        self._transaction = transaction
+    @abstractmethod
+    def _open(self) -> AbstractContextManager[Transaction]:
+        """The transaction that one change goes into."""
 
     @overload
     def register(
@@ -129,8 +126,8 @@ class Registry:
             features: What it can do that not every backend of its op can.
             packages: Distributions that it needs, with versions as pip writes them.
             priority: Where nothing was chosen, the highest that fits wins.
-            config: The type of its configuration, a dataclass or pydantic model, each field with a default; or an
-                instance of one, whose values are then the defaults.
+            config: The type of its configuration, a dataclass or pydantic model with a default for each field,
+                or an instance of one, whose values are then the defaults.
             override: Whether it may take a name that is taken; clearing it gives the name back.
 
         Raises:
@@ -165,13 +162,12 @@ class Registry:
             elif isinstance(target, str):
                 path = target
             else:
+                problem = "valid: a class, or the path of one as 'module:Class'"
                 raise RegistrationError(
-                    f"{op} backend {name!r} is {target!r}; valid: a class, or the path of one as 'module:Class'",
-                    name=name,
-                    op=op,
-                    found=target,
+                    f"{op} backend {name!r} is {target!r}; {problem}", name=name, op=op, found=target
                 )
-            self._transaction.add({**spec, "path": path}, Implementation(target, config_type), override)
+            with self._open() as transaction:
+                transaction.add({**spec, "path": path}, Implementation(target, config_type), override)
 
         def decorate(cls: C) -> C:
             add(cls)
@@ -183,27 +179,22 @@ class Registry:
         return None
 
     def clear(self, op: str, name: str) -> None:
-        """Takes every override of a built-in away, or the name itself where nothing built-in has it. Idempotent."""
-        self._transaction.clear(op, name)
+        """Gives an overridden built-in its name back, or unregisters a name. Idempotent."""
+        with self._open() as transaction:
+            transaction.clear(op, name)
 
 
-class RegistryBlock(Registry):
-    """A transaction as a context manager: committed at the end of the block, dropped where the block raises.
+class Registry(Registrar):
+    """An open transaction of a runtime: what is registered through it is committed together, or not at all.
 
-    Raises:
-        ConflictError: At the end: another transaction has taken one of the names since.
+    A plugin's function is given one; it is committed when the function returns.
     """
 
-    def __enter__(self) -> Self:
-        return self
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self._transaction.commit()
-        else:
-            self._transaction.close()
+    def _open(self) -> AbstractContextManager[Transaction]:
+        return nullcontext(self._transaction)
 
 
 def _support(device: str | DeviceSupport) -> tuple[str, tuple[int, int] | None, tuple[int, int] | None]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from switchrail import _core
@@ -14,21 +15,22 @@ from switchrail.implementation import Implementation
 from switchrail.ops import register_builtins
 from switchrail.platform import Platform
 from switchrail.plugins import Loader, Plugin
-from switchrail.registration import RegistryBlock, dtype_name
+from switchrail.registration import Registrar, Registry, dtype_name
 
 if TYPE_CHECKING:
     import torch
 
-    from switchrail._core import Decision, Layout, Registration, RoutePlan
+    from switchrail._core import Decision, Layout, Registration, RoutePlan, Transaction
 
 _USER = {"kind": "user"}
 _BUILTIN = {"kind": "builtin"}
 
 
-class Runtime:
+class Runtime(Registrar):
     """Owns what is registered, loaded and hooked. Every method can be called from any thread.
 
-    A new one has the built-in backends. `current_runtime()` is the default one; tests and services make their own.
+    A new one has the built-in backends. `current_runtime()` is the default one; tests and services make their
+    own.
 
     Attributes:
         hooks: What this runtime has put on functions of the process.
@@ -39,12 +41,12 @@ class Runtime:
         self._loader = Loader(self._core)
         self._platform: Platform | None = None
         self.hooks = Hooks()
-        with RegistryBlock(self._core.begin(_BUILTIN)) as registry:
-            register_builtins(registry)
+        with self._open(_BUILTIN) as transaction:
+            register_builtins(Registry(transaction))
 
     @property
     def platform(self) -> Platform:
-        """The device that models run on unless another is named: what `use_platform` gave, else what is detected."""
+        """The device that models run on unless they name another: `use_platform`'s, else what is detected."""
         if self._platform is None:
             self._platform = Platform.detect()
         return self._platform
@@ -70,33 +72,29 @@ class Runtime:
         """Loads the installed plugins, or those named; see `Loader.load`."""
         return self._loader.load(plugins, strict=strict)
 
-    def transaction(self) -> RegistryBlock:
-        """Opens a transaction: a context manager that commits what is registered through it, or none of it."""
-        return RegistryBlock(self._core.begin(_USER))
+    @contextmanager
+    def transaction(self) -> Iterator[Registry]:
+        """Commits what is registered through it at the end of the block; nothing where the block raises.
 
-    def register(self, name: str, target: type[Any] | str | None = None, **arguments: Any) -> Any:
-        """Registers one backend at once; arguments, result and errors as in `Registry.register`.
-
-        ```
-        @runtime.register("acme", op="gated_delta", config=AcmeConfig)
-        class AcmeGatedDelta(GatedDeltaBackend): ...
-        ```
+        Raises:
+            ConflictError: At the end: another transaction has taken one of the names since.
         """
-        if target is None:
-            return lambda cls: (self.register(name, cls, **arguments), cls)[1]
-        with self.transaction() as registry:
-            registry.register(name, target, **arguments)
-        return None
+        with self._open() as transaction:
+            yield Registry(transaction)
 
-    def clear(self, op: str, name: str) -> None:
-        """Gives an overridden built-in its name back, or unregisters a name. Idempotent."""
-        with self.transaction() as registry:
-            registry.clear(op, name)
+    @contextmanager
+    def _open(self, origin: Mapping[str, str] = _USER) -> Iterator[Transaction]:
+        transaction = self._core.begin(origin)
+        try:
+            yield transaction
+            transaction.commit()
+        finally:
+            transaction.close()
 
     def configure(self, op: str, name: str, **values: Any) -> None:
         """Sets values of a backend's configuration, over the defaults of its registration.
 
-        They replace the values set before, take effect in the next plan, and belong to the registration: one that
+        They replace the values set before, count in later plans, and belong to the registration: one that
         overrides it starts with its own defaults.
 
         Raises:
@@ -104,17 +102,14 @@ class Runtime:
             ConfigError: It takes no configuration, or not these values; the error lists every problem.
         """
         where = f"configuration of {op} backend {name!r}"
-        transaction = self._core.begin(_USER)
         registration = self.backend(op, name)
         implementation: Implementation = self._core.object(registration.id)
         if implementation.config_type is None:
             raise ConfigError(f"{where}: it takes none", found=values, valid=())
         given = configs.to_json_values(values, where)
-        configs.validate(
-            implementation.config_type, {**registration.to_dict()["spec"]["config"], **given}, where
-        )
-        transaction.configure(op, name, given)
-        transaction.commit()
+        configs.validate(implementation.config_type, {**registration.default_config, **given}, where)
+        with self._open() as transaction:
+            transaction.configure(op, name, given)
 
     def backends(self, op: str | None = None) -> tuple[Registration, ...]:
         """The active backends of an op, or of all, by op and name."""
@@ -243,8 +238,8 @@ class Runtime:
     def fingerprint(self, *plans: RoutePlan) -> str:
         """A digest of plugins, hooks, backends, configurations and the given plans.
 
-        It is equal exactly where what decides is equal: in any process, on any machine, in any order of installation
-        and registration.
+        It is equal exactly where what decides is equal: in any process, on any machine, in any order of
+        installation and registration.
         """
         chains: dict[str, list[str]] = {}
         for hook in self.hooks.list():

@@ -54,7 +54,11 @@ impl Spec<'_> {
     pub fn into_core(self) -> PyResult<BackendSpec> {
         let support = |Support(kind, min, max)| {
             let kind = parse(&kind)?;
-            Ok(DeviceSupport { kind, min_capability: capability(min), max_capability: capability(max) })
+            Ok(DeviceSupport {
+                kind,
+                min_capability: capability(min),
+                max_capability: capability(max),
+            })
         };
         Ok(BackendSpec {
             name: self.name,
@@ -69,7 +73,11 @@ impl Spec<'_> {
                 page_sizes: self.page_sizes.into_iter().collect(),
                 state_layouts: self.state_layouts.into_iter().collect(),
                 features: self.features.into_iter().collect(),
-                packages: self.packages.iter().map(|text| parse(text)).collect::<PyResult<_>>()?,
+                packages: self
+                    .packages
+                    .iter()
+                    .map(|text| parse(text))
+                    .collect::<PyResult<_>>()?,
             },
             priority: self.priority,
             config: json::fields(&self.config)?,
@@ -119,6 +127,12 @@ mirror! {
         #[getter]
         fn capabilities<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
             json::dump(py, &self.0.spec.capabilities)
+        }
+
+        /// The values that it was registered with.
+        #[getter]
+        fn default_config<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+            json::dump(py, &self.0.spec.config)
         }
 
         /// The user's values alone.

@@ -16,7 +16,9 @@ fn class_of(code: &str) -> &'static str {
         "unknown_dtype" => "UnknownDtypeError",
         "unknown_device" | "bad_capability" => "UnknownDeviceError",
         "unknown_preference_key" => "PreferenceError",
-        "unknown_backend" | "unknown_preferred_backend" | "unknown_registered_backend" => "UnknownBackendError",
+        "unknown_backend" | "unknown_preferred_backend" | "unknown_registered_backend" => {
+            "UnknownBackendError"
+        }
         "unfit_backend" => "BackendUnfitError",
         "no_backend" | "layer_no_backend" | "layer_uncovered" => "NoBackendError",
         "bad_requirement_name" | "bad_requirement_specifier" | "bad_backend_spec" => "RegistrationError",
@@ -63,7 +65,10 @@ pub fn raise(error: impl CoreError) -> PyErr {
 /// An exception of `switchrail.errors` by the name of its class.
 pub fn exception(py: Python<'_>, class: &str, message: String, fields: Option<&Bound<'_, PyDict>>) -> PyErr {
     let build = || -> PyResult<PyErr> {
-        let class = py.import("switchrail.errors")?.getattr(class)?.cast_into::<PyType>()?;
+        let class = py
+            .import("switchrail.errors")?
+            .getattr(class)?
+            .cast_into::<PyType>()?;
         Ok(PyErr::from_value(class.call((message,), fields)?))
     };
     build().unwrap_or_else(|error| error)

@@ -29,10 +29,21 @@ pub fn fingerprint(
     hooks: Vec<(String, Vec<String>)>,
     plans: Vec<Bound<'_, RoutePlan>>,
 ) -> Fingerprint {
-    let plugins: Vec<PluginRecord> = plugins.iter().map(|plugin| plugin.get().0.record.clone()).collect();
-    let hooks: Vec<HookChain> = hooks.into_iter().map(|(target, hooks)| HookChain { target, hooks }).collect();
+    let plugins: Vec<PluginRecord> = plugins
+        .iter()
+        .map(|plugin| plugin.get().0.record.clone())
+        .collect();
+    let hooks: Vec<HookChain> = hooks
+        .into_iter()
+        .map(|(target, hooks)| HookChain { target, hooks })
+        .collect();
     let plans: Vec<&switchrail::RoutePlan> = plans.iter().map(|plan| &plan.get().core).collect();
     let snapshot = runtime.core.snapshot();
-    let inputs = FingerprintInputs { plugins: &plugins, hooks: &hooks, snapshot: &snapshot, plans: &plans };
+    let inputs = FingerprintInputs {
+        plugins: &plugins,
+        hooks: &hooks,
+        snapshot: &snapshot,
+        plans: &plans,
+    };
     Fingerprint(switchrail::Fingerprint::new(inputs))
 }

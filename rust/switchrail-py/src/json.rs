@@ -23,7 +23,10 @@ pub fn to_py<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>>
         },
         Value::String(value) => value.into_bound_py_any(py),
         Value::Array(values) => {
-            let values = values.iter().map(|value| to_py(py, value)).collect::<PyResult<Vec<_>>>()?;
+            let values = values
+                .iter()
+                .map(|value| to_py(py, value))
+                .collect::<PyResult<Vec<_>>>()?;
             Ok(PyTuple::new(py, values)?.into_any())
         }
         Value::Object(fields) => {
@@ -38,7 +41,10 @@ pub fn to_py<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>>
 
 /// The Python form of a value of the core.
 pub fn dump<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound<'py, PyAny>> {
-    to_py(py, &serde_json::to_value(value).expect("the core's values serialise"))
+    to_py(
+        py,
+        &serde_json::to_value(value).expect("the core's values serialise"),
+    )
 }
 
 /// The JSON text of a value of the core.
@@ -49,7 +55,14 @@ pub fn text(value: &impl Serialize) -> String {
 /// The value of a JSON text; `SchemaError` where it is not one.
 pub fn parse<T: DeserializeOwned>(what: &str, text: &str) -> PyResult<T> {
     serde_json::from_str(text).map_err(|error| {
-        Python::attach(|py| exception(py, "SchemaError", format!("this is no {what} document: {error}"), None))
+        Python::attach(|py| {
+            exception(
+                py,
+                "SchemaError",
+                format!("this is no {what} document: {error}"),
+                None,
+            )
+        })
     })
 }
 
@@ -62,7 +75,10 @@ pub fn load<T: DeserializeOwned>(what: &str, object: &Bound<'_, PyAny>) -> PyRes
 pub fn fields(object: &Bound<'_, PyAny>) -> PyResult<Map<String, Value>> {
     match from_py(object)? {
         Value::Object(fields) => Ok(fields),
-        _ => Err(PyTypeError::new_err(format!("expected a mapping, found {}", object.repr()?))),
+        _ => Err(PyTypeError::new_err(format!(
+            "expected a mapping, found {}",
+            object.repr()?
+        ))),
     }
 }
 
@@ -78,12 +94,16 @@ pub fn from_py(object: &Bound<'_, PyAny>) -> PyResult<Value> {
         return match (object.extract::<i64>(), object.extract::<u64>()) {
             (Ok(value), _) => Ok(value.into()),
             (_, Ok(value)) => Ok(value.into()),
-            _ => Err(PyTypeError::new_err(format!("the integer {object} does not fit into 64 bits"))),
+            _ => Err(PyTypeError::new_err(format!(
+                "the integer {object} does not fit into 64 bits"
+            ))),
         };
     }
     if object.is_instance_of::<PyFloat>() {
         let number = Number::from_f64(object.extract()?);
-        return number.map(Value::Number).ok_or_else(|| PyTypeError::new_err(format!("JSON has no number {object}")));
+        return number
+            .map(Value::Number)
+            .ok_or_else(|| PyTypeError::new_err(format!("JSON has no number {object}")));
     }
     if let Ok(text) = object.cast::<PyString>() {
         return Ok(text.to_str()?.into());
@@ -95,9 +115,9 @@ pub fn from_py(object: &Bound<'_, PyAny>) -> PyResult<Value> {
         let mut fields = Map::new();
         for item in mapping.items()? {
             let (name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
-            let name = name.cast::<PyString>().map_err(|_| {
-                PyTypeError::new_err(format!("a JSON object's names are texts, not {name}"))
-            })?;
+            let name = name
+                .cast::<PyString>()
+                .map_err(|_| PyTypeError::new_err(format!("a JSON object's names are texts, not {name}")))?;
             fields.insert(name.to_str()?.to_owned(), from_py(&value)?);
         }
         return Ok(Value::Object(fields));

@@ -2,13 +2,17 @@
 
 use std::path::PathBuf;
 
-use pyo3::{prelude::*, types::PyDict};
+use pyo3::{
+    prelude::*,
+    types::{PyDict, PyInt},
+};
 use switchrail::{LayerKind, UnknownName};
 
 use crate::{
     errors::{exception, raise},
     json,
     mirror::mirror,
+    op::parse,
 };
 
 mirror! {
@@ -27,11 +31,7 @@ mirror! {
         /// The layout of a model without config: the kind of each layer.
         #[staticmethod]
         fn from_kinds(py: Python<'_>, model: &str, kinds: Vec<String>) -> PyResult<Self> {
-            let kinds = kinds.iter().map(|kind| kind.parse()).collect::<Result<Vec<LayerKind>, UnknownName>>();
-            let kinds = kinds.or_else(|error| {
-                let fields = json::to_py(py, &error.fields())?;
-                Err(exception(py, "LayoutError", error.to_string(), fields.cast::<PyDict>().ok()))
-            })?;
+            let kinds = kinds.iter().map(|kind| parse_kind(py, kind)).collect::<PyResult<Vec<LayerKind>>>()?;
             Ok(Self(switchrail::Layout::from_kinds(model, kinds)))
         }
 
@@ -55,14 +55,13 @@ mirror! {
         }
 
         /// The layer with an id.
-        fn layer(&self, id: usize) -> PyResult<Layer> {
-            self.0.layer(id).cloned().map(Layer).map_err(raise)
+        fn layer(&self, id: &Bound<'_, PyAny>) -> PyResult<Layer> {
+            self.0.layer(read_id(&self.0, id)?).cloned().map(Layer).map_err(raise)
         }
 
         /// What the config says of an op's shape in layers of a kind; None where it says nothing.
         fn shape<'py>(&self, py: Python<'py>, kind: &str, op: &str) -> PyResult<Bound<'py, PyAny>> {
-            let kind: LayerKind = json::parse("layer kind", &json::text(&kind))?;
-            json::dump(py, &self.0.shape(kind, crate::op::parse(op)?))
+            json::dump(py, &self.0.shape(parse_kind(py, kind)?, parse(op)?))
         }
     }
 }
@@ -90,4 +89,44 @@ mirror! {
             self.0.uncovered.as_deref()
         }
     }
+}
+
+fn parse_kind(py: Python<'_>, kind: &str) -> PyResult<LayerKind> {
+    kind.parse()
+        .map_err(|error: UnknownName| match json::to_py(py, &error.fields()) {
+            Ok(fields) => exception(py, "LayoutError", error.to_string(), fields.cast().ok()),
+            Err(error) => error,
+        })
+}
+
+/// A layer id as it is given: an int, and nothing that only looks like one.
+pub fn read_id(layout: &switchrail::Layout, id: &Bound<'_, PyAny>) -> PyResult<usize> {
+    if !id.is_exact_instance_of::<PyInt>() {
+        let problem = format!(
+            "the layer id is {} ({}), not an int",
+            id.repr()?,
+            id.get_type().name()?
+        );
+        return Err(refuse_id(layout, "LayerTypeError", &problem, id));
+    }
+    id.extract().map_err(|_| {
+        let problem = format!("{} has no layer {id}", layout.model());
+        refuse_id(layout, "UnknownLayerError", &problem, id)
+    })
+}
+
+/// The error for a layer id that can't be meant, with the model and the valid range.
+pub fn refuse_id(layout: &switchrail::Layout, class: &str, problem: &str, found: &Bound<'_, PyAny>) -> PyErr {
+    let (py, model, layers) = (found.py(), layout.model(), layout.layers().len());
+    let message = match layers {
+        0 => format!("{problem}; {model} has no layers"),
+        layers => format!("{problem}; valid for {model}: 0 to {}", layers - 1),
+    };
+    let fields = PyDict::new(py);
+    let fill = || -> PyResult<()> {
+        fields.set_item("model", model)?;
+        fields.set_item("layers", layers)?;
+        fields.set_item("found", found)
+    };
+    fill().map_or_else(|error| error, |()| exception(py, class, message, Some(&fields)))
 }

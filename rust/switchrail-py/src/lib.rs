@@ -2,6 +2,10 @@
 //!
 //! Besides the mirror: `objects` is the one place that stores and calls Python objects, `errors` the one that maps
 //! errors, `json` the one that converts data.
+#![allow(
+    clippy::needless_pass_by_value,
+    reason = "PyO3 hands arguments over by value, and so does map_err"
+)]
 
 mod backend;
 mod discovery;

@@ -32,7 +32,10 @@ pub struct DeviceForm(String, Capability);
 impl DeviceForm {
     /// The core's form of it.
     pub fn into_core(self) -> PyResult<Device> {
-        Ok(Device { kind: parse(&self.0)?, capability: capability(self.1) })
+        Ok(Device {
+            kind: parse(&self.0)?,
+            capability: capability(self.1),
+        })
     }
 }
 
@@ -40,7 +43,10 @@ impl DeviceForm {
 pub fn add_names(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     module.add("OPS", Op::ALL.map(|op| PyString::intern(py, op.name())))?;
-    module.add("PHASES", Phase::ALL.map(|phase| PyString::intern(py, phase.name())))?;
+    module.add(
+        "PHASES",
+        Phase::ALL.map(|phase| PyString::intern(py, phase.name())),
+    )?;
     module.add("DTYPES", Dtype::ALL.map(Dtype::name))?;
     module.add("DEVICES", DeviceKind::KNOWN.map(|kind| kind.to_string()))
 }

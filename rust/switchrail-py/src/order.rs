@@ -18,7 +18,19 @@ pub struct Item {
 /// Puts items in order; returns their indices, first to last.
 #[pyfunction]
 pub fn order(items: Vec<Item>) -> PyResult<Vec<usize>> {
-    let item = |Item { key, source, priority, before, after }| OrderItem { key, source, priority, before, after };
+    let item = |Item {
+                    key,
+                    source,
+                    priority,
+                    before,
+                    after,
+                }| OrderItem {
+        key,
+        source,
+        priority,
+        before,
+        after,
+    };
     let items: Vec<OrderItem> = items.into_iter().map(item).collect();
     switchrail::order(&items).map_err(raise)
 }

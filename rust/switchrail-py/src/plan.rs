@@ -8,15 +8,15 @@ use std::{
 use pyo3::{
     PyTraverseError, PyVisit, intern,
     prelude::*,
-    types::{PyDict, PyInt, PyString},
+    types::{PyInt, PyString},
 };
 use switchrail::{BackendId, FingerprintInputs, Op, Phase, PlanRequest, Preferences};
 
 use crate::{
     backend::Registration,
-    errors::{exception, raise},
+    errors::raise,
     json,
-    layout::Layout,
+    layout::{Layout, read_id, refuse_id},
     mirror::mirror,
     op::{DeviceForm, parse, parse_all},
     registry::Runtime,
@@ -40,8 +40,14 @@ pub struct Request {
 
 impl Request {
     fn into_core(self) -> PyResult<PlanRequest> {
-        let features = self.features.into_iter().map(|(op, names)| Ok((parse(&op)?, names.into_iter().collect())));
-        let layouts = self.state_layouts.into_iter().map(|(op, layout)| Ok((parse(&op)?, layout)));
+        let features = self
+            .features
+            .into_iter()
+            .map(|(op, names)| Ok((parse(&op)?, names.into_iter().collect())));
+        let layouts = self
+            .state_layouts
+            .into_iter()
+            .map(|(op, layout)| Ok((parse(&op)?, layout)));
         Ok(PlanRequest {
             device: self.device.into_core()?,
             dtype: parse(&self.dtype)?,
@@ -85,10 +91,16 @@ impl RoutePlan {
         let (py, request, layout) = (runtime.py(), request.into_core()?, Arc::new(layout.0.clone()));
         let runtime = runtime.get();
         let (core, objects) = loop {
-            let core = switchrail::RoutePlan::new(&runtime.core.snapshot(), Arc::clone(&layout), request.clone());
+            let core =
+                switchrail::RoutePlan::new(&runtime.core.snapshot(), Arc::clone(&layout), request.clone());
             let core = core.map_err(raise)?;
             // One that was withdrawn since the snapshot was taken has no object any more: the next snapshot lacks it.
-            if let Some(objects) = core.backends().iter().map(|backend| runtime.objects.get(py, backend.id)).collect() {
+            if let Some(objects) = core
+                .backends()
+                .iter()
+                .map(|backend| runtime.objects.get(py, backend.id))
+                .collect()
+            {
                 break (core, objects);
             }
         };
@@ -106,7 +118,8 @@ impl RoutePlan {
         let mut calls: Vec<Option<Py<PyAny>>> = Vec::new();
         calls.resize_with(Op::ALL.len() * Phase::ALL.len() * layers, || None);
         for (layer, op, phase, id) in core.entries() {
-            calls[index(op as usize, phase as usize, layer, layers)] = methods.get(&(id, phase)).map(|call| call.clone().unbind());
+            calls[index(op as usize, phase as usize, layer, layers)] =
+                methods.get(&(id, phase)).map(|call| call.clone().unbind());
         }
         Ok(Self {
             core,
@@ -131,9 +144,12 @@ impl RoutePlan {
         layer_id: Option<&Bound<'_, PyAny>>,
         layer: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Py<PyAny>> {
-        if let (Some(op), Some(phase), Some(id), None) =
-            (position(&self.ops, op), position(&self.phases, phase), layer_id, layer)
-            && id.is_exact_instance_of::<PyInt>()
+        if let (Some(op), Some(phase), Some(id), None) = (
+            position(&self.ops, op),
+            position(&self.phases, phase),
+            layer_id,
+            layer,
+        ) && id.is_exact_instance_of::<PyInt>()
             && let Ok(id) = id.extract::<usize>()
             && id < self.layers
             && let Some(call) = &self.calls[index(op, phase, id, self.layers)]
@@ -187,14 +203,26 @@ impl RoutePlan {
     /// Its decisions alone.
     #[getter]
     fn decisions(&self) -> Vec<Decision> {
-        self.core.routes().iter().map(|route| Decision(route.decision.clone())).collect()
+        self.core
+            .routes()
+            .iter()
+            .map(|route| Decision(route.decision.clone()))
+            .collect()
     }
 
     /// Every route as (layer id, op, phase, backend name).
     #[getter]
     fn table(&self) -> Vec<(usize, &'static str, &'static str, String)> {
-        let name = |id| self.core.backend(id).map(|backend| backend.spec.name.clone()).unwrap_or_default();
-        self.core.entries().map(|(layer, op, phase, id)| (layer, op.name(), phase.name(), name(id))).collect()
+        let name = |id| {
+            self.core
+                .backend(id)
+                .map(|backend| backend.spec.name.clone())
+                .unwrap_or_default()
+        };
+        self.core
+            .entries()
+            .map(|(layer, op, phase, id)| (layer, op.name(), phase.name(), name(id)))
+            .collect()
     }
 
     /// Whether anything was committed since, so that a new plan might differ.
@@ -206,7 +234,12 @@ impl RoutePlan {
     #[getter]
     fn fingerprint(&self) -> String {
         let snapshot = switchrail::Snapshot::default();
-        let inputs = FingerprintInputs { plugins: &[], hooks: &[], snapshot: &snapshot, plans: &[&self.core] };
+        let inputs = FingerprintInputs {
+            plugins: &[],
+            hooks: &[],
+            snapshot: &snapshot,
+            plans: &[&self.core],
+        };
         switchrail::Fingerprint::new(inputs).digest
     }
 
@@ -221,11 +254,17 @@ impl RoutePlan {
     }
 
     fn __repr__(&self) -> String {
-        format!("RoutePlan(model={:?}, version={})", self.core.layout().model(), self.core.version())
+        format!(
+            "RoutePlan(model={:?}, version={})",
+            self.core.layout().model(),
+            self.core.version()
+        )
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        self.instances.values().try_for_each(|instance| visit.call(instance))?;
+        self.instances
+            .values()
+            .try_for_each(|instance| visit.call(instance))?;
         self.calls.iter().flatten().try_for_each(|call| visit.call(call))
     }
 }
@@ -242,40 +281,26 @@ impl RoutePlan {
     ) -> PyResult<(Op, Phase, usize)> {
         let py = op.py();
         let op = position(&self.ops, op).map_or_else(|| parse(&op.str()?.to_cow()?), |op| Ok(Op::ALL[op]))?;
-        let phase =
-            position(&self.phases, phase).map_or_else(|| parse(&phase.str()?.to_cow()?), |phase| Ok(Phase::ALL[phase]))?;
+        let phase = position(&self.phases, phase)
+            .map_or_else(|| parse(&phase.str()?.to_cow()?), |phase| Ok(Phase::ALL[phase]))?;
         let own = layer.map(own_id).transpose()?.flatten();
         let Some(id) = own.as_ref().or(layer_id) else {
-            let problem = match layer {
-                None => "neither a layer nor a layer id was given".to_owned(),
-                Some(layer) => format!("{} has neither layer_id nor layer_idx, and no id was given", layer.repr()?),
+            let (problem, found) = match layer {
+                None => (
+                    "neither a layer nor a layer id was given".to_owned(),
+                    py.None().into_bound(py),
+                ),
+                Some(layer) => {
+                    let problem = format!(
+                        "{} has neither layer_id nor layer_idx, and no id was given",
+                        layer.repr()?
+                    );
+                    (problem, layer.clone())
+                }
             };
-            return Err(self.refuse(py, "LayerTypeError", problem, None));
+            return Err(refuse_id(self.core.layout(), "LayerTypeError", &problem, &found));
         };
-        if !id.is_exact_instance_of::<PyInt>() {
-            let problem = format!("the layer id is {} ({}), not an int", id.repr()?, id.get_type().name()?);
-            return Err(self.refuse(py, "LayerTypeError", problem, Some(id)));
-        }
-        let id = id.extract().map_err(|_| {
-            let problem = format!("{} has no layer {id}", self.core.layout().model());
-            self.refuse(py, "UnknownLayerError", problem, Some(id))
-        })?;
-        Ok((op, phase, id))
-    }
-
-    fn refuse(&self, py: Python<'_>, class: &str, problem: String, found: Option<&Bound<'_, PyAny>>) -> PyErr {
-        let model = self.core.layout().model();
-        let message = match self.layers {
-            0 => format!("{problem}; {model} has no layers"),
-            layers => format!("{problem}; valid for {model}: 0 to {}", layers - 1),
-        };
-        let fields = PyDict::new(py);
-        let fill = || -> PyResult<()> {
-            fields.set_item("model", model)?;
-            fields.set_item("layers", self.layers)?;
-            fields.set_item("found", found)
-        };
-        fill().map_or_else(|error| error, |()| exception(py, class, message, Some(&fields)))
+        Ok((op, phase, read_id(self.core.layout(), id)?))
     }
 }
 

@@ -17,7 +17,10 @@ pub struct Traced {
 
 impl From<PluginRecord> for Traced {
     fn from(record: PluginRecord) -> Self {
-        Self { record, traceback: None }
+        Self {
+            record,
+            traceback: None,
+        }
     }
 }
 
@@ -104,9 +107,16 @@ pub fn select(plugins: Vec<Bound<'_, Plugin>>, allow: Option<Vec<String>>) -> Py
     let traced = plugins.iter().map(|plugin| plugin.get().0.clone());
     let (mut records, tracebacks): (Vec<PluginRecord>, Vec<_>) =
         traced.map(|plugin| (plugin.record, plugin.traceback)).unzip();
-    Selection { allow, ..Selection::default() }.apply(&mut records).map_err(raise)?;
+    Selection {
+        allow,
+        ..Selection::default()
+    }
+    .apply(&mut records)
+    .map_err(raise)?;
     let traced = records.into_iter().zip(tracebacks);
-    Ok(traced.map(|(record, traceback)| Plugin(Traced { record, traceback })).collect())
+    Ok(traced
+        .map(|(record, traceback)| Plugin(Traced { record, traceback }))
+        .collect())
 }
 
 /// The names in an allow list as `SWITCHRAIL_PLUGINS` has it.

@@ -27,7 +27,10 @@ pub struct Runtime {
 impl Runtime {
     #[new]
     fn new() -> Self {
-        Self { core: switchrail::Runtime::new(), objects: Objects::default() }
+        Self {
+            core: switchrail::Runtime::new(),
+            objects: Objects::default(),
+        }
     }
 
     /// The current state.
@@ -44,15 +47,27 @@ impl Runtime {
     /// The active backends, of one op or of all, by op and name.
     #[pyo3(signature = (op=None))]
     fn backends(&self, op: Option<&str>) -> PyResult<Vec<Registration>> {
-        let ops = op.map_or_else(|| Ok(switchrail::Op::ALL.to_vec()), |op| Ok::<_, PyErr>(vec![parse(op)?]))?;
+        let ops = op.map_or_else(
+            || Ok(switchrail::Op::ALL.to_vec()),
+            |op| Ok::<_, PyErr>(vec![parse(op)?]),
+        )?;
         let snapshot = self.core.snapshot();
-        Ok(ops.into_iter().flat_map(|op| snapshot.of_op(op).cloned()).map(Registration).collect())
+        Ok(ops
+            .into_iter()
+            .flat_map(|op| snapshot.of_op(op).cloned())
+            .map(Registration)
+            .collect())
     }
 
     /// The registrations of an op and name, the active one last.
     fn stack(&self, op: &str, name: &str) -> PyResult<Vec<Registration>> {
         let snapshot = self.core.snapshot();
-        Ok(snapshot.stack(parse(op)?, name).iter().cloned().map(Registration).collect())
+        Ok(snapshot
+            .stack(parse(op)?, name)
+            .iter()
+            .cloned()
+            .map(Registration)
+            .collect())
     }
 
     /// Decides which backend serves a query.
@@ -63,7 +78,10 @@ impl Runtime {
     /// The object behind a registration; None when it is gone.
     fn object(&self, py: Python<'_>, id: u64) -> Option<Py<PyAny>> {
         let snapshot = self.core.snapshot();
-        let registration = snapshot.backends().iter().find(|backend| backend.id.get() == id)?;
+        let registration = snapshot
+            .backends()
+            .iter()
+            .find(|backend| backend.id.get() == id)?;
         self.objects.get(py, registration.id)
     }
 
@@ -71,8 +89,14 @@ impl Runtime {
     fn begin(slf: &Bound<'_, Self>, origin: &Bound<'_, PyAny>) -> PyResult<Transaction> {
         let origin: Origin = json::load("Origin", origin)?;
         let transaction = slf.get().core.begin(origin);
-        let staged = Staged { transaction: Some(transaction), ids: Vec::new() };
-        Ok(Transaction { runtime: slf.clone().unbind(), staged: Mutex::new(staged) })
+        let staged = Staged {
+            transaction: Some(transaction),
+            ids: Vec::new(),
+        };
+        Ok(Transaction {
+            runtime: slf.clone().unbind(),
+            staged: Mutex::new(staged),
+        })
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -112,7 +136,9 @@ impl Transaction {
     fn add(&self, spec: Spec<'_>, object: Py<PyAny>, overrides: bool) -> PyResult<u64> {
         let spec = spec.into_core()?;
         let mut staged = self.lock();
-        let added = staged.registrar().and_then(|registrar| registrar.add(spec, Entry::Foreign, overrides));
+        let added = staged
+            .registrar()
+            .and_then(|registrar| registrar.add(spec, Entry::Foreign, overrides));
         if let Ok(id) = added {
             staged.ids.push(id);
             self.runtime.get().objects.insert(id, object);
@@ -141,7 +167,11 @@ impl Transaction {
     /// Publishes what was staged, whole or not at all.
     fn commit(&self) -> PyResult<Commit> {
         let mut staged = self.lock();
-        let result = staged.transaction.take().ok_or(CommitError::Closed).and_then(switchrail::Transaction::commit);
+        let result = staged
+            .transaction
+            .take()
+            .ok_or(CommitError::Closed)
+            .and_then(switchrail::Transaction::commit);
         let ids = std::mem::take(&mut staged.ids);
         drop(staged);
         let gone = match &result {
@@ -188,7 +218,10 @@ impl Drop for Transaction {
 
 impl Staged {
     fn registrar(&self) -> Result<&Registrar, RegisterError> {
-        self.transaction.as_ref().map(switchrail::Transaction::registrar).ok_or(RegisterError::Closed)
+        self.transaction
+            .as_ref()
+            .map(switchrail::Transaction::registrar)
+            .ok_or(RegisterError::Closed)
     }
 }
 

@@ -46,7 +46,10 @@ impl Query {
         };
         let preferences = preferences(self.preferences, snapshot)?;
         let packages: Packages = self.packages.into_iter().collect();
-        snapshot.resolve(&query, &preferences, &packages).map(Decision).map_err(raise)
+        snapshot
+            .resolve(&query, &preferences, &packages)
+            .map(Decision)
+            .map_err(raise)
     }
 }
 
@@ -59,7 +62,9 @@ fn preferences(pairs: BTreeMap<String, String>, snapshot: &switchrail::Snapshot)
 /// Every key that a preference can have.
 #[pyfunction]
 pub fn preference_keys() -> Vec<String> {
-    switchrail::PreferenceKey::all().map(|key| key.to_string()).collect()
+    switchrail::PreferenceKey::all()
+        .map(|key| key.to_string())
+        .collect()
 }
 
 mirror! {
