@@ -447,7 +447,7 @@ class TritonGatedDelta(GatedDeltaBackend):
             L2NORM=qk_l2norm,
             DOT="ieee",
             SOLVE="ieee" if full else "tf32x3",
-            num_warps=8 if full else 4,
+            num_warps=8 if full else 2,
             num_stages=1,
         )
         block_v = min(block_v, 32 if full else 64)
@@ -505,7 +505,7 @@ class TritonGatedDelta(GatedDeltaBackend):
         _, value_heads, value_size = v.shape
         if sequences == 0:
             return
-        block_v = min(16, triton.next_power_of_2(value_size))
+        block_v = min(8, triton.next_power_of_2(value_size))
         _step[(triton.cdiv(value_size, block_v), value_heads, sequences)](
             q,
             k,
@@ -535,7 +535,7 @@ class TritonGatedDelta(GatedDeltaBackend):
             BK=triton.next_power_of_2(key_size),
             BV=block_v,
             L2NORM=qk_l2norm,
-            num_warps=2,
+            num_warps=1,
             num_stages=1,
         )
 

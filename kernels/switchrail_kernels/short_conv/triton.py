@@ -81,21 +81,21 @@ def _convolve(
         p_old = p_state + read * s_slot
         p_new = p_state + write * s_slot
         for j in tl.static_range(W - 1):
-            o_from = o_t + j
-            b_x = tl.load(
-                p_old + o_from[:, None] * C + o_c[None, :], mask=(o_from < W - 1)[:, None] & m_old[None, :], other=0.0
+            o_column = o_t + j
+            b_old = tl.load(
+                p_old + o_column[:, None] * C + o_c[None, :], mask=(o_column < W - 1)[:, None] & m_old[None, :], other=0.0
             )
-            b_w = tl.load(p_weight + o_c * W + j, mask=m_c, other=0.0)
-            b_y += b_x.to(tl.float32) * b_w.to(tl.float32)[None, :]
+            b_tap = tl.load(p_weight + o_c * W + j, mask=m_c, other=0.0)
+            b_y += b_old.to(tl.float32) * b_tap.to(tl.float32)[None, :]
         tl.debug_barrier()  # other threads of this program have read what is now replaced
         length = tl.load(p_cu_seqlens + i_n + 1) - tl.load(p_cu_seqlens + i_n)
         m_new = o_c < tl.where(write >= 0, C, 0)
         for j in tl.static_range(W - 1):
             # Ascending, so that a short sequence reads each old column before it is replaced.
             i_from = length - (W - 1) + j
-            b_x = tl.load(p_x + i_from * s_xt + o_c * s_xc, mask=o_c < tl.where(i_from >= 0, C, 0), other=0.0)
+            b_old = tl.load(p_x + i_from * s_xt + o_c * s_xc, mask=o_c < tl.where(i_from >= 0, C, 0), other=0.0)
             b_s = tl.load(p_old + (length + j) * C + o_c, mask=o_c < tl.where(i_from < 0, old, 0), other=0.0)
-            b_s = tl.where(i_from >= 0, b_x.to(tl.float32), b_s.to(tl.float32))
+            b_s = tl.where(i_from >= 0, b_old.to(tl.float32), b_s.to(tl.float32))
             tl.store(p_new + j * C + o_c, b_s.to(p_state.dtype.element_ty), mask=m_new)
 
     b_y = _finish(b_y, p_bias, o_c, m_c, BIAS, SILU)

@@ -1,0 +1,24 @@
+"""Kernels run compiled where there is a GPU, and in Triton's interpreter on CPU tensors elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _skip_without_gpu(request):
+    if request.node.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device; torch sees none")
+
+
+@pytest.fixture(scope="session")
+def device():
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(params=["float32", "float16", "bfloat16"])
+def dtype(request, device):
+    if request.param == "bfloat16" and device.type == "cpu":
+        pytest.skip("Triton's interpreter computes bfloat16 wrongly")
+    return getattr(torch, request.param)

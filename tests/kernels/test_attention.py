@@ -1,0 +1,108 @@
+import dataclasses
+
+import pytest
+import torch
+from switchrail.testing.compare import same_bits, verify
+from switchrail.testing.inputs import attention_call
+from switchrail_kernels.attention.triton import TritonAttention
+
+
+@pytest.fixture
+def backend():
+    return TritonAttention()
+
+
+def test_ragged_lengths(backend, device, dtype):
+    verify(backend, attention_call([1, 0, 33, 64, 65], dtype=dtype, device=device))
+
+
+@pytest.mark.parametrize("page", [1, 5, 16, 64, 128])
+def test_pages_and_earlier_tokens(backend, device, page):
+    lengths, kv = [1, 3, 40, 64], [100, 3, 70, 128]
+    verify(backend, attention_call(lengths, kv_lengths=kv, page=page, device=device))
+    verify(backend, attention_call([1] * 4, kv_lengths=kv, phase="decode", page=page, device=device))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 4, 16), (6, 2, 24), (8, 1, 32), (3, 1, 64), (20, 1, 16)])
+def test_groups_and_head_sizes(backend, device, dtype, heads, kv_heads, size):
+    sizes = {"heads": heads, "kv_heads": kv_heads, "head_size": size, "dtype": dtype, "device": device}
+    verify(backend, attention_call([2, 40], kv_lengths=[2, 50], **sizes))
+    verify(backend, attention_call([1] * 2, kv_lengths=[2, 50], phase="decode", **sizes))
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_padding_and_dense_queries(backend, device, phase):
+    lengths = [1] * 3 if phase == "decode" else [5, 3, 33]
+    verify(backend, attention_call(lengths, kv_lengths=[7, 9, 40], phase=phase, padding=(1,), strided=False, device=device))
+
+
+@pytest.mark.parametrize("kv", [1, 255, 256, 257, 700, 17000])
+def test_decode_cuts_long_caches_into_pieces(backend, device, kv):
+    call = attention_call([1, 1, 1], kv_lengths=[kv, 3, 9], padding=(2,), phase="decode", kv_heads=1, heads=2, device=device)
+    verify(backend, call)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_large_logits(backend, device, phase):
+    lengths = [1] if phase == "decode" else [40]
+    verify(backend, attention_call(lengths, kv_lengths=[300], phase=phase, norm=30.0, device=device))
+
+
+def test_a_result_does_not_depend_on_its_neighbours(backend, device):
+    call = attention_call([1, 1, 1], kv_lengths=[900, 300, 5], phase="decode", device=device)
+    together = call.clone()
+    together.run(backend)
+    batch = dataclasses.replace(
+        call.batch,
+        cu_seqlens=call.batch.cu_seqlens[:2],
+        seqlens=(1,),
+        page_table=call.batch.page_table[1:2],
+        kv_lens=call.batch.kv_lens[1:2],
+        kv_seqlens=(300,),
+    )
+    tensors = {**call.clone().tensors, "q": call.tensors["q"][1:2], "out": torch.empty_like(call.out[1:2])}
+    alone = dataclasses.replace(call, batch=batch, tensors=tensors)
+    alone.run(backend)
+    assert same_bits(alone.out, together.out[1:2])
+
+
+def test_nothing_to_do(backend, device):
+    for phase, lengths in (("prefill", [0, 0]), ("prefill", []), ("decode", [])):
+        attention_call(lengths, phase=phase, device=device).run(backend)
+
+
+QWEN3_NEXT = {"heads": 16, "kv_heads": 2, "head_size": 256, "page": 64}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page", [16, 64])
+def test_qwen3_next_sizes(backend, device, dtype, page):
+    sizes = {**QWEN3_NEXT, "page": page, "dtype": dtype, "device": device}
+    verify(backend, attention_call([1, 0, 200, 64, 63], kv_lengths=[1, 0, 555, 64, 100], **sizes))
+    verify(backend, attention_call([1] * 3, kv_lengths=[1, 700, 3000], phase="decode", **sizes))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [64, 80, 96, 128, 192])
+def test_other_head_sizes(backend, device, dtype, size):
+    sizes = {"heads": 8, "kv_heads": 2, "head_size": size, "dtype": dtype, "device": device}
+    verify(backend, attention_call([150, 7], kv_lengths=[150, 90], **sizes))
+    verify(backend, attention_call([1] * 2, kv_lengths=[300, 90], phase="decode", **sizes))
+
+
+@pytest.mark.gpu
+def test_pages_beyond_2_to_the_31_elements(backend, device):
+    call = attention_call([3, 40], kv_lengths=[30, 400], dtype=torch.bfloat16, device=device, **QWEN3_NEXT)
+    small = call.clone()
+    small.run(backend)
+    pages = 70_000  # of 2^15 elements
+    offset = pages - call.tensors["k_cache"].shape[0]
+    tensors = call.clone().tensors
+    for name in ("k_cache", "v_cache"):
+        cache = torch.full((pages, *tensors[name].shape[1:]), torch.nan, dtype=torch.bfloat16, device=device)
+        cache[offset:] = tensors[name]
+        tensors[name] = cache
+    batch = dataclasses.replace(call.batch, page_table=call.batch.page_table + offset)
+    large = dataclasses.replace(call, tensors=tensors, batch=batch)
+    large.run(backend)
+    assert same_bits(large.out, small.out)

@@ -1,0 +1,114 @@
+"""What an engine needs of the host side: graphs that are replayed with other numbers, no waiting, few launches."""
+
+import dataclasses
+
+import pytest
+import torch
+from switchrail.testing.compare import same_bits, verify
+from switchrail.testing.inputs import attention_call, gated_delta_call, short_conv_call
+from switchrail_kernels.attention.triton import TritonAttention
+from switchrail_kernels.gated_delta.triton import TritonGatedDelta
+from switchrail_kernels.short_conv.triton import TritonShortConv
+
+pytestmark = pytest.mark.gpu
+
+
+def attention(phase, seed):
+    lengths = [1] * 3 if phase == "decode" else [70, 3, 9]
+    kv = [900, 3, 257] if seed == 0 else [700, 258, 900]
+    return attention_call(lengths, kv_lengths=kv, phase=phase, dtype=torch.bfloat16, device="cuda", seed=seed)
+
+
+def gated_delta(phase, seed):
+    lengths = [1] * 3 if phase == "decode" else [70, 3, 9]
+    return gated_delta_call(
+        lengths, phase=phase, initial="all", padding=(seed,), dtype=torch.bfloat16, device="cuda", seed=seed
+    )
+
+
+def short_conv(phase, seed):
+    lengths = [1] * 3 if phase == "decode" else [70, 3, 9]
+    return short_conv_call(
+        lengths, phase=phase, initial="all", padding=(seed,), dtype=torch.bfloat16, device="cuda", seed=seed
+    )
+
+
+OPS = [(attention, TritonAttention), (gated_delta, TritonGatedDelta), (short_conv, TritonShortConv)]
+
+
+def _replace(target, source):
+    """Puts the numbers of one call into the tensors of another, those of the batch included."""
+    for name, tensor in source.tensors.items():
+        if tensor is not None and target.tensors[name].shape == tensor.shape:
+            target.tensors[name].copy_(tensor)
+    for name in source.contract.batch:
+        new, old = getattr(source.batch, name), getattr(target.batch, name)
+        old[..., : new.shape[-1]].copy_(new[..., : old.shape[-1]])
+
+
+@pytest.mark.parametrize(("make", "backend"), OPS)
+def test_a_captured_decode_is_replayed_with_other_numbers_lengths_and_slots(make, backend):
+    backend = backend()
+    first, second = make("decode", 0), make("decode", 1)
+    for name in ("k_cache", "v_cache"):
+        if name in first.tensors:  # one pool for both
+            size = max(first.tensors[name].shape[0], second.tensors[name].shape[0])
+            for call in (first, second):
+                old = call.tensors[name]
+                call.tensors[name] = old.new_full((size, *old.shape[1:]), torch.nan)
+                call.tensors[name][: old.shape[0]] = old
+    first.clone().run(backend)
+    stream = torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        first.run(backend)
+    _replace(first, second)
+    graph.replay()
+    eager = second.clone()
+    eager.run(backend)
+    torch.cuda.synchronize()
+    assert same_bits(first.out, eager.out)
+    if "state" in first.tensors:
+        assert same_bits(first.state, eager.state)
+    verify(backend, second)
+
+
+@pytest.mark.parametrize(("make", "backend"), OPS)
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_the_host_never_waits(make, backend, phase):
+    backend = backend()
+    call = make(phase, 0)
+    call.clone().run(backend)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        call.run(backend)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize(("make", "backend"), OPS)
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_at_most_three_launches(make, backend, phase):
+    backend = backend()
+    call = make(phase, 0)
+    call.clone().run(backend)
+    plan = backend.plan(phase, call.batch)
+    planned = dataclasses.replace(call)
+    named = {n: t for n, t in planned.tensors.items() if n not in call.contract.positional}
+    positional = [planned.tensors[n] for n in call.contract.positional]
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        getattr(backend, phase)(*positional, **named, **call.options, batch=call.batch, plan=plan)
+        torch.cuda.synchronize()
+    launched = [event.name for event in profile.events() if event.device_type == torch.profiler.DeviceType.CUDA]
+    assert 1 <= len(launched) <= 3, launched
+
+
+@pytest.mark.parametrize(("make", "backend"), OPS)
+def test_another_stream(make, backend):
+    call = make("prefill", 0)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        verify(backend(), call)

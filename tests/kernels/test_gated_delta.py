@@ -1,0 +1,205 @@
+import dataclasses
+
+import pytest
+import torch
+from switchrail.testing.compare import BOUNDS, Error, measure, same_bits, verify
+from switchrail.testing.inputs import gated_delta_call, run_reference
+from switchrail_kernels.gated_delta.triton import TritonGatedDelta
+
+HARD = {torch.float32: Error(2e-5, 2e-4), torch.float16: Error(6e-3, 3e-2), torch.bfloat16: Error(3e-2, 1.5e-1)}
+"""With beta up to 2 and keys that point nearly the same way."""
+
+SMALL = {"heads": 2, "value_heads": 4, "key_size": 16, "value_size": 16}
+
+
+@pytest.fixture
+def backend():
+    return TritonGatedDelta()
+
+
+def test_ragged_lengths_around_the_chunk_size(backend, device, dtype):
+    call = gated_delta_call([1, 0, 63, 64, 65, 0, 130], dtype=dtype, device=device, **SMALL)
+    verify(backend, call)
+
+
+@pytest.mark.parametrize("gate", ["decaying", "near_zero", "near_one", "one", "mixed"])
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_every_kind_of_gate(backend, device, dtype, gate, phase):
+    lengths = [1] * 4 if phase == "decode" else [80, 3]
+    verify(backend, gated_delta_call(lengths, phase=phase, gate=gate, dtype=dtype, device=device, seed=1, **SMALL))
+
+
+@pytest.mark.parametrize("gate", ["decaying", "one", "mixed"])
+def test_large_beta_and_keys_that_nearly_agree(backend, device, dtype, gate):
+    call = gated_delta_call(
+        [100, 64], gate=gate, beta_max=2.0, correlated=True, dtype=dtype, device=device, seed=2, **SMALL
+    )
+    verify(backend, call, bound=HARD[dtype])
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"heads": 1, "value_heads": 1, "key_size": 32, "value_size": 64},
+        {"heads": 1, "value_heads": 3, "key_size": 24, "value_size": 48},
+        {"heads": 3, "value_heads": 3, "key_size": 64, "value_size": 16},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_head_sizes_and_groups(backend, device, dtype, sizes, phase):
+    lengths = [1] * 3 if phase == "decode" else [66, 5]
+    verify(backend, gated_delta_call(lengths, phase=phase, dtype=dtype, device=device, **sizes))
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"padding": (1,), "in_place": False, "initial": "all"},
+        {"initial": "none"},
+        {"qk_l2norm": False, "strided": False},
+        {"zero_keys": True},
+        {"norm": 30.0},
+    ],
+    ids=str,
+)
+def test_slots_norms_and_strides(backend, device, options, phase):
+    lengths = [1] * 4 if phase == "decode" else [70, 9, 64, 2]
+    verify(backend, gated_delta_call(lengths, phase=phase, device=device, seed=3, **options, **SMALL))
+
+
+def test_gates_and_betas_with_time_innermost(backend, device):
+    call = gated_delta_call([70, 9], device=device, **SMALL)
+    for name in ("g", "beta"):
+        call.tensors[name] = call.tensors[name].T.contiguous().T
+    verify(backend, call)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_a_bfloat16_state_is_rounded_once(backend, device, phase):
+    lengths = [1] * 4 if phase == "decode" else [70, 9]
+    call = gated_delta_call(lengths, phase=phase, state_dtype=torch.bfloat16, device=device, **SMALL)
+    verify(backend, call, bound=Error(4e-3, 8e-3))
+
+
+def test_nothing_to_do(backend, device):
+    for phase, lengths in (("prefill", [0, 0]), ("prefill", []), ("decode", [])):
+        call = gated_delta_call(lengths, phase=phase, device=device, **SMALL)
+        after = call.clone()
+        after.run(backend)
+        assert same_bits(after.state, call.state)
+
+
+def _rows(call, first, last, slots):
+    """The call for rows `first` to `last` of a call of one sequence, with a state in `slots`."""
+    tensors = {
+        name: tensor[first:last] if call.contract.tensors[name].axes[0] == "T" else tensor
+        for name, tensor in call.tensors.items()
+    }
+    device = call.out.device
+    batch = dataclasses.replace(
+        call.batch,
+        cu_seqlens=torch.tensor([0, last - first], dtype=torch.int32, device=device),
+        seqlens=(last - first,),
+        has_initial_state=torch.tensor([first > 0 or slots], device=device),
+    )
+    return dataclasses.replace(call, tensors=tensors, batch=batch)
+
+
+@pytest.mark.parametrize("pieces", [(0, 37, 101), (0, 64, 101), (0, 1, 2, 101)])
+def test_a_state_carried_between_calls_equals_one_pass(backend, device, pieces):
+    call = gated_delta_call([101], initial="none", device=device, **SMALL)
+    expected = run_reference(call)
+    for first, last in zip(pieces, pieces[1:], strict=False):
+        _rows(call, first, last, slots=False).run(backend)
+    assert measure(call.out, expected.out).within(BOUNDS[torch.float32])
+    slot = call.batch.write_slots
+    assert measure(call.state[slot], expected.state[slot.cpu()]).within(BOUNDS[torch.float32])
+
+
+def test_decode_continues_prefill(backend, device):
+    call = gated_delta_call([70], initial="none", device=device, **SMALL)
+    expected = run_reference(call)
+    _rows(call, 0, 66, slots=False).run(backend)
+    for row in range(66, 70):
+        dataclasses.replace(_rows(call, row, row + 1, slots=True), phase="decode").run(backend)
+    assert measure(call.out, expected.out).within(BOUNDS[torch.float32])
+
+
+def test_a_result_does_not_depend_on_its_neighbours(backend, device):
+    call = gated_delta_call([90, 70, 3], initial="all", device=device, **SMALL)
+    together = call.clone()
+    together.run(backend)
+    single = dataclasses.replace(
+        call.batch,
+        cu_seqlens=torch.tensor([0, 70], dtype=torch.int32, device=device),
+        seqlens=(70,),
+        read_slots=call.batch.read_slots[1:2],
+        write_slots=call.batch.write_slots[1:2],
+        has_initial_state=call.batch.has_initial_state[1:2],
+    )
+    alone = dataclasses.replace(
+        call,
+        batch=single,
+        tensors={
+            name: tensor[90:160] if call.contract.tensors[name].axes[0] == "T" else tensor
+            for name, tensor in call.clone().tensors.items()
+        },
+    )
+    alone.run(backend)
+    slot = single.write_slots
+    assert same_bits(alone.out, together.out[90:160])
+    assert same_bits(alone.state[slot], together.state[slot])
+
+
+QWEN3_NEXT = {"heads": 16, "value_heads": 32, "key_size": 128, "value_size": 128}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gate", ["decaying", "one", "mixed"])
+def test_qwen3_next_sizes(backend, device, dtype, gate):
+    verify(backend, gated_delta_call([1, 0, 200, 64, 63], gate=gate, dtype=dtype, device=device, **QWEN3_NEXT))
+    verify(backend, gated_delta_call([1] * 7, phase="decode", gate=gate, dtype=dtype, device=device, **QWEN3_NEXT))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", [(64, 64), (128, 256), (256, 128), (256, 256)], ids=str)
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_large_head_sizes(backend, device, dtype, sizes, phase):
+    lengths = [1] * 3 if phase == "decode" else [130, 5]
+    call = gated_delta_call(
+        lengths, phase=phase, key_size=sizes[0], value_size=sizes[1], dtype=dtype, device=device
+    )
+    verify(backend, call)
+
+
+@pytest.mark.gpu
+def test_the_error_does_not_grow_with_time(backend, device):
+    call = gated_delta_call(
+        [3000], gate="near_one", heads=1, value_heads=2, key_size=128, value_size=128, dtype=torch.bfloat16, device=device
+    )
+    expected = run_reference(call)
+    call.run(backend)
+    for first in (0, 1000, 2000):
+        assert measure(call.out[first : first + 1000], expected.out[first : first + 1000]).within(BOUNDS[torch.bfloat16])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_slots_beyond_2_to_the_31_elements(backend, device, phase):
+    lengths = [1] * 3 if phase == "decode" else [70, 64, 2]
+    call = gated_delta_call(lengths, phase=phase, dtype=torch.bfloat16, device=device, initial="all", **QWEN3_NEXT)
+    small = call.clone()
+    small.run(backend)
+    slots = 4200  # of 2^19 elements
+    offset = slots - call.state.shape[0]
+    state = torch.full((slots, *call.state.shape[1:]), torch.nan, device=device)
+    state[offset:] = call.state
+    moved = {name: getattr(call.batch, name) + offset for name in ("read_slots", "write_slots")}
+    large = dataclasses.replace(
+        call, tensors={**call.clone().tensors, "state": state}, batch=dataclasses.replace(call.batch, **moved)
+    )
+    large.run(backend)
+    assert same_bits(large.out, small.out)
+    assert same_bits(state[offset:], small.state)

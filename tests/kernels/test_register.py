@@ -1,0 +1,54 @@
+import importlib
+import subprocess
+import sys
+
+import pytest
+import switchrail_kernels
+from switchrail.ops.backend import AttentionBackend, GatedDeltaBackend, ShortConvBackend
+
+BASES = {"attention": AttentionBackend, "gated_delta": GatedDeltaBackend, "short_conv": ShortConvBackend}
+
+
+class Recorder:
+    def __init__(self):
+        self.calls = []
+
+    def register(self, name, target, **arguments):
+        self.calls.append((name, target, arguments))
+
+
+@pytest.fixture(params=["compiled", "interpreted"])
+def recorded(request, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1" if request.param == "interpreted" else "0")
+    recorder = Recorder()
+    switchrail_kernels.register(recorder)
+    return request.param, recorder.calls
+
+
+def test_each_path_names_a_backend_of_its_op(recorded):
+    _, calls = recorded
+    assert {arguments["op"] for _, _, arguments in calls} == set(BASES)
+    for name, path, arguments in calls:
+        module, _, attribute = path.partition(":")
+        assert name == "triton"
+        assert issubclass(getattr(importlib.import_module(module), attribute), BASES[arguments["op"]])
+
+
+def test_the_interpreter_serves_the_cpu_but_is_never_chosen_unasked(recorded):
+    mode, calls = recorded
+    for _, _, arguments in calls:
+        assert ("cpu" in arguments["devices"]) == (mode == "interpreted")
+        assert ("bfloat16" in arguments["dtypes"]) == (mode == "compiled")
+        assert (arguments["priority"] < -100) == (mode == "interpreted")
+
+
+def test_importing_and_registering_imports_neither_torch_nor_triton():
+    program = (
+        "import sys, switchrail_kernels\n"
+        "class Recorder:\n"
+        "    def register(self, *args, **kwargs): pass\n"
+        "switchrail_kernels.register(Recorder())\n"
+        "print(sorted({'torch', 'triton'} & set(sys.modules)))\n"
+    )
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert printed == "[]\n"
