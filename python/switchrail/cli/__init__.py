@@ -1,0 +1,7 @@
+"""The command `switchrail`."""
+
+from __future__ import annotations
+
+from switchrail.cli.app import main
+
+__all__ = ["main"]

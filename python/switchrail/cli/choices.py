@@ -1,0 +1,151 @@
+"""What is chosen on the command line and in a configuration file."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from typer.core import TyperCommand
+
+import switchrail
+from switchrail.errors import ConfigError, SwitchrailError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
+
+if TYPE_CHECKING:
+    from switchrail.runtime import Runtime
+
+BackendOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--backend",
+        metavar="KEY=NAME",
+        help="Which backend serves an op (gated_delta), an op in a phase (gated_delta.decode), or the linear "
+        "ops (linear, linear.decode); can be given several times.",
+    ),
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="A TOML file with tables: backends (KEY = NAME), config.OP.NAME (a backend's own values), "
+        "engine (its sizes). What the command line says comes first.",
+    ),
+]
+DeviceOption = Annotated[
+    str | None, typer.Option(metavar="DEVICE", help="Such as cpu or cuda:0; else the first that there is.")
+]
+DtypeOption = Annotated[
+    str | None,
+    typer.Option(metavar="DTYPE", help="float32, float16 or bfloat16; else what suits the device."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
+
+
+class ListsBackends(TyperCommand):
+    """A command whose help names the installed backends; it loads the plugins for that."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Adds the names to the help of `--backend`."""
+        for parameter in self.params:
+            if parameter.name == "backend":
+                parameter.help = f"{parameter.help} {escape(_installed())}"  # type: ignore[attr-defined]
+        super().format_help(ctx, formatter)
+
+
+def _installed() -> str:
+    try:
+        runtime = loaded_runtime(Choices())
+    except SwitchrailError as error:  # help is wanted all the more then
+        return f"Installed names can't be listed: {error}"
+    names: dict[str, list[str]] = {}
+    for backend in runtime.backends():
+        names.setdefault(backend.op, []).append(backend.name)
+    return "Installed: " + "; ".join(f"{op}: {', '.join(['auto', *sorted(names[op])])}" for op in names) + "."
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the user chose.
+
+    Attributes:
+        backends: Preference key -> backend name.
+        config: Op -> backend name -> the user's values for its configuration.
+        engine: Values for `EngineOptions`.
+    """
+
+    backends: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_choices(file: Path | None, backends: Sequence[str] | None) -> Choices:
+    """Reads the configuration file, and the command line's choices over it.
+
+    Raises:
+        ConfigError: The file can't be read or holds something else, or a choice is not KEY=NAME.
+    """
+    tables = {} if file is None else _read_tables(file)
+    chosen = dict(tables.get("backends", {}))
+    for choice in backends or ():
+        key, separator, name = choice.partition("=")
+        if not (key and separator and name):
+            raise ConfigError(
+                f"--backend {choice!r}; valid: KEY=NAME, such as gated_delta=torch", found=choice
+            )
+        chosen[key] = name
+    return Choices(chosen, tables.get("config", {}), tables.get("engine", {}))
+
+
+def _read_tables(file: Path) -> dict[str, Any]:
+    valid = {"backends": 1, "config": 3, "engine": 1}
+    try:
+        tables: dict[str, Any] = tomllib.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} can't be read: {error}", path=str(file)) from error
+    for name, table in tables.items():
+        if name not in valid:
+            nearest = tuple(difflib.get_close_matches(name, valid))
+            raise ConfigError(
+                f"{file} has {name!r}; nearest: {', '.join(nearest) or 'none'}; "
+                "valid: [backends], [config.OP.NAME], [engine]",
+                path=str(file),
+                found=name,
+                valid=tuple(valid),
+                nearest=nearest,
+            )
+        _check_tables(file, name, table, valid[name])
+    for key, backend in tables.get("backends", {}).items():
+        if not isinstance(backend, str):
+            raise ConfigError(
+                f"{file} has {backend!r} for backends.{key}; valid: a name", path=str(file), found=key
+            )
+    return tables
+
+
+def _check_tables(file: Path, name: str, table: object, depth: int) -> None:
+    if not isinstance(table, dict):
+        raise ConfigError(f"{file} has {table!r} for {name}; valid: a table", path=str(file), found=name)
+    if depth > 1:
+        for key, inner in table.items():
+            _check_tables(file, f"{name}.{key}", inner, depth - 1)
+
+
+def loaded_runtime(choices: Choices) -> Runtime:
+    """The current runtime, with the installed plugins loaded and the chosen configuration set."""
+    runtime = switchrail.current_runtime()
+    runtime.load()
+    for op, backends in choices.config.items():
+        for name, values in backends.items():
+            runtime.configure(op, name, **values)
+    return runtime

@@ -1,0 +1,90 @@
+"""`switchrail explain`: what serves each layer, and why nothing else does."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+import switchrail
+from switchrail.cli.choices import (
+    BackendOption,
+    ConfigOption,
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    loaded_runtime,
+    read_choices,
+)
+from switchrail.cli.show import platform_text, print_json, ranges, table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from switchrail import Route
+
+
+def explain(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder; its config.json is enough.")],
+    layer: Annotated[int | None, typer.Option(help="Only the layer with this id.")] = None,
+    phase: Annotated[str | None, typer.Option(help="Only this phase: prefill, decode or verify.")] = None,
+    backend: BackendOption = None,
+    config: ConfigOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show which backend would serve each layer, and why each other one would not."""
+    import torch
+
+    from switchrail.engine.dtypes import parse_dtype
+
+    choices = read_choices(config, backend)
+    layout = switchrail.Layout.from_config(checkpoint)
+    ids = [item.id for item in layout.layers] if layer is None else [layout.layer(layer).id]
+    platform = switchrail.Platform.detect(device)
+    plan = loaded_runtime(choices).plan(
+        layout,
+        device=platform,
+        dtype=parse_dtype(dtype, _read_config(checkpoint), torch.device(platform.device)),
+        state_dtype="float32",
+        page_size=switchrail.EngineOptions.of(choices.engine).page_size,
+        preferences=choices.backends,
+        phases=("prefill", "decode") if phase is None else (phase,),
+    )
+    routes = [route for route in plan.routes if not set(route.layers).isdisjoint(ids)]
+    if as_json:
+        print_json(
+            {
+                "model": layout.model,
+                "platform": asdict(platform),
+                "layers": [layout.layer(i).to_dict() for i in ids],
+                "routes": [route.to_dict() for route in routes],
+            }
+        )
+        return
+    console = Console()
+    console.print(platform_text(platform))
+    if not routes:
+        console.print(f"layer {layer} is {layout.layers[ids[0]].kind}, which runs no op")
+    for route in routes:
+        console.print()
+        console.print(_decision(route))
+
+
+def _read_config(checkpoint: Path) -> dict[str, Any]:
+    file = checkpoint / "config.json" if checkpoint.is_dir() else checkpoint
+    config: dict[str, Any] = json.loads(file.read_text("utf-8"))
+    return config
+
+
+def _decision(route: Route) -> Table:
+    decision = route.decision
+    title = f"{decision.op} {decision.phase}, layers {ranges(route.layers)}"
+    chosen = (decision.chosen, decision.origin, f"serves: {decision.because}")
+    rejected = [(other.name, other.origin, "; ".join(other.reasons)) for other in decision.rejected]
+    return table(title, ("backend", "origin", "why"), [chosen, *rejected], fold=("why",))

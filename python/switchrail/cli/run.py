@@ -1,0 +1,171 @@
+"""`switchrail run`: a checkpoint speaks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+import switchrail
+from switchrail.cli.choices import (
+    BackendOption,
+    ConfigOption,
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    loaded_runtime,
+    read_choices,
+)
+from switchrail.cli.show import platform_text, plugin_table, print_json, route_table
+from switchrail.errors import RequestError
+
+if TYPE_CHECKING:
+    from switchrail import Output, RoutePlan
+    from switchrail.engine import Event
+
+_log = logging.getLogger("switchrail")
+
+
+def run(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder in transformers' format.")],
+    prompt: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="A prompt; can be given several times.")
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A file with a prompt in each line that is not empty.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="The most tokens to generate for a prompt.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Draw among so many of the likeliest tokens.")] = None,
+    top_p: Annotated[
+        float, typer.Option(help="Draw among the likeliest of this probability together.")
+    ] = 1.0,
+    min_p: Annotated[
+        float, typer.Option(help="Draw among those this likely, relative to the likeliest.")
+    ] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Start of the random numbers of each prompt.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Ends the text; can be given several times.")
+    ] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on after the model's end token.")
+    ] = False,
+    backend: BackendOption = None,
+    config: ConfigOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Continue prompts, greedily unless asked otherwise."""
+    texts = [*(prompt or ()), *(_lines(prompts) if prompts else ())]
+    if not texts:
+        raise RequestError("there is no prompt; valid: --prompt TEXT, --prompts FILE")
+    choices = read_choices(config, backend)
+    runtime = loaded_runtime(choices)
+    platform = switchrail.Platform.detect(device)
+    params = switchrail.SamplingParams(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        stop=tuple(stop or ()),
+        ignore_eos=ignore_eos,
+    )
+    with switchrail.Engine(
+        checkpoint,
+        runtime=runtime,
+        device=platform.device,
+        dtype=dtype,
+        backends=choices.backends,
+        options=choices.engine,
+    ) as engine:
+        _log_names(engine.plan)
+        if as_json:
+            outputs = engine.generate(texts, params)
+            print_json(
+                {
+                    "platform": asdict(platform),
+                    "plugins": [plugin.to_dict() for plugin in runtime.plugins],
+                    "routes": _routes(engine.plan),
+                    "outputs": [_output(output) for output in outputs],
+                    "prefill_tokens_per_s": engine.stats.prefill_tokens_per_s,
+                    "decode_tokens_per_s": engine.stats.decode_tokens_per_s,
+                }
+            )
+        else:
+            console = Console()
+            console.print(
+                platform_text(platform), plugin_table(runtime.plugins), route_table(engine.plan), sep="\n\n"
+            )
+            console.print()
+            outputs = _speak(console, engine.stream(texts, params), texts)
+            stats = engine.stats
+            console.print(
+                f"prefill {stats.prefill_tokens} tokens, {stats.prefill_tokens_per_s:,.0f} tokens/s; "
+                f"decode {stats.decode_tokens} tokens, {stats.decode_tokens_per_s:,.0f} tokens/s",
+                highlight=False,
+            )
+    failed = [output for output in outputs if output.finish_reason == "error"]
+    for output in failed:
+        typer.echo(f"switchrail: {output.prompt!r} failed: {output.error!r}", err=True)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return [line for line in file.read_text("utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"the prompts in {file} can't be read: {error}", path=str(file)) from error
+
+
+def _log_names(plan: RoutePlan) -> None:
+    names = dict.fromkeys(f"{op}.{phase}={name}" for _, op, phase, name in plan.table)
+    _log.info("backends: %s", " ".join(names))
+
+
+def _routes(plan: RoutePlan) -> list[dict[str, Any]]:
+    kinds = [layer.kind for layer in plan.layout.layers]
+    return [
+        {"layer": layer, "kind": kinds[layer], "op": op, "phase": phase, "backend": name}
+        for layer, op, phase, name in plan.table
+    ]
+
+
+def _output(output: Output) -> dict[str, Any]:
+    return {
+        "prompt": output.prompt,
+        "prompt_tokens": list(output.prompt_tokens),
+        "tokens": list(output.tokens),
+        "text": output.text,
+        "finish_reason": output.finish_reason,
+    }
+
+
+def _speak(console: Console, events: Iterable[Event], prompts: Sequence[str]) -> list[Output]:
+    """Prints each prompt and its text: the first that goes on as it comes, those after it when it is done."""
+    outputs: dict[int, Output] = {}
+    waiting = [""] * len(prompts)
+    current = 0
+    console.out(prompts[0], end="", style="bold", highlight=False)
+    for event in events:
+        waiting[event.request.id] += event.text
+        if event.finish_reason is not None:
+            outputs[event.request.id] = event.request.output
+        while current < len(prompts):
+            console.out(waiting[current], end="", highlight=False)
+            waiting[current] = ""
+            if current not in outputs:
+                break
+            console.out("\n", highlight=False)
+            current += 1
+            if current < len(prompts):
+                console.out(prompts[current], end="", style="bold", highlight=False)
+    return [outputs[i] for i in range(len(prompts))]

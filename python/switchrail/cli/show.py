@@ -1,0 +1,76 @@
+"""How the command prints what it knows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from switchrail import Platform, Plugin, RoutePlan
+
+
+def print_json(document: Any) -> None:
+    """Prints one JSON document to standard output."""
+    print(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, fold: Sequence[str] = ()
+) -> Table:
+    """A table of plain text; where it is too wide, the columns `fold` are folded."""
+    result = Table(
+        title=Text(title, "bold"), title_justify="left", box=None, header_style="dim", pad_edge=False
+    )
+    for column in columns:
+        result.add_column(column, overflow="fold", no_wrap=column not in fold)
+    for row in rows:
+        result.add_row(*(Text(str(cell)) for cell in row))
+    return result
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers in short: `0-2, 4`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def platform_text(platform: Platform) -> Text:
+    """One line about the device."""
+    capability = (
+        f", capability {platform.capability[0]}.{platform.capability[1]}" if platform.capability else ""
+    )
+    memory = f"{platform.total_memory / 2**30:.0f} GiB"
+    return Text.assemble(("platform ", "bold"), f"{platform.device}: {platform.name}{capability}, {memory}")
+
+
+def plugin_table(plugins: Sequence[Plugin]) -> Table | Text:
+    """What is installed, and how far it got."""
+    if not plugins:
+        return Text.assemble(("plugins ", "bold"), "none is installed")
+    rows = [(p.name, p.distribution, p.version or "", p.state, p.reason or "") for p in plugins]
+    return table("plugins", ("name", "distribution", "version", "state", "reason"), rows, fold=("reason",))
+
+
+def route_table(plan: RoutePlan) -> Table:
+    """The backend of each op in each phase, for the layers that share it."""
+    layers: dict[tuple[str, str], dict[int, dict[str, str]]] = {}
+    kinds = {layer.id: layer.kind for layer in plan.layout.layers}
+    phases = list(dict.fromkeys(phase for _, _, phase, _ in plan.table))
+    for layer, op, phase, backend in plan.table:
+        layers.setdefault((kinds[layer], op), {}).setdefault(layer, {})[phase] = backend
+    rows = []
+    for (kind, op), served in layers.items():
+        same: dict[tuple[str, ...], list[int]] = {}
+        for layer, backends in served.items():
+            same.setdefault(tuple(backends.get(phase, "") for phase in phases), []).append(layer)
+        rows += [(ranges(ids), kind, op, *names) for names, ids in same.items()]
+    return table("routes", ("layers", "kind", "op", *phases), rows)
