@@ -38,7 +38,7 @@ class Slots:
         if visible:
             _check_slots(contract, batch)
             reads, writes = read.tolist(), write.tolist()
-            self._highest = max(*reads, *writes, -1)
+            self._highest = max([*reads, *writes], default=-1)
             if reads and reads[0] >= 0 and reads == writes == list(range(reads[0], reads[0] + len(reads))):
                 self._run = (reads[0], reads[-1] + 1)
         self.padding = None if visible and not is_padding.any() else is_padding
