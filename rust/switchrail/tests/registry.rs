@@ -448,7 +448,7 @@ fn specs_that_cannot_be_meant_are_refused() {
         });
     });
     refuse("head_sizes", &|spec| {
-        spec.capabilities.head_sizes = [0.into()].into()
+        spec.capabilities.head_sizes = [0.into()].into();
     });
     refuse("page_sizes", &|spec| spec.capabilities.page_sizes = [0].into());
     assert_eq!(refused, 18);

@@ -1,6 +1,8 @@
 //! Small specs, queries and layouts for the integration tests.
 #![allow(dead_code, reason = "each test binary uses some of it")]
 
+pub mod load;
+
 use std::sync::Arc;
 
 use switchrail::{
