@@ -4,35 +4,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from switchrail.cli.choices import Choices, JsonOption, loaded_runtime
-from switchrail.cli.show import print_json, table
+from switchrail.cli.show import console, print_json, table
 
 if TYPE_CHECKING:
     from switchrail import Registration
 
 
 def backends(as_json: JsonOption = False) -> None:
-    """List the backends by op, with what each can do."""
+    """List the backends by op; with --json, all that is known of each."""
     found = loaded_runtime(Choices()).backends()
     if as_json:
         print_json([backend.to_dict() for backend in found])
     else:
-        columns = ("op", "name", "phases", "devices", "dtypes", "priority", "origin")
-        Console().print(table("backends", columns, map(_row, found), fold=("phases", "devices", "dtypes")))
+        columns = ("op", "name", "phases", "devices", "priority", "origin")
+        console().print(table("backends", columns, map(_row, found), fold=("origin",)))
 
 
 def _row(backend: Registration) -> tuple[object, ...]:
-    capabilities = backend.capabilities
-    devices = [device["kind"] for device in capabilities["devices"]]
-    dtypes = capabilities["dtypes"]
+    devices = [device["kind"] for device in backend.capabilities["devices"]]
     return (
         backend.op,
         backend.name,
         ", ".join(backend.phases),
         ", ".join(devices) or "any",
-        ", ".join(dtypes) or "any",
         backend.priority,
         backend.origin,
     )

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 import switchrail
 from switchrail.cli.choices import (
@@ -20,7 +19,7 @@ from switchrail.cli.choices import (
     loaded_runtime,
     read_choices,
 )
-from switchrail.cli.show import platform_text, print_json, ranges, table
+from switchrail.cli.show import console, platform_text, print_json, ranges, table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -67,13 +66,13 @@ def explain(
             }
         )
         return
-    console = Console()
-    console.print(platform_text(platform))
+    out = console()
+    out.print(platform_text(platform))
     if not routes:
-        console.print(f"layer {layer} is {layout.layers[ids[0]].kind}, which runs no op")
+        out.print(f"layer {layer} is {layout.layers[ids[0]].kind}, which runs no op")
     for route in routes:
-        console.print()
-        console.print(_decision(route))
+        out.print()
+        out.print(_decision(route))
 
 
 def _read_config(checkpoint: Path) -> dict[str, Any]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-
 from switchrail.cli.choices import Choices, JsonOption, loaded_runtime
-from switchrail.cli.show import plugin_table, print_json
+from switchrail.cli.show import console, plugin_table, print_json
 
 
 def plugins(as_json: JsonOption = False) -> None:
@@ -14,4 +12,4 @@ def plugins(as_json: JsonOption = False) -> None:
     if as_json:
         print_json([plugin.to_dict() for plugin in found])
     else:
-        Console().print(plugin_table(found))
+        console().print(plugin_table(found))

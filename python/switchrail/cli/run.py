@@ -21,7 +21,7 @@ from switchrail.cli.choices import (
     loaded_runtime,
     read_choices,
 )
-from switchrail.cli.show import platform_text, plugin_table, print_json, route_table
+from switchrail.cli.show import console, platform_text, plugin_table, print_json, route_table
 from switchrail.errors import RequestError
 
 if TYPE_CHECKING:
@@ -100,14 +100,14 @@ def run(
                 }
             )
         else:
-            console = Console()
-            console.print(
+            out = console()
+            out.print(
                 platform_text(platform), plugin_table(runtime.plugins), route_table(engine.plan), sep="\n\n"
             )
-            console.print()
-            outputs = _speak(console, engine.stream(texts, params), texts)
+            out.print()
+            outputs = _speak(out, engine.stream(texts, params), texts)
             stats = engine.stats
-            console.print(
+            out.print(
                 f"prefill {stats.prefill_tokens} tokens, {stats.prefill_tokens_per_s:,.0f} tokens/s; "
                 f"decode {stats.decode_tokens} tokens, {stats.decode_tokens_per_s:,.0f} tokens/s",
                 highlight=False,
@@ -149,23 +149,23 @@ def _output(output: Output) -> dict[str, Any]:
     }
 
 
-def _speak(console: Console, events: Iterable[Event], prompts: Sequence[str]) -> list[Output]:
+def _speak(out: Console, events: Iterable[Event], prompts: Sequence[str]) -> list[Output]:
     """Prints each prompt and its text: the first that goes on as it comes, those after it when it is done."""
     outputs: dict[int, Output] = {}
     waiting = [""] * len(prompts)
     current = 0
-    console.out(prompts[0], end="", style="bold", highlight=False)
+    out.out(prompts[0], end="", style="bold", highlight=False)
     for event in events:
         waiting[event.request.id] += event.text
         if event.finish_reason is not None:
             outputs[event.request.id] = event.request.output
         while current < len(prompts):
-            console.out(waiting[current], end="", highlight=False)
+            out.out(waiting[current], end="", highlight=False)
             waiting[current] = ""
             if current not in outputs:
                 break
-            console.out("\n", highlight=False)
+            out.out("\n", highlight=False)
             current += 1
             if current < len(prompts):
-                console.out(prompts[current], end="", style="bold", highlight=False)
+                out.out(prompts[current], end="", style="bold", highlight=False)
     return [outputs[i] for i in range(len(prompts))]

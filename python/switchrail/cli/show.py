@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
     from switchrail import Platform, Plugin, RoutePlan
+
+
+PIPE_WIDTH = 160
+
+
+def console() -> Console:
+    """Standard output; where that is no terminal, wide enough that lines are seldom folded."""
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
 def print_json(document: Any) -> None:
