@@ -120,7 +120,7 @@ pub fn nearest<'a>(found: &str, valid: impl IntoIterator<Item = &'a str>) -> Vec
 }
 
 /// Names in quotes, separated by commas, as messages show them.
-pub fn quoted<S: AsRef<str>>(names: &[S]) -> String {
+pub(crate) fn quoted<S: AsRef<str>>(names: &[S]) -> String {
     names
         .iter()
         .map(|name| format!("{:?}", name.as_ref()))

@@ -138,6 +138,66 @@ fn zamba2_ids_alone_are_enough() {
 }
 
 #[test]
+fn ring_and_ling_share_a_model_type() {
+    let kinds = |architecture: &str| {
+        let config = json!({
+            "model_type": "bailing_hybrid",
+            "architectures": [architecture],
+            "num_hidden_layers": 4,
+            "layer_group_size": 2,
+            "num_attention_heads": 8,
+            "head_dim": 16,
+            "kv_lora_rank": 32,
+            "qk_rope_head_dim": 4,
+        });
+        let layout = Layout::from_config(&config).unwrap();
+        layout
+            .layers()
+            .iter()
+            .map(|layer| layer.kind.as_str())
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
+    assert_eq!(kinds("BailingMoeV2_5ForCausalLM"), "lightning mla lightning mla");
+    assert_eq!(kinds("BailingHybridForCausalLM"), "kda mla kda mla");
+}
+
+/// Every value of every fixture, in turn, replaced by what does not belong there.
+#[test]
+fn no_config_makes_it_panic() {
+    let wrong = [
+        json!(null),
+        json!(true),
+        json!(0),
+        json!(-1),
+        json!(u64::MAX),
+        json!(1.5),
+        json!(""),
+        json!("x"),
+        json!([]),
+        json!([0, "x", null]),
+        json!({}),
+        json!({"full_attn_layers": [0], "kda_layers": [u64::MAX]}),
+    ];
+    let mut refused = 0;
+    for (_, fixture) in fixtures() {
+        for form in ["published", "saved"] {
+            for key in fixture[form].as_object().unwrap().keys() {
+                for value in &wrong {
+                    let mut config = fixture[form].clone();
+                    config[key] = value.clone();
+                    if let Err(error) = Layout::from_config(&config) {
+                        refused += 1;
+                        assert!(!error.to_string().is_empty() && error.fields().is_object());
+                    }
+                }
+            }
+        }
+    }
+    assert!(refused > 1000, "{refused}");
+}
+
+#[test]
 fn what_no_op_covers_is_said() {
     let jamba = json!({"model_type": "jamba", "num_hidden_layers": 2, "attn_layer_period": 2, "attn_layer_offset": 1});
     let layout = Layout::from_config(&jamba).unwrap();

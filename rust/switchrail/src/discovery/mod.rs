@@ -321,7 +321,8 @@ fn read_small(path: &Path) -> io::Result<Option<Vec<u8>>> {
     if !metadata.is_file() {
         return Err(io::Error::other("it is not a file"));
     }
-    let mut bytes = Vec::new();
+    let mut bytes =
+        Vec::with_capacity(usize::try_from(metadata.len().min(MAX_ENTRY_POINTS)).unwrap_or(0) + 1);
     File::open(path)?
         .take(MAX_ENTRY_POINTS + 1)
         .read_to_end(&mut bytes)?;

@@ -15,6 +15,8 @@ pub(super) type KindShapes = Vec<(LayerKind, Op, Shape)>;
 /// What is known of the models of one or more model types.
 pub(super) struct Family {
     pub model_types: &'static [&'static str],
+    /// The one of a config's `architectures` without which it is not of this family.
+    pub architecture: Option<&'static str>,
     pub namings: &'static [Naming],
     pub words: Words,
     pub shapes: fn(&Config) -> Result<KindShapes, LayoutError>,
@@ -27,6 +29,7 @@ pub(super) struct Family {
 /// What most families leave as it is.
 const PLAIN: Family = Family {
     model_types: &[],
+    architecture: None,
     namings: &[],
     words: &[],
     shapes: |_| Ok(Vec::new()),
@@ -52,7 +55,7 @@ macro_rules! words {
     };
 }
 
-/// Every family; each model type is in one of them.
+/// Every family; where a model type is in several, the first one that fits a config counts.
 pub(super) const FAMILIES: &[Family] = &[
     Family {
         model_types: &["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"],
@@ -86,6 +89,18 @@ pub(super) const FAMILIES: &[Family] = &[
         ],
         words: words!(Kda, Mla),
         shapes: shape::kimi_linear,
+        ..PLAIN
+    },
+    // Ring 2.5 and Ling 3 share a model type; only the second has KDA, and transformers has only the second.
+    Family {
+        model_types: &["bailing_hybrid"],
+        architecture: Some("BailingMoeV2_5ForCausalLM"),
+        namings: &[Naming::LastOfEach {
+            key: "layer_group_size",
+            last: Mla,
+            others: Lightning,
+        }],
+        shapes: shape::ring,
         ..PLAIN
     },
     Family {

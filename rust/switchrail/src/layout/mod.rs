@@ -146,6 +146,7 @@ impl Layout {
             .copied()
             .collect();
         types.sort_unstable();
+        types.dedup();
         types
     }
 
@@ -232,9 +233,17 @@ impl TryFrom<Document> for Layout {
 
 /// The family of a config, or of its `text_config`, with the values that describe the layers.
 fn find_family(config: &Value) -> Result<(&'static Family, &Map<String, Value>, &str), LayoutError> {
-    let known = |config: &'_ Value| {
-        let found = config.get("model_type")?.as_str()?;
-        FAMILIES.iter().find(|family| family.model_types.contains(&found))
+    let known = |part: &Value| {
+        let found = part.get("model_type")?.as_str()?;
+        let has = |name: &&str| {
+            [part, config].iter().any(|config| {
+                let listed = config.get("architectures").and_then(Value::as_array);
+                listed.is_some_and(|listed| listed.iter().any(|architecture| architecture == *name))
+            })
+        };
+        FAMILIES.iter().find(|family| {
+            family.model_types.contains(&found) && family.architecture.as_ref().is_none_or(has)
+        })
     };
     for part in [Some(config), config.get("text_config")].into_iter().flatten() {
         if let (Some(family), Some(values), Some(model_type)) = (

@@ -120,6 +120,15 @@ pub(super) fn bailing_hybrid(config: &Config) -> Shapes {
     )
 }
 
+pub(super) fn ring(config: &Config) -> Shapes {
+    let heads = config.size("num_attention_heads")?;
+    let lightning = linear(heads, head_size(config)?);
+    Ok(vec![
+        (Mla, Op::Mla, latents(config)?),
+        (Lightning, Op::Lightning, lightning),
+    ])
+}
+
 pub(super) fn minimax(config: &Config) -> Shapes {
     let head_size = head_size(config)?;
     let full = attention(config, head_size)?;
@@ -290,31 +299,38 @@ pub(super) fn recurrent_gemma(config: &Config) -> Shapes {
     ])
 }
 
-/// Kimi delta attention beside MLA: one head count and size for queries, keys and values.
+/// Kimi delta attention beside MLA.
 fn kimi_delta(config: &Config, heads: Option<u32>, size: Option<u32>, width: Option<u32>) -> Shapes {
-    let kda = Shape {
+    let channels = times(times(heads, size), Some(3));
+    Ok(vec![
+        (Mla, Op::Mla, latents(config)?),
+        (Kda, Op::Kda, linear(heads, size)),
+        (Kda, Op::ShortConv, convolution(channels, width)),
+    ])
+}
+
+/// Linear attention with one head count and size for queries, keys and values.
+fn linear(heads: Option<u32>, size: Option<u32>) -> Shape {
+    Shape {
         q_heads: heads,
         k_heads: heads,
         v_heads: heads,
         head_size_k: size,
         head_size_v: size,
         ..Shape::default()
-    };
+    }
+}
+
+fn latents(config: &Config) -> Result<Shape, LayoutError> {
     let rank = config.size("kv_lora_rank")?;
-    let mla = Shape {
+    Ok(Shape {
         q_heads: config.size("num_attention_heads")?,
         k_heads: Some(1),
         v_heads: Some(1),
         head_size_k: plus(rank, config.size("qk_rope_head_dim")?),
         head_size_v: rank,
         ..Shape::default()
-    };
-    let channels = times(times(heads, size), Some(3));
-    Ok(vec![
-        (Mla, Op::Mla, mla),
-        (Kda, Op::Kda, kda),
-        (Kda, Op::ShortConv, convolution(channels, width)),
-    ])
+    })
 }
 
 /// Grouped-query attention; a key's head is as large as a value's.
