@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from switchrail._core import nearest
@@ -90,7 +89,6 @@ def _is_config_type(config_type: type[Any]) -> bool:
     return dataclasses.is_dataclass(config_type) or issubclass(config_type, BaseModel)
 
 
-@lru_cache(maxsize=64)
 def _adapter(config_type: type[Any]) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 

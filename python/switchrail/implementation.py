@@ -37,16 +37,16 @@ class Implementation:
             ConfigError: The configuration in effect is not valid.
         """
         name, op, path = registration.name, registration.op, registration.path
-        cls = _import(name, op, path) if isinstance(self.target, str) else self.target
-        check_class(cls, name, op, path, registration.phases)
+        found = _import(name, op, path) if isinstance(self.target, str) else self.target
+        cls = check_class(found, name, op, path, registration.phases)
         if self.config_type is None:
             return cls(None)
         values = registration.effective_config
         return cls(config.validate(self.config_type, values, f"configuration of {op} backend {name!r}"))
 
 
-def check_class(cls: Any, name: str, op: str, path: str, phases: Iterable[str]) -> None:
-    """Checks that a class is a backend for an op, and has a method of its own for each phase.
+def check_class(cls: object, name: str, op: str, path: str, phases: Iterable[str]) -> type[Backend]:
+    """The class, which is a backend for an op and has a method of its own for each phase.
 
     Raises:
         BackendImportError: It is not, or has not.
@@ -66,6 +66,7 @@ def check_class(cls: Any, name: str, op: str, path: str, phases: Iterable[str]) 
         owner = next((base for base in cls.__mro__ if phase in vars(base)), None)
         if owner is None or owner.__module__ == backend.__name__:
             raise _error(name, op, path, f"it is registered for {phase} but has no method {phase!r}")
+    return cls
 
 
 def _import(name: str, op: str, path: str) -> Any:

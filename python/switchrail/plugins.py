@@ -32,7 +32,8 @@ class Loader:
         self._core = core
         self._discovery: Discovery | None = None
         self._plugins: dict[tuple[str, str], Plugin] = {}
-        self._reset()
+        self._lock = threading.Lock()
+        self._loading: int | None = None
         _loaders.add(self)
 
     @property
@@ -102,8 +103,7 @@ class Loader:
                 self._loading = None
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()
-        self._loading: int | None = None
+        self._lock, self._loading = threading.Lock(), None
 
 
 _loaders: weakref.WeakSet[Loader] = weakref.WeakSet()

@@ -126,7 +126,7 @@ class Registrar(ABC):
             features: What it can do that not every backend of its op can.
             packages: Distributions that it needs, with versions as pip writes them.
             priority: Where nothing was chosen, the highest that fits wins.
-            config: The type of its configuration, a dataclass or pydantic model with a default for each field,
+            config: The type of its configuration, a dataclass or pydantic model with a default for each,
                 or an instance of one, whose values are then the defaults.
             override: Whether it may take a name that is taken; clearing it gives the name back.
 
@@ -139,10 +139,11 @@ class Registrar(ABC):
         """
         where = f"configuration of {op} backend {name!r}"
         config_type, defaults = configs.read_defaults(config, where)
+        phases = list(phases)
         spec = {
             "name": name,
             "op": op,
-            "phases": list(phases),
+            "phases": phases,
             "devices": [_support(device) for device in devices],
             "dtypes": [dtype_name(dtype) for dtype in dtypes or ()],
             "state_dtypes": [dtype_name(dtype) for dtype in state_dtypes or ()],
@@ -158,7 +159,7 @@ class Registrar(ABC):
         def add(target: type[Any] | str) -> None:
             if isinstance(target, type):
                 path = f"{target.__module__}:{target.__qualname__}"
-                check_class(target, name, op, path, spec["phases"])
+                check_class(target, name, op, path, phases)
             elif isinstance(target, str):
                 path = target
             else:

@@ -1,8 +1,11 @@
-"""Registers the backends that come with this distribution, by class path: nothing is imported for it, not even torch."""
+"""Registers the backends of this distribution by class path: nothing is imported for it, not even torch."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from switchrail.registration import Registry
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 
@@ -15,18 +18,11 @@ _CAPABILITIES: dict[str, dict[str, Any]] = {
 _CLASS_SUFFIXES = {"attention": "Attention", "gated_delta": "GatedDelta", "short_conv": "ShortConv"}
 
 
-class Registry(Protocol):
-    """What backends are registered with."""
-
-    def register(self, name: str, target: str, **capabilities: Any) -> Any:
-        """Registers the class at `target` under `name`."""
-
-
 def register_builtins(registry: Registry) -> None:
     """Registers `torch`, the default, and `reference`, which is never chosen unasked, for each op.
 
     Args:
-        registry: Where to; a runtime or an open transaction.
+        registry: An open transaction.
     """
     for op, capabilities in _CAPABILITIES.items():
         for name, prefix, priority in (("torch", "Torch", 0), ("reference", "Reference", -100)):

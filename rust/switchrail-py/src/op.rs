@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeSet, str::FromStr};
 
-use pyo3::{prelude::*, types::PyString};
+use pyo3::{
+    prelude::*,
+    types::{PyString, PyTuple},
+};
 use switchrail::{ComputeCapability, CoreError, Device, DeviceKind, Dtype, Op, Phase};
 
 use crate::errors::raise;
@@ -42,11 +45,17 @@ impl DeviceForm {
 /// Adds the lists of names.
 pub fn add_names(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
-    module.add("OPS", Op::ALL.map(|op| PyString::intern(py, op.name())))?;
+    module.add(
+        "OPS",
+        PyTuple::new(py, Op::ALL.map(|op| PyString::intern(py, op.name())))?,
+    )?;
     module.add(
         "PHASES",
-        Phase::ALL.map(|phase| PyString::intern(py, phase.name())),
+        PyTuple::new(py, Phase::ALL.map(|phase| PyString::intern(py, phase.name())))?,
     )?;
-    module.add("DTYPES", Dtype::ALL.map(Dtype::name))?;
-    module.add("DEVICES", DeviceKind::KNOWN.map(|kind| kind.to_string()))
+    module.add("DTYPES", PyTuple::new(py, Dtype::ALL.map(Dtype::name))?)?;
+    module.add(
+        "DEVICES",
+        PyTuple::new(py, DeviceKind::KNOWN.map(|kind| kind.to_string()))?,
+    )
 }
