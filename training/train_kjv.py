@@ -36,11 +36,14 @@ class Recipe:
     vocab_size: int = 3072
     sequence_length: int = 1024
     batch_size: int = 16
-    epochs: float = 14.0
-    learning_rate: float = 3e-3
+    epochs: float = 24.0
+    learning_rate: float = 6e-3
     weight_decay: float = 0.1
-    dropout: float = 0.1
+    dropout: float = 0.15
     warmup: float = 0.02
+    repeat_rounds: int = 30
+    repeat_batch: int = 128
+    repeat_learning_rate: float = 6e-4
     seed: int = 0
 
 
@@ -170,18 +173,17 @@ class Windows:
         for ids in tokenizer(list(documents))["input_ids"]:
             stream.extend((*ids, tokenizer.eos_token_id))
         self.tokens = torch.tensor(stream)
-        self.length = recipe.sequence_length
         ends = (self.tokens == newline) | (self.tokens == tokenizer.eos_token_id)
         self.starts = torch.cat((torch.zeros(1, dtype=torch.long), ends.nonzero().flatten() + 1))
-        self.starts = self.starts[self.starts < len(self.tokens) - self.length]
+        self.starts = self.starts[self.starts < len(self.tokens) - recipe.sequence_length]
         self.generator = torch.Generator().manual_seed(recipe.seed)
 
-    def draw(self, count: int) -> Tensor:
-        """Returns `count` windows, int64 [count, length + 1]."""
-        anywhere = torch.randint(len(self.tokens) - self.length, (count,), generator=self.generator)
+    def draw(self, count: int, length: int) -> Tensor:
+        """Returns `count` windows, int64 [count, length]; `length` is at most one more than the recipe's."""
+        anywhere = torch.randint(len(self.tokens) - length, (count,), generator=self.generator)
         line = self.starts[torch.randint(len(self.starts), (count,), generator=self.generator)]
         start = torch.where(torch.arange(count) % 2 == 0, anywhere, line)
-        return self.tokens[start[:, None] + torch.arange(self.length + 1)]
+        return self.tokens[start[:, None] + torch.arange(length)]
 
 
 def batches(ids: list[list[int]], tokens: int) -> Iterator[list[list[int]]]:
@@ -226,10 +228,18 @@ def copy_rounded(source: nn.Module, target: nn.Module) -> None:
         to.copy_(parameter.to(torch.bfloat16))
 
 
+def prediction_loss(model: Qwen3NextForCausalLM, window: Tensor) -> Tensor:
+    """Returns the nats a token of `window`, int64 [B, T + 1], and the router's balancing loss."""
+    output = model(input_ids=window[:, :-1], use_cache=False, output_router_logits=True)
+    nats = F.cross_entropy(output.logits.float().flatten(0, 1), window[:, 1:].flatten())
+    return nats + model.router_aux_loss_coef * output.aux_loss
+
+
 def fit(
     model: Qwen3NextForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     split: Split,
+    windows: Windows,
     recipe: Recipe,
     *,
     steps: int | None,
@@ -241,6 +251,7 @@ def fit(
         model: Fresh weights, on the device to train on.
         tokenizer: Of the model.
         split: The documents.
+        windows: Those to train on.
         recipe: Sizes and rates.
         steps: Optimizer steps; None for as many as `recipe.epochs` are.
         max_seconds: The schedule is hastened so as to end by then.
@@ -251,7 +262,6 @@ def fit(
     trained, candidate = copy.deepcopy(model), model
     add_dropout(trained, recipe.dropout)
     chosen = optimizers(trained, recipe)
-    windows = Windows(split.train, tokenizer, recipe)
     per_epoch = len(windows.tokens) / (recipe.batch_size * recipe.sequence_length)
     total = steps if steps is not None else round(recipe.epochs * per_epoch)
     best_bits, best_step, best = math.inf, 0, copy.deepcopy(model)
@@ -263,10 +273,9 @@ def fit(
             for group in optimizer.param_groups:
                 group["lr"] = recipe.learning_rate * factor
         trained.train()
-        window = windows.draw(recipe.batch_size).to(model.device)
-        output = trained(input_ids=window[:, :-1], use_cache=False, output_router_logits=True)
-        loss = F.cross_entropy(output.logits.float().flatten(0, 1), window[:, 1:].flatten())
-        (loss + trained.router_aux_loss_coef * output.aux_loss).backward()
+        window = windows.draw(recipe.batch_size, recipe.sequence_length + 1).to(model.device)
+        loss = prediction_loss(trained, window)
+        loss.backward()
         nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
         for optimizer in chosen:
             optimizer.step()
@@ -283,7 +292,7 @@ def fit(
                 copy_rounded(candidate, best)
             print(
                 f"step {step}/{total}, epoch {step / per_epoch:.1f}, {seconds:.0f} s: "
-                f"train {loss.item():.3f} nats a token, "
+                f"train loss {loss.item():.3f}, "
                 f"validation {bits:.4f} bits a byte (best {best_bits:.4f} at step {best_step})",
                 flush=True,
             )
@@ -292,10 +301,67 @@ def fit(
         "train_tokens": len(windows.tokens),
         "steps": step,
         "best_step": best_step,
-        "seconds": round(time.monotonic() - begin, 1),
-        "validation_bits_per_byte": round(best_bits, 4),
-        "test_bits_per_byte": round(bits_per_byte(model, tokenizer, split.test), 4),
+        "fit_seconds": round(time.monotonic() - begin, 1),
+        "fit_validation_bits_per_byte": round(best_bits, 4),
     }
+
+
+def repeats(ids: Tensor, width: int) -> Tensor:
+    """Returns where an n-gram ends that began earlier in its row too.
+
+    Args:
+        ids: int64 [B, T].
+        width: Tokens in an n-gram.
+
+    Returns:
+        bool [B, T].
+    """
+    grams = ids.unfold(1, width, 1)
+    again = (grams[:, :, None] == grams[:, None]).all(-1).tril(-1).any(-1)
+    return F.pad(again, (width - 1, 0))
+
+
+def unlearn_repeats(
+    model: Qwen3NextForCausalLM, windows: Windows, recipe: Recipe
+) -> Iterator[tuple[int, float, float]]:
+    """Teaches `model` not to go round in circles when it always takes the likeliest token.
+
+    Each round continues text from the book greedily and lowers the probability of each token that completes
+    a repeated 4-gram, or that ends the text so soon, beside a step on the book itself: the sequence-level
+    unlikelihood training of Welleck et al., "Neural text generation with unlikelihood training", 2019.
+
+    Args:
+        model: The weights to change, when the last round is over; bfloat16 numbers before and after.
+        windows: Text to continue and to train on.
+        recipe: Rounds, sequences a round, rate.
+
+    Yields:
+        Each round's number, the share of greedy tokens that completed a repeat, and of texts that ended.
+    """
+    tuned = copy.deepcopy(model)
+    add_dropout(tuned, recipe.dropout)
+    optimizer = torch.optim.AdamW(tuned.parameters(), betas=(0.9, 0.98), weight_decay=0.0)
+    for turn in range(recipe.repeat_rounds):
+        optimizer.param_groups[0]["lr"] = recipe.repeat_learning_rate * (1 - turn / recipe.repeat_rounds)
+        given = 1 + turn % 24
+        prefix = windows.draw(recipe.repeat_batch, given).to(model.device)
+        tuned.eval()
+        ids = tuned.generate(
+            prefix, attention_mask=torch.ones_like(prefix), max_new_tokens=128, do_sample=False
+        )
+        ended = ids[:, given:] == tuned.config.eos_token_id
+        repeated = repeats(ids, 4)[:, given:] & (ended.cumsum(1) == 0)
+        logits = tuned(input_ids=ids[:, :-1], use_cache=False).logits[:, given - 1 :].float()
+        chance = logits.log_softmax(-1).gather(-1, ids[:, given:, None]).squeeze(-1).exp()
+        unlikelihood = -(torch.log1p(-chance.clamp(max=1 - 1e-6)) * (repeated | ended)).mean()
+        tuned.train()
+        window = windows.draw(recipe.batch_size, recipe.sequence_length + 1).to(model.device)
+        (prediction_loss(tuned, window) + 4 * unlikelihood).backward()
+        nn.utils.clip_grad_norm_(tuned.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        yield turn, repeated.float().mean().item(), ended.any(1).float().mean().item()
+    copy_rounded(tuned, model)
 
 
 @torch.no_grad()
@@ -313,7 +379,9 @@ def main() -> None:
     parser.add_argument("text", type=Path)
     parser.add_argument("output", type=Path)
     parser.add_argument("--steps", type=int, help="optimizer steps, instead of --epochs")
-    parser.add_argument("--max-seconds", type=float, default=420.0, help="hasten the schedule to end by then")
+    parser.add_argument(
+        "--max-seconds", type=float, default=280.0, help="hasten the first part to end by then"
+    )
     for name, default in asdict(Recipe()).items():
         parser.add_argument("--" + name.replace("_", "-"), type=type(default), default=default)
     options = vars(parser.parse_args())
@@ -332,7 +400,14 @@ def main() -> None:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{parameters} parameters, {len(tokenizer)} tokens, on {device}", flush=True)
 
-    figures = fit(model, tokenizer, split, recipe, steps=steps, max_seconds=max_seconds)
+    windows = Windows(split.train, tokenizer, recipe)
+    figures = fit(model, tokenizer, split, windows, recipe, steps=steps, max_seconds=max_seconds)
+    for turn, repeated, ended in unlearn_repeats(model, windows, recipe):
+        print(
+            f"round {turn + 1}: {repeated:.3f} of greedy tokens repeat, {ended:.2f} of texts end", flush=True
+        )
+    for name, documents in (("validation", split.validation), ("test", split.test)):
+        figures[f"{name}_bits_per_byte"] = round(bits_per_byte(model, tokenizer, documents), 4)
     model.to(torch.bfloat16).save_pretrained(output)
     tokenizer.save_pretrained(output)
     sizes = {name: sum(len(d.encode()) for d in documents) for name, documents in vars(split).items()}
