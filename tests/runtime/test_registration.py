@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import switchrail
+from switchrail import Runtime
+from switchrail.errors import (
+    BackendImportError,
+    NameTakenError,
+    RegistrationError,
+    SwitchrailError,
+    TransactionClosedError,
+    UnknownBackendError,
+    UnknownDeviceError,
+    UnknownDtypeError,
+    UnknownOpError,
+    UnknownPhaseError,
+)
+from switchrail.ops import Backend, GatedDeltaBackend
+
+LAYOUT = switchrail.Layout.from_kinds("tiny", ["gated_delta", "full_attention"])
+
+
+def plan(runtime: Runtime, **preferences: str) -> switchrail.RoutePlan:
+    return runtime.plan(LAYOUT, device="cpu", dtype="float32", preferences=preferences)
+
+
+class Acme(GatedDeltaBackend):
+    def prefill(self, *args: Any, **kwargs: Any) -> Any:
+        return "acme prefill", args, kwargs
+
+    def decode(self, *args: Any, **kwargs: Any) -> Any:
+        return "acme decode", args, kwargs
+
+
+class Other(Acme):
+    pass
+
+
+def test_decorator_returns_the_class_itself(runtime: Runtime) -> None:
+    before = dict(vars(Acme))
+    assert runtime.register("acme", op="gated_delta")(Acme) is Acme
+    assert switchrail.register("other", op="gated_delta")(Other) is Other
+    assert dict(vars(Acme)) == before
+    assert [backend.name for backend in runtime.backends("gated_delta")] == ["acme", "other", "reference", "torch"]
+
+
+def test_a_path_imports_nothing_until_it_is_chosen(runtime: Runtime, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "lazy_acme.py").write_text(
+        "from switchrail.ops import GatedDeltaBackend\n"
+        "class Acme(GatedDeltaBackend):\n"
+        "    def prefill(self, *args, **kwargs): return 'lazy'\n"
+        "    def decode(self, *args, **kwargs): return 'lazy'\n"
+    )
+    runtime.register("lazy", "lazy_acme:Acme", op="gated_delta", priority=-1)
+    assert runtime.backend("gated_delta", "lazy").path == "lazy_acme:Acme"
+    assert "lazy" in {r.name for r in runtime.resolve("gated_delta", "decode", device="cpu", dtype="float32").rejected}
+    plan(runtime)
+    assert "lazy_acme" not in sys.modules
+    assert plan(runtime, gated_delta="lazy").lookup("gated_delta", "decode", 0)() == "lazy"
+    assert sys.modules.pop("lazy_acme")
+
+
+class NoBackend:
+    op = "gated_delta"
+
+
+class PrefillOnly(GatedDeltaBackend):
+    def prefill(self, *args: Any, **kwargs: Any) -> Any:
+        return None
+
+
+class OfAnotherOp(Acme):
+    op = "kda"
+
+
+HERE = sys.modules[__name__]
+
+
+@pytest.mark.parametrize(
+    ("path", "problem", "cause"),
+    [
+        ("no_such_module_of_acme:Acme", "No module named 'no_such_module_of_acme'", ModuleNotFoundError),
+        ("math:sqroot", "no attribute 'sqroot'; nearest: sqrt", AttributeError),
+        ("acme_tests:Acme.Inner", "no attribute 'Inner'", AttributeError),
+        ("acme_tests:text", "it is 'text'", None),
+        ("acme_tests:NoBackend", "isn't derived from", None),
+        ("acme_tests:OfAnotherOp", "it is a backend for 'kda'", None),
+        ("acme_tests:PrefillOnly", "registered for decode but has no method 'decode'", None),
+        ("acme_broken:Acme", "RuntimeError('half-way')", RuntimeError),
+        ("acme_exits:Acme", "SystemExit(3)", SystemExit),
+    ],
+)
+def test_a_path_that_leads_nowhere(
+    runtime: Runtime,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    problem: str,
+    cause: type[BaseException] | None,
+) -> None:
+    names = {name: getattr(HERE, name) for name in ("Acme", "NoBackend", "OfAnotherOp", "PrefillOnly")}
+    monkeypatch.setitem(sys.modules, "acme_tests", SimpleNamespace(text="text", **names))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "acme_broken.py").write_text("raise RuntimeError('half-way')\n")
+    (tmp_path / "acme_exits.py").write_text("raise SystemExit(3)\n")
+    runtime.register("broken", path, op="gated_delta", priority=-1)
+    plan(runtime)
+    with pytest.raises(BackendImportError) as caught:
+        plan(runtime, gated_delta="broken")
+    error = caught.value
+    assert isinstance(error, ImportError)
+    assert (error.backend, error.op, error.path) == ("broken", "gated_delta", path)
+    assert problem in str(error) and repr("broken") in str(error) and repr(path) in str(error)
+    assert type(error.__cause__) is (cause or type(None))
+    assert plan(runtime).lookup("gated_delta", "decode", 0)
+
+
+@pytest.mark.parametrize("cls", [NoBackend, PrefillOnly, OfAnotherOp, Backend])
+def test_a_class_is_checked_when_it_is_registered(runtime: Runtime, cls: type) -> None:
+    before = runtime.backends()
+    with pytest.raises(BackendImportError):
+        runtime.register("wrong", cls, op="gated_delta")
+    assert runtime.backends() == before
+
+
+def test_a_taken_name_needs_override(runtime: Runtime) -> None:
+    runtime.register("acme", Acme, op="gated_delta")
+    with pytest.raises(NameTakenError, match="already registered by the user") as caught:
+        runtime.register("acme", Other, op="gated_delta")
+    assert caught.value.found == "acme"
+    with pytest.raises(NameTakenError, match="already registered by switchrail"):
+        runtime.register("torch", Acme, op="gated_delta")
+    runtime.register("acme", Other, op="gated_delta", override=True)
+    assert type(plan(runtime, gated_delta="acme").backend("gated_delta", "decode", 0)) is Other
+
+
+def test_clearing_restores_or_unregisters(runtime: Runtime) -> None:
+    builtin = runtime.backend("gated_delta", "torch")
+    runtime.register("torch", Acme, op="gated_delta", override=True)
+    runtime.register("torch", Other, op="gated_delta", override=True)
+    runtime.register("acme", Acme, op="gated_delta")
+    assert type(plan(runtime, gated_delta="torch").backend("gated_delta", "decode", 0)) is Other
+    for _ in range(2):
+        runtime.clear("gated_delta", "torch")
+        assert runtime.backend("gated_delta", "torch") == builtin
+        runtime.clear("gated_delta", "acme")
+        with pytest.raises(UnknownBackendError):
+            runtime.backend("gated_delta", "acme")
+        runtime.clear("gated_delta", "never_was")
+
+
+def test_two_names_with_one_path_stay_distinct(runtime: Runtime) -> None:
+    path = "switchrail.ops.gated_delta.torch:TorchGatedDelta"
+    runtime.register("one", path, op="gated_delta", priority=7)
+    runtime.register("two", path, op="gated_delta", priority=-7)
+    one, two = runtime.backend("gated_delta", "one"), runtime.backend("gated_delta", "two")
+    assert one.path == two.path == path
+    assert (one.priority, two.priority) == (7, -7)
+    assert one.id != two.id and one != two
+    routes = plan(runtime, **{"gated_delta.prefill": "one", "gated_delta.decode": "two"})
+    backends = [routes.backend("gated_delta", phase, 0) for phase in ("prefill", "decode")]
+    assert backends[0] is not backends[1]
+
+
+def test_a_plan_keeps_what_it_was_made_from(runtime: Runtime) -> None:
+    runtime.register("acme", Acme, op="gated_delta")
+    routes = plan(runtime, gated_delta="acme")
+    table, call = routes.table, routes.lookup("gated_delta", "decode", 0)
+    assert not routes.is_stale()
+    runtime.clear("gated_delta", "acme")
+    assert routes.is_stale()
+    assert routes.table == table
+    assert routes.lookup("gated_delta", "decode", 0) is call
+    assert call(1)[0] == "acme decode"
+
+
+def test_a_transaction_is_whole_or_not_at_all(runtime: Runtime) -> None:
+    version = runtime.backends()
+    with pytest.raises(ZeroDivisionError), runtime.transaction() as registry:
+        registry.register("one", Acme, op="gated_delta")
+        assert runtime.backends() == version
+        raise ZeroDivisionError
+    assert runtime.backends() == version
+    with runtime.transaction() as registry:
+        registry.register("one", Acme, op="gated_delta")
+        registry.register("two", Acme, op="gated_delta")
+    assert len(runtime.backends()) == len(version) + 2
+    with pytest.raises(TransactionClosedError):
+        registry.register("three", Acme, op="gated_delta")
+
+
+def test_the_nearest_name_is_offered(runtime: Runtime) -> None:
+    with pytest.raises(UnknownBackendError, match="nearest: torch") as caught:
+        runtime.backend("gated_delta", "torhc")
+    assert caught.value.valid == ("reference", "torch")
+    with pytest.raises(UnknownBackendError) as caught:
+        plan(runtime, gated_delta="torhc")
+    assert caught.value.nearest == ("torch",)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "part"),
+    [
+        ({"op": "gdn"}, UnknownOpError, "gdn"),
+        ({"phases": ["prefil"]}, UnknownPhaseError, "prefill"),
+        ({"phases": []}, RegistrationError, "phases"),
+        ({"devices": ["cude"]}, UnknownDeviceError, "cuda"),
+        ({"devices": []}, RegistrationError, "devices"),
+        ({"devices": [switchrail.DeviceSupport("cuda", (9, 0), (8, 0))]}, RegistrationError, "devices"),
+        ({"dtypes": ["float23"]}, UnknownDtypeError, "float"),
+        ({"state_dtypes": ["f32"]}, UnknownDtypeError, "f32"),
+        ({"page_sizes": [0]}, RegistrationError, "page_sizes"),
+        ({"packages": ["??"]}, RegistrationError, "??"),
+        ({"name": "auto"}, RegistrationError, "auto"),
+        ({"name": "a b"}, RegistrationError, "letters"),
+        ({"target": "no colon"}, RegistrationError, "module:"),
+        ({"target": 42}, RegistrationError, "42"),
+    ],
+)
+def test_what_can_not_be_meant_is_refused(
+    runtime: Runtime, arguments: dict[str, Any], error: type[SwitchrailError], part: str
+) -> None:
+    before = runtime.backends()
+    given = {"name": "acme", "target": "acme:Acme", "op": "gated_delta", **arguments}
+    with pytest.raises(error) as caught:
+        runtime.register(**given)
+    assert part in str(caught.value)
+    assert runtime.backends() == before
+
+
+def test_a_misspelt_argument_is_refused(runtime: Runtime) -> None:
+    with pytest.raises(TypeError, match="priorty"):
+        runtime.register("acme", Acme, op="gated_delta", priorty=1)  # type: ignore[call-overload]
