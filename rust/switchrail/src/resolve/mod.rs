@@ -1,14 +1,20 @@
 //! Which backend serves a query, and why each other one does not.
 
+mod error;
+mod reason;
+
 use std::{cmp::Reverse, collections::BTreeSet, fmt, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
+pub use error::ResolveError;
+pub use reason::{Reason, Rejection};
+
 use crate::{
-    BackendId, ComputeCapability, CoreError, Device, DeviceKind, DeviceSupport, Dtype, HeadSize, Op, Origin,
-    PackageRequirement, Packages, Phase, PreferenceKey, Preferences, Registration, Schema, Snapshot,
-    UnknownName,
+    BackendId, Device, DeviceSupport, Dtype, HeadSize, Op, Origin, Packages, Phase, PreferenceKey,
+    Preferences, Registration, Schema, Snapshot, UnknownName,
 };
+use reason::list;
 
 /// What a backend is wanted for.
 ///
@@ -172,261 +178,6 @@ impl fmt::Display for Because {
                     f,
                     "first by origin and name of those that fit with priority {priority}"
                 )
-            }
-        }
-    }
-}
-
-/// A backend that was not chosen.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Rejection {
-    /// The backend.
-    pub backend: BackendRef,
-    /// Every reason, at least one.
-    pub reasons: Vec<Reason>,
-}
-
-impl fmt::Display for Rejection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.backend.name, joined(&self.reasons))
-    }
-}
-
-/// Why a backend was not chosen.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum Reason {
-    /// It does not serve the phase.
-    Phase {
-        /// The phase asked for.
-        asked: Phase,
-        /// Those that it serves.
-        valid: BTreeSet<Phase>,
-    },
-    /// It does not run on the device family.
-    Device {
-        /// The family asked for.
-        asked: DeviceKind,
-        /// Where it runs.
-        valid: Vec<DeviceSupport>,
-    },
-    /// It runs on the family, but not on this generation.
-    Capability {
-        /// The capability of the device.
-        asked: ComputeCapability,
-        /// The ranges that it runs on.
-        valid: Vec<DeviceSupport>,
-    },
-    /// It runs on some generations of the family, and the device's is not known.
-    CapabilityUnknown {
-        /// The ranges that it runs on.
-        valid: Vec<DeviceSupport>,
-    },
-    /// It does not take the dtype.
-    Dtype {
-        /// The dtype asked for.
-        asked: Dtype,
-        /// Those that it takes.
-        valid: BTreeSet<Dtype>,
-    },
-    /// It does not take a recurrent state of the dtype.
-    StateDtype {
-        /// The dtype asked for.
-        asked: Dtype,
-        /// Those that it takes.
-        valid: BTreeSet<Dtype>,
-    },
-    /// It does not take the head size.
-    HeadSize {
-        /// The head size asked for.
-        asked: HeadSize,
-        /// Those that it takes.
-        valid: BTreeSet<HeadSize>,
-    },
-    /// It does not take the page size.
-    PageSize {
-        /// The page size asked for.
-        asked: u32,
-        /// Those that it takes.
-        valid: BTreeSet<u32>,
-    },
-    /// It does not take the axis order of the recurrent state.
-    StateLayout {
-        /// The axis order asked for.
-        asked: String,
-        /// Those that it takes.
-        valid: BTreeSet<String>,
-    },
-    /// It can't do something that is needed.
-    Features {
-        /// What it can't do.
-        missing: BTreeSet<String>,
-        /// What it can.
-        valid: BTreeSet<String>,
-    },
-    /// A distribution that it needs is not installed.
-    PackageMissing {
-        /// What it needs.
-        needed: PackageRequirement,
-    },
-    /// A distribution that it needs is installed in another version.
-    PackageVersion {
-        /// What it needs.
-        needed: PackageRequirement,
-        /// The version that is installed.
-        installed: String,
-    },
-    /// Another registration of its name lies over it.
-    Overridden {
-        /// The active one.
-        by: BackendId,
-        /// Who registered that.
-        origin: Origin,
-    },
-    /// It fits, but another was chosen by the user.
-    NotPreferred {
-        /// The preference that says so.
-        key: PreferenceKey,
-        /// The backend chosen.
-        chosen: String,
-    },
-    /// It fits, but the chosen one has a higher priority.
-    LowerPriority {
-        /// Its own.
-        priority: i32,
-        /// That of the chosen one.
-        chosen: i32,
-    },
-    /// It fits and has the same priority, but the chosen one comes before it: by [`Origin`], then by name.
-    LaterInOrder {
-        /// Their priority.
-        priority: i32,
-    },
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Phase { asked, valid } => write!(f, "does not serve {asked}, only {}", list(valid)),
-            Self::Device { asked, valid } => write!(f, "does not run on {asked}, only on {}", list(valid)),
-            Self::Capability { asked, valid } => {
-                write!(f, "does not run on capability {asked}, only on {}", list(valid))
-            }
-            Self::CapabilityUnknown { valid } => {
-                write!(
-                    f,
-                    "runs only on {}, and the device's capability is not known",
-                    list(valid)
-                )
-            }
-            Self::Dtype { asked, valid } => write!(f, "does not take {asked}, only {}", list(valid)),
-            Self::StateDtype { asked, valid } => {
-                write!(f, "does not take a state in {asked}, only {}", list(valid))
-            }
-            Self::HeadSize { asked, valid } => {
-                write!(f, "does not take head size {asked}, only {}", list(valid))
-            }
-            Self::PageSize { asked, valid } => {
-                write!(f, "does not take page size {asked}, only {}", list(valid))
-            }
-            Self::StateLayout { asked, valid } => {
-                write!(f, "does not take state layout {asked}, only {}", list(valid))
-            }
-            Self::Features { missing, valid } if valid.is_empty() => write!(f, "lacks {}", list(missing)),
-            Self::Features { missing, valid } => write!(f, "lacks {}; it has {}", list(missing), list(valid)),
-            Self::PackageMissing { needed } => write!(f, "needs {needed}, which is not installed"),
-            Self::PackageVersion { needed, installed } => {
-                write!(f, "needs {needed}, and version {installed} is installed")
-            }
-            Self::Overridden { origin, .. } => write!(f, "overridden by {origin}"),
-            Self::NotPreferred { key, chosen } => write!(f, "fits, but {chosen} was chosen for {key}"),
-            Self::LowerPriority { priority, chosen } => {
-                write!(f, "fits, but its priority {priority} is below {chosen}")
-            }
-            Self::LaterInOrder { priority } => {
-                write!(
-                    f,
-                    "fits with the same priority {priority}, but comes later by origin and name"
-                )
-            }
-        }
-    }
-}
-
-/// Why a query has no answer.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ResolveError {
-    /// Nothing was chosen, and nothing fits.
-    #[error("no backend for {query}{}{}", if .rejected.is_empty() { ": none is registered for the op" } else { ":" }, lines(.rejected))]
-    NoBackend {
-        /// What was asked.
-        query: Box<Query>,
-        /// Version of the snapshot that was asked.
-        version: u64,
-        /// Every registration of the op with its reasons.
-        rejected: Vec<Rejection>,
-    },
-    /// The backend that the user chose can't do it. No other one is taken instead.
-    #[error("{:?}, chosen for {key}, can't serve {query}: {}{}", .chosen.backend.name, joined(&.chosen.reasons), lines(.rejected))]
-    UnfitChoice {
-        /// What was asked.
-        query: Box<Query>,
-        /// Version of the snapshot that was asked.
-        version: u64,
-        /// The preference.
-        key: PreferenceKey,
-        /// The backend chosen, with the reasons why it does not fit.
-        chosen: Box<Rejection>,
-        /// Every other registration of the op with its reasons.
-        rejected: Vec<Rejection>,
-    },
-    /// No backend of the op has the name that the user chose.
-    #[error("{key}: {name} (for op {op})")]
-    UnknownChoice {
-        /// The op.
-        op: Op,
-        /// The preference.
-        key: PreferenceKey,
-        /// The name, and the valid ones.
-        name: UnknownName,
-    },
-}
-
-impl CoreError for ResolveError {
-    fn code(&self) -> &'static str {
-        match self {
-            Self::NoBackend { .. } => "no_backend",
-            Self::UnfitChoice { .. } => "unfit_backend",
-            Self::UnknownChoice { .. } => "unknown_backend",
-        }
-    }
-
-    fn fields(&self) -> serde_json::Value {
-        match self {
-            Self::NoBackend {
-                query,
-                version,
-                rejected,
-            } => {
-                serde_json::json!({"query": query, "version": version, "rejected": rejected})
-            }
-            Self::UnfitChoice {
-                query,
-                version,
-                key,
-                chosen,
-                rejected,
-            } => serde_json::json!({
-                "query": query, "version": version, "key": key, "found": chosen.backend.name,
-                "chosen": chosen, "rejected": rejected,
-            }),
-            Self::UnknownChoice { op, key, name } => {
-                let mut fields = name.fields();
-                fields["op"] = op.name().into();
-                fields["key"] = key.to_string().into();
-                fields
             }
         }
     }
@@ -639,27 +390,4 @@ fn outside<T: Ord + Clone>(asked: Option<&T>, valid: &BTreeSet<T>) -> Option<(T,
     asked
         .filter(|asked| !valid.is_empty() && !valid.contains(asked))
         .map(|asked| (asked.clone(), valid.clone()))
-}
-
-fn list<T: fmt::Display>(items: impl IntoIterator<Item = T>) -> String {
-    items
-        .into_iter()
-        .map(|item| item.to_string())
-        .collect::<Vec<_>>()
-        .join(", ")
-}
-
-fn joined(reasons: &[Reason]) -> String {
-    reasons
-        .iter()
-        .map(ToString::to_string)
-        .collect::<Vec<_>>()
-        .join("; ")
-}
-
-/// Each on a line of its own.
-fn lines(rejected: &[Rejection]) -> String {
-    rejected.iter().fold(String::new(), |text, rejection| {
-        text + "\n  " + &rejection.to_string()
-    })
 }

@@ -1,0 +1,107 @@
+//! The JSON form of a route plan.
+
+use std::sync::{Arc, Weak};
+
+use serde::{Deserialize, Serialize};
+
+use super::{PlanRequest, Route, RoutePlan, table};
+use crate::{BackendId, CoreError, Layout, Op, Registration, Schema};
+
+/// The JSON form of a [`RoutePlan`].
+#[derive(Serialize, Deserialize)]
+pub(super) struct Document {
+    schema: Schema,
+    version: u64,
+    layout: Layout,
+    request: PlanRequest,
+    backends: Vec<Arc<Registration>>,
+    routes: Vec<Route>,
+}
+
+impl From<RoutePlan> for Document {
+    fn from(plan: RoutePlan) -> Self {
+        Self {
+            schema: Schema,
+            version: plan.version,
+            layout: Arc::unwrap_or_clone(plan.layout),
+            request: plan.request,
+            backends: plan.backends,
+            routes: plan.routes,
+        }
+    }
+}
+
+impl TryFrom<Document> for RoutePlan {
+    type Error = PlanDocumentError;
+
+    fn try_from(document: Document) -> Result<Self, PlanDocumentError> {
+        let Document {
+            schema: Schema,
+            version,
+            layout,
+            request,
+            mut backends,
+            routes,
+        } = document;
+        backends.sort_by_key(|backend| backend.id);
+        for Route { layers, decision } in &routes {
+            let (op, id) = (decision.query.op, decision.chosen.id);
+            if let Some(layer) = layers.iter().find(|layer| {
+                layout
+                    .layers()
+                    .get(**layer)
+                    .is_none_or(|known| !known.ops.contains(&op))
+            }) {
+                return Err(PlanDocumentError::Layer { layer: *layer, op });
+            }
+            if backends.binary_search_by_key(&id, |backend| backend.id).is_err() {
+                return Err(PlanDocumentError::Backend { id });
+            }
+        }
+        Ok(Self {
+            table: table(&layout, &routes),
+            layout: Arc::new(layout),
+            request,
+            version,
+            routes,
+            backends,
+            snapshot: Weak::new(),
+        })
+    }
+}
+
+/// A document that is no route plan, though each of its parts can be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanDocumentError {
+    /// A route is for a layer that the layout does not have, or that does not run the op.
+    #[error("a route of {op} is for layer {layer}, which does not run it")]
+    Layer {
+        /// The layer.
+        layer: usize,
+        /// The route's op.
+        op: Op,
+    },
+    /// A route leads to a backend that is not in the document.
+    #[error("a route leads to backend {id}, which the document does not hold")]
+    Backend {
+        /// The backend.
+        id: BackendId,
+    },
+}
+
+impl CoreError for PlanDocumentError {
+    fn code(&self) -> &'static str {
+        match self {
+            Self::Layer { .. } => "plan_document_layer",
+            Self::Backend { .. } => "plan_document_backend",
+        }
+    }
+
+    fn fields(&self) -> serde_json::Value {
+        match self {
+            Self::Layer { layer, op } => serde_json::json!({"found": layer, "op": op}),
+            Self::Backend { id } => serde_json::json!({"found": id}),
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Why there is no plan, or no route in it.
+
+use crate::{CoreError, LayerKind, Op, Phase, PreferenceError, ResolveError, quoted};
+
+/// Why there is no plan.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// No phase was asked for.
+    #[error("a plan for {model} needs at least one phase: prefill, decode, verify")]
+    NoPhase {
+        /// The model.
+        model: String,
+    },
+    /// A preference can't be meant.
+    #[error(transparent)]
+    Preference(#[from] PreferenceError),
+    /// A layer computes something that no op covers.
+    #[error(
+        "layer {layer} of {model} ({kind}) can't be routed: no op covers {what}; ops: {}",
+        quoted_ops()
+    )]
+    Uncovered {
+        /// The model.
+        model: String,
+        /// The first such layer.
+        layer: usize,
+        /// Its kind.
+        kind: LayerKind,
+        /// What is not covered.
+        what: String,
+    },
+    /// An op of a layer has no backend.
+    #[error("layer {} of {model} ({kind}), {op} {phase}: {source}", .layers[0])]
+    Unroutable {
+        /// The model.
+        model: String,
+        /// Every layer that it is true of.
+        layers: Vec<usize>,
+        /// The kind of the first of them.
+        kind: LayerKind,
+        /// The op.
+        op: Op,
+        /// The phase.
+        phase: Phase,
+        /// Why, with every candidate's reasons.
+        source: Box<ResolveError>,
+    },
+}
+
+fn quoted_ops() -> String {
+    quoted(&Op::ALL.map(Op::name))
+}
+
+impl CoreError for PlanError {
+    fn code(&self) -> &'static str {
+        match self {
+            Self::NoPhase { .. } => "plan_no_phase",
+            Self::Preference(error) => error.code(),
+            Self::Uncovered { .. } => "layer_uncovered",
+            Self::Unroutable { source, .. } => match source.code() {
+                "no_backend" => "layer_no_backend",
+                code => code,
+            },
+        }
+    }
+
+    fn fields(&self) -> serde_json::Value {
+        match self {
+            Self::NoPhase { model } => serde_json::json!({"model": model, "valid": Phase::ALL}),
+            Self::Preference(error) => error.fields(),
+            Self::Uncovered {
+                model,
+                layer,
+                kind,
+                what,
+            } => serde_json::json!({
+                "model": model, "layer": layer, "kind": kind, "found": what, "valid": Op::ALL,
+            }),
+            Self::Unroutable {
+                model,
+                layers,
+                kind,
+                op,
+                phase,
+                source,
+            } => {
+                let mut fields = source.fields();
+                fields["model"] = model.as_str().into();
+                fields["layers"] = layers.as_slice().into();
+                fields["layer_kind"] = kind.as_str().into();
+                fields["op"] = op.name().into();
+                fields["phase"] = phase.name().into();
+                fields
+            }
+        }
+    }
+}
+
+/// Why a lookup has no answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RouteError {
+    /// The model has no such layer.
+    #[error("{model} has no layer {found}; valid: {}", range(*.layers))]
+    UnknownLayer {
+        /// The model.
+        model: String,
+        /// The id that was asked for.
+        found: usize,
+        /// How many layers there are.
+        layers: usize,
+    },
+    /// The layer does not run the op.
+    #[error("layer {layer} of {model} ({kind}) does not run {found}; it runs {}", ops(.valid))]
+    OtherOps {
+        /// The model.
+        model: String,
+        /// The layer.
+        layer: usize,
+        /// Its kind.
+        kind: LayerKind,
+        /// The op that was asked for.
+        found: Op,
+        /// The ops that the layer runs.
+        valid: Vec<Op>,
+    },
+    /// The plan was made without the phase.
+    #[error("the plan for {model} was made without {found}; planned: {}", quoted(&.valid.iter().map(|phase| phase.name()).collect::<Vec<_>>()))]
+    PhaseNotPlanned {
+        /// The model.
+        model: String,
+        /// The phase that was asked for.
+        found: Phase,
+        /// Those that were planned.
+        valid: Vec<Phase>,
+    },
+}
+
+fn range(layers: usize) -> String {
+    match layers {
+        0 => "none, it has no layers".to_owned(),
+        layers => format!("0 to {}", layers - 1),
+    }
+}
+
+fn ops(ops: &[Op]) -> String {
+    match ops {
+        [] => "no op".to_owned(),
+        ops => quoted(&ops.iter().map(|op| op.name()).collect::<Vec<_>>()),
+    }
+}
+
+impl CoreError for RouteError {
+    fn code(&self) -> &'static str {
+        match self {
+            Self::UnknownLayer { .. } => "route_unknown_layer",
+            Self::OtherOps { .. } => "route_other_ops",
+            Self::PhaseNotPlanned { .. } => "route_phase_not_planned",
+        }
+    }
+
+    fn fields(&self) -> serde_json::Value {
+        match self {
+            Self::UnknownLayer { model, found, layers } => {
+                serde_json::json!({"model": model, "found": found, "layers": layers})
+            }
+            Self::OtherOps {
+                model,
+                layer,
+                kind,
+                found,
+                valid,
+            } => {
+                serde_json::json!({"model": model, "layer": layer, "kind": kind, "found": found, "valid": valid})
+            }
+            Self::PhaseNotPlanned { model, found, valid } => {
+                serde_json::json!({"model": model, "found": found, "valid": valid})
+            }
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Why something is not registered, not committed, or not replayed.
+
+use crate::{BackendId, CoreError, Op, Origin, UnknownName};
+
+/// A name that another registration has.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{op} backend {name:?} is already registered by {owner}; choose another name, or override it explicitly"
+)]
+pub struct Conflict {
+    /// The op.
+    pub op: Op,
+    /// The name that both want.
+    pub name: String,
+    /// Who has it.
+    pub owner: Origin,
+    /// The owner's registration.
+    pub id: BackendId,
+}
+
+impl Conflict {
+    fn fields(&self) -> serde_json::Value {
+        serde_json::json!({"op": self.op, "found": self.name, "owner": self.owner, "id": self.id})
+    }
+}
+
+/// Why a change was not staged.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegisterError {
+    /// The transaction was committed, aborted or closed.
+    #[error("the transaction is closed; what is registered after it has ended would be lost")]
+    Closed,
+    /// The name has an owner, and nothing was said of overriding it.
+    #[error(transparent)]
+    Taken(Conflict),
+    /// A field of the spec can't be meant.
+    #[error("{op} backend {name:?}, {field}: {problem}")]
+    Invalid {
+        /// The op.
+        op: Op,
+        /// The backend's name.
+        name: String,
+        /// The field.
+        field: &'static str,
+        /// What is wrong with it, and what would be valid.
+        problem: String,
+    },
+    /// A native backend refuses its configuration.
+    #[error("configuration of {op} backend {name:?}: {problem}")]
+    Config {
+        /// The op.
+        op: Op,
+        /// The backend's name.
+        name: String,
+        /// What it says.
+        problem: String,
+    },
+    /// No backend of the op has that name.
+    #[error("op {op}: {name}")]
+    Unknown {
+        /// The op.
+        op: Op,
+        /// The name, and the valid ones.
+        name: UnknownName,
+    },
+}
+
+impl CoreError for RegisterError {
+    fn code(&self) -> &'static str {
+        match self {
+            Self::Closed => "transaction_closed",
+            Self::Taken(_) => "backend_taken",
+            Self::Invalid { .. } => "bad_backend_spec",
+            Self::Config { .. } => "bad_backend_config",
+            Self::Unknown { .. } => "unknown_registered_backend",
+        }
+    }
+
+    fn fields(&self) -> serde_json::Value {
+        match self {
+            Self::Closed => serde_json::json!({}),
+            Self::Taken(conflict) => conflict.fields(),
+            Self::Invalid {
+                op,
+                name,
+                field,
+                problem,
+            } => {
+                serde_json::json!({"op": op, "name": name, "field": field, "problem": problem})
+            }
+            Self::Config { op, name, problem } => {
+                serde_json::json!({"op": op, "name": name, "problem": problem})
+            }
+            Self::Unknown { op, name } => {
+                let mut fields = name.fields();
+                fields["op"] = op.name().into();
+                fields
+            }
+        }
+    }
+}
+
+/// Why a transaction was not committed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CommitError {
+    /// It was closed before, by a [`Registrar`](crate::Registrar).
+    #[error("the transaction is closed; nothing was committed")]
+    Closed,
+    /// Another transaction has taken a name since it was staged.
+    #[error("nothing was committed: {0}")]
+    Conflict(Conflict),
+    /// What was to be configured was removed since it was staged.
+    #[error(
+        "nothing was committed: {op} backend {name:?}, which was to be configured, was removed in the meantime"
+    )]
+    Gone {
+        /// The op.
+        op: Op,
+        /// The backend's name.
+        name: String,
+        /// The registration that is gone.
+        id: BackendId,
+    },
+}
+
+impl CoreError for CommitError {
+    fn code(&self) -> &'static str {
+        match self {
+            Self::Closed => "commit_closed",
+            Self::Conflict(_) => "commit_conflict",
+            Self::Gone { .. } => "commit_gone",
+        }
+    }
+
+    fn fields(&self) -> serde_json::Value {
+        match self {
+            Self::Closed => serde_json::json!({}),
+            Self::Conflict(conflict) => conflict.fields(),
+            Self::Gone { op, name, id } => serde_json::json!({"op": op, "found": name, "id": id}),
+        }
+    }
+}
+
+/// A commit that does not follow on a state.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReplayError {
+    /// It is not the next one.
+    #[error("commit {found} does not follow on version {version}")]
+    Order {
+        /// The state's version.
+        version: u64,
+        /// The commit's.
+        found: u64,
+    },
+    /// It changes a registration that the state does not have.
+    #[error("commit {version} changes registration {id}, which the state before it does not have")]
+    Unknown {
+        /// The registration.
+        id: BackendId,
+        /// The commit's version.
+        version: u64,
+    },
+}
+
+impl CoreError for ReplayError {
+    fn code(&self) -> &'static str {
+        match self {
+            Self::Order { .. } => "replay_order",
+            Self::Unknown { .. } => "replay_unknown",
+        }
+    }
+
+    fn fields(&self) -> serde_json::Value {
+        match self {
+            Self::Order { version, found } => serde_json::json!({"version": version, "found": found}),
+            Self::Unknown { id, version } => serde_json::json!({"id": id, "version": version}),
+        }
+    }
+}

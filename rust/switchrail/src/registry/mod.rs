@@ -1,0 +1,112 @@
+//! What is registered: immutable snapshots, and the transactions that make the next one.
+
+mod error;
+mod snapshot;
+mod transaction;
+
+use std::{
+    num::NonZeroU64,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use arc_swap::ArcSwap;
+
+pub use error::{CommitError, Conflict, RegisterError, ReplayError};
+pub use snapshot::{Change, Commit, Snapshot};
+pub use transaction::{Registrar, Transaction};
+
+use crate::{BackendId, Origin, Schema};
+use snapshot::Request;
+
+/// Owns what is registered.
+///
+/// Reading takes the current [`Snapshot`] and never waits. Writing goes through a [`Transaction`]; commits wait for
+/// each other, and each makes the next version.
+///
+/// ```
+/// use switchrail::{BackendSpec, Capabilities, DeviceKind, DeviceSupport, Entry, Op, Origin, Phase, Runtime};
+///
+/// let runtime = Runtime::new();
+/// let transaction = runtime.begin(Origin::User);
+/// let spec = BackendSpec {
+///     name: "acme".into(),
+///     op: Op::GatedDelta,
+///     phases: [Phase::Prefill, Phase::Decode].into(),
+///     path: "acme_gdn:AcmeGDN".into(),
+///     capabilities: Capabilities { devices: vec![DeviceSupport::any(DeviceKind::Cpu)], ..Capabilities::default() },
+///     priority: 0,
+///     config: serde_json::Map::new(),
+/// };
+/// let id = transaction.registrar().add(spec, Entry::Foreign, false)?;
+/// assert!(runtime.snapshot().find(Op::GatedDelta, "acme").is_none(), "nothing is seen before the commit");
+/// transaction.commit()?;
+/// assert_eq!(runtime.snapshot().find(Op::GatedDelta, "acme").unwrap().id, id);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Runtime {
+    snapshot: ArcSwap<Snapshot>,
+    commit: Mutex<()>,
+    next_id: AtomicU64,
+}
+
+impl Runtime {
+    /// A runtime with nothing registered, at version 0.
+    #[must_use]
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self {
+            snapshot: ArcSwap::from_pointee(Snapshot::default()),
+            commit: Mutex::new(()),
+            next_id: AtomicU64::new(1),
+        })
+    }
+
+    /// The current state. Takes no lock.
+    #[must_use]
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        self.snapshot.load_full()
+    }
+
+    /// Opens a transaction in the name of `origin`. Any number may be open at once.
+    pub fn begin(self: &Arc<Self>, origin: Origin) -> Transaction {
+        Transaction::new(Arc::clone(self), origin)
+    }
+
+    fn fresh_id(&self) -> BackendId {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        BackendId::new(
+            NonZeroU64::new(id).expect("a counter of 64 bits that starts at 1 does not come round"),
+        )
+    }
+
+    fn publish(&self, origin: Origin, requests: &[Request]) -> Result<Arc<Commit>, CommitError> {
+        // These may be the last owners of native backends, whose drops are foreign code: declared before the guard, so
+        // dropped after it.
+        let (current, mut next);
+        let mut changes = Vec::new();
+        let _guard = lock(&self.commit);
+        current = self.snapshot.load_full();
+        next = Snapshot::clone(&current);
+        for request in requests {
+            next.carry_out(request, &mut changes)?;
+        }
+        if !changes.is_empty() {
+            next.version += 1;
+            self.snapshot.store(Arc::new(next.clone()));
+        }
+        Ok(Arc::new(Commit {
+            schema: Schema,
+            version: next.version,
+            origin,
+            changes,
+        }))
+    }
+}
+
+/// Nothing that a panicking thread could leave half-done is behind these locks.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,254 @@
+//! One state of a runtime, and what leads from it to the next.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::{CommitError, Conflict, ReplayError};
+use crate::{BackendId, BackendSpec, Config, Op, Origin, Registration, Schema};
+
+/// One immutable state of a [`Runtime`].
+///
+/// Several registrations of one op and name form a stack: the last one is active, the others are overridden.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Snapshot {
+    schema: Schema,
+    pub(super) version: u64,
+    /// Sorted by op and name; within a stack in order of registration.
+    backends: Vec<Arc<Registration>>,
+}
+
+/// Nothing registered, version 0: what every runtime begins with.
+impl Default for Snapshot {
+    fn default() -> Self {
+        Self {
+            schema: Schema,
+            version: 0,
+            backends: Vec::new(),
+        }
+    }
+}
+
+impl Snapshot {
+    /// How many commits led here.
+    #[must_use]
+    pub const fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Every registration, overridden ones too: by op, then name, then order of registration.
+    #[must_use]
+    pub fn backends(&self) -> &[Arc<Registration>] {
+        &self.backends
+    }
+
+    /// The active backends of an op, by name.
+    pub fn of_op(&self, op: Op) -> impl Iterator<Item = &Arc<Registration>> {
+        self.stacks_of(op).filter_map(<[_]>::last)
+    }
+
+    /// The stacks of an op, by name, each in order of registration and never empty.
+    pub(crate) fn stacks_of(&self, op: Op) -> impl Iterator<Item = &[Arc<Registration>]> {
+        let start = self.backends.partition_point(|backend| backend.spec.op < op);
+        let end = self.backends.partition_point(|backend| backend.spec.op <= op);
+        self.backends[start..end].chunk_by(|a, b| a.spec.name == b.spec.name)
+    }
+
+    /// The registrations of an op and name: the active one last, below it what it overrides.
+    #[must_use]
+    pub fn stack(&self, op: Op, name: &str) -> &[Arc<Registration>] {
+        let key =
+            |backend: &Arc<Registration>| (backend.spec.op, backend.spec.name.as_str()).cmp(&(op, name));
+        let start = self.backends.partition_point(|backend| key(backend).is_lt());
+        let end = self.backends.partition_point(|backend| key(backend).is_le());
+        &self.backends[start..end]
+    }
+
+    /// The active backend of an op and name.
+    #[must_use]
+    pub fn find(&self, op: Op, name: &str) -> Option<&Arc<Registration>> {
+        self.stack(op, name).last()
+    }
+
+    /// The registration with an id, active or not.
+    #[must_use]
+    pub fn get(&self, id: BackendId) -> Option<&Arc<Registration>> {
+        self.backends.iter().find(|backend| backend.id == id)
+    }
+
+    /// The state after a commit. From [`Snapshot::default`] on, the commits of a runtime in order give its states.
+    ///
+    /// # Errors
+    /// [`ReplayError`] where the commit does not follow on this state.
+    pub fn apply(&self, commit: &Commit) -> Result<Self, ReplayError> {
+        if commit.version != self.version + u64::from(!commit.changes.is_empty()) {
+            return Err(ReplayError::Order {
+                version: self.version,
+                found: commit.version,
+            });
+        }
+        let mut next = self.clone();
+        for change in &commit.changes {
+            next.change(change).map_err(|id| ReplayError::Unknown {
+                id,
+                version: commit.version,
+            })?;
+        }
+        next.version = commit.version;
+        Ok(next)
+    }
+
+    fn index(&self, id: BackendId) -> Option<usize> {
+        self.backends.iter().position(|backend| backend.id == id)
+    }
+
+    fn change(&mut self, change: &Change) -> Result<(), BackendId> {
+        match change {
+            Change::Add { registration } => {
+                let key = (registration.spec.op, registration.spec.name.as_str());
+                let end = self
+                    .backends
+                    .partition_point(|backend| (backend.spec.op, backend.spec.name.as_str()) <= key);
+                self.backends.insert(end, Arc::clone(registration));
+            }
+            Change::Remove { id } => {
+                self.backends.remove(self.index(*id).ok_or(*id)?);
+            }
+            Change::Configure { id, configuration } => {
+                let index = self.index(*id).ok_or(*id)?;
+                let mut registration = Registration::clone(&self.backends[index]);
+                registration.configuration.clone_from(configuration);
+                self.backends[index] = Arc::new(registration);
+            }
+        }
+        Ok(())
+    }
+
+    /// Turns a request into changes, and makes them.
+    pub(super) fn carry_out(
+        &mut self,
+        request: &Request,
+        changes: &mut Vec<Change>,
+    ) -> Result<(), CommitError> {
+        let new = match request {
+            Request::Add {
+                registration,
+                overrides,
+            } => {
+                let BackendSpec { op, name, .. } = &registration.spec;
+                if let Some(taken) = self.find(*op, name).filter(|_| !*overrides) {
+                    return Err(CommitError::Conflict(Conflict {
+                        op: *op,
+                        name: name.clone(),
+                        owner: taken.origin.clone(),
+                        id: taken.id,
+                    }));
+                }
+                vec![Change::Add {
+                    registration: Arc::clone(registration),
+                }]
+            }
+            Request::Clear { op, name } => {
+                let custom = self
+                    .stack(*op, name)
+                    .iter()
+                    .filter(|backend| backend.origin != Origin::Builtin);
+                custom.map(|backend| Change::Remove { id: backend.id }).collect()
+            }
+            Request::Withdraw { id } => self
+                .index(*id)
+                .map(|_| Change::Remove { id: *id })
+                .into_iter()
+                .collect(),
+            Request::WithdrawAll { origin } => {
+                let owned = self.backends.iter().filter(|backend| backend.origin == *origin);
+                owned.map(|backend| Change::Remove { id: backend.id }).collect()
+            }
+            Request::Configure {
+                id,
+                op,
+                name,
+                configuration,
+            } => match self.get(*id) {
+                None => {
+                    return Err(CommitError::Gone {
+                        op: *op,
+                        name: name.clone(),
+                        id: *id,
+                    });
+                }
+                Some(backend) if backend.configuration == *configuration => vec![],
+                Some(_) => vec![Change::Configure {
+                    id: *id,
+                    configuration: configuration.clone(),
+                }],
+            },
+        };
+        for change in new {
+            self.change(&change)
+                .expect("a change made from this state applies to it");
+            changes.push(change);
+        }
+        Ok(())
+    }
+}
+
+/// What one commit changed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Commit {
+    pub(super) schema: Schema,
+    /// The version that it made; where it changed nothing, the version that it found.
+    pub version: u64,
+    /// In whose name.
+    pub origin: Origin,
+    /// The changes, in order. None at all means that no new version was published.
+    pub changes: Vec<Change>,
+}
+
+/// One change of a [`Snapshot`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Change {
+    /// A registration was put on top of its stack.
+    Add {
+        /// The registration.
+        registration: Arc<Registration>,
+    },
+    /// A registration was taken out of its stack.
+    Remove {
+        /// Which.
+        id: BackendId,
+    },
+    /// A registration's user values were replaced.
+    Configure {
+        /// Which.
+        id: BackendId,
+        /// The new values.
+        configuration: Config,
+    },
+}
+
+/// What was staged; what it changes is decided at commit.
+#[derive(Debug, Clone)]
+pub(super) enum Request {
+    Add {
+        registration: Arc<Registration>,
+        overrides: bool,
+    },
+    Clear {
+        op: Op,
+        name: String,
+    },
+    Withdraw {
+        id: BackendId,
+    },
+    WithdrawAll {
+        origin: Origin,
+    },
+    Configure {
+        id: BackendId,
+        op: Op,
+        name: String,
+        configuration: Config,
+    },
+}

@@ -1,0 +1,275 @@
+//! Changes that are staged, validated, and committed together.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use super::{Commit, CommitError, RegisterError, Runtime, Snapshot, lock, snapshot::Request};
+use crate::{
+    AUTO, BackendId, BackendSpec, Config, Entry, Op, Origin, Phase, Registration, UnknownName, quoted,
+};
+
+/// Changes that are committed together or not at all. Dropping it aborts.
+#[derive(Debug)]
+#[must_use = "dropping a transaction aborts it"]
+pub struct Transaction {
+    registrar: Registrar,
+}
+
+impl Transaction {
+    pub(super) fn new(runtime: Arc<Runtime>, origin: Origin) -> Self {
+        let staged = Arc::new(Mutex::new(Some(Vec::new())));
+        Self {
+            registrar: Registrar {
+                runtime,
+                origin,
+                staged,
+            },
+        }
+    }
+
+    /// The handle that changes are staged with.
+    #[must_use]
+    pub const fn registrar(&self) -> &Registrar {
+        &self.registrar
+    }
+
+    /// Validates what was staged again, against the state as it now is, and publishes it as the next version.
+    ///
+    /// Nothing is published where nothing changes: a transaction that is empty, or clears what is clear.
+    ///
+    /// # Errors
+    /// [`CommitError::Conflict`] where another transaction has taken a name in the meantime, [`CommitError::Gone`]
+    /// where it removed what was to be configured, [`CommitError::Closed`]. Nothing is published then.
+    pub fn commit(self) -> Result<Arc<Commit>, CommitError> {
+        let requests = self.registrar.staged().take().ok_or(CommitError::Closed)?;
+        self.registrar
+            .runtime
+            .publish(self.registrar.origin.clone(), &requests)
+    }
+}
+
+impl Drop for Transaction {
+    fn drop(&mut self) {
+        self.registrar.close();
+    }
+}
+
+/// Stages changes in a [`Transaction`]. Clones stage in the same one.
+///
+/// Each change is validated at once, against the current state with what was staged before. When the transaction ends,
+/// by commit, drop or [`Registrar::close`], all clones are closed and refuse with [`RegisterError::Closed`].
+#[derive(Debug, Clone)]
+pub struct Registrar {
+    runtime: Arc<Runtime>,
+    origin: Origin,
+    /// None when closed.
+    staged: Arc<Mutex<Option<Vec<Request>>>>,
+}
+
+impl Registrar {
+    /// In whose name the transaction is.
+    #[must_use]
+    pub const fn origin(&self) -> &Origin {
+        &self.origin
+    }
+
+    /// Whether changes can still be staged.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.staged().is_some()
+    }
+
+    /// Ends the transaction without publishing anything; a commit then fails. Idempotent.
+    pub fn close(&self) {
+        let staged = self.staged().take();
+        drop(staged);
+    }
+
+    /// Stages a backend, and gives it its id.
+    ///
+    /// With `overrides` it goes on top of whatever has its op and name, also where nothing has; without, the name must
+    /// be free.
+    ///
+    /// # Errors
+    /// [`RegisterError::Taken`] with the owner, the variants for a spec that can't be meant, or
+    /// [`RegisterError::Closed`].
+    pub fn add(&self, spec: BackendSpec, entry: Entry, overrides: bool) -> Result<BackendId, RegisterError> {
+        validate(&spec, &entry)?;
+        let id = self.runtime.fresh_id();
+        let origin = self.origin.clone();
+        let registration = Arc::new(Registration {
+            id,
+            origin,
+            spec,
+            configuration: Config::new(),
+            entry,
+        });
+        check_config(&registration)?;
+        self.stage(Request::Add {
+            registration,
+            overrides,
+        })?;
+        Ok(id)
+    }
+
+    /// Stages the removal of everything but the built-in of an op and name. Idempotent: nothing may be there.
+    ///
+    /// # Errors
+    /// [`RegisterError::Closed`].
+    pub fn clear(&self, op: Op, name: &str) -> Result<(), RegisterError> {
+        self.stage(Request::Clear {
+            op,
+            name: name.to_owned(),
+        })
+    }
+
+    /// Stages the removal of one registration, wherever in its stack it is. Idempotent: it may be gone already.
+    ///
+    /// # Errors
+    /// [`RegisterError::Closed`].
+    pub fn withdraw(&self, id: BackendId) -> Result<(), RegisterError> {
+        self.stage(Request::Withdraw { id })
+    }
+
+    /// Stages the removal of everything that one origin registered, such as a plugin. Idempotent.
+    ///
+    /// # Errors
+    /// [`RegisterError::Closed`].
+    pub fn withdraw_all(&self, origin: &Origin) -> Result<(), RegisterError> {
+        self.stage(Request::WithdrawAll {
+            origin: origin.clone(),
+        })
+    }
+
+    /// Stages the user's values for the active backend of an op and name. They replace those given before, if any.
+    ///
+    /// # Errors
+    /// [`RegisterError::Unknown`] with the nearest names, [`RegisterError::Config`] where a native backend refuses the
+    /// values, or [`RegisterError::Closed`].
+    pub fn configure(&self, op: Op, name: &str, configuration: Config) -> Result<(), RegisterError> {
+        let find = |state: &Snapshot| {
+            state.find(op, name).cloned().ok_or_else(|| {
+                let valid = state.of_op(op).map(|backend| backend.spec.name.as_str());
+                RegisterError::Unknown {
+                    op,
+                    name: UnknownName::new("backend", name, valid),
+                }
+            })
+        };
+        let base = self.runtime.snapshot();
+        let state = preview(&base, self.staged().as_deref().ok_or(RegisterError::Closed)?);
+        let active = find(&state)?;
+        let mut registration = Registration::clone(&active);
+        registration.configuration.clone_from(&configuration);
+        check_config(&registration)?;
+        self.stage(Request::Configure {
+            id: active.id,
+            op,
+            name: name.to_owned(),
+            configuration,
+        })
+    }
+
+    fn staged(&self) -> MutexGuard<'_, Option<Vec<Request>>> {
+        lock(&self.staged)
+    }
+
+    fn stage(&self, request: Request) -> Result<(), RegisterError> {
+        // Declared before the guard, for the reason given in `Runtime::publish`.
+        let base = self.runtime.snapshot();
+        let mut state;
+        let mut staged = self.staged();
+        let requests = staged.as_mut().ok_or(RegisterError::Closed)?;
+        state = preview(&base, requests);
+        // What is gone since it was looked up is for the commit to report.
+        if let Err(CommitError::Conflict(conflict)) = state.carry_out(&request, &mut Vec::new()) {
+            return Err(RegisterError::Taken(conflict));
+        }
+        requests.push(request);
+        Ok(())
+    }
+}
+
+/// A state with what was staged so far. What can't be carried out any more is for the commit to report.
+fn preview(base: &Snapshot, staged: &[Request]) -> Snapshot {
+    let mut state = base.clone();
+    for request in staged {
+        let _ = state.carry_out(request, &mut Vec::new());
+    }
+    state
+}
+
+fn validate(spec: &BackendSpec, entry: &Entry) -> Result<(), RegisterError> {
+    let invalid = |field: &'static str, problem: String| {
+        Err(RegisterError::Invalid {
+            op: spec.op,
+            name: spec.name.clone(),
+            field,
+            problem,
+        })
+    };
+    let word = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+    if !spec.name.chars().all(word) || !spec.name.starts_with(|c: char| c.is_ascii_alphanumeric()) {
+        return invalid(
+            "name",
+            "write letters, digits, \"_\", \"-\" and \".\", a letter or digit first".to_owned(),
+        );
+    }
+    if spec.name == AUTO {
+        return invalid("name", format!("{AUTO:?} means that the router decides"));
+    }
+    if spec.phases.is_empty() {
+        return invalid(
+            "phases",
+            format!("name at least one of {}", quoted(&Phase::ALL.map(Phase::name))),
+        );
+    }
+    if matches!(entry, Entry::Foreign) && !is_class_path(&spec.path) {
+        return invalid(
+            "path",
+            format!("{:?} is not \"module:Qualified.name\"", spec.path),
+        );
+    }
+    let capabilities = &spec.capabilities;
+    if capabilities.devices.is_empty() {
+        return invalid("devices", "name at least one".to_owned());
+    }
+    if let Some(support) = capabilities.devices.iter().find(|support| {
+        support
+            .min_capability
+            .zip(support.max_capability)
+            .is_some_and(|(min, max)| min > max)
+    }) {
+        return invalid("devices", format!("no capability lies in {support}"));
+    }
+    if capabilities.page_sizes.contains(&0) {
+        return invalid("page_sizes", "a page holds at least one token".to_owned());
+    }
+    if capabilities
+        .head_sizes
+        .iter()
+        .any(|size| size.k == 0 || size.v == 0)
+    {
+        return invalid("head_sizes", "a head has at least one channel".to_owned());
+    }
+    Ok(())
+}
+
+/// Whether it reads `module:Qualified.name`, as a class's module and qualified name do, `f.<locals>.C` too.
+fn is_class_path(path: &str) -> bool {
+    let named = |part: &str| !part.is_empty() && !part.contains([' ', '\t', '\n', ':']);
+    path.split_once(':')
+        .is_some_and(|(module, class)| module.split('.').all(named) && class.split('.').all(named))
+}
+
+fn check_config(registration: &Registration) -> Result<(), RegisterError> {
+    let Entry::Native(backend) = &registration.entry else {
+        return Ok(());
+    };
+    backend
+        .check_config(&registration.effective_config())
+        .map_err(|problem| RegisterError::Config {
+            op: registration.spec.op,
+            name: registration.spec.name.clone(),
+            problem,
+        })
+}
