@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{CommitError, Conflict, ReplayError};
 use crate::{BackendId, BackendSpec, Config, Op, Origin, Registration, Schema};
 
-/// One immutable state of a [`Runtime`].
+/// One immutable state of a [`Runtime`](crate::Runtime).
 ///
 /// Several registrations of one op and name form a stack: the last one is active, the others are overridden.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
