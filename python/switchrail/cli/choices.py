@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from rich.markup import escape
 from typer.core import TyperCommand
 
 import switchrail
+from switchrail import _core
 from switchrail.errors import ConfigError, SwitchrailError
 
 if sys.version_info >= (3, 11):
@@ -115,7 +115,7 @@ def _read_tables(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} can't be read: {error}", path=str(file)) from error
     for name, table in tables.items():
         if name not in valid:
-            nearest = tuple(difflib.get_close_matches(name, valid))
+            nearest = tuple(_core.nearest(name, list(valid)))
             raise ConfigError(
                 f"{file} has {name!r}; nearest: {', '.join(nearest) or 'none'}; "
                 "valid: [backends], [config.OP.NAME], [engine]",

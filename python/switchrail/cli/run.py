@@ -153,19 +153,19 @@ def _speak(out: Console, events: Iterable[Event], prompts: Sequence[str]) -> lis
     """Prints each prompt and its text: the first that goes on as it comes, those after it when it is done."""
     outputs: dict[int, Output] = {}
     waiting = [""] * len(prompts)
-    current = 0
-    out.out(prompts[0], end="", style="bold", highlight=False)
+    begun = current = 0
     for event in events:
         waiting[event.request.id] += event.text
         if event.finish_reason is not None:
             outputs[event.request.id] = event.request.output
         while current < len(prompts):
+            if begun == current:
+                out.out(prompts[current], end="", style="bold", highlight=False)
+                begun += 1
             out.out(waiting[current], end="", highlight=False)
             waiting[current] = ""
             if current not in outputs:
                 break
             out.out("\n", highlight=False)
             current += 1
-            if current < len(prompts):
-                out.out(prompts[current], end="", style="bold", highlight=False)
     return [outputs[i] for i in range(len(prompts))]

@@ -1,0 +1,144 @@
+"""`plugins`, `backends`, `explain` and help."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from switchrail.cli.show import ranges
+
+
+def add_distribution(folder, name, entry_points, module):
+    metadata = folder / f"{name.replace('-', '_')}-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[switchrail.plugins]\n{entry_points}\n")
+    (folder / f"{name.replace('-', '_')}.py").write_text(module)
+
+
+GOOD = """
+def register(registry):
+    registry.register("aurora", "boreal_gdn:Missing", op="gated_delta", devices=("cuda",), priority=7)
+"""
+
+
+@pytest.fixture
+def plugins(tmp_path, monkeypatch):
+    add_distribution(tmp_path, "boreal-gdn", "boreal = boreal_gdn:register", GOOD)
+    add_distribution(tmp_path, "broken-gdn", "broken = broken_gdn:register", "raise OSError('no driver')")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    sys.modules.pop("boreal_gdn", None)
+
+
+def test_plugins(switchrail, plugins):
+    done = switchrail("plugins")
+    assert done.exit_code == 0, done.output
+    lines = [line.split(maxsplit=4) for line in done.output.splitlines()]
+    assert ["boreal", "boreal-gdn", "1.0", "loaded"] in lines
+    broken = next(line for line in lines if line[0] == "broken")
+    assert broken[1:4] == ["broken-gdn", "1.0", "failed"]
+    assert "no driver" in broken[4]
+    found = {plugin["name"]: plugin for plugin in json.loads(switchrail("plugins", "--json").output)}
+    assert found["boreal"]["state"] == "loaded"
+    assert found["broken"]["state"] == "failed"
+    assert "no driver" in found["broken"]["reason"]
+
+
+def test_plugins_left_out(switchrail, plugins, monkeypatch):
+    monkeypatch.setenv("SWITCHRAIL_PLUGINS", "boreal")
+    found = {plugin["name"]: plugin["state"] for plugin in json.loads(switchrail("plugins", "--json").output)}
+    assert (found["boreal"], found["broken"]) == ("loaded", "blocked")
+    monkeypatch.setenv("SWITCHRAIL_PLUGINS", "boreall")
+    done = switchrail("plugins")
+    assert done.exit_code == 2
+    assert "boreal" in done.stderr
+
+
+def test_backends(switchrail, plugins):
+    done = switchrail("backends")
+    assert done.exit_code == 0, done.output
+    rows = [line.split() for line in done.output.splitlines()]
+    assert ["attention", "torch", "prefill,", "decode", "cpu,", "cuda", "0", "switchrail"] in rows
+    boreal = next(row for row in rows if row[1:2] == ["aurora"])
+    assert boreal == ["gated_delta", "aurora", "prefill,", "decode", "cuda", "7", *boreal[6:]]
+    assert boreal[6:] == ["plugin", '"boreal"', "of", "boreal-gdn", "1.0"]
+    specs = [backend["spec"] for backend in json.loads(switchrail("backends", "--json").output)]
+    assert {("attention", "reference"), ("short_conv", "torch"), ("gated_delta", "aurora")} <= {
+        (spec["op"], spec["name"]) for spec in specs
+    }
+
+
+def test_explain(switchrail, plugins, checkpoint):
+    explain = ["explain", checkpoint, "--device", "cpu"]
+    done = switchrail(*explain, "--layer", 0, "--phase", "decode")
+    assert done.exit_code == 0, done.output
+    platform, *decisions = done.output.strip().split("\n\n")
+    assert platform.startswith("platform cpu: ")
+    assert [decision.split(",")[0] for decision in decisions] == ["gated_delta decode", "short_conv decode"]
+    boreal = next(line for line in decisions[0].splitlines() if line.startswith("aurora"))
+    assert "cpu" in boreal
+
+    document = json.loads(switchrail(*explain, "--json").output)
+    assert list(document) == ["model", "platform", "layers", "routes"]
+    assert document["platform"]["kind"] == "cpu"
+    assert [layer["id"] for layer in document["layers"]] == list(range(len(document["layers"])))
+    served = {(r["decision"]["query"]["op"], r["decision"]["query"]["phase"]) for r in document["routes"]}
+    ops = {op for layer in document["layers"] for op in layer["ops"]}
+    assert served == {(op, phase) for op in ops for phase in ("prefill", "decode")}
+    for route in document["routes"]:
+        assert route["layers"]
+        assert route["decision"]["rejected"]
+        assert all(rejection["reasons"] for rejection in route["decision"]["rejected"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--layer", "99"], "valid: 0 to"),
+        (["--phase", "decoding"], "decode"),
+        (["--phase", "verify"], "verify"),
+        (["--backend", "linear=aurora"], "cpu"),
+        (["--backend", "gated_delta.decode=troch"], "torch"),
+        (["--backend", "gated_detla=torch"], "gated_delta"),
+        (["--backend", "torch"], "valid: KEY=NAME"),
+        (["--dtype", "float31"], "float32"),
+        (["--device", "cpux"], "valid: cpu"),
+    ],
+)
+def test_explain_refuses(switchrail, plugins, checkpoint, arguments, message):
+    done = switchrail("explain", checkpoint, "--device", "cpu", *arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("switchrail: ")
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "explain"])
+def test_help_names_what_is_installed(switchrail, plugins, command):
+    done = switchrail(command, "--help")
+    assert done.exit_code == 0
+    words = done.output.replace("│", " ").split()
+    assert {"aurora,", "reference,", "auto,"} <= set(words)
+
+
+def test_help_comes_also_when_loading_fails(switchrail, plugins, monkeypatch):
+    monkeypatch.setenv("SWITCHRAIL_PLUGINS", "boreall")
+    done = switchrail("run", "--help")
+    assert done.exit_code == 0
+    assert "can't be listed" in done.output
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["plugins"], ["backends", "--json"], ["run", "--help"]])
+def test_starts_without_torch(arguments):
+    program = f"""
+import sys
+from switchrail.cli.app import app
+app({arguments!r}, standalone_mode=False)
+print({{"torch", "transformers"}} & set(sys.modules), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr == "set()\n"
+
+
+def test_ranges():
+    assert [ranges(ids) for ids in ([], [3], [0, 1, 2, 4], [0, 2, 4, 5])] == ["", "3", "0-2, 4", "0, 2, 4-5"]

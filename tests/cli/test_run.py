@@ -1,0 +1,234 @@
+"""`switchrail run`."""
+
+import io
+import json
+import logging
+import shutil
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+from switchrail.cli.run import _speak
+
+PROMPTS = ["In the beginning", "And the king said unto"]
+
+
+@pytest.fixture
+def run(switchrail, checkpoint):
+    def run(*arguments, tokens=6):
+        return switchrail("run", checkpoint, "--device", "cpu", "--max-new-tokens", tokens, *arguments)
+
+    return run
+
+
+@pytest.fixture
+def run_json(run):
+    def run_json(*arguments, **options):
+        done = run("--json", *arguments, **options)
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    return run_json
+
+
+def test_text_and_json_say_the_same(run, run_json, tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text(f"\n{PROMPTS[1]}\n\n", "utf-8")
+    prompts = ["--prompt", PROMPTS[0], "--prompts", file]
+    document = run_json(*prompts)
+    assert list(document) == [
+        "platform",
+        "plugins",
+        "routes",
+        "outputs",
+        "prefill_tokens_per_s",
+        "decode_tokens_per_s",
+    ]
+    assert document["platform"]["kind"] == "cpu"
+    assert all(route["backend"] == "torch" for route in document["routes"])
+    assert [output["prompt"] for output in document["outputs"]] == PROMPTS
+    for output in document["outputs"]:
+        assert list(output) == ["prompt", "prompt_tokens", "tokens", "text", "finish_reason"]
+        assert len(output["prompt_tokens"]) > 1
+        assert (len(output["tokens"]), output["finish_reason"]) == (6, "length")
+    assert document["prefill_tokens_per_s"] > 0
+    assert document["decode_tokens_per_s"] > 0
+
+    done = run(*prompts)
+    assert done.exit_code == 0, done.output
+    head, texts = done.stdout.split(PROMPTS[0], 1)
+    assert head.startswith("platform cpu: ")
+    assert "\nplugins" in head
+    routes = [line.split() for line in head.split("\nroutes", 1)[1].splitlines()]
+    assert ["3,", "7", "full_attention", "attention", "torch", "torch"] in routes
+    first, second = (output["text"] for output in document["outputs"])
+    assert texts.startswith(f"{first}\n\n{PROMPTS[1]}{second}\n\nprefill ")
+    assert "tokens/s; decode 10 tokens, " in texts
+
+
+def test_explain_shows_what_run_does(run_json, switchrail, checkpoint):
+    choices = ["--backend", "linear.decode=reference", "--backend", "attention=reference"]
+    routes = run_json("--prompt", PROMPTS[0], *choices, tokens=1)["routes"]
+    explained = json.loads(switchrail("explain", checkpoint, "--device", "cpu", "--json", *choices).stdout)
+    assert {(r["layer"], r["op"], r["phase"], r["backend"]) for r in routes} == {
+        (layer, route["decision"]["query"]["op"], route["decision"]["query"]["phase"], chosen["name"])
+        for route in explained["routes"]
+        for layer in route["layers"]
+        for chosen in [route["decision"]["chosen"]]
+    }
+    assert {r["backend"] for r in routes} == {"torch", "reference"}
+
+
+def test_sampling(run_json):
+    def tokens(*arguments):
+        return run_json("--prompt", PROMPTS[0], *arguments, tokens=12)["outputs"][0]["tokens"]
+
+    greedy = tokens()
+    drawn = tokens("--temperature", 2, "--seed", 7)
+    assert drawn != greedy
+    assert tokens("--temperature", 2, "--seed", 7) == drawn
+    assert tokens("--temperature", 2, "--seed", 7, "--top-k", 1) == greedy
+
+
+def test_stop(run_json):
+    text = run_json("--prompt", PROMPTS[0])["outputs"][0]["text"]
+    word = text.split()[1]
+    output = run_json("--prompt", PROMPTS[0], "--stop", word)["outputs"][0]
+    assert (output["text"], output["finish_reason"]) == (text[: text.index(word)], "stop")
+
+
+def test_names_are_logged_once_as_typed(run, caplog, tmp_path):
+    caplog.set_level(logging.INFO, "switchrail")
+    config = tmp_path / "choices.toml"
+    config.write_text(
+        '[backends]\nlinear = "reference"\n"attention.decode" = "reference"\n[engine]\npage_size = 8\n'
+    )
+    done = run("--prompt", PROMPTS[0], "--config", config, "--backend", "linear.decode=torch", tokens=2)
+    assert done.exit_code == 0, done.output
+    logged = [record.getMessage() for record in caplog.records if record.name == "switchrail"]
+    assert len(logged) == 1
+    assert set(logged[0].split()) == {
+        "backends:",
+        "gated_delta.prefill=reference",
+        "gated_delta.decode=torch",
+        "attention.prefill=torch",
+        "attention.decode=reference",
+        "short_conv.prefill=torch",
+        "short_conv.decode=torch",
+    }
+
+
+def test_text_comes_in_the_order_of_the_prompts():
+    """The first text that goes on is printed as it comes; later ones wait for it."""
+    printed = io.StringIO()
+
+    def events():
+        for number, text, reason, expected in [
+            (0, " x", None, "A x"),
+            (1, " y", None, "A x"),
+            (2, " z", "stop", "A x"),
+            (0, "x", None, "A xx"),
+            (0, "", "length", "A xx\n\nB y"),
+            (1, "y", None, "A xx\n\nB yy"),
+            (1, "!", "length", "A xx\n\nB yy!\n\nC z\n\n"),
+        ]:
+            output = SimpleNamespace(text=text)
+            yield SimpleNamespace(
+                request=SimpleNamespace(id=number, output=output), text=text, finish_reason=reason
+            )
+            assert printed.getvalue() == expected
+
+    outputs = _speak(Console(file=printed), events(), ["A", "B", "C"])
+    assert [output.text for output in outputs] == ["", "!", " z"]
+
+
+REFUSED = {
+    "no prompt": ([], "valid: --prompt TEXT, --prompts FILE"),
+    "no tokens": (["--prompt", ""], "no tokens"),
+    "missing file": (["--prompts", "{tmp}/none.txt"], "none.txt can't be read"),
+    "not text": (["--prompts", "{tmp}/binary"], "binary can't be read"),
+    "too long": (["--prompt", PROMPTS[0], "--max-new-tokens", 10**6], "1000000"),
+    "too few": (["--prompt", PROMPTS[0], "--max-new-tokens", 0], "max_new_tokens"),
+    "temperature": (["--prompt", PROMPTS[0], "--temperature", -1], "temperature"),
+    "key": (["--prompt", PROMPTS[0], "--backend", "liner=torch"], '"linear"'),
+    "backend": (["--prompt", PROMPTS[0], "--backend", "linear=troch"], '"torch"'),
+    "choice": (["--prompt", PROMPTS[0], "--backend", "=torch"], "valid: KEY=NAME"),
+    "dtype": (["--prompt", PROMPTS[0], "--dtype", "bfloat61"], "nearest: bfloat16"),
+    "device": (["--prompt", PROMPTS[0], "--device", "cuda:99"], "valid: cpu"),
+    "config": (["--prompt", PROMPTS[0], "--config", "{tmp}/none.toml"], "none.toml can't be read"),
+    "toml": (["--prompt", PROMPTS[0], "--config", "{tmp}/broken.toml"], "broken.toml can't be read"),
+    "table": (["--prompt", PROMPTS[0], "--config", "{tmp}/table.toml"], "nearest: backends"),
+    "no table": (
+        ["--prompt", PROMPTS[0], "--config", "{tmp}/flat.toml"],
+        "config.gated_delta; valid: a table",
+    ),
+    "no name": (["--prompt", PROMPTS[0], "--config", "{tmp}/number.toml"], "backends.linear; valid: a name"),
+    "option": (["--prompt", PROMPTS[0], "--config", "{tmp}/engine.toml"], "page_size"),
+    "configured": (["--prompt", PROMPTS[0], "--config", "{tmp}/unknown.toml"], "acme"),
+    "no configuration": (["--prompt", PROMPTS[0], "--config", "{tmp}/values.toml"], "it takes none"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(run, tmp_path, case):
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\xff")
+    for name, text in {
+        "broken": "[backends",
+        "table": "[backend]",
+        "flat": "[config]\ngated_delta = 3",
+        "number": "[backends]\nlinear = 3",
+        "engine": "[engine]\npage_sise = 8",
+        "unknown": "[config.gated_delta.acme]\nscale = 1",
+        "values": "[config.gated_delta.torch]\nscale = 1",
+    }.items():
+        (tmp_path / f"{name}.toml").write_text(text)
+    arguments, message = REFUSED[case]
+    done = run(*(str(argument).format(tmp=tmp_path) for argument in arguments))
+    assert done.exit_code == 2
+    assert PROMPTS[0] not in done.stdout
+    assert done.stderr.splitlines()[-1].startswith("switchrail: ")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("broken", ["folder", "config.json", "model.safetensors", "model_type"])
+def test_refused_checkpoints(switchrail, checkpoint, tmp_path, broken):
+    copy = tmp_path / "copy"
+    shutil.copytree(checkpoint, copy)
+    if broken == "folder":
+        shutil.rmtree(copy)
+    elif broken == "config.json":
+        (copy / broken).unlink()
+    elif broken == "model.safetensors":
+        (copy / broken).write_bytes((copy / broken).read_bytes()[:1000])
+    else:
+        config = json.loads((copy / "config.json").read_text("utf-8"))
+        (copy / "config.json").write_text(json.dumps({**config, "model_type": "qwen3_nxt"}), "utf-8")
+    done = switchrail("run", copy, "--device", "cpu", "--prompt", "a")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert str(copy) in done.stderr
+    assert {"model_type": "qwen3_next"}.get(broken, broken if "." in broken else "") in done.stderr
+
+
+def test_interrupt(checkpoint):
+    program = "from switchrail.cli import main; main()"
+    command = ["run", checkpoint, "--device", "cpu", "--prompt", PROMPTS[0], "--max-new-tokens", 1500]
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, command), "--ignore-eos"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    seen = ""
+    while f"{PROMPTS[0]} " not in seen:  # the first generated word begins
+        letter = process.stdout.read(1)
+        assert letter, process.stderr.read()
+        seen += letter
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate()
+    assert process.returncode == 130
+    assert errors.splitlines()[-1] == "switchrail: interrupted"
+    assert "Traceback" not in errors
