@@ -24,13 +24,16 @@ else:
 if TYPE_CHECKING:
     from switchrail.runtime import Runtime
 
+_BACKEND_HELP = (
+    "Which backend serves an op (gated_delta), an op in a phase (gated_delta.decode), or the linear ops (linear, "
+    "linear.decode); can be given several times."
+)
 BackendOption = Annotated[
     list[str] | None,
     typer.Option(
         "--backend",
         metavar="KEY=NAME",
-        help="Which backend serves an op (gated_delta), an op in a phase (gated_delta.decode), or the linear "
-        "ops (linear, linear.decode); can be given several times.",
+        help=_BACKEND_HELP,
     ),
 ]
 ConfigOption = Annotated[
@@ -59,7 +62,7 @@ class ListsBackends(TyperCommand):
         """Adds the names to the help of `--backend`."""
         for parameter in self.params:
             if parameter.name == "backend":
-                parameter.help = f"{parameter.help} {escape(_installed())}"  # type: ignore[attr-defined]
+                parameter.help = f"{_BACKEND_HELP} {escape(_installed())}"  # type: ignore[attr-defined]
         super().format_help(ctx, formatter)
 
 
