@@ -101,6 +101,7 @@ def load(path: Path, config: dict[str, Any], *, device: torch.device, dtype: tor
             attn_implementation=IMPLEMENTATION,
             local_files_only=True,
             use_safetensors=True,
+            ignore_mismatched_sizes=True,  # they are in the report, which names them
             output_loading_info=True,
         )
     except Exception as error:
@@ -143,7 +144,7 @@ def _check_weight_files(path: Path) -> None:
 
 def _check_report(path: Path, report: dict[str, Any]) -> None:
     problems = {
-        what: sorted(str(name) for name in names)
+        what: sorted(name if isinstance(name, str) else name[0] for name in names)
         for what, names in (
             ("missing", report["missing_keys"]),
             ("unexpected", report["unexpected_keys"]),

@@ -60,7 +60,7 @@ def _draw(logits: torch.Tensor, params: Sequence[SamplingParams], uniform: Seque
     probabilities = scores.masked_fill(rank >= top_k, float("-inf")).softmax(-1)
     mass = probabilities.cumsum(-1)
     likely = (mass - probabilities < top_p) | (top_p >= 1)
-    kept = likely & (probabilities >= min_p * probabilities[:, :1]) & (rank < top_k)
+    kept = likely & (probabilities > 0) & (probabilities >= min_p * probabilities[:, :1]) & (rank < top_k)
     last = kept.sum(-1, keepdim=True).clamp(min=1) - 1
     chosen = torch.searchsorted(mass, u * mass.gather(-1, last), right=True).minimum(last)
     return tokens.gather(-1, chosen).squeeze(-1)

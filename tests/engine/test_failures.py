@@ -1,0 +1,228 @@
+"""What fails takes nothing with it: every page and slot comes back, everybody else goes on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import switchrail
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from switchrail.engine import Engine, Request, SamplingParams
+from switchrail.errors import DispatchError, RequestError
+
+SMALL = {"max_sequences": 3, "num_pages": 12, "page_size": 4, "max_tokens_per_step": 8}
+FREE = SamplingParams(max_new_tokens=6, ignore_eos=True)
+
+
+def is_idle(engine: Engine) -> bool:
+    pools = engine.pools
+    return (
+        not engine.busy
+        and sorted(pools.pages._free) == list(range(1, pools.pages.capacity + 1))
+        and sorted(pools.slots._free) == list(range(1, pools.slots.capacity + 1))
+    )
+
+
+class Broken(Exception):
+    pass
+
+
+class Saboteur:
+    """Lets a backend call, a text or a row of logits fail when asked."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.fail: str | None = None
+        lookup, decode, forward = engine._dispatcher._lookup, engine._decode, engine._model.forward
+
+        def failing_lookup(op: str, phase: str, layer: int) -> Any:
+            if self.fail == "backend" and (op, layer) == ("gated_delta", 2):
+                self.fail = None
+                raise Broken("a backend")
+            return lookup(op, phase, layer)
+
+        def failing_decode(ids: list[int]) -> str:
+            if self.fail == "text":
+                self.fail = None
+                raise Broken("a tokenizer")
+            return decode(ids)
+
+        def failing_forward(**keywords: Any) -> Any:
+            output = forward(**keywords)
+            if self.fail == "logits" and output.logits.shape[1]:
+                self.fail = None
+                output.logits[0, -1] = float("nan")
+            return output
+
+        engine._dispatcher._lookup = failing_lookup
+        engine._decode = failing_decode
+        engine._model.forward = failing_forward
+
+
+@pytest.fixture
+def engine(make_engine: Callable[..., Engine]) -> Engine:
+    return make_engine(options=SMALL)
+
+
+def test_a_failing_backend_ends_the_requests_of_its_step(engine: Engine) -> None:
+    expected = engine.generate(["the", "x"], FREE)
+    saboteur = Saboteur(engine)
+    running = [engine.submit(prompt, FREE) for prompt in ("the", "x", "other", "last")]
+    engine.step()
+    saboteur.fail = "backend"
+    with pytest.raises(Broken):
+        engine.step()
+    failed = [request for request in running if request.finish_reason == "error"]
+    assert failed
+    assert all(isinstance(request.error, Broken) for request in failed)
+    events = []
+    while engine.busy:
+        events += engine.step()
+    assert {event.request for event in events if event.finish_reason == "error"} == set(failed)
+    assert all(request.finish_reason == "length" for request in running if request not in failed)
+    assert is_idle(engine)
+    assert engine.generate(["the", "x"], FREE) == expected
+
+
+def test_generate_raises_what_a_backend_raised(engine: Engine) -> None:
+    saboteur = Saboteur(engine)
+    saboteur.fail = "backend"
+    with pytest.raises(Broken):
+        engine.generate(["the", "x", "other", "last", "the"], FREE)
+    assert is_idle(engine)
+
+
+@pytest.mark.parametrize(("kind", "error"), [("text", Broken), ("logits", RequestError)])
+def test_a_request_fails_alone(engine: Engine, kind: str, error: type[Exception]) -> None:
+    expected = engine.generate(["the", "x"], FREE)
+    saboteur = Saboteur(engine)
+    first, second = (engine.submit(prompt, FREE) for prompt in ("the", "x"))
+    engine.step()
+    saboteur.fail = kind
+    while engine.busy:
+        engine.step()
+    ended = {request.finish_reason: request for request in (first, second)}
+    assert set(ended) == {"error", "length"}
+    assert isinstance(ended["error"].error, error)
+    assert ended["length"].output == expected[(first, second).index(ended["length"])]
+    assert is_idle(engine)
+
+
+def test_a_text_that_fails_at_the_end_is_an_error_of_that_request(engine: Engine) -> None:
+    saboteur = Saboteur(engine)
+    request = engine.submit("the", FREE)
+    engine.step()
+    saboteur.fail = "text"
+    assert engine.cancel(request)
+    assert request.finish_reason == "error"
+    assert isinstance(request.error, Broken)
+    assert is_idle(engine)
+
+
+@pytest.fixture(scope="module")
+def shared(checkpoint: Path) -> Iterator[tuple[Engine, Saboteur]]:
+    with Engine(checkpoint, runtime=switchrail.Runtime(), device="cpu", options=SMALL) as engine:
+        yield engine, Saboteur(engine)
+
+
+ACTIONS = st.one_of(
+    st.tuples(st.just("submit"), st.integers(1, 45), st.integers(1, 8)),
+    st.tuples(st.just("cancel"), st.integers(0, 30), st.just(0)),
+    st.tuples(st.just("step"), st.just(0), st.just(0)),
+    st.tuples(st.just("break"), st.sampled_from(["backend", "text", "logits"]), st.just(0)),
+)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(st.lists(ACTIONS, max_size=25), st.integers(0, 1000))
+def test_nothing_leaks(shared: tuple[Engine, Saboteur], actions: list[tuple[str, Any, int]], seed: int) -> None:
+    """Whatever is submitted, cancelled and broken: all ends, and all memory is free."""
+    engine, saboteur = shared
+    draw = random.Random(seed)
+    requests: list[Request] = []
+    for tensor in engine.pools.tensors():
+        tensor.fill_(float("nan"))
+    try:
+        for action, value, count in actions:
+            if action == "submit":
+                params = SamplingParams(max_new_tokens=count, temperature=draw.choice([0, 1]), seed=1)
+                try:
+                    requests.append(engine.submit([draw.randrange(320) for _ in range(value)], params))
+                except RequestError:
+                    assert value + count > 45
+                except Broken:
+                    pass
+            elif action == "cancel":
+                if requests:
+                    engine.cancel(requests[value % len(requests)])
+            elif action == "break":
+                saboteur.fail = value
+            else:
+                _step(engine)
+            held = [page for request in requests for page in request.pages]
+            assert len(set(held)) == len(held) == engine.pools.pages.capacity - len(engine.pools.pages)
+        saboteur.fail = None
+        for _ in range(1000):
+            if not engine.busy:
+                break
+            _step(engine)
+        assert is_idle(engine)
+        assert all(request.finish_reason is not None for request in requests)
+        (output,) = engine.generate(["the"], FREE)
+        assert output.finish_reason == "length"
+    finally:
+        saboteur.fail = None
+        for request in requests:
+            engine.cancel(request)
+
+
+def _step(engine: Engine) -> None:
+    try:
+        engine.step()
+    except Broken:
+        pass
+
+
+def replace_forward(engine: Engine, change: Callable[..., Any]) -> None:
+    """Changes the forward of layer 2's mixer."""
+    mixer = engine._model.model.layers[2].linear_attn
+    forward = mixer.forward
+    mixer.forward = lambda *args, **kwargs: change(forward, *args, **kwargs)
+
+
+def test_a_layer_that_skips_its_op_is_an_error(engine: Engine) -> None:
+    replace_forward(engine, lambda forward, hidden_states, **kwargs: hidden_states)
+    with pytest.raises(DispatchError, match="layer 2 did not run its gated_delta in this step"):
+        engine.generate(["the"], FREE)
+    assert is_idle(engine)
+
+
+def test_a_layer_that_runs_twice_is_an_error(engine: Engine) -> None:
+    def twice(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        forward(*args, **kwargs)
+        return forward(*args, **kwargs)
+
+    replace_forward(engine, twice)
+    with pytest.raises(DispatchError, match="layer 2 ran its short_conv twice"):
+        engine.generate(["the"], FREE)
+    assert is_idle(engine)
+
+
+def test_the_engines_model_can_not_be_called_from_outside(engine: Engine) -> None:
+    with pytest.raises(DispatchError, match="outside of a step"):
+        engine._model(input_ids=torch.tensor([[1, 2]]), use_cache=False)
+
+
+@pytest.mark.parametrize("option", ["sliding_window", "softcap", "s_aux"])
+def test_attention_that_is_not_plain_is_refused(engine: Engine, option: str) -> None:
+    mixer = engine._model.model.layers[1].self_attn
+    forward = mixer.forward
+    mixer.forward = lambda *args, **kwargs: forward(*args, **kwargs, **{option: 8})
+    with pytest.raises(DispatchError, match=option):
+        engine.generate(["the"], FREE)

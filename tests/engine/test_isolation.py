@@ -1,0 +1,99 @@
+"""Plain transformers, and other engines, in the same process."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import switchrail
+import switchrail.testing
+import torch
+from switchrail.engine import Engine, SamplingParams
+from switchrail.errors import DispatchError
+from transformers import AutoModelForCausalLM
+from transformers.models.qwen3_next import modeling_qwen3_next as modelling
+
+GREEDY = SamplingParams(max_new_tokens=8, ignore_eos=True)
+FUNCTIONS = ("causal_conv1d_fn", "torch_chunk_gated_delta_rule")
+
+
+def codes() -> list[object]:
+    return [getattr(modelling, name).__code__ for name in FUNCTIONS]
+
+
+def test_plain_transformers_is_untouched(checkpoint: Path, make_engine: Callable[..., Engine]) -> None:
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    ids = torch.arange(70).unsqueeze(0)
+    before = codes()
+    with torch.inference_mode():
+        logits = model(ids).logits
+        tokens = model.generate(ids, max_new_tokens=8, do_sample=False)
+        engine = make_engine()
+        ours = engine.generate([list(range(70))], GREEDY)[0]
+        assert codes() != before
+        assert torch.equal(model(ids).logits, logits)
+        assert torch.equal(model.generate(ids, max_new_tokens=8, do_sample=False), tokens)
+        assert list(ours.tokens) == tokens[0, 70:].tolist()
+        with pytest.raises(ValueError, match="packed sequences"):
+            model(ids, seq_idx=torch.zeros_like(ids))
+    engine.close()
+    assert codes() == before
+
+
+def test_two_engines_run_side_by_side(make_engine: Callable[..., Engine]) -> None:
+    before = codes()
+    first, second = make_engine(), make_engine(backends={"linear": "reference"})
+    a, b = first.submit("the", GREEDY), second.submit("the", GREEDY)
+    while first.busy or second.busy:
+        first.step()
+        second.step()
+    assert a.tokens == b.tokens
+    first.close()
+    assert second.generate(["the"], GREEDY)[0].tokens == tuple(b.tokens)
+    second.close()
+    assert codes() == before
+
+
+def test_a_dropped_engine_takes_its_hooks_along(checkpoint: Path) -> None:
+    before = codes()
+    engine = Engine(checkpoint, runtime=switchrail.Runtime(), device="cpu")
+    engine.generate(["the"], GREEDY)
+    gone = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert gone() is None
+    assert codes() == before
+
+
+def test_a_failed_engine_leaves_no_hooks(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = codes()
+    monkeypatch.setattr("switchrail.engine.engine.StepBuilder", None)
+    with pytest.raises(TypeError):
+        Engine(checkpoint, runtime=switchrail.Runtime(), device="cpu")
+    assert codes() == before
+
+
+def test_without_its_hooks_the_model_raises(make_engine: Callable[..., Engine]) -> None:
+    """The functions know from `seq_idx` that they are given more than one sequence."""
+    engine = make_engine()
+    engine._unhook.peek()[1]()  # type: ignore[index]
+    with pytest.raises(ValueError, match="packed sequences"):
+        engine.generate(["the"], GREEDY)
+
+
+def test_our_attention_is_for_engines_only(checkpoint: Path, make_engine: Callable[..., Engine]) -> None:
+    make_engine()
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="switchrail")
+    with pytest.raises(DispatchError, match="models that an engine has loaded"):
+        model(torch.tensor([[1, 2, 3]]))
+
+
+def test_the_default_runtime_serves_with_installed_plugins(checkpoint: Path) -> None:
+    with switchrail.testing.isolated() as runtime, Engine(checkpoint, device="cpu") as engine:
+        assert engine.generate(["the"], GREEDY)[0].finish_reason == "length"
+        assert all(plugin.state != "discovered" for plugin in runtime.plugins)
+        assert engine.platform.kind == "cpu"
+        assert engine.platform is runtime.platform or engine.platform == runtime.platform

@@ -1,0 +1,297 @@
+"""Requests from their submission to their end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from switchrail.engine import Engine, EngineOptions, Event, Output, SamplingParams
+from switchrail.errors import RequestError, SwitchrailError
+
+SMALL = {"max_sequences": 3, "num_pages": 40, "page_size": 4, "max_tokens_per_step": 16}
+PROMPTS = ["In the beginning", "the", "and the other thing " * 3, "x", "seven days"]
+FREE = SamplingParams(max_new_tokens=12, ignore_eos=True)
+
+
+def is_idle(engine: Engine) -> bool:
+    pools = engine.pools
+    return (
+        not engine.busy
+        and sorted(pools.pages._free) == list(range(1, pools.pages.capacity + 1))
+        and sorted(pools.slots._free) == list(range(1, pools.slots.capacity + 1))
+    )
+
+
+def texts(events: list[Event], request: Any) -> str:
+    return "".join(event.text for event in events if event.request is request)
+
+
+def test_outputs_hold_prompt_tokens_and_text(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(options=SMALL)
+    first, second = engine.generate(["the end", [5, 6, 7]], FREE)
+    assert first.prompt == "the end"
+    assert first.prompt_tokens == tuple(engine._tokenizer("the end")["input_ids"])
+    assert second.prompt is None
+    assert second.prompt_tokens == (5, 6, 7)
+    for output in (first, second):
+        assert len(output.tokens) == 12
+        assert output.finish_reason == "length"
+        assert output.error is None
+        assert output.text == engine._tokenizer.decode(output.tokens, skip_special_tokens=True)
+    assert is_idle(engine)
+
+
+def test_a_crowd_gets_what_each_gets_alone(make_engine: Callable[..., Engine]) -> None:
+    """Five requests share three slots and too few pages for three of the longest."""
+    crowd = make_engine(options=SMALL).generate(PROMPTS, FREE)
+    alone = make_engine(options=SMALL | {"max_sequences": 1})
+    assert [alone.generate([prompt], FREE)[0] for prompt in PROMPTS] == crowd
+
+
+def test_sampled_tokens_do_not_depend_on_the_batch(make_engine: Callable[..., Engine]) -> None:
+    params = [
+        SamplingParams(max_new_tokens=12, temperature=1.0, top_k=40, top_p=0.95, seed=i, ignore_eos=True)
+        for i in range(len(PROMPTS))
+    ]
+    engine = make_engine(options=SMALL)
+    crowd = engine.generate(PROMPTS, params)
+    assert [engine.generate([prompt], param)[0] for prompt, param in zip(PROMPTS, params, strict=True)] == crowd
+    backwards = engine.generate(PROMPTS[::-1], params[::-1])
+    assert backwards[::-1] == crowd
+    other = engine.generate(PROMPTS, [SamplingParams(max_new_tokens=12, temperature=1.0, ignore_eos=True)] * 5)
+    assert [output.tokens for output in other] != [output.tokens for output in crowd]
+
+
+def test_stream_gives_each_token_and_the_whole_text(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(options=SMALL)
+    expected = engine.generate(PROMPTS, FREE)
+    events = list(engine.stream(PROMPTS, FREE))
+    requests = sorted({event.request for event in events}, key=lambda request: request.id)
+    assert len(requests) == len(PROMPTS)
+    for request, output in zip(requests, expected, strict=True):
+        own = [event for event in events if event.request is request]
+        assert [event.token for event in own] == list(output.tokens)
+        assert texts(events, request) == output.text == request.text
+        assert [event.finish_reason for event in own] == [None] * 11 + ["length"]
+        assert request.output == output
+
+
+def test_tokens_come_before_the_end(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(options=SMALL)
+    stream = engine.stream(["the"], FREE)
+    event = next(stream)
+    assert event.token is not None
+    assert event.finish_reason is None
+    assert len(event.request.tokens) == 1
+    assert engine.stats.steps == 1
+    stream.close()
+    assert is_idle(engine)
+    assert event.request.finish_reason == "cancelled"
+
+
+def greedy(engine: Engine, prompt: str = "the") -> Output:
+    return engine.generate([prompt], FREE)[0]
+
+
+@pytest.mark.parametrize("place", [0, 5])
+def test_end_tokens(make_engine: Callable[..., Engine], place: int) -> None:
+    engine = make_engine(options=SMALL)
+    full = greedy(engine)
+    end = full.tokens[place]
+    at = full.tokens.index(end)
+    stop = SamplingParams(max_new_tokens=12, ignore_eos=True, stop_token_ids=(end,))
+    (output,) = engine.generate(["the"], stop)
+    assert output.tokens == full.tokens[: at + 1]
+    assert output.finish_reason == "stop"
+    assert output.text == engine._tokenizer.decode(full.tokens[:at])
+    engine._end_tokens = frozenset([end])
+    assert engine.generate(["the"], SamplingParams(max_new_tokens=12))[0].tokens == full.tokens[: at + 1]
+    assert engine.generate(["the"], FREE)[0].tokens == full.tokens
+    assert is_idle(engine)
+
+
+def test_the_checkpoint_names_the_end_token(make_engine: Callable[..., Engine]) -> None:
+    assert make_engine()._end_tokens == {256}
+
+
+def test_stop_strings(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(options=SMALL)
+    full = greedy(engine, "seven days")
+    stop = full.text[4:6]
+    at = full.text.index(stop)
+    params = SamplingParams(max_new_tokens=12, ignore_eos=True, stop=stop)
+    (output,) = engine.generate(["seven days"], params)
+    assert output.text == full.text[:at]
+    assert output.finish_reason == "stop"
+    assert output.tokens == full.tokens[: len(output.tokens)]
+    assert len(output.tokens) < len(full.tokens)
+    events = list(engine.stream(["seven days"], params))
+    assert "".join(event.text for event in events) == full.text[:at]
+    assert is_idle(engine)
+
+
+def test_submit_step_and_cancel(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(options=SMALL)
+    requests = [engine.submit(prompt, FREE) for prompt in PROMPTS]
+    assert engine.busy
+    seen = engine.step()
+    waiting, running = requests[-1], requests[0]
+    assert "waiting" in repr(waiting)
+    assert "running" in repr(running)
+    assert engine.cancel(waiting)
+    assert engine.cancel(running)
+    assert not engine.cancel(running)
+    while engine.busy:
+        seen += engine.step()
+    for request in requests:
+        own = [event for event in seen if event.request is request]
+        assert own[-1].finish_reason == request.finish_reason
+        assert [event.token for event in own if event.token is not None] == request.tokens
+        assert texts(seen, request) == request.text
+    assert [request.finish_reason for request in requests] == ["cancelled", *["length"] * 3, "cancelled"]
+    assert waiting.tokens == []
+    assert engine.step() == []
+    assert is_idle(engine)
+
+
+def test_requests_of_others_go_on_beside_generate(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(options=SMALL)
+    alone = greedy(engine, "x")
+    request = engine.submit("x", FREE)
+    engine.generate(["the other"], FREE)
+    events = []
+    while engine.busy or not events:
+        events += engine.step()
+    assert tuple(event.token for event in events) == alone.tokens == tuple(request.tokens)
+
+
+def test_first_come_first_served(make_engine: Callable[..., Engine]) -> None:
+    """A short request does not overtake a long one that waits for pages."""
+    engine = make_engine(options=SMALL | {"num_pages": 21})
+    long = [1] * 60
+    params = SamplingParams(max_new_tokens=12, ignore_eos=True)
+    first, second, third = (engine.submit(prompt, params) for prompt in (long, long, [1]))
+    while first.finish_reason is None:
+        engine.step()
+        assert second.slot == 0
+        assert third.slot == 0
+    while second.finish_reason is None:
+        engine.step()
+    while engine.busy:
+        engine.step()
+    assert third.finish_reason == "length"
+    assert second.tokens == first.tokens
+    assert is_idle(engine)
+
+
+def test_decoding_goes_on_while_a_long_prompt_is_prefilled(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(options=SMALL | {"prefill_chunk": 4})
+    short = engine.submit("x", FREE)
+    engine.step()
+    long = engine.submit([1] * 40, FREE)
+    for count in range(2, 11):
+        engine.step()
+        assert len(short.tokens) == count
+        assert long.tokens == []
+        assert long.prefilled == 4 * (count - 1)
+    while engine.busy:
+        engine.step()
+
+
+def test_steps_keep_to_their_rows(make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(options=SMALL)
+    sizes = []
+    build = engine._builder.build
+
+    def measured(schedule: Any) -> Any:
+        step = build(schedule)
+        sizes.append(step.input_ids.shape[1])
+        return step
+
+    monkeypatch.setattr(engine._builder, "build", measured)
+    engine.generate(PROMPTS, FREE)
+    assert max(sizes) == 16
+    assert sum(sizes) == engine.stats.prefill_tokens + engine.stats.decode_tokens
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "words"),
+    [
+        ([], SamplingParams(), "no tokens"),
+        ("", SamplingParams(), "no tokens"),
+        ([320], SamplingParams(), "token id 320; valid: 0 to 319"),
+        ([-1], SamplingParams(), "token id -1"),
+        ([1.5], SamplingParams(), "a text or token ids"),
+        (7, SamplingParams(), "a text or token ids"),
+        ([1] * 1000, SamplingParams(max_new_tokens=25), "are 1025; a sequence can have 1024"),
+        ([1] * 146, SamplingParams(max_new_tokens=12), "need 40 pages of 4 tokens; the pool has 39"),
+    ],
+)
+def test_requests_that_can_never_run(
+    make_engine: Callable[..., Engine], prompt: Any, params: SamplingParams, words: str
+) -> None:
+    engine = make_engine(options=SMALL)
+    with pytest.raises(RequestError, match=words):
+        engine.submit(prompt, params)
+    with pytest.raises(RequestError, match=words):
+        engine.generate(["the", prompt], params)
+    assert is_idle(engine)
+    assert greedy(engine).finish_reason == "length"
+
+
+def test_the_largest_request_that_fits_runs(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(options=SMALL)
+    (output,) = engine.generate([[1] * 145], FREE)
+    assert output.finish_reason == "length"
+    assert len(output.tokens) == 12
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "words"),
+    [("the", None, "found one text"), (["a", "b"], [FREE], "2 prompts, but 1 SamplingParams")],
+)
+def test_generate_called_wrongly(make_engine: Callable[..., Engine], prompts: Any, params: Any, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        make_engine().generate(prompts, params)
+
+
+def test_nothing_to_generate(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine()
+    assert engine.generate([]) == []
+    assert list(engine.stream([])) == []
+
+
+def test_a_closed_engine_refuses(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(options=SMALL)
+    request = engine.submit("the", FREE)
+    engine.step()
+    engine.close()
+    engine.close()
+    assert request.finish_reason == "cancelled"
+    with pytest.raises(SwitchrailError, match="closed"):
+        engine.generate(["the"])
+
+
+def test_threads_share_an_engine(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(options=SMALL)
+    expected = [engine.generate([prompt], FREE)[0] for prompt in PROMPTS]
+    found: list[Any] = [None] * len(PROMPTS)
+
+    def stream(i: int) -> None:
+        events = list(engine.stream([PROMPTS[i]], FREE))
+        found[i] = (events[-1].request.output, "".join(event.text for event in events))
+
+    threads = [threading.Thread(target=stream, args=(i,)) for i in range(len(PROMPTS))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [(output, output.text) for output in expected]
+    assert is_idle(engine)
+
+
+def test_options_can_be_given_as_an_object(make_engine: Callable[..., Engine]) -> None:
+    options = EngineOptions(**SMALL)
+    assert make_engine(options=options).options is options

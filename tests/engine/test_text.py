@@ -1,0 +1,80 @@
+"""Text as it grows: whole characters, no stop string, nothing lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from switchrail.engine.text import TextStream
+from tokenizers import Tokenizer, decoders, models
+
+
+def decode_bytes(ids: list[int]) -> str:
+    return bytes(ids).decode("utf-8", errors="replace")
+
+
+def spaced() -> Callable[[list[int]], str]:
+    """A decoder that drops the first token's leading space, as those of sentencepiece models do."""
+    vocab = {"▁in": 0, "▁the": 1, "▁be": 2, "gin": 3, "ning": 4, "<unk>": 5}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    tokenizer.decoder = decoders.Sequence([decoders.Metaspace(), decoders.Fuse()])
+    return lambda ids: str(tokenizer.decode(ids))
+
+
+def run(stream: TextStream, tokens: list[int]) -> list[str]:
+    pieces = []
+    for token in tokens:
+        pieces.append(stream.push(token))
+        if stream.stopped:
+            break
+    return [*pieces, stream.finish()]
+
+
+@given(st.text(max_size=30))
+def test_pieces_are_whole_characters_and_make_the_text(text: str) -> None:
+    pieces = run(TextStream(decode_bytes, b"prompt", ()), list(text.encode()))
+    assert "".join(pieces) == text
+    assert all("\N{REPLACEMENT CHARACTER}" not in piece for piece in pieces[:-1]) or "\ufffd" in text
+
+
+def test_a_character_comes_with_its_last_byte() -> None:
+    assert run(TextStream(decode_bytes, b"", ()), list("é😀".encode())) == ["", "é", "", "", "", "😀", ""]
+
+
+def test_an_unfinished_character_is_given_at_the_end() -> None:
+    pieces = run(TextStream(decode_bytes, b"", ()), [*b"ab", 0xF0, 0x9F])
+    assert pieces == ["a", "b", "", "", "\N{REPLACEMENT CHARACTER}"]
+
+
+def test_an_unfinished_character_of_the_prompt_is_finished() -> None:
+    prompt, rest = "é".encode()[:1], "é".encode()[1:]
+    assert "".join(run(TextStream(decode_bytes, prompt, ()), [*rest, *b"x"])) == "x"
+
+
+def test_the_space_before_the_first_token_stays() -> None:
+    assert run(TextStream(spaced(), [0], ()), [1, 2, 3, 4]) == [" the", " be", "gin", "ning", ""]
+
+
+@settings(max_examples=300)
+@given(st.text("abc", max_size=25), st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3))
+def test_stop_strings_cut_where_the_whole_text_would_be_cut(text: str, stop: list[str]) -> None:
+    stream = TextStream(decode_bytes, b"", tuple(stop))
+    pieces = run(stream, list(text.encode()))
+    # the text ends with the token that first completes a stop string
+    ends = [at + len(s) for s in stop if (at := text.find(s)) >= 0]
+    if not ends:
+        assert not stream.stopped
+        assert "".join(pieces) == text
+    else:
+        seen = text[: min(ends)]
+        assert stream.stopped
+        assert "".join(pieces) == seen[: min(at for s in stop if (at := seen.find(s)) >= 0)]
+    assert stream.text == "".join(pieces)
+
+
+@pytest.mark.parametrize("tokens", [[[97], [98, 99]], [[97, 98], [99]]])
+def test_what_may_be_a_stop_string_waits(tokens: list[list[int]]) -> None:
+    stream = TextStream(lambda ids: decode_bytes(ids), b"", ("abd",))
+    assert [stream.push(token) for part in tokens for token in part] == ["", "", "abc"]
