@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from switchrail.runtime import Runtime
 
 _BACKEND_HELP = (
-    "Which backend serves an op (gated_delta), an op in a phase (gated_delta.decode), or the linear ops (linear, "
-    "linear.decode); can be given several times."
+    "Which backend serves an op (gated_delta), an op in a phase (gated_delta.decode), or the linear ops "
+    "(linear, linear.decode); can be given several times."
 )
 BackendOption = Annotated[
     list[str] | None,
