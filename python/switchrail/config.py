@@ -37,7 +37,7 @@ def read_defaults(config: object, where: str) -> tuple[type[Any] | None, dict[st
             found=config,
         )
     values = validate(config_type, {}, where) if config is config_type else config
-    dumped = to_json_values(_adapter(config_type).dump_python(values, by_alias=True), where)
+    dumped = to_json_values(_adapter(config_type).dump_python(values, by_alias=True, warnings=False), where)
     validate(config_type, dumped, where)
     return config_type, dumped
 

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, Field
+
+import switchrail
+from switchrail import Runtime
+from switchrail.errors import ConfigError, UnknownBackendError
+from switchrail.ops import GatedDeltaBackend
+
+LAYOUT = switchrail.Layout.from_kinds("tiny", ["gated_delta"])
+
+
+class Mode(enum.Enum):
+    FAST = "fast"
+    EXACT = "exact"
+
+
+@dataclass
+class Tiles:
+    rows: int = 16
+
+
+@dataclass(frozen=True)
+class Settings:
+    scale: float = 1.0
+    chunk: int = 64
+    mode: Mode = Mode.FAST
+    sizes: tuple[int, ...] = (1, 2)
+    tiles: Tiles = field(default_factory=Tiles)
+    folder: Path | None = None
+
+
+class Model(BaseModel):
+    scale: float = Field(1.0, gt=0)
+    chunk: int = 64
+
+
+class Acme(GatedDeltaBackend):
+    def prefill(self, *args: Any, **kwargs: Any) -> Any:
+        return self.config
+
+    def decode(self, *args: Any, **kwargs: Any) -> Any:
+        return self.config
+
+
+def config_of(runtime: Runtime, name: str = "acme") -> Any:
+    plan = runtime.plan(LAYOUT, device="cpu", dtype="float32", preferences={"gated_delta": name})
+    return plan.lookup("gated_delta", "decode", 0)()
+
+
+def test_defaults_are_set_at_registration(runtime: Runtime) -> None:
+    runtime.register("acme", Acme, op="gated_delta", config=Settings)
+    runtime.register("seven", Acme, op="gated_delta", config=Settings(scale=7.0, mode=Mode.EXACT))
+    runtime.register("model", Acme, op="gated_delta", config=Model(chunk=8))
+    runtime.register("none", Acme, op="gated_delta")
+    assert config_of(runtime) == Settings()
+    assert config_of(runtime, "seven") == Settings(scale=7.0, mode=Mode.EXACT)
+    assert config_of(runtime, "model") == Model(chunk=8)
+    assert config_of(runtime, "none") is None
+    assert runtime.backend("gated_delta", "seven").effective_config["scale"] == 7.0
+
+
+def test_the_users_values_lie_over_the_defaults(runtime: Runtime) -> None:
+    runtime.register("acme", Acme, op="gated_delta", config=Settings(scale=7.0))
+    before = config_of(runtime)
+    runtime.configure("gated_delta", "acme", chunk=8, mode=Mode.EXACT, sizes=[3], tiles={"rows": 4}, folder="x")
+    expected = Settings(7.0, 8, Mode.EXACT, (3,), Tiles(4), Path("x"))
+    assert config_of(runtime) == expected
+    assert before == Settings(scale=7.0)
+    runtime.configure("gated_delta", "acme", scale=2)
+    assert config_of(runtime) == Settings(scale=2.0)
+    runtime.configure("gated_delta", "acme")
+    assert config_of(runtime) == Settings(scale=7.0)
+
+
+def test_each_plan_gets_an_object_of_its_own(runtime: Runtime) -> None:
+    runtime.register("acme", Acme, op="gated_delta", config=Model)
+    assert config_of(runtime) is not config_of(runtime)
+
+
+def test_values_belong_to_the_registration(runtime: Runtime) -> None:
+    runtime.register("acme", Acme, op="gated_delta", config=Settings)
+    runtime.register("other", Acme, op="gated_delta", config=Settings)
+    runtime.configure("gated_delta", "acme", scale=2.0)
+    assert (config_of(runtime).scale, config_of(runtime, "other").scale) == (2.0, 1.0)
+    runtime.register("acme", Acme, op="gated_delta", config=Settings(scale=5.0), override=True)
+    assert config_of(runtime).scale == 5.0
+
+
+@pytest.mark.parametrize("config", [Settings, Model])
+@pytest.mark.parametrize(
+    ("values", "parts"),
+    [
+        ({"sclae": 2.0}, ["no field 'sclae'", "nearest: scale", "valid fields: scale, chunk"]),
+        ({"scale": "2.0"}, ["scale is '2.0'", "valid number"]),
+        ({"chunk": 2.5}, ["chunk is 2.5", "valid integer"]),
+        ({"chunk": True}, ["chunk is True", "valid integer"]),
+        ({"chunk": None, "scale": []}, ["chunk is None", "scale is []"]),
+        ({"scale": float("nan")}, ["not JSON compliant"]),
+        ({"scale": object()}, ["object"]),
+    ],
+)
+def test_values_that_do_not_fit(runtime: Runtime, config: Any, values: dict[str, Any], parts: list[str]) -> None:
+    runtime.register("acme", Acme, op="gated_delta", config=config)
+    before = runtime.backend("gated_delta", "acme")
+    with pytest.raises(ConfigError) as caught:
+        runtime.configure("gated_delta", "acme", **values)
+    for part in ["gated_delta backend 'acme'", *parts]:
+        assert part in str(caught.value)
+    assert runtime.backend("gated_delta", "acme") == before
+
+
+def test_the_error_has_the_facts_as_fields(runtime: Runtime) -> None:
+    runtime.register("acme", Acme, op="gated_delta", config=Model)
+    with pytest.raises(ConfigError) as caught:
+        runtime.configure("gated_delta", "acme", scal=1.0, scale=-1.0)
+    assert len(caught.value.problems) == 2
+    assert caught.value.valid == ("scale", "chunk")
+    assert caught.value.nearest == ("scale",)
+
+
+def test_nested_values_are_checked_too(runtime: Runtime) -> None:
+    runtime.register("acme", Acme, op="gated_delta", config=Settings)
+    with pytest.raises(ConfigError, match=r"no field 'tiles\.row'"):
+        runtime.configure("gated_delta", "acme", tiles={"row": 4})
+
+
+def test_a_backend_without_configuration_takes_none(runtime: Runtime) -> None:
+    runtime.register("acme", Acme, op="gated_delta")
+    with pytest.raises(ConfigError, match="it takes none"):
+        runtime.configure("gated_delta", "acme", scale=1.0)
+    with pytest.raises(UnknownBackendError, match="nearest: acme"):
+        runtime.configure("gated_delta", "acne", scale=1.0)
+
+
+@dataclass
+class NoDefault:
+    scale: float
+
+
+@dataclass
+class WrongDefault:
+    scale: float = "much"  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("config", [NoDefault, WrongDefault, Settings(scale="much"), dict, {"scale": 1.0}, 42])  # type: ignore[arg-type]
+def test_what_is_no_configuration_is_refused(runtime: Runtime, config: Any) -> None:
+    before = runtime.backends()
+    with pytest.raises(ConfigError, match="configuration of gated_delta backend 'acme'"):
+        runtime.register("acme", Acme, op="gated_delta", config=config)
+    assert runtime.backends() == before

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+import switchrail
+from switchrail import Platform
+from switchrail.testing import isolated
+
+
+def test_registry_hooks_and_platform_are_restored() -> None:
+    outer = switchrail.current_runtime()
+    before = outer.backends(), outer.hooks.list(), outer._platform, textwrap.dedent.__code__
+    with isolated() as runtime:
+        assert switchrail.current_runtime() is runtime is not outer
+        switchrail.register("acme", "acme:Acme", op="gated_delta")
+        runtime.register("torch", "acme:Acme", op="gated_delta", override=True)
+        runtime.use_platform(Platform("cuda", "made up", "cuda:7", (9, 0), 1))
+        runtime.hooks.add("textwrap.dedent", lambda text: ((text.upper(),), {}), "before")
+        assert textwrap.dedent("  a") == "A"
+        with isolated() as inner:
+            assert switchrail.current_runtime() is inner
+            assert [backend.name for backend in inner.backends("gated_delta")] == ["reference", "torch"]
+        assert switchrail.current_runtime() is runtime
+        assert runtime.platform.device == "cuda:7"
+    assert switchrail.current_runtime() is outer
+    assert (outer.backends(), outer.hooks.list(), outer._platform, textwrap.dedent.__code__) == before
+    assert textwrap.dedent("  a") == "a"
+
+
+def test_everything_is_restored_when_the_block_raises() -> None:
+    outer = switchrail.current_runtime()
+    with pytest.raises(ZeroDivisionError), isolated() as runtime:
+        runtime.hooks.add("textwrap.dedent", lambda text: ((text.upper(),), {}), "before")
+        raise ZeroDivisionError
+    assert switchrail.current_runtime() is outer
+    assert textwrap.dedent("  a") == "a"
+
+
+def test_a_runtime_of_ones_own_is_not_the_default_one() -> None:
+    own = switchrail.Runtime()
+    own.register("mine", "acme:Acme", op="gated_delta")
+    assert "mine" not in {backend.name for backend in switchrail.current_runtime().backends()}

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import pytest
+
+import switchrail
+from switchrail import Runtime, _core
+from switchrail.errors import SchemaError
+
+
+@pytest.fixture
+def values(runtime: Runtime) -> list[Any]:
+    layout = switchrail.Layout.from_kinds("tiny", ["gated_delta", "full_attention"])
+    plan = runtime.plan(layout, device="cpu", dtype="float32")
+    snapshot = runtime._core.snapshot()
+    transaction = runtime._core.begin({"kind": "user"})
+    transaction.clear("gated_delta", "torch")
+    discovery = _core.discover([])
+    return [
+        layout,
+        layout.layers[0],
+        plan.routes[0],
+        plan.decisions[0],
+        plan.decisions[0].rejected[0],
+        runtime.backend("gated_delta", "torch"),
+        snapshot,
+        transaction.commit(),
+        discovery,
+        _core.fingerprint(runtime._core, [], [("a.b", ["before c.d from e"])], [plan]),
+    ]
+
+
+def test_values_pickle_by_value(values: list[Any]) -> None:
+    for value in values:
+        for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+            copy = pickle.loads(pickle.dumps(value, protocol))
+            assert type(copy) is type(value)
+            assert copy == value and copy is not value
+
+
+def test_values_are_json(values: list[Any]) -> None:
+    assert len({type(value) for value in values}) == len(values)
+    for value in values:
+        document = json.loads(value.to_json())
+        assert type(value).from_json(json.dumps(document)) == value
+        assert json.loads(json.dumps(value.to_dict())) == document
+        assert repr(value).startswith(type(value).__name__ + "(")
+        assert value != document
+
+
+def test_what_is_no_document_is_refused(values: list[Any]) -> None:
+    for value in values:
+        for text in ("", "[1]", '{"schema": 1}', "{"):
+            with pytest.raises(SchemaError, match=f"no {type(value).__name__} document"):
+                type(value).from_json(text)
+
+
+def test_another_schema_version_is_refused(values: list[Any]) -> None:
+    versioned = [value for value in values if "schema" in value.to_dict()]
+    assert len(versioned) >= 5
+    for value in versioned:
+        with pytest.raises(SchemaError, match="99"):
+            type(value).from_json(json.dumps({**json.loads(value.to_json()), "schema": 99}))
