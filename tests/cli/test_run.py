@@ -11,7 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from switchrail import Engine
 from switchrail.cli.run import _speak
+from switchrail.testing import isolated
 
 PROMPTS = ["In the beginning", "And the king said unto"]
 
@@ -69,17 +71,29 @@ def test_text_and_json_say_the_same(run, run_json, tmp_path):
     assert "tokens/s; decode 10 tokens, " in texts
 
 
-def test_explain_shows_what_run_does(run_json, switchrail, checkpoint):
-    choices = ["--backend", "linear.decode=reference", "--backend", "attention=reference"]
-    routes = run_json("--prompt", PROMPTS[0], *choices, tokens=1)["routes"]
-    explained = json.loads(switchrail("explain", checkpoint, "--device", "cpu", "--json", *choices).stdout)
-    assert {(r["layer"], r["op"], r["phase"], r["backend"]) for r in routes} == {
-        (layer, route["decision"]["query"]["op"], route["decision"]["query"]["phase"], chosen["name"])
-        for route in explained["routes"]
-        for layer in route["layers"]
-        for chosen in [route["decision"]["chosen"]]
-    }
-    assert {r["backend"] for r in routes} == {"torch", "reference"}
+def test_explain_shows_what_the_engine_does(switchrail, checkpoint, tmp_path):
+    choices = {"linear.decode": "reference", "attention": "reference"}
+    config = tmp_path / "choices.toml"
+    config.write_text("[engine]\npage_size = 8")
+    arguments = [argument for choice in choices.items() for argument in ("--backend", "=".join(choice))]
+    explain = ["explain", checkpoint, "--device", "cpu", "--config", config, "--json", *arguments]
+    explained = json.loads(switchrail(*explain).stdout)["routes"]
+    with isolated() as runtime:
+        runtime.load()
+        with Engine(
+            checkpoint, runtime=runtime, device="cpu", backends=choices, options={"page_size": 8}
+        ) as engine:
+            routes = [route.to_dict() for route in engine.plan.routes]
+
+    def essence(route):
+        decision = route["decision"]
+        rejected = [(other["backend"]["name"], other["reasons"]) for other in decision["rejected"]]
+        return route["layers"], decision["query"], decision["chosen"]["name"], decision["because"], rejected
+
+    assert [essence(route) for route in json.loads(json.dumps(routes))] == [
+        essence(route) for route in explained
+    ]
+    assert {route["decision"]["chosen"]["name"] for route in explained} == {"torch", "reference"}
 
 
 def test_sampling(run_json):

@@ -45,12 +45,14 @@ def explain(
     choices = read_choices(config, backend)
     layout = switchrail.Layout.from_config(checkpoint)
     ids = [item.id for item in layout.layers] if layer is None else [layout.layer(layer).id]
-    platform = switchrail.Platform.detect(device)
-    plan = loaded_runtime(choices).plan(
+    runtime = loaded_runtime(choices)
+    platform = runtime.platform if device is None else switchrail.Platform.detect(device)
+    plan = runtime.plan(  # as the engine does it
         layout,
         device=platform,
         dtype=parse_dtype(dtype, _read_config(checkpoint), torch.device(platform.device)),
         state_dtype="float32",
+        state_layouts={"gated_delta": "VK"},
         page_size=switchrail.EngineOptions.of(choices.engine).page_size,
         preferences=choices.backends,
         phases=("prefill", "decode") if phase is None else (phase,),

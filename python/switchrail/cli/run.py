@@ -67,7 +67,6 @@ def run(
         raise RequestError("there is no prompt; valid: --prompt TEXT, --prompts FILE")
     choices = read_choices(config, backend)
     runtime = loaded_runtime(choices)
-    platform = switchrail.Platform.detect(device)
     params = switchrail.SamplingParams(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -81,7 +80,7 @@ def run(
     with switchrail.Engine(
         checkpoint,
         runtime=runtime,
-        device=platform.device,
+        device=device,
         dtype=dtype,
         backends=choices.backends,
         options=choices.engine,
@@ -91,7 +90,7 @@ def run(
             outputs = engine.generate(texts, params)
             print_json(
                 {
-                    "platform": asdict(platform),
+                    "platform": asdict(engine.platform),
                     "plugins": [plugin.to_dict() for plugin in runtime.plugins],
                     "routes": _routes(engine.plan),
                     "outputs": [_output(output) for output in outputs],
@@ -102,7 +101,10 @@ def run(
         else:
             out = console()
             out.print(
-                platform_text(platform), plugin_table(runtime.plugins), route_table(engine.plan), sep="\n\n"
+                platform_text(engine.platform),
+                plugin_table(runtime.plugins),
+                route_table(engine.plan),
+                sep="\n\n",
             )
             out.print()
             outputs = _speak(out, engine.stream(texts, params), texts)
