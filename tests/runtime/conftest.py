@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
 import switchrail
 from switchrail.testing import isolated
 
@@ -21,7 +20,12 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def install(
-        distribution: str, code: str, *, version: str = "1.0", plugin: str | None = None, target: str | None = None
+        distribution: str,
+        code: str,
+        *,
+        version: str = "1.0",
+        plugin: str | None = None,
+        target: str | None = None,
     ) -> Path:
         module = distribution.replace("-", "_")
         (tmp_path / f"{module}.py").write_text(code)

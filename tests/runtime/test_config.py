@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, Field
-
 import switchrail
+from pydantic import BaseModel, Field
 from switchrail import Runtime
 from switchrail.errors import ConfigError, UnknownBackendError
 from switchrail.ops import GatedDeltaBackend
@@ -69,7 +68,9 @@ def test_defaults_are_set_at_registration(runtime: Runtime) -> None:
 def test_the_users_values_lie_over_the_defaults(runtime: Runtime) -> None:
     runtime.register("acme", Acme, op="gated_delta", config=Settings(scale=7.0))
     before = config_of(runtime)
-    runtime.configure("gated_delta", "acme", chunk=8, mode=Mode.EXACT, sizes=[3], tiles={"rows": 4}, folder="x")
+    runtime.configure(
+        "gated_delta", "acme", chunk=8, mode=Mode.EXACT, sizes=[3], tiles={"rows": 4}, folder="x"
+    )
     expected = Settings(7.0, 8, Mode.EXACT, (3,), Tiles(4), Path("x"))
     assert config_of(runtime) == expected
     assert before == Settings(scale=7.0)
@@ -106,7 +107,9 @@ def test_values_belong_to_the_registration(runtime: Runtime) -> None:
         ({"scale": object()}, ["object"]),
     ],
 )
-def test_values_that_do_not_fit(runtime: Runtime, config: Any, values: dict[str, Any], parts: list[str]) -> None:
+def test_values_that_do_not_fit(
+    runtime: Runtime, config: Any, values: dict[str, Any], parts: list[str]
+) -> None:
     runtime.register("acme", Acme, op="gated_delta", config=config)
     before = runtime.backend("gated_delta", "acme")
     with pytest.raises(ConfigError) as caught:
@@ -149,7 +152,9 @@ class WrongDefault:
     scale: float = "much"  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize("config", [NoDefault, WrongDefault, Settings(scale="much"), dict, {"scale": 1.0}, 42])  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "config", [NoDefault, WrongDefault, Settings(scale="much"), dict, {"scale": 1.0}, 42]
+)  # type: ignore[arg-type]
 def test_what_is_no_configuration_is_refused(runtime: Runtime, config: Any) -> None:
     before = runtime.backends()
     with pytest.raises(ConfigError, match="configuration of gated_delta backend 'acme'"):

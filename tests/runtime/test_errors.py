@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-
 from switchrail import errors
 from switchrail.errors import SwitchrailError
 
@@ -43,9 +42,13 @@ def test_fields_that_were_not_given_are_empty() -> None:
 def test_every_code_of_the_core_has_its_class() -> None:
     codes = set()
     for source in (RUST / "switchrail" / "src").rglob("*.rs"):
-        for body in re.findall(r"fn code\(&self\) -> &'static str \{(.*?)\n    \}", source.read_text(), re.DOTALL):
+        for body in re.findall(
+            r"fn code\(&self\) -> &'static str \{(.*?)\n    \}", source.read_text(), re.DOTALL
+        ):
             codes |= set(re.findall(r'"([a-z_]+)"', body))
-    table = (RUST / "switchrail-py" / "src" / "errors.rs").read_text().split("fn class_of")[1].split("_ =>")[0]
+    table = (
+        (RUST / "switchrail-py" / "src" / "errors.rs").read_text().split("fn class_of")[1].split("_ =>")[0]
+    )
     assert len(codes) >= 35
     assert set(re.findall(r'"([a-z_]+)"', table)) == codes
     names = set(re.findall(r'"([A-Z]\w+)"', table))

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import switchrail
 from switchrail import DeviceSupport, Runtime
 from switchrail.errors import BackendUnfitError, NoBackendError, PreferenceError, UnknownBackendError
@@ -14,7 +13,7 @@ CORE = Path(__file__).parents[2] / "rust" / "switchrail" / "src"
 QUERY = {"device": "cpu", "dtype": "float32"}
 CUDA = {"device": "cuda", "dtype": "bfloat16"}
 
-# How the backend is registered, what is asked, and the reason that it is rejected for: its kind, and what it says.
+# How the backend is registered, what is asked, and why it is rejected: the kind of reason, and its text.
 REASONS: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"phases": ["prefill"]}, QUERY, "phase", "does not serve decode, only prefill"),
     ({"devices": ["cuda"]}, QUERY, "device", "does not run on cpu, only on cuda"),
@@ -43,7 +42,12 @@ REASONS: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
         "head_size",
         "does not take head size 192, only 64, 192/128",
     ),
-    ({"page_sizes": [16, 64]}, {**QUERY, "page_size": 32}, "page_size", "does not take page size 32, only 16, 64"),
+    (
+        {"page_sizes": [16, 64]},
+        {**QUERY, "page_size": 32},
+        "page_size",
+        "does not take page size 32, only 16, 64",
+    ),
     (
         {"state_layouts": ["KV"]},
         {**QUERY, "state_layout": "VK"},
@@ -74,7 +78,9 @@ def test_a_backend_that_does_not_fit_says_why(
     runtime: Runtime, registered: dict[str, Any], asked: dict[str, Any], kind: str, text: str
 ) -> None:
     runtime.register("acme", "acme:Acme", op="gated_delta", priority=9, **registered)
-    runtime.register("fits", "acme:Fits", op="gated_delta", priority=8, devices=["cpu", "cuda"], features=["verify"])
+    runtime.register(
+        "fits", "acme:Fits", op="gated_delta", priority=8, devices=["cpu", "cuda"], features=["verify"]
+    )
     decision = runtime.resolve("gated_delta", "decode", **asked)
     assert decision.chosen == "fits"
     reason, found = rejection(decision, "acme")
@@ -127,8 +133,12 @@ def test_no_reason_is_left_out_here() -> None:
 
 
 def test_every_reason_of_a_backend_is_given(runtime: Runtime) -> None:
-    runtime.register("acme", "acme:Acme", op="gated_delta", phases=["prefill"], devices=["cuda"], dtypes=["float16"])
-    [found] = [entry for entry in runtime.resolve("gated_delta", "decode", **QUERY).rejected if entry.name == "acme"]
+    runtime.register(
+        "acme", "acme:Acme", op="gated_delta", phases=["prefill"], devices=["cuda"], dtypes=["float16"]
+    )
+    [found] = [
+        entry for entry in runtime.resolve("gated_delta", "decode", **QUERY).rejected if entry.name == "acme"
+    ]
     assert len(found.reasons) == 3
 
 
@@ -158,17 +168,19 @@ def test_preferences_fall_back_from_the_special_to_the_common(runtime: Runtime) 
 
 
 def test_preferences_that_can_not_be_meant(runtime: Runtime) -> None:
-    with pytest.raises(PreferenceError, match="nearest: \"gated_delta\"") as caught:
+    with pytest.raises(PreferenceError, match='nearest: "gated_delta"') as caught:
         runtime.resolve("gated_delta", "decode", **QUERY, preferences={"gated_dleta": "torch"})
     assert "linear.verify" in caught.value.valid
-    with pytest.raises(UnknownBackendError, match="nearest: \"torch\"") as unknown:
+    with pytest.raises(UnknownBackendError, match='nearest: "torch"') as unknown:
         runtime.resolve("gated_delta", "decode", **QUERY, preferences={"linear.decode": "trch"})
     assert unknown.value.key == "linear.decode"
 
 
 def test_a_plan_says_why_for_every_route(runtime: Runtime) -> None:
     layout = switchrail.Layout.from_kinds("tiny", ["gated_delta", "full_attention"])
-    plan = runtime.plan(layout, device="cpu", dtype="float32", preferences={"gated_delta.decode": "reference"})
+    plan = runtime.plan(
+        layout, device="cpu", dtype="float32", preferences={"gated_delta.decode": "reference"}
+    )
     assert [(route.layers, route.decision.op, route.decision.phase) for route in plan.routes] == [
         ([1], "attention", "prefill"),
         ([1], "attention", "decode"),

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import switchrail
 from switchrail import Runtime
 
@@ -32,7 +31,9 @@ def test_it_is_the_same_in_every_process() -> None:
     for seed, order in (("0", "forwards"), ("12345", "backwards")):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         command = [sys.executable, "-c", PROGRAM, order]
-        outputs.add(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
+        outputs.add(
+            subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+        )
     assert len(outputs) == 1
     [text] = outputs
     assert [len(digest) for digest in text.split()] == [64, 64]
@@ -56,7 +57,9 @@ def test_order_of_installation_does_not_count(tmp_path: Path) -> None:
 def changes(install: Callable[..., Path]) -> dict[str, Callable[[Runtime], Any]]:
     return {
         "a backend": lambda runtime: runtime.register("acme", "acme:Acme", op="gated_delta", priority=-1),
-        "an override": lambda runtime: runtime.register("reference", "a:B", op="gated_delta", override=True, priority=-100),
+        "an override": lambda runtime: runtime.register(
+            "reference", "a:B", op="gated_delta", override=True, priority=-100
+        ),
         "a hook": lambda runtime: runtime.hooks.add("textwrap.dedent", lambda text: None, "before"),
         "a plugin": lambda runtime: (install("acme-fp", "def register(registry): pass"), runtime.discover()),
         "a loaded plugin": lambda runtime: runtime.load(["acme-fp"]),

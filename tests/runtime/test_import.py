@@ -6,7 +6,6 @@ import sys
 from typing import Any
 
 import pytest
-
 import switchrail
 
 PROGRAM = """

@@ -3,7 +3,6 @@ from __future__ import annotations
 import textwrap
 
 import pytest
-
 import switchrail
 from switchrail import Platform
 from switchrail.testing import isolated
@@ -31,9 +30,14 @@ def test_registry_hooks_and_platform_are_restored() -> None:
 
 def test_everything_is_restored_when_the_block_raises() -> None:
     outer = switchrail.current_runtime()
-    with pytest.raises(ZeroDivisionError), isolated() as runtime:
-        runtime.hooks.add("textwrap.dedent", lambda text: ((text.upper(),), {}), "before")
-        raise ZeroDivisionError
+
+    def fail() -> None:
+        with isolated() as runtime:
+            runtime.hooks.add("textwrap.dedent", lambda text: ((text.upper(),), {}), "before")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert switchrail.current_runtime() is outer
     assert textwrap.dedent("  a") == "a"
 

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
 import switchrail
 from switchrail import Runtime
 from switchrail.errors import (
@@ -47,10 +46,17 @@ def test_decorator_returns_the_class_itself(runtime: Runtime) -> None:
     assert runtime.register("acme", op="gated_delta")(Acme) is Acme
     assert switchrail.register("other", op="gated_delta")(Other) is Other
     assert dict(vars(Acme)) == before
-    assert [backend.name for backend in runtime.backends("gated_delta")] == ["acme", "other", "reference", "torch"]
+    assert [backend.name for backend in runtime.backends("gated_delta")] == [
+        "acme",
+        "other",
+        "reference",
+        "torch",
+    ]
 
 
-def test_a_path_imports_nothing_until_it_is_chosen(runtime: Runtime, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_path_imports_nothing_until_it_is_chosen(
+    runtime: Runtime, tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "lazy_acme.py").write_text(
         "from switchrail.ops import GatedDeltaBackend\n"
@@ -60,7 +66,9 @@ def test_a_path_imports_nothing_until_it_is_chosen(runtime: Runtime, tmp_path: P
     )
     runtime.register("lazy", "lazy_acme:Acme", op="gated_delta", priority=-1)
     assert runtime.backend("gated_delta", "lazy").path == "lazy_acme:Acme"
-    assert "lazy" in {r.name for r in runtime.resolve("gated_delta", "decode", device="cpu", dtype="float32").rejected}
+    assert "lazy" in {
+        r.name for r in runtime.resolve("gated_delta", "decode", device="cpu", dtype="float32").rejected
+    }
     plan(runtime)
     assert "lazy_acme" not in sys.modules
     assert plan(runtime, gated_delta="lazy").lookup("gated_delta", "decode", 0)() == "lazy"
@@ -117,7 +125,9 @@ def test_a_path_that_leads_nowhere(
     error = caught.value
     assert isinstance(error, ImportError)
     assert (error.backend, error.op, error.path) == ("broken", "gated_delta", path)
-    assert problem in str(error) and repr("broken") in str(error) and repr(path) in str(error)
+    assert problem in str(error)
+    assert repr("broken") in str(error)
+    assert repr(path) in str(error)
     assert type(error.__cause__) is (cause or type(None))
     assert plan(runtime).lookup("gated_delta", "decode", 0)
 
@@ -163,7 +173,8 @@ def test_two_names_with_one_path_stay_distinct(runtime: Runtime) -> None:
     one, two = runtime.backend("gated_delta", "one"), runtime.backend("gated_delta", "two")
     assert one.path == two.path == path
     assert (one.priority, two.priority) == (7, -7)
-    assert one.id != two.id and one != two
+    assert one.id != two.id
+    assert one != two
     routes = plan(runtime, **{"gated_delta.prefill": "one", "gated_delta.decode": "two"})
     backends = [routes.backend("gated_delta", phase, 0) for phase in ("prefill", "decode")]
     assert backends[0] is not backends[1]
@@ -183,10 +194,15 @@ def test_a_plan_keeps_what_it_was_made_from(runtime: Runtime) -> None:
 
 def test_a_transaction_is_whole_or_not_at_all(runtime: Runtime) -> None:
     version = runtime.backends()
-    with pytest.raises(ZeroDivisionError), runtime.transaction() as registry:
-        registry.register("one", Acme, op="gated_delta")
-        assert runtime.backends() == version
-        raise ZeroDivisionError
+
+    def fail() -> None:
+        with runtime.transaction() as registry:
+            registry.register("one", Acme, op="gated_delta")
+            assert runtime.backends() == version
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert runtime.backends() == version
     with runtime.transaction() as registry:
         registry.register("one", Acme, op="gated_delta")

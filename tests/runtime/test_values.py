@@ -5,7 +5,6 @@ import pickle
 from typing import Any
 
 import pytest
-
 import switchrail
 from switchrail import Runtime, _core
 from switchrail.errors import SchemaError
@@ -38,7 +37,8 @@ def test_values_pickle_by_value(values: list[Any]) -> None:
         for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
             copy = pickle.loads(pickle.dumps(value, protocol))
             assert type(copy) is type(value)
-            assert copy == value and copy is not value
+            assert copy == value
+            assert copy is not value
 
 
 def test_values_are_json(values: list[Any]) -> None:
