@@ -30,9 +30,10 @@ class TensorSpec:
     """One tensor of a contract.
 
     Attributes:
-        axes: The axes in order, outermost first: a name, or a name and a constant, such as `W-1`. An axis has one
-            size in all tensors of a call.
-        dtypes: Names of the dtypes that are valid; `INPUT` and `COMPUTE` stand for one that depends on the call.
+        axes: The axes in order, outermost first: a name, or a name and a constant, such as `W-1`. An axis has
+            one size in all tensors of a call.
+        dtypes: Names of the dtypes that are valid; `INPUT` and `COMPUTE` stand for one that depends on the
+            call.
         memory: The axes in the order in which they lie dense in memory, outermost first; None where only
             `unit_stride` is asked.
         unit_stride: Axes of which one at least has stride 1; the others may have any stride.
@@ -56,7 +57,7 @@ class TensorSpec:
 
     @cached_property
     def memory_order(self) -> tuple[int, ...]:
-        """The positions of the axes from the innermost in memory to the outermost; empty where none is asked."""
+        """The positions of the axes, innermost in memory first; empty where no order is asked."""
         return tuple(self.axes.index(axis) for axis in reversed(self.memory or ()))
 
     @cached_property
@@ -93,11 +94,12 @@ class OptionSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Contract:
-    """What one op takes, as data. Everything that must know it (checks, test inputs, documentation) derives from it.
+    """What one op takes, as data, from which checks and test inputs derive.
 
     Attributes:
         op: The op's name.
-        positional: The names of the tensors that are given by position, in order; the first decides the dtypes.
+        positional: The names of the tensors that are given by position, in order; the first decides the
+            dtypes.
         tensors: Every tensor argument by name, `out` included.
         options: Every other argument by name, less `batch` and `plan`.
         batch: The tensors of the call's batch by name.

@@ -13,8 +13,8 @@ from switchrail.ops.contract import Contract
 class Slots:
     """The states of M sequences of a batch, read from and written to a pool [slots, ...] by slot.
 
-    On the CPU the slots are looked at once, here, so that what no sequence needs is left out of each layer's work;
-    on another device that would wait for it, and the masks are applied whatever they hold.
+    On the CPU the slots are looked at once, here, so that what no sequence needs is left out of each layer's
+    work; on another device that would wait for it, and the masks are applied whatever they hold.
 
     Args:
         contract: The op's contract, for its errors.
@@ -49,7 +49,7 @@ class Slots:
         self._write = write.clamp_min(0)
 
     def load(self, pool: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The initial states, [M, ...] in `dtype`, zero where there is none, to be changed in place and then stored.
+        """The initial states [M, ...] in `dtype`, zero where there is none: to change in place, then store.
 
         They are part of the pool itself where the slots follow one another.
         """

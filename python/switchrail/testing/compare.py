@@ -7,18 +7,19 @@ from dataclasses import dataclass
 import torch
 
 from switchrail.ops.backend import Backend
+from switchrail.ops.batch import StateBatch
 from switchrail.testing.inputs import Call, run_reference
 
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """How far a result lies from what was expected; both are infinite where either holds a NaN or an infinity.
+    """How far a result lies from what was expected; infinitely far where either is not finite.
 
     Attributes:
         norm: The norm of the difference over the norm of what was expected.
-        row: The largest norm of the difference in one row (along the last axis) over the norm of that row, or over a
-            tenth of the root mean square of all rows' norms where that is more: rounding can't be relative to a row
-            that cancels to nothing.
+        row: The largest norm of the difference in one row (along the last axis) over the norm of that row, or
+            over a tenth of the root mean square of all rows' norms where that is more: rounding can't be
+            relative to a row that cancels to nothing.
     """
 
     norm: float
@@ -90,8 +91,8 @@ def verify(
         The error, the larger of the output's and the written states'.
 
     Raises:
-        AssertionError: The error is beyond the bound, a row of padding is not zero, or anything was written that
-            is not the call's to write.
+        AssertionError: The error is beyond the bound, a row of padding is not zero, or anything was written
+            that is not the call's to write.
     """
     expected = run_reference(call) if expected is None else expected
     bound = BOUNDS[call.out.dtype] if bound is None else bound
@@ -110,8 +111,9 @@ def verify(
     assert error.within(bound), f"{call.op}: out is off by {error}, the bound is {bound}"
 
     if "state" in call.tensors:
+        assert isinstance(call.batch, StateBatch)
         written = torch.zeros(call.state.shape[0], dtype=torch.bool)
-        for slot, length in zip(expected.batch.write_slots.tolist(), call.batch.seqlens, strict=True):  # type: ignore[attr-defined]
+        for slot, length in zip(call.batch.write_slots.tolist(), call.batch.seqlens, strict=True):
             if slot >= 0 and length:
                 written[slot] = True
         state, before = actual.state.cpu(), call.state.cpu()
@@ -130,6 +132,9 @@ def verify(
             assert after is not None
             whole, whole_after = _storage(tensor), _storage(after)
             assert torch.equal(whole, whole_after), f"{call.op}: {name} was modified"
+    for name in call.contract.batch:
+        given, after = getattr(call.batch, name), getattr(actual.batch, name)
+        assert torch.equal(given, after), f"{call.op}: batch.{name} was modified"
     return error
 
 

@@ -1,7 +1,8 @@
 """Seeded random calls of each op, made hard on purpose: for any backend, on any device, in any dtype.
 
-A call made here has permuted slots and pages, NaN in everything that a backend must not read, NaN in every output, and,
-where asked, strided views of one fused buffer. The same arguments give the same numbers on every device.
+A call made here has permuted slots and pages, NaN in everything that a backend must not read, NaN in every
+output, and, where asked, strided views of one fused buffer. The same arguments give the same numbers on every
+device.
 """
 
 from __future__ import annotations
@@ -80,22 +81,11 @@ class Call:
         getattr(backend, self.phase)(*positional, **named, **self.options, batch=self.batch, plan=plan)
 
     def clone(self) -> Call:
-        """A copy with memory of its own and the same strides; views that shared memory share it again."""
-        storages: dict[int, torch.UntypedStorage] = {}
-        tensors: dict[str, torch.Tensor | None] = {}
-        for name, tensor in self.tensors.items():
-            if tensor is None:
-                tensors[name] = None
-                continue
-            storage = tensor.untyped_storage()
-            copy = storages.setdefault(storage.data_ptr(), storage.clone())
-            tensors[name] = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
-                copy, tensor.storage_offset(), tensor.shape, tensor.stride()
-            )
-        return dataclasses.replace(self, tensors=tensors)
+        """A copy on the same device: `to` that device."""
+        return self.to(self.out.device)
 
     def to(self, device: torch.device | str) -> Call:
-        """A copy on another device, with the same strides."""
+        """A copy on a device, with memory of its own and the same strides; what shared memory shares it again."""
         tensors: dict[str, torch.Tensor | None] = {}
         storages: dict[int, torch.UntypedStorage] = {}
         for name, tensor in self.tensors.items():
@@ -109,11 +99,11 @@ class Call:
             tensors[name] = torch.empty(0, dtype=tensor.dtype, device=device).set_(
                 storages[storage.data_ptr()], tensor.storage_offset(), tensor.shape, tensor.stride()
             )
-        moved = {name: getattr(self.batch, name).to(device) for name in self.contract.batch}
+        moved = {name: getattr(self.batch, name).to(device, copy=True) for name in self.contract.batch}
         return dataclasses.replace(self, tensors=tensors, batch=dataclasses.replace(self.batch, **moved))
 
     def double(self) -> Call:
-        """A copy in float64 of the numbers as they were rounded, on the same device; the outputs poisoned again."""
+        """A copy in float64 of the numbers as they were rounded, on the same device, the output poisoned."""
         tensors = {
             name: tensor.double() if tensor is not None else None for name, tensor in self.tensors.items()
         }
@@ -172,8 +162,9 @@ def gated_delta_call(
         dtype: The dtype of q, k, v, beta and out.
         state_dtype: The dtype of the state; float32 when left out, float64 with a float64 `dtype`.
         device: Where the tensors are.
-        gate: `decaying` as a trained model's; `near_zero` decays between 0 (g = -inf) and e^-20 a token; `near_one`
-            between 1 - 1e-4 and 1; `one` none at all (g = 0); `mixed` any of these from token to token.
+        gate: `decaying` as a trained model's; `near_zero` decays between 0 (g = -inf) and e^-20 a token;
+            `near_one` between 1 - 1e-4 and 1; `one` none at all (g = 0); `mixed` any of these from token to
+            token.
         beta_max: The largest beta.
         correlated: Whether all keys of a head point nearly the same way.
         zero_keys: Whether every third key is zero, and every fifth query.
@@ -246,7 +237,8 @@ def short_conv_call(
         device: Where the tensors are.
         bias: Whether there is a bias.
         activation: The argument of that name.
-        strided: Whether x is a view of a wider buffer with contiguous channels, a view with contiguous time, or dense.
+        strided: Whether x is a view of a wider buffer with contiguous channels, a view with contiguous time,
+            or dense.
         initial: Which sequences start from a state; in decode all with a slot do.
         in_place: Whether a sequence reads the slot that it writes.
         padding: The indices of the sequences that are padding.
@@ -295,8 +287,8 @@ def attention_call(
 
     Args:
         lengths: The number of query rows of each sequence; in decode each is 1.
-        kv_lengths: The number of tokens of each sequence in the cache, its own rows included; `lengths` when left out.
-            A sequence of padding has none, whatever is given here.
+        kv_lengths: The number of tokens of each sequence in the cache, its own rows included; `lengths` when
+            left out. A sequence of padding has none, whatever is given here.
         phase: The phase.
         heads: H, the number of query heads.
         kv_heads: HKV, the number of key-value heads.
@@ -453,7 +445,7 @@ def _views(tensors: Sequence[torch.Tensor], dtype: torch.dtype, strided: bool) -
             views.append(tensor.to(dtype))
             continue
         fused[:, first : first + width] = tensor.reshape(rows, width).to(dtype)
-        views.append(fused[:, first : first + width].unflatten(1, tensor.shape[1:]))
+        views.append(fused[:, first : first + width].view(tensor.shape))
         first += width
     return views
 

@@ -23,7 +23,7 @@ CONTRACT = Contract(
     batch_type=PagedBatch,
     multiples=(("H", "HKV"),),
     notes=(
-        "row i of sequence n stands at position kv_lens[n] - seqlens[n] + i and sees every position up to its own",
+        "row i of sequence n stands at position kv_lens[n] - seqlens[n] + i and sees every one up to its own",
         "a cache position past a sequence's end, and a page that no sequence uses, may hold anything",
         "kv_lens[n] is at least seqlens[n], or 0 for a sequence of padding, whose rows of out are zeros",
         "query head i uses key-value head i // (H / HKV)",

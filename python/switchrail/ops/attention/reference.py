@@ -10,7 +10,7 @@ from switchrail.ops.batch import PagedBatch
 
 
 class ReferenceAttention(AttentionBackend):
-    """softmax(scale q K^T) V of Vaswani et al., arXiv 1706.03762, in float64, each row over what it may see."""
+    """softmax(scale q K^T) V (Vaswani et al., arXiv 1706.03762) in float64, each row over what it may see."""
 
     def prefill(
         self,

@@ -15,7 +15,7 @@ WASTE = 512
 """How many tokens of padding a group of single rows may gather before another group is worth its calls."""
 
 BLOCK = 256
-"""Query rows a call where a mask is needed, which bounds the mask's size and what is computed only to be masked."""
+"""Query rows a call where a mask is needed: bounds the mask and what is computed only to be masked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,8 @@ class _SingleRows:
 
     Attributes:
         rows: [B] int64, their packed rows.
-        tokens: [B * L] int64, the place in the cache of each position; a position past the end repeats the first.
+        tokens: [B * L] int64, the place in the cache of each position; a position past the end repeats the
+            first.
         mask: [B, 1, 1, L] bool, the positions before the end; None where all are.
     """
 
@@ -35,8 +36,13 @@ class _SingleRows:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Rows `start` to `stop` of all packed rows, which see the first `seen` positions of their sequence as far as `mask`
-    [rows, seen] lets them; None where they start at the first position, which plain causality covers.
+    """Rows of one sequence.
+
+    Attributes:
+        start: The first packed row.
+        stop: The last packed row + 1.
+        seen: The number of positions that the last row sees.
+        mask: [rows, seen] bool, what each row sees; None where plain causality covers it.
     """
 
     start: int
@@ -152,8 +158,8 @@ class _Plan:
 class TorchAttention(AttentionBackend):
     """torch's own attention over keys and values gathered from their pages.
 
-    Sequences with one row are gathered together, in groups of about one length, their query heads that share a
-    key-value head standing as rows of one; a sequence with several rows has a call of its own.
+    Sequences with one row are gathered together, in groups of about one length, their query heads that share
+    a key-value head standing as rows of one; a sequence with several rows has a call of its own.
     """
 
     def plan(self, phase: Phase, batch: PagedBatch) -> _Plan:

@@ -12,8 +12,8 @@ from switchrail.ops.gated_delta.contract import CONTRACT
 class ReferenceGatedDelta(GatedDeltaBackend):
     """Equation 10 of Yang et al., "Gated Delta Networks", arXiv 2412.06464, in float64.
 
-    S_t = alpha_t S_{t-1} (I - beta_t k_t k_t^T) + beta_t v_t k_t^T and o_t = S_t q_t, with alpha_t = exp(g_t). The
-    product with k_t is taken before the one with k_t^T, so that no K x K matrix is made.
+    S_t = alpha_t S_{t-1} (I - beta_t k_t k_t^T) + beta_t v_t k_t^T and o_t = S_t q_t, with alpha_t =
+    exp(g_t), written with the product of the decayed state and k_t taken first.
     """
 
     def prefill(
@@ -56,11 +56,11 @@ class ReferenceGatedDelta(GatedDeltaBackend):
             for t in rows:
                 alpha = g[t].double().exp()[:, None, None]
                 b = beta[t].double()[:, None, None]
-                k_t = keys[t][:, :, None]
                 v_t = v[t].double()[:, :, None]
+                k_t, q_t = keys[t][:, None, :], queries[t][:, None, :]
                 s = alpha * s
-                s = s - b * (s @ k_t) @ k_t.mT + b * v_t @ k_t.mT
-                out[t] = (s @ (scale * queries[t][:, :, None]))[:, :, 0].to(out.dtype)
+                s = s + b * (v_t - (s * k_t).sum(-1, keepdim=True)) * k_t
+                out[t] = scale * (s * q_t).sum(-1)
             state[write] = s.to(state.dtype)
 
     decode = prefill

@@ -1,4 +1,4 @@
-"""The gated delta rule in plain torch: chunked over all sequences of a batch in prefill, one product in decode."""
+"""The gated delta rule in plain torch, for all sequences of a batch at once."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ class _Group:
     """Chunks that are worked on at once, ordered by their number within the sequence, then by sequence.
 
     Attributes:
-        rows: [n * C] int64, the packed row of each place; a place past the end of its sequence repeats its last row.
+        rows: [n * C] int64, the packed row of each place; a place past the end of its sequence repeats its
+            last row.
         beyond: [n, C, 1] bool, the places past an end; None where there is none.
-        levels: For each number within the sequence, the chunks' first and last + 1 in the group. Chunk i of a level
-            belongs to sequence i, in the order of `Slots`.
+        levels: For each number within the sequence, the chunks' first and last + 1 in the group. Chunk i of a
+            level belongs to sequence i, in the order of `Slots`.
     """
 
     rows: torch.Tensor
@@ -45,7 +46,8 @@ class _Plan:
         slots: The states of the sequences that are not empty, longest first; in decode in order.
         chunk: C, tokens a chunk.
         groups: The chunks.
-        places: [T] int64, the place of each packed row among the chunks; None where each sequence has one row only.
+        places: [T] int64, the place of each packed row among the chunks; None where each sequence has one row
+            only.
         padding_rows: [T, 1, 1] bool, the rows of padding; None where it is known that there is none.
     """
 
@@ -59,11 +61,11 @@ class _Plan:
 class TorchGatedDelta(GatedDeltaBackend):
     """The chunked form in float32 (float64 for float64 inputs), derived from the recurrence.
 
-    With b_i the sum of the gates g_1 to g_i of a chunk, S_0 the state before it and u_i = beta_i (v_i - exp(g_i)
-    S_{i-1} k_i) what token i writes, the recurrence gives S_i = exp(b_i) S_0 + sum over j <= i of exp(b_i - b_j) u_j
-    k_j^T. Put into u_i, this is a unit lower triangular system, (I + A) U = beta V - beta exp(b) K S_0^T, with A_ij =
-    beta_i exp(b_i - b_j) k_i . k_j below the diagonal. Its inverse does not need S_0, and is taken for all chunks at
-    once; only three products a chunk are left to do in order of time.
+    With b_i the sum of the gates g_1 to g_i of a chunk, S_0 the state before it and u_i = beta_i (v_i -
+    exp(g_i) S_{i-1} k_i) what token i writes, the recurrence gives S_i = exp(b_i) S_0 + sum over j <= i of
+    exp(b_i - b_j) u_j k_j^T. Put into u_i, this is a unit lower triangular system, (I + A) U = beta V - beta
+    exp(b) K S_0^T, with A_ij = beta_i exp(b_i - b_j) k_i . k_j below the diagonal. Its inverse does not need
+    S_0, and is taken for all chunks at once; only three products a chunk are left to do in order of time.
     """
 
     def plan(self, phase: Phase, batch: StateBatch) -> _Plan:
@@ -195,7 +197,7 @@ def _run_single_tokens(
 def _chunks(
     sequences: list[tuple[int, int]], chunk: int, device: torch.device
 ) -> tuple[tuple[_Group, ...], torch.Tensor]:
-    """Cuts sequences, given by first and last + 1 row and longest first, into groups of chunks, and places each row."""
+    """Cuts sequences, as first and last + 1 row and longest first, into groups of chunks; places each row."""
     counts = [-(-(stop - start) // chunk) for start, stop in sequences]
     groups: list[_Group] = []
     places = torch.empty(sum(stop - start for start, stop in sequences), dtype=torch.int64)
@@ -289,7 +291,7 @@ def _run_group(
     torch.mul(values, weight[..., None], out=right[..., :value_size].view_as(values))
     torch.mul(keys, per_head(weight * since_start), out=per_head(right[..., value_size:]))
     solved = torch.bmm(inverse, right)
-    values_written, keys_read = solved.split([value_size, key_size], dim=-1)
+    values_written, keys_read = solved[..., :value_size], solved[..., value_size:]
     queries_read = flat(queries * per_head(since_start))
     keys_written = flat(keys * per_head((b[..., -1:] - b).exp().to(compute)))
     decay = since_start[..., -1:].reshape(-1, 1, 1)

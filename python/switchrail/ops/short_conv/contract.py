@@ -36,7 +36,7 @@ CONTRACT = Contract(
     batch=STATE_SLOTS,
     batch_type=StateBatch,
     notes=(
-        "the state holds inputs, not outputs; one of fewer than W - 1 rows shifts the rest of the old state in",
+        "the state holds inputs, not outputs; fewer than W - 1 rows shift the rest of the old state in",
         "a slot that is not read may hold anything",
         "a sequence of padding writes zeros into its rows of out and no state",
         "a sequence of length zero keeps its state: no slot is read or written",

@@ -13,14 +13,15 @@ from switchrail.ops.short_conv.contract import CONTRACT
 from switchrail.ops.slots import Slots
 
 BLOCK_NUMBERS = 2**17
-"""How many numbers are summed over all taps before the next: half a megabyte of float32, which stays in the cache."""
+"""How many numbers are summed over all taps before the next: half a megabyte, which stays in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
     """The rows at both ends of the M sequences, whose windows or states reach into the old state.
 
-    A pool of rows is made of the M old states, W - 1 rows each, and of the rows `picked` from x; the others index it.
+    A pool of rows is made of the M old states, W - 1 rows each, and of the rows `picked` from x; the others
+    index it.
 
     Attributes:
         picked: int64, rows of x.

@@ -1,0 +1,78 @@
+"""One call made as several: what chunked prefill and decoding do to a long one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+from switchrail.ops.backend import Backend
+from switchrail.ops.batch import PagedBatch, Phase, StateBatch
+from switchrail.testing.inputs import Call
+
+
+def run_in_steps(
+    backend: Backend, call: Call, schedule: Sequence[Sequence[int]], phase: Phase = "prefill"
+) -> Call:
+    """Makes a prefill call of N sequences as one call a step.
+
+    Args:
+        backend: The backend.
+        call: The whole call, whose sequences read the slots that they write; it is left alone.
+        schedule: For each step, how many rows it takes of each sequence; all of each in the end.
+        phase: The phase of each step.
+
+    Returns:
+        A copy of the call with the output and the state as the last step left them.
+
+    Raises:
+        ValueError: The schedule doesn't take all rows of each sequence.
+    """
+    if [sum(taken) for taken in zip(*schedule, strict=True)] != list(call.batch.seqlens):
+        raise ValueError(f"the schedule takes {schedule}, the sequences have {call.batch.seqlens} rows")
+    whole = call.clone()
+    cursor = call.batch.cu_seqlens[:-1].tolist()
+    for counts in schedule:
+        rows = [
+            row for start, count in zip(cursor, counts, strict=True) for row in range(start, start + count)
+        ]
+        cursor = [start + count for start, count in zip(cursor, counts, strict=True)]
+        index = torch.tensor(rows, dtype=torch.int64, device=call.out.device)
+        tensors = {
+            name: t[index] if t is not None and call.contract.tensors[name].axes[0] == "T" else t
+            for name, t in whole.tensors.items()
+        }
+        step = dataclasses.replace(call, phase=phase, tensors=tensors, batch=_batch(call, counts, cursor))
+        step.run(backend)
+        whole.out[index] = step.out
+    return whole
+
+
+def _batch(call: Call, counts: Sequence[int], cursor: Sequence[int]) -> StateBatch | PagedBatch:
+    """The batch of a step that takes `counts` rows and leaves each sequence's next row at `cursor`."""
+    batch = call.batch
+    cu_seqlens = torch.zeros_like(batch.cu_seqlens)
+    cu_seqlens[1:] = torch.tensor(counts, dtype=torch.int32).cumsum(0)
+    if isinstance(batch, StateBatch):
+        before = torch.tensor(cursor) - torch.tensor(counts)
+        began = before > batch.cu_seqlens[:-1].cpu()
+        return dataclasses.replace(
+            batch,
+            cu_seqlens=cu_seqlens,
+            seqlens=tuple(counts),
+            has_initial_state=batch.has_initial_state | began.to(cu_seqlens.device),
+        )
+    assert isinstance(batch, PagedBatch)
+    ends = batch.cu_seqlens[1:].tolist()
+    kv_seqlens = tuple(kv - (end - at) for kv, end, at in zip(batch.kv_seqlens, ends, cursor, strict=True))
+    return dataclasses.replace(
+        batch,
+        cu_seqlens=cu_seqlens,
+        seqlens=tuple(counts),
+        kv_lens=torch.tensor(kv_seqlens, dtype=torch.int32, device=batch.kv_lens.device),
+        kv_seqlens=kv_seqlens,
+    )
+
+
+__all__ = ["run_in_steps"]

@@ -1,0 +1,140 @@
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from switchrail.errors import ContractError
+from switchrail.ops.attention.torch import BLOCK, TorchAttention
+from switchrail.testing.compare import BOUNDS, measure, same_bits, verify
+from switchrail.testing.inputs import attention_call, run_reference
+from switchrail.testing.steps import run_in_steps
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.fixture(scope="module")
+def backend():
+    return TorchAttention()
+
+
+@settings(max_examples=250, deadline=None, derandomize=True)
+@given(
+    sequences=st.lists(
+        st.tuples(st.one_of(st.integers(0, 2), st.integers(0, 70)), st.integers(0, 100)), max_size=6
+    ),
+    kv_heads=st.integers(1, 3),
+    group=st.integers(1, 4),
+    head_size=st.integers(1, 24),
+    page=st.integers(1, 33),
+    dtype=st.sampled_from(DTYPES),
+    strided=st.booleans(),
+    padded=st.booleans(),
+    seed=st.integers(0, 2**16),
+    data=st.data(),
+)
+def test_any_prefill(sequences, kv_heads, group, head_size, page, dtype, strided, padded, seed, data):
+    padding = data.draw(st.sets(st.sampled_from(range(len(sequences))))) if sequences and padded else ()
+    call = attention_call(
+        [length for length, _ in sequences],
+        kv_lengths=[length + past for length, past in sequences],
+        heads=kv_heads * group,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        page=page,
+        dtype=dtype,
+        strided=strided,
+        padding=padding,
+        seed=seed,
+    )
+    verify(TorchAttention(), call)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("heads", [(1, 1), (8, 2), (5, 5), (16, 1)], ids=str)
+@pytest.mark.parametrize("norm", [1.0, 6.0])
+def test_decode_of_many_lengths(backend, dtype, heads, norm):
+    call = attention_call(
+        [1] * 40,
+        kv_lengths=[1, 2, 15, 16, 17, *range(30, 730, 20)],
+        phase="decode",
+        heads=heads[0],
+        kv_heads=heads[1],
+        dtype=dtype,
+        padding=(0, 11),
+        norm=norm,
+    )
+    verify(backend, call)
+
+
+def test_decode_gathers_about_one_length_at_once(backend):
+    call = attention_call([1] * 40, kv_lengths=[*range(10, 810, 20)], phase="decode")
+    groups = backend.plan("decode", call.batch).parts(16).single
+    assert 1 < len(groups) < 20
+    assert sum(len(group.rows) for group in groups) == 40
+    assert sum(len(group.tokens) for group in groups) < 1.25 * sum(call.batch.kv_seqlens)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_long_sequences_and_long_pasts(backend, dtype):
+    call = attention_call(
+        [700, BLOCK + 1, 2, 1], kv_lengths=[700, 1500, 900, 2000], heads=2, kv_heads=1, dtype=dtype, page=64
+    )
+    verify(backend, call)
+
+
+def test_chunks_of_any_size_equal_one_pass(backend):
+    call = attention_call([130, 1, 77], kv_lengths=[140, 1, 77], seed=5)
+    expected = run_reference(call)
+    schedules = [
+        [[64, 1, 0], [64, 0, 64], [2, 0, 13]],
+        [[7, 0, 7]] * 11 + [[53, 1, 0]],
+        [[0, 0, 1]] * 70 + [[130, 1, 7]],
+    ]
+    for schedule in schedules:
+        actual = run_in_steps(backend, call, schedule)
+        assert measure(actual.out, expected.out).within(BOUNDS[torch.float32])
+
+
+def test_decoding_step_by_step_equals_prefill(backend):
+    call = attention_call([40] * 5, kv_lengths=[40, 41, 100, 57, 63], seed=6)
+    expected = run_reference(call)
+    actual = run_in_steps(backend, call, [[1] * 5] * 40, phase="decode")
+    assert measure(actual.out, expected.out).within(BOUNDS[torch.float32])
+
+
+@pytest.mark.parametrize("lengths", [[1, 1, 1, 1], [5, 9, 1, 30]], ids=str)
+def test_a_sequence_of_nan_harms_no_other(backend, lengths):
+    clean = attention_call(lengths, kv_lengths=[40, 44, 37, 50], strided=False)
+    dirty = clean.clone()
+    rows = slice(*dirty.batch.cu_seqlens[1:3].tolist())
+    dirty.tensors["q"][rows] = torch.nan
+    pages = dirty.batch.page_table[1, :3].long()
+    dirty.tensors["k_cache"][pages] = torch.nan
+    dirty.tensors["v_cache"][pages] = torch.nan
+    clean.run(backend)
+    dirty.run(backend)
+    assert dirty.out[rows].isnan().all()
+    others = torch.ones(len(clean.out), dtype=torch.bool)
+    others[rows] = False
+    assert same_bits(clean.out[others], dirty.out[others])
+
+
+def test_pages_shared_by_sequences(backend):
+    call = attention_call([3, 1], kv_lengths=[40, 40])
+    call.batch.page_table[1] = call.batch.page_table[0]
+    verify(backend, call)
+
+
+def test_fewer_cached_tokens_than_rows(backend):
+    call = attention_call([3, 5])
+    batch = dataclasses.replace(call.batch, kv_seqlens=(3, 4))
+    with pytest.raises(ContractError, match=r"kv_seqlens: got 4 for sequence 1 of 5 rows"):
+        backend.plan("prefill", batch)
+
+
+def test_a_page_table_that_is_too_narrow(backend):
+    call = attention_call([3, 50])
+    batch = dataclasses.replace(call.batch, page_table=call.batch.page_table[:, :2].contiguous())
+    with pytest.raises(ContractError, match=r"page_table: got 2 pages of 16 tokens.*longest, 50 tokens"):
+        dataclasses.replace(call, batch=batch).run(backend)

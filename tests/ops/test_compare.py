@@ -1,0 +1,128 @@
+"""The judge must see what is wrong: each test breaks one thing."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from switchrail.ops.attention.reference import ReferenceAttention
+from switchrail.ops.gated_delta.reference import ReferenceGatedDelta
+from switchrail.ops.gated_delta.torch import TorchGatedDelta
+from switchrail.testing.compare import BOUNDS, Error, measure, same_bits, verify
+from switchrail.testing.inputs import attention_call, gated_delta_call, short_conv_call
+from switchrail.testing.steps import run_in_steps
+
+
+def test_measures():
+    expected = torch.tensor([[3.0, 4.0], [0.0, 1.0]])
+    assert measure(expected, expected) == Error(0.0, 0.0)
+    error = measure(torch.tensor([[3.0, 4.0], [0.0, 1.5]]), expected)
+    assert error.norm == pytest.approx(0.5 / math.sqrt(26))
+    assert error.row == pytest.approx(0.5)
+    assert (error | Error(1.0, 0.0)) == Error(1.0, error.row)
+
+
+def test_one_bad_row_shows_among_many():
+    expected = torch.ones(10_000, 4)
+    actual = expected.clone()
+    actual[77] *= 1.001
+    error = measure(actual, expected)
+    assert error.norm < 2e-5
+    assert not error.within(BOUNDS[torch.float32])
+
+
+def test_a_row_that_cancels_is_held_to_the_others():
+    expected = torch.tensor([[1.0], [1e-9]])
+    assert measure(torch.tensor([[1.0], [2e-9]]), expected).row < 1e-7
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_never_passes(bad):
+    good = torch.ones(2, 2)
+    worse = good.clone()
+    worse[1, 1] = bad
+    huge = Error(1e300, 1e300)
+    assert not measure(worse, good).within(huge)
+    assert not measure(good, worse).within(huge)
+    assert not measure(worse, worse).within(huge)
+
+
+def test_nothing_and_zeros():
+    assert measure(torch.empty(0, 3), torch.empty(0, 3)) == Error(0.0, 0.0)
+    assert measure(torch.zeros(2, 3), torch.zeros(2, 3)) == Error(0.0, 0.0)
+    assert measure(torch.full((2, 3), 1e-30), torch.zeros(2, 3)).norm == math.inf
+    with pytest.raises(ValueError, match=r"\[2, 3\], expected was \[3, 2\]"):
+        measure(torch.zeros(2, 3), torch.zeros(3, 2))
+
+
+def test_same_bits():
+    a = torch.tensor([math.nan, 0.0])
+    assert same_bits(a, a.clone())
+    assert not same_bits(a, torch.tensor([math.nan, -0.0]))
+
+
+class Sabotaged(ReferenceGatedDelta):
+    """Right, and then one thing more."""
+
+    def __init__(self, then):
+        super().__init__()
+        self.then = then
+
+    def prefill(self, q, k, v, **arguments):
+        super().prefill(q, k, v, **arguments)
+        self.then(q=q, k=k, v=v, **arguments)
+
+
+SABOTAGE = {
+    "out is off": lambda **a: a["out"][4].mul_(1.01),
+    "out is off by inf": lambda **a: a["out"][4, 0, 0].fill_(torch.nan),
+    "rows of padding": lambda **a: a["out"][3].fill_(1e-20),
+    "the state is off": lambda **a: a["state"][a["batch"].write_slots[0]].mul_(1.01),
+    "a slot was written": lambda **a: a["state"][0].fill_(0.0),
+    "q was modified": lambda **a: a["q"][0, 0].add_(1.0),
+    "g was modified": lambda **a: a["g"][0].sub_(1.0),
+    "batch.read_slots was modified": lambda **a: a["batch"].read_slots.fill_(3),
+}
+
+
+@pytest.mark.parametrize("message", SABOTAGE)
+def test_verify_sees(message):
+    call = gated_delta_call([3, 1, 5, 0], padding=(1,), in_place=False)
+    verify(Sabotaged(lambda **a: None), call)
+    with pytest.raises(AssertionError, match=message):
+        verify(Sabotaged(SABOTAGE[message]), call)
+    verify(ReferenceGatedDelta(), call)
+
+
+def test_verify_sees_a_read_beyond_the_end():
+    class Beyond(ReferenceAttention):
+        def prefill(self, q, k_cache, v_cache, **arguments):
+            batch = arguments["batch"]
+            longer = tuple(kv + 1 for kv in batch.kv_seqlens)
+            arguments["batch"] = dataclasses.replace(batch, kv_seqlens=longer)
+            super().prefill(q, k_cache, v_cache, **arguments)
+
+    with pytest.raises(AssertionError, match="out is off by inf"):
+        verify(Beyond(), attention_call([3, 5]))
+
+
+@pytest.mark.parametrize("make", [gated_delta_call, short_conv_call, attention_call])
+def test_calls_are_seeded_and_copied_whole(make):
+    a, b = make([3, 9], seed=4), make([3, 9], seed=4)
+    other = make([3, 9], seed=5)
+    copy = a.clone()
+    for name, tensor in a.tensors.items():
+        if tensor is None:
+            continue
+        assert same_bits(tensor, b.tensors[name])
+        assert copy.tensors[name].stride() == tensor.stride()
+        assert copy.tensors[name].data_ptr() != tensor.data_ptr()
+        assert same_bits(tensor, copy.tensors[name])
+    first = a.contract.positional[0]
+    assert not same_bits(a.tensors[first], other.tensors[first])
+    assert a.out.isnan().all()
+
+
+def test_a_schedule_that_leaves_rows_out():
+    with pytest.raises(ValueError, match=r"\[\[2\]\], the sequences have \(3,\) rows"):
+        run_in_steps(TorchGatedDelta(), gated_delta_call([3]), [[2]])

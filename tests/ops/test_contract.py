@@ -1,0 +1,238 @@
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+import torch
+from switchrail.errors import ContractError, SwitchrailError
+from switchrail.ops.attention.torch import TorchAttention
+from switchrail.ops.contract import TensorSpec, parse_axis
+from switchrail.ops.gated_delta.torch import TorchGatedDelta
+from switchrail.ops.short_conv.torch import TorchShortConv
+from switchrail.testing.inputs import (
+    CONTRACTS,
+    REFERENCES,
+    attention_call,
+    gated_delta_call,
+    short_conv_call,
+)
+
+CALLS = {"attention": attention_call, "gated_delta": gated_delta_call, "short_conv": short_conv_call}
+TORCH = {"attention": TorchAttention, "gated_delta": TorchGatedDelta, "short_conv": TorchShortConv}
+
+
+def check(call):
+    call.contract.check(call.phase, call.batch, {**call.tensors, **call.options})
+
+
+def with_batch(call, **values):
+    return dataclasses.replace(call, batch=dataclasses.replace(call.batch, **values))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("op", CALLS)
+def test_what_the_generators_make_is_within_the_contract(op, dtype):
+    for lengths in ([3, 0, 5], [1], [0], []):
+        check(CALLS[op](lengths, dtype=dtype))
+    check(CALLS[op]([1, 1, 1], phase="decode", dtype=dtype))
+
+
+TENSOR_BREACHES = [
+    ("gated_delta", "q", lambda t: t.int(), r"q: got dtype int32; asked is one of float64, float32, float16"),
+    ("gated_delta", "k", lambda t: t.half(), r"k: got dtype float16; asked is one of: float32"),
+    ("gated_delta", "g", lambda t: t.bfloat16(), r"g: got dtype bfloat16; asked is one of: float32"),
+    (
+        "gated_delta",
+        "state",
+        lambda t: t.half(),
+        r"state: got dtype float16; asked is one of: bfloat16, float32",
+    ),
+    ("gated_delta", "v", lambda t: t[:, 0], r"v: got shape \[8, 16\]; asked is \[T, HV, V\]"),
+    ("gated_delta", "v", lambda t: t[:-1], r"v: got shape \[7, 4, 16\].*T = 8 \(batch.seqlens\)"),
+    ("gated_delta", "k", lambda t: t[:, :, :8], r"k: got shape \[8, 2, 8\].*K = 16 \(q\)"),
+    ("gated_delta", "beta", lambda t: None, r"beta: got NoneType; asked is a torch.Tensor"),
+    ("gated_delta", "state", lambda t: t.mT, r"state: got strides .*\[slots, HV, V, K\] dense in memory"),
+    ("gated_delta", "out", lambda t: t[:, ::2], r"out: got shape \[8, 2, 16\].*HV = 4 \(v\)"),
+    ("gated_delta", "q", lambda t: t.mT.contiguous().mT, r"q: got strides .*stride 1 along K"),
+    ("gated_delta", "q", lambda t: t.to("meta"), r"batch: got device cpu; asked is meta, that of q"),
+    ("gated_delta", "k", lambda t: t.to("meta"), r"k: got device meta; asked is cpu, that of q"),
+    ("short_conv", "state", lambda t: t.contiguous(), r"state: got strides .*\[slots, W-1, C\] dense"),
+    ("short_conv", "weight", lambda t: t[:, 1:].contiguous(), r"state: got shape .*W = 3 \(weight\)"),
+    (
+        "short_conv",
+        "x",
+        lambda t: t.repeat_interleave(2, 0)[::2].repeat(1, 2)[:, ::2],
+        r"x: got strides .*C or T",
+    ),
+    ("attention", "v_cache", lambda t: t[:-1], r"v_cache: got shape .*pages = 5 \(k_cache\)"),
+    ("attention", "q", lambda t: t.numpy(), r"q: got ndarray; asked is a torch.Tensor"),
+]
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "change", "message"), TENSOR_BREACHES, ids=lambda v: v if isinstance(v, str) else ""
+)
+def test_a_tensor_that_breaks_the_contract(op, name, change, message):
+    call = CALLS[op]([3, 5])
+    broken = dataclasses.replace(call, tensors={**call.tensors, name: change(call.tensors[name])})
+    for backend in (REFERENCES[op](), TORCH[op]()):
+        with pytest.raises(ContractError, match=message) as caught:
+            broken.run(backend)
+        assert caught.value.op == op
+        assert caught.value.argument
+        assert caught.value.valid
+        assert isinstance(caught.value, SwitchrailError)
+        assert isinstance(caught.value, ValueError)
+    assert call.out.isnan().all()
+
+
+def test_heads_that_do_not_divide():
+    call = gated_delta_call([3], heads=2, value_heads=3)
+    with pytest.raises(ContractError, match=r"v: got HV = 3; asked is a multiple of H = 2 \(q\)"):
+        check(call)
+    with pytest.raises(ContractError, match=r"q: got H = 3; asked is a multiple of HKV = 2 \(k_cache\)"):
+        check(attention_call([3], heads=3, kv_heads=2))
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "value", "message"),
+    [
+        ("attention", "scale", 0.0, "scale: got 0.0; asked is a finite number other than 0"),
+        ("attention", "scale", float("nan"), "scale: got nan"),
+        ("attention", "scale", 1, "scale: got 1 of type int; asked is float"),
+        ("gated_delta", "qk_l2norm", 1, "qk_l2norm: got 1 of type int; asked is bool"),
+        ("short_conv", "activation", "swish", "activation: got 'swish'; asked is one of 'silu', None"),
+        ("short_conv", "activation", True, "activation: got True of type bool; asked is str or None"),
+    ],
+)
+def test_an_option_that_breaks_the_contract(op, name, value, message):
+    call = CALLS[op]([3])
+    broken = dataclasses.replace(call, options={**call.options, name: value})
+    for backend in (REFERENCES[op](), TORCH[op]()):
+        with pytest.raises(ContractError, match=message):
+            broken.run(backend)
+
+
+def test_a_missing_and_an_unknown_argument():
+    call = gated_delta_call([3])
+    arguments = {**call.tensors, **call.options}
+    with pytest.raises(ContractError, match="beta: got nothing"):
+        call.contract.check("prefill", call.batch, {k: v for k, v in arguments.items() if k != "beta"})
+    with pytest.raises(
+        ContractError, match="bias: got an argument that the contract lacks; asked is one of beta, g"
+    ):
+        call.contract.check("prefill", call.batch, {**arguments, "bias": None})
+
+
+def test_a_batch_that_breaks_the_contract():
+    call = gated_delta_call([3, 1])
+    wrong = [
+        (attention_call([3, 1]).batch, "batch: got PagedBatch; asked is a StateBatch"),
+        (with_batch(call, read_slots=call.batch.read_slots.int()).batch, "read_slots: got dtype int32"),
+        (with_batch(call, cu_seqlens=call.batch.cu_seqlens[:2]).batch, r"cu_seqlens: got shape \[2\].*N = 2"),
+        (
+            with_batch(call, has_initial_state=torch.ones(3, dtype=torch.bool)).batch,
+            "has_initial_state: got shape",
+        ),
+        (with_batch(call, seqlens=(5, -1)).batch, "seqlens: got -1"),
+    ]
+    for batch, message in wrong:
+        for backend in (REFERENCES["gated_delta"](), TorchGatedDelta()):
+            with pytest.raises(ContractError, match=message):
+                dataclasses.replace(call, batch=batch).run(backend)
+    with pytest.raises(ContractError, match="a length of 3; asked is 1 for each sequence in decode"):
+        dataclasses.replace(call, phase="decode").run(TorchGatedDelta())
+
+
+@pytest.mark.parametrize(
+    ("read", "write", "message"),
+    [
+        ([1, 2], [1, 1], "write_slots: got slot 1 for sequences 0 and 1"),
+        ([1, -1], [1, 2], "got -1, 2 for sequence 1; asked is -1 in both or in none"),
+        ([1, 2], [2, 3], "read_slots: got slot 2 for sequence 1, which sequence 0 writes"),
+        ([1, -2], [1, -2], "got -2, -2 for sequence 1; asked is -1 or more"),
+        ([1, 99], [1, 99], "got slot 99; asked is below 5"),
+    ],
+)
+@pytest.mark.parametrize("op", ["gated_delta", "short_conv"])
+def test_slots_that_break_the_contract(op, read, write, message):
+    call = with_batch(CALLS[op]([2, 3]), read_slots=torch.tensor(read), write_slots=torch.tensor(write))
+    before = call.state.clone()
+    with pytest.raises(ContractError, match=message):
+        call.run(TORCH[op]())
+    assert torch.equal(call.state.nan_to_num(), before.nan_to_num())
+
+
+def test_contracts_name_their_axes_consistently():
+    assert set(CONTRACTS) == {"attention", "gated_delta", "short_conv"}
+    for contract in CONTRACTS.values():
+        known = {axis for spec in contract.tensors.values() for axis, _ in spec.parsed_axes}
+        assert all(axis in known for pair in contract.multiples for axis in pair)
+        assert "out" in contract.mutated
+        assert contract.positional[0] in contract.tensors
+        for spec in (*contract.tensors.values(), *contract.batch.values()):
+            assert isinstance(spec, TensorSpec)
+            assert spec.memory is not None or spec.unit_stride
+            assert sorted(spec.memory_order) == list(range(len(spec.memory or ())))
+
+
+def test_axes():
+    assert parse_axis("HV") == ("HV", 0)
+    assert parse_axis("W-1") == ("W", -1)
+    assert parse_axis("N + 1") == ("N", 1)
+    with pytest.raises(ValueError, match="'2\\*N'"):
+        parse_axis("2*N")
+
+
+def test_registering_the_built_in_backends_imports_nothing():
+    code = (
+        "import importlib.util, sys\n"
+        "from importlib.machinery import SourceFileLoader\n"
+        "import switchrail.ops\n"
+        "seen = []\n"
+        "class Registry:\n"
+        "    def register(self, name, target, **capabilities):\n"
+        "        seen.append((name, capabilities['op']))\n"
+        "switchrail.ops.register_builtins(Registry())\n"
+        "assert len(seen) == 6, seen\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Registrations:
+    def __init__(self):
+        self.made = []
+
+    def register(self, name, target, **capabilities):
+        self.made.append((name, target, capabilities))
+
+
+def test_the_built_in_backends_are_what_their_registration_says():
+    from switchrail.ops import Backend, register_builtins
+
+    registry = Registrations()
+    register_builtins(registry)
+    assert {(name, c["op"]) for name, _, c in registry.made} == {
+        (name, op) for name in ("torch", "reference") for op in CONTRACTS
+    }
+    for name, target, capabilities in registry.made:
+        module, _, attribute = target.partition(":")
+        backend = getattr(__import__(module, fromlist=[attribute]), attribute)
+        assert issubclass(backend, Backend)
+        assert backend.op == capabilities["op"]
+        contract = CONTRACTS[backend.op]
+        assert capabilities["dtypes"] == contract.tensors[contract.positional[0]].dtypes
+        assert capabilities["priority"] == (0 if name == "torch" else -100)
+        for phase in capabilities["phases"]:
+            assert getattr(backend, phase) is not getattr(Backend, phase, None)
+        if contract.state_layout is not None:
+            assert capabilities["state_layouts"] == (contract.state_layout,)
+
+
+def test_an_unknown_name_of_the_package():
+    import switchrail.ops
+
+    assert switchrail.ops.StateBatch.__name__ == "StateBatch"
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = switchrail.ops.Nothing

@@ -1,0 +1,81 @@
+"""The oracles against what others compute: each is the judge of every backend, so it has its own."""
+
+import pytest
+import torch
+from switchrail.testing.compare import Error, measure
+from switchrail.testing.inputs import attention_call, gated_delta_call, run_reference, short_conv_call
+from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
+
+FLOAT64 = Error(1e-13, 1e-12)
+
+
+def test_attention_is_torch_sdpa_over_the_pages_in_order():
+    call = attention_call([3, 40], kv_lengths=[21, 40], dtype=torch.float64, heads=6, kv_heads=2)
+    oracle = run_reference(call)
+    row = 0
+    for n, (length, kv) in enumerate(zip(call.batch.seqlens, call.batch.kv_seqlens, strict=True)):
+        pages = call.batch.page_table[n, : -(-kv // 16)].long()
+        q = call.tensors["q"][row : row + length].transpose(0, 1)
+        k, v = (
+            call.tensors[name][pages].flatten(0, 1)[:kv].transpose(0, 1) for name in ("k_cache", "v_cache")
+        )
+        mask = torch.ones(length, kv, dtype=torch.bool).tril(kv - length)
+        expected = torch.nn.functional.scaled_dot_product_attention(
+            q[None], k[None], v[None], attn_mask=mask, enable_gqa=True
+        )[0].transpose(0, 1)
+        assert measure(oracle.out[row : row + length], expected).within(FLOAT64)
+        row += length
+
+
+def test_short_conv_is_conv1d_behind_the_state():
+    call = short_conv_call([12], channels=5, width=4, dtype=torch.float64, bias=True, initial="all")
+    oracle = run_reference(call)
+    slot = int(call.batch.read_slots[0])
+    inputs = torch.cat([call.state[slot], call.tensors["x"].T], dim=1)
+    expected = torch.nn.functional.conv1d(
+        inputs[None], call.tensors["weight"][:, None], call.tensors["bias"], groups=5
+    )
+    assert measure(oracle.out, torch.nn.functional.silu(expected[0]).T).within(FLOAT64)
+    assert torch.equal(oracle.state[slot], inputs[:, -3:])
+
+
+@pytest.mark.parametrize("gate", ["decaying", "one", "near_one"])
+def test_gated_delta_is_what_transformers_computes_in_float32(gate):
+    call = gated_delta_call([50], initial="all", gate=gate, heads=2, value_heads=6)
+    oracle = run_reference(call)
+    slot = int(call.batch.read_slots[0])
+    q, k = (call.tensors[name].repeat_interleave(3, dim=1) for name in ("q", "k"))
+    out, state = torch_recurrent_gated_delta_rule(
+        q[None],
+        k[None],
+        call.tensors["v"][None],
+        call.tensors["g"][None],
+        call.tensors["beta"][None],
+        call.state[slot].mT[None],
+        True,
+        use_qk_l2norm_in_kernel=True,
+    )
+    assert measure(out[0], oracle.out).within(Error(1e-6, 1e-5))
+    assert measure(state[0].mT, oracle.state[slot]).within(Error(1e-6, 1e-5))
+
+
+def test_gated_delta_by_hand():
+    call = gated_delta_call(
+        [2],
+        heads=1,
+        value_heads=1,
+        key_size=1,
+        value_size=1,
+        dtype=torch.float64,
+        qk_l2norm=False,
+        initial="all",
+    )
+    slot = int(call.batch.read_slots[0])
+    call.state[slot] = 8.0
+    for name, values in {"q": [3.0, 1.0], "k": [1.0, 2.0], "v": [10.0, 1.0], "beta": [0.5, 1.0]}.items():
+        call.tensors[name].view(2).copy_(torch.tensor(values))
+    call.tensors["g"].view(2).copy_(torch.tensor([0.5, 0.0], dtype=torch.float64).log())
+    oracle = run_reference(call)
+    # 8 decays to 4, moves half way to 10: 7; read with 3: 21. Then all decays; 0 + (1 - 0) 2: 2.
+    assert oracle.out.flatten().tolist() == [21.0, 2.0]
+    assert oracle.state[slot].item() == 2.0

@@ -1,0 +1,156 @@
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from switchrail.ops.short_conv.torch import BLOCK_NUMBERS, TorchShortConv
+from switchrail.testing.compare import BOUNDS, measure, same_bits, verify
+from switchrail.testing.inputs import run_reference, short_conv_call
+from switchrail.testing.steps import run_in_steps
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.fixture(scope="module")
+def backend():
+    return TorchShortConv()
+
+
+@settings(max_examples=250, deadline=None, derandomize=True)
+@given(
+    lengths=st.lists(st.one_of(st.integers(0, 4), st.integers(0, 40)), max_size=6),
+    channels=st.integers(1, 20),
+    width=st.integers(2, 7),
+    dtype=st.sampled_from(DTYPES),
+    wide_state=st.booleans(),
+    bias=st.booleans(),
+    activation=st.sampled_from(["silu", None]),
+    strided=st.sampled_from(["channels", "time", "none"]),
+    initial=st.sampled_from(["all", "some", "none"]),
+    in_place=st.booleans(),
+    padded=st.booleans(),
+    seed=st.integers(0, 2**16),
+    data=st.data(),
+)
+def test_any_prefill(
+    lengths,
+    channels,
+    width,
+    dtype,
+    wide_state,
+    bias,
+    activation,
+    strided,
+    initial,
+    in_place,
+    padded,
+    seed,
+    data,
+):
+    padding = data.draw(st.sets(st.sampled_from(range(len(lengths))))) if lengths and padded else ()
+    call = short_conv_call(
+        lengths,
+        channels=channels,
+        width=width,
+        dtype=dtype,
+        state_dtype=torch.float32 if wide_state and dtype != torch.float64 else None,
+        bias=bias,
+        activation=activation,
+        strided=strided,
+        initial=initial,
+        in_place=in_place,
+        padding=padding,
+        seed=seed,
+    )
+    verify(TorchShortConv(), call)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_decode(backend, dtype, width, in_place):
+    call = short_conv_call(
+        [1] * 9, phase="decode", width=width, dtype=dtype, bias=True, in_place=in_place, padding=(0, 5)
+    )
+    verify(backend, call)
+
+
+def test_more_rows_than_are_summed_at_once(backend):
+    channels = BLOCK_NUMBERS // 16
+    verify(backend, short_conv_call([40, 1, 30], channels=channels, initial="all"))
+
+
+def test_the_first_rows_see_the_state(backend):
+    call = short_conv_call([2], channels=1, width=3, activation=None, strided="none", initial="all")
+    call.tensors["x"].copy_(torch.tensor([[3.0], [4.0]]))
+    call.tensors["weight"].copy_(torch.tensor([[100.0, 10.0, 1.0]]))
+    slot = int(call.batch.read_slots[0])
+    call.state[slot] = torch.tensor([[1.0, 2.0]])
+    call.run(backend)
+    assert call.out[:, 0].tolist() == [123.0, 234.0]
+    assert call.state[slot].tolist() == [[3.0, 4.0]]
+
+
+def test_a_short_sequence_shifts_the_old_state(backend):
+    call = short_conv_call([1], channels=1, width=5, strided="none", initial="all")
+    slot = int(call.batch.read_slots[0])
+    call.state[slot] = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    call.tensors["x"].fill_(5.0)
+    call.run(backend)
+    assert call.state[slot].tolist() == [[2.0, 3.0, 4.0, 5.0]]
+
+
+def test_chunks_of_any_size_continue_the_state(backend):
+    call = short_conv_call([30, 1, 17], initial="some", seed=5)
+    expected = run_reference(call)
+    for schedule in (
+        [[16, 1, 0], [13, 0, 16], [1, 0, 1]],
+        [[2, 0, 1]] * 15 + [[0, 1, 2]],
+        [[1, 0, 0]] * 30 + [[0, 1, 17]],
+    ):
+        actual = run_in_steps(backend, call, schedule)
+        assert measure(actual.out, expected.out).within(BOUNDS[torch.float32])
+        slots = call.batch.write_slots
+        assert same_bits(actual.state[slots], expected.state[slots].float())
+
+
+def test_decoding_step_by_step_equals_prefill(backend):
+    call = short_conv_call([20] * 5, initial="all", seed=6)
+    expected = run_reference(call)
+    actual = run_in_steps(backend, call, [[1] * 5] * 20, phase="decode")
+    assert measure(actual.out, expected.out).within(BOUNDS[torch.float32])
+    slots = call.batch.write_slots
+    assert same_bits(actual.state[slots], expected.state[slots].float())
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_a_sequence_of_nan_harms_no_other(backend, phase):
+    lengths = [1] * 4 if phase == "decode" else [5, 9, 1, 2]
+    clean = short_conv_call(lengths, phase=phase, strided="none", initial="all")
+    dirty = clean.clone()
+    rows = slice(*dirty.batch.cu_seqlens[1:3].tolist())
+    dirty.tensors["x"][rows] = torch.nan
+    dirty.state[dirty.batch.read_slots[1]] = torch.nan
+    clean.run(backend)
+    dirty.run(backend)
+    assert dirty.out[rows].isnan().all()
+    others = torch.ones(len(clean.out), dtype=torch.bool)
+    others[rows] = False
+    assert same_bits(clean.out[others], dirty.out[others])
+    slots = clean.batch.write_slots[[0, 2, 3]]
+    assert same_bits(clean.state[slots], dirty.state[slots])
+
+
+@pytest.mark.parametrize("initial", ["all", "some", "none"])
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_slots_that_follow_one_another_are_changed_in_place(backend, phase, initial):
+    lengths = [1] * 4 if phase == "decode" else [2, 1, 9, 0]
+    call = short_conv_call(lengths, phase=phase, initial=initial, seed=8)
+    call.state[2:6] = call.state[call.batch.read_slots]
+    call.state[[0, 1, 6]] = torch.nan
+    slots = torch.arange(2, 6)
+    verify(
+        backend,
+        dataclasses.replace(call, batch=dataclasses.replace(call.batch, read_slots=slots, write_slots=slots)),
+    )
