@@ -85,7 +85,7 @@ class Call:
         return self.to(self.out.device)
 
     def to(self, device: torch.device | str) -> Call:
-        """A copy on a device, with memory of its own and the same strides; what shared memory shares it again."""
+        """A copy on a device, with memory of its own and the same strides; views of one buffer stay so."""
         tensors: dict[str, torch.Tensor | None] = {}
         storages: dict[int, torch.UntypedStorage] = {}
         for name, tensor in self.tensors.items():
