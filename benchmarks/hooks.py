@@ -94,7 +94,9 @@ def copies(kinds):
 def measured(calls):
     """Median nanoseconds of CPU time of a call of each function, taken in turns."""
     times = {name: [] for name in calls}
-    timers = {name: timeit.Timer("f(1)", timer=time.thread_time, globals={"f": f}) for name, f in calls.items()}
+    timers = {
+        name: timeit.Timer("f(1)", timer=time.thread_time, globals={"f": f}) for name, f in calls.items()
+    }
     for _ in range(ROUNDS):
         for name, timer in timers.items():
             times[name].append(timer.timeit(CALLS) / CALLS * 1e9)
