@@ -5,11 +5,13 @@
 # TORCH=SPEC       what pip is asked for where torch is missing, such as TORCH=torch==2.11.0
 # VENV_FLAGS=...   for `python -m venv`, such as --system-site-packages
 # PYTHON=python3   the interpreter (3.10 or later) that makes the environment
+# WORKERS=2        how many processes run the Python tests
 
 PYTHON ?= python3
 VENV ?= .venv
 VENV_FLAGS ?=
 TORCH ?= torch
+WORKERS ?= 2
 CHECKPOINT ?= tests/checkpoints/kjv-qwen3-next
 
 PY := $(abspath $(VENV))/bin/python
@@ -63,7 +65,7 @@ $(TOOLS)/bin/cargo-deny:
 	cargo install --locked --root $(TOOLS) cargo-deny
 
 test-python: build
-	$(PY) -m pytest
+	$(PY) -m pytest -n $(WORKERS)
 
 lint-python: build
 	$(BIN)/ruff check
