@@ -42,7 +42,7 @@ CONFIG: dict[str, Any] = {
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte (ids 0 to 255, in the order of the byte-level alphabet), an end token and two merges."""
+    """One token a byte (ids 0 to 255, in the order of the byte-level alphabet), an end, two merges."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {letter: i for i, letter in enumerate(alphabet)} | {"<end>": 256, "th": 257, "the": 258}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("t", "h"), ("th", "e")]))
@@ -78,6 +78,11 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device; torch sees none")
+
+
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("tiny"))
@@ -88,7 +93,9 @@ def make_engine(checkpoint: Path) -> Iterator[Callable[..., Engine]]:
     """Makes engines of the tiny checkpoint on a runtime of their own, and closes them."""
     with ExitStack() as stack:
 
-        def make(path: Path = checkpoint, *, runtime: Any = None, device: str = "cpu", **arguments: Any) -> Engine:
+        def make(
+            path: Path = checkpoint, *, runtime: Any = None, device: str = "cpu", **arguments: Any
+        ) -> Engine:
             runtime = runtime or switchrail.Runtime()
             return stack.enter_context(Engine(path, runtime=runtime, device=device, **arguments))
 

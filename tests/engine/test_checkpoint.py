@@ -71,7 +71,10 @@ def test_no_weights(make_engine: Callable[..., Engine], broken: Path) -> None:
 
 @pytest.mark.parametrize(
     ("index", "words"),
-    [('{"weight_map": {"a": "missing-00001.safetensors"}}', "missing-00001"), ("{}", "index.json can't be read")],
+    [
+        ('{"weight_map": {"a": "missing-00001.safetensors"}}', "missing-00001"),
+        ("{}", "index.json can't be read"),
+    ],
 )
 def test_broken_index(make_engine: Callable[..., Engine], broken: Path, index: str, words: str) -> None:
     (broken / "model.safetensors.index.json").write_text(index)
@@ -126,7 +129,10 @@ def test_dtype_is_that_asked_for(make_engine: Callable[..., Engine], dtype: str 
     assert str(engine.dtype).endswith(str(dtype).removeprefix("torch."))
     assert engine.pools.kv[1][0].dtype == engine.pools.conv[0].dtype == engine.dtype
     assert engine.pools.state[0].dtype == torch.float32
-    assert engine.generate(["the"], SamplingParams(max_new_tokens=3, ignore_eos=True))[0].finish_reason == "length"
+    assert (
+        engine.generate(["the"], SamplingParams(max_new_tokens=3, ignore_eos=True))[0].finish_reason
+        == "length"
+    )
 
 
 def test_on_a_cpu_the_default_is_float32(make_engine: Callable[..., Engine], broken: Path) -> None:

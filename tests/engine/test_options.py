@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from switchrail.engine import Engine, EngineOptions, SamplingParams
-from switchrail.engine import memory
+from switchrail.engine import Engine, EngineOptions, SamplingParams, memory
 from switchrail.engine.pools import ConvShape, DeltaShape, KVShape, page_bytes, slot_bytes
 from switchrail.errors import (
     ConfigError,
@@ -105,7 +104,11 @@ def test_no_such_device(make_engine: Callable[..., Engine]) -> None:
         make_engine(device="cuda:99")
 
 
-SHAPES = (KVShape(heads=2, size=16), DeltaShape(heads=4, value_size=8, key_size=4), ConvShape(channels=10, width=4))
+SHAPES = (
+    KVShape(heads=2, size=16),
+    DeltaShape(heads=4, value_size=8, key_size=4),
+    ConvShape(channels=10, width=4),
+)
 
 
 def test_bytes_of_pages_and_slots() -> None:

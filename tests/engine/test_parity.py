@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import switchrail
+import switchrail_kernels
 import torch
 from switchrail.engine import Engine, Request, SamplingParams
 from transformers import AutoModelForCausalLM
@@ -71,7 +73,8 @@ class Recorder:
 
     def __init__(self, engine: Engine) -> None:
         self.rows: dict[tuple[int, int], torch.Tensor] = {}  # (request id, position) -> logits
-        self.most_calls = 0
+        self.most_calls = 0  # of one op of one layer in one step
+        self.most_parts = 0
         self.steps = 0
         self._calls: Counter[tuple[Any, ...]] = Counter()
         dispatcher, scheduler, model = engine._dispatcher, engine._scheduler, engine._model
@@ -91,6 +94,7 @@ class Recorder:
                 self.rows[key] = logits[row]
             output.logits = output.logits[:, logits_to_keep]
             self.most_calls = max(self.most_calls, *self._calls.values())
+            self.most_parts = max(self.most_parts, len(step.parts))
             self.steps += 1
             return output
 
@@ -111,7 +115,9 @@ def disturb(engine: Engine, seed: int) -> None:
     draw.shuffle(engine.pools.slots._free)
 
 
-def compare(reference: Reference, recorder: Recorder, outputs: list[tuple[int, Any]]) -> tuple[float, list[str]]:
+def compare(
+    reference: Reference, recorder: Recorder, outputs: list[tuple[int, Any]]
+) -> tuple[float, list[str]]:
     """Compares every row up to the first tie that went the other way.
 
     Returns:
@@ -136,36 +142,159 @@ def compare(reference: Reference, recorder: Recorder, outputs: list[tuple[int, A
 
 
 OPTIONS = {"max_sequences": 12, "num_pages": 600, "page_size": 8, "max_tokens_per_step": 512}
+MODES = ("alone", "together", "chunks of 1", "chunks of 7", "chunks of 64")
 
 
-def run_case(engine: Engine, reference: Reference, mode: str) -> tuple[float, list[str], Recorder]:
+def choices(backend: str) -> dict[str, str]:
+    return dict.fromkeys(("attention", "gated_delta", "short_conv"), backend)
+
+
+def options_of(mode: str) -> dict[str, Any]:
+    return OPTIONS | {"prefill_chunk": int(mode.split()[-1]) if mode.startswith("chunks") else None}
+
+
+def check_parity(engine: Engine, reference: Reference, mode: str) -> None:
+    """Runs the reference's prompts and holds logits, tokens and the number of backend calls to it."""
     disturb(engine, seed=len(mode))
     recorder = Recorder(engine)
-    params = SamplingParams(max_new_tokens=len(reference.cases[0].tokens), ignore_eos=True)
+    new_tokens = len(reference.cases[0].tokens)
+    params = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
     prompts = [case.prompt for case in reference.cases]
-    if mode == "alone":
-        outputs = [(i, engine.generate([prompt], params)[0]) for i, prompt in enumerate(prompts)]
-    else:
-        outputs = list(enumerate(engine.generate(prompts, params)))
-    worst, ties = compare(reference, recorder, outputs)
-    return worst, ties, recorder
-
-
-@pytest.fixture(params=["reference", "torch"])
-def backend(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
-    return {op: request.param for op in ("attention", "gated_delta", "short_conv")}
-
-
-@pytest.mark.parametrize("mode", ["alone", "together", "chunks of 1", "chunks of 7", "chunks of 64"])
-def test_parity(
-    mode: str, backend: dict[str, str], reference: Reference, make_engine: Callable[..., Engine]
-) -> None:
-    chunk = int(mode.split()[-1]) if mode.startswith("chunks") else None
-    engine = make_engine(backends=backend, options=OPTIONS | {"prefill_chunk": chunk})
-    worst, ties, recorder = run_case(engine, reference, mode)
+    batches = [[prompt] for prompt in prompts] if mode == "alone" else [prompts]
+    outputs = [output for batch in batches for output in engine.generate(batch, params)]
+    worst, ties = compare(reference, recorder, list(enumerate(outputs)))
     print(f"{mode}: worst {worst:.2e} of {reference.bound:.2e}; {recorder.steps} steps; ties: {ties}")
     assert worst <= reference.bound
-    assert recorder.most_calls == (1 if mode == "alone" else 2)
+    assert recorder.most_calls == recorder.most_parts
+    assert recorder.most_parts == (1 if mode == "alone" else 2)
     assert recorder.steps == engine.stats.steps
-    assert engine.stats.prefill_tokens == sum(LENGTHS)
-    assert engine.stats.decode_tokens == len(LENGTHS) * (NEW_TOKENS - 1)
+    assert engine.stats.prefill_tokens == sum(map(len, prompts))
+    assert engine.stats.decode_tokens == len(prompts) * (new_tokens - 1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+def test_parity(backend: str, mode: str, reference: Reference, make_engine: Callable[..., Engine]) -> None:
+    check_parity(make_engine(backends=choices(backend), options=options_of(mode)), reference, mode)
+
+
+def runtime_with_kernels() -> switchrail.Runtime:
+    runtime = switchrail.Runtime()
+    with runtime.transaction() as registry:
+        switchrail_kernels.register(registry)
+    return runtime
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU the kernels are compiled")
+@pytest.mark.parametrize("mode", ["together", "chunks of 7"])
+def test_parity_interpreted(mode: str, checkpoint: Path, make_engine: Callable[..., Engine]) -> None:
+    reference = compute_reference(checkpoint, (1, 5, 18), 3, "cpu")
+    engine = make_engine(
+        runtime=runtime_with_kernels(),
+        backends=choices("triton"),
+        options=options_of(mode) | {"max_tokens_per_step": 12},
+    )
+    check_parity(engine, reference, mode)
+
+
+@pytest.fixture
+def ieee_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+
+
+@pytest.fixture(scope="module")
+def reference_on_cuda(checkpoint: Path) -> Reference:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.backends.cudnn, "allow_tf32", False)
+        patch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+        return compute_reference(checkpoint, LENGTHS, NEW_TOKENS, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("ieee_products")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("backend", ["triton", "torch"])
+def test_parity_compiled(
+    backend: str, mode: str, reference_on_cuda: Reference, make_engine: Callable[..., Engine]
+) -> None:
+    engine = make_engine(
+        device="cuda", runtime=runtime_with_kernels(), backends=choices(backend), options=options_of(mode)
+    )
+    check_parity(engine, reference_on_cuda, mode)
+
+
+def row_errors(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """For each row the norm of the difference over the norm of what is expected."""
+    return (found.float() - expected).norm(dim=-1) / expected.norm(dim=-1)
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "mode"),
+    [
+        ("cpu", "torch", "chunks of 64"),
+        *(pytest.param("cuda", "triton", mode, marks=pytest.mark.gpu) for mode in MODES),
+    ],
+)
+def test_parity_in_bfloat16(
+    device: str,
+    backend: str,
+    mode: str,
+    checkpoint: Path,
+    make_engine: Callable[..., Engine],
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    """In bfloat16 the engine is as near to the float32 forward as transformers' own bfloat16 forward is.
+
+    Over all positions of all prompts, with the reference's tokens fed to both: the mean of the relative row
+    errors is at most 1.25 times, their 99th percentile at most 1.5 times that of transformers.
+    """
+    reference = request.getfixturevalue("reference" if device == "cpu" else "reference_on_cuda")
+    model = AutoModelForCausalLM.from_pretrained(
+        checkpoint, dtype=torch.bfloat16, attn_implementation="eager"
+    )
+    model = model.eval().to(device)
+    with torch.inference_mode():
+        sequences = [torch.tensor([case.prompt + case.tokens], device=device) for case in reference.cases]
+        theirs = torch.cat(
+            [
+                row_errors(model(sequence, use_cache=False).logits[0].cpu(), case.logits)
+                for sequence, case in zip(sequences, reference.cases, strict=True)
+            ]
+        )
+
+    def follow(logits: torch.Tensor, params: list[SamplingParams], draws: Any) -> list[int]:
+        return [fed[param.seed].pop(0) for param in params]
+
+    engine = make_engine(
+        device=device,
+        dtype="bfloat16",
+        runtime=runtime_with_kernels(),
+        backends=choices(backend),
+        options=options_of(mode),
+    )
+    disturb(engine, seed=3)
+    recorder = Recorder(engine)
+    monkeypatch.setattr("switchrail.engine.engine.choose", follow)
+    fed = [[*case.tokens, 0] for case in reference.cases]
+    params = [
+        SamplingParams(max_new_tokens=NEW_TOKENS + 1, ignore_eos=True, seed=i) for i in range(len(LENGTHS))
+    ]
+    if mode == "alone":
+        for case, param in zip(reference.cases, params, strict=True):
+            engine.generate([case.prompt], param)
+    else:
+        engine.generate([case.prompt for case in reference.cases], params)
+    ours = torch.cat(
+        [
+            row_errors(torch.stack([recorder.rows[i, row] for row in range(len(case.logits))]), case.logits)
+            for i, case in enumerate(reference.cases)
+        ]
+    )
+    print(
+        f"{mode}: mean {ours.mean():.2e} ({theirs.mean():.2e}), worst {ours.max():.2e} ({theirs.max():.2e})"
+    )
+    assert len(ours) == len(theirs) == sum(LENGTHS) + NEW_TOKENS * len(LENGTHS)
+    assert ours.mean() <= 1.25 * theirs.mean()
+    assert ours.quantile(0.99) <= 1.5 * theirs.quantile(0.99)

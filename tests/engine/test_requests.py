@@ -57,10 +57,14 @@ def test_sampled_tokens_do_not_depend_on_the_batch(make_engine: Callable[..., En
     ]
     engine = make_engine(options=SMALL)
     crowd = engine.generate(PROMPTS, params)
-    assert [engine.generate([prompt], param)[0] for prompt, param in zip(PROMPTS, params, strict=True)] == crowd
+    assert [
+        engine.generate([prompt], param)[0] for prompt, param in zip(PROMPTS, params, strict=True)
+    ] == crowd
     backwards = engine.generate(PROMPTS[::-1], params[::-1])
     assert backwards[::-1] == crowd
-    other = engine.generate(PROMPTS, [SamplingParams(max_new_tokens=12, temperature=1.0, ignore_eos=True)] * 5)
+    other = engine.generate(
+        PROMPTS, [SamplingParams(max_new_tokens=12, temperature=1.0, ignore_eos=True)] * 5
+    )
     assert [output.tokens for output in other] != [output.tokens for output in crowd]
 
 
@@ -200,7 +204,9 @@ def test_decoding_goes_on_while_a_long_prompt_is_prefilled(make_engine: Callable
         engine.step()
 
 
-def test_steps_keep_to_their_rows(make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_keep_to_their_rows(
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = make_engine(options=SMALL)
     sizes = []
     build = engine._builder.build
@@ -252,7 +258,9 @@ def test_the_largest_request_that_fits_runs(make_engine: Callable[..., Engine]) 
     ("prompts", "params", "words"),
     [("the", None, "found one text"), (["a", "b"], [FREE], "2 prompts, but 1 SamplingParams")],
 )
-def test_generate_called_wrongly(make_engine: Callable[..., Engine], prompts: Any, params: Any, words: str) -> None:
+def test_generate_called_wrongly(
+    make_engine: Callable[..., Engine], prompts: Any, params: Any, words: str
+) -> None:
     with pytest.raises(RequestError, match=words):
         make_engine().generate(prompts, params)
 

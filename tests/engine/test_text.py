@@ -62,15 +62,11 @@ def test_the_space_before_the_first_token_stays() -> None:
 def test_stop_strings_cut_where_the_whole_text_would_be_cut(text: str, stop: list[str]) -> None:
     stream = TextStream(decode_bytes, b"", tuple(stop))
     pieces = run(stream, list(text.encode()))
-    # the text ends with the token that first completes a stop string
-    ends = [at + len(s) for s in stop if (at := text.find(s)) >= 0]
-    if not ends:
-        assert not stream.stopped
-        assert "".join(pieces) == text
-    else:
-        seen = text[: min(ends)]
-        assert stream.stopped
-        assert "".join(pieces) == seen[: min(at for s in stop if (at := seen.find(s)) >= 0)]
+    # what comes ends with the token that first completes a stop string
+    ends = [text.index(s) + len(s) for s in stop if s in text]
+    seen = text[: min(ends)] if ends else text
+    assert stream.stopped == bool(ends)
+    assert "".join(pieces) == seen[: min((seen.index(s) for s in stop if s in seen), default=None)]
     assert stream.text == "".join(pieces)
 
 

@@ -46,8 +46,8 @@ def read_config(path: Path) -> dict[str, Any]:
     """Reads a checkpoint's `config.json`.
 
     Raises:
-        CheckpointError: There is no such folder or file, it is no JSON object, or its model type is none that the
-            engine runs.
+        CheckpointError: There is no such folder or file, it is no JSON object, or its model type is none that
+            the engine runs.
     """
     if not path.is_dir():
         raise CheckpointError(f"no checkpoint folder at {path}", path=str(path))
@@ -55,7 +55,9 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(file.read_text("utf-8"))
     except FileNotFoundError:
-        raise CheckpointError(f"{path} has no config.json; is it a checkpoint folder?", path=str(path)) from None
+        raise CheckpointError(
+            f"{path} has no config.json; is it a checkpoint folder?", path=str(path)
+        ) from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{file} can't be read: {error}", path=str(file)) from error
     if not isinstance(config, dict):
@@ -89,7 +91,9 @@ def load(path: Path, config: dict[str, Any], *, device: torch.device, dtype: tor
     """
     _check_weight_files(path)
     if not any((path / name).is_file() for name in _TOKENIZER_FILES):
-        raise CheckpointError(f"{path} has no tokenizer; one of {', '.join(_TOKENIZER_FILES)} is needed", path=str(path))
+        raise CheckpointError(
+            f"{path} has no tokenizer; one of {', '.join(_TOKENIZER_FILES)} is needed", path=str(path)
+        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except Exception as error:
@@ -157,9 +161,11 @@ def _check_report(path: Path, report: dict[str, Any]) -> None:
             f"{len(names)} {what}: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
             for what, names in problems.items()
         )
-        raise CheckpointError(f"the weights in {path} are not those of its config: {listed}", path=str(path), **{
-            what.replace(" ", "_"): tuple(names) for what, names in problems.items()
-        })
+        raise CheckpointError(
+            f"the weights in {path} are not those of its config: {listed}",
+            path=str(path),
+            **{what.replace(" ", "_"): tuple(names) for what, names in problems.items()},
+        )
 
 
 __all__ = ["Checkpoint", "load", "read_config"]

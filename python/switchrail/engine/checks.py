@@ -14,7 +14,7 @@ def refuse(error: type[Error], owner: str, checks: Iterable[tuple[str, object, b
     """Raises one error that lists every value which its check turned down.
 
     Args:
-        error: The class to raise; its fields are `problems` (name -> message) and `valid` (name -> what would do).
+        error: The class to raise; its fields are `problems` (name -> message) and `valid` (name -> text).
         owner: What the values belong to, for the message.
         checks: For each value its name, the value found, whether it is right, and what would be right.
     """

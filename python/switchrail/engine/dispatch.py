@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 
 from switchrail.engine.pools import Pools
 from switchrail.engine.step import Step
 from switchrail.errors import DispatchError
+from switchrail.ops.batch import Phase
+
+_PHASES: Final[tuple[Phase, ...]] = ("prefill", "decode")
 
 
 class Dispatcher:
     """Runs the ops of one model's layers on the backends that its route plan chose.
 
-    In each step every (layer, op) must come by exactly once: a model definition that skips one, or takes another
-    path through its code, would otherwise mix sequences without a word.
+    In each step every (layer, op) must come by exactly once: a model definition that skips one, or takes
+    another path through its code, would otherwise mix sequences without a word.
     """
 
     def __init__(self, plan: Any, pools: Pools, routes: Iterable[tuple[int, str]]) -> None:
@@ -37,7 +40,7 @@ class Dispatcher:
         self._backends = {
             (layer, op, phase): plan.backend(op, phase, layer)
             for layer, op in self._routes
-            for phase in ("prefill", "decode")
+            for phase in _PHASES
         }
 
     @property
@@ -48,7 +51,9 @@ class Dispatcher:
             DispatchError: None does: the engine's model was called by somebody else.
         """
         if self._step is None:
-            raise DispatchError("a layer of an engine's model ran outside of a step; call the engine, not its model")
+            raise DispatchError(
+                "a layer of an engine's model ran outside of a step; call the engine, not its model"
+            )
         return self._step
 
     def begin(self, step: Step) -> None:
@@ -71,8 +76,8 @@ class Dispatcher:
         if self._left:
             layer, op = min(self._left)
             raise DispatchError(
-                f"layer {layer} did not run its {op} in this step ({len(self._left)} such calls are missing); the "
-                "model definition took a path that the engine does not see",
+                f"layer {layer} did not run its {op} in this step ({len(self._left)} calls are missing); "
+                "the model definition took a path that the engine does not see",
                 layer=layer,
                 op=op,
                 found=0,

@@ -16,7 +16,7 @@ def parse_dtype(dtype: str | torch.dtype | None, config: dict[str, Any], device:
     """The dtype that was asked for, or the default.
 
     Args:
-        dtype: A name, a dtype, or None for the checkpoint's own; on a CPU for float32, which it computes fastest.
+        dtype: A name, a dtype, or None: the checkpoint's own; on a CPU float32, which it computes fastest.
         config: The checkpoint's configuration.
         device: Where the model runs.
 
@@ -24,7 +24,8 @@ def parse_dtype(dtype: str | torch.dtype | None, config: dict[str, Any], device:
         UnknownDtypeError: It is none that an engine computes in.
     """
     if dtype is None:
-        dtype = "float32" if device.type == "cpu" else config.get("dtype") or config.get("torch_dtype") or "float32"
+        own = config.get("dtype") or config.get("torch_dtype") or "float32"
+        dtype = "float32" if device.type == "cpu" else own
     name = str(dtype).removeprefix("torch.")
     if name not in _DTYPES:
         valid = tuple(_DTYPES)

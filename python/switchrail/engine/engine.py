@@ -41,11 +41,11 @@ Prompt = str | Sequence[int]
 
 
 class Engine(AbstractContextManager["Engine"]):
-    """Runs a checkpoint: transformers' model definition, each layer's attention on the backend that its route names.
+    """Runs a checkpoint: transformers' model definition, each layer's attention on the backend of its route.
 
-    Requests are submitted at any time and run together. `generate` and `stream` do all that is needed; `submit`,
-    `step` and `cancel` are for a program that has a loop of its own. All methods can be called from any thread; steps
-    run one at a time.
+    Requests are submitted at any time and run together. `generate` and `stream` do all that is needed;
+    `submit`, `step` and `cancel` are for a program that has a loop of its own. All methods can be called
+    from any thread; steps run one at a time.
 
     Example:
         >>> with Engine("tests/checkpoints/kjv") as engine:  # doctest: +SKIP
@@ -55,7 +55,6 @@ class Engine(AbstractContextManager["Engine"]):
         options: The sizes.
         platform: What the model runs on.
         plan: The route plan.
-        layout: The model's layout.
         pools: The memory for keys, values and states.
         max_length: The most tokens of a sequence, prompt and output together.
     """
@@ -77,7 +76,8 @@ class Engine(AbstractContextManager["Engine"]):
             runtime: Whose backends may serve; None: the current one, with the installed plugins loaded.
             device: Where to run; None: the runtime's platform.
             dtype: `float32`, `float16` or `bfloat16`; None: the checkpoint's own, on a CPU float32.
-            backends: Choices, by op, by op and phase (`gated_delta.decode`), or for the linear family (`linear`).
+            backends: Choices by op, by op and phase (`gated_delta.decode`), or for the linear family
+                (`linear`).
             options: Sizes.
 
         Raises:
@@ -98,10 +98,10 @@ class Engine(AbstractContextManager["Engine"]):
         self.platform = runtime.platform if device is None else Platform.detect(device)
         self.device = torch.device(self.platform.device)
         self.dtype = parse_dtype(dtype, config, self.device)
-        self.layout = Layout.from_config(config)
+        layout = Layout.from_config(path)
         state_dtype = torch.float32
         self.plan: RoutePlan = runtime.plan(
-            self.layout,
+            layout,
             device=self.platform,
             dtype=self.dtype,
             state_dtype=state_dtype,
@@ -124,7 +124,7 @@ class Engine(AbstractContextManager["Engine"]):
         self._vocab_size = loaded.vocab_size
         self._decode = _decoder(loaded.tokenizer)
 
-        mixers = find_mixers(loaded.model, loaded.family, self.layout.layers)
+        mixers = find_mixers(loaded.model, loaded.family, layout.layers)
         shapes = read_shapes(mixers)
         num_slots = self.options.max_sequences + 1
         self.pools = Pools(
@@ -178,7 +178,7 @@ class Engine(AbstractContextManager["Engine"]):
             params: For all of them, or one for each; None: greedy defaults.
 
         Returns:
-            An output for each prompt, in their order. One whose `finish_reason` is `error` has the reason beside it.
+            An output for each prompt, in their order. One that ended with `error` has the reason beside it.
 
         Raises:
             RequestError: A prompt can't be served; then none is.
@@ -190,7 +190,7 @@ class Engine(AbstractContextManager["Engine"]):
     def stream(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> Iterator[Event]:
-        """Runs prompts and yields their events as they come; leaving the iterator early cancels what still runs.
+        """Runs prompts and yields their events as they come; leaving it early cancels what still runs.
 
         Args:
             prompts: Texts or token ids.
@@ -238,8 +238,8 @@ class Engine(AbstractContextManager["Engine"]):
             What happened to requests that were submitted with `submit`, since the last call.
 
         Raises:
-            BaseException: What a backend raised. The requests of the step have then ended with reason `error`; all
-                others go on with the next step.
+            BaseException: What a backend raised. The requests of the step have then ended with reason
+                `error`; all others go on with the next step.
         """
         with self._lock:
             self._advance()
@@ -281,10 +281,14 @@ class Engine(AbstractContextManager["Engine"]):
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
-            raise RequestError(f"{len(prompts)} prompts, but {len(params)} SamplingParams; valid: one, or one each")
+            raise RequestError(
+                f"{len(prompts)} prompts, but {len(params)} SamplingParams; valid: one, or one each"
+            )
         events: deque[Event] = deque()
         with self._lock:
-            requests = [self._prepare(prompt, param, events) for prompt, param in zip(prompts, params, strict=True)]
+            requests = [
+                self._prepare(prompt, param, events) for prompt, param in zip(prompts, params, strict=True)
+            ]
             self._scheduler.waiting.extend(requests)
         return requests, events
 
@@ -307,8 +311,8 @@ class Engine(AbstractContextManager["Engine"]):
         length = len(tokens) + params.max_new_tokens
         if length > self.max_length:
             raise RequestError(
-                f"{len(tokens)} prompt tokens and {params.max_new_tokens} new ones are {length}; a sequence can have "
-                f"{self.max_length}",
+                f"{len(tokens)} prompt tokens and {params.max_new_tokens} new ones are {length}; "
+                f"a sequence can have {self.max_length}",
                 prompt_tokens=len(tokens),
                 max_new_tokens=params.max_new_tokens,
                 max_length=self.max_length,
@@ -409,7 +413,9 @@ class Engine(AbstractContextManager["Engine"]):
         ready = self._scheduler.advance(schedule)
         if not ready:
             return [], []
-        return ready, choose(logits, [request.params for request in ready], [request.draws for request in ready])
+        return ready, choose(
+            logits, [request.params for request in ready], [request.draws for request in ready]
+        )
 
     def _accept(self, request: Request, token: int) -> None:
         """Adds a token to a request, ends the request where it must, and tells about it."""
@@ -451,11 +457,13 @@ class Engine(AbstractContextManager["Engine"]):
 
 
 def _decoder(tokenizer: Any) -> Callable[[list[int]], str]:
-    """Ids to text without special tokens; a tokenizer of the tokenizers library is called directly, ten times faster."""
+    """Ids to text without special tokens; the tokenizers library is called directly, which is faster."""
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if fast is not None:
         return lambda ids: str(fast.decode(ids, skip_special_tokens=True))
-    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    return lambda ids: str(
+        tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    )
 
 
 __all__ = ["Engine", "Prompt"]

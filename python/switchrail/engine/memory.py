@@ -29,7 +29,7 @@ def choose_num_pages(
     state_dtype: torch.dtype,
     device: torch.device,
 ) -> int:
-    """The number of pages, the reserved one included: as asked for, as could be needed, or as there is room for.
+    """Pages, the reserved one included: as asked for, as could be needed, or as there is room for.
 
     Raises:
         ConfigError: There is no room for the state pools and one page.
@@ -48,8 +48,8 @@ def choose_num_pages(
     if room < 2:
         raise ConfigError(
             f"{free * fraction / 2**20:.0f} MiB ({fraction:.0%} of what is free) can't hold the states of "
-            f"{options.max_sequences} sequences ({slots / 2**20:.0f} MiB) and two pages of {page} bytes; give "
-            "max_sequences, page_size or memory_fraction another value",
+            f"{options.max_sequences} sequences ({slots / 2**20:.0f} MiB) and two pages of {page} bytes; "
+            "give max_sequences, page_size or memory_fraction another value",
             free=free,
             slots=slots,
             page=page,

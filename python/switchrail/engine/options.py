@@ -19,13 +19,15 @@ class EngineOptions:
         max_sequences: Sequences that run at one time; each has one slot in every state pool.
         max_tokens_per_step: Rows of one forward pass, decode rows included; at least `max_sequences`, so that
             decoding never waits for prefill.
-        prefill_chunk: The most prompt tokens of one request in one step; None: as many as the step has room for.
+        prefill_chunk: The most prompt tokens of one request in one step; None: as many as the step has room
+            for.
         page_size: Tokens in a page of the key-value pool.
         num_pages: Pages of the key-value pool, the reserved page 0 included; None: as many as `max_sequences`
             sequences of `max_length` tokens could need, or as many as `memory_fraction` leaves room for.
-        max_length: Tokens of the longest sequence, prompt and output together; None: what the model was made for.
-        memory_fraction: The part of the device's free memory that the pools may take, the weights being loaded
-            already; None: 0.85 on an accelerator, 0.25 on the host, which others use too.
+        max_length: Tokens of the longest sequence, prompt and output together; None: what the model was made
+            for.
+        memory_fraction: The part of the device's free memory that the pools may take, the weights being
+            loaded already; None: 0.85 on an accelerator, 0.25 on the host, which others use too.
 
     Raises:
         ConfigError: A value is out of range; the error lists all of them.
@@ -45,7 +47,7 @@ class EngineOptions:
 
         rows = self.max_tokens_per_step
         fraction = self.memory_fraction
-        positive = "an integer of at least 1"
+        positive, from_two = "an integer of at least 1", "None or an integer of at least 2"
         refuse(
             ConfigError,
             "EngineOptions",
@@ -59,8 +61,8 @@ class EngineOptions:
                 ),
                 ("prefill_chunk", self.prefill_chunk, optional(self.prefill_chunk), f"None or {positive}"),
                 ("page_size", self.page_size, is_count(self.page_size), positive),
-                ("num_pages", self.num_pages, optional(self.num_pages, 2), "None or an integer of at least 2"),
-                ("max_length", self.max_length, optional(self.max_length, 2), "None or an integer of at least 2"),
+                ("num_pages", self.num_pages, optional(self.num_pages, 2), from_two),
+                ("max_length", self.max_length, optional(self.max_length, 2), from_two),
                 (
                     "memory_fraction",
                     fraction,
@@ -77,11 +79,10 @@ class EngineOptions:
         Raises:
             ConfigError: A name is no option (the nearest names are given), or a value is out of range.
         """
-        if isinstance(values, cls):
+        if isinstance(values, EngineOptions):
             return values
-        values = {} if values is None else dict(values)
         valid = tuple(field.name for field in fields(cls))
-        for name in values:
+        for name in values or {}:
             if name not in valid:
                 nearest = tuple(_core.nearest(str(name), list(valid)))
                 raise ConfigError(
@@ -91,4 +92,4 @@ class EngineOptions:
                     valid=valid,
                     nearest=nearest,
                 )
-        return cls(**values)
+        return cls(**values or {})

@@ -42,28 +42,29 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        positive = "an integer of at least 1"
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         refuse(
             RequestError,
             "SamplingParams",
             [
-                ("max_new_tokens", self.max_new_tokens, is_count(self.max_new_tokens), "an integer of at least 1"),
+                ("max_new_tokens", self.max_new_tokens, is_count(self.max_new_tokens), positive),
                 (
                     "temperature",
                     self.temperature,
                     is_number(self.temperature) and self.temperature >= 0,
                     "a finite number of at least 0",
                 ),
-                ("top_k", self.top_k, self.top_k is None or is_count(self.top_k), "None or an integer of at least 1"),
+                ("top_k", self.top_k, self.top_k is None or is_count(self.top_k), f"None or {positive}"),
                 (
                     "top_p",
                     self.top_p,
                     is_number(self.top_p) and 0 < self.top_p <= 1,
                     "a number above 0 and at most 1",
                 ),
-                ("min_p", self.min_p, is_number(self.min_p) and 0 <= self.min_p <= 1, "a number from 0 to 1"),
-                ("seed", self.seed, self.seed is None or is_count(self.seed, 0), "None or an integer of at least 0"),
+                ("min_p", self.min_p, is_number(self.min_p) and 0 <= self.min_p <= 1, "from 0 to 1"),
+                ("seed", self.seed, self.seed is None or is_count(self.seed, 0), "None or an integer from 0"),
                 (
                     "stop",
                     stop,
@@ -74,7 +75,7 @@ class SamplingParams:
                     "stop_token_ids",
                     self.stop_token_ids,
                     all(is_count(token, 0) for token in self.stop_token_ids),
-                    "a sequence of integers of at least 0",
+                    "a sequence of integers from 0",
                 ),
                 ("ignore_eos", self.ignore_eos, isinstance(self.ignore_eos, bool), "True or False"),
             ],

@@ -85,7 +85,7 @@ def slot_bytes(shapes: Iterable[Shape], dtype: torch.dtype, state_dtype: torch.d
 
 
 class Pools:
-    """The memory of an engine, allocated here and never again. What a page or slot held before is not cleared.
+    """The memory of an engine, allocated here and never again; pages and slots come back uncleared.
 
     Attributes:
         pages: Free pages of the key-value pool.

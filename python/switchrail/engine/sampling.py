@@ -18,8 +18,8 @@ def choose(
     Args:
         logits: [R, vocabulary].
         params: How each row's token is chosen.
-        draws: Each row's source of random numbers; exactly one number is taken from it where the row is sampled, so
-            a request's draws depend on nothing but its seed.
+        draws: Each row's source of random numbers; exactly one number is taken from it where the row is
+            sampled, so a request's draws depend on nothing but its seed.
 
     Returns:
         R token ids; None where a row's logits are not finite at the top, so that nothing can be chosen.
@@ -53,7 +53,8 @@ def _draw(logits: torch.Tensor, params: Sequence[SamplingParams], uniform: Seque
         (max(p.temperature, 1e-30), p.top_k or size, p.top_p, p.min_p, u)
         for p, u in zip(params, uniform, strict=True)
     ]
-    temperature, top_k, top_p, min_p, u = torch.tensor(columns, dtype=torch.float32, device=logits.device).split(1, 1)
+    values = torch.tensor(columns, dtype=torch.float32, device=logits.device)
+    temperature, top_k, top_p, min_p, u = values.unsqueeze(1).unbind(-1)
     ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
     scores = (ordered - ordered[:, :1]) / temperature
     rank = torch.arange(size, device=logits.device)

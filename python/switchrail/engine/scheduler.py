@@ -31,10 +31,11 @@ class Schedule:
 class Scheduler:
     """First come, first served, with continuous batching and chunked prefill.
 
-    A request is admitted when a slot is free and all the pages that it can ever need are: those of its prompt and of
-    every new token. It then runs to its end and is never preempted, so nothing is computed twice and no two requests
-    can wait for each other's pages; the price is that pages for tokens which a request stops short of stay unused.
-    Nobody overtakes: when the first in line does not fit, the others wait behind it, so each request's turn comes.
+    A request is admitted when a slot is free and all the pages that it can ever need are: those of its
+    prompt and of every new token. It then runs to its end and is never preempted, so nothing is computed
+    twice and no two requests can wait for each other's pages; the price is that pages for tokens which a
+    request stops short of stay unused. Nobody overtakes: when the first in line does not fit, the others
+    wait behind it, so each request's turn comes.
     """
 
     def __init__(self, pools: Pools, options: EngineOptions) -> None:
@@ -51,7 +52,7 @@ class Scheduler:
         return bool(self.waiting or self.prefilling or self.decoding)
 
     def schedule(self) -> tuple[Schedule, list[Request]]:
-        """Takes the next step's tokens: every decoding request's, then prompt tokens in the order of admission.
+        """Takes the next step's tokens: each decoding request's, then prompt tokens in order of admission.
 
         Returns:
             The step, and the requests that it admitted.

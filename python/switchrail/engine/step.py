@@ -55,7 +55,7 @@ class Step:
 
 
 class StepBuilder:
-    """Turns a schedule into tensors, with arrays instead of a loop over sequences and one transfer to the device."""
+    """Turns a schedule into tensors: arrays, no loop over sequences, one transfer to the device."""
 
     def __init__(self, *, num_slots: int, max_pages: int, page_size: int, device: torch.device) -> None:
         """Allocates the tables.
@@ -88,7 +88,9 @@ class StepBuilder:
         ends = counts.cumsum()
         before = self._lengths[slots]
         after = before + counts
-        prompts = [request.ids[request.prefilled : request.prefilled + count] for request, count in schedule.prefill]
+        prompts = [
+            request.ids[request.prefilled : request.prefilled + count] for request, count in schedule.prefill
+        ]
         finishing = [request.prefilled + count == len(request.ids) for request, count in schedule.prefill]
         wanted = np.array([True] * n_decode + finishing, dtype=bool)
         cu_prefill = np.zeros(len(prompts) + 1, dtype=np.int32)

@@ -11,9 +11,9 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what a decoder writes for bytes tha
 class TextStream:
     """The text of one request, which grows by whole characters and ends before a stop string.
 
-    A token may end inside a character, and its text may depend on the token before it (a leading space, say). So
-    new tokens are decoded together with those decoded last, and what ends in an unfinished character waits for the
-    next token. Text that may be the beginning of a stop string waits as well.
+    A token may end inside a character, and its text may depend on the token before it (a leading space,
+    say). So new tokens are decoded together with those decoded last, and what ends in an unfinished
+    character waits for the next token. Text that may be the beginning of a stop string waits as well.
 
     Attributes:
         stopped: Whether a stop string was found; nothing is added after it.

@@ -1,1 +1,1 @@
-"""How transformers' model definitions reach the engine: one file per function contract, one table of families."""
+"""How transformers' model definitions reach the engine: a file per function contract, a table of families."""

@@ -28,7 +28,8 @@ def find_mixers(model: nn.Module, family: Family, layers: Iterable[Any]) -> list
         layers: The layout's layers, each with `id`, `kind` and `ops`.
 
     Raises:
-        LayoutError: The model has another number of layers, or a layer of a kind that the family doesn't have.
+        LayoutError: The model has another number of layers, or a layer of a kind that the family doesn't
+            have.
     """
     modules = attrgetter(family.layers)(model)
     layers = list(layers)
@@ -38,7 +39,8 @@ def find_mixers(model: nn.Module, family: Family, layers: Iterable[Any]) -> list
     for layer in layers:
         if layer.kind not in family.mixers:
             raise LayoutError(
-                f"layer {layer.id} is of kind {layer.kind!r}; valid for {family.module}: {', '.join(family.mixers)}",
+                f"layer {layer.id} is of kind {layer.kind!r}; valid for {family.module}: "
+                f"{', '.join(family.mixers)}",
                 found=layer.kind,
                 valid=tuple(family.mixers),
             )
@@ -46,8 +48,8 @@ def find_mixers(model: nn.Module, family: Family, layers: Iterable[Any]) -> list
             mixer = getattr(modules[layer.id], name, None)
             if mixer is None:
                 raise LayoutError(
-                    f"layer {layer.id} is of kind {layer.kind!r} in the layout, but transformers made it without "
-                    f"{name!r}",
+                    f"layer {layer.id} is of kind {layer.kind!r} in the layout, but transformers made it "
+                    f"without {name!r}",
                     found=layer.kind,
                 )
             mixers.append((layer.id, mixer, contract))
@@ -56,14 +58,19 @@ def find_mixers(model: nn.Module, family: Family, layers: Iterable[Any]) -> list
 
 def read_shapes(mixers: Iterable[Mixer]) -> dict[tuple[int, str], Shape]:
     """What each (layer id, op) of a model keeps."""
-    return {(layer, op): shape for layer, mixer, contract in mixers for op, shape in contract.shapes(mixer).items()}
+    return {
+        (layer, op): shape
+        for layer, mixer, contract in mixers
+        for op, shape in contract.shapes(mixer).items()
+    }
 
 
 def connect(mixers: Iterable[Mixer], family: Family, dispatcher: Dispatcher) -> Hooks:
     """Sends the mixers' calls to the dispatcher; calls of other models in the process stay theirs.
 
     Returns:
-        The hooks in force on the modelling module's functions, to be cleared when the model is no longer used.
+        The hooks in force on the modelling module's functions, to be cleared when the model is no longer
+        used.
     """
     wanted: dict[str, Any] = {}
     for layer, mixer, contract in mixers:

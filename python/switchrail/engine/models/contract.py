@@ -19,11 +19,12 @@ class MixerContract:
     """A mixer whose functions the engine takes over.
 
     Attributes:
-        shapes: Reads from a mixer what each op that it runs keeps, by op; a mixer that asks for something which the
-            engine can't do raises CheckpointError.
-        hooks: Name of a function of the modelling module -> an `around` hook, `hook(original, *args, **kwargs)`,
-            which leaves calls without `KEYWORD` to the original.
-        packed: Whether the mixer's functions refuse packed sequences (by `seq_idx`) where the hooks are missing.
+        shapes: Reads from a mixer what each op that it runs keeps, by op; a mixer that asks for something
+            which the engine can't do raises CheckpointError.
+        hooks: Name of a function of the modelling module -> an `around` hook, `hook(original, *args,
+            **kwargs)`, which leaves calls without `KEYWORD` to the original.
+        packed: Whether the mixer's functions refuse packed sequences (by `seq_idx`) where the hooks are
+            missing.
     """
 
     shapes: Callable[[nn.Module], dict[str, Shape]]

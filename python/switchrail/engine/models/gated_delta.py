@@ -37,7 +37,9 @@ def _convolve(
     """Of [1, C, T] hidden states; the result is a view of [T, C], which the caller transposes back."""
     dispatcher, layer = kwargs[KEYWORD]
     x = hidden_states.squeeze(0).transpose(0, 1)
-    out: torch.Tensor = dispatcher.short_conv(layer, x, weight, bias=bias, activation=_ACTIVATIONS[activation])
+    out: torch.Tensor = dispatcher.short_conv(
+        layer, x, weight, bias=bias, activation=_ACTIVATIONS[activation]
+    )
     return out.transpose(0, 1).unsqueeze(0)
 
 
@@ -51,7 +53,7 @@ def _delta(
     use_qk_l2norm_in_kernel: bool = False,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Of [1, T, heads, size] tensors. The engine calls without cache, so no state comes in or is asked for."""
+    """Of [1, T, heads, size] tensors. There is no cache, so no state comes in or is asked for."""
     dispatcher, layer = kwargs[KEYWORD]
     out = dispatcher.gated_delta(
         layer,
@@ -71,7 +73,7 @@ def _shapes(mixer: nn.Module) -> dict[str, Shape]:
     if read.activation not in _ACTIVATIONS:
         valid = tuple(name for name in _ACTIVATIONS if name)
         raise CheckpointError(
-            f"layer {read.layer_idx} convolves with activation {read.activation!r}; valid: {', '.join(valid)}",
+            f"layer {read.layer_idx} convolves with {read.activation!r}; valid: {', '.join(valid)}",
             found=read.activation,
             valid=valid,
         )

@@ -47,14 +47,14 @@ def attention(
     call = kwargs.get(KEYWORD)
     if call is None:
         raise DispatchError(
-            f"attention implementation {IMPLEMENTATION!r} serves models that an engine has loaded; others can use "
-            "'eager' or 'sdpa'"
+            f"attention implementation {IMPLEMENTATION!r} serves models that an engine has loaded; valid for "
+            "others: 'eager', 'sdpa'"
         )
     dispatcher, layer = call
     asked = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
     if asked or attention_mask is not None:
         raise DispatchError(
-            f"layer {layer} asks for attention with {', '.join(asked) or 'a mask'}; valid: causal attention without",
+            f"layer {layer} asks for attention with {', '.join(asked) or 'a mask'}; valid: plain causal",
             layer=layer,
             op="attention",
             found=tuple(asked) or ("attention_mask",),
