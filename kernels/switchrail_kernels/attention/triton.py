@@ -162,7 +162,7 @@ def _attend(
     p_k += i_h * D
     p_v += i_h * D
     p_pages += i_n.to(tl.int64) * s_pages
-    s_token = (HKV * D).to(tl.int64)
+    s_token = HKV * D
     b_acc, b_max, b_sum = _walk(
         b_q, b_acc, b_max, b_sum, p_k, p_v, p_pages, o_position, start, middle, scale, s_token,
         D, BD, BN, PAGE, False, DOT, STAGES,
@@ -337,7 +337,7 @@ class TritonAttention(AttentionBackend):
             parts = torch.empty((sequences, heads, pieces, head_size), dtype=torch.float32, device=q.device)
             lse = torch.empty((sequences, heads, pieces), dtype=torch.float32, device=q.device)
         block_group = max(16, shape.block_group)
-        stages = 1 if full else 3
+        stages = 1 if full else 5
         _attend[(sequences, kv_heads, pieces)](
             q,
             k_cache,

@@ -34,21 +34,11 @@ CHUNK = tl.constexpr(64)
 
 
 @triton.jit
-def _pairs(x):
-    """Splits [64] into the first and second 16 of each 32: two [2, 16]."""
-    return tl.split(tl.permute(tl.reshape(x, (2, 2, 16)), (0, 2, 1)))
-
-
-@triton.jit
-def _halves(x):
-    """Splits [64] into its two halves of 32."""
-    return tl.split(tl.permute(tl.reshape(x, (2, 32)), (1, 0)))
-
-
-@triton.jit
-def _decay(hi_i, lo_i, hi_j, lo_j):
-    # The coarse sums are exact multiples of 2^-10, so their difference carries no rounding even after a huge gate.
-    return tl.exp(tl.minimum((hi_i - hi_j) + (lo_i - lo_j), 0.0))
+def _solve_dot(a, b, FULL: tl.constexpr):
+    """A product in the triangular solve: in float32, or with operands rounded to float16, which keeps 11 bits."""
+    if FULL:
+        return tl.dot(a, b, input_precision="ieee")
+    return tl.dot(a.to(tl.float16), b.to(tl.float16))
 
 
 @triton.jit
@@ -83,22 +73,23 @@ def _prepare(
     s_gh,
     s_bt,
     s_bh,
-    HV,
+    H: tl.constexpr,
     GROUP: tl.constexpr,
     K: tl.constexpr,
     BK: tl.constexpr,
     L2NORM: tl.constexpr,
-    DOT: tl.constexpr,
-    SOLVE: tl.constexpr,
+    FULL: tl.constexpr,
 ):
-    i_c = tl.program_id(0).to(tl.int64)
-    i_h = tl.program_id(1)
+    # Heads innermost: programs that run together read whole rows.
+    i_c = (tl.program_id(0) // H).to(tl.int64)
+    i_h = tl.program_id(0) % H
     row = tl.load(p_chunks + 4 * i_c + 2).to(tl.int64)
     rows = tl.load(p_chunks + 4 * i_c + 3)
     p_q += row * s_qt + i_h * s_qh
     p_k += row * s_kt + i_h * s_kh
     p_g += row * s_gt
     p_beta += row * s_bt
+    HV: tl.constexpr = H * GROUP
 
     o_t = tl.arange(0, CHUNK)
     b_k = _load_rows(p_k, o_t, s_kt, o_t < rows, K, BK)
@@ -111,95 +102,122 @@ def _prepare(
     else:
         b_nk = tl.full((CHUNK,), 1.0, tl.float32)
         b_nq = tl.full((CHUNK,), 1.0, tl.float32) * scale
-    b_qk = tl.dot(b_q, tl.trans(b_k), input_precision=DOT)
+    b_qk = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * b_nq[:, None]
+    b_kk = tl.dot(b_k, tl.trans(b_k), input_precision="ieee") * b_nk[:, None]
 
-    # k k^T is needed below the diagonal only: four diagonal blocks of 16, two blocks of 16 and one of 32 beside them.
-    o_16 = tl.arange(0, 4)[:, None] * 16 + tl.arange(0, 16)[None, :]
-    b_k16 = _load_rows(p_k, o_16, s_kt, o_16 < rows, K, BK)
-    b_kk16 = tl.dot(b_k16, tl.permute(b_k16, (0, 2, 1)), input_precision=DOT)
-    o_left = tl.arange(0, 2)[:, None] * 32 + tl.arange(0, 16)[None, :]
-    b_left = _load_rows(p_k, o_left, s_kt, o_left < rows, K, BK)
-    b_right = _load_rows(p_k, o_left + 16, s_kt, o_left + 16 < rows, K, BK)
-    b_kk32 = tl.dot(b_right, tl.permute(b_left, (0, 2, 1)), input_precision=DOT)
-    o_low = tl.arange(0, 32)
-    b_low = _load_rows(p_k, o_low, s_kt, o_low < rows, K, BK)
-    b_high = _load_rows(p_k, o_low + 32, s_kt, o_low + 32 < rows, K, BK)
-    b_kk64 = tl.dot(b_high, tl.trans(b_low), input_precision=DOT)
-
-    b_nk16 = tl.reshape(b_nk, (4, 16))
-    b_nk_left, b_nk_right = _pairs(b_nk)
-    b_nk_low, b_nk_high = _halves(b_nk)
-    b_kk16 = b_kk16 * b_nk16[:, :, None] * b_nk16[:, None, :]
-    b_kk32 = b_kk32 * b_nk_right[:, :, None] * b_nk_left[:, None, :]
-    b_kk64 = b_kk64 * b_nk_high[:, None] * b_nk_low[None, :]
-    b_qk = b_qk * b_nq[:, None] * b_nk[None, :]
-
-    o_i = tl.arange(0, 16)[:, None]
-    o_j = tl.arange(0, 16)[None, :]
+    o_i = o_t[:, None]
+    o_j = o_t[None, :]
+    o_block = o_i * CHUNK + o_j
+    o_16 = tl.arange(0, 16)
+    m_diagonal = (tl.arange(0, 4)[:, None] == tl.arange(0, 4)[None, :])[:, None, :, None]
     for i_r in range(GROUP):
         i_hv = i_h * GROUP + i_r
         b_g = tl.load(p_g + o_t * s_gt + i_hv * s_gh, mask=o_t < rows, other=0.0)
         b_beta = tl.load(p_beta + o_t * s_bt + i_hv * s_bh, mask=o_t < rows, other=0.0).to(tl.float32)
-        b_g = tl.maximum(b_g, -128.0)  # exp(-128) is 0 in float32
-        b_ghi = tl.floor(b_g * 1024.0) * (1.0 / 1024.0)
-        b_hi = tl.cumsum(b_ghi, 0)
-        b_lo = tl.cumsum(b_g - b_ghi, 0)
-        b_hi_last = tl.sum(b_ghi, 0)
-        b_lo_last = tl.sum(b_g - b_ghi, 0)
+        # In powers of 2, and 2^-192 is 0 in float32. The sums of the coarse parts, multiples of 2^-10, are exact, so
+        # that a difference of sums keeps what is small after a huge gate; the rest sums to less than 1/16.
+        b_g = tl.maximum(b_g * 1.4426950408889634, -192.0)
+        b_coarse = tl.floor(b_g * 1024.0) * (1.0 / 1024.0)
+        b_hi = tl.cumsum(b_coarse, 0)
+        b_lo = tl.cumsum(b_g - b_coarse, 0)
+        b_hi_last = tl.sum(b_coarse, 0)
+        b_lo_last = tl.sum(b_g - b_coarse, 0)
 
+        b_decay = tl.exp2((b_hi[:, None] - b_hi[None, :]) + b_lo[:, None]) * (b_nk * tl.exp2(-b_lo))[None, :]
+        b_p = tl.where(o_i >= o_j, b_qk * b_decay, 0.0)
         p_block = (i_c * HV + i_hv) * (CHUNK * CHUNK)
-        o_block = o_t[:, None] * CHUNK + o_t[None, :]
-        b_p = b_qk * _decay(b_hi[:, None], b_lo[:, None], b_hi[None, :], b_lo[None, :])
-        b_p = tl.where(o_t[:, None] >= o_t[None, :], b_p, 0.0)
         tl.store(p_scores + p_block + o_block, b_p.to(p_scores.dtype.element_ty))
 
         p_factor = p_factors + (i_c * HV + i_hv) * (4 * CHUNK)
-        b_start = tl.exp(tl.minimum(b_hi + b_lo, 0.0))
+        b_start = tl.exp2(b_hi + b_lo)
         tl.store(p_factor + o_t, b_nk * b_start)
         tl.store(p_factor + CHUNK + o_t, b_nq * b_start)
-        tl.store(p_factor + 2 * CHUNK + o_t, b_nk * _decay(b_hi_last, b_lo_last, b_hi, b_lo))
-        tl.store(p_factor + 3 * CHUNK, tl.exp(tl.minimum(b_hi_last + b_lo_last, 0.0)))
+        tl.store(p_factor + 2 * CHUNK + o_t, b_nk * tl.exp2((b_hi_last - b_hi) + (b_lo_last - b_lo)))
+        tl.store(p_factor + 3 * CHUNK, tl.exp2(b_hi_last + b_lo_last))
 
-        b_hi16 = tl.reshape(b_hi, (4, 16))
-        b_lo16 = tl.reshape(b_lo, (4, 16))
-        b_a = b_kk16 * tl.reshape(b_beta, (4, 16))[:, :, None]
-        b_a *= _decay(b_hi16[:, :, None], b_lo16[:, :, None], b_hi16[:, None, :], b_lo16[:, None, :])
         # Inverses of unit lower triangular blocks, doubling their size: [[P, 0], [R, Q]]^-1 has -Q^-1 R P^-1 below.
-        b_x = tl.where((o_i == o_j)[None], 1.0, 0.0) - tl.where(((o_i // 2 == o_j // 2) & (o_i > o_j))[None], b_a, 0.0)
+        # Up to 16 the four diagonal blocks are a batch of small products, then the whole chunk is one.
+        b_a = tl.where(o_i > o_j, b_kk * b_decay * b_beta[:, None], 0.0)
+        b_d = tl.sum(tl.where(m_diagonal, tl.reshape(b_a, (4, 16, 4, 16)), 0.0), 2)
+        b_x = tl.where((o_16[:, None] == o_16[None, :])[None], 1.0, 0.0)
+        b_x -= tl.where((o_16[:, None] // 2 == o_16[None, :] // 2)[None], b_d, 0.0)
         for i_level in tl.static_range(1, 4):
-            m_level = (o_i // (2 << i_level) == o_j // (2 << i_level)) & (o_i // (1 << i_level) > o_j // (1 << i_level))
-            b_r = tl.dot(b_x, tl.where(m_level[None], b_a, 0.0), input_precision=SOLVE)
-            b_x -= tl.dot(b_r, b_x, input_precision=SOLVE)
+            m_level = o_16[:, None] // (2 << i_level) == o_16[None, :] // (2 << i_level)
+            m_level = m_level & (o_16[:, None] // (1 << i_level) != o_16[None, :] // (1 << i_level))
+            b_r = _solve_dot(b_x, tl.where(m_level[None], b_d, 0.0), FULL)
+            b_x -= _solve_dot(b_r, b_x, FULL)
+        b_x = tl.reshape(tl.where(m_diagonal, b_x[:, :, None, :], 0.0), (CHUNK, CHUNK))
+        m_level = (o_i // 32 == o_j // 32) & (o_i // 16 != o_j // 16)
+        b_r = _solve_dot(b_x, tl.where(m_level, b_a, 0.0), FULL)
+        b_x -= _solve_dot(b_r, b_x, FULL)
+        b_r = _solve_dot(b_x, tl.where(o_i // 32 != o_j // 32, b_a, 0.0), FULL)
+        b_x -= _solve_dot(b_r, b_x, FULL)
+        tl.store(p_inverse + p_block + o_block, (b_x * b_beta[None, :]).to(p_inverse.dtype.element_ty))
 
-        b_hi_left, b_hi_right = _pairs(b_hi)
-        b_lo_left, b_lo_right = _pairs(b_lo)
-        _, b_beta_right = _pairs(b_beta)
-        b_a = b_kk32 * b_beta_right[:, :, None]
-        b_a *= _decay(
-            b_hi_right[:, :, None], b_lo_right[:, :, None], b_hi_left[:, None, :], b_lo_left[:, None, :]
-        )
-        b_xl, b_xr = tl.split(tl.permute(tl.reshape(b_x, (2, 2, 16, 16)), (0, 2, 3, 1)))
-        b_r = tl.dot(b_xr, b_a, input_precision=SOLVE)
-        b_r = -tl.dot(b_r, b_xl, input_precision=SOLVE)
-        b_top = tl.reshape(tl.permute(tl.join(b_xl, tl.zeros_like(b_xl)), (0, 1, 3, 2)), (2, 16, 32))
-        b_bottom = tl.reshape(tl.permute(tl.join(b_r, b_xr), (0, 1, 3, 2)), (2, 16, 32))
-        b_x32 = tl.reshape(tl.permute(tl.join(b_top, b_bottom), (0, 3, 1, 2)), (2, 32, 32))
 
-        b_hi_low, b_hi_high = _halves(b_hi)
-        b_lo_low, b_lo_high = _halves(b_lo)
-        b_beta_low, b_beta_high = _halves(b_beta)
-        b_a64 = b_kk64 * b_beta_high[:, None]
-        b_a64 *= _decay(b_hi_high[:, None], b_lo_high[:, None], b_hi_low[None, :], b_lo_low[None, :])
-        b_xlow, b_xhigh = tl.split(tl.permute(b_x32, (1, 2, 0)))
-        b_r64 = tl.dot(b_xhigh, b_a64, input_precision=SOLVE)
-        b_r64 = -tl.dot(b_r64, b_xlow, input_precision=SOLVE)
+@triton.jit
+def _scan_chunk(
+    b_s,
+    p_q,
+    p_k,
+    p_v,
+    p_inverse,
+    p_scores,
+    p_factors,
+    p_out,
+    o_v,
+    rows,
+    s_qt: tl.constexpr,
+    s_kt: tl.constexpr,
+    s_vt: tl.constexpr,
+    HV: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Writes the output of one chunk, of `rows` tokens where MASKED and 64 otherwise, and returns the state after it."""
+    dtype = p_q.dtype.element_ty
+    o_t = tl.arange(0, CHUNK)
+    o_k = tl.arange(0, BK)
+    o_block = o_t[:, None] * CHUNK + o_t[None, :]
+    o_rows = o_t[:, None]
+    p_q += o_rows * s_qt + o_k[None, :]
+    p_k += o_rows * s_kt + o_k[None, :]
+    p_v += o_rows * s_vt + o_v[None, :]
+    p_out += o_rows * (HV * V) + o_v[None, :]
+    if MASKED:
+        m_k = (o_rows < rows) & (o_k < K)[None, :]
+        m_v = (o_rows < rows) & (o_v < V)[None, :]
+        b_k = tl.load(p_k, mask=m_k, other=0.0)
+        b_q = tl.load(p_q, mask=m_k, other=0.0)
+        b_v = tl.load(p_v, mask=m_v, other=0.0)
+    else:
+        b_k = tl.load(p_k)
+        b_q = tl.load(p_q)
+        b_v = tl.load(p_v)
+    b_inverse = tl.load(p_inverse + o_block)
+    b_scores = tl.load(p_scores + o_block)
+    b_from = tl.load(p_factors + o_t)
+    b_read = tl.load(p_factors + CHUNK + o_t)
+    b_write = tl.load(p_factors + 2 * CHUNK + o_t)
+    b_decay = tl.load(p_factors + 3 * CHUNK)
 
-        p_out = p_inverse + p_block + o_low[:, None] * CHUNK + o_low[None, :]
-        dtype = p_inverse.dtype.element_ty
-        tl.store(p_out, (b_xlow * b_beta_low[None, :]).to(dtype))
-        tl.store(p_out + 32, tl.zeros((32, 32), dtype))
-        tl.store(p_out + 32 * CHUNK, (b_r64 * b_beta_low[None, :]).to(dtype))
-        tl.store(p_out + 32 * CHUNK + 32, (b_xhigh * b_beta_high[None, :]).to(dtype))
+    b_low = b_s.to(dtype)
+    b_u = tl.dot(tl.trans(b_v), tl.trans(b_inverse), input_precision="ieee")
+    b_r = tl.dot(b_low, tl.trans(b_k), input_precision="ieee")
+    b_r = (b_r * -b_from[None, :]).to(dtype)
+    b_u = tl.dot(b_r, tl.trans(b_inverse), acc=b_u, input_precision="ieee")
+    b_o = tl.dot(b_low, tl.trans(b_q), input_precision="ieee")
+    b_uw = (b_u * b_write[None, :]).to(dtype)
+    b_s = tl.dot(b_uw, b_k, acc=b_s * b_decay, input_precision="ieee")
+    b_o = tl.dot(b_u.to(dtype), tl.trans(b_scores), acc=b_o * b_read[None, :], input_precision="ieee")
+    b_o = tl.trans(b_o).to(dtype)
+    if MASKED:
+        tl.store(p_out, b_o, mask=m_v)
+    else:
+        tl.store(p_out, b_o)
+    return b_s
 
 
 @triton.jit
@@ -217,23 +235,21 @@ def _scan(
     p_read_slots,
     p_write_slots,
     p_has_initial_state,
-    s_qt,
-    s_qh,
-    s_kt,
-    s_kh,
-    s_vt,
-    s_vh,
+    s_qt: tl.constexpr,
+    s_qh: tl.constexpr,
+    s_kt: tl.constexpr,
+    s_kh: tl.constexpr,
+    s_vt: tl.constexpr,
+    s_vh: tl.constexpr,
     s_slot,
-    HV,
+    HV: tl.constexpr,
     GROUP: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
-    DOT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    i_v = tl.program_id(0)
     i_hv = tl.program_id(1)
     i_n = tl.load(p_sequences + 2 * tl.program_id(2))
     i_c = tl.load(p_sequences + 2 * tl.program_id(2) + 1).to(tl.int64)
@@ -252,44 +268,40 @@ def _scan(
     p_scores += (i_c * HV + i_hv) * (CHUNK * CHUNK)
     p_factors += (i_c * HV + i_hv) * (4 * CHUNK)
 
-    o_t = tl.arange(0, CHUNK)
     o_k = tl.arange(0, BK)
-    o_v = i_v * BV + tl.arange(0, BV)
-    m_v = o_v < V
-    m_k = o_k < K
+    o_v = tl.program_id(0) * BV + tl.arange(0, BV)
+    if write < 0:  # padding
+        o_t = tl.arange(0, CHUNK)
+        for i_t in range(0, rows, CHUNK):
+            m_v = (i_t + o_t < rows)[:, None] & (o_v < V)[None, :]
+            p_row = p_out + (i_t + o_t)[:, None].to(tl.int64) * (HV * V)
+            tl.store(p_row + o_v[None, :], tl.zeros((CHUNK, BV), p_out.dtype.element_ty), mask=m_v)
+        return
+
     o_state = (i_hv * V + o_v)[:, None] * K + o_k[None, :]
-    m_read = (o_v < tl.where(has, tl.where(read >= 0, V, 0), 0))[:, None] & m_k[None, :]
-    m_write = (o_v < tl.where(write >= 0, V, 0))[:, None] & m_k[None, :]
-    o_block = o_t[:, None] * CHUNK + o_t[None, :]
-    dtype = p_q.dtype.element_ty
-
+    m_read = (o_v < tl.where(has, tl.where(read >= 0, V, 0), 0))[:, None] & (o_k < K)[None, :]
+    m_write = (o_v < V)[:, None] & (o_k < K)[None, :]
     b_s = tl.load(p_state + read * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)
-    o_v_in = o_t[:, None] * s_vt + o_v[None, :]
-    o_v_out = o_t[:, None] * (HV * V) + o_v[None, :]
-    for i_t in tl.range(0, rows, CHUNK, num_stages=STAGES):
-        m_t = o_t < rows - i_t
-        m_rows = m_t[:, None] & m_v[None, :]
-        b_k = _load_rows(p_k, o_t, s_kt, m_t, K, BK)
-        b_q = _load_rows(p_q, o_t, s_qt, m_t, K, BK)
-        b_v = tl.load(p_v + o_v_in, mask=m_rows, other=0.0)
-        b_inverse = tl.load(p_inverse + o_block)
-        b_scores = tl.load(p_scores + o_block)
-        b_from = tl.load(p_factors + o_t)
-        b_read = tl.load(p_factors + CHUNK + o_t)
-        b_write = tl.load(p_factors + 2 * CHUNK + o_t)
-        b_decay = tl.load(p_factors + 3 * CHUNK)
-
-        # In three steps, each of products that can run together: the chain from state to state is as short as it gets.
-        b_low = b_s.to(dtype)
-        b_r = tl.dot(b_low, tl.trans(b_k), input_precision=DOT)
-        b_r = (tl.trans(b_v).to(tl.float32) - b_r * b_from[None, :]).to(dtype)
-        b_u = tl.dot(b_r, tl.trans(b_inverse), input_precision=DOT)
-        b_o = tl.dot(b_low, tl.trans(b_q), input_precision=DOT)
-        b_uw = (b_u * b_write[None, :]).to(dtype)
-        b_s = tl.dot(b_uw, b_k, acc=b_s * b_decay, input_precision=DOT)
-        b_o = tl.dot(b_u.to(dtype), tl.trans(b_scores), acc=b_o * b_read[None, :], input_precision=DOT)
-        tl.store(p_out + o_v_out, tl.where(write >= 0, tl.trans(b_o), 0.0).to(dtype), mask=m_rows)
-
+    whole = rows // CHUNK * CHUNK
+    if STAGES == 1 or K != BK or V % BV != 0:
+        whole = 0
+    for _ in tl.range(0, whole, CHUNK, num_stages=STAGES):
+        b_s = _scan_chunk(
+            b_s, p_q, p_k, p_v, p_inverse, p_scores, p_factors, p_out, o_v, CHUNK,
+            s_qt, s_kt, s_vt, HV, K, V, BK, False,
+        )  # fmt: skip
+        p_q += CHUNK * s_qt
+        p_k += CHUNK * s_kt
+        p_v += CHUNK * s_vt
+        p_out += CHUNK * HV * V
+        p_inverse += HV * CHUNK * CHUNK
+        p_scores += HV * CHUNK * CHUNK
+        p_factors += HV * 4 * CHUNK
+    for i_t in tl.range(whole, rows, CHUNK, num_stages=1):
+        b_s = _scan_chunk(
+            b_s, p_q, p_k, p_v, p_inverse, p_scores, p_factors, p_out, o_v, rows - i_t,
+            s_qt, s_kt, s_vt, HV, K, V, BK, True,
+        )  # fmt: skip
         p_q += CHUNK * s_qt
         p_k += CHUNK * s_kt
         p_v += CHUNK * s_vt
@@ -420,9 +432,10 @@ class TritonGatedDelta(GatedDeltaBackend):
         block_k = max(16, triton.next_power_of_2(key_size))
         block_v = max(16, triton.next_power_of_2(value_size))
         full = q.dtype == torch.float32
+        options = {"maxnreg": 255} if full else {}  # products without tensor cores: ptxas would settle for 32, and spill
         blocks = q.new_empty((2, chunks * value_heads, CHUNK.value, CHUNK.value))
         factors = torch.empty((chunks * value_heads, 4 * CHUNK.value), dtype=torch.float32, device=q.device)
-        _prepare[(chunks, heads)](
+        _prepare[(chunks * heads,)](
             q,
             k,
             g,
@@ -440,19 +453,26 @@ class TritonGatedDelta(GatedDeltaBackend):
             g.stride(1),
             beta.stride(0),
             beta.stride(1),
-            value_heads,
+            H=heads,
             GROUP=group,
             K=key_size,
             BK=block_k,
             L2NORM=qk_l2norm,
-            DOT="ieee",
-            SOLVE="ieee" if full else "tf32x3",
+            FULL=full,
             num_warps=8 if full else 2,
             num_stages=1,
+            **options,
         )
-        block_v = min(block_v, 32 if full else 64)
-        stages = 1 if full else 2
-        _scan[(triton.cdiv(value_size, block_v), value_heads, plan.sequences.shape[0])](
+        sequences = plan.sequences.shape[0]
+        if full:
+            block_v, warps, stages = min(block_v, 16), 8, 1
+        elif block_k > 128:
+            block_v, warps, stages = min(block_v, 64), 4, 2
+        elif block_v >= 128 and value_heads * sequences > 64:
+            block_v, warps, stages = 128, 8, 3  # fewer reads of q, k and the blocks
+        else:
+            block_v, warps, stages = min(block_v, 64), 4, 3  # more programs
+        _scan[(triton.cdiv(value_size, block_v), value_heads, sequences)](
             q,
             k,
             v,
@@ -479,10 +499,10 @@ class TritonGatedDelta(GatedDeltaBackend):
             V=value_size,
             BK=block_k,
             BV=block_v,
-            DOT="ieee",
             STAGES=stages,
-            num_warps=8 if full else 4,
+            num_warps=warps,
             num_stages=stages,
+            **options,
         )
 
     def decode(
@@ -505,7 +525,7 @@ class TritonGatedDelta(GatedDeltaBackend):
         _, value_heads, value_size = v.shape
         if sequences == 0:
             return
-        block_v = min(8, triton.next_power_of_2(value_size))
+        block_v = min(4 if sequences == 1 else 8, triton.next_power_of_2(value_size))
         _step[(triton.cdiv(value_size, block_v), value_heads, sequences)](
             q,
             k,

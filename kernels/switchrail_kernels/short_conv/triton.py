@@ -54,7 +54,9 @@ def _convolve(
     BIAS: tl.constexpr,
     SILU: tl.constexpr,
 ):
-    i_p = tl.program_id(0)
+    # Channels innermost: programs that run together read whole rows.
+    blocks = tl.cdiv(C, BC)
+    i_p = tl.program_id(0) // blocks
     i_n = tl.load(p_pieces + 4 * i_p)
     within = tl.load(p_pieces + 4 * i_p + 1)
     row = tl.load(p_pieces + 4 * i_p + 2).to(tl.int64)
@@ -63,7 +65,7 @@ def _convolve(
     write = tl.load(p_write_slots + i_n)
 
     o_t = tl.arange(0, BT)
-    o_c = tl.program_id(1) * BC + tl.arange(0, BC)
+    o_c = tl.program_id(0) % blocks * BC + tl.arange(0, BC)
     m_c = o_c < C
     m_out = (o_t < rows)[:, None] & m_c[None, :]
     p_x += row * s_xt
@@ -169,7 +171,7 @@ class TritonShortConv(ShortConvBackend):
         if plan.shape[0] == 0:
             return
         block = min(64, triton.next_power_of_2(channels))
-        _convolve[(plan.shape[0], triton.cdiv(channels, block))](
+        _convolve[(plan.shape[0] * triton.cdiv(channels, block),)](
             x,
             weight,
             bias,
