@@ -29,7 +29,7 @@ class Slots:
         self._contract = contract
         device = batch.read_slots.device
         visible = device.type == "cpu"
-        index = torch.tensor(sequences, dtype=torch.int64).to(device)
+        index = torch.tensor(sequences, dtype=torch.int64).to(device, non_blocking=True)
         read, write = batch.read_slots[index], batch.write_slots[index]
         is_padding = write < 0
         fresh = is_padding | ~batch.has_initial_state[index]

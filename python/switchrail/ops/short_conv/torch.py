@@ -48,7 +48,7 @@ class _Plan:
         self.padding_rows: torch.Tensor | None = None
         """[T, 1] bool, the rows of padding; None where it is known that there is none."""
         if self.slots.padding is not None:
-            counts = torch.tensor(self._counts, device=self._device)
+            counts = torch.tensor(self._counts).to(self._device, non_blocking=True)
             rows = torch.repeat_interleave(self.slots.padding, counts, output_size=sum(self._counts))
             self.padding_rows = rows[:, None]
 
@@ -79,7 +79,7 @@ class _Plan:
             states += [*old, *tail][-reach:]
             start += count
         tensors = (torch.tensor(index, dtype=torch.int64) for index in (picked, first_rows, windows, states))
-        return _Ends(*(tensor.to(self._device) for tensor in tensors))
+        return _Ends(*(tensor.to(self._device, non_blocking=True) for tensor in tensors))
 
 
 class TorchShortConv(ShortConvBackend):

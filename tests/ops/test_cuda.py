@@ -1,0 +1,43 @@
+"""The plain-torch backends on a GPU, where nothing may be known about the slots without waiting."""
+
+import pytest
+import torch
+from switchrail.ops.attention.torch import TorchAttention
+from switchrail.ops.gated_delta.torch import TorchGatedDelta
+from switchrail.ops.short_conv.torch import TorchShortConv
+from switchrail.testing.compare import verify
+from switchrail.testing.inputs import attention_call, gated_delta_call, short_conv_call
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none"),
+]
+
+OPS = {
+    "attention": (TorchAttention, attention_call),
+    "gated_delta": (TorchGatedDelta, gated_delta_call),
+    "short_conv": (TorchShortConv, short_conv_call),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("padding", [(), (1,), (0, 1, 2, 3)], ids=str)
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("op", OPS)
+def test_on_a_gpu(op, phase, padding, dtype):
+    backend, make = OPS[op]
+    lengths = [1] * 4 if phase == "decode" else [70, 3, 0, 1]
+    verify(backend(), make(lengths, phase=phase, padding=padding, dtype=dtype, device="cuda"))
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("op", OPS)
+def test_the_host_never_waits(op, phase):
+    backend, make = OPS[op]
+    call = make([1] * 4 if phase == "decode" else [70, 3, 0, 1], phase=phase, padding=(1,), device="cuda")
+    call.clone().run(backend())
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        call.run(backend())
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
