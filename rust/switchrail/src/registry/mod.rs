@@ -95,11 +95,14 @@ impl Runtime {
         }
         if !changes.is_empty() {
             next.version += 1;
-            self.snapshot.store(Arc::new(next.clone()));
+        }
+        let version = next.version;
+        if !changes.is_empty() {
+            self.snapshot.store(Arc::new(next));
         }
         Ok(Arc::new(Commit {
             schema: Schema,
-            version: next.version,
+            version,
             origin,
             changes,
         }))

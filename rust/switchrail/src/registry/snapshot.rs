@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{CommitError, Conflict, ReplayError};
 use crate::{BackendId, BackendSpec, Config, Op, Origin, Registration, Schema};
@@ -15,6 +15,7 @@ pub struct Snapshot {
     schema: Schema,
     pub(super) version: u64,
     /// Sorted by op and name; within a stack in order of registration.
+    #[serde(deserialize_with = "sorted")]
     backends: Vec<Arc<Registration>>,
 }
 
@@ -160,10 +161,6 @@ impl Snapshot {
                 .map(|_| Change::Remove { id: *id })
                 .into_iter()
                 .collect(),
-            Request::WithdrawAll { origin } => {
-                let owned = self.backends.iter().filter(|backend| backend.origin == *origin);
-                owned.map(|backend| Change::Remove { id: backend.id }).collect()
-            }
             Request::Configure {
                 id,
                 op,
@@ -191,6 +188,13 @@ impl Snapshot {
         }
         Ok(())
     }
+}
+
+/// What is found by search in a state must be in order there, whoever wrote the document.
+fn sorted<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Arc<Registration>>, D::Error> {
+    let mut backends = Vec::<Arc<Registration>>::deserialize(deserializer)?;
+    backends.sort_by(|a, b| (a.spec.op, &a.spec.name).cmp(&(b.spec.op, &b.spec.name)));
+    Ok(backends)
 }
 
 /// What one commit changed.
@@ -241,9 +245,6 @@ pub(super) enum Request {
     },
     Withdraw {
         id: BackendId,
-    },
-    WithdrawAll {
-        origin: Origin,
     },
     Configure {
         id: BackendId,

@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::{Commit, CommitError, RegisterError, Runtime, Snapshot, lock, snapshot::Request};
 use crate::{
-    AUTO, BackendId, BackendSpec, Config, Entry, Op, Origin, Phase, Registration, UnknownName, quoted,
+    AUTO, BackendId, BackendSpec, Config, DeviceKind, Entry, Op, Origin, Phase, Registration, UnknownName,
+    quoted,
 };
 
 /// Changes that are committed together or not at all. Dropping it aborts.
@@ -72,12 +73,6 @@ impl Registrar {
         &self.origin
     }
 
-    /// Whether changes can still be staged.
-    #[must_use]
-    pub fn is_open(&self) -> bool {
-        self.staged().is_some()
-    }
-
     /// Ends the transaction without publishing anything; a commit then fails. Idempotent.
     pub fn close(&self) {
         let staged = self.staged().take();
@@ -128,16 +123,6 @@ impl Registrar {
     /// [`RegisterError::Closed`].
     pub fn withdraw(&self, id: BackendId) -> Result<(), RegisterError> {
         self.stage(Request::Withdraw { id })
-    }
-
-    /// Stages the removal of everything that one origin registered, such as a plugin. Idempotent.
-    ///
-    /// # Errors
-    /// [`RegisterError::Closed`].
-    pub fn withdraw_all(&self, origin: &Origin) -> Result<(), RegisterError> {
-        self.stage(Request::WithdrawAll {
-            origin: origin.clone(),
-        })
     }
 
     /// Stages the user's values for the active backend of an op and name. They replace those given before, if any.
@@ -231,7 +216,11 @@ fn validate(spec: &BackendSpec, entry: &Entry) -> Result<(), RegisterError> {
     }
     let capabilities = &spec.capabilities;
     if capabilities.devices.is_empty() {
-        return invalid("devices", "name at least one".to_owned());
+        let known = DeviceKind::KNOWN.map(|kind| kind.to_string());
+        return invalid(
+            "devices",
+            format!("name at least one of {}, \"oot:NAME\"", quoted(&known)),
+        );
     }
     if let Some(support) = capabilities.devices.iter().find(|support| {
         support
