@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::{PluginRecord, Registration, RoutePlan, Schema, Snapshot};
+use crate::{Op, PluginRecord, Registration, RoutePlan, Schema, Snapshot};
 
 /// The hooks of one target, in the order in which they run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,7 +27,8 @@ pub struct FingerprintInputs<'a> {
     /// The active backends: everything in their specs, origin and configuration count; ids and the order of
     /// registration don't.
     pub snapshot: &'a Snapshot,
-    /// The route plans in use: layer kinds, routes and the backends that they pin count.
+    /// The route plans in use: model type, layer kinds, routes and the backends that they pin count; what the model is
+    /// called does not, for that is the name of its folder.
     pub plans: &'a [&'a RoutePlan],
 }
 
@@ -56,12 +57,7 @@ impl Fingerprint {
                 "state": json!(plugin.state)["state"],
             })
         });
-        let active = inputs.snapshot.backends().iter().filter(|backend| {
-            inputs
-                .snapshot
-                .find(backend.spec.op, &backend.spec.name)
-                .is_some_and(|active| active.id == backend.id)
-        });
+        let active = Op::ALL.into_iter().flat_map(|op| inputs.snapshot.of_op(op));
         let inputs = json!({
             "switchrail": env!("CARGO_PKG_VERSION"),
             "plugins": sorted(plugins),
@@ -96,7 +92,6 @@ fn backend_json(backend: &Registration) -> Value {
 fn plan_json(plan: &RoutePlan) -> Value {
     let name = |id| plan.backend(id).map(|backend| backend.spec.name.as_str());
     json!({
-        "model": plan.layout().model(),
         "model_type": plan.layout().model_type(),
         "layers": plan.layout().layers().iter().map(|layer| layer.kind).collect::<Vec<_>>(),
         "routes": plan.entries().map(|(layer, op, phase, id)| json!([layer, op, phase, name(id)])).collect::<Vec<_>>(),

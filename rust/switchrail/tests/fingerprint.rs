@@ -88,7 +88,7 @@ fn digest(world: &World) -> String {
 }
 
 #[test]
-fn orders_of_installation_loading_and_registration_do_not_count() {
+fn places_and_orders_of_installation_loading_and_registration_do_not_count() {
     let expected = digest(&world());
     assert_eq!(expected.len(), 64);
     let mut other = world();
@@ -97,6 +97,11 @@ fn orders_of_installation_loading_and_registration_do_not_count() {
     for plugin in &mut other.plugins {
         plugin.origin.path = PathBuf::from("elsewhere").join(&plugin.origin.path);
     }
+    let renamed = serde_json::to_string(&*other.layout)
+        .unwrap()
+        .replace("tiny-qwen3-next", "elsewhere");
+    other.layout = Arc::new(serde_json::from_str(&renamed).unwrap());
+    assert_eq!(other.layout.model(), "elsewhere");
     other.runtime = Runtime::new();
     for (origin, spec) in specs().into_iter().rev() {
         register(&other.runtime, origin, spec, false);
