@@ -16,9 +16,8 @@ mirror! {
 
         /// Versions by distribution, of those that have one.
         #[getter]
-        fn packages(&self) -> BTreeMap<&str, &str> {
-            let versions = self.0.distributions.iter();
-            versions.filter_map(|found| Some((found.name.as_str(), found.version.as_deref()?))).collect()
+        fn packages(&self) -> BTreeMap<String, String> {
+            self.0.packages().iter().map(|(name, version)| (name.to_owned(), version.to_owned())).collect()
         }
 
         /// What could not be read: path and problem.

@@ -11,7 +11,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ComputeCapability, CoreError, DeviceKind, Dtype, Op, Phase};
+use crate::{ComputeCapability, CoreError, DeviceKind, Dtype, Op, Phase, normalized_name};
 
 /// A backend's configuration: values by name.
 pub type Config = serde_json::Map<String, serde_json::Value>;
@@ -151,19 +151,11 @@ impl DeviceSupport {
         }
     }
 
-    /// Whether a range is given, so that a device's capability must be known.
-    #[must_use]
-    pub const fn is_ranged(&self) -> bool {
-        self.min_capability.is_some() || self.max_capability.is_some()
-    }
-
     /// Whether the capability lies in the range; an unknown one does only where there is no range.
-    #[must_use]
-    pub fn contains(&self, capability: Option<ComputeCapability>) -> bool {
-        capability.map_or(!self.is_ranged(), |capability| {
-            self.min_capability.is_none_or(|min| min <= capability)
-                && self.max_capability.is_none_or(|max| capability <= max)
-        })
+    pub(crate) fn contains(&self, capability: Option<ComputeCapability>) -> bool {
+        let above = |min| capability.is_some_and(|capability| min <= capability);
+        let below = |max| capability.is_some_and(|capability| capability <= max);
+        self.min_capability.is_none_or(above) && self.max_capability.is_none_or(below)
     }
 }
 
@@ -321,7 +313,7 @@ impl FromStr for PackageRequirement {
                 },
             )?;
         Ok(Self {
-            name: normalised(name),
+            name: normalized_name(name),
             specifiers,
         })
     }
@@ -358,7 +350,7 @@ impl Packages {
     /// The installed version of a distribution, by any spelling of its name.
     #[must_use]
     pub fn version(&self, name: &str) -> Option<&str> {
-        self.0.get(&normalised(name)).map(String::as_str)
+        self.0.get(&normalized_name(name)).map(String::as_str)
     }
 
     /// Normalised names and versions, sorted by name.
@@ -374,20 +366,11 @@ impl<N: AsRef<str>, V: Into<String>> FromIterator<(N, V)> for Packages {
     fn from_iter<I: IntoIterator<Item = (N, V)>>(packages: I) -> Self {
         let mut map = BTreeMap::new();
         for (name, version) in packages {
-            map.entry(normalised(name.as_ref()))
+            map.entry(normalized_name(name.as_ref()))
                 .or_insert_with(|| version.into());
         }
         Self(Arc::new(map))
     }
-}
-
-/// A distribution's name as PEP 503 normalises it.
-fn normalised(name: &str) -> String {
-    name.split(['-', '_', '.'])
-        .filter(|part| !part.is_empty())
-        .collect::<Vec<_>>()
-        .join("-")
-        .to_lowercase()
 }
 
 /// A backend that is a Rust value.

@@ -9,10 +9,10 @@ use crate::{CoreError, PluginGroup, PluginRecord, PluginState, UnknownName, norm
 #[non_exhaustive]
 pub enum SelectionError {
     /// The allow list names a plugin that is not installed.
-    #[error("{0}")]
+    #[error(transparent)]
     UnknownPlugin(UnknownName),
     /// The platform is neither built in nor installed.
-    #[error("{0}")]
+    #[error(transparent)]
     UnknownPlatform(UnknownName),
 }
 

@@ -57,7 +57,7 @@ fn a_plugin_has_its_origin() {
         (platform.name.as_str(), platform.group),
         ("npu", PluginGroup::Platforms)
     );
-    assert_eq!(found.version("acme_GDN"), Some("1.2+local"));
+    assert_eq!(found.packages().version("acme_GDN"), Some("1.2+local"));
     assert_eq!(found.problems, []);
 }
 
@@ -122,8 +122,8 @@ fn eggs_are_distributions_too() {
         plugins(&found),
         ["acme:acme=acme_gdn:register", "dev:dev=dev:register"]
     );
-    assert_eq!(found.version("acme"), Some("1.0"));
-    assert_eq!(found.version("trap"), None);
+    assert_eq!(found.packages().version("acme"), Some("1.0"));
+    assert_eq!(found.packages().version("trap"), None);
 }
 
 #[test]
@@ -143,10 +143,32 @@ fn the_first_on_the_path_hides_the_others() {
     );
     let missing = first.path().join("missing");
     let found = discover(&[missing.as_path(), first.path(), second.path(), first.path()]);
-    assert_eq!(found.version("acme-x"), Some("2.0"));
+    assert_eq!(found.packages().version("acme-x"), Some("2.0"));
     assert_eq!(plugins(&found), Vec::<String>::new());
     assert_eq!(found.problems, []);
     assert_eq!(discover(&[second.path(), first.path()]).plugins.len(), 1);
+}
+
+#[test]
+fn names_are_normalised_as_python_does() {
+    let site = tempfile::tempdir().unwrap();
+    install(site.path(), "_acme-1.dist-info", "Name: _acme\nVersion: 1\n", "");
+    install(site.path(), "ACME-2.dist-info", "Name: ACME\nVersion: 2\n", "");
+    install(
+        site.path(),
+        "a__b._c-3.dist-info",
+        "Name: a__b._c\nVersion: 3\n",
+        "",
+    );
+    let found = discover(&[site.path()]);
+    let packages = found.packages();
+    let expected = [("-acme", "1"), ("a-b-c", "3"), ("acme", "2")];
+    assert_eq!(packages.iter().collect::<Vec<_>>(), expected);
+    assert_eq!(
+        (packages.version(".acme"), packages.version("A-B.C")),
+        (Some("1"), Some("3"))
+    );
+    assert_eq!(found.problems, []);
 }
 
 #[test]
@@ -165,7 +187,7 @@ fn two_of_a_name_in_one_folder_are_reported() {
         ACME,
     );
     let found = discover(&[site.path()]);
-    assert_eq!(found.version("acme"), Some("1.0"));
+    assert_eq!(found.packages().version("acme"), Some("1.0"));
     assert_eq!(plugins(&found), ["acme:acme=acme_gdn:register"]);
     let [problem] = &found.problems[..] else {
         panic!("{found:?}")

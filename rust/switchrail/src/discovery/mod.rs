@@ -5,6 +5,7 @@ mod headers;
 mod text;
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::schema::lossy_path;
-use crate::{PluginGroup, PluginOrigin, PluginRecord, PluginState, Schema};
+use crate::{Packages, PluginGroup, PluginOrigin, PluginRecord, PluginState, Schema};
 use entry_points::EntryPoint;
 
 /// An `entry_points.txt` larger than this is no such file.
@@ -21,7 +22,7 @@ const MAX_ENTRY_POINTS: u64 = 1 << 20;
 /// An installed distribution.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Distribution {
-    /// Its [normalised](normalized_name) name.
+    /// Its name, as PEP 503 normalises it.
     pub name: String,
     /// Its version; as in the name of its metadata folder where it has no plugin.
     pub version: Option<String>,
@@ -57,25 +58,18 @@ pub struct Discovery {
 }
 
 impl Discovery {
-    /// The version of an installed distribution, by any spelling of its name.
+    /// The distributions that have a version, for [`PlanRequest::packages`](crate::PlanRequest::packages).
     #[must_use]
-    pub fn version(&self, distribution: &str) -> Option<&str> {
-        let name = normalized_name(distribution);
-        let index = self
-            .distributions
-            .binary_search_by(|found| found.name.as_str().cmp(&name))
-            .ok()?;
-        self.distributions[index].version.as_deref()
+    pub fn packages(&self) -> Packages {
+        let versions = self.distributions.iter();
+        versions
+            .filter_map(|found| Some((&found.name, found.version.as_deref()?)))
+            .collect()
     }
 }
 
 /// A distribution's name as PEP 503 normalises it: lower case, and each run of `-`, `_` and `.` a single `-`.
-///
-/// ```
-/// assert_eq!(switchrail::normalized_name("Acme_.GDN"), "acme-gdn");
-/// ```
-#[must_use]
-pub fn normalized_name(name: &str) -> String {
+pub(crate) fn normalized_name(name: &str) -> String {
     let mut normalized = String::with_capacity(name.len());
     for letter in name.chars() {
         if !matches!(letter, '-' | '_' | '.') {
@@ -125,27 +119,27 @@ impl Found {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return,
             Err(error) => return self.problem(folder, format!("cannot be listed: {error}")),
         };
-        let mut infos: Vec<Stem> = Vec::new();
+        let mut infos: Vec<(OsString, Stem)> = Vec::new();
         for entry in entries {
-            match entry {
-                Ok(entry) => infos.extend(Stem::of(folder, &entry.file_name().to_string_lossy(), || {
-                    entry.path()
-                })),
+            match entry.map(|entry| entry.file_name()) {
+                Ok(name) => {
+                    let stem = Stem::of(folder, &name.to_string_lossy());
+                    infos.extend(stem.map(|stem| (name, stem)));
+                }
                 Err(error) => self.problem(folder, format!("cannot be listed to its end: {error}")),
             }
         }
-        infos.sort_unstable_by(|a, b| a.path.cmp(&b.path));
-        for info in infos {
-            self.add(folder, info);
+        infos.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        for (file_name, stem) in infos {
+            self.add(folder, folder.join(file_name), stem);
         }
     }
 
-    fn add(&mut self, folder: &Path, info: Stem) {
+    fn add(&mut self, folder: &Path, path: PathBuf, stem: Stem) {
         let Stem {
             mut name,
             mut version,
-            path,
-        } = info;
+        } = stem;
         if name.is_empty() {
             let Some(spelled) = headers::read(&path).name else {
                 return self.problem(
@@ -248,11 +242,10 @@ impl Found {
 struct Stem {
     name: String,
     version: Option<String>,
-    path: PathBuf,
 }
 
 impl Stem {
-    fn of(folder: &Path, file_name: &str, path: impl FnOnce() -> PathBuf) -> Option<Self> {
+    fn of(folder: &Path, file_name: &str) -> Option<Self> {
         let is = |extension: &str, expected: &str| extension.eq_ignore_ascii_case(expected);
         let egg: String;
         let stem = match file_name.rsplit_once('.') {
@@ -272,11 +265,7 @@ impl Stem {
             .next()
             .filter(|version| !version.is_empty())
             .map(str::to_owned);
-        Some(Self {
-            name,
-            version,
-            path: path(),
-        })
+        Some(Self { name, version })
     }
 }
 
