@@ -14,7 +14,7 @@ fn class_of(code: &str) -> &'static str {
         "unknown_op" => "UnknownOpError",
         "unknown_phase" | "plan_no_phase" => "UnknownPhaseError",
         "unknown_dtype" => "UnknownDtypeError",
-        "unknown_device" | "bad_capability" => "UnknownDeviceError",
+        "unknown_device" => "UnknownDeviceError",
         "unknown_preference_key" => "PreferenceError",
         "unknown_backend" | "unknown_preferred_backend" | "unknown_registered_backend" => {
             "UnknownBackendError"
@@ -30,6 +30,7 @@ fn class_of(code: &str) -> &'static str {
         "route_other_ops" | "route_phase_not_planned" => "NoRouteError",
         "unknown_model_type" => "UnknownModelError",
         "unknown_layer_kind"
+        | "layout_unknown_kind"
         | "layout_read"
         | "layout_json"
         | "layout_missing_key"
@@ -42,6 +43,7 @@ fn class_of(code: &str) -> &'static str {
         | "layout_document"
         | "plan_document_layer"
         | "plan_document_backend"
+        | "plan_document_missing"
         | "replay_order"
         | "replay_unknown" => "SchemaError",
         "unknown_plugin" => "UnknownPluginError",

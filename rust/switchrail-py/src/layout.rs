@@ -6,7 +6,6 @@ use pyo3::{
     prelude::*,
     types::{PyDict, PyInt},
 };
-use switchrail::{LayerKind, UnknownName};
 
 use crate::{
     errors::{exception, raise},
@@ -30,8 +29,8 @@ mirror! {
 
         /// The layout of a model without config: the kind of each layer.
         #[staticmethod]
-        fn from_kinds(py: Python<'_>, model: &str, kinds: Vec<String>) -> PyResult<Self> {
-            let kinds = kinds.iter().map(|kind| parse_kind(py, kind)).collect::<PyResult<Vec<LayerKind>>>()?;
+        fn from_kinds(model: &str, kinds: Vec<String>) -> PyResult<Self> {
+            let kinds = kinds.iter().map(|kind| parse(kind)).collect::<PyResult<Vec<_>>>()?;
             Ok(Self(switchrail::Layout::from_kinds(model, kinds)))
         }
 
@@ -61,7 +60,7 @@ mirror! {
 
         /// What the config says of an op's shape in layers of a kind; None where it says nothing.
         fn shape<'py>(&self, py: Python<'py>, kind: &str, op: &str) -> PyResult<Bound<'py, PyAny>> {
-            json::dump(py, &self.0.shape(parse_kind(py, kind)?, parse(op)?))
+            json::dump(py, &self.0.shape(parse(kind)?, parse(op)?))
         }
     }
 }
@@ -76,7 +75,7 @@ mirror! {
 
         #[getter]
         fn kind(&self) -> &'static str {
-            self.0.kind.as_str()
+            self.0.kind.name()
         }
 
         #[getter]
@@ -89,14 +88,6 @@ mirror! {
             self.0.uncovered.as_deref()
         }
     }
-}
-
-fn parse_kind(py: Python<'_>, kind: &str) -> PyResult<LayerKind> {
-    kind.parse()
-        .map_err(|error: UnknownName| match json::to_py(py, &error.fields()) {
-            Ok(fields) => exception(py, "LayoutError", error.to_string(), fields.cast().ok()),
-            Err(error) => error,
-        })
 }
 
 /// A layer id as it is given: an int, and nothing that only looks like one.

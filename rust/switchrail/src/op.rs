@@ -4,106 +4,7 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CoreError, UnknownName};
-
-/// A name that is no op, phase, dtype or device.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum NameError {
-    /// No [`Op`] is called that.
-    #[error(transparent)]
-    Op(UnknownName),
-    /// No [`Phase`] is called that.
-    #[error(transparent)]
-    Phase(UnknownName),
-    /// No [`Dtype`] is called that.
-    #[error(transparent)]
-    Dtype(UnknownName),
-    /// No [`DeviceKind`] is called that, and it does not start with `oot:`.
-    #[error(transparent)]
-    Device(UnknownName),
-    /// A compute capability is not written `MAJOR.MINOR`.
-    #[error("{found:?} is no compute capability; write MAJOR.MINOR, such as \"9.0\"")]
-    Capability {
-        /// The text as it was given.
-        found: String,
-    },
-}
-
-impl CoreError for NameError {
-    fn code(&self) -> &'static str {
-        match self {
-            Self::Op(_) => "unknown_op",
-            Self::Phase(_) => "unknown_phase",
-            Self::Dtype(_) => "unknown_dtype",
-            Self::Device(_) => "unknown_device",
-            Self::Capability { .. } => "bad_capability",
-        }
-    }
-
-    fn fields(&self) -> serde_json::Value {
-        match self {
-            Self::Op(name) | Self::Phase(name) | Self::Dtype(name) | Self::Device(name) => name.fields(),
-            Self::Capability { found } => serde_json::json!({"found": found}),
-        }
-    }
-}
-
-/// A closed set of names: the enum, its list, its texts, and parsing with suggestions.
-macro_rules! names {
-    ($(#[$doc:meta])* $type:ident, $what:literal, $error:ident, { $($(#[$vdoc:meta])* $variant:ident = $name:literal,)+ }) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        #[serde(try_from = "String", into = "&'static str")]
-        pub enum $type {
-            $($(#[$vdoc])* $variant,)+
-        }
-
-        impl $type {
-            /// Every value, in the order of declaration.
-            pub const ALL: [Self; [$($name),+].len()] = [$(Self::$variant),+];
-
-            /// The name that is parsed and shown.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $name,)+
-                }
-            }
-        }
-
-        impl fmt::Display for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.pad(self.name())
-            }
-        }
-
-        impl FromStr for $type {
-            type Err = NameError;
-
-            fn from_str(found: &str) -> Result<Self, NameError> {
-                Self::ALL
-                    .into_iter()
-                    .find(|value| value.name() == found)
-                    .ok_or_else(|| NameError::$error(UnknownName::new($what, found, [$($name),+])))
-            }
-        }
-
-        impl TryFrom<String> for $type {
-            type Error = NameError;
-
-            fn try_from(found: String) -> Result<Self, NameError> {
-                found.parse()
-            }
-        }
-
-        impl From<$type> for &'static str {
-            fn from(value: $type) -> Self {
-                value.name()
-            }
-        }
-    };
-}
+use crate::{NameError, UnknownName, name::names};
 
 names! {
     /// What is computed. One layer may run several.
@@ -294,19 +195,6 @@ impl fmt::Display for ComputeCapability {
     }
 }
 
-impl FromStr for ComputeCapability {
-    type Err = NameError;
-
-    fn from_str(found: &str) -> Result<Self, NameError> {
-        found
-            .split_once('.')
-            .and_then(|(major, minor)| Some(Self(major.parse().ok()?, minor.parse().ok()?)))
-            .ok_or_else(|| NameError::Capability {
-                found: found.to_owned(),
-            })
-    }
-}
-
 /// A device that something is to run on.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Device {
@@ -327,6 +215,7 @@ impl fmt::Display for Device {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::CoreError;
 
     #[test]
     fn every_name_parses_to_its_value() {
@@ -374,13 +263,5 @@ mod tests {
                 .to_string()
                 .contains("unknown op")
         );
-    }
-
-    #[test]
-    fn capabilities_are_ordered_as_numbers() {
-        let parse = |text: &str| text.parse::<ComputeCapability>();
-        assert!(parse("9.0").unwrap() < parse("10.0").unwrap());
-        assert!(parse("8.0").unwrap() < parse("8.9").unwrap());
-        assert_eq!(parse("9").unwrap_err().code(), "bad_capability");
     }
 }

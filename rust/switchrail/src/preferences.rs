@@ -34,7 +34,7 @@ impl PreferenceKey {
     }
 
     /// The ops that the key speaks for.
-    pub fn ops(self) -> impl Iterator<Item = Op> {
+    fn ops(self) -> impl Iterator<Item = Op> {
         Op::ALL
             .into_iter()
             .filter(move |op| self.op.map_or(op.is_linear(), |own| own == *op))
@@ -143,11 +143,6 @@ impl Preferences {
             .into_iter()
             .map(|(key, name)| Ok((key.as_ref().parse()?, name.into())));
         Ok(Self(pairs.collect::<Result<_, PreferenceError>>()?))
-    }
-
-    /// Sets one.
-    pub fn set(&mut self, key: PreferenceKey, name: impl Into<String>) {
-        self.0.insert(key, name.into());
     }
 
     /// All of them, sorted by key.

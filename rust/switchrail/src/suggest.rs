@@ -26,13 +26,10 @@ pub trait CoreError: std::error::Error {
 /// A name that nothing answers to, with what would have been valid.
 ///
 /// ```
-/// use switchrail::UnknownName;
-///
-/// let unknown = UnknownName::new("backend", "tritn", ["reference", "torch", "triton"]);
-/// assert_eq!(unknown.nearest, ["triton"]);
+/// let unknown = "prefil".parse::<switchrail::Phase>().unwrap_err();
 /// assert_eq!(
 ///     unknown.to_string(),
-///     r#"unknown backend "tritn"; nearest: "triton"; valid: "reference", "torch", "triton""#
+///     r#"unknown phase "prefil"; nearest: "prefill"; valid: "decode", "prefill", "verify""#
 /// );
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -49,7 +46,7 @@ pub struct UnknownName {
 
 impl UnknownName {
     /// Collects the valid names, sorts them and finds the nearest.
-    pub fn new<S: Into<String>>(
+    pub(crate) fn new<S: Into<String>>(
         what: &'static str,
         found: impl Into<String>,
         valid: impl IntoIterator<Item = S>,
@@ -68,8 +65,7 @@ impl UnknownName {
     }
 
     /// The fields as the JSON object that [`CoreError::fields`] promises.
-    #[must_use]
-    pub fn fields(&self) -> serde_json::Value {
+    pub(crate) fn fields(&self) -> serde_json::Value {
         serde_json::json!({
             "what": self.what,
             "found": self.found,

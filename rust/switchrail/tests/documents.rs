@@ -10,9 +10,9 @@ use common::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use switchrail::{
-    BackendSpec, Commit, Decision, DeviceSupport, Entry, Fingerprint, FingerprintInputs, HeadSize, Op,
-    OrderItem, Origin, Packages, PlanRequest, Preferences, Query, RoutePlan, Runtime, SCHEMA_VERSION,
-    Snapshot,
+    BackendSpec, Commit, ComputeCapability, Decision, DeviceSupport, Entry, Fingerprint, FingerprintInputs,
+    HeadSize, Op, OrderItem, Origin, Packages, PlanRequest, Preferences, Query, RoutePlan, Runtime,
+    SCHEMA_VERSION, Snapshot,
 };
 
 /// Reads what was written, and gives the JSON.
@@ -49,7 +49,7 @@ fn rich_spec() -> BackendSpec {
     let mut rich = spec(Op::GatedDelta, "acme");
     rich.capabilities.devices.push(DeviceSupport {
         kind: "oot:acme".parse().unwrap(),
-        min_capability: "8.0".parse().ok(),
+        min_capability: Some(ComputeCapability(8, 0)),
         max_capability: None,
     });
     rich.capabilities.dtypes = ["float32".parse().unwrap(), "bfloat16".parse().unwrap()].into();
@@ -199,6 +199,18 @@ fn a_plan_that_contradicts_itself_is_refused() {
         &|json| json["backends"] = json!([]),
         "which the document does not hold",
     );
+    refuse(
+        &|json| drop(json["routes"].as_array_mut().unwrap().pop()),
+        "no route says what serves it in decode",
+    );
+}
+
+#[test]
+fn a_state_whose_backends_were_shuffled_is_read_in_order() {
+    let state = runtime_with_torch().snapshot();
+    let mut json = serde_json::to_value(&*state).unwrap();
+    json["backends"].as_array_mut().unwrap().reverse();
+    assert_eq!(serde_json::from_value::<Snapshot>(json).unwrap(), *state);
 }
 
 #[test]

@@ -27,7 +27,7 @@ fn kinds_and_shapes_are_those_of_the_modules() {
         for form in ["published", "saved"] {
             let layout =
                 Layout::from_config(&fixture[form]).unwrap_or_else(|error| panic!("{name}, {form}: {error}"));
-            let kinds: Vec<&str> = layout.layers().iter().map(|layer| layer.kind.as_str()).collect();
+            let kinds: Vec<&str> = layout.layers().iter().map(|layer| layer.kind.name()).collect();
             let expected: Vec<&str> = built
                 .iter()
                 .map(|layer| layer["kind"].as_str().unwrap())
@@ -133,7 +133,7 @@ fn kimi_counts_from_one() {
 fn zamba2_ids_alone_are_enough() {
     let config = json!({"model_type": "zamba2", "num_hidden_layers": 3, "hybrid_layer_ids": [1]});
     let layout = Layout::from_config(&config).unwrap();
-    let kinds: Vec<&str> = layout.layers().iter().map(|layer| layer.kind.as_str()).collect();
+    let kinds: Vec<&str> = layout.layers().iter().map(|layer| layer.kind.name()).collect();
     assert_eq!(kinds, ["mamba2", "hybrid", "mamba2"]);
 }
 
@@ -154,7 +154,7 @@ fn ring_and_ling_share_a_model_type() {
         layout
             .layers()
             .iter()
-            .map(|layer| layer.kind.as_str())
+            .map(|layer| layer.kind.name())
             .collect::<Vec<_>>()
             .join(" ")
     };
@@ -290,7 +290,7 @@ fn the_number_of_layers_must_agree() {
 fn an_unknown_kind_is_told_its_nearest() {
     let error =
         refused(&json!({"model_type": "qwen3_next", "layer_types": ["full_attention", "liner_attention"]}));
-    assert_eq!(error.code(), "unknown_layer_kind");
+    assert_eq!(error.code(), "layout_unknown_kind");
     assert_eq!(error.fields()["layer"], 1);
     assert_eq!(error.fields()["nearest"][0], "linear_attention");
     let error = refused(&json!({"model_type": "nemotron_h", "hybrid_override_pattern": "M*X"}));

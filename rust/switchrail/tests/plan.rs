@@ -9,8 +9,8 @@ use common::{
 };
 use serde_json::json;
 use switchrail::{
-    BackendSpec, CoreError, Device, DeviceKind, DeviceSupport, Dtype, HeadSize, LayerKind, Layout, Op,
-    Origin, Phase, PlanError, PlanRequest, RouteError, RoutePlan, Runtime, SLIDING_WINDOW,
+    BackendSpec, ComputeCapability, CoreError, Device, DeviceKind, DeviceSupport, Dtype, HeadSize, LayerKind,
+    Layout, Op, Origin, Phase, PlanError, PlanRequest, RouteError, RoutePlan, Runtime, SLIDING_WINDOW,
 };
 
 fn plan(runtime: &Runtime, layout: &Arc<Layout>, request: PlanRequest) -> Result<RoutePlan, PlanError> {
@@ -309,7 +309,7 @@ fn devices_decide_for_the_whole_plan() {
     let runtime = runtime_with_torch();
     let gpu = Device {
         kind: DeviceKind::Cuda,
-        capability: "9.0".parse().ok(),
+        capability: Some(ComputeCapability(9, 0)),
     };
     assert!(
         plan(
@@ -325,7 +325,7 @@ fn devices_decide_for_the_whole_plan() {
             ..spec(op, "triton")
         };
         triton.capabilities.devices = vec![DeviceSupport {
-            min_capability: "8.0".parse().ok(),
+            min_capability: Some(ComputeCapability(8, 0)),
             ..DeviceSupport::any(DeviceKind::Cuda)
         }];
         register(&runtime, plugin("switchrail-kernels"), triton, false);

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use common::{plugin, preferences, query, register, spec};
 use serde_json::json;
 use switchrail::{
-    BackendSpec, Because, CoreError, Decision, Device, DeviceKind, DeviceSupport, Dtype, HeadSize, Op,
-    Origin, Packages, Phase, PreferenceError, Preferences, Query, Reason, ResolveError, Runtime,
+    BackendSpec, Because, ComputeCapability, CoreError, Decision, Device, DeviceKind, DeviceSupport, Dtype,
+    HeadSize, Op, Origin, Packages, Phase, PreferenceError, Preferences, Query, Reason, ResolveError,
+    Runtime,
 };
 
 const OP: Op = Op::GatedDelta;
@@ -62,18 +63,18 @@ fn reasons(
     decision.rejected[0].reasons.clone()
 }
 
-fn cuda(capability: Option<&str>) -> Device {
+fn cuda(capability: Option<ComputeCapability>) -> Device {
     Device {
         kind: DeviceKind::Cuda,
-        capability: capability.map(|text| text.parse().unwrap()),
+        capability,
     }
 }
 
 fn hopper_only() -> DeviceSupport {
     DeviceSupport {
         kind: DeviceKind::Cuda,
-        min_capability: "9.0".parse().ok(),
-        max_capability: "9.9".parse().ok(),
+        min_capability: Some(ComputeCapability(9, 0)),
+        max_capability: Some(ComputeCapability(9, 9)),
     }
 }
 
@@ -99,7 +100,11 @@ fn reason_phase() {
 
 #[test]
 fn reason_device() {
-    let found = reasons(|_| (), |query| query.device = cuda(Some("9.0")), |_| ());
+    let found = reasons(
+        |_| (),
+        |query| query.device = cuda(Some(ComputeCapability(9, 0))),
+        |_| (),
+    );
     let valid = vec![DeviceSupport::any(DeviceKind::Cpu)];
     assert_eq!(
         found,
@@ -113,16 +118,16 @@ fn reason_device() {
 
 #[test]
 fn reason_capability() {
-    for asked in ["8.9", "10.0"] {
+    for asked in [ComputeCapability(8, 9), ComputeCapability(10, 0)] {
         let found = reasons(
             |spec| spec.capabilities.devices.push(hopper_only()),
             |query| query.device = cuda(Some(asked)),
-            |query| query.device = cuda(Some("9.0")),
+            |query| query.device = cuda(Some(ComputeCapability(9, 0))),
         );
         assert_eq!(
             found,
             [Reason::Capability {
-                asked: asked.parse().unwrap(),
+                asked,
                 valid: vec![hopper_only()]
             }]
         );
@@ -137,15 +142,15 @@ fn reason_capability() {
 fn any_of_several_ranges_will_do() {
     let two = |spec: &mut BackendSpec| {
         let blackwell = DeviceSupport {
-            min_capability: "12.0".parse().ok(),
+            min_capability: Some(ComputeCapability(12, 0)),
             ..DeviceSupport::any(DeviceKind::Cuda)
         };
         spec.capabilities.devices = vec![hopper_only(), blackwell];
     };
-    for fits in ["9.0", "12.1"] {
+    for fits in [ComputeCapability(9, 0), ComputeCapability(12, 1)] {
         let found = reasons(
             two,
-            |query| query.device = cuda(Some("10.0")),
+            |query| query.device = cuda(Some(ComputeCapability(10, 0))),
             |query| query.device = cuda(Some(fits)),
         );
         assert!(
@@ -160,7 +165,7 @@ fn reason_capability_unknown() {
     let found = reasons(
         |spec| spec.capabilities.devices = vec![hopper_only()],
         |query| query.device = cuda(None),
-        |query| query.device = cuda(Some("9.0")),
+        |query| query.device = cuda(Some(ComputeCapability(9, 0))),
     );
     assert_eq!(
         found,
@@ -503,7 +508,7 @@ fn every_reason_is_given_not_the_first_alone() {
         },
         |query| {
             query.phase = Phase::Verify;
-            query.device = cuda(Some("9.0"));
+            query.device = cuda(Some(ComputeCapability(9, 0)));
             query.dtype = Dtype::Float16;
             query.page_size = Some(1);
         },

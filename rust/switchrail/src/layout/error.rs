@@ -136,7 +136,8 @@ pub enum LayoutError {
     },
 }
 
-fn range(layers: usize) -> String {
+/// The valid layer ids of a model, as messages show them.
+pub(crate) fn range(layers: usize) -> String {
     match layers.checked_sub(1) {
         Some(last) => format!("0 to {last}"),
         None => "none, it has no layers".to_owned(),
@@ -151,7 +152,7 @@ impl CoreError for LayoutError {
             Self::UnknownModelType(_) => "unknown_model_type",
             Self::MissingKey { .. } => "layout_missing_key",
             Self::BadValue { .. } => "layout_bad_value",
-            Self::UnknownKind { .. } => "unknown_layer_kind",
+            Self::UnknownKind { .. } => "layout_unknown_kind",
             Self::Length { .. } => "layout_length",
             Self::IdOutOfRange { .. } => "layout_id_out_of_range",
             Self::Contradiction { .. } => "layout_contradiction",

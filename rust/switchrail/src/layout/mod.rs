@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub use error::LayoutError;
+pub(crate) use error::range;
 pub use kind::LayerKind;
 pub use shape::Shape;
 

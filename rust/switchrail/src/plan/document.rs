@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use serde::{Deserialize, Serialize};
 
 use super::{PlanRequest, Route, RoutePlan, table};
-use crate::{BackendId, CoreError, Layout, Op, Registration, Schema};
+use crate::{BackendId, CoreError, Layout, Op, Phase, Registration, Schema};
 
 /// The JSON form of a [`RoutePlan`].
 #[derive(Serialize, Deserialize)]
@@ -58,8 +58,21 @@ impl TryFrom<Document> for RoutePlan {
                 return Err(PlanDocumentError::Backend { id });
             }
         }
+        let table = table(&layout, &routes);
+        for (layer, row) in layout.layers().iter().zip(&table) {
+            for op in &layer.ops {
+                let missing = |phase: &&Phase| row[*op as usize][**phase as usize].is_none();
+                if let Some(phase) = request.phases.iter().find(missing) {
+                    return Err(PlanDocumentError::Missing {
+                        layer: layer.id,
+                        op: *op,
+                        phase: *phase,
+                    });
+                }
+            }
+        }
         Ok(Self {
-            table: table(&layout, &routes),
+            table,
             layout: Arc::new(layout),
             request,
             version,
@@ -88,6 +101,16 @@ pub enum PlanDocumentError {
         /// The backend.
         id: BackendId,
     },
+    /// No route is for a layer, op and phase that the plan was asked for.
+    #[error("layer {layer} runs {op}, and no route says what serves it in {phase}")]
+    Missing {
+        /// The layer.
+        layer: usize,
+        /// An op of its.
+        op: Op,
+        /// A phase that was asked for.
+        phase: Phase,
+    },
 }
 
 impl CoreError for PlanDocumentError {
@@ -95,6 +118,7 @@ impl CoreError for PlanDocumentError {
         match self {
             Self::Layer { .. } => "plan_document_layer",
             Self::Backend { .. } => "plan_document_backend",
+            Self::Missing { .. } => "plan_document_missing",
         }
     }
 
@@ -102,6 +126,9 @@ impl CoreError for PlanDocumentError {
         match self {
             Self::Layer { layer, op } => serde_json::json!({"found": layer, "op": op}),
             Self::Backend { id } => serde_json::json!({"found": id}),
+            Self::Missing { layer, op, phase } => {
+                serde_json::json!({"layer": layer, "op": op, "phase": phase})
+            }
         }
     }
 }

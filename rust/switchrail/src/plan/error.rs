@@ -1,13 +1,13 @@
 //! Why there is no plan, or no route in it.
 
-use crate::{CoreError, LayerKind, Op, Phase, PreferenceError, ResolveError, quoted};
+use crate::{CoreError, LayerKind, Op, Phase, PreferenceError, ResolveError, layout::range, quoted};
 
 /// Why there is no plan.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
     /// No phase was asked for.
-    #[error("a plan for {model} needs at least one phase: prefill, decode, verify")]
+    #[error("a plan for {model} needs at least one phase; valid: {}", quoted(&Phase::ALL.map(Phase::name)))]
     NoPhase {
         /// The model.
         model: String,
@@ -18,7 +18,7 @@ pub enum PlanError {
     /// A layer computes something that no op covers.
     #[error(
         "layer {layer} of {model} ({kind}) can't be routed: no op covers {what}; ops: {}",
-        quoted_ops()
+        quoted(&Op::ALL.map(Op::name))
     )]
     Uncovered {
         /// The model.
@@ -46,10 +46,6 @@ pub enum PlanError {
         /// Why, with every candidate's reasons.
         source: Box<ResolveError>,
     },
-}
-
-fn quoted_ops() -> String {
-    quoted(&Op::ALL.map(Op::name))
 }
 
 impl CoreError for PlanError {
@@ -88,7 +84,7 @@ impl CoreError for PlanError {
                 let mut fields = source.fields();
                 fields["model"] = model.as_str().into();
                 fields["layers"] = layers.as_slice().into();
-                fields["layer_kind"] = kind.as_str().into();
+                fields["layer_kind"] = kind.name().into();
                 fields["op"] = op.name().into();
                 fields["phase"] = phase.name().into();
                 fields
@@ -135,13 +131,6 @@ pub enum RouteError {
         /// Those that were planned.
         valid: Vec<Phase>,
     },
-}
-
-fn range(layers: usize) -> String {
-    match layers {
-        0 => "none, it has no layers".to_owned(),
-        layers => format!("0 to {}", layers - 1),
-    }
 }
 
 fn ops(ops: &[Op]) -> String {

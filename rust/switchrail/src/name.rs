@@ -1,0 +1,103 @@
+//! Enums that are known by name, and what is said of a name that none of them has.
+
+use crate::{CoreError, UnknownName};
+
+/// A name that is no op, phase, dtype, device or layer kind.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NameError {
+    /// No [`Op`](crate::Op) is called that.
+    #[error(transparent)]
+    Op(UnknownName),
+    /// No [`Phase`](crate::Phase) is called that.
+    #[error(transparent)]
+    Phase(UnknownName),
+    /// No [`Dtype`](crate::Dtype) is called that.
+    #[error(transparent)]
+    Dtype(UnknownName),
+    /// No [`DeviceKind`](crate::DeviceKind) is called that, and it does not start with `oot:`.
+    #[error(transparent)]
+    Device(UnknownName),
+    /// No [`LayerKind`](crate::LayerKind) is called that.
+    #[error(transparent)]
+    LayerKind(UnknownName),
+}
+
+impl CoreError for NameError {
+    fn code(&self) -> &'static str {
+        match self {
+            Self::Op(_) => "unknown_op",
+            Self::Phase(_) => "unknown_phase",
+            Self::Dtype(_) => "unknown_dtype",
+            Self::Device(_) => "unknown_device",
+            Self::LayerKind(_) => "unknown_layer_kind",
+        }
+    }
+
+    fn fields(&self) -> serde_json::Value {
+        match self {
+            Self::Op(name)
+            | Self::Phase(name)
+            | Self::Dtype(name)
+            | Self::Device(name)
+            | Self::LayerKind(name) => name.fields(),
+        }
+    }
+}
+
+/// An enum whose values have names: its list, its texts, and parsing with suggestions.
+macro_rules! names {
+    ($(#[$doc:meta])* $type:ident, $what:literal, $error:ident, { $($(#[$vdoc:meta])* $variant:ident = $name:literal,)+ }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+        #[serde(try_from = "String", into = "&'static str")]
+        pub enum $type {
+            $($(#[$vdoc])* $variant,)+
+        }
+
+        impl $type {
+            /// Every value, in the order of declaration.
+            pub const ALL: [Self; [$($name),+].len()] = [$(Self::$variant),+];
+
+            /// The name that is parsed and shown.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)+
+                }
+            }
+        }
+
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(self.name())
+            }
+        }
+
+        impl std::str::FromStr for $type {
+            type Err = crate::NameError;
+
+            fn from_str(found: &str) -> Result<Self, crate::NameError> {
+                Self::ALL
+                    .into_iter()
+                    .find(|value| value.name() == found)
+                    .ok_or_else(|| crate::NameError::$error(crate::UnknownName::new($what, found, [$($name),+])))
+            }
+        }
+
+        impl TryFrom<String> for $type {
+            type Error = crate::NameError;
+
+            fn try_from(found: String) -> Result<Self, crate::NameError> {
+                found.parse()
+            }
+        }
+
+        impl From<$type> for &'static str {
+            fn from(value: $type) -> Self {
+                value.name()
+            }
+        }
+    };
+}
+pub(crate) use names;
