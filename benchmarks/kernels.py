@@ -1,15 +1,12 @@
 """Verifies the Triton kernels on this machine's GPU, then times them.
-
     python benchmarks/kernels.py                      # everything, a table
     python benchmarks/kernels.py --op gated_delta --shape "N=16" --json times.json
-
-Each op is first held against the float64 oracle on ragged inputs with the heads and head sizes that are timed; a failure
-ends the run. Times are those of a captured CUDA graph, medians over its replays; one graph holds enough calls on inputs
-of their own to leave nothing in the L2 cache (a decode step of gated_delta and short_conv: 48 calls, as many as a model
-has layers). `host` is what a call costs the Python thread. The floor is the larger of the least bytes over this run's
-copy bandwidth and the operations over this run's bf16 matmul rate. Peers: torch's SDPA on contiguous keys and values, and
-an in-place `mul_` over the states.
-"""
+Each op is first held against the float64 oracle on ragged inputs with the heads and head sizes that are
+timed; a failure ends the run. Times are those of a captured CUDA graph, medians over its replays; one graph
+holds enough calls on inputs of their own to leave nothing in the L2 cache (a decode step of gated_delta and
+short_conv: 48 calls, as many as a model has layers). `host` is what a call costs the Python thread. The floor
+is the larger of the least bytes over this run's copy bandwidth and the operations over this run's bf16 matmul
+rate. Peers: torch's SDPA on contiguous keys and values, and an in-place `mul_` over the states."""
 
 from __future__ import annotations
 
@@ -22,6 +19,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -45,7 +44,8 @@ Q_HEADS, KV_HEADS, ATTENTION_SIZE, PAGE = 16, 2, 256, 64
 
 @dataclass(frozen=True)
 class Case:
-    """One line of the table: `calls` makes one call each on inputs of its own, which move `bytes` and compute `flops`."""
+    """One line of the table: `calls` makes one call each on inputs of its own, which move `bytes` and compute
+    `flops`."""
 
     op: str
     phase: str
@@ -78,9 +78,14 @@ def random(*shape: int) -> torch.Tensor:
 
 
 def gated_delta(lengths: list[int], phase: str, decays: bool) -> Callable[[int], tuple]:
+    shared: dict[str, object] = {}
+
     def make(index: int) -> tuple:
         rows = sum(lengths)
         torch.manual_seed(index)
+        if phase == "decode" and shared:  # the layers of a step differ in their states
+            state = torch.randn(len(lengths) + 1, VALUE_HEADS, HEAD_SIZE, HEAD_SIZE, device=DEVICE)
+            return partial(shared["call"], state), lambda: state[1:].mul_(0.999)
         fused = random(rows, CHANNELS)
         q, k, v = fused.split([HEADS * HEAD_SIZE, HEADS * HEAD_SIZE, VALUE_HEADS * HEAD_SIZE], dim=1)
         q, k = q.unflatten(1, (HEADS, HEAD_SIZE)), k.unflatten(1, (HEADS, HEAD_SIZE))
@@ -95,12 +100,13 @@ def gated_delta(lengths: list[int], phase: str, decays: bool) -> Callable[[int],
         backend = TritonGatedDelta()
         plan = backend.plan(phase, batch)
         method = getattr(backend, phase)
-        arguments = {"g": g, "beta": beta, "state": state, "out": out, "batch": batch, "plan": plan}
+        arguments = {"g": g, "beta": beta, "out": out, "batch": batch, "plan": plan}
 
-        def call() -> None:
-            method(q, k, v, **arguments, scale=HEAD_SIZE**-0.5, qk_l2norm=True)
+        def call(state: torch.Tensor) -> None:
+            method(q, k, v, **arguments, state=state, scale=HEAD_SIZE**-0.5, qk_l2norm=True)
 
-        return call, (lambda: state[1:].mul_(0.999)) if phase == "decode" else None
+        shared["call"] = call
+        return partial(call, state), (lambda: state[1:].mul_(0.999)) if phase == "decode" else None
 
     return make
 
@@ -147,7 +153,9 @@ def attention(lengths: list[int], kv_lengths: list[int], phase: str) -> Callable
             dense = [t.transpose(0, 1)[None] for t in (q, *(c[1:].flatten(0, 1) for c in (k_cache, v_cache)))]
 
             def peer() -> None:
-                torch.nn.functional.scaled_dot_product_attention(*dense, is_causal=True, scale=scale, enable_gqa=True)
+                torch.nn.functional.scaled_dot_product_attention(
+                    *dense, is_causal=True, scale=scale, enable_gqa=True
+                )
 
         return (lambda: method(q, k_cache, v_cache, out=out, batch=batch, plan=plan, scale=scale)), peer
 
@@ -187,7 +195,12 @@ def cases() -> Iterator[Case]:
         )
     for rows, count in ((2048, 1), (32768, 1), (32768, 16)):
         yield Case(
-            "short_conv", "prefill", f"T={rows} N={count}", rows * CHANNELS * 4, 0, short_conv(split(rows, count), "prefill")
+            "short_conv",
+            "prefill",
+            f"T={rows} N={count}",
+            rows * CHANNELS * 4,
+            0,
+            short_conv(split(rows, count), "prefill"),
         )
     for count in (1, 32, 256):
         step = count * CHANNELS * 2 * (2 + 2 * (WIDTH - 1))
@@ -212,13 +225,17 @@ def cases() -> Iterator[Case]:
         moved = count * kv * 4 * KV_HEADS * ATTENTION_SIZE
         flops = count * kv * 4 * Q_HEADS * ATTENTION_SIZE
         yield Case(
-            "attention", "decode", f"B={count} of {kv}", moved, flops, attention([1] * count, [kv] * count, "decode")
+            "attention",
+            "decode",
+            f"B={count} of {kv}",
+            moved,
+            flops,
+            attention([1] * count, [kv] * count, "decode"),
         )
 
 
 def check(op: str) -> str:
     """Holds both phases of an op against the oracle, with the sizes that are timed.
-
     Raises:
         AssertionError: The error is beyond the bound.
     """
@@ -229,14 +246,19 @@ def check(op: str) -> str:
         sizes = {"heads": HEADS, "value_heads": VALUE_HEADS, "key_size": HEAD_SIZE, "value_size": HEAD_SIZE}
         for gate in ("decaying", "one"):
             calls.append((TritonGatedDelta(), inputs.gated_delta_call(ragged, gate=gate, **sizes, **common)))
-        calls.append((TritonGatedDelta(), inputs.gated_delta_call([1] * 9, phase="decode", **sizes, **common)))
+        calls.append(
+            (TritonGatedDelta(), inputs.gated_delta_call([1] * 9, phase="decode", **sizes, **common))
+        )
     elif op == "short_conv":
         for phase, lengths in (("prefill", ragged), ("decode", [1] * 9)):
             call = inputs.short_conv_call(lengths, phase=phase, channels=CHANNELS, width=WIDTH, **common)
             calls.append((TritonShortConv(), call))
     else:
         sizes = {"heads": Q_HEADS, "kv_heads": KV_HEADS, "head_size": ATTENTION_SIZE, "page": PAGE}
-        for phase, lengths, kv in (("prefill", ragged, [1, 0, 555, 64, 100]), ("decode", [1] * 3, [1, 700, 3000])):
+        for phase, lengths, kv in (
+            ("prefill", ragged, [1, 0, 555, 64, 100]),
+            ("decode", [1] * 3, [1, 700, 3000]),
+        ):
             call = inputs.attention_call(lengths, kv_lengths=kv, phase=phase, **sizes, **common)
             calls.append((TritonAttention(), call))
     return ", ".join(f"{call.phase} {verify(backend, call)}" for backend, call in calls)
@@ -259,7 +281,7 @@ def time_graph(calls: list[Callable[[], None]], replays: int) -> list[float]:
         graph.replay()
         event.record()
     torch.cuda.synchronize()
-    return [a.elapsed_time(b) / 1e3 / len(calls) for a, b in zip(events, events[1:], strict=False)]
+    return [a.elapsed_time(b) / 1e3 / len(calls) for a, b in pairwise(events)]
 
 
 def time_host(call: Callable[[], None], repeats: int = 20) -> float:
@@ -275,7 +297,8 @@ def time_host(call: Callable[[], None], repeats: int = 20) -> float:
 
 
 def ceilings() -> tuple[float, float]:
-    """This run's copy bandwidth in bytes a second, read and written, and bf16 matmul rate in operations a second."""
+    """This run's copy bandwidth in bytes a second, read and written, and bf16 matmul rate in operations a
+    second."""
     source = random(1 << 30)
     target = torch.empty_like(source)
     events = [torch.cuda.Event(enable_timing=True) for _ in range(12)]
@@ -283,7 +306,7 @@ def ceilings() -> tuple[float, float]:
         target.copy_(source)
         event.record()
     torch.cuda.synchronize()
-    seconds = statistics.median(a.elapsed_time(b) / 1e3 for a, b in zip(events[1:], events[2:], strict=False))
+    seconds = statistics.median(a.elapsed_time(b) / 1e3 for a, b in pairwise(events))
     bandwidth = 2 * source.numel() * source.element_size() / seconds
     del source, target
     a, b = random(8192, 8192), random(8192, 8192)
@@ -316,7 +339,9 @@ def measure(case: Case, bandwidth: float, rate: float) -> dict[str, object]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     ops = ("gated_delta", "short_conv", "attention")
     parser.add_argument("--op", choices=ops, action="append", help="only this op; repeatable")
     parser.add_argument("--shape", default="", help="only shapes whose text contains this")
@@ -332,13 +357,19 @@ def main() -> int:
     document = {
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "device": torch.cuda.get_device_name(),
-        "versions": {"torch": torch.__version__, "triton": triton.__version__, "python": sys.version.split()[0]},
+        "versions": {
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            "python": sys.version.split()[0],
+        },
         "copy_bytes_per_s": bandwidth,
         "matmul_flops_per_s": rate,
         "results": [],
     }
-    print(f"{document['device']}, {document['versions']}; copy {bandwidth / 1e12:.2f} TB/s, matmul {rate / 1e12:.0f} TFLOP/s")
-    print(f"{'op':12}{'phase':9}{'shape':22}{'us':>9}{'floor':>9}{'ratio':>7}{'GB/s':>7}{'TFLOP/s':>9}{'host us':>9}  peer")
+    print(f"{document['device']}, {document['versions']}")
+    print(f"copy {bandwidth / 1e12:.2f} TB/s, matmul {rate / 1e12:.0f} TFLOP/s")
+    print(f"{'op':12}{'phase':9}{'shape':22}{'us':>9}{'floor':>9}", end="")
+    print(f"{'ratio':>7}{'GB/s':>7}{'TFLOP/s':>9}{'host us':>9}  peer")
     for case in cases():
         if case.op not in chosen or options.shape not in case.shape:
             continue

@@ -1,4 +1,5 @@
-"""Where there is no GPU, Triton's kernels run in its interpreter, which must be switched on before Triton is imported."""
+"""Where there is no GPU, Triton's kernels run in its interpreter, which must be switched on before Triton is
+imported."""
 
 from __future__ import annotations
 

@@ -6,24 +6,24 @@ Importing this package, and registering its backends, imports neither torch nor 
 from __future__ import annotations
 
 import os
-from itertools import product
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from switchrail.registration import Registry
 
 HEAD_SIZES = (8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
-"""Of attention. The kernels pad other sizes as well; these are the ones that models have, and that are tested."""
+"""Of attention: those that models have, and that are tested; the kernels pad others as well."""
 
-GATED_DELTA_SIZES = tuple(product((16, 24, 32, 48, 64, 96, 128, 192, 256), repeat=2))
+_GATED_DELTA_SIZES = (16, 24, 32, 48, 64, 96, 128, 192, 256)
+GATED_DELTA_SIZES = tuple((k, v) for k in _GATED_DELTA_SIZES for v in _GATED_DELTA_SIZES)
 """Of q and k, and of v."""
 
 
 def register(registry: Registry) -> None:
     """Registers the backend `triton` of each op: the target of this distribution's entry point.
 
-    Where Triton's interpreter is switched on (`TRITON_INTERPRET=1`), the kernels run on CPU tensors as well, so slowly
-    that they are never chosen unasked.
+    Where Triton's interpreter is switched on (`TRITON_INTERPRET=1`), the kernels run on CPU tensors as well,
+    so slowly that they are never chosen unasked.
     """
     from switchrail.registration import DeviceSupport
 

@@ -1,4 +1,4 @@
-"""Index tables that a kernel's grid walks: built from the host lengths once a step, copied without waiting."""
+"""Index tables that a kernel's grid walks, built from the host lengths once a step."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def split_rows(seqlens: Sequence[int], rows: int) -> np.ndarray:
     """Cuts every sequence into pieces of at most `rows` rows; empty sequences get none.
 
     Returns:
-        [pieces, 4] int32, in order of sequence and time: sequence, first row within the sequence, first packed row,
-        number of rows.
+        [pieces, 4] int32, in order of sequence and time: sequence, first row within the sequence, first
+        packed row, number of rows.
     """
     lengths = np.asarray(seqlens, dtype=np.int64)
     counts = -(-lengths // rows)

@@ -23,7 +23,9 @@ def test_pages_and_earlier_tokens(backend, device, page):
     verify(backend, attention_call([1] * 4, kv_lengths=kv, phase="decode", page=page, device=device))
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 4, 16), (6, 2, 24), (8, 1, 32), (3, 1, 64), (20, 1, 16)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size"), [(4, 4, 16), (6, 2, 24), (8, 1, 32), (3, 1, 64), (20, 1, 16)]
+)
 def test_groups_and_head_sizes(backend, device, dtype, heads, kv_heads, size):
     sizes = {"heads": heads, "kv_heads": kv_heads, "head_size": size, "dtype": dtype, "device": device}
     verify(backend, attention_call([2, 40], kv_lengths=[2, 50], **sizes))
@@ -33,12 +35,19 @@ def test_groups_and_head_sizes(backend, device, dtype, heads, kv_heads, size):
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_padding_and_dense_queries(backend, device, phase):
     lengths = [1] * 3 if phase == "decode" else [5, 3, 33]
-    verify(backend, attention_call(lengths, kv_lengths=[7, 9, 40], phase=phase, padding=(1,), strided=False, device=device))
+    verify(
+        backend,
+        attention_call(
+            lengths, kv_lengths=[7, 9, 40], phase=phase, padding=(1,), strided=False, device=device
+        ),
+    )
 
 
 @pytest.mark.parametrize("kv", [1, 255, 256, 257, 700, 17000])
 def test_decode_cuts_long_caches_into_pieces(backend, device, kv):
-    call = attention_call([1, 1, 1], kv_lengths=[kv, 3, 9], padding=(2,), phase="decode", kv_heads=1, heads=2, device=device)
+    call = attention_call(
+        [1, 1, 1], kv_lengths=[kv, 3, 9], padding=(2,), phase="decode", kv_heads=1, heads=2, device=device
+    )
     verify(backend, call)
 
 

@@ -1,4 +1,5 @@
-"""What an engine needs of the host side: graphs that are replayed with other numbers, no waiting, few launches."""
+"""What an engine needs of the host side: graphs that are replayed with other numbers, no waiting, few
+launches."""
 
 import dataclasses
 
@@ -101,7 +102,9 @@ def test_at_most_three_launches(make, backend, phase):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         getattr(backend, phase)(*positional, **named, **call.options, batch=call.batch, plan=plan)
         torch.cuda.synchronize()
-    launched = [event.name for event in profile.events() if event.device_type == torch.profiler.DeviceType.CUDA]
+    launched = [
+        event.name for event in profile.events() if event.device_type == torch.profiler.DeviceType.CUDA
+    ]
     assert 1 <= len(launched) <= 3, launched
 
 

@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -6,7 +7,11 @@ from switchrail.testing.compare import BOUNDS, Error, measure, same_bits, verify
 from switchrail.testing.inputs import gated_delta_call, run_reference
 from switchrail_kernels.gated_delta.triton import TritonGatedDelta
 
-HARD = {torch.float32: Error(2e-5, 2e-4), torch.float16: Error(6e-3, 3e-2), torch.bfloat16: Error(3e-2, 1.5e-1)}
+HARD = {
+    torch.float32: Error(2e-5, 2e-4),
+    torch.float16: Error(6e-3, 3e-2),
+    torch.bfloat16: Error(3e-2, 1.5e-1),
+}
 """With beta up to 2 and keys that point nearly the same way."""
 
 SMALL = {"heads": 2, "value_heads": 4, "key_size": 16, "value_size": 16}
@@ -26,7 +31,10 @@ def test_ragged_lengths_around_the_chunk_size(backend, device, dtype):
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_every_kind_of_gate(backend, device, dtype, gate, phase):
     lengths = [1] * 4 if phase == "decode" else [80, 3]
-    verify(backend, gated_delta_call(lengths, phase=phase, gate=gate, dtype=dtype, device=device, seed=1, **SMALL))
+    verify(
+        backend,
+        gated_delta_call(lengths, phase=phase, gate=gate, dtype=dtype, device=device, seed=1, **SMALL),
+    )
 
 
 @pytest.mark.parametrize("gate", ["decaying", "one", "mixed"])
@@ -111,7 +119,7 @@ def _rows(call, first, last, slots):
 def test_a_state_carried_between_calls_equals_one_pass(backend, device, pieces):
     call = gated_delta_call([101], initial="none", device=device, **SMALL)
     expected = run_reference(call)
-    for first, last in zip(pieces, pieces[1:], strict=False):
+    for first, last in itertools.pairwise(pieces):
         _rows(call, first, last, slots=False).run(backend)
     assert measure(call.out, expected.out).within(BOUNDS[torch.float32])
     slot = call.batch.write_slots
@@ -159,8 +167,13 @@ QWEN3_NEXT = {"heads": 16, "value_heads": 32, "key_size": 128, "value_size": 128
 @pytest.mark.gpu
 @pytest.mark.parametrize("gate", ["decaying", "one", "mixed"])
 def test_qwen3_next_sizes(backend, device, dtype, gate):
-    verify(backend, gated_delta_call([1, 0, 200, 64, 63], gate=gate, dtype=dtype, device=device, **QWEN3_NEXT))
-    verify(backend, gated_delta_call([1] * 7, phase="decode", gate=gate, dtype=dtype, device=device, **QWEN3_NEXT))
+    verify(
+        backend, gated_delta_call([1, 0, 200, 64, 63], gate=gate, dtype=dtype, device=device, **QWEN3_NEXT)
+    )
+    verify(
+        backend,
+        gated_delta_call([1] * 7, phase="decode", gate=gate, dtype=dtype, device=device, **QWEN3_NEXT),
+    )
 
 
 @pytest.mark.gpu
@@ -177,19 +190,30 @@ def test_large_head_sizes(backend, device, dtype, sizes, phase):
 @pytest.mark.gpu
 def test_the_error_does_not_grow_with_time(backend, device):
     call = gated_delta_call(
-        [3000], gate="near_one", heads=1, value_heads=2, key_size=128, value_size=128, dtype=torch.bfloat16, device=device
+        [3000],
+        gate="near_one",
+        heads=1,
+        value_heads=2,
+        key_size=128,
+        value_size=128,
+        dtype=torch.bfloat16,
+        device=device,
     )
     expected = run_reference(call)
     call.run(backend)
     for first in (0, 1000, 2000):
-        assert measure(call.out[first : first + 1000], expected.out[first : first + 1000]).within(BOUNDS[torch.bfloat16])
+        assert measure(call.out[first : first + 1000], expected.out[first : first + 1000]).within(
+            BOUNDS[torch.bfloat16]
+        )
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_slots_beyond_2_to_the_31_elements(backend, device, phase):
     lengths = [1] * 3 if phase == "decode" else [70, 64, 2]
-    call = gated_delta_call(lengths, phase=phase, dtype=torch.bfloat16, device=device, initial="all", **QWEN3_NEXT)
+    call = gated_delta_call(
+        lengths, phase=phase, dtype=torch.bfloat16, device=device, initial="all", **QWEN3_NEXT
+    )
     small = call.clone()
     small.run(backend)
     slots = 4200  # of 2^19 elements

@@ -50,5 +50,7 @@ def test_importing_and_registering_imports_neither_torch_nor_triton():
         "switchrail_kernels.register(Recorder())\n"
         "print(sorted({'torch', 'triton'} & set(sys.modules)))\n"
     )
-    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
     assert printed == "[]\n"

@@ -14,7 +14,9 @@ def backend():
 
 @pytest.mark.parametrize("strided", ["channels", "time", "none"])
 def test_ragged_lengths_and_strides(backend, device, dtype, strided):
-    call = short_conv_call([1, 0, 2, 3, 64, 65, 130], channels=40, strided=strided, dtype=dtype, device=device)
+    call = short_conv_call(
+        [1, 0, 2, 3, 64, 65, 130], channels=40, strided=strided, dtype=dtype, device=device
+    )
     verify(backend, call)
 
 

@@ -1,10 +1,10 @@
 """Paged softmax attention in Triton: one kernel walks the pages for prefill and decode.
 
-A program's rows are a few tokens times the query heads that share a key-value head, so that keys and values are read
-once for all of them. The softmax is kept online (Milakov and Gimelshein, arXiv 1805.02867; Dao et al., arXiv
-2205.14135). In decode the cache of a sequence is cut into pieces, each attended by a program of its own, and `_combine`
-weighs the parts by their log-sum-exp. How a sequence is cut depends on its own length alone, so that its result does
-not depend on its neighbours.
+A program's rows are a few tokens times the query heads that share a key-value head, so that keys and values
+are read once for all of them. The softmax is kept online (Milakov and Gimelshein, arXiv 1805.02867; Dao et
+al., arXiv 2205.14135). In decode the cache of a sequence is cut into pieces, each attended by a program of
+its own, and `_combine` weighs the parts by their log-sum-exp. How a sequence is cut depends on its own length
+alone, so that its result does not depend on its neighbours.
 """
 
 # Triton reads the types of a kernel's arguments at the call.
@@ -31,7 +31,7 @@ MAX_PIECES = tl.constexpr(64)
 
 @triton.jit
 def _piece_length(kv_len):
-    """The length of a piece of a cache of `kv_len` tokens: a multiple of `PIECE`, at most `MAX_PIECES` in all."""
+    """The length of a piece of a cache: a multiple of `PIECE` that makes at most `MAX_PIECES` pieces."""
     return tl.maximum(tl.cdiv(kv_len, PIECE * MAX_PIECES), 1) * PIECE
 
 
@@ -57,7 +57,7 @@ def _walk(
     DOT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Attends the keys from `start` to `stop`; without MASKED every row sees all of them and BN divides their number."""
+    """Attends keys `start` to `stop`; without MASKED all rows see all of them, and they fill blocks."""
     o_d = tl.arange(0, BD)
     for i_start in tl.range(start, stop, BN, num_stages=STAGES):
         o_n = i_start + tl.arange(0, BN)
@@ -216,7 +216,8 @@ class _Tiles:
 
     Attributes:
         batch: The step's batch.
-        tables: [tiles, 4] int32 by tokens in a tile, as `split_rows` gives it, those with the most keys first.
+        tables: [tiles, 4] int32 by tokens in a tile, as `split_rows` gives it, those with the most keys
+            first.
     """
 
     batch: PagedBatch

@@ -1,16 +1,19 @@
 """The gated delta rule in Triton: chunked prefill in two launches, recurrent decode in one.
 
-With G the running sum of g inside a chunk of 64 tokens and S the state before it, the chunk's corrected values are
-u = T (v - exp(G) k S^T), T = (I + A)^-1 diag(beta), A[i, j] = beta_i exp(G_i - G_j) k_i . k_j for i > j, which is the
-WY form of Yang et al. (arXiv 2406.06484) with the gates of arXiv 2412.06464. T depends on no state, so `_prepare`
-computes it for all chunks at once, with the causal scores P[i, j] = scale exp(G_i - G_j) q_i . k_j. `_scan` then walks
-the chunks of a sequence with the state in registers:
+With G the running sum of g inside a chunk of 64 tokens and S the state before it, the chunk's corrected
+values are u = T (v - exp(G) k S^T), T = (I + A)^-1 diag(beta), A[i, j] = beta_i exp(G_i - G_j) k_i . k_j for
+i > j, which is the WY form of Yang et al. (arXiv 2406.06484) with the gates of arXiv 2412.06464. T depends on
+no state, so `_prepare` computes it for all chunks at once, with the causal scores
+P[i, j] = scale exp(G_i - G_j) q_i . k_j. `_scan` then walks the chunks of a sequence with the state in
+registers:
 
-    u = T (v - exp(G) k S^T),  out = scale exp(G) q S^T + P u,  S <- exp(G_last) S + (exp(G_last - G) u)^T k.
+    u = T v - T (exp(G) k S^T)
+    out = scale exp(G) q S^T + P u
+    S <- exp(G_last) S + (exp(G_last - G) u)^T k.
 
-It works on the transposes of u and out, so that every product that depends on the state has it, or a value made from
-it, as its left operand, which tensor cores read from registers. The factors of the L2 norm are per token and are
-folded into T, P and the three vectors of row factors.
+It works on the transposes of u and out, so that every product that depends on the state has it, or a value
+made from it, as its left operand, which tensor cores read from registers. The factors of the L2 norm are per
+token and are folded into T, P and three vectors of row factors.
 """
 
 # Triton reads the types of a kernel's arguments at the call.
@@ -35,7 +38,7 @@ CHUNK = tl.constexpr(64)
 
 @triton.jit
 def _solve_dot(a, b, FULL: tl.constexpr):
-    """A product in the triangular solve: in float32, or with operands rounded to float16, which keeps 11 bits."""
+    """A product in the triangular solve: in float32, or of float16 operands, which keep 11 bits."""
     if FULL:
         return tl.dot(a, b, input_precision="ieee")
     return tl.dot(a.to(tl.float16), b.to(tl.float16))
@@ -114,8 +117,9 @@ def _prepare(
         i_hv = i_h * GROUP + i_r
         b_g = tl.load(p_g + o_t * s_gt + i_hv * s_gh, mask=o_t < rows, other=0.0)
         b_beta = tl.load(p_beta + o_t * s_bt + i_hv * s_bh, mask=o_t < rows, other=0.0).to(tl.float32)
-        # In powers of 2, and 2^-192 is 0 in float32. The sums of the coarse parts, multiples of 2^-10, are exact, so
-        # that a difference of sums keeps what is small after a huge gate; the rest sums to less than 1/16.
+        # In powers of 2, and 2^-192 is 0 in float32. The sums of the coarse parts, multiples of 2^-10, are
+        # exact, so that a difference of sums keeps what is small after a huge gate; the rest sums to less
+        # than 1/16.
         b_g = tl.maximum(b_g * 1.4426950408889634, -192.0)
         b_coarse = tl.floor(b_g * 1024.0) * (1.0 / 1024.0)
         b_hi = tl.cumsum(b_coarse, 0)
@@ -135,8 +139,8 @@ def _prepare(
         tl.store(p_factor + 2 * CHUNK + o_t, b_nk * tl.exp2((b_hi_last - b_hi) + (b_lo_last - b_lo)))
         tl.store(p_factor + 3 * CHUNK, tl.exp2(b_hi_last + b_lo_last))
 
-        # Inverses of unit lower triangular blocks, doubling their size: [[P, 0], [R, Q]]^-1 has -Q^-1 R P^-1 below.
-        # Up to 16 the four diagonal blocks are a batch of small products, then the whole chunk is one.
+        # Inverses of unit lower triangular blocks, doubling their size: [[P, 0], [R, Q]]^-1 has -Q^-1 R P^-1
+        # below. Up to 16 the four diagonal blocks are a batch of small products, then the whole chunk is one.
         b_a = tl.where(o_i > o_j, b_kk * b_decay * b_beta[:, None], 0.0)
         b_d = tl.sum(tl.where(m_diagonal, tl.reshape(b_a, (4, 16, 4, 16)), 0.0), 2)
         b_x = tl.where((o_16[:, None] == o_16[None, :])[None], 1.0, 0.0)
@@ -176,7 +180,7 @@ def _scan_chunk(
     BK: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Writes the output of one chunk, of `rows` tokens where MASKED and 64 otherwise, and returns the state after it."""
+    """Writes the output of one chunk, of `rows` tokens where MASKED else 64; returns the state after it."""
     dtype = p_q.dtype.element_ty
     o_t = tl.arange(0, CHUNK)
     o_k = tl.arange(0, BK)
@@ -432,7 +436,8 @@ class TritonGatedDelta(GatedDeltaBackend):
         block_k = max(16, triton.next_power_of_2(key_size))
         block_v = max(16, triton.next_power_of_2(value_size))
         full = q.dtype == torch.float32
-        options = {"maxnreg": 255} if full else {}  # products without tensor cores: ptxas would settle for 32, and spill
+        # Without tensor cores: left alone, the assembler settles for 32 registers, and spills.
+        options = {"maxnreg": 255} if full else {}
         blocks = q.new_empty((2, chunks * value_heads, CHUNK.value, CHUNK.value))
         factors = torch.empty((chunks * value_heads, 4 * CHUNK.value), dtype=torch.float32, device=q.device)
         _prepare[(chunks * heads,)](

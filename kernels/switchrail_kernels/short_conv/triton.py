@@ -28,7 +28,27 @@ def _finish(b_y, p_bias, o_c, m_c, BIAS: tl.constexpr, SILU: tl.constexpr):
     if BIAS:
         b_y += tl.load(p_bias + o_c, mask=m_c, other=0.0).to(tl.float32)[None, :]
     if SILU:
-        b_y *= tl.sigmoid(b_y)
+        b_y = b_y / (1.0 + tl.exp2(b_y * -1.4426950408889634))
+    return b_y
+
+
+@triton.jit
+def _inside(
+    p_x, p_weight, o_t, o_c, within, rows, C, s_xt, s_xc, W: tl.constexpr, MASKED: tl.constexpr
+):  # fmt: skip
+    """The sums over this call's inputs; without MASKED all rows, and what they reach back to, exist."""
+    b_y = tl.zeros((o_t.shape[0], o_c.shape[0]), tl.float32)
+    for j in tl.static_range(W):
+        o_from = o_t + (j - (W - 1))
+        p_from = p_x + o_from[:, None] * s_xt + o_c[None, :] * s_xc
+        if MASKED:
+            m_from = (o_from >= -within) & (o_t < rows)
+            b_x = tl.load(p_from, mask=m_from[:, None] & (o_c < C)[None, :], other=0.0)
+            b_w = tl.load(p_weight + o_c * W + j, mask=o_c < C, other=0.0)
+        else:
+            b_x = tl.load(p_from)
+            b_w = tl.load(p_weight + o_c * W + j)
+        b_y += b_x.to(tl.float32) * b_w.to(tl.float32)[None, :]
     return b_y
 
 
@@ -54,9 +74,7 @@ def _convolve(
     BIAS: tl.constexpr,
     SILU: tl.constexpr,
 ):
-    # Channels innermost: programs that run together read whole rows.
-    blocks = tl.cdiv(C, BC)
-    i_p = tl.program_id(0) // blocks
+    i_p = tl.program_id(0)
     i_n = tl.load(p_pieces + 4 * i_p)
     within = tl.load(p_pieces + 4 * i_p + 1)
     row = tl.load(p_pieces + 4 * i_p + 2).to(tl.int64)
@@ -65,17 +83,14 @@ def _convolve(
     write = tl.load(p_write_slots + i_n)
 
     o_t = tl.arange(0, BT)
-    o_c = tl.program_id(0) % blocks * BC + tl.arange(0, BC)
+    o_c = tl.program_id(1) * BC + tl.arange(0, BC)
     m_c = o_c < C
     m_out = (o_t < rows)[:, None] & m_c[None, :]
     p_x += row * s_xt
-    b_y = tl.zeros((BT, BC), tl.float32)
-    for j in tl.static_range(W):
-        o_from = o_t + (j - (W - 1))
-        m_from = (o_from >= -within) & (o_t < rows)
-        b_x = tl.load(p_x + o_from[:, None] * s_xt + o_c[None, :] * s_xc, mask=m_from[:, None] & m_c[None, :], other=0.0)
-        b_w = tl.load(p_weight + o_c * W + j, mask=m_c, other=0.0)
-        b_y += b_x.to(tl.float32) * b_w.to(tl.float32)[None, :]
+    if (within >= W - 1) & (rows == BT) & (tl.program_id(1) * BC + BC <= C):
+        b_y = _inside(p_x, p_weight, o_t, o_c, within, rows, C, s_xt, s_xc, W, False)
+    else:
+        b_y = _inside(p_x, p_weight, o_t, o_c, within, rows, C, s_xt, s_xc, W, True)
 
     if within == 0:
         old = tl.where(tl.load(p_has_initial_state + i_n), tl.where(read >= 0, C, 0), 0)
@@ -85,7 +100,9 @@ def _convolve(
         for j in tl.static_range(W - 1):
             o_column = o_t + j
             b_old = tl.load(
-                p_old + o_column[:, None] * C + o_c[None, :], mask=(o_column < W - 1)[:, None] & m_old[None, :], other=0.0
+                p_old + o_column[:, None] * C + o_c[None, :],
+                mask=(o_column < W - 1)[:, None] & m_old[None, :],
+                other=0.0,
             )
             b_tap = tl.load(p_weight + o_c * W + j, mask=m_c, other=0.0)
             b_y += b_old.to(tl.float32) * b_tap.to(tl.float32)[None, :]
@@ -95,7 +112,9 @@ def _convolve(
         for j in tl.static_range(W - 1):
             # Ascending, so that a short sequence reads each old column before it is replaced.
             i_from = length - (W - 1) + j
-            b_old = tl.load(p_x + i_from * s_xt + o_c * s_xc, mask=o_c < tl.where(i_from >= 0, C, 0), other=0.0)
+            b_old = tl.load(
+                p_x + i_from * s_xt + o_c * s_xc, mask=o_c < tl.where(i_from >= 0, C, 0), other=0.0
+            )
             b_s = tl.load(p_old + (length + j) * C + o_c, mask=o_c < tl.where(i_from < 0, old, 0), other=0.0)
             b_s = tl.where(i_from >= 0, b_old.to(tl.float32), b_s.to(tl.float32))
             tl.store(p_new + j * C + o_c, b_s.to(p_state.dtype.element_ty), mask=m_new)
@@ -171,7 +190,7 @@ class TritonShortConv(ShortConvBackend):
         if plan.shape[0] == 0:
             return
         block = min(64, triton.next_power_of_2(channels))
-        _convolve[(plan.shape[0] * triton.cdiv(channels, block),)](
+        _convolve[(plan.shape[0], triton.cdiv(channels, block))](
             x,
             weight,
             bias,
