@@ -37,8 +37,6 @@ def test_plain_transformers_is_untouched(checkpoint: Path, make_engine: Callable
         assert torch.equal(model(ids).logits, logits)
         assert torch.equal(model.generate(ids, max_new_tokens=8, do_sample=False), tokens)
         assert list(ours.tokens) == tokens[0, 70:].tolist()
-        with pytest.raises(ValueError, match="packed sequences"):
-            model(ids, seq_idx=torch.zeros_like(ids))
     engine.close()
     assert codes() == before
 
@@ -77,10 +75,10 @@ def test_a_failed_engine_leaves_no_hooks(checkpoint: Path, monkeypatch: pytest.M
 
 
 def test_without_its_hooks_the_model_raises(make_engine: Callable[..., Engine]) -> None:
-    """The functions know from `seq_idx` that they are given more than one sequence."""
+    """transformers refuses packed sequences since it knows `seq_idx`; before, the missing calls are noticed."""
     engine = make_engine()
     engine._unhook.peek()[1]()  # type: ignore[index]
-    with pytest.raises(ValueError, match="packed sequences"):
+    with pytest.raises((ValueError, DispatchError), match="packed sequences|did not run its gated_delta"):
         engine.generate(["the"], GREEDY)
 
 

@@ -9,8 +9,9 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,10 @@ class Engine(AbstractContextManager["Engine"]):
         self._dispatcher = Dispatcher(self.plan, self.pools, shapes)
         hooks = connect(mixers, loaded.family, self._dispatcher)
         self._unhook = weakref.finalize(self, hooks.clear)
+        # a kernel launch goes to the current device, not to its tensors'
+        self._on_device: Callable[[], AbstractContextManager[object]] = (
+            nullcontext if self.device.type == "cpu" else partial(torch.cuda.device, self.device)
+        )
         self._stats = Stats()
         self._events: deque[Event] = deque()
         self._submitted = 0
@@ -373,7 +378,8 @@ class Engine(AbstractContextManager["Engine"]):
         try:
             for request in admitted:
                 self._builder.admit(request)
-            ready, tokens = self._forward(schedule)
+            with self._on_device():
+                ready, tokens = self._forward(schedule)
         except BaseException as error:
             for request in requests:
                 self._finish(request, "error", error)

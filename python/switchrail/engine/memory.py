@@ -60,7 +60,7 @@ def choose_num_pages(
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cpu":
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return int(torch.accelerator.get_memory_info(device)[0])
+    return torch.cuda.mem_get_info(device)[0]
 
 
 __all__ = ["choose_num_pages", "pages_of"]
