@@ -32,51 +32,51 @@ class SwitchrailError(Exception):
 
 
 class UnknownOpError(SwitchrailError, ValueError):
-    """A name that is no op. Fields: `name`, `valid`, `nearest`."""
+    """A name that is no op. Fields: `found`, `valid`, `nearest`."""
 
 
 class UnknownPhaseError(SwitchrailError, ValueError):
-    """A name that is no phase. Fields: `name`, `valid`, `nearest`."""
+    """A name that is no phase, or no phase at all. Fields: `found`, `valid`, `nearest`."""
 
 
 class UnknownDtypeError(SwitchrailError, ValueError):
-    """A name that is no dtype. Fields: `name`, `valid`, `nearest`."""
+    """A name that is no dtype. Fields: `found`, `valid`, `nearest`."""
 
 
 class UnknownDeviceError(SwitchrailError, ValueError):
-    """A name that is no kind of device, or a capability that can't be read. Fields: `name`, `valid`."""
+    """A name that is no kind of device. Fields: `found`, `valid`, `nearest`."""
 
 
 class PreferenceError(SwitchrailError, ValueError):
-    """A choice of backend under a key that means nothing. Fields: `key`, `valid`, `nearest`."""
+    """A choice of backend under a key that means nothing. Fields: `found`, `valid`, `nearest`."""
 
 
 class RegistrationError(SwitchrailError, ValueError):
-    """A backend or plugin object that can't be registered as asked. Fields: `name`, `op` where they apply."""
+    """A backend, or a plugin's function, that can't be meant. Fields: `op`, `name`, `field`, `problem`."""
 
 
 class NameTakenError(RegistrationError):
-    """The name is registered already and `override=True` was not given. Fields: `name`, `op`, `owner`."""
+    """The name is registered already and `override=True` was not given. Fields: `op`, `found`, `owner`."""
 
 
 class ConflictError(RegistrationError):
-    """Another transaction committed the same name first. Fields: `name`, `op`, `owner`."""
+    """Another transaction committed first what this one counted on. Fields: `op`, `found`, `owner`."""
 
 
 class TransactionClosedError(SwitchrailError, RuntimeError):
-    """A write to a transaction that was committed, dropped or timed out."""
+    """A write to a transaction that has ended."""
 
 
 class UnknownBackendError(SwitchrailError, LookupError):
-    """No backend of that name for the op. Fields: `name`, `op`, `valid`, `nearest`."""
+    """No backend of that name for the op. Fields: `op` or `key`, `found`, `valid`, `nearest`."""
 
 
 class BackendUnfitError(SwitchrailError, ValueError):
-    """The chosen backend can't serve the query. Fields: `name`, `op`, `phase`, `reasons`."""
+    """The chosen backend can't serve the query. Fields: `found`, `query`, `chosen`, `rejected`."""
 
 
 class NoBackendError(SwitchrailError, LookupError):
-    """No backend at all can serve the query. Fields: `op`, `phase`, `rejected`."""
+    """No backend can serve the query. Fields: `query` and `rejected`; in a plan `layers`, `op`, `phase`."""
 
 
 class BackendImportError(SwitchrailError, ImportError):
@@ -88,23 +88,23 @@ class ConfigError(SwitchrailError, ValueError):
 
 
 class LayoutError(SwitchrailError, ValueError):
-    """A model configuration from which the layers can't be read. Fields: `model`, `valid`, `nearest`."""
+    """A model configuration from which the layers can't be read. Fields: `model_type`, `key`, `found`."""
 
 
 class UnknownModelError(LayoutError):
-    """A `model_type` that has no layout. Fields: `model_type`, `valid`, `nearest`."""
+    """A `model_type` that has no layout. Fields: `found`, `valid`, `nearest`."""
 
 
 class UnknownLayerError(SwitchrailError, LookupError):
-    """A layer id outside the layout. Fields: `layer`, `model`, `valid`."""
+    """A layer id outside the layout. Fields: `found`, `model`, `layers`."""
 
 
 class LayerTypeError(SwitchrailError, TypeError):
-    """No layer was given, or something that is no layer id. Fields: `found`, `model`, `valid`."""
+    """No layer was given, or something that is no layer id. Fields: `found`, `model`, `layers`."""
 
 
 class NoRouteError(SwitchrailError, LookupError):
-    """The layer doesn't run that op, or the phase wasn't planned. Fields: `layer`, `op`, `phase`, `valid`."""
+    """The layer doesn't run that op, or the phase wasn't planned. Fields: `model`, `found`, `valid`."""
 
 
 class SchemaError(SwitchrailError, ValueError):
@@ -112,7 +112,7 @@ class SchemaError(SwitchrailError, ValueError):
 
 
 class OrderError(SwitchrailError, ValueError):
-    """Order constraints that form a cycle. Fields: `cycle`."""
+    """Order constraints that form a cycle. Fields: `members`."""
 
 
 class HookError(SwitchrailError, ValueError):
@@ -120,19 +120,19 @@ class HookError(SwitchrailError, ValueError):
 
 
 class PluginError(SwitchrailError, ImportError):
-    """A plugin that failed to load, in strict mode. Fields: `plugin`, `records`."""
+    """Plugins that failed to load, in strict mode. Fields: `plugins`."""
 
 
 class UnknownPluginError(SwitchrailError, LookupError):
-    """A plugin was asked for that is not installed. Fields: `name`, `valid`, `nearest`."""
+    """A plugin was asked for that is not installed. Fields: `found`, `valid`, `nearest`."""
 
 
 class LoadReentryError(SwitchrailError, RuntimeError):
-    """A plugin asked the runtime to load plugins while that runtime was loading it."""
+    """A plugin had the runtime look for plugins, or load them, while it was being loaded itself."""
 
 
 class PlatformError(SwitchrailError, RuntimeError):
-    """A platform that is not available here. Fields: `name`, `valid`, `nearest`."""
+    """A device that is not there. Fields: `found`, `valid`."""
 
 
 class CheckpointError(SwitchrailError, ValueError):

@@ -53,12 +53,13 @@ class Loader:
 
         Args:
             paths: Folders with installed distributions; None: `sys.path`.
+
+        Raises:
+            LoadReentryError: A plugin that is being loaded asked for it.
         """
-        discovery = _core.discover([os.fspath(path) for path in (sys.path if paths is None else paths)])
-        known = self._plugins
-        self._plugins = {_key(plugin): _kept(known.get(_key(plugin)), plugin) for plugin in discovery.plugins}
-        self._discovery = discovery
-        return self.plugins
+        with self._single_flight():
+            self._look(sys.path if paths is None else paths)
+            return self.plugins
 
     def load(self, allow: Sequence[str] | None = None, *, strict: bool = False) -> tuple[Plugin, ...]:
         """Imports the plugins that may be loaded and lets each one register, in a transaction of its own.
@@ -78,7 +79,7 @@ class Loader:
             allow = _core.parse_allow(text)
         with self._single_flight():
             if self._discovery is None:
-                self.discover()
+                self._look(sys.path)
             selected = _core.select(list(self.plugins), None if allow is None else list(allow))
             self._plugins = {_key(plugin): plugin for plugin in selected}
             for plugin in _ordered([plugin for plugin in selected if _is_next(plugin)]):
@@ -91,10 +92,16 @@ class Loader:
             raise PluginError(f"plugins failed to load: {reasons}\n{details}", plugins=failed)
         return plugins
 
+    def _look(self, paths: Iterable[str | os.PathLike[str]]) -> None:
+        discovery = _core.discover([os.fspath(path) for path in paths])
+        known = self._plugins
+        self._plugins = {_key(plugin): _kept(known.get(_key(plugin)), plugin) for plugin in discovery.plugins}
+        self._discovery = discovery
+
     @contextmanager
     def _single_flight(self) -> Iterator[None]:
         if self._loading == threading.get_ident():
-            raise LoadReentryError("a plugin asked for plugins to be loaded while it was being loaded itself")
+            raise LoadReentryError("a plugin asked for plugins while it was being loaded itself")
         with self._lock:
             self._loading = threading.get_ident()
             try:
@@ -114,7 +121,8 @@ def _reset_after_fork() -> None:
         loader._reset()
 
 
-os.register_at_fork(after_in_child=_reset_after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def _key(plugin: Plugin) -> tuple[str, str]:

@@ -28,7 +28,7 @@ fn class_of(code: &str) -> &'static str {
         "transaction_closed" | "commit_closed" => "TransactionClosedError",
         "unknown_layer" | "route_unknown_layer" => "UnknownLayerError",
         "route_other_ops" | "route_phase_not_planned" => "NoRouteError",
-        "unknown_model_type" => "UnknownModelError",
+        "unknown_model_type" | "layout_no_model_type" => "UnknownModelError",
         "unknown_layer_kind"
         | "layout_unknown_kind"
         | "layout_read"

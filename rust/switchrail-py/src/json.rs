@@ -2,7 +2,6 @@
 
 use pyo3::{
     IntoPyObjectExt,
-    exceptions::PyTypeError,
     prelude::*,
     types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyMapping, PyString, PyTuple},
 };
@@ -75,15 +74,27 @@ pub fn load<T: DeserializeOwned>(what: &str, object: &Bound<'_, PyAny>) -> PyRes
 pub fn fields(object: &Bound<'_, PyAny>) -> PyResult<Map<String, Value>> {
     match from_py(object)? {
         Value::Object(fields) => Ok(fields),
-        _ => Err(PyTypeError::new_err(format!(
-            "expected a mapping, found {}",
-            object.repr()?
-        ))),
+        _ => Err(refuse(object.py(), format!("{} is no mapping", object.repr()?))),
     }
 }
 
-/// The JSON form of a Python object made of mappings with text keys, lists, tuples, texts, numbers, booleans and None.
+/// Deeper nesting is a cycle, or as bad as one.
+const MAX_DEPTH: usize = 100;
+
+/// The JSON form of a Python object made of mappings, lists, tuples, texts, numbers, booleans and None.
+///
+/// Names that are integers become texts, as Python's own `json` does it; numbers that JSON lacks become their names.
 pub fn from_py(object: &Bound<'_, PyAny>) -> PyResult<Value> {
+    read(object, 0)
+}
+
+fn read(object: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
+    if depth > MAX_DEPTH {
+        return Err(refuse(
+            object.py(),
+            format!("values are nested more than {MAX_DEPTH} deep"),
+        ));
+    }
     if object.is_none() {
         return Ok(Value::Null);
     }
@@ -94,36 +105,41 @@ pub fn from_py(object: &Bound<'_, PyAny>) -> PyResult<Value> {
         return match (object.extract::<i64>(), object.extract::<u64>()) {
             (Ok(value), _) => Ok(value.into()),
             (_, Ok(value)) => Ok(value.into()),
-            _ => Err(PyTypeError::new_err(format!(
-                "the integer {object} does not fit into 64 bits"
-            ))),
+            _ => Err(refuse(
+                object.py(),
+                format!("the integer {object} does not fit into 64 bits"),
+            )),
         };
     }
     if object.is_instance_of::<PyFloat>() {
-        let number = Number::from_f64(object.extract()?);
-        return number
-            .map(Value::Number)
-            .ok_or_else(|| PyTypeError::new_err(format!("JSON has no number {object}")));
+        let value: f64 = object.extract()?;
+        return Ok(Number::from_f64(value).map_or_else(|| value.to_string().into(), Value::Number));
     }
     if let Ok(text) = object.cast::<PyString>() {
         return Ok(text.to_str()?.into());
     }
     if object.is_instance_of::<PyList>() || object.is_instance_of::<PyTuple>() {
-        return object.try_iter()?.map(|value| from_py(&value?)).collect();
+        return object.try_iter()?.map(|value| read(&value?, depth + 1)).collect();
     }
     if let Ok(mapping) = object.cast::<PyMapping>() {
         let mut fields = Map::new();
         for item in mapping.items()? {
             let (name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
-            let name = name
-                .cast::<PyString>()
-                .map_err(|_| PyTypeError::new_err(format!("a JSON object's names are texts, not {name}")))?;
-            fields.insert(name.to_str()?.to_owned(), from_py(&value)?);
+            if !name.is_instance_of::<PyString>() && !name.is_exact_instance_of::<PyInt>() {
+                let problem = format!("{} is no name in a JSON object", name.repr()?);
+                return Err(refuse(object.py(), problem));
+            }
+            fields.insert(name.str()?.to_str()?.to_owned(), read(&value, depth + 1)?);
         }
         return Ok(Value::Object(fields));
     }
-    Err(PyTypeError::new_err(format!(
-        "{} is no JSON value; valid are mappings, lists, tuples, texts, numbers, booleans and None",
-        object.repr()?
-    )))
+    Err(refuse(
+        object.py(),
+        format!("{} is no JSON value", object.repr()?),
+    ))
+}
+
+fn refuse(py: Python<'_>, problem: String) -> PyErr {
+    let valid = "mappings, lists, tuples, texts, numbers, booleans and None";
+    exception(py, "SchemaError", format!("{problem}; valid: {valid}"), None)
 }

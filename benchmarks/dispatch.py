@@ -1,0 +1,298 @@
+"""Cost of leading a layer's call to its backend, over calling the backend directly.
+
+Two dispatchers for layouts of 48 and 320 layers, every fourth one full attention: Switchrail's lookup in a
+route plan, and the code path of SGLang's hybrid backend, written here after what that one does: generic
+arguments, checks of the batch's mode, two scans of a list for the layer id. Each must lead every layer to the
+right backend before it is timed. The path counts as equivalent when the ratio of its times for the two
+layouts is that of the real one.
+
+    python benchmarks/dispatch.py [--json FILE]
+
+The exit status is 1 where a bound does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import json
+import statistics
+import sys
+import time
+import timeit
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import switchrail.testing
+from rich.console import Console
+from rich.table import Table
+from switchrail.ops import AttentionBackend, GatedDeltaBackend
+
+CALLS, ROUNDS = 2_000, 101
+SIZES = (48, 320)
+INTERVAL = 4
+# Time of a call through SGLang 0.5.23's hybrid backend for a linear layer, nanoseconds, on another machine.
+SGLANG = {48: 1196, 320: 2080}
+BOUNDS = {"overhead_ratio": 0.1, "equivalence": 0.2, "growth": 0.1}
+
+
+def is_full(layer: int) -> bool:
+    return layer % INTERVAL == INTERVAL - 1
+
+
+class Linear(GatedDeltaBackend):
+    """Tells that it was reached."""
+
+    def prefill(self, q, k, v, *, g, beta, state, out, batch, plan, scale, qk_l2norm):  # type: ignore[override]
+        return "linear prefill"
+
+    def decode(self, q, k, v, *, g, beta, state, out, batch, plan, scale, qk_l2norm):  # type: ignore[override]
+        return "linear decode"
+
+
+class Full(AttentionBackend):
+    """Tells that it was reached."""
+
+    def prefill(self, q, k_cache, v_cache, *, out, batch, plan, scale):  # type: ignore[override]
+        return "full prefill"
+
+    def decode(self, q, k_cache, v_cache, *, out, batch, plan, scale):  # type: ignore[override]
+        return "full decode"
+
+
+class Mode(enum.IntEnum):
+    """The kinds of step that a hybrid backend tells apart."""
+
+    EXTEND = 1
+    DECODE = 2
+    MIXED = 3
+    IDLE = 4
+
+    def is_idle(self) -> bool:
+        return self == Mode.IDLE
+
+    def is_decode(self) -> bool:
+        return self == Mode.DECODE
+
+
+class ListedLinear:
+    """A linear backend's two methods, as generic in their arguments as the dispatcher needs them."""
+
+    def forward_decode(self, q, k, v, layer, forward_batch, save_kv_cache=True, **kwargs):
+        return "linear decode", layer.layer_id, kwargs
+
+    def forward_extend(self, q, k, v, layer, forward_batch, save_kv_cache=True, **kwargs):
+        return "linear prefill", layer.layer_id, kwargs
+
+
+class ListedFull:
+    """A softmax backend's two methods."""
+
+    def forward_decode(self, q, k, v, layer, forward_batch, save_kv_cache=True, **kwargs):
+        return "full decode", layer.layer_id, q, k, v
+
+    def forward_extend(self, q, k, v, layer, forward_batch, save_kv_cache=True, **kwargs):
+        return "full prefill", layer.layer_id, q, k, v
+
+
+class ListedDispatch:
+    """Two backends and a list of the layers that are the first one's."""
+
+    def __init__(self, full: ListedFull, linear: ListedLinear, full_layers: list[int]) -> None:
+        self.full = full
+        self.linear = linear
+        self.full_layers = full_layers
+
+    def forward(
+        self,
+        q=None,
+        k=None,
+        v=None,
+        layer=None,
+        forward_batch=None,
+        save_kv_cache=True,
+        **kwargs,
+    ):
+        layer_id = layer.layer_id if layer else kwargs["layer_id"]
+        is_linear = layer_id not in self.full_layers
+        if forward_batch.forward_mode.is_idle():
+            return kwargs["mixed_qkv"] if is_linear else q
+        if forward_batch.forward_mode.is_decode():
+            return self.forward_decode(q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
+        return self.forward_extend(q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
+
+    def forward_decode(self, q, k, v, layer, forward_batch, save_kv_cache=True, **kwargs):
+        layer_id = layer.layer_id if layer else kwargs["layer_id"]
+        if layer_id in self.full_layers:
+            return self.full.forward_decode(q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
+        return self.linear.forward_decode(q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
+
+    def forward_extend(self, q, k, v, layer, forward_batch, save_kv_cache=True, **kwargs):
+        layer_id = layer.layer_id if layer else kwargs["layer_id"]
+        if layer_id in self.full_layers:
+            return self.full.forward_extend(q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
+        return self.linear.forward_extend(q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layer's decode call in each form: statements over one set of names."""
+
+    layers: int
+    layer: int
+    direct: str
+    lookup: str
+    by_keyword: str
+    by_object: str
+    listed_direct: str
+    listed: str
+    names: dict[str, Any]
+
+
+LISTED_LINEAR = "layer=layer, forward_batch=batch, mixed_qkv=x, a=x, b=x"
+LISTED_FULL = "layer=layer, forward_batch=batch"
+
+
+def make_case(layers: int, layer: int) -> Case:
+    kinds = ["full_attention" if is_full(index) else "gated_delta" for index in range(layers)]
+    with switchrail.testing.isolated() as runtime:
+        runtime.register("linear", Linear, op="gated_delta")
+        runtime.register("full", Full, op="attention")
+        plan = runtime.plan(switchrail.Layout.from_kinds("bench", kinds), device="cpu", dtype="float32")
+    full, linear = ListedFull(), ListedLinear()
+    dispatch = ListedDispatch(full, linear, [index for index in range(layers) if is_full(index)])
+    batch = SimpleNamespace(forward_mode=Mode.DECODE)
+    check(plan, dispatch, kinds)
+
+    op = "attention" if is_full(layer) else "gated_delta"
+    arguments = (
+        "x, x, x, out=x, batch=x, plan=x, scale=1.0"
+        if is_full(layer)
+        else "x, x, x, g=x, beta=x, state=x, out=x, batch=x, plan=x, scale=1.0, qk_l2norm=True"
+    )
+    listed = f"q=x, k=x, v=x, {LISTED_FULL}" if is_full(layer) else LISTED_LINEAR
+    listed_direct = f"x, x, x, {LISTED_FULL}" if is_full(layer) else f"None, None, None, {LISTED_LINEAR}"
+    return Case(
+        layers=layers,
+        layer=layer,
+        direct=f"call({arguments})",
+        lookup=f"lookup({op!r}, 'decode', layer_id)({arguments})",
+        by_keyword=f"lookup({op!r}, 'decode', layer_id=layer_id)({arguments})",
+        by_object=f"lookup({op!r}, 'decode', layer=layer)({arguments})",
+        listed_direct=f"listed_call({listed_direct})",
+        listed=f"forward({listed})",
+        names={
+            "call": plan.lookup(op, "decode", layer),
+            "lookup": plan.lookup,
+            "layer_id": layer,
+            "layer": SimpleNamespace(layer_id=layer),
+            "listed_call": full.forward_decode if is_full(layer) else linear.forward_decode,
+            "forward": dispatch.forward,
+            "batch": batch,
+            "x": object(),
+        },
+    )
+
+
+def check(plan: switchrail.RoutePlan, dispatch: ListedDispatch, kinds: list[str]) -> None:
+    """Leads every layer in both phases through both dispatchers, and compares what was reached."""
+    for layer, kind in enumerate(kinds):
+        op, name = ("attention", "full") if kind == "full_attention" else ("gated_delta", "linear")
+        for phase, mode in (("prefill", Mode.EXTEND), ("decode", Mode.DECODE)):
+            given = {"q": 1, "k": 2, "v": 3, "mixed_qkv": 4, "a": 5, "b": 6}
+            batch = SimpleNamespace(forward_mode=mode)
+            reached = dispatch.forward(layer=SimpleNamespace(layer_id=layer), forward_batch=batch, **given)
+            passed = (layer, 1, 2, 3) if name == "full" else (layer, {"mixed_qkv": 4, "a": 5, "b": 6})
+            assert reached == (f"{name} {phase}", *passed)
+            keywords = ["out", "batch", "plan", "scale"]
+            keywords += ["g", "beta", "state", "qk_l2norm"] if name == "linear" else []
+            arguments = dict.fromkeys(keywords)
+            by_id = plan.lookup(op, phase, layer)
+            assert by_id(1, 2, 3, **arguments) == f"{name} {phase}"
+            assert plan.lookup(op, phase, layer=SimpleNamespace(layer_id=layer)) is by_id
+
+
+def measure(cases: dict[str, Case], forms: list[str]) -> dict[str, dict[str, float]]:
+    """Median nanoseconds of CPU time of each statement, all of them in turns."""
+    timers = {
+        (name, form): timeit.Timer(getattr(case, form), timer=time.thread_time, globals=case.names)
+        for name, case in cases.items()
+        for form in forms
+    }
+    times: dict[tuple[str, str], list[float]] = {key: [] for key in timers}
+    for _ in range(ROUNDS):
+        for key, timer in timers.items():
+            times[key].append(timer.timeit(CALLS) / CALLS * 1e9)
+    found: dict[str, dict[str, float]] = {name: {} for name in cases}
+    for (name, form), values in times.items():
+        found[name][form] = statistics.median(values)
+    return found
+
+
+def judge(rows: dict[str, dict[str, float]]) -> dict[str, dict[str, Any]]:
+    """Each bound with what was found."""
+    small, large = (rows[f"linear, {size} layers"] for size in SIZES)
+    ratio, real = large["listed"] / small["listed"], SGLANG[320] / SGLANG[48]
+    worst = max(
+        (row["lookup"] - row["direct"]) / (row["listed"] - row["listed_direct"]) for row in rows.values()
+    )
+    found = {
+        "equivalence": abs(ratio / real - 1),
+        "overhead_ratio": worst,
+        "growth": abs(large["lookup"] / small["lookup"] - 1),
+    }
+    return {
+        name: {"found": value, "bound": BOUNDS[name], "holds": value <= BOUNDS[name]}
+        for name, value in found.items()
+    }
+
+
+def show(rows: dict[str, dict[str, float]], bounds: dict[str, dict[str, Any]]) -> None:
+    console = Console()
+    title = f"CPython {sys.version.split()[0]}: ns of CPU time a call, median of {ROUNDS}"
+    table = Table(title=title, title_justify="left", box=None)
+    table.add_column("layer")
+    titles = {
+        "direct": "direct",
+        "lookup": "by id",
+        "by_keyword": "keyword",
+        "by_object": "object",
+        "listed_direct": "direct*",
+        "listed": "listed*",
+    }
+    for title in (*titles.values(), "over", "over*", "ratio"):
+        table.add_column(title, justify="right")
+    for name, row in rows.items():
+        ours, its = row["lookup"] - row["direct"], row["listed"] - row["listed_direct"]
+        cells = [f"{row[form]:.0f}" for form in titles]
+        table.add_row(name, *cells, f"{ours:.0f}", f"{its:.0f}", f"{ours / its:.3f}")
+    console.print(table)
+    console.print("over: by id less direct. *: SGLang's way.")
+    for name, bound in bounds.items():
+        verdict = "holds" if bound["holds"] else "[bold red]does not hold[/]"
+        console.print(f"{name}: {bound['found']:.3f}, at most {bound['bound']}: {verdict}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the results")
+    options = parser.parse_args()
+    cases = {}
+    for size in SIZES:
+        cases[f"linear, {size} layers"] = make_case(size, size - 2)
+        cases[f"last full, {size} layers"] = make_case(size, size - 1)
+    rows = measure(cases, ["direct", "lookup", "by_keyword", "by_object", "listed_direct", "listed"])
+    bounds = judge(rows)
+    show(rows, bounds)
+    if options.json:
+        document = {"python": sys.version.split()[0], "unit": "ns", "rows": rows, "bounds": bounds}
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
+    return 0 if all(bound["holds"] for bound in bounds.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
