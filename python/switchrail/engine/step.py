@@ -167,18 +167,16 @@ class StepBuilder:
 
 
 def _transfer(arrays: Sequence[npt.NDArray[np.generic]], device: torch.device) -> list[torch.Tensor]:
-    """Brings arrays to the device in one copy, without waiting for it."""
-    if device.type == "cpu":
-        return [torch.from_numpy(array) for array in arrays]
+    """Brings one-dimensional arrays to the device in one copy, without waiting for it."""
     starts = np.cumsum([0] + [-(-array.nbytes // 8) * 8 for array in arrays]).tolist()
     # pinned memory comes from torch's cache, which gives a block out again only when its copy is done
-    host = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
+    host = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=device.type != "cpu")
     raw = host.numpy()
     for start, array in zip(starts, arrays, strict=False):
-        raw[start : start + array.nbytes] = np.frombuffer(array.tobytes(), dtype=np.uint8)
+        raw[start : start + array.nbytes] = array.view(np.uint8)
     there = host.to(device, non_blocking=True)
     return [
-        there[start : start + array.nbytes].view(torch.from_numpy(array).dtype)
+        there[start : start + array.nbytes].view(torch.from_numpy(array[:0]).dtype)
         for start, array in zip(starts, arrays, strict=False)
     ]
 
