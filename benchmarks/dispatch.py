@@ -233,7 +233,7 @@ def measure(cases: dict[str, Case], forms: list[str]) -> dict[str, dict[str, flo
 
 def judge(rows: dict[str, dict[str, float]]) -> dict[str, dict[str, Any]]:
     """Each bound with what was found."""
-    small, large = (rows[f"linear, {size} layers"] for size in SIZES)
+    small, large = (rows[f"linear of {size}"] for size in SIZES)
     ratio, real = large["listed"] / small["listed"], SGLANG[320] / SGLANG[48]
     worst = max(
         (row["lookup"] - row["direct"]) / (row["listed"] - row["listed_direct"]) for row in rows.values()
@@ -253,7 +253,7 @@ def show(rows: dict[str, dict[str, float]], bounds: dict[str, dict[str, Any]]) -
     console = Console()
     title = f"CPython {sys.version.split()[0]}: ns of CPU time a call, median of {ROUNDS}"
     table = Table(title=title, title_justify="left", box=None)
-    table.add_column("layer")
+    table.add_column("layer", no_wrap=True)
     titles = {
         "direct": "direct",
         "lookup": "by id",
@@ -283,8 +283,8 @@ def main() -> int:
     options = parser.parse_args()
     cases = {}
     for size in SIZES:
-        cases[f"linear, {size} layers"] = make_case(size, size - 2)
-        cases[f"last full, {size} layers"] = make_case(size, size - 1)
+        cases[f"linear of {size}"] = make_case(size, size - 2)
+        cases[f"last full of {size}"] = make_case(size, size - 1)
     rows = measure(cases, ["direct", "lookup", "by_keyword", "by_object", "listed_direct", "listed"])
     bounds = judge(rows)
     show(rows, bounds)

@@ -58,7 +58,7 @@ class Loader:
             LoadReentryError: A plugin that is being loaded asked for it.
         """
         with self._single_flight():
-            self._look(sys.path if paths is None else paths)
+            self._look(paths)
             return self.plugins
 
     def load(self, allow: Sequence[str] | None = None, *, strict: bool = False) -> tuple[Plugin, ...]:
@@ -79,9 +79,10 @@ class Loader:
             allow = _core.parse_allow(text)
         with self._single_flight():
             if self._discovery is None:
-                self._look(sys.path)
+                self._look(None)
             selected = _core.select(list(self.plugins), None if allow is None else list(allow))
             self._plugins = {_key(plugin): plugin for plugin in selected}
+            importlib.invalidate_caches()  # a plugin may have been installed since the process began
             for plugin in _ordered([plugin for plugin in selected if _is_next(plugin)]):
                 self._plugins[_key(plugin)] = _load(self._core, plugin)
             plugins = self.plugins
@@ -92,7 +93,9 @@ class Loader:
             raise PluginError(f"plugins failed to load: {reasons}\n{details}", plugins=failed)
         return plugins
 
-    def _look(self, paths: Iterable[str | os.PathLike[str]]) -> None:
+    def _look(self, paths: Iterable[str | os.PathLike[str]] | None) -> None:
+        if paths is None:
+            paths = [path for path in sys.path if isinstance(path, str)]  # importlib passes over others too
         discovery = _core.discover([os.fspath(path) for path in paths])
         known = self._plugins
         self._plugins = {_key(plugin): _kept(known.get(_key(plugin)), plugin) for plugin in discovery.plugins}

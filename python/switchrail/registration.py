@@ -137,6 +137,25 @@ class Registrar(ABC):
             RegistrationError: Another argument can't be meant; unknown names have errors of their own.
             TransactionClosedError: The transaction has ended.
         """
+        named = {
+            "phases": phases,
+            "devices": devices,
+            "dtypes": dtypes,
+            "state_dtypes": state_dtypes,
+            "state_layouts": state_layouts,
+            "features": features,
+            "packages": packages,
+        }
+        for field, values in named.items():
+            if isinstance(values, str):
+                problem = f"it is {values!r}, one text; valid: several, such as [{values!r}]"
+                raise RegistrationError(
+                    f"{op} backend {name!r}, {field}: {problem}",
+                    op=op,
+                    name=name,
+                    field=field,
+                    problem=problem,
+                )
         where = f"configuration of {op} backend {name!r}"
         config_type, defaults = configs.read_defaults(config, where)
         phases = list(phases)

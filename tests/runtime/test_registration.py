@@ -227,6 +227,8 @@ def test_the_nearest_name_is_offered(runtime: Runtime) -> None:
         ({"op": "gdn"}, UnknownOpError, "gdn"),
         ({"phases": ["prefil"]}, UnknownPhaseError, "prefill"),
         ({"phases": []}, RegistrationError, "phases"),
+        ({"phases": "decode"}, RegistrationError, "['decode']"),
+        ({"devices": "cpu"}, RegistrationError, "devices"),
         ({"devices": ["cude"]}, UnknownDeviceError, "cuda"),
         ({"devices": []}, RegistrationError, "devices"),
         ({"devices": [switchrail.DeviceSupport("cuda", (9, 0), (8, 0))]}, RegistrationError, "devices"),

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ from switchrail.errors import SchemaError
 
 
 @pytest.fixture
-def values(runtime: Runtime) -> list[Any]:
+def values(runtime: Runtime, install: Callable[..., Path]) -> list[Any]:
+    install("acme-value", "")
     layout = switchrail.Layout.from_kinds("tiny", ["gated_delta", "full_attention"])
     plan = runtime.plan(layout, device="cpu", dtype="float32")
     snapshot = runtime._core.snapshot()
@@ -28,6 +31,7 @@ def values(runtime: Runtime) -> list[Any]:
         snapshot,
         transaction.commit(),
         discovery,
+        runtime.load(["acme-value"])[0],
         _core.fingerprint(runtime._core, [], [("a.b", ["before c.d from e"])], [plan]),
     ]
 
