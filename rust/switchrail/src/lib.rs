@@ -8,6 +8,9 @@
 //!    [`Snapshot`]s.
 //! 4. [`Layout::from_config`] reads which layer of a model is of which kind.
 //! 5. A [`RoutePlan`] pins one backend per layer, op and phase, with a [`Decision`] that says why.
+//! 6. A [`Fingerprint`] tells whether another process would decide the same.
+//!
+//! [`order`] puts a host's hooks and plugin loads into their one order.
 //!
 //! Each operation has an error enum of its own. All of them implement [`CoreError`]: a stable code, the fields as data,
 //! and a message that names what was found, what would be valid and the nearest names.

@@ -245,7 +245,14 @@ fn what_is_no_config_is_refused() {
         json!({}),
         json!({"model_type": 7}),
     ] {
-        assert_eq!(refused(&config).code(), "unknown_model_type");
+        let error = refused(&config);
+        assert_eq!(error.code(), "layout_no_model_type");
+        assert!(
+            error
+                .to_string()
+                .contains(&format!("it is {config}; valid: an object")),
+            "{error}"
+        );
     }
 }
 

@@ -55,16 +55,21 @@ impl Config<'_> {
     }
 
     pub fn bad(&self, key: &str, found: &Value, valid: &str) -> LayoutError {
-        let mut text = found.to_string();
-        if let Some((end, _)) = text.char_indices().nth(SHOWN) {
-            text.truncate(end);
-            text.push_str("...");
-        }
         LayoutError::BadValue {
             model_type: self.model_type.to_owned(),
             key: key.to_owned(),
-            found: text,
+            found: shown(found),
             valid: valid.to_owned(),
         }
     }
+}
+
+/// A found value as messages show it.
+pub(super) fn shown(found: &Value) -> String {
+    let mut text = found.to_string();
+    if let Some((end, _)) = text.char_indices().nth(SHOWN) {
+        text.truncate(end);
+        text.push_str("...");
+    }
+    text
 }

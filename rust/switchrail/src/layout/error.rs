@@ -27,6 +27,17 @@ pub enum LayoutError {
         /// Where it stops being JSON.
         source: serde_json::Error,
     },
+    /// The config names no model type.
+    #[error(
+        "the model config has no model_type, it is {found}; valid: an object in which model_type is one of {}",
+        quoted(valid)
+    )]
+    NoModelType {
+        /// The config, cut when it is long.
+        found: String,
+        /// The model types that are known.
+        valid: Vec<&'static str>,
+    },
     /// The config names a model type that no family here has.
     #[error("{0}")]
     UnknownModelType(UnknownName),
@@ -149,6 +160,7 @@ impl CoreError for LayoutError {
         match self {
             Self::Read { .. } => "layout_read",
             Self::Json { .. } => "layout_json",
+            Self::NoModelType { .. } => "layout_no_model_type",
             Self::UnknownModelType(_) => "unknown_model_type",
             Self::MissingKey { .. } => "layout_missing_key",
             Self::BadValue { .. } => "layout_bad_value",
@@ -170,6 +182,7 @@ impl CoreError for LayoutError {
             Self::Json { path, source } => {
                 json!({"path": path.to_string_lossy(), "reason": source.to_string(), "line": source.line(), "column": source.column()})
             }
+            Self::NoModelType { found, valid } => json!({"found": found, "valid": valid}),
             Self::UnknownModelType(name) => name.fields(),
             Self::MissingKey { model_type, valid } => json!({"model_type": model_type, "valid": valid}),
             Self::BadValue {

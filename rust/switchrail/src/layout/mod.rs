@@ -255,15 +255,14 @@ fn find_family(config: &Value) -> Result<(&'static Family, &Map<String, Value>, 
             return Ok((family, values, model_type));
         }
     }
-    let found = config.get("model_type").map_or_else(
-        || "(none)".to_owned(),
-        |value| value.as_str().map_or_else(|| value.to_string(), str::to_owned),
-    );
-    Err(LayoutError::UnknownModelType(UnknownName::new(
-        "model_type",
-        found,
-        Layout::model_types(),
-    )))
+    let valid = Layout::model_types();
+    Err(match config.get("model_type").and_then(Value::as_str) {
+        Some(found) => LayoutError::UnknownModelType(UnknownName::new("model_type", found, valid)),
+        None => LayoutError::NoModelType {
+            found: config::shown(config),
+            valid,
+        },
+    })
 }
 
 fn read(model: &str, family: &Family, config: &Config) -> Result<Layout, LayoutError> {
