@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import switchrail
 import torch
 from switchrail.engine import Engine, EngineOptions, SamplingParams, memory
 from switchrail.engine.pools import ConvShape, DeltaShape, KVShape, page_bytes, slot_bytes
@@ -89,8 +90,6 @@ def test_wrong_choices(
 
 
 def test_a_layer_kind_without_a_backend(make_engine: Callable[..., Engine]) -> None:
-    import switchrail
-
     class NoDelta(switchrail.Runtime):
         def plan(self, *arguments: Any, **keywords: Any) -> Any:
             return super().plan(*arguments, **(keywords | {"state_layouts": {"gated_delta": "KV"}}))
@@ -128,20 +127,20 @@ def test_bytes_of_pages_and_slots() -> None:
 def test_number_of_pages(
     monkeypatch: pytest.MonkeyPatch, free: int, options: dict[str, Any], pages: int
 ) -> None:
-    monkeypatch.setattr(memory, "_free_bytes", lambda device: free)
+    monkeypatch.setattr(memory, "_free_bytes", lambda platform: free)
     found = memory.choose_num_pages(
         EngineOptions(**options),
         SHAPES,
         max_length=1024,
         dtype=torch.float32,
         state_dtype=torch.float32,
-        device=torch.device("cpu"),
+        platform=switchrail.Platform.detect("cpu"),
     )
     assert found == pages
 
 
 def test_no_room_for_the_pools(make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_free_bytes", lambda device: 100_000)
+    monkeypatch.setattr(memory, "_free_bytes", lambda platform: 100_000)
     with pytest.raises(ConfigError, match="can't hold the states of 32 sequences"):
         make_engine()
 

@@ -49,7 +49,7 @@ class Engine(AbstractContextManager["Engine"]):
     from any thread; steps run one at a time.
 
     Example:
-        >>> with Engine("tests/checkpoints/kjv") as engine:  # doctest: +SKIP
+        >>> with Engine("tests/checkpoints/kjv-qwen3-next") as engine:  # doctest: +SKIP
         ...     print(engine.generate(["In the beginning"])[0].text)
 
     Attributes:
@@ -136,7 +136,7 @@ class Engine(AbstractContextManager["Engine"]):
                 max_length=self.max_length,
                 dtype=self.dtype,
                 state_dtype=state_dtype,
-                device=self.device,
+                platform=self.platform,
             ),
             page_size=self.options.page_size,
             num_slots=num_slots,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from switchrail.engine.options import EngineOptions
 from switchrail.engine.pools import Shape, page_bytes, slot_bytes
 from switchrail.errors import ConfigError
+from switchrail.platform import Platform
 
 _HOST_FRACTION = 0.25
 _DEVICE_FRACTION = 0.85
@@ -27,7 +27,7 @@ def choose_num_pages(
     max_length: int,
     dtype: torch.dtype,
     state_dtype: torch.dtype,
-    device: torch.device,
+    platform: Platform,
 ) -> int:
     """Pages, the reserved one included: as asked for, as could be needed, or as there is room for.
 
@@ -41,13 +41,13 @@ def choose_num_pages(
     page = page_bytes(shapes, options.page_size, dtype)
     if not page:
         return needed
-    fraction = options.memory_fraction or (_HOST_FRACTION if device.type == "cpu" else _DEVICE_FRACTION)
-    free = _free_bytes(device)
+    fraction = options.memory_fraction or (_HOST_FRACTION if platform.kind == "cpu" else _DEVICE_FRACTION)
+    free = _free_bytes(platform)
     slots = (options.max_sequences + 1) * slot_bytes(shapes, dtype, state_dtype)
     room = int((free * fraction - slots) // page)
     if room < 2:
         raise ConfigError(
-            f"{free * fraction / 2**20:.0f} MiB ({fraction:.0%} of what is free) can't hold the states of "
+            f"{free * fraction / 2**20:.0f} MiB ({fraction:.0%} of the memory) can't hold the states of "
             f"{options.max_sequences} sequences ({slots / 2**20:.0f} MiB) and two pages of {page} bytes; "
             "give max_sequences, page_size or memory_fraction another value",
             free=free,
@@ -57,10 +57,9 @@ def choose_num_pages(
     return min(needed, room)
 
 
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cpu":
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return torch.cuda.mem_get_info(device)[0]
+def _free_bytes(platform: Platform) -> int:
+    """What is free on an accelerator; on a host, whose caches make room when they must, all."""
+    return platform.total_memory if platform.kind == "cpu" else torch.cuda.mem_get_info(platform.device)[0]
 
 
 __all__ = ["choose_num_pages", "pages_of"]

@@ -1,0 +1,119 @@
+"""What a backend of somebody else sees of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import switchrail
+import torch
+from switchrail.engine import Engine, SamplingParams
+from switchrail.ops.gated_delta.torch import TorchGatedDelta
+
+FREE = SamplingParams(max_new_tokens=5, ignore_eos=True)
+PROMPTS = ["the beginning of it", "x", "and the end"]
+LINEAR_LAYERS = (0, 2)
+
+
+class Watched(TorchGatedDelta):
+    """Counts what it is asked for and keeps the batches."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        self.plans: list[tuple[str, Any, object]] = []
+        self.calls: list[tuple[str, Any, object]] = []
+
+    def plan(self, phase: Any, batch: Any) -> object:
+        plan = super().plan(phase, batch)
+        self.plans.append((phase, batch, plan))
+        return plan
+
+    def prefill(self, *arguments: Any, batch: Any, plan: Any, **keywords: Any) -> None:
+        self.calls.append(("prefill", batch, plan))
+        super().prefill(*arguments, batch=batch, plan=plan, **keywords)
+
+    def decode(self, *arguments: Any, batch: Any, plan: Any, **keywords: Any) -> None:
+        self.calls.append(("decode", batch, plan))
+        super().decode(*arguments, batch=batch, plan=plan, **keywords)
+
+
+@pytest.fixture
+def runtime() -> switchrail.Runtime:
+    runtime = switchrail.Runtime()
+    runtime.register("watched", Watched, op="gated_delta")
+    return runtime
+
+
+def test_a_backend_plans_once_a_step_and_phase_and_runs_once_a_layer(
+    runtime: switchrail.Runtime, make_engine: Callable[..., Engine]
+) -> None:
+    engine = make_engine(runtime=runtime, backends={"gated_delta": "watched"}, options={"prefill_chunk": 6})
+    expected = make_engine(options={"prefill_chunk": 6}).generate(PROMPTS, FREE)
+    assert engine.generate(PROMPTS, FREE) == expected
+    watched = engine.plan.backend("gated_delta", "decode", 0)
+    assert isinstance(watched, Watched)
+    assert watched is engine.plan.backend("gated_delta", "prefill", 2)
+    assert len(watched.plans) > engine.stats.steps  # some steps have both phases
+    assert len(watched.calls) == len(watched.plans) * len(LINEAR_LAYERS)
+    steps = [
+        watched.calls[i : i + len(LINEAR_LAYERS)] for i in range(0, len(watched.calls), len(LINEAR_LAYERS))
+    ]
+    planned = {id(batch): (phase, plan) for phase, batch, plan in watched.plans}
+    for phase, batch, plan in watched.calls:
+        assert planned[id(batch)][0] == phase
+        assert planned[id(batch)][1] is plan
+    assert steps
+
+
+def test_batches_keep_their_contract(runtime: switchrail.Runtime, make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(runtime=runtime, backends={"gated_delta": "watched"}, options={"prefill_chunk": 6})
+    engine.generate(PROMPTS, FREE)
+    watched = engine.plan.backend("gated_delta", "decode", 0)
+    seen = set()
+    for phase, batch, _ in watched.plans:
+        seen.add((phase, len(batch.seqlens)))
+        lengths = torch.tensor(batch.seqlens)
+        assert batch.cu_seqlens.dtype == torch.int32
+        assert batch.cu_seqlens.tolist() == [0, *lengths.cumsum(0).tolist()]
+        assert batch.read_slots.dtype == torch.int64
+        assert batch.has_initial_state.dtype == torch.bool
+        assert torch.equal(batch.read_slots, batch.write_slots)
+        assert len(set(batch.read_slots.tolist())) == len(lengths)
+        assert (batch.read_slots > 0).all()
+        if phase == "decode":
+            assert batch.has_initial_state.all()
+            assert (lengths == 1).all()
+        else:
+            assert (lengths <= 6).all()
+    assert {"prefill", "decode"} == {phase for phase, _ in seen}
+    assert ("decode", 3) in seen
+
+
+@pytest.mark.parametrize(
+    "backends",
+    [
+        {"gated_delta.prefill": "reference"},
+        {"linear.decode": "reference", "attention.prefill": "reference"},
+        {"short_conv": "reference", "gated_delta.decode": "watched", "gated_delta.prefill": "torch"},
+    ],
+    ids=str,
+)
+def test_phases_can_have_backends_of_their_own(
+    backends: dict[str, str], runtime: switchrail.Runtime, make_engine: Callable[..., Engine]
+) -> None:
+    engine = make_engine(runtime=runtime, backends=backends)
+    assert engine.generate(PROMPTS, FREE) == make_engine().generate(PROMPTS, FREE)
+    if backends.get("gated_delta.decode") == "watched":
+        watched = engine.plan.backend("gated_delta", "decode", 0)
+        assert {phase for phase, _, _ in watched.calls} == {"decode"}
+        assert len(watched.calls) == (engine.stats.steps - 1) * len(LINEAR_LAYERS)
+
+
+def test_a_plan_outlives_what_is_withdrawn(
+    runtime: switchrail.Runtime, make_engine: Callable[..., Engine]
+) -> None:
+    engine = make_engine(runtime=runtime, backends={"gated_delta": "watched"})
+    expected = engine.generate(PROMPTS, FREE)
+    runtime.clear("gated_delta", "watched")
+    assert engine.generate(PROMPTS, FREE) == expected
