@@ -54,6 +54,8 @@ wheel: $(STAMPS)/requirements
 
 test-rust:
 	cargo test --workspace --quiet
+	cargo test --release --quiet -p switchrail --test lookup_cost
+	cargo run --quiet -p switchrail --example embed
 
 lint-rust: $(DENY)
 	cargo fmt --all --check
