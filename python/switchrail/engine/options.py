@@ -26,8 +26,8 @@ class EngineOptions:
             sequences of `max_length` tokens could need, or as many as `memory_fraction` leaves room for.
         max_length: Tokens of the longest sequence, prompt and output together; None: what the model was made
             for.
-        memory_fraction: The part of the memory that the pools may take: on an accelerator of what is free when
-            the weights are loaded, on a host of all. None: 0.85 on an accelerator, 0.25 on a host.
+        memory_fraction: The part of the memory that the pools may take: on an accelerator of what is free
+            with the weights loaded, on a host of all. None: 0.85 on an accelerator, 0.25 on a host.
 
     Raises:
         ConfigError: A value is out of range; the error lists all of them.
