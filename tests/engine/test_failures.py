@@ -38,7 +38,11 @@ class Saboteur:
 
     def __init__(self, engine: Engine) -> None:
         self.fail: str | None = None
-        lookup, decode, forward = engine._dispatcher._lookup, engine._decode, engine._model.forward
+        lookup, decode, forward = (
+            engine._runner.dispatcher._lookup,
+            engine._decode,
+            engine._runner.model.forward,
+        )
 
         def failing_lookup(op: str, phase: str, layer: int) -> Any:
             if self.fail == "backend" and (op, layer) == ("gated_delta", 2):
@@ -59,9 +63,9 @@ class Saboteur:
                 output.logits[0, -1] = float("nan")
             return output
 
-        engine._dispatcher._lookup = failing_lookup
+        engine._runner.dispatcher._lookup = failing_lookup
         engine._decode = failing_decode
-        engine._model.forward = failing_forward
+        engine._runner.model.forward = failing_forward
 
 
 @pytest.fixture
@@ -194,7 +198,7 @@ def _step(engine: Engine) -> None:
 
 def replace_forward(engine: Engine, change: Callable[..., Any]) -> None:
     """Changes the forward of layer 2's mixer."""
-    mixer = engine._model.model.layers[2].linear_attn
+    mixer = engine._runner.model.model.layers[2].linear_attn
     forward = mixer.forward
     mixer.forward = lambda *args, **kwargs: change(forward, *args, **kwargs)
 
@@ -219,12 +223,12 @@ def test_a_layer_that_runs_twice_is_an_error(engine: Engine) -> None:
 
 def test_the_engines_model_can_not_be_called_from_outside(engine: Engine) -> None:
     with pytest.raises(DispatchError, match="outside of a step"):
-        engine._model(input_ids=torch.tensor([[1, 2]]), use_cache=False)
+        engine._runner.model(input_ids=torch.tensor([[1, 2]]), use_cache=False)
 
 
 @pytest.mark.parametrize("option", ["sliding_window", "softcap", "s_aux"])
 def test_attention_that_is_not_plain_is_refused(engine: Engine, option: str) -> None:
-    mixer = engine._model.model.layers[1].self_attn
+    mixer = engine._runner.model.model.layers[1].self_attn
     forward = mixer.forward
     mixer.forward = lambda *args, **kwargs: forward(*args, **kwargs, **{option: 8})
     with pytest.raises(DispatchError, match=option):

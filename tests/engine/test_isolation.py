@@ -68,7 +68,7 @@ def test_a_dropped_engine_takes_its_hooks_along(checkpoint: Path) -> None:
 
 def test_a_failed_engine_leaves_no_hooks(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = codes()
-    monkeypatch.setattr("switchrail.engine.engine.StepBuilder", None)
+    monkeypatch.setattr("switchrail.engine.runner.StepBuilder", None)
     with pytest.raises(TypeError):
         Engine(checkpoint, runtime=switchrail.Runtime(), device="cpu")
     assert codes() == before

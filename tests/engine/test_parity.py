@@ -77,7 +77,7 @@ class Recorder:
         self.most_parts = 0
         self.steps = 0
         self._calls: Counter[tuple[Any, ...]] = Counter()
-        dispatcher, scheduler, model = engine._dispatcher, engine._scheduler, engine._model
+        dispatcher, scheduler, model = engine._runner.dispatcher, engine._scheduler, engine._runner.model
         forward, lookup = model.forward, dispatcher._lookup
 
         def record(*, logits_to_keep: torch.Tensor, position_ids: torch.Tensor, **kwargs: Any) -> Any:

@@ -209,14 +209,14 @@ def test_steps_keep_to_their_rows(
 ) -> None:
     engine = make_engine(options=SMALL)
     sizes = []
-    build = engine._builder.build
+    build = engine._runner.builder.build
 
     def measured(schedule: Any) -> Any:
         step = build(schedule)
         sizes.append(step.input_ids.shape[1])
         return step
 
-    monkeypatch.setattr(engine._builder, "build", measured)
+    monkeypatch.setattr(engine._runner.builder, "build", measured)
     engine.generate(PROMPTS, FREE)
     assert max(sizes) == 16
     assert sum(sizes) == engine.stats.prefill_tokens + engine.stats.decode_tokens

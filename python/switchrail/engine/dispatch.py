@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, Literal
 
 import torch
@@ -56,8 +57,13 @@ class Dispatcher:
             )
         return self._step
 
-    def begin(self, step: Step) -> None:
-        """Starts a step: each backend in use plans it once a phase."""
+    @contextmanager
+    def running(self, step: Step) -> Iterator[None]:
+        """Lets the layers' calls in the block belong to a step; each backend in use plans it once a phase.
+
+        Raises:
+            DispatchError: The block ended, and an op of a layer was not run.
+        """
         for part in step.parts:
             for (_, op, phase), backend in self._backends.items():
                 key = (phase, id(backend))
@@ -65,14 +71,10 @@ class Dispatcher:
                     step.plans[key] = backend.plan(phase, part.pages if op == "attention" else part.states)
         self._left = set(self._routes)
         self._step = step
-
-    def end(self) -> None:
-        """Ends the step.
-
-        Raises:
-            DispatchError: An op of a layer was not run.
-        """
-        self._step = None
+        try:
+            yield
+        finally:
+            self._step = None
         if self._left:
             layer, op = min(self._left)
             raise DispatchError(
@@ -82,10 +84,6 @@ class Dispatcher:
                 op=op,
                 found=0,
             )
-
-    def abort(self) -> None:
-        """Ends a step that failed."""
-        self._step = None
 
     def attention(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float

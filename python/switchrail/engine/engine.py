@@ -9,9 +9,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +20,15 @@ import torch
 from switchrail._core import Layout, RoutePlan
 from switchrail.current import current_runtime
 from switchrail.engine.checkpoint import load, read_config
-from switchrail.engine.dispatch import Dispatcher
 from switchrail.engine.dtypes import parse_dtype
-from switchrail.engine.memory import choose_num_pages, pages_of
-from switchrail.engine.models.binding import connect, find_mixers, read_shapes
+from switchrail.engine.memory import pages_of
 from switchrail.engine.options import EngineOptions
 from switchrail.engine.params import SamplingParams
-from switchrail.engine.pools import Pools
 from switchrail.engine.request import Event, FinishReason, Output, Request
+from switchrail.engine.runner import Runner
 from switchrail.engine.sampling import choose
 from switchrail.engine.scheduler import Schedule, Scheduler
 from switchrail.engine.stats import Stats
-from switchrail.engine.step import StepBuilder
 from switchrail.engine.text import TextStream
 from switchrail.errors import ConfigError, RequestError
 from switchrail.platform import Platform
@@ -99,10 +95,9 @@ class Engine(AbstractContextManager["Engine"]):
         self.platform = runtime.platform if device is None else Platform.detect(device)
         self.device = torch.device(self.platform.device)
         self.dtype = parse_dtype(dtype, config, self.device)
-        layout = Layout.from_config(path)
         state_dtype = torch.float32
         self.plan: RoutePlan = runtime.plan(
-            layout,
+            Layout.from_config(path),
             device=self.platform,
             dtype=self.dtype,
             state_dtype=state_dtype,
@@ -119,45 +114,23 @@ class Engine(AbstractContextManager["Engine"]):
                 problems={"max_length": f"found {self.max_length}"},
                 valid={"max_length": f"an integer from 2 to {loaded.max_length}"},
             )
-        self._model = loaded.model
         self._tokenizer = loaded.tokenizer
         self._end_tokens = loaded.end_tokens
         self._vocab_size = loaded.vocab_size
         self._decode = _decoder(loaded.tokenizer)
 
-        mixers = find_mixers(loaded.model, loaded.family, layout.layers)
-        shapes = read_shapes(mixers)
-        num_slots = self.options.max_sequences + 1
-        self.pools = Pools(
-            shapes,
-            num_pages=choose_num_pages(
-                self.options,
-                shapes.values(),
-                max_length=self.max_length,
-                dtype=self.dtype,
-                state_dtype=state_dtype,
-                platform=self.platform,
-            ),
-            page_size=self.options.page_size,
-            num_slots=num_slots,
+        self._runner = Runner(
+            loaded,
+            self.plan,
+            self.options,
+            platform=self.platform,
             dtype=self.dtype,
             state_dtype=state_dtype,
-            device=self.device,
+            max_length=self.max_length,
         )
+        self._unhook = weakref.finalize(self, self._runner.hooks.clear)
+        self.pools = self._runner.pools
         self._scheduler = Scheduler(self.pools, self.options)
-        self._builder = StepBuilder(
-            num_slots=num_slots,
-            max_pages=pages_of(self.max_length, self.options.page_size),
-            page_size=self.options.page_size,
-            device=self.device,
-        )
-        self._dispatcher = Dispatcher(self.plan, self.pools, shapes)
-        hooks = connect(mixers, loaded.family, self._dispatcher)
-        self._unhook = weakref.finalize(self, hooks.clear)
-        # a kernel launch goes to the current device, not to its tensors'
-        self._on_device: Callable[[], AbstractContextManager[object]] = (
-            nullcontext if self.device.type == "cpu" else partial(torch.cuda.device, self.device)
-        )
         self._stats = Stats()
         self._events: deque[Event] = deque()
         self._submitted = 0
@@ -271,7 +244,7 @@ class Engine(AbstractContextManager["Engine"]):
                 scheduler = self._scheduler
                 self._cancel_all([*scheduler.waiting, *scheduler.prefilling, *scheduler.decoding])
                 self._unhook()
-                del self._model, self._dispatcher, self.pools
+                del self._runner, self.pools
 
     def __exit__(self, *_: object) -> None:
         """Closes the engine."""
@@ -376,10 +349,7 @@ class Engine(AbstractContextManager["Engine"]):
             return
         start = time.perf_counter()
         try:
-            for request in admitted:
-                self._builder.admit(request)
-            with self._on_device():
-                ready, tokens = self._forward(schedule)
+            ready, tokens = self._run_step(schedule, admitted)
         except BaseException as error:
             for request in requests:
                 self._finish(request, "error", error)
@@ -388,7 +358,7 @@ class Engine(AbstractContextManager["Engine"]):
         self._stats.add(
             prefill=sum(count for _, count in schedule.prefill), decode=len(schedule.decode), seconds=seconds
         )
-        self._builder.append(ready, [token or 0 for token in tokens])
+        self._runner.builder.append(ready, [token or 0 for token in tokens])
         for request, token in zip(ready, tokens, strict=True):
             try:
                 if token is None:
@@ -398,30 +368,16 @@ class Engine(AbstractContextManager["Engine"]):
                 self._finish(request, "error", error)
 
     @torch.inference_mode()
-    def _forward(self, schedule: Schedule) -> tuple[list[Request], list[int | None]]:
-        """Runs the model over a schedule's tokens and chooses the next ones."""
-        step = self._builder.build(schedule)
-        self._dispatcher.begin(step)
-        try:
-            logits = self._model(
-                input_ids=step.input_ids,
-                attention_mask=None,
-                position_ids=step.position_ids,
-                past_key_values=None,
-                use_cache=False,
-                logits_to_keep=step.logit_rows,
-            ).logits[0]
-        except BaseException:
-            self._dispatcher.abort()
-            raise
-        self._dispatcher.end()
-        self._builder.advance(schedule)
+    def _run_step(
+        self, schedule: Schedule, admitted: Sequence[Request]
+    ) -> tuple[list[Request], list[int | None]]:
+        """Runs a schedule; returns the requests that got a token, and their tokens."""
+        logits = self._runner.run(schedule, admitted)
         ready = self._scheduler.advance(schedule)
         if not ready:
             return [], []
-        return ready, choose(
-            logits, [request.params for request in ready], [request.draws for request in ready]
-        )
+        params = [request.params for request in ready]
+        return ready, choose(logits, params, [request.draws for request in ready])
 
     def _accept(self, request: Request, token: int) -> None:
         """Adds a token to a request, ends the request where it must, and tells about it."""

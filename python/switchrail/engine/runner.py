@@ -1,0 +1,123 @@
+"""A loaded model with the memory that it runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+
+import torch
+
+from switchrail._core import RoutePlan
+from switchrail.engine.checkpoint import Checkpoint
+from switchrail.engine.dispatch import Dispatcher
+from switchrail.engine.memory import choose_num_pages, pages_of
+from switchrail.engine.models.binding import connect, find_mixers, read_shapes
+from switchrail.engine.options import EngineOptions
+from switchrail.engine.pools import Pools
+from switchrail.engine.request import Request
+from switchrail.engine.scheduler import Schedule
+from switchrail.engine.step import StepBuilder
+from switchrail.platform import Platform
+
+
+class Runner:
+    """Runs schedules: tokens in, logits out, keys, values and states into the pools.
+
+    Attributes:
+        model: The model definition with its weights.
+        pools: The memory for keys, values and states.
+        dispatcher: Where the model's layers reach their backends.
+        builder: What makes a step of a schedule.
+        hooks: What stands on the modelling module's functions, to be cleared when the model is done with.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        plan: RoutePlan,
+        options: EngineOptions,
+        *,
+        platform: Platform,
+        dtype: torch.dtype,
+        state_dtype: torch.dtype,
+        max_length: int,
+    ) -> None:
+        """Allocates the pools and connects the model to its backends.
+
+        Args:
+            checkpoint: The loaded model.
+            plan: Its routes.
+            options: Sizes.
+            platform: Where it runs.
+            dtype: Of activations, keys, values and convolution windows.
+            state_dtype: Of recurrent states.
+            max_length: Tokens of the longest sequence.
+
+        Raises:
+            LayoutError: The plan's layout is not the model's.
+            CheckpointError: A layer does something that the engine can't do.
+            ConfigError: There is not enough memory.
+        """
+        device = torch.device(platform.device)
+        mixers = find_mixers(checkpoint.model, checkpoint.family, plan.layout.layers)
+        shapes = read_shapes(mixers)
+        num_slots = options.max_sequences + 1
+        self.model = checkpoint.model
+        self.pools = Pools(
+            shapes,
+            num_pages=choose_num_pages(
+                options,
+                shapes.values(),
+                max_length=max_length,
+                dtype=dtype,
+                state_dtype=state_dtype,
+                platform=platform,
+            ),
+            page_size=options.page_size,
+            num_slots=num_slots,
+            dtype=dtype,
+            state_dtype=state_dtype,
+            device=device,
+        )
+        self.builder = StepBuilder(
+            num_slots=num_slots,
+            max_pages=pages_of(max_length, options.page_size),
+            page_size=options.page_size,
+            device=device,
+        )
+        self.dispatcher = Dispatcher(plan, self.pools, shapes)
+        # a kernel is launched on the current device, wherever its tensors are
+        self._on_device: Callable[[], AbstractContextManager[object]] = (
+            nullcontext if device.type == "cpu" else partial(torch.cuda.device, device)
+        )
+        self.hooks = connect(mixers, checkpoint.family, self.dispatcher)
+
+    def run(self, schedule: Schedule, admitted: Sequence[Request]) -> torch.Tensor:
+        """Runs a schedule's tokens.
+
+        Args:
+            schedule: What to run.
+            admitted: The requests in it that were just given slot and pages.
+
+        Returns:
+            [R, vocabulary]: a row for each decoding request, then for each whose prompt ends in this step.
+        """
+        for request in admitted:
+            self.builder.admit(request)
+        with self._on_device():
+            step = self.builder.build(schedule)
+            with self.dispatcher.running(step):
+                logits: torch.Tensor = self.model(
+                    input_ids=step.input_ids,
+                    attention_mask=None,
+                    position_ids=step.position_ids,
+                    past_key_values=None,
+                    use_cache=False,
+                    logits_to_keep=step.logit_rows,
+                ).logits
+        self.builder.advance(schedule)
+        return logits.squeeze(0)
+
+
+__all__ = ["Runner"]
