@@ -127,7 +127,8 @@ def _prepare(
         b_hi_last = tl.sum(b_coarse, 0)
         b_lo_last = tl.sum(b_g - b_coarse, 0)
 
-        b_decay = tl.exp2((b_hi[:, None] - b_hi[None, :]) + b_lo[:, None]) * (b_nk * tl.exp2(-b_lo))[None, :]
+        b_decay = tl.exp2(tl.minimum(b_hi[:, None] - b_hi[None, :], 0.0) + b_lo[:, None])
+        b_decay *= (b_nk * tl.exp2(-b_lo))[None, :]
         b_p = tl.where(o_i >= o_j, b_qk * b_decay, 0.0)
         p_block = (i_c * HV + i_hv) * (CHUNK * CHUNK)
         tl.store(p_scores + p_block + o_block, b_p.to(p_scores.dtype.element_ty))
