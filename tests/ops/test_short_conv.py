@@ -76,9 +76,10 @@ def test_decode(backend, dtype, width, in_place):
     verify(backend, call)
 
 
-def test_more_rows_than_are_summed_at_once(backend):
-    channels = BLOCK_NUMBERS // 16
-    verify(backend, short_conv_call([40, 1, 30], channels=channels, initial="all"))
+@pytest.mark.parametrize("rows", [1, 2, 16])
+def test_more_rows_than_are_summed_at_once(backend, rows):
+    call = short_conv_call([2 * rows + 3, 1, rows], channels=BLOCK_NUMBERS // rows, initial="all")
+    verify(backend, call)
 
 
 def test_the_first_rows_see_the_state(backend):

@@ -32,7 +32,7 @@ class Slots:
         index = torch.tensor(sequences, dtype=torch.int64).to(device, non_blocking=True)
         read, write = batch.read_slots[index], batch.write_slots[index]
         is_padding = write < 0
-        fresh = is_padding | ~batch.has_initial_state[index]
+        fresh = ~batch.has_initial_state[index]
         self._highest = -1
         self._run: tuple[int, int] | None = None
         if visible:
