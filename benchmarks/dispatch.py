@@ -252,13 +252,13 @@ def judge(rows: dict[str, dict[str, float]]) -> dict[str, dict[str, Any]]:
 def show(rows: dict[str, dict[str, float]], bounds: dict[str, dict[str, Any]]) -> None:
     console = Console()
     title = f"CPython {sys.version.split()[0]}: ns of CPU time a call, median of {ROUNDS}"
-    table = Table(title=title, title_justify="left", box=None)
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("layer", no_wrap=True)
     titles = {
         "direct": "direct",
         "lookup": "by id",
-        "by_keyword": "keyword",
-        "by_object": "object",
+        "by_keyword": "keyw.",
+        "by_object": "obj.",
         "listed_direct": "direct*",
         "listed": "listed*",
     }
@@ -284,7 +284,7 @@ def main() -> int:
     cases = {}
     for size in SIZES:
         cases[f"linear of {size}"] = make_case(size, size - 2)
-        cases[f"last full of {size}"] = make_case(size, size - 1)
+        cases[f"full of {size}"] = make_case(size, size - 1)
     rows = measure(cases, ["direct", "lookup", "by_keyword", "by_object", "listed_direct", "listed"])
     bounds = judge(rows)
     show(rows, bounds)

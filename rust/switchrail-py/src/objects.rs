@@ -1,14 +1,16 @@
-//! Python objects, by the id of the registration that they stand behind: the one place that stores and calls them.
+//! Python objects: the one place that stores and calls them.
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use pyo3::{PyTraverseError, PyVisit, prelude::*};
-use switchrail::BackendId;
+use pyo3::{PyTraverseError, PyVisit, intern, prelude::*};
+use switchrail::{BackendId, Op, Phase, RoutePlan};
 
-/// Objects by id. It belongs to exactly one pyclass, which forwards its `__traverse__` and `__clear__` here.
+use crate::backend::Registration;
+
+/// Objects by the id of the registration that they stand behind. It belongs to exactly one pyclass, which forwards its `__traverse__` and `__clear__` here.
 ///
 /// The lock is held for look-ups and insertions alone: no Python code runs under it, and what is removed is dropped
 /// after it is released.
@@ -52,4 +54,81 @@ impl Objects {
     fn lock(&self) -> MutexGuard<'_, HashMap<BackendId, Py<PyAny>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The instances of the backends in a route plan, and their bound methods. It belongs to the plan's pyclass.
+///
+/// Nothing in it changes, so it has no `__clear__`: a cycle through it is broken in the instance's own attributes.
+pub struct Calls {
+    instances: HashMap<BackendId, Py<PyAny>>,
+    /// By op, phase and layer; filled where the plan's table is.
+    methods: Box<[Option<Py<PyAny>>]>,
+    layers: usize,
+}
+
+impl Calls {
+    /// Has each backend of a plan constructed, from its registration and the object behind it.
+    pub fn build(plan: &RoutePlan, objects: Vec<Py<PyAny>>, build: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let mut instances = HashMap::new();
+        let mut methods = HashMap::new();
+        for (registration, object) in plan.backends().iter().zip(objects) {
+            let instance = build.call1((Registration(Arc::clone(registration)), object))?;
+            for phase in registration.spec.phases.intersection(&plan.request().phases) {
+                methods.insert((registration.id, *phase), instance.getattr(phase.name())?);
+            }
+            instances.insert(registration.id, instance.unbind());
+        }
+        let layers = plan.layout().layers().len();
+        let mut calls = Vec::new();
+        calls.resize_with(Op::ALL.len() * Phase::ALL.len() * layers, || None);
+        for (layer, op, phase, id) in plan.entries() {
+            let method = methods.get(&(id, phase)).map(|method| method.clone().unbind());
+            calls[index(op as usize, phase as usize, layer, layers)] = method;
+        }
+        Ok(Self {
+            instances,
+            methods: calls.into(),
+            layers,
+        })
+    }
+
+    /// The bound method of a layer's op in a phase.
+    #[inline]
+    pub fn get(&self, op: usize, phase: usize, layer: usize) -> Option<&Py<PyAny>> {
+        if layer >= self.layers {
+            return None;
+        }
+        self.methods[index(op, phase, layer, self.layers)].as_ref()
+    }
+
+    /// Another reference to the instance of a backend in the plan.
+    pub fn instance(&self, py: Python<'_>, id: BackendId) -> Py<PyAny> {
+        self.instances[&id].clone_ref(py)
+    }
+
+    /// Shows the objects to the garbage collector.
+    pub fn traverse(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.instances
+            .values()
+            .try_for_each(|instance| visit.call(instance))?;
+        self.methods
+            .iter()
+            .flatten()
+            .try_for_each(|call| visit.call(call))
+    }
+}
+
+#[inline]
+const fn index(op: usize, phase: usize, layer: usize, layers: usize) -> usize {
+    (op * Phase::ALL.len() + phase) * layers + layer
+}
+
+/// A layer object's own id: its `layer_id`, else its `layer_idx`. Nothing else of it is looked at.
+pub fn own_id<'py>(layer: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    for name in [intern!(layer.py(), "layer_id"), intern!(layer.py(), "layer_idx")] {
+        if let Some(id) = layer.getattr_opt(name)?.filter(|id| !id.is_none()) {
+            return Ok(Some(id));
+        }
+    }
+    Ok(None)
 }

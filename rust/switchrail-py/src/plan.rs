@@ -1,16 +1,13 @@
 //! Mirror of the core's `plan`: route plans, with the bound methods that they lead to.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use pyo3::{
-    PyTraverseError, PyVisit, intern,
+    PyTraverseError, PyVisit,
     prelude::*,
     types::{PyInt, PyString},
 };
-use switchrail::{BackendId, FingerprintInputs, Op, Phase, PlanRequest, Preferences};
+use switchrail::{FingerprintInputs, Op, Phase, PlanRequest, Preferences};
 
 use crate::{
     backend::Registration,
@@ -18,6 +15,7 @@ use crate::{
     json,
     layout::{Layout, read_id, refuse_id},
     mirror::mirror,
+    objects::{Calls, own_id},
     op::{DeviceForm, parse, parse_all},
     registry::Runtime,
     resolve::Decision,
@@ -62,17 +60,12 @@ impl Request {
     }
 }
 
-/// The core's `RoutePlan`, with an instance of each backend in it and their bound methods.
-///
-/// It owns these objects alone; they are constructed for it and live as long as it does.
+/// The core's `RoutePlan`, with the instances of the backends in it, which it owns alone.
 #[pyclass(frozen, module = "switchrail._core")]
 pub struct RoutePlan {
     pub core: switchrail::RoutePlan,
     runtime: Arc<switchrail::Runtime>,
-    instances: HashMap<BackendId, Py<PyAny>>,
-    /// By op, phase and layer; filled where the core's table is.
-    calls: Box<[Option<Py<PyAny>>]>,
-    layers: usize,
+    calls: Calls,
     ops: [Py<PyString>; Op::ALL.len()],
     phases: [Py<PyString>; Phase::ALL.len()],
 }
@@ -104,29 +97,10 @@ impl RoutePlan {
                 break (core, objects);
             }
         };
-        let objects: Vec<Py<PyAny>> = objects;
-        let mut instances = HashMap::new();
-        let mut methods = HashMap::new();
-        for (registration, object) in core.backends().iter().zip(objects) {
-            let instance = build.call1((Registration(Arc::clone(registration)), object))?;
-            for phase in registration.spec.phases.intersection(&core.request().phases) {
-                methods.insert((registration.id, *phase), instance.getattr(phase.name())?);
-            }
-            instances.insert(registration.id, instance.unbind());
-        }
-        let layers = core.layout().layers().len();
-        let mut calls: Vec<Option<Py<PyAny>>> = Vec::new();
-        calls.resize_with(Op::ALL.len() * Phase::ALL.len() * layers, || None);
-        for (layer, op, phase, id) in core.entries() {
-            calls[index(op as usize, phase as usize, layer, layers)] =
-                methods.get(&(id, phase)).map(|call| call.clone().unbind());
-        }
         Ok(Self {
+            calls: Calls::build(&core, objects, build)?,
             core,
             runtime: Arc::clone(&runtime.core),
-            instances,
-            calls: calls.into(),
-            layers,
             ops: Op::ALL.map(|op| PyString::intern(py, op.name()).unbind()),
             phases: Phase::ALL.map(|phase| PyString::intern(py, phase.name()).unbind()),
         })
@@ -150,16 +124,15 @@ impl RoutePlan {
             layer_id,
             layer,
         ) && id.is_exact_instance_of::<PyInt>()
-            && let Ok(id) = id.extract::<usize>()
-            && id < self.layers
-            && let Some(call) = &self.calls[index(op, phase, id, self.layers)]
+            && let Ok(id) = id.extract()
+            && let Some(call) = self.calls.get(op, phase, id)
         {
             return Ok(call.clone_ref(py));
         }
         let (op, phase, layer) = self.read(op, phase, layer_id, layer)?;
         self.core.lookup(layer, op, phase).map_err(raise)?;
-        let call = &self.calls[index(op as usize, phase as usize, layer, self.layers)];
-        Ok(call.as_ref().expect("every route has its call").clone_ref(py))
+        let call = self.calls.get(op as usize, phase as usize, layer);
+        Ok(call.expect("every route has its call").clone_ref(py))
     }
 
     /// The instance that serves an op of a layer in a phase.
@@ -174,7 +147,7 @@ impl RoutePlan {
     ) -> PyResult<Py<PyAny>> {
         let (op, phase, layer) = self.read(op, phase, layer_id, layer)?;
         let id = self.core.lookup(layer, op, phase).map_err(raise)?;
-        Ok(self.instances[&id].clone_ref(py))
+        Ok(self.calls.instance(py, id))
     }
 
     #[getter]
@@ -262,10 +235,7 @@ impl RoutePlan {
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        self.instances
-            .values()
-            .try_for_each(|instance| visit.call(instance))?;
-        self.calls.iter().flatten().try_for_each(|call| visit.call(call))
+        self.calls.traverse(visit)
     }
 }
 
@@ -304,25 +274,10 @@ impl RoutePlan {
     }
 }
 
-/// A layer object's own id: its `layer_id`, else its `layer_idx`. Nothing else of it is looked at.
-fn own_id<'py>(layer: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
-    for name in [intern!(layer.py(), "layer_id"), intern!(layer.py(), "layer_idx")] {
-        if let Some(id) = layer.getattr_opt(name)?.filter(|id| !id.is_none()) {
-            return Ok(Some(id));
-        }
-    }
-    Ok(None)
-}
-
 /// Where a name is among interned ones; none also for an equal one that is not interned.
 #[inline]
 fn position(names: &[Py<PyString>], name: &Bound<'_, PyAny>) -> Option<usize> {
     names.iter().position(|known| known.as_ptr() == name.as_ptr())
-}
-
-#[inline]
-const fn index(op: usize, phase: usize, layer: usize, layers: usize) -> usize {
-    (op * Phase::ALL.len() + phase) * layers + layer
 }
 
 mirror! {
