@@ -1,10 +1,14 @@
 """Tokens a second on the CPU: the engine against transformers' own `generate`, on the same checkpoint.
 
-32 seeded prompts of 1 to 600 tokens, 64 new tokens each, greedy, in the same run with the same threads. transformers
-runs with its cache, once prompt by prompt and once as a padded batch. Before anything is timed all three must have
-given the same tokens, except where the first two candidates of transformers' own logits are closer than `TIE`.
+32 prompts of 1 to 600 tokens, cut by a seed from text that the checkpoint was not trained on, 64 new tokens
+each, greedy, float32, in the same run with the same threads. transformers runs with its cache, once prompt by
+prompt and once as a padded batch. Before anything is timed all three must have given the same tokens, except
+where the first two candidates of transformers' own logits are closer than `TIE`; those are listed.
 
-    python benchmarks/engine.py [CHECKPOINT] [--threads N] [--repeats N]
+Time is taken on the clock, and as CPU time of all threads, which other work on the machine disturbs less. The
+floor is the model's matrix products alone, at the rate that one large float32 product reaches here.
+
+    python benchmarks/engine.py [CHECKPOINT] [--text FILE] [--threads N] [--repeats N] [--json FILE]
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import platform
 import random
 import statistics
 import time
@@ -20,24 +25,28 @@ from pathlib import Path
 
 import switchrail
 import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
 from switchrail.engine import Engine, SamplingParams
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers import logging as transformers_logging
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 PROMPTS = 32
 LONGEST = 600
 NEW_TOKENS = 64
 TIE = 1e-3
-DEFAULT = Path(__file__).parent.parent / "tests/checkpoints/kjv-qwen3-next"
+CHECKPOINTS = Path(__file__).parent.parent / "tests/checkpoints"
+OURS, BATCH, SINGLE = "switchrail", "generate, padded batch", "generate, one by one"
 
 Tokens = list[list[int]]
 
 
-def make_prompts(vocab_size: int) -> Tokens:
-    """Seeded prompts; the first has one token, the last `LONGEST`."""
+def cut_prompts(text: list[int]) -> Tokens:
+    """Seeded cuts of the text's tokens; the first has one token, the last `LONGEST`."""
     draw = random.Random(0)
     lengths = [1, *(draw.randint(1, LONGEST) for _ in range(PROMPTS - 2)), LONGEST]
-    return [[draw.randrange(vocab_size) for _ in range(length)] for length in lengths]
+    starts = [draw.randint(0, len(text) - length) for length in lengths]
+    return [text[start : start + length] for start, length in zip(starts, lengths, strict=True)]
 
 
 def one_by_one(model: PreTrainedModel, prompts: Tokens) -> Tokens:
@@ -47,10 +56,13 @@ def one_by_one(model: PreTrainedModel, prompts: Tokens) -> Tokens:
 @torch.inference_mode()
 def padded(model: PreTrainedModel, prompts: Tokens) -> Tokens:
     width = max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     found = model.generate(
-        ids, attention_mask=mask, do_sample=False, max_new_tokens=NEW_TOKENS, eos_token_id=None, pad_token_id=0
+        torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts]),
+        attention_mask=torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]),
+        do_sample=False,
+        max_new_tokens=NEW_TOKENS,
+        eos_token_id=None,
+        pad_token_id=0,
     )
     return found[:, width:].tolist()
 
@@ -61,60 +73,127 @@ def engine_tokens(engine: Engine, prompts: Tokens) -> Tokens:
 
 
 @torch.inference_mode()
-def count_ties(model: PreTrainedModel, prompts: Tokens, expected: Tokens, found: Tokens) -> int:
-    """How many outputs part at a tie; one that parts anywhere else stops the benchmark."""
-    ties = 0
-    for prompt, want, got in zip(prompts, expected, found, strict=True):
+def find_ties(model: PreTrainedModel, prompts: Tokens, expected: Tokens, found: Tokens) -> list[str]:
+    """Where outputs part at a tie; one that parts anywhere else stops the benchmark."""
+    ties = []
+    for number, (prompt, want, got) in enumerate(zip(prompts, expected, found, strict=True)):
         at = next((i for i, (a, b) in enumerate(zip(want, got, strict=True)) if a != b), None)
         if at is not None:
             logits = model(torch.tensor([prompt + want[:at]]), use_cache=False).logits[0, -1]
             first, second = logits.topk(2).values.tolist()
+            place = f"prompt {number} of {len(prompt)} tokens, new token {at}: {got[at]}, expected {want[at]}"
             if first - second >= TIE:
-                raise SystemExit(f"prompt of {len(prompt)} tokens: new token {at} is {got[at]}, expected {want[at]}")
-            ties += 1
+                raise SystemExit(f"{place}, and its logits differ by {first - second:.2g}")
+            ties.append(f"{place}; a tie, {first - second:.1e} apart")
     return ties
 
 
+@torch.inference_mode()
+def floor_seconds(model: PreTrainedModel, prompts: Tokens) -> float:
+    """The time of the matrix products alone, without the head's for rows whose logits nobody needs."""
+    config = model.config
+    head = model.get_output_embeddings().weight.numel()
+    body = 0.0
+    for name, weight in model.named_parameters():
+        if weight.ndim == 2 and "embed_tokens" not in name and "lm_head" not in name:
+            body += weight.numel()
+        elif ".experts." in name:
+            body += weight.numel() * config.num_experts_per_tok / config.num_experts
+    rows = sum(map(len, prompts)) + PROMPTS * (NEW_TOKENS - 1)
+    operations = 2 * (rows * body + PROMPTS * NEW_TOKENS * head)
+    square = torch.randn(2048, 2048)
+    square @ square
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        square @ square
+        seconds.append(time.perf_counter() - start)
+    return operations * statistics.median(seconds) / (2 * 2048**3)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", nargs="?", type=Path, default=DEFAULT)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("checkpoint", nargs="?", type=Path, default=CHECKPOINTS / "kjv-qwen3-next")
+    parser.add_argument(
+        "--text", type=Path, default=CHECKPOINTS / "held_out.txt", help="what prompts are cut from"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    transformers_logging.set_verbosity_error()
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the results")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     logging.disable(logging.WARNING)
+    console = Console()
 
-    model = AutoModelForCausalLM.from_pretrained(args.checkpoint, dtype=torch.float32).eval()
-    prompts = make_prompts(model.config.vocab_size)
-    with Engine(args.checkpoint, runtime=switchrail.Runtime(), device="cpu", dtype="float32") as engine:
+    model = AutoModelForCausalLM.from_pretrained(options.checkpoint, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(options.checkpoint)
+    prompts = cut_prompts(tokenizer(options.text.read_text(encoding="utf-8"))["input_ids"])
+    clock: dict[str, list[float]] = {OURS: [], BATCH: [], SINGLE: []}
+    cpu: dict[str, list[float]] = {name: [] for name in clock}
+    with Engine(options.checkpoint, runtime=switchrail.Runtime(), device="cpu", dtype="float32") as engine:
         runs: dict[str, Callable[[], Tokens]] = {
-            "switchrail": lambda: engine_tokens(engine, prompts),
-            "transformers, padded batch": lambda: padded(model, prompts),
-            "transformers, one by one": lambda: one_by_one(model, prompts),
+            OURS: lambda: engine_tokens(engine, prompts),
+            BATCH: lambda: padded(model, prompts),
+            SINGLE: lambda: one_by_one(model, prompts),
         }
-        results = {name: run() for name, run in runs.items()}
-        expected = results["transformers, one by one"]
-        ties = {name: count_ties(model, prompts, expected, found) for name, found in results.items()}
-        seconds: dict[str, list[float]] = {name: [] for name in runs}
-        for _ in range(args.repeats):
-            for name, run in runs.items():
-                start = time.perf_counter()
-                run()
-                seconds[name].append(time.perf_counter() - start)
+        with console.status("all three once, to compare their tokens"):
+            results = {name: run() for name, run in runs.items()}
+            ties = {
+                name: find_ties(model, prompts, results[SINGLE], found) for name, found in results.items()
+            }
+        for repeat in range(options.repeats):
+            with console.status(f"timing, {repeat + 1} of {options.repeats}"):
+                for name, run in runs.items():
+                    start, start_cpu = time.perf_counter(), time.process_time()
+                    run()
+                    clock[name].append(time.perf_counter() - start)
+                    cpu[name].append(time.process_time() - start_cpu)
+        floor = floor_seconds(model, prompts)
 
-    medians = {name: statistics.median(times) for name, times in seconds.items()}
-    rates = {name: PROMPTS * NEW_TOKENS / median for name, median in medians.items()}
-    if args.json:
-        print(json.dumps({"tokens_per_s": rates, "seconds": seconds, "ties": ties, "threads": args.threads}))
-        return
-    print(f"{PROMPTS} prompts of 1 to {LONGEST} tokens, {NEW_TOKENS} new tokens each, {args.threads} threads")
-    for name, rate in rates.items():
-        ratio = rates["switchrail"] / rate
-        spread = max(seconds[name]) - min(seconds[name])
-        print(f"{name:27} {rate:8.0f} tokens/s  {medians[name]:6.2f} s (spread {spread:.2f})  x{ratio:.2f}", end="")
-        print(f"  parts at a tie: {ties[name]}" if ties[name] else "")
+    size = f"{PROMPTS} prompts, {sum(map(len, prompts))} tokens, {NEW_TOKENS} new tokens each"
+    table = Table("", "tokens/s", "s", "spread", "CPU s", "faster", "in CPU", title=size)
+    ratios = {}
+    for name in runs:
+        seconds = statistics.median(clock[name])
+        # runs of one repeat are neighbours in time, so that the machine's other work weighs on both
+        ratios[name] = {
+            unit: statistics.median(a / b for a, b in zip(times[name], times[OURS], strict=True))
+            for unit, times in (("clock", clock), ("cpu", cpu))
+        }
+        table.add_row(
+            name,
+            f"{PROMPTS * NEW_TOKENS / seconds:.0f}",
+            f"{seconds:.2f}",
+            f"{max(clock[name]) - min(clock[name]):.2f}",
+            f"{statistics.median(cpu[name]):.2f}",
+            *(f"{ratio:.1f}x" for ratio in ratios[name].values()),
+        )
+    table.add_row("floor", f"{PROMPTS * NEW_TOKENS / floor:.0f}", f"{floor:.2f}", *[""] * 4)
+    console.print(table)
+    console.print(f"{options.threads} threads, medians of {options.repeats} runs; tokens equal", end="")
+    listed = [f"{name}: {tie}" for name, found in ties.items() for tie in found]
+    console.print(f" except at {len(listed)} ties:" if listed else " throughout")
+    for line in listed:
+        console.print(line)
+    if options.json:
+        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+        document = {
+            "machine": platform.machine(),
+            "versions": {"python": platform.python_version(), **versions},
+            "threads": options.threads,
+            "prompt_tokens": [len(prompt) for prompt in prompts],
+            "new_tokens": NEW_TOKENS,
+            "seconds": clock,
+            "cpu_seconds": cpu,
+            "floor_seconds": floor,
+            "engine_faster": ratios,
+            "ties": ties,
+        }
+        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
