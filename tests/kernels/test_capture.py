@@ -115,3 +115,19 @@ def test_another_stream(make, backend):
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         verify(backend(), call)
+
+
+@pytest.mark.parametrize(("make", "backend"), OPS)
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_launches_after_the_first_and_tensors_of_other_alignment(make, backend, phase):
+    backend = backend()
+    fused = make(phase, 0)  # views of a buffer, aligned to 8 bytes
+    dense = dataclasses.replace(
+        fused,
+        tensors={
+            name: tensor.contiguous() if name in fused.contract.positional[:3] else tensor
+            for name, tensor in fused.tensors.items()
+        },
+    )
+    for call in (dense, fused, dense, fused, dense):
+        verify(backend, call)

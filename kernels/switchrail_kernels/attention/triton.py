@@ -22,6 +22,7 @@ import triton.language as tl
 from switchrail.ops.backend import AttentionBackend
 from switchrail.ops.batch import PagedBatch, Phase
 
+from switchrail_kernels.launch import Launcher
 from switchrail_kernels.tables import split_rows, to_device
 
 LOG2E = 1.4426950408889634
@@ -54,7 +55,6 @@ def _walk(
     BN: tl.constexpr,
     PAGE: tl.constexpr,
     MASKED: tl.constexpr,
-    DOT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Attends keys `start` to `stop`; without MASKED all rows see all of them, and they fill blocks."""
@@ -77,7 +77,7 @@ def _walk(
         else:
             b_k = tl.load(p_k + o_kv)
             b_v = tl.load(p_v + o_kv)
-        b_s = tl.dot(b_q, tl.trans(b_k), input_precision=DOT) * scale
+        b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale
         if MASKED:
             b_s = tl.where(o_position[:, None] >= o_n[None, :], b_s, float("-inf"))
             b_new = tl.maximum(b_max, tl.max(b_s, 1))
@@ -88,7 +88,7 @@ def _walk(
         b_p = tl.exp2(b_s - b_ref[:, None])
         b_scale = tl.exp2(b_max - b_ref)
         b_sum = b_sum * b_scale + tl.sum(b_p, 1)
-        b_acc = tl.dot(b_p.to(b_v.dtype), b_v, acc=b_acc * b_scale[:, None], input_precision=DOT)
+        b_acc = tl.dot(b_p.to(b_v.dtype), b_v, acc=b_acc * b_scale[:, None], input_precision="ieee")
         b_max = b_new
     return b_acc, b_max, b_sum
 
@@ -119,7 +119,6 @@ def _attend(
     PAGE: tl.constexpr,
     DECODE: tl.constexpr,
     SPLIT: tl.constexpr,
-    DOT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     i_h = tl.program_id(1)
@@ -165,11 +164,11 @@ def _attend(
     s_token = HKV * D
     b_acc, b_max, b_sum = _walk(
         b_q, b_acc, b_max, b_sum, p_k, p_v, p_pages, o_position, start, middle, scale, s_token,
-        D, BD, BN, PAGE, False, DOT, STAGES,
+        D, BD, BN, PAGE, False, STAGES,
     )  # fmt: skip
     b_acc, b_max, b_sum = _walk(
         b_q, b_acc, b_max, b_sum, p_k, p_v, p_pages, o_position, middle, stop, scale, s_token,
-        D, BD, BN, PAGE, True, DOT, STAGES,
+        D, BD, BN, PAGE, True, STAGES,
     )  # fmt: skip
 
     b_acc = b_acc / tl.where(b_sum > 0, b_sum, 1.0)[:, None]  # padding sees no key: zeros
@@ -247,6 +246,16 @@ class _Shape:
         group = q.shape[1] // k_cache.shape[2]
         return cls(group, triton.next_power_of_2(group), max(16, triton.next_power_of_2(q.shape[2])))
 
+    def constants(self, tokens: int, block_n: int, k_cache: torch.Tensor) -> tuple[int, ...]:
+        """Those from GROUP to PAGE, with rows for at least the 16 that a product of matrices needs."""
+        block_group = max(self.block_group, 16 // tokens)
+        _, page, _, head_size = k_cache.shape
+        return self.group, block_group, tokens, head_size, self.block_d, block_n, page
+
+
+_launch_attend = Launcher(_attend)
+_launch_combine = Launcher(_combine)
+
 
 class TritonAttention(AttentionBackend):
     """Paged attention for compute capability 8.0 and later; any head size, group and page size."""
@@ -281,34 +290,12 @@ class TritonAttention(AttentionBackend):
         rows, block_n, warps, stages = (32, 32, 4, 1) if full else (128, 64, 8, 2)
         tokens = max(1, rows // shape.block_group)
         tiles = plan.table(tokens)
-        kv_heads, head_size = k_cache.shape[2:]
-        _attend[(tiles.shape[0], kv_heads)](
-            q,
-            k_cache,
-            v_cache,
-            out,
-            out,
-            out,
-            tiles,
-            batch.cu_seqlens,
-            batch.page_table,
-            batch.kv_lens,
-            scale * LOG2E,
-            q.stride(0),
-            q.stride(1),
-            batch.page_table.stride(0),
-            kv_heads,
-            GROUP=shape.group,
-            BG=shape.block_group,
-            BT=tokens,
-            D=head_size,
-            BD=shape.block_d,
-            BN=block_n,
-            PAGE=k_cache.shape[1],
-            DECODE=False,
-            SPLIT=False,
-            DOT="ieee",
-            STAGES=stages,
+        kv_heads = k_cache.shape[2]
+        _launch_attend(
+            (tiles.shape[0], kv_heads, 1),
+            (q, k_cache, v_cache, out, out, out, tiles, batch.cu_seqlens, batch.page_table, batch.kv_lens),
+            (scale * LOG2E, *q.stride()[:2], batch.page_table.stride(0), kv_heads),
+            (*shape.constants(tokens, block_n, k_cache), False, False, stages),
             num_warps=warps,
             num_stages=stages,
         )
@@ -337,41 +324,33 @@ class TritonAttention(AttentionBackend):
         if pieces > 1:
             parts = torch.empty((sequences, heads, pieces, head_size), dtype=torch.float32, device=q.device)
             lse = torch.empty((sequences, heads, pieces), dtype=torch.float32, device=q.device)
-        block_group = max(16, shape.block_group)
         stages = 1 if full else 5
-        _attend[(sequences, kv_heads, pieces)](
-            q,
-            k_cache,
-            v_cache,
-            out,
-            parts,
-            lse,
-            batch.kv_lens,
-            batch.cu_seqlens,
-            batch.page_table,
-            batch.kv_lens,
-            scale * LOG2E,
-            q.stride(0),
-            q.stride(1),
-            batch.page_table.stride(0),
-            kv_heads,
-            GROUP=shape.group,
-            BG=block_group,
-            BT=1,
-            D=head_size,
-            BD=shape.block_d,
-            BN=32,
-            PAGE=k_cache.shape[1],
-            DECODE=True,
-            SPLIT=pieces > 1,
-            DOT="ieee",
-            STAGES=stages,
+        _launch_attend(
+            (sequences, kv_heads, pieces),
+            (
+                q,
+                k_cache,
+                v_cache,
+                out,
+                parts,
+                lse,
+                batch.kv_lens,
+                batch.cu_seqlens,
+                batch.page_table,
+                batch.kv_lens,
+            ),
+            (scale * LOG2E, *q.stride()[:2], batch.page_table.stride(0), kv_heads),
+            (*shape.constants(1, 32, k_cache), True, pieces > 1, stages),
             num_warps=4,
             num_stages=stages,
         )
         if pieces > 1:
-            _combine[(sequences, heads)](
-                parts, lse, out, batch.kv_lens, pieces, D=head_size, BD=shape.block_d, BP=16, num_warps=4
+            _launch_combine(
+                (sequences, heads, 1),
+                (parts, lse, out, batch.kv_lens),
+                (pieces,),
+                (head_size, shape.block_d, 16),
+                num_warps=4,
             )
 
 

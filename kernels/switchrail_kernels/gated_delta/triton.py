@@ -31,6 +31,7 @@ import triton.language as tl
 from switchrail.ops.backend import GatedDeltaBackend
 from switchrail.ops.batch import Phase, StateBatch
 
+from switchrail_kernels.launch import Launcher
 from switchrail_kernels.tables import split_rows, to_device
 
 CHUNK = tl.constexpr(64)
@@ -240,13 +241,13 @@ def _scan(
     p_read_slots,
     p_write_slots,
     p_has_initial_state,
+    s_slot,
     s_qt: tl.constexpr,
     s_qh: tl.constexpr,
     s_kt: tl.constexpr,
     s_kh: tl.constexpr,
     s_vt: tl.constexpr,
     s_vh: tl.constexpr,
-    s_slot,
     HV: tl.constexpr,
     GROUP: tl.constexpr,
     K: tl.constexpr,
@@ -383,6 +384,11 @@ def _step(
     tl.store(p_state + write * s_slot + o_state, b_s.to(p_state.dtype.element_ty), mask=m_write)
 
 
+_launch_prepare = Launcher(_prepare)
+_launch_scan = Launcher(_scan)
+_launch_step = Launcher(_step)
+
+
 @dataclass(frozen=True, slots=True)
 class _Chunks:
     """What `_prepare` and `_scan` walk.
@@ -441,32 +447,12 @@ class TritonGatedDelta(GatedDeltaBackend):
         options = {"maxnreg": 255} if full else {}
         blocks = q.new_empty((2, chunks * value_heads, CHUNK.value, CHUNK.value))
         factors = torch.empty((chunks * value_heads, 4 * CHUNK.value), dtype=torch.float32, device=q.device)
-        _prepare[(chunks * heads,)](
-            q,
-            k,
-            g,
-            beta,
-            plan.chunks,
-            blocks[0],
-            blocks[1],
-            factors,
-            scale,
-            q.stride(0),
-            q.stride(1),
-            k.stride(0),
-            k.stride(1),
-            g.stride(0),
-            g.stride(1),
-            beta.stride(0),
-            beta.stride(1),
-            H=heads,
-            GROUP=group,
-            K=key_size,
-            BK=block_k,
-            L2NORM=qk_l2norm,
-            FULL=full,
+        _launch_prepare(
+            (chunks * heads, 1, 1),
+            (q, k, g, beta, plan.chunks, blocks[0], blocks[1], factors),
+            (scale, *q.stride()[:2], *k.stride()[:2], *g.stride(), *beta.stride()),
+            (heads, group, key_size, block_k, qk_l2norm, full),
             num_warps=8 if full else 2,
-            num_stages=1,
             **options,
         )
         sequences = plan.sequences.shape[0]
@@ -478,34 +464,13 @@ class TritonGatedDelta(GatedDeltaBackend):
             block_v, warps, stages = 128, 8, 3  # fewer reads of q, k and the blocks
         else:
             block_v, warps, stages = min(block_v, 64), 4, 3  # more programs
-        _scan[(triton.cdiv(value_size, block_v), value_heads, sequences)](
-            q,
-            k,
-            v,
-            blocks[0],
-            blocks[1],
-            factors,
-            state,
-            out,
-            plan.sequences,
-            batch.cu_seqlens,
-            batch.read_slots,
-            batch.write_slots,
-            batch.has_initial_state,
-            q.stride(0),
-            q.stride(1),
-            k.stride(0),
-            k.stride(1),
-            v.stride(0),
-            v.stride(1),
-            state.stride(0),
-            value_heads,
-            GROUP=group,
-            K=key_size,
-            V=value_size,
-            BK=block_k,
-            BV=block_v,
-            STAGES=stages,
+        strides = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2])
+        slots = (batch.cu_seqlens, batch.read_slots, batch.write_slots, batch.has_initial_state)
+        _launch_scan(
+            (triton.cdiv(value_size, block_v), value_heads, sequences),
+            (q, k, v, blocks[0], blocks[1], factors, state, out, plan.sequences, *slots),
+            (state.stride(0),),
+            (*strides, value_heads, group, key_size, value_size, block_k, block_v, stages),
             num_warps=warps,
             num_stages=stages,
             **options,
@@ -532,37 +497,22 @@ class TritonGatedDelta(GatedDeltaBackend):
         if sequences == 0:
             return
         block_v = min(4 if sequences == 1 else 8, triton.next_power_of_2(value_size))
-        _step[(triton.cdiv(value_size, block_v), value_heads, sequences)](
-            q,
-            k,
-            v,
-            g,
-            beta,
-            state,
-            out,
-            batch.read_slots,
-            batch.write_slots,
-            scale,
-            q.stride(0),
-            q.stride(1),
-            k.stride(0),
-            k.stride(1),
-            v.stride(0),
-            v.stride(1),
-            g.stride(0),
-            g.stride(1),
-            beta.stride(0),
-            beta.stride(1),
-            state.stride(0),
-            value_heads,
-            GROUP=value_heads // heads,
-            K=key_size,
-            V=value_size,
-            BK=triton.next_power_of_2(key_size),
-            BV=block_v,
-            L2NORM=qk_l2norm,
+        block_k = triton.next_power_of_2(key_size)
+        _launch_step(
+            (triton.cdiv(value_size, block_v), value_heads, sequences),
+            (q, k, v, g, beta, state, out, batch.read_slots, batch.write_slots),
+            (
+                scale,
+                *q.stride()[:2],
+                *k.stride()[:2],
+                *v.stride()[:2],
+                *g.stride(),
+                *beta.stride(),
+                state.stride(0),
+                value_heads,
+            ),
+            (value_heads // heads, key_size, value_size, block_k, block_v, qk_l2norm),
             num_warps=1,
-            num_stages=1,
         )
 
 

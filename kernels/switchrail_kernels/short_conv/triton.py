@@ -17,6 +17,7 @@ import triton.language as tl
 from switchrail.ops.backend import ShortConvBackend
 from switchrail.ops.batch import Phase, StateBatch
 
+from switchrail_kernels.launch import Launcher
 from switchrail_kernels.tables import split_rows, to_device
 
 ROWS = 64
@@ -172,6 +173,10 @@ def _step(
     tl.store(p_out + i_n * C + o_c, b_y.to(p_out.dtype.element_ty), mask=m_c)
 
 
+_launch_convolve = Launcher(_convolve)
+_launch_step = Launcher(_step)
+
+
 class TritonShortConv(ShortConvBackend):
     """The short convolution for compute capability 8.0 and later; up to 64 taps."""
 
@@ -199,26 +204,12 @@ class TritonShortConv(ShortConvBackend):
         if plan.shape[0] == 0:
             return
         block = min(64, triton.next_power_of_2(channels))
-        _convolve[(plan.shape[0], triton.cdiv(channels, block))](
-            x,
-            weight,
-            bias,
-            state,
-            out,
-            plan,
-            batch.cu_seqlens,
-            batch.read_slots,
-            batch.write_slots,
-            batch.has_initial_state,
-            x.stride(0),
-            x.stride(1),
-            state.stride(0),
-            channels,
-            W=width,
-            BT=ROWS,
-            BC=block,
-            BIAS=bias is not None,
-            SILU=activation == "silu",
+        slots = (batch.cu_seqlens, batch.read_slots, batch.write_slots, batch.has_initial_state)
+        _launch_convolve(
+            (plan.shape[0], triton.cdiv(channels, block), 1),
+            (x, weight, weight if bias is None else bias, state, out, plan, *slots),
+            (*x.stride(), state.stride(0), channels),
+            (width, ROWS, block, bias is not None, activation == "silu"),
             num_warps=4,
         )
 
@@ -239,22 +230,11 @@ class TritonShortConv(ShortConvBackend):
         if x.shape[0] == 0:
             return
         block = min(256, triton.next_power_of_2(channels))
-        _step[(x.shape[0], triton.cdiv(channels, block))](
-            x,
-            weight,
-            bias,
-            state,
-            out,
-            batch.read_slots,
-            batch.write_slots,
-            x.stride(0),
-            x.stride(1),
-            state.stride(0),
-            channels,
-            W=width,
-            BC=block,
-            BIAS=bias is not None,
-            SILU=activation == "silu",
+        _launch_step(
+            (x.shape[0], triton.cdiv(channels, block), 1),
+            (x, weight, weight if bias is None else bias, state, out, batch.read_slots, batch.write_slots),
+            (*x.stride(), state.stride(0), channels),
+            (width, block, bias is not None, activation == "silu"),
             num_warps=2,
         )
 
