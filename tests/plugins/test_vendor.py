@@ -40,7 +40,7 @@ def speak(runtime):
 
 
 def linear_layers(engine):
-    return [layer.id for layer in engine.layout.layers if "gated_delta" in layer.ops]
+    return [layer.id for layer in engine.plan.layout.layers if "gated_delta" in layer.ops]
 
 
 def test_found_through_their_entry_points(installed, runtime):
@@ -55,7 +55,7 @@ def test_found_through_their_entry_points(installed, runtime):
 def test_called_once_a_linear_layer_and_step(installed, speak):
     _, engine = speak(gated_delta="acme")
     layers = linear_layers(engine)
-    assert 0 < len(layers) < len(engine.layout.layers)
+    assert 0 < len(layers) < len(engine.plan.layout.layers)
     backends = {
         engine.plan.backend("gated_delta", phase, i) for phase in ("prefill", "decode") for i in layers
     }
