@@ -12,10 +12,10 @@ from switchrail.ops.batch import PagedBatch, Phase, StateBatch
 class Backend:
     """An implementation of one op; one instance serves one route plan.
 
-    A backend is constructed with its validated configuration (the object of the type given at registration, or None)
-    once per route plan that uses it. Methods write into `out` and into the state in place and return None; they never
-    modify another argument, and never wait for the device. A phase that the registration does not name need not be
-    implemented.
+    A backend is constructed with its validated configuration (the object of the type given at registration,
+    or None) once per route plan that uses it. Methods write into `out` and into the state in place and return
+    None; they never modify another argument, and never wait for the device. A phase that the registration
+    does not name need not be implemented.
     """
 
     op: ClassVar[str]
@@ -24,15 +24,16 @@ class Backend:
         self.config = config
 
     def plan(self, phase: Phase, batch: Any) -> object:
-        """Prepares what all layers of a step share; called once a step and phase, its result is given to each call."""
+        """Prepares what all layers of a step share; called once a step and phase, each call gets its result."""
         return None
 
 
 class AttentionBackend(Backend):
     """Causal softmax attention, multi-head or grouped-query, over a paged cache.
 
-    Shapes: q and out [T, H, D]; k_cache and v_cache [pages, page, HKV, D], H a multiple of HKV; all of one dtype
-    (float32, float16 or bfloat16). q may be a strided view with its last axis contiguous; out is contiguous.
+    Shapes: q and out [T, H, D]; k_cache and v_cache [pages, page, HKV, D], H a multiple of HKV; all of one
+    dtype (float32, float16 or bfloat16). q may be a strided view with its last axis contiguous; out is
+    contiguous.
     """
 
     op = "attention"
@@ -72,10 +73,10 @@ class GatedDeltaBackend(Backend):
     With S the [V, K] state of a value head, for each token: S <- exp(g) S; S <- S + beta (v - S k) k^T;
     out = scale S q. With `qk_l2norm`, q and k are first multiplied by rsqrt(sum of squares + 1e-6).
 
-    Shapes: q and k [T, H, K]; v and out [T, HV, V], HV a multiple of H, value head i using q/k head i // (HV / H);
-    g [T, HV] float32, the log of the decay, <= 0; beta [T, HV], float32 or q's dtype; state [slots, HV, V, K] float32
-    or bfloat16, updated in place. q, k, v may be strided views with their last axis contiguous; out is contiguous, of
-    q's dtype.
+    Shapes: q and k [T, H, K]; v and out [T, HV, V], HV a multiple of H, value head i using q/k head
+    i // (HV / H); g [T, HV] float32, the log of the decay, <= 0; beta [T, HV], float32 or q's dtype;
+    state [slots, HV, V, K] float32 or bfloat16, updated in place. q, k, v may be strided views with their last axis contiguous;
+    out is contiguous, of q's dtype.
     """
 
     op = "gated_delta"
@@ -120,12 +121,12 @@ class GatedDeltaBackend(Backend):
 class ShortConvBackend(Backend):
     """Depthwise causal convolution along time, with the last W - 1 inputs of each sequence kept as its state.
 
-    out[t, c] = activation(bias[c] + sum over j of weight[c, j] x[t - (W - 1) + j, c]), inputs before the sequence's
-    first row coming from the state, oldest first.
+    out[t, c] = activation(bias[c] + sum over j of weight[c, j] x[t - (W - 1) + j, c]), inputs before the
+    sequence's first row coming from the state, oldest first.
 
-    Shapes: x and out [T, C]; weight [C, W]; bias [C] or None; state logically [slots, C, W - 1] with the C axis
-    contiguous in memory (strides (C (W - 1), 1, C)), of x's dtype or float32, updated in place. x may be a strided
-    view with either axis contiguous; out is contiguous, of x's dtype.
+    Shapes: x and out [T, C]; weight [C, W]; bias [C] or None; state logically [slots, C, W - 1] with the C
+    axis contiguous in memory (strides (C (W - 1), 1, C)), of x's dtype or float32, updated in place. x may be
+    a strided view with either axis contiguous; out is contiguous, of x's dtype.
     """
 
     op = "short_conv"

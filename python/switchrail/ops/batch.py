@@ -15,7 +15,8 @@ class SequenceBatch:
     """N sequences packed one after another into T rows.
 
     Attributes:
-        cu_seqlens: [N + 1] int32 on the call's device: sequence n owns rows `cu_seqlens[n]` to `cu_seqlens[n + 1]`.
+        cu_seqlens: [N + 1] int32 on the call's device: sequence n owns rows `cu_seqlens[n]` to
+            `cu_seqlens[n + 1]`.
         seqlens: the N lengths on the host, each >= 0. In decode each is 1, so T = N.
     """
 
@@ -27,15 +28,16 @@ class SequenceBatch:
 class StateBatch(SequenceBatch):
     """A batch for an op that keeps one state per sequence in a pool of slots.
 
-    Slot 0 is reserved by the engine and never given to a sequence; slot -1 is padding: such a sequence starts
-    from a zero state and writes none. A sequence of length zero keeps its state: nothing is read or written for it.
+    Slot 0 is reserved by the engine and never given to a sequence. A sequence with slot -1 in both is padding:
+    its rows of `out` are zeros, and no state is read or written. A sequence of length zero keeps its state:
+    nothing is read or written for it.
 
     Attributes:
         read_slots: [N] int64, where the initial state is read.
-        write_slots: [N] int64, where the final state is written. No two sequences share a write slot other than -1,
-            and no sequence reads a slot that another one writes.
-        has_initial_state: [N] bool; where False the initial state is zero and the dirty slot is not read. In decode
-            it is True for every sequence that has a slot.
+        write_slots: [N] int64, where the final state is written. No two sequences share a write slot other
+            than -1, and no sequence reads a slot that another one writes.
+        has_initial_state: [N] bool; where False the initial state is zero and the dirty slot is not read. In
+            decode it is True for every sequence that has a slot.
     """
 
     read_slots: torch.Tensor
@@ -47,11 +49,14 @@ class StateBatch(SequenceBatch):
 class PagedBatch(SequenceBatch):
     """A batch for softmax attention over a paged key-value cache that already holds the batch's own tokens.
 
-    Row i of sequence n stands at position `kv_seqlens[n] - seqlens[n] + i` and sees every position up to its own.
+    Row i of sequence n stands at position `kv_seqlens[n] - seqlens[n] + i` and sees every position up to its
+    own.
 
     Attributes:
-        page_table: [N, P] int32, the pages of each sequence in order; entries past the last used page are undefined.
-        kv_lens: [N] int32 on the device, tokens in the cache, the batch's own included.
+        page_table: [N, P] int32, the pages of each sequence in order; entries past the last used page are
+            undefined.
+        kv_lens: [N] int32 on the device, tokens in the cache, the batch's own included; 0 is padding: the
+            sequence's rows of `out` are zeros.
         kv_seqlens: the same N lengths on the host.
     """
 
