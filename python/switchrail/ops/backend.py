@@ -24,7 +24,7 @@ class Backend:
         self.config = config
 
     def plan(self, phase: Phase, batch: Any) -> object:
-        """Prepares what all layers of a step share; called once a step and phase, each call gets its result."""
+        """Prepares what all layers of a step share, once a step and phase; each call is given the result."""
         return None
 
 
@@ -75,8 +75,8 @@ class GatedDeltaBackend(Backend):
 
     Shapes: q and k [T, H, K]; v and out [T, HV, V], HV a multiple of H, value head i using q/k head
     i // (HV / H); g [T, HV] float32, the log of the decay, <= 0; beta [T, HV], float32 or q's dtype;
-    state [slots, HV, V, K] float32 or bfloat16, updated in place. q, k, v may be strided views with their last axis contiguous;
-    out is contiguous, of q's dtype.
+    state [slots, HV, V, K] float32 or bfloat16, updated in place. q, k, v may be strided views with their
+    last axis contiguous; out is contiguous, of q's dtype.
     """
 
     op = "gated_delta"

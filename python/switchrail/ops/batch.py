@@ -28,9 +28,9 @@ class SequenceBatch:
 class StateBatch(SequenceBatch):
     """A batch for an op that keeps one state per sequence in a pool of slots.
 
-    Slot 0 is reserved by the engine and never given to a sequence. A sequence with slot -1 in both is padding:
-    its rows of `out` are zeros, and no state is read or written. A sequence of length zero keeps its state:
-    nothing is read or written for it.
+    Slot 0 is reserved by the engine and never given to a sequence. A sequence with slot -1 in both is
+    padding: its rows of `out` are zeros, and no state is read or written. A sequence of length zero keeps its
+    state: nothing is read or written for it.
 
     Attributes:
         read_slots: [N] int64, where the initial state is read.
