@@ -284,14 +284,15 @@ def time_graph(calls: list[Callable[[], None]], replays: int) -> list[float]:
     return [a.elapsed_time(b) / 1e3 / len(calls) for a, b in pairwise(events)]
 
 
-def time_host(call: Callable[[], None], repeats: int = 20) -> float:
-    """Seconds that one call takes of the Python thread, the median of calls on an idle device."""
+def time_host(call: Callable[[], None], repeats: int = 10, calls: int = 16) -> float:
+    """Seconds that a call takes of the Python thread, the median over rows of calls."""
     times = []
     for _ in range(repeats):
         torch.cuda.synchronize()
         start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
+        for _ in range(calls):
+            call()
+        times.append((time.perf_counter() - start) / calls)
     torch.cuda.synchronize()
     return statistics.median(times)
 

@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 import torch
+from switchrail.errors import ContractError
 from switchrail.testing.compare import BOUNDS, measure, same_bits, verify
 from switchrail.testing.inputs import run_reference, short_conv_call
 from switchrail_kernels.short_conv.triton import TritonShortConv
@@ -20,7 +21,7 @@ def test_ragged_lengths_and_strides(backend, device, dtype, strided):
     verify(backend, call)
 
 
-@pytest.mark.parametrize("width", [2, 3, 4, 7])
+@pytest.mark.parametrize("width", [2, 4, 7, 17])
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_widths_bias_and_activation(backend, device, width, phase):
     lengths = [1] * 4 if phase == "decode" else [1, 2, 9, 64, 70]
@@ -73,6 +74,11 @@ def test_nothing_to_do(backend, device):
         after = call.clone()
         after.run(backend)
         assert same_bits(after.state, call.state)
+
+
+def test_more_taps_than_a_piece_has_rows_are_refused(backend, device):
+    with pytest.raises(ContractError, match=r"weight: got W = 18; asked is 2 to 17"):
+        short_conv_call([3], width=18, device=device).run(backend)
 
 
 @pytest.mark.gpu

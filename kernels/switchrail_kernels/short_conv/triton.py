@@ -16,11 +16,12 @@ import triton
 import triton.language as tl
 from switchrail.ops.backend import ShortConvBackend
 from switchrail.ops.batch import Phase, StateBatch
+from switchrail.ops.short_conv.contract import CONTRACT
 
 from switchrail_kernels.launch import Launcher
 from switchrail_kernels.tables import split_rows, to_device
 
-ROWS = 64
+ROWS = 16
 
 
 @triton.jit
@@ -178,10 +179,10 @@ _launch_step = Launcher(_step)
 
 
 class TritonShortConv(ShortConvBackend):
-    """The short convolution for compute capability 8.0 and later; up to 64 taps."""
+    """The short convolution for compute capability 8.0 and later; up to 17 taps."""
 
     def plan(self, phase: Phase, batch: StateBatch) -> torch.Tensor | None:
-        """Cuts the sequences of a prefill into pieces of 64 rows."""
+        """Cuts the sequences of a prefill into pieces of 16 rows."""
         if phase == "decode":
             return None
         return to_device(split_rows(batch.seqlens, ROWS), batch.cu_seqlens.device)
@@ -201,9 +202,11 @@ class TritonShortConv(ShortConvBackend):
         """Runs T packed rows of N sequences of any length."""
         assert isinstance(plan, torch.Tensor)
         channels, width = weight.shape
+        if width > ROWS + 1:  # the state reaches into a sequence's first piece only
+            raise CONTRACT.error("weight", f"W = {width}", f"2 to {ROWS + 1} for the backend 'triton'")
         if plan.shape[0] == 0:
             return
-        block = min(64, triton.next_power_of_2(channels))
+        block = min(128, triton.next_power_of_2(channels))
         slots = (batch.cu_seqlens, batch.read_slots, batch.write_slots, batch.has_initial_state)
         _launch_convolve(
             (plan.shape[0], triton.cdiv(channels, block), 1),
