@@ -46,19 +46,6 @@ def _solve_dot(a, b, FULL: tl.constexpr):
 
 
 @triton.jit
-def _load_rows(p_x, o_row, s_row, m_row, K: tl.constexpr, BK: tl.constexpr):
-    """Loads rows `o_row` (any rank) of K values each, zero where masked."""
-    o_k = tl.arange(0, BK)
-    for _ in tl.static_range(len(o_row.shape)):
-        o_k = tl.expand_dims(o_k, 0)
-    o_row = tl.expand_dims(o_row, len(o_row.shape))
-    m = tl.expand_dims(m_row, len(m_row.shape))
-    if K != BK:
-        m = m & (o_k < K)
-    return tl.load(p_x + o_row * s_row + o_k, mask=m, other=0.0)
-
-
-@triton.jit
 def _prepare(
     p_q,
     p_k,
@@ -96,8 +83,10 @@ def _prepare(
     HV: tl.constexpr = H * GROUP
 
     o_t = tl.arange(0, CHUNK)
-    b_k = _load_rows(p_k, o_t, s_kt, o_t < rows, K, BK)
-    b_q = _load_rows(p_q, o_t, s_qt, o_t < rows, K, BK)
+    o_k = tl.arange(0, BK)
+    m_rows = (o_t < rows)[:, None] & (o_k < K)[None, :]
+    b_k = tl.load(p_k + o_t[:, None] * s_kt + o_k[None, :], mask=m_rows, other=0.0)
+    b_q = tl.load(p_q + o_t[:, None] * s_qt + o_k[None, :], mask=m_rows, other=0.0)
     if L2NORM:
         b_k32 = b_k.to(tl.float32)
         b_q32 = b_q.to(tl.float32)
