@@ -194,20 +194,6 @@ def test_refused_objects(hooks, module):
 
 
 @pytest.mark.parametrize(
-    "source",
-    ["async def f(a): pass", "def f(a): yield", "async def f(a): yield"],
-    ids=["async", "generator", "async generator"],
-)
-def test_refused_kinds_of_function(hooks, source):
-    namespace = {}
-    exec(source, namespace)
-    with pytest.raises(HookError, match="coroutine or generator"):
-        hooks.add(namespace["f"], anything)
-    with pytest.raises(HookError, match="coroutine or generator"):
-        hooks.add(anything, namespace["f"], "around")
-
-
-@pytest.mark.parametrize(
     ("kind", "fn", "message"),
     [
         ("beforr", anything, "valid: before, after, around, replace"),

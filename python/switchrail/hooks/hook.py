@@ -36,10 +36,19 @@ def name_of(callable_: Callable[..., Any]) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def _suspends(fn: Callable[..., Any]) -> bool:
-    return (
-        inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn)
-    )
+SUSPENDING: Final = (
+    inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
+)
+"""The flags of code whose call makes an object that runs later."""
+
+
+def _nature(fn: Callable[..., Any]) -> str:
+    """What a call of it makes."""
+    if inspect.iscoroutinefunction(fn):
+        return "coroutine"
+    if inspect.isasyncgenfunction(fn):
+        return "async generator"
+    return "generator" if inspect.isgeneratorfunction(fn) else "plain"
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,13 +95,13 @@ class Hook:
             or abs(self.priority) >= 2**31
         ):
             raise self._refusal(f"its priority is {self.priority!r}; valid: an int of 32 bits")
-        if _suspends(self.target):
+        nature, valid = _nature(self.fn), {"plain"}
+        if self.kind != "before":  # which runs within the call and decides on its arguments
+            valid.add(_nature(self.target))
+        if nature not in valid:
             raise self._refusal(
-                "the target is a coroutine or generator function; only plain functions can be hooked"
-            )
-        if _suspends(self.fn):
-            raise self._refusal(
-                "the hook is a coroutine or generator function, and the target is a plain one"
+                f"the hook is a {nature} function; valid for this kind and target: "
+                f"a {' or '.join(sorted(valid))} function"
             )
         try:
             parameters = Parameters.of(self.target.__code__)

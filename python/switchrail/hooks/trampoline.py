@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import itertools
 import sys
 import weakref
@@ -12,7 +13,7 @@ from types import CodeType, FunctionType
 from typing import Any, Final
 
 from switchrail.errors import HookError
-from switchrail.hooks.hook import RETURN_NONE, Hook, name_of
+from switchrail.hooks.hook import RETURN_NONE, SUSPENDING, Hook, name_of
 from switchrail.hooks.parameters import Parameters
 
 _versions: Final = itertools.count()
@@ -34,6 +35,7 @@ def build(function: FunctionType, code: CodeType, hooks: Sequence[Hook]) -> Code
         Code for `function.__code__`.
     """
     parameters = Parameters.of(code)
+    flags = code.co_flags & SUSPENDING
     prefix = f"__switchrail_{next(_versions)}_"
     names: dict[str, Any] = {}
 
@@ -44,6 +46,7 @@ def build(function: FunctionType, code: CodeType, hooks: Sequence[Hook]) -> Code
 
     body: list[str] = []
     result, changed = "__switchrail_result", "__switchrail_changed"
+    delegates = bool(flags) and sys.version_info < (3, 11)
     befores = [hook for hook in hooks if hook.kind == "before"]
     if befores:
         rebind = named("rebind", _rebind(function, code, parameters))
@@ -64,17 +67,60 @@ def build(function: FunctionType, code: CodeType, hooks: Sequence[Hook]) -> Code
 
     afters = [hook for hook in reversed(hooks) if hook.kind == "after"]
     if afters:
-        body.append(f"{result} = {call}")
         none = named("none", RETURN_NONE)
+    finish: list[str] = []
     for i, hook in enumerate(afters):
-        body.append(f"{changed} = {parameters.call(named(f'after_{i}', hook.fn), result)}")
-        body.append(f"if {changed} is not None: {result} = None if {changed} is {none} else {changed}")
-    body.append(f"return {result if afters else call}")
+        awaits = "await " if inspect.iscoroutinefunction(hook.fn) else ""
+        finish.append(f"{changed} = {awaits}{parameters.call(named(f'after_{i}', hook.fn), result)}")
+        finish.append(f"if {changed} is not None: {result} = None if {changed} is {none} else {changed}")
 
-    trampoline = _compiled(code, parameters, body)
+    if flags & inspect.CO_COROUTINE and afters and not delegates:
+        # A coroutine function's after hooks want its value: a coroutine that waits for it takes over.
+        ending = [f"{result} = await {result}", *finish, f"return {result}"]
+        waits = _compiled(code, parameters, ending, first=result, coroutine=True)
+        body.append(f"return {parameters.call(named('waits', _like(function, waits)), call)}")
+    elif flags & inspect.CO_COROUTINE and delegates:
+        body += [f"{result} = await {call}", *finish, f"return {result}"]
+    else:
+        body += [f"{result} = {call}", *finish] if afters or delegates else []
+        if not delegates:
+            body.append(f"return {result if afters else call}")
+        elif flags & inspect.CO_ASYNC_GENERATOR:
+            body += _ASYNC_DELEGATION
+        else:
+            body.append(f"return (yield from {result})")
+
+    trampoline = _compiled(
+        code,
+        parameters,
+        body,
+        coroutine=delegates and bool(flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR)),
+    )
+    # Before 3.11 the interpreter itself makes the coroutine or generator of a code that has the flag.
+    trampoline = trampoline.replace(co_flags=trampoline.co_flags | flags)
     function.__globals__.update(names)
     weakref.finalize(trampoline, _forget, function.__globals__, tuple(names)).atexit = False
     return trampoline
+
+
+_ASYNC_DELEGATION: Final = """\
+try:
+    __switchrail_value = await __switchrail_result.__anext__()
+    while True:
+        try:
+            __switchrail_sent = yield __switchrail_value
+        except GeneratorExit:
+            await __switchrail_result.aclose()
+            raise
+        except BaseException as __switchrail_error:
+            __switchrail_value = await __switchrail_result.athrow(__switchrail_error)
+        else:
+            if __switchrail_sent is None:
+                __switchrail_value = await __switchrail_result.__anext__()
+            else:
+                __switchrail_value = await __switchrail_result.asend(__switchrail_sent)
+except StopAsyncIteration:
+    pass""".splitlines()
 
 
 def _forget(namespace: dict[str, Any], names: tuple[str, ...]) -> None:
@@ -82,15 +128,18 @@ def _forget(namespace: dict[str, Any], names: tuple[str, ...]) -> None:
         namespace.pop(name, None)
 
 
-def _compiled(code: CodeType, parameters: Parameters, body: Sequence[str]) -> CodeType:
-    """Compiles a body as a function with the given parameters and with the free variables of `code`.
+def _compiled(
+    code: CodeType, parameters: Parameters, body: Sequence[str], *, first: str = "", coroutine: bool = False
+) -> CodeType:
+    """Compiles a body as a function with the given parameters, after `first`, and the free variables of `code`.
 
     Every instruction carries the line of the original's `def`; coverage would count others as never run.
     """
     free = code.co_freevars
     lines = ["def enclosing():"]
     lines += [f"    {name} = None" for name in free]
-    lines.append(f"    def trampoline({parameters.definition}):")
+    definition = f"{first}, {parameters.definition}" if first else parameters.definition
+    lines.append(f"    {'async ' if coroutine else ''}def trampoline({definition}):")
     lines += [f"        nonlocal {name}" for name in free]
     lines += [f"        {line}" for line in body]
     tree = ast.parse("\n".join(lines))
