@@ -217,6 +217,9 @@ def _attend(
     page, kv_heads, head_size = k_cache.shape[1:]
     parts = plan.parts(page)
     keys, values = k_cache.flatten(0, 1), v_cache.flatten(0, 1)
+    if q.device.type == "cuda" and (q.data_ptr() % 16 or q.stride(0) * q.itemsize % 16):
+        # torch 2.11 hands such a view to a fused kernel that reads 16 bytes at a time, and NaN comes out
+        q = q.contiguous()
     for single in parts.single:
         count = len(single.rows)
         shape = (count, -1, kv_heads, head_size)
