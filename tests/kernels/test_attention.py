@@ -4,6 +4,7 @@ import pytest
 import torch
 from switchrail.testing.compare import same_bits, verify
 from switchrail.testing.inputs import attention_call
+from switchrail_kernels.attention import triton as kernels
 from switchrail_kernels.attention.triton import TritonAttention
 
 
@@ -73,6 +74,11 @@ def test_a_result_does_not_depend_on_its_neighbours(backend, device):
     alone = dataclasses.replace(call, batch=batch, tensors=tensors)
     alone.run(backend)
     assert same_bits(alone.out, together.out[1:2])
+
+
+def test_tiles_for_little_shared_memory(backend, device, monkeypatch):
+    monkeypatch.setattr(kernels, "has_large_shared_memory", lambda device: False)
+    verify(backend, attention_call([70, 9], head_size=160, dtype=torch.float16, device=device))
 
 
 def test_nothing_to_do(backend, device):

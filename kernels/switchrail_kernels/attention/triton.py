@@ -22,6 +22,7 @@ import triton.language as tl
 from switchrail.ops.backend import AttentionBackend
 from switchrail.ops.batch import PagedBatch, Phase
 
+from switchrail_kernels.device import has_large_shared_memory
 from switchrail_kernels.launch import Launcher
 from switchrail_kernels.tables import split_rows, to_device
 
@@ -287,7 +288,12 @@ class TritonAttention(AttentionBackend):
             return
         shape = _Shape.of(q, k_cache)
         full = q.dtype == torch.float32
-        rows, block_n, warps, stages = (32, 32, 4, 1) if full else (128, 64, 8, 2)
+        if full:
+            rows, block_n, warps, stages = 32, 32, 4, 1
+        elif shape.block_d <= 128 or has_large_shared_memory(q.device):
+            rows, block_n, warps, stages = 128, 64, 8, 2
+        else:
+            rows, block_n, warps, stages = 64, 32, 4, 2
         tokens = max(1, rows // shape.block_group)
         tiles = plan.table(tokens)
         kv_heads = k_cache.shape[2]

@@ -31,6 +31,7 @@ import triton.language as tl
 from switchrail.ops.backend import GatedDeltaBackend
 from switchrail.ops.batch import Phase, StateBatch
 
+from switchrail_kernels.device import has_large_shared_memory
 from switchrail_kernels.launch import Launcher
 from switchrail_kernels.tables import split_rows, to_device
 
@@ -447,6 +448,8 @@ class TritonGatedDelta(GatedDeltaBackend):
         sequences = plan.sequences.shape[0]
         if full:
             block_v, warps, stages = min(block_v, 16), 8, 1
+        elif not has_large_shared_memory(q.device):
+            block_v, warps, stages = (min(block_v, 32), 4, 1) if block_k > 128 else (min(block_v, 64), 4, 2)
         elif block_k > 128:
             block_v, warps, stages = min(block_v, 64), 4, 2
         elif block_v >= 128 and value_heads * sequences > 64:
