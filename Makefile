@@ -27,7 +27,7 @@ DENY := $(shell command -v cargo-deny || echo $(TOOLS)/bin/cargo-deny)
 
 run: build
 	$(BIN)/switchrail run $(CHECKPOINT) --max-new-tokens 48 \
-	  --prompt "In the beginning" --prompt "And the king said unto" --prompt "Blessed are"
+	  --prompt "In the beginning" --prompt "And the LORD" --prompt "The wicked"
 
 test: lint-rust test-rust lint-python test-python
 
