@@ -128,8 +128,18 @@ def test_help_comes_also_when_loading_fails(switchrail, plugins, monkeypatch):
     assert "can't be listed" in done.output
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["plugins"], ["backends", "--json"], ["run", "--help"]])
-def test_starts_without_torch(arguments):
+@pytest.mark.parametrize(
+    ("arguments", "imported"),
+    [
+        (["--help"], set()),
+        (["plugins"], set()),
+        (["backends", "--json"], set()),
+        (["run", "--help"], set()),
+        (["explain", "{checkpoint}"], {"torch"}),
+    ],
+)
+def test_imports_no_more_than_it_needs(checkpoint, arguments, imported):
+    arguments = [argument.format(checkpoint=checkpoint) for argument in arguments]
     program = f"""
 import sys
 from switchrail.cli.app import app
@@ -137,7 +147,7 @@ app({arguments!r}, standalone_mode=False)
 print({{"torch", "transformers"}} & set(sys.modules), file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stderr == "set()\n"
+    assert done.stderr == f"{imported}\n"
 
 
 def test_ranges():

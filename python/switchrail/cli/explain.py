@@ -41,18 +41,18 @@ def explain(
     import torch
 
     from switchrail.engine.dtypes import parse_dtype
+    from switchrail.engine.routes import plan_routes
 
     choices = read_choices(config, backend)
     layout = switchrail.Layout.from_config(checkpoint)
     ids = [item.id for item in layout.layers] if layer is None else [layout.layer(layer).id]
     runtime = loaded_runtime(choices)
     platform = runtime.platform if device is None else switchrail.Platform.detect(device)
-    plan = runtime.plan(  # as the engine does it
+    plan = plan_routes(
+        runtime,
         layout,
-        device=platform,
+        platform=platform,
         dtype=parse_dtype(dtype, _read_config(checkpoint), torch.device(platform.device)),
-        state_dtype="float32",
-        state_layouts={"gated_delta": "VK"},
         page_size=switchrail.EngineOptions.of(choices.engine).page_size,
         preferences=choices.backends,
         phases=("prefill", "decode") if phase is None else (phase,),

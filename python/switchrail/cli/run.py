@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -27,8 +27,6 @@ from switchrail.errors import RequestError
 if TYPE_CHECKING:
     from switchrail import Output, RoutePlan
     from switchrail.engine import Event
-
-_log = logging.getLogger("switchrail")
 
 
 def run(
@@ -77,6 +75,10 @@ def run(
         stop=tuple(stop or ()),
         ignore_eos=ignore_eos,
     )
+    if not sys.stderr.isatty():
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()
     with switchrail.Engine(
         checkpoint,
         runtime=runtime,
@@ -85,7 +87,6 @@ def run(
         backends=choices.backends,
         options=choices.engine,
     ) as engine:
-        _log_names(engine.plan)
         if as_json:
             outputs = engine.generate(texts, params)
             print_json(
@@ -126,11 +127,6 @@ def _lines(file: Path) -> list[str]:
         return [line for line in file.read_text("utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"the prompts in {file} can't be read: {error}", path=str(file)) from error
-
-
-def _log_names(plan: RoutePlan) -> None:
-    names = dict.fromkeys(f"{op}.{phase}={name}" for _, op, phase, name in plan.table)
-    _log.info("backends: %s", " ".join(names))
 
 
 def _routes(plan: RoutePlan) -> list[dict[str, Any]]:

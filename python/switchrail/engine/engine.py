@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import random
 import threading
@@ -25,6 +26,7 @@ from switchrail.engine.memory import pages_of
 from switchrail.engine.options import EngineOptions
 from switchrail.engine.params import SamplingParams
 from switchrail.engine.request import Event, FinishReason, Output, Request
+from switchrail.engine.routes import STATE_DTYPE, plan_routes
 from switchrail.engine.runner import Runner
 from switchrail.engine.sampling import choose
 from switchrail.engine.scheduler import Schedule, Scheduler
@@ -35,6 +37,8 @@ from switchrail.platform import Platform
 from switchrail.runtime import Runtime
 
 Prompt = str | Sequence[int]
+
+_log = logging.getLogger("switchrail")
 
 
 class Engine(AbstractContextManager["Engine"]):
@@ -66,7 +70,7 @@ class Engine(AbstractContextManager["Engine"]):
         backends: Mapping[str, str] | None = None,
         options: EngineOptions | Mapping[str, Any] | None = None,
     ) -> None:
-        """Plans the routes, loads the model and allocates the pools.
+        """Plans the routes, logs their backends' names, loads the model and allocates the pools.
 
         Args:
             checkpoint: A folder in transformers' format, with tokenizer and safetensors weights.
@@ -95,16 +99,16 @@ class Engine(AbstractContextManager["Engine"]):
         self.platform = runtime.platform if device is None else Platform.detect(device)
         self.device = torch.device(self.platform.device)
         self.dtype = parse_dtype(dtype, config, self.device)
-        state_dtype = torch.float32
-        self.plan: RoutePlan = runtime.plan(
+        self.plan: RoutePlan = plan_routes(
+            runtime,
             Layout.from_config(path),
-            device=self.platform,
+            platform=self.platform,
             dtype=self.dtype,
-            state_dtype=state_dtype,
             page_size=self.options.page_size,
-            state_layouts={"gated_delta": "VK"},
             preferences=backends,
         )
+        names = dict.fromkeys(f"{op}.{phase}={name}" for _, op, phase, name in self.plan.table)
+        _log.info("backends: %s", " ".join(names))
 
         loaded = load(path, config, device=self.device, dtype=self.dtype)
         self.max_length = self.options.max_length or loaded.max_length
@@ -125,7 +129,7 @@ class Engine(AbstractContextManager["Engine"]):
             self.options,
             platform=self.platform,
             dtype=self.dtype,
-            state_dtype=state_dtype,
+            state_dtype=STATE_DTYPE,
             max_length=self.max_length,
         )
         self._unhook = weakref.finalize(self, self._runner.hooks.clear)
