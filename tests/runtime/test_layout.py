@@ -17,7 +17,8 @@ def test_a_config_comes_as_mapping_file_or_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     layout = switchrail.Layout.from_config({**CONFIG, "id2label": {0: "a"}, "limit": float("inf")})
     folder, file = (switchrail.Layout.from_config(path) for path in (tmp_path, str(tmp_path / "config.json")))
-    assert folder == file
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "limit": [0.0, float("inf")]}))
+    assert folder == file == switchrail.Layout.from_config(tmp_path)
     assert folder.layers == layout.layers
     assert [layer.kind for layer in layout.layers] == ["gated_delta"] * 3 + ["full_attention"]
     assert [layer.id for layer in layout.layers] == [0, 1, 2, 3]

@@ -427,3 +427,30 @@ fn a_path_names_the_model() {
         assert_eq!(Layout::from_path(path).unwrap().model(), "tiny-lfm2");
     }
 }
+
+#[test]
+fn numbers_that_python_writes_are_read() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let read = |config: &str| {
+        fs::write(file.path(), config).unwrap();
+        Layout::from_path(file.path())
+    };
+    let layout = read(
+        r#"{"model_type": "lfm2", "layer_types": ["conv"], "a\"": [0.0, Infinity], "b\\": {"c":-Infinity, "d": NaN},
+           "text": "NaN \" -Infinity"}"#,
+    );
+    assert_eq!(layout.unwrap().layers().len(), 1);
+    let error = read(r#"{"model_type": "lfm2", "layer_types": Infinity}"#).unwrap_err();
+    let message = r#"layer_types is "Infinity" in the lfm2 config; valid: "#;
+    assert!(error.to_string().starts_with(message), "{error}");
+    for config in [
+        r#"{"a": infinity}"#,
+        r#"{"a": +Infinity}"#,
+        r#"{"a": 1NaN}"#,
+        r#"{"a\"#,
+        "",
+        "Infinit",
+    ] {
+        assert_eq!(read(config).unwrap_err().code(), "layout_json", "{config}");
+    }
+}

@@ -3,6 +3,7 @@
 mod config;
 mod error;
 mod families;
+mod json;
 mod kind;
 mod naming;
 mod shape;
@@ -22,6 +23,7 @@ pub use shape::Shape;
 use crate::{Op, Schema, UnknownName};
 use config::Config;
 use families::{FAMILIES, Family};
+use json::quote_numbers;
 
 /// One layer of a model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,6 +95,8 @@ impl Layout {
 
     /// Reads a `config.json`, or the one in a folder; the model is called after the folder.
     ///
+    /// `Infinity` and `NaN`, which Python writes, are read.
+    ///
     /// # Errors
     /// As [`Layout::from_config`], and where the file cannot be read or is not JSON.
     pub fn from_path(path: impl AsRef<Path>) -> Result<Self, LayoutError> {
@@ -106,10 +110,11 @@ impl Layout {
             path: file.clone(),
             source,
         })?;
-        let config: Value = serde_json::from_slice(&bytes).map_err(|source| LayoutError::Json {
-            path: file.clone(),
-            source,
-        })?;
+        let config: Value =
+            serde_json::from_slice(&quote_numbers(&bytes)).map_err(|source| LayoutError::Json {
+                path: file.clone(),
+                source,
+            })?;
         let mut layout = Self::from_config(&config)?;
         let folder = file
             .canonicalize()

@@ -1,0 +1,24 @@
+//! Config files as Python's `json` writes them.
+
+const NUMBERS: [&[u8]; 3] = [b"Infinity", b"-Infinity", b"NaN"];
+
+/// The file with each number that JSON lacks but Python writes, as in `"time_step_limit": [0.0, Infinity]`, as a text.
+///
+/// No layout reads such a number; a key that is read refuses the text by its name.
+pub(super) fn quote_numbers(file: &[u8]) -> Vec<u8> {
+    let mut quoted = Vec::with_capacity(file.len());
+    let (mut rest, mut in_text) = (file, false);
+    while let Some(first) = rest.first() {
+        if let Some(number) = NUMBERS.iter().find(|number| !in_text && rest.starts_with(number)) {
+            quoted.extend([b"\"", *number, b"\""].concat());
+            rest = &rest[number.len()..];
+            continue;
+        }
+        in_text ^= *first == b'"';
+        let escaped = in_text && *first == b'\\';
+        let taken;
+        (taken, rest) = rest.split_at(rest.len().min(1 + usize::from(escaped)));
+        quoted.extend(taken);
+    }
+    quoted
+}
