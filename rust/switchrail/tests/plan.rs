@@ -159,7 +159,7 @@ fn a_layer_without_a_backend_is_named_with_every_candidate() {
     assert_eq!(fields["rejected"][0]["reasons"][0]["kind"], "device");
     assert_eq!(
         error.to_string(),
-        "layer 0 of tiny-qwen3-next (gated_delta), gated_delta prefill: no backend for gated_delta prefill on cpu \
+        "layers 0-2, 4-6 of tiny-qwen3-next (gated_delta), gated_delta prefill: no backend for gated_delta prefill on cpu \
          in float32, head size 16:\n  gpu-only: does not run on cpu, only on cuda"
     );
 }

@@ -31,7 +31,7 @@ pub enum PlanError {
         what: String,
     },
     /// An op of a layer has no backend.
-    #[error("layer {} of {model} ({kind}), {op} {phase}: {source}", .layers[0])]
+    #[error("{} of {model} ({kind}), {op} {phase}: {source}", named(.layers))]
     Unroutable {
         /// The model.
         model: String,
@@ -131,6 +131,19 @@ pub enum RouteError {
         /// Those that were planned.
         valid: Vec<Phase>,
     },
+}
+
+/// Ascending layer ids in short: `layers 0-2, 4`.
+fn named(layers: &[usize]) -> String {
+    let runs: Vec<String> = layers
+        .chunk_by(|id, next| id + 1 == *next)
+        .map(|run| match run {
+            [first, .., last] => format!("{first}-{last}"),
+            _ => run[0].to_string(),
+        })
+        .collect();
+    let word = if layers.len() == 1 { "layer" } else { "layers" };
+    format!("{word} {}", runs.join(", "))
 }
 
 fn ops(ops: &[Op]) -> String {
