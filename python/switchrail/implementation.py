@@ -39,10 +39,16 @@ class Implementation:
         name, op, path = registration.name, registration.op, registration.path
         found = _import(name, op, path) if isinstance(self.target, str) else self.target
         cls = check_class(found, name, op, path, registration.phases)
-        if self.config_type is None:
-            return cls(None)
-        values = registration.effective_config
-        return cls(config.validate(self.config_type, values, f"configuration of {op} backend {name!r}"))
+        values = None
+        if self.config_type is not None:
+            where = f"configuration of {op} backend {name!r}"
+            values = config.validate(self.config_type, registration.effective_config, where)
+        try:
+            return cls(values)
+        except TypeError as error:
+            if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+                raise  # its own code ran
+            raise _error(name, op, path, f"{error}; valid: a class that takes its configuration") from error
 
 
 def check_class(cls: object, name: str, op: str, path: str, phases: Iterable[str]) -> type[Backend]:

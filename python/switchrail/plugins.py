@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 import threading
@@ -20,6 +21,8 @@ ALLOW_LIST = "SWITCHRAIL_PLUGINS"
 """Environment variable: names of the plugins that may be loaded, separated by commas; not set: all."""
 
 GROUP = "switchrail.plugins"
+
+_log = logging.getLogger("switchrail")
 
 
 class Loader:
@@ -64,7 +67,8 @@ class Loader:
     def load(self, allow: Sequence[str] | None = None, *, strict: bool = False) -> tuple[Plugin, ...]:
         """Imports the plugins that may be loaded and lets each one register, in a transaction of its own.
 
-        A plugin that fails leaves nothing but its record. What is loaded or has failed is not tried again.
+        A plugin that fails leaves nothing but its record and a warning in the log. What is loaded or has failed
+        is not tried again.
 
         Args:
             allow: Names of the plugins that may be loaded; None: what `SWITCHRAIL_PLUGINS` says, else all.
@@ -84,7 +88,9 @@ class Loader:
             self._plugins = {_key(plugin): plugin for plugin in selected}
             importlib.invalidate_caches()  # a plugin may have been installed since the process began
             for plugin in _ordered([plugin for plugin in selected if _is_next(plugin)]):
-                self._plugins[_key(plugin)] = _load(self._core, plugin)
+                self._plugins[_key(plugin)] = loaded = _load(self._core, plugin)
+                if loaded.state == "failed":
+                    _log.warning("plugin %s failed to load: %s", loaded.qualified_name, loaded.reason)
             plugins = self.plugins
         failed = tuple(plugin for plugin in plugins if plugin.state == "failed")
         if strict and failed:

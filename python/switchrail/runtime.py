@@ -91,7 +91,7 @@ class Runtime(Registrar):
         finally:
             transaction.close()
 
-    def configure(self, op: str, name: str, **values: Any) -> None:
+    def configure(self, op: str, name: str, /, **values: Any) -> None:
         """Sets values of a backend's configuration, over the defaults of its registration.
 
         They replace the values set before, count in later plans, and belong to the registration: one that

@@ -85,6 +85,18 @@ def test_each_plan_gets_an_object_of_its_own(runtime: Runtime) -> None:
     assert config_of(runtime) is not config_of(runtime)
 
 
+def test_a_field_can_have_any_name(runtime: Runtime) -> None:
+    @dataclass
+    class Named:
+        op: str = "a"
+        name: str = "b"
+        self: str = "c"
+
+    runtime.register("acme", Acme, op="gated_delta", config=Named)
+    runtime.configure("gated_delta", "acme", op="A", name="B", self="C")
+    assert config_of(runtime) == Named("A", "B", "C")
+
+
 def test_values_belong_to_the_registration(runtime: Runtime) -> None:
     runtime.register("acme", Acme, op="gated_delta", config=Settings)
     runtime.register("other", Acme, op="gated_delta", config=Settings)

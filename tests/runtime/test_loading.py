@@ -82,7 +82,7 @@ def test_a_plugin_registers_under_its_own_origin(runtime: Runtime, install: Call
 
 @pytest.mark.parametrize("name", FAILURES)
 def test_a_plugin_that_fails_leaves_only_its_record(
-    runtime: Runtime, install: Callable[..., Path], name: str
+    runtime: Runtime, install: Callable[..., Path], caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     code, reason = FAILURES[name]
     install(f"acme-{name}", code)
@@ -95,6 +95,9 @@ def test_a_plugin_that_fails_leaves_only_its_record(
     assert reason in (record.reason or "")
     assert "Traceback" in (record.traceback or "")
     assert find(plugins, "acme-good").state == "loaded"
+    [warning] = [log.getMessage() for log in caplog.records if log.name == "switchrail"]
+    assert warning.startswith(f"plugin acme-{name}:acme-{name} failed to load: ")
+    assert reason in warning
     assert [backend.to_dict()["spec"] for backend in runtime.backends()] == [
         backend.to_dict()["spec"] for backend in plain.backends()
     ]

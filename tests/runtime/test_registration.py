@@ -132,6 +132,26 @@ def test_a_path_that_leads_nowhere(
     assert plan(runtime).lookup("gated_delta", "decode", 0)
 
 
+def test_a_class_that_can_not_be_constructed(runtime: Runtime) -> None:
+    class NoConfig(Acme):
+        def __init__(self) -> None: ...
+
+    class Failing(Acme):
+        def __init__(self, config: None) -> None:
+            raise failure
+
+    failure = TypeError("no driver")
+    runtime.register("no-config", NoConfig, op="gated_delta", priority=-1)
+    runtime.register("failing", Failing, op="gated_delta", priority=-1)
+    with pytest.raises(
+        BackendImportError, match=r"'no-config' .*valid: a class that takes its configuration"
+    ):
+        plan(runtime, gated_delta="no-config")
+    with pytest.raises(TypeError) as caught:
+        plan(runtime, gated_delta="failing")
+    assert caught.value is failure
+
+
 @pytest.mark.parametrize("cls", [NoBackend, PrefillOnly, OfAnotherOp, Backend])
 def test_a_class_is_checked_when_it_is_registered(runtime: Runtime, cls: type) -> None:
     before = runtime.backends()
