@@ -45,7 +45,7 @@ def register(registry: Registry) -> None:
             dtypes=("float32", "float16") if interpreted else ("float32", "float16", "bfloat16"),
             state_dtypes=("float32", "bfloat16") if op == "gated_delta" else None,
             state_layouts=("VK",) if op == "gated_delta" else None,
-            packages=("triton",),
+            packages=("triton>=3.6",),
             priority=-1000 if interpreted else 100,
         )
 

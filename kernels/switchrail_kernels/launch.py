@@ -10,6 +10,15 @@ _MOST = 4096
 """Launches kept for a kernel; a batch-dependent stride could make their number grow without end."""
 
 
+def launch_options(dtype: torch.dtype) -> dict[str, int]:
+    """Options of a kernel with products of `dtype`.
+
+    Those of float32 are written out as single multiplications, for which the assembler, left alone, at times
+    settles for 32 registers and spills.
+    """
+    return {"maxnreg": 255} if dtype == torch.float32 else {}
+
+
 class Launcher:
     """Launches one kernel, whose parameters are tensors, then numbers, then constants.
 
@@ -51,4 +60,4 @@ class Launcher:
             self._compiled[key] = compiled
 
 
-__all__ = ["Launcher"]
+__all__ = ["Launcher", "launch_options"]

@@ -23,7 +23,7 @@ from switchrail.ops.backend import AttentionBackend
 from switchrail.ops.batch import PagedBatch, Phase
 
 from switchrail_kernels.device import has_large_shared_memory
-from switchrail_kernels.launch import Launcher
+from switchrail_kernels.launch import Launcher, launch_options
 from switchrail_kernels.tables import split_rows, to_device
 
 LOG2E = 1.4426950408889634
@@ -304,6 +304,7 @@ class TritonAttention(AttentionBackend):
             (*shape.constants(tokens, block_n, k_cache), False, False, stages),
             num_warps=warps,
             num_stages=stages,
+            **launch_options(q.dtype),
         )
 
     def decode(
@@ -349,6 +350,7 @@ class TritonAttention(AttentionBackend):
             (*shape.constants(1, 32, k_cache), True, pieces > 1, stages),
             num_warps=4,
             num_stages=stages,
+            **launch_options(q.dtype),
         )
         if pieces > 1:
             _launch_combine(

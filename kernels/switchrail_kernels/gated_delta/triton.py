@@ -32,7 +32,7 @@ from switchrail.ops.backend import GatedDeltaBackend
 from switchrail.ops.batch import Phase, StateBatch
 
 from switchrail_kernels.device import has_large_shared_memory
-from switchrail_kernels.launch import Launcher
+from switchrail_kernels.launch import Launcher, launch_options
 from switchrail_kernels.tables import split_rows, to_device
 
 CHUNK = tl.constexpr(64)
@@ -433,8 +433,7 @@ class TritonGatedDelta(GatedDeltaBackend):
         block_k = max(16, triton.next_power_of_2(key_size))
         block_v = max(16, triton.next_power_of_2(value_size))
         full = q.dtype == torch.float32
-        # Without tensor cores: left alone, the assembler settles for 32 registers, and spills.
-        options = {"maxnreg": 255} if full else {}
+        options = launch_options(q.dtype)
         blocks = q.new_empty((2, chunks * value_heads, CHUNK.value, CHUNK.value))
         factors = torch.empty((chunks * value_heads, 4 * CHUNK.value), dtype=torch.float32, device=q.device)
         _launch_prepare(
