@@ -6,14 +6,14 @@ from functools import cache
 
 import torch
 
+_SMALL = frozenset({(8, 6), (8, 9), (12, 0), (12, 1)})
+"""Compute capabilities with 99 KB of shared memory for a program; others from 8.0 on have 163 KB or more."""
+
 
 @cache
 def has_large_shared_memory(device: torch.device) -> bool:
     """Whether a program may have 160 KB of shared memory, as on an A100, an H100 and their successors."""
-    if device.type != "cuda":
-        return True
-    limit: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    return limit >= 160 << 10
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) not in _SMALL
 
 
 __all__ = ["has_large_shared_memory"]
