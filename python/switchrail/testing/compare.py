@@ -18,8 +18,7 @@ class Error:
     Attributes:
         norm: The norm of the difference over the norm of what was expected.
         row: The largest norm of the difference in one row (along the last axis) over the norm of that row, or
-            over a tenth of the root mean square of all rows' norms where that is more: rounding can't be
-            relative to a row that cancels to nothing.
+            over `FLOOR` times the root mean square of all rows' norms where that is more.
     """
 
     norm: float
@@ -36,6 +35,11 @@ class Error:
     def __str__(self) -> str:
         return f"{self.norm:.2e} / {self.row:.2e}"
 
+
+FLOOR = 0.25
+"""Rounding is relative to the terms of a sum, not to what is left of them: a row whose terms cancel is held
+to the size of the others. With a quarter, `BOUNDS` allow such a row about the error that they allow all.
+"""
 
 BOUNDS = {
     torch.float64: Error(1e-11, 1e-10),
@@ -64,7 +68,7 @@ def measure(actual: torch.Tensor, expected: torch.Tensor) -> Error:
     if not size.any():
         worst = float("inf") if difference.any() else 0.0
         return Error(worst, worst)
-    floor = 0.1 * size.square().mean().sqrt()
+    floor = FLOOR * size.square().mean().sqrt()
     return Error(
         float(difference.norm() / size.norm()),
         float((difference / size.clamp_min(floor)).max()),
@@ -142,4 +146,4 @@ def _storage(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
-__all__ = ["BOUNDS", "Error", "measure", "same_bits", "verify"]
+__all__ = ["BOUNDS", "FLOOR", "Error", "measure", "same_bits", "verify"]
