@@ -53,6 +53,14 @@ def test_unknown_model_type(make_engine: Callable[..., Engine], broken: Path) ->
     assert error.nearest == ("qwen3_next",)
 
 
+@pytest.mark.parametrize("model_type", [None, [], 5])
+def test_a_model_type_that_is_no_name(
+    make_engine: Callable[..., Engine], broken: Path, model_type: object
+) -> None:
+    edit_config(broken, model_type=model_type)
+    refused(make_engine, broken, repr(model_type), "valid: qwen3_next")
+
+
 def test_truncated_weights(make_engine: Callable[..., Engine], broken: Path) -> None:
     file = broken / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])

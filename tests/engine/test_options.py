@@ -40,6 +40,11 @@ def test_engine_options_out_of_range(values: dict[str, Any], words: str) -> None
         EngineOptions.of(values)
 
 
+def test_options_that_are_no_options() -> None:
+    with pytest.raises(ConfigError, match="EngineOptions or a mapping of names to values, found 5"):
+        EngineOptions.of(5)  # type: ignore[arg-type]
+
+
 def test_all_problems_are_listed_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         EngineOptions(page_size=0, num_pages=0)
@@ -53,6 +58,7 @@ def test_all_problems_are_listed_at_once() -> None:
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"temperature": float("inf")}, "temperature"),
+        ({"temperature": 10**400}, "temperature"),
         ({"top_k": 0}, "top_k"),
         ({"top_p": 0.0}, "top_p"),
         ({"top_p": 1.01}, "top_p"),
@@ -60,7 +66,9 @@ def test_all_problems_are_listed_at_once() -> None:
         ({"seed": -1}, "seed"),
         ({"stop": ""}, "stop"),
         ({"stop": ("a", 3)}, "stop"),
+        ({"stop": None}, "stop"),
         ({"stop_token_ids": (-1,)}, "stop_token_ids"),
+        ({"stop_token_ids": 5}, "stop_token_ids"),
         ({"ignore_eos": 1}, "ignore_eos"),
     ],
 )

@@ -35,7 +35,7 @@ def expected_distribution(logits: torch.Tensor, params: SamplingParams) -> torch
         SamplingParams(temperature=1.0, top_p=0.6),
         SamplingParams(temperature=1.0, min_p=0.2),
         SamplingParams(temperature=1.5, top_k=20, top_p=0.9, min_p=0.05),
-        SamplingParams(temperature=1.0, top_k=1000),
+        SamplingParams(temperature=1.0, top_k=10**400),
     ],
     ids=str,
 )

@@ -63,7 +63,7 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise CheckpointError(f"{file} holds a {type(config).__name__}, not an object", path=str(file))
     model_type = config.get("model_type")
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         valid = tuple(FAMILIES)
         nearest = tuple(_core.nearest(str(model_type), list(valid)))
         raise CheckpointError(

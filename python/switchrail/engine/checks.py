@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import TypeVar
 
@@ -34,5 +35,5 @@ def is_count(value: object, least: int = 1) -> bool:
 
 
 def is_number(value: object) -> bool:
-    """Whether `value` is a finite real number (and no bool)."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
+    """Whether `value` is a real number (and no bool) that a float can hold."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

@@ -81,6 +81,12 @@ class EngineOptions:
         """
         if isinstance(values, EngineOptions):
             return values
+        if not isinstance(values, Mapping | None):
+            raise ConfigError(
+                f"options are EngineOptions or a mapping of names to values, found {values!r:.80}",
+                problems={"options": f"found a {type(values).__name__}"},
+                valid={"options": "EngineOptions or a mapping"},
+            )
         valid = tuple(field.name for field in fields(cls))
         for name in values or {}:
             if name not in valid:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from switchrail.engine.checks import is_count, is_number, refuse
@@ -41,10 +42,13 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         positive = "an integer of at least 1"
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        for name in ("stop", "stop_token_ids"):
+            value = getattr(self, name)
+            if isinstance(value, Iterable):
+                object.__setattr__(self, name, tuple(value))
         refuse(
             RequestError,
             "SamplingParams",
@@ -67,14 +71,16 @@ class SamplingParams:
                 ("seed", self.seed, self.seed is None or is_count(self.seed, 0), "None or an integer from 0"),
                 (
                     "stop",
-                    stop,
-                    all(isinstance(text, str) and text for text in stop),
+                    self.stop,
+                    isinstance(self.stop, tuple)
+                    and all(isinstance(text, str) and text for text in self.stop),
                     "a non-empty string or a sequence of them",
                 ),
                 (
                     "stop_token_ids",
                     self.stop_token_ids,
-                    all(is_count(token, 0) for token in self.stop_token_ids),
+                    isinstance(self.stop_token_ids, tuple)
+                    and all(is_count(token, 0) for token in self.stop_token_ids),
                     "a sequence of integers from 0",
                 ),
                 ("ignore_eos", self.ignore_eos, isinstance(self.ignore_eos, bool), "True or False"),

@@ -50,7 +50,7 @@ def _draw(logits: torch.Tensor, params: Sequence[SamplingParams], uniform: Seque
     size = logits.shape[-1]
     columns = [
         # a subnormal temperature would divide 0 by 0
-        (max(p.temperature, 1e-30), p.top_k or size, p.top_p, p.min_p, u)
+        (max(p.temperature, 1e-30), min(p.top_k or size, size), p.top_p, p.min_p, u)
         for p, u in zip(params, uniform, strict=True)
     ]
     values = torch.tensor(columns, dtype=torch.float32, device=logits.device)
