@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -64,6 +65,7 @@ def test_a_backend_plans_once_a_step_and_phase_and_runs_once_a_layer(
 
 def test_batches_keep_their_contract(runtime: switchrail.Runtime, make_engine: Callable[..., Engine]) -> None:
     engine = make_engine(runtime=runtime, backends={"gated_delta": "watched"}, options={"prefill_chunk": 6})
+    random.Random(1).shuffle(engine.pools.slots._free)
     engine.generate(PROMPTS, FREE)
     watched = engine.plan.backend("gated_delta", "decode", 0)
     seen = set()
@@ -78,6 +80,7 @@ def test_batches_keep_their_contract(runtime: switchrail.Runtime, make_engine: C
         assert len(set(batch.read_slots.tolist())) == len(lengths)
         assert (batch.read_slots > 0).all()
         if phase == "decode":
+            assert batch.read_slots.tolist() == sorted(batch.read_slots.tolist())
             assert batch.has_initial_state.all()
             assert (lengths == 1).all()
         else:

@@ -101,6 +101,44 @@ def test_generate_raises_what_a_backend_raised(engine: Engine) -> None:
     assert is_idle(engine)
 
 
+def test_a_step_that_ran_nothing_of_mine_does_not_fail_me(engine: Engine) -> None:
+    expected = engine.generate(["x"], FREE)
+    saboteur = Saboteur(engine)
+    others = [engine.submit("the", FREE) for _ in range(SMALL["max_sequences"])]
+    saboteur.fail = "backend"
+    assert engine.generate(["x"], FREE) == expected
+    assert [type(request.error) for request in others] == [Broken] * len(others)
+    assert is_idle(engine)
+
+
+def test_cancelling_from_within_a_step_waits_for_its_end(engine: Engine) -> None:
+    """As the garbage collector does when it closes a stream that nobody reads any more."""
+    expected = engine.generate(["x"], FREE)
+    decoding = engine.submit("the", FREE)
+    engine.step()
+    running = [decoding, *(engine.submit(prompt, FREE) for prompt in ("other " * 3, "x", "last"))]
+    lookup = engine._runner.dispatcher._lookup
+    pages = []
+
+    def cancelling_lookup(op: str, phase: str, layer: int) -> Any:
+        if (op, layer) == ("gated_delta", 2) and phase == "decode":
+            pages.append([list(request.pages) for request in running])
+            for request in (running[0], running[1], running[3]):
+                assert engine.cancel(request)
+            assert [list(request.pages) for request in running] == pages[-1]
+            engine._runner.dispatcher._lookup = lookup
+        return lookup(op, phase, layer)
+
+    engine._runner.dispatcher._lookup = cancelling_lookup
+    engine.step()
+    assert len(pages) == 1
+    assert [request.finish_reason for request in running] == ["cancelled", "cancelled", None, "cancelled"]
+    while engine.busy:
+        engine.step()
+    assert running[2].output == expected[0]
+    assert is_idle(engine)
+
+
 @pytest.mark.parametrize(("kind", "error"), [("text", Broken), ("logits", RequestError)])
 def test_a_request_fails_alone(engine: Engine, kind: str, error: type[Exception]) -> None:
     expected = engine.generate(["the", "x"], FREE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -231,18 +232,20 @@ def test_steps_keep_to_their_rows(
         ([-1], SamplingParams(), "token id -1"),
         ([1.5], SamplingParams(), "a text or token ids"),
         (7, SamplingParams(), "a text or token ids"),
+        ("lone \ud800", SamplingParams(), "can't be tokenized"),
+        ("the", {"max_new_tokens": 3}, "params must be SamplingParams"),
         ([1] * 1000, SamplingParams(max_new_tokens=25), "are 1025; a sequence can have 1024"),
         ([1] * 146, SamplingParams(max_new_tokens=12), "need 40 pages of 4 tokens; the pool has 39"),
     ],
 )
 def test_requests_that_can_never_run(
-    make_engine: Callable[..., Engine], prompt: Any, params: SamplingParams, words: str
+    make_engine: Callable[..., Engine], prompt: Any, params: Any, words: str
 ) -> None:
     engine = make_engine(options=SMALL)
     with pytest.raises(RequestError, match=words):
         engine.submit(prompt, params)
     with pytest.raises(RequestError, match=words):
-        engine.generate(["the", prompt], params)
+        engine.generate(["the", prompt], [FREE, params])
     assert is_idle(engine)
     assert greedy(engine).finish_reason == "length"
 
@@ -269,6 +272,16 @@ def test_nothing_to_generate(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine()
     assert engine.generate([]) == []
     assert list(engine.stream([])) == []
+
+
+def test_a_closed_engine_frees_its_memory(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(options=SMALL)
+    greedy(engine)
+    held = [weakref.ref(tensor) for tensor in engine.pools.tensors()]
+    held += [weakref.ref(weight) for weight in engine._runner.model.parameters()]
+    engine.close()
+    assert len(held) > 20
+    assert all(tensor() is None for tensor in held)
 
 
 def test_a_closed_engine_refuses(make_engine: Callable[..., Engine]) -> None:

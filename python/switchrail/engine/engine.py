@@ -46,7 +46,7 @@ class Engine(AbstractContextManager["Engine"]):
 
     Requests are submitted at any time and run together. `generate` and `stream` do all that is needed;
     `submit`, `step` and `cancel` are for a program that has a loop of its own. All methods can be called
-    from any thread; steps run one at a time.
+    from any thread; steps run one at a time, in whichever thread asks for one.
 
     Example:
         >>> with Engine("tests/checkpoints/kjv-qwen3-next") as engine:  # doctest: +SKIP
@@ -134,11 +134,13 @@ class Engine(AbstractContextManager["Engine"]):
         )
         self._unhook = weakref.finalize(self, self._runner.hooks.clear)
         self.pools = self._runner.pools
-        self._scheduler = Scheduler(self.pools, self.options)
+        self._scheduler = Scheduler(self.pools.pages, self.pools.slots, self.options)
         self._stats = Stats()
         self._events: deque[Event] = deque()
         self._submitted = 0
         self._lock = threading.RLock()
+        self._stepping = False
+        self._held_up: list[Request] = []  # to be cancelled when the step is over
 
     @property
     def stats(self) -> Stats:
@@ -164,6 +166,8 @@ class Engine(AbstractContextManager["Engine"]):
 
         Raises:
             RequestError: A prompt can't be served; then none is.
+            BaseException: What a backend raised in a step that ran one of these prompts; then all of them
+                have ended.
         """
         requests, _ = self._submit_all(prompts, params)
         self._run(requests)
@@ -183,13 +187,15 @@ class Engine(AbstractContextManager["Engine"]):
 
         Raises:
             RequestError: A prompt can't be served; then none is. Raised when the first event is asked for.
+            BaseException: What a backend raised in a step that ran one of these prompts; then all of them
+                have ended.
         """
         requests, events = self._submit_all(prompts, params)
         try:
             while events or any(request.finish_reason is None for request in requests):
                 with self._lock:
                     if not events:
-                        self._advance()
+                        self._advance(requests)
                 while events:
                     yield events.popleft()
         finally:
@@ -230,7 +236,7 @@ class Engine(AbstractContextManager["Engine"]):
             return events
 
     def cancel(self, request: Request) -> bool:
-        """Ends a request where it is and frees what it held.
+        """Ends a request where it is and frees what it held; from within a step, when the step is over.
 
         Returns:
             Whether it had not ended yet.
@@ -238,7 +244,10 @@ class Engine(AbstractContextManager["Engine"]):
         with self._lock:
             if request.finish_reason is not None:
                 return False
-            self._finish(request, "cancelled")
+            if self._stepping:  # this thread's own: the garbage collector closes a stream, say
+                self._held_up.append(request)
+            else:
+                self._finish(request, "cancelled")
             return True
 
     def close(self) -> None:
@@ -278,7 +287,7 @@ class Engine(AbstractContextManager["Engine"]):
         try:
             while any(request.finish_reason is None for request in requests):
                 with self._lock:
-                    self._advance()
+                    self._advance(requests)
         finally:
             self._cancel_all(requests)
 
@@ -289,6 +298,8 @@ class Engine(AbstractContextManager["Engine"]):
     def _prepare(self, prompt: Prompt, params: SamplingParams, events: deque[Event]) -> Request:
         if not self._unhook.alive:
             raise RequestError("the engine is closed")
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"params must be SamplingParams, found {params!r:.80}")
         tokens = self._tokens_of(prompt)
         length = len(tokens) + params.max_new_tokens
         if length > self.max_length:
@@ -328,7 +339,10 @@ class Engine(AbstractContextManager["Engine"]):
 
     def _tokens_of(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):
-            tokens = tuple(self._tokenizer(prompt)["input_ids"])
+            try:
+                tokens = tuple(self._tokenizer(prompt)["input_ids"])
+            except Exception as error:  # a lone surrogate, say
+                raise RequestError(f"the prompt {prompt!r:.80} can't be tokenized: {error}") from error
         else:
             try:
                 tokens = tuple(operator.index(token) for token in prompt)
@@ -345,8 +359,24 @@ class Engine(AbstractContextManager["Engine"]):
             )
         return tokens
 
-    def _advance(self) -> None:
-        """Runs the next step, if there is one."""
+    def _advance(self, own: Sequence[Request] | None = None) -> None:
+        """Runs the next step, if there is one, then the cancellations that it held up.
+
+        Args:
+            own: The caller's requests; None: all.
+
+        Raises:
+            BaseException: What ended the step, if one of the caller's requests ran in it.
+        """
+        self._stepping = True
+        try:
+            self._run_next(own)
+        finally:
+            self._stepping = False
+            while self._held_up:
+                self.cancel(self._held_up.pop())
+
+    def _run_next(self, own: Sequence[Request] | None) -> None:
         schedule, admitted = self._scheduler.schedule()
         requests = schedule.requests
         if not requests:
@@ -357,7 +387,9 @@ class Engine(AbstractContextManager["Engine"]):
         except BaseException as error:
             for request in requests:
                 self._finish(request, "error", error)
-            raise
+            if own is None or not isinstance(error, Exception) or any(it in own for it in requests):
+                raise
+            return
         seconds = time.perf_counter() - start
         self._stats.add(
             prefill=sum(count for _, count in schedule.prefill), decode=len(schedule.decode), seconds=seconds

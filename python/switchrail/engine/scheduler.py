@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from dataclasses import dataclass
+from operator import attrgetter
 
 from switchrail.engine.options import EngineOptions
-from switchrail.engine.pools import Pools
+from switchrail.engine.pools import FreeList
 from switchrail.engine.request import Request
 
 
@@ -36,13 +38,20 @@ class Scheduler:
     twice and no two requests can wait for each other's pages; the price is that pages for tokens which a
     request stops short of stay unused. Nobody overtakes: when the first in line does not fit, the others
     wait behind it, so each request's turn comes.
+
+    Attributes:
+        waiting: Requests in line.
+        prefilling: Requests with prompt tokens left, in order of admission.
+        decoding: Requests that run their last token, by slot: where slots follow one another, a backend can
+            work on a slice of its pool.
     """
 
-    def __init__(self, pools: Pools, options: EngineOptions) -> None:
+    def __init__(self, pages: FreeList, slots: FreeList, options: EngineOptions) -> None:
         self.waiting: deque[Request] = deque()
         self.prefilling: list[Request] = []
         self.decoding: list[Request] = []
-        self._pools = pools
+        self._pages = pages
+        self._slots = slots
         self._rows = options.max_tokens_per_step
         self._chunk = options.prefill_chunk or options.max_tokens_per_step
 
@@ -66,11 +75,11 @@ class Scheduler:
             count = min(len(request.ids) - request.prefilled, self._chunk, rows)
             prefill.append((request, count))
             rows -= count
-        pools = self._pools
-        while rows and self.waiting and len(pools.slots) and self.waiting[0].needed_pages <= len(pools.pages):
+        pages, slots = self._pages, self._slots
+        while rows and self.waiting and len(slots) and self.waiting[0].needed_pages <= len(pages):
             request = self.waiting.popleft()
-            request.slot = pools.slots.take(1)[0]
-            request.pages = pools.pages.take(request.needed_pages)
+            request.slot = slots.take(1)[0]
+            request.pages = pages.take(request.needed_pages)
             self.prefilling.append(request)
             admitted.append(request)
             count = min(len(request.ids), self._chunk, rows)
@@ -89,7 +98,7 @@ class Scheduler:
             request.prefilled += count
             if request.prefilled == len(request.ids):
                 self.prefilling.remove(request)
-                self.decoding.append(request)
+                insort(self.decoding, request, key=attrgetter("slot"))
                 ready.append(request)
         return ready
 
@@ -99,8 +108,8 @@ class Scheduler:
             self.waiting.remove(request)
             return
         (self.decoding if request in self.decoding else self.prefilling).remove(request)
-        self._pools.slots.give([request.slot])
-        self._pools.pages.give(request.pages)
+        self._slots.give([request.slot])
+        self._pages.give(request.pages)
         request.slot = 0
         request.pages = []
 
