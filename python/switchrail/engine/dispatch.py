@@ -37,11 +37,14 @@ class Dispatcher:
         self._left: set[tuple[int, str]] = set()
         self._step: Step | None = None
         self._lookup = plan.lookup
-        # one instance serves all layers of a phase that chose it; the first layer stands for them
         self._backends = {
             (layer, op, phase): plan.backend(op, phase, layer)
             for layer, op in self._routes
             for phase in _PHASES
+        }
+        # one instance serves all layers of a phase that chose it
+        self._in_use = {
+            (phase, id(backend)): (op, backend) for (_, op, phase), backend in self._backends.items()
         }
 
     @property
@@ -65,10 +68,10 @@ class Dispatcher:
             DispatchError: The block ended, and an op of a layer was not run.
         """
         for part in step.parts:
-            for (_, op, phase), backend in self._backends.items():
-                key = (phase, id(backend))
-                if phase == part.phase and key not in step.plans:
-                    step.plans[key] = backend.plan(phase, part.pages if op == "attention" else part.states)
+            for (phase, key), (op, backend) in self._in_use.items():
+                if phase == part.phase:
+                    batch = part.pages if op == "attention" else part.states
+                    step.plans[phase, key] = backend.plan(phase, batch)
         self._left = set(self._routes)
         self._step = step
         try:
