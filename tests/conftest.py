@@ -1,5 +1,4 @@
-"""Where there is no GPU, Triton's kernels run in its interpreter, which must be switched on before Triton is
-imported."""
+"""Without a GPU, Triton's kernels run in its interpreter: switched on here, before anything imports Triton."""
 
 from __future__ import annotations
 
