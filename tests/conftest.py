@@ -1,4 +1,4 @@
-"""Without a GPU, Triton's kernels run in its interpreter: switched on here, before anything imports Triton."""
+"""Without a GPU, Triton's kernels are interpreted: switched on here, before anything imports Triton."""
 
 from __future__ import annotations
 
