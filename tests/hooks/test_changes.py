@@ -1,6 +1,5 @@
 """Adding and removing: what is refused, what is restored, what is left."""
 
-import functools
 import gc
 import subprocess
 import sys
@@ -8,7 +7,7 @@ import types
 
 import pytest
 from switchrail.errors import HookError, SwitchrailError
-from switchrail.hooks import Hooks, chain, trampoline
+from switchrail.hooks import Hooks, site, trampoline
 
 
 def private_names(module):
@@ -110,7 +109,7 @@ def test_a_finalizer_may_remove_hooks_in_the_middle_of_a_change(hooks, module, m
         assert other.list() == (theirs,)
         return trampoline.build(*args)
 
-    monkeypatch.setattr(chain, "build", build)
+    monkeypatch.setattr(site, "build", build)
     hooks.add(module.f, lambda result, a, b: result * 2, "after")
     assert module.f(1) == 6
     assert other.list() == ()
@@ -121,7 +120,7 @@ def test_nothing_is_added_in_the_middle_of_a_change(hooks, module, monkeypatch):
     def build(*args):
         hooks.add(module.C.m, anything)
 
-    monkeypatch.setattr(chain, "build", build)
+    monkeypatch.setattr(site, "build", build)
     with pytest.raises(HookError, match="within another change"):
         hooks.add(module.f, lambda a, b: None)
     assert hooks.list() == ()
@@ -169,15 +168,14 @@ REFUSED_TARGETS = {
     "hook_targets.g h": "no dotted path",
     "hook_targets.counterr": "nearest: counter",
     "hook_targets.C.mm": "no 'mm' there",
-    "hook_targets.D.m": "inherited; valid: 'hook_targets.C.m'",
-    "hook_targets.C": "is a type; valid: a plain Python function",
-    "math.sqrt": "is a builtin_function_or_method",
-    "no_such_module.f": "can't be imported",
+    "hook_targets.__name__": "is a str; valid: something that can be called",
+    "hook_targetz.f": "nearest: hook_targets",
 }
 
 
 @pytest.mark.parametrize("target", REFUSED_TARGETS)
 def test_refused_dotted_targets(hooks, module, target):
+    hooks.strict = True
     with pytest.raises(HookError, match=REFUSED_TARGETS[target]) as caught:
         hooks.add(target, anything)
     assert isinstance(caught.value, SwitchrailError)
@@ -185,12 +183,10 @@ def test_refused_dotted_targets(hooks, module, target):
 
 
 def test_refused_objects(hooks, module):
-    module.C.s = staticmethod(module.f)
-    for target in (module.C().m, functools.lru_cache(module.f), functools.partial(module.f), len, 3):
-        with pytest.raises(HookError, match="valid: a plain Python function"):
-            hooks.add(target, anything)
     with pytest.raises(HookError, match="__func__"):
-        hooks.add("hook_targets.C.s", anything)
+        hooks.add(module.C().m, anything)
+    with pytest.raises(HookError, match="is a int; valid: something that can be called"):
+        hooks.add(3, anything)
 
 
 @pytest.mark.parametrize(
@@ -229,22 +225,6 @@ def test_refused_for_a_variadic_target(hooks):
 def test_refused_priorities(hooks, module, priority):
     with pytest.raises(HookError, match="32 bits"):
         hooks.add(module.f, anything, priority=priority)
-
-
-def test_a_dotted_target_is_imported(hooks, tmp_path, monkeypatch):
-    package = tmp_path / "hooked_package"
-    package.mkdir()
-    (package / "__init__.py").write_text("from hooked_package.part import part")
-    (package / "part.py").write_text(
-        "def part(): return 1\nclass C:\n    class D:\n        def m(self): return 2\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    hooks.add("hooked_package.part", lambda: 10, "replace")
-    hooks.add("hooked_package.part.C.D.m", lambda self: 20, "replace")
-    package = sys.modules["hooked_package"]
-    inner = sys.modules["hooked_package.part"]
-    assert [package.part(), inner.part(), inner.C.D().m()] == [10, 10, 20]
-    del sys.modules["hooked_package"], sys.modules["hooked_package.part"]
 
 
 def test_every_instruction_is_on_the_line_of_the_def(hooks, module):

@@ -226,5 +226,5 @@ def test_what_can_stand_on_what(hooks, target, fn, kind):
     if fn is target and kind != "before":
         hooks.add(target, copy, kind)
     else:
-        with pytest.raises(HookError, match="valid for this kind and target: a .*plain function"):
+        with pytest.raises(HookError, match=r"valid for this kind and target: a .*plain function"):
             hooks.add(target, copy, kind)

@@ -1,4 +1,4 @@
-"""Which functions are hooked in this process, and the swap of their code.
+"""Which places are hooked in this process, and the swaps that put a chain there.
 
 A function's code belongs to the process, so this table does too, whatever number of runtimes add hooks to it.
 """
@@ -8,28 +8,36 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import CodeType, FunctionType
-from typing import Final
+from typing import Any, Final
 
 from switchrail import _core
 from switchrail.errors import HookError
 from switchrail.hooks.hook import Hook
-from switchrail.hooks.trampoline import build
+from switchrail.hooks.site import Site
 
 _log: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class _Chain:
-    own: CodeType
-    """The function's own code, put back with its last hook."""
-    installed: CodeType
-    """What the function's code is, unless somebody else has swapped it."""
+    own: Any
+    """What stood there before the first hook, put back with the last."""
+    installed: Any
+    """What stands there, unless somebody else has swapped it."""
     hooks: tuple[Hook, ...]
     """In the order in which they were added, which decides between equals."""
     running: tuple[Hook, ...]
+    """Those not disabled, in their running order."""
+
+
+@dataclass(frozen=True)
+class _Table:
+    sites: Mapping[Hook, tuple[Site, ...]]
+    """Where each hook stands, in the order of addition; nowhere yet for one whose target isn't there."""
+    disabled: frozenset[Hook]
+    chains: Mapping[Site, _Chain]
 
 
 # A finalizer can run inside a change, on the same thread, and may want to remove hooks of its own.
@@ -38,100 +46,171 @@ _changing = False
 _removed_meanwhile: Final[list[Hook]] = []
 
 # Replaced, never changed in place: readers take the reference and no lock.
-_chains: dict[FunctionType, _Chain] = {}
+_table = _Table({}, frozenset(), {})
 
 if hasattr(os, "register_at_fork"):  # else a child could inherit the lock from a thread that it doesn't have
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
-def running(target: FunctionType | None = None) -> tuple[Hook, ...]:
-    """The hooks in force on one function, or on all, in the order in which they run."""
-    chains = _chains
-    if target is not None:
-        return chains[target].running if target in chains else ()
-    return tuple(hook for chain in chains.values() for hook in chain.running)
+def running(site: Site | None = None) -> tuple[Hook, ...]:
+    """The hooks that run at one place, or at all, in the order in which they run."""
+    chains = _table.chains
+    if site is not None:
+        return chains[site].running if site in chains else ()
+    return tuple(dict.fromkeys(hook for chain in chains.values() for hook in chain.running))
 
 
-def change(*, add: Sequence[Hook] = (), remove: Sequence[Hook] = ()) -> None:
-    """Adds or removes hooks: all of them, or none.
+def added() -> Mapping[Hook, tuple[Site, ...]]:
+    """All hooks in the order of their addition, disabled and waiting ones too, and where they stand."""
+    return _table.sites
+
+
+def is_enabled(hook: Hook) -> bool:
+    """Whether a hook would run."""
+    return hook not in _table.disabled
+
+
+def change(
+    *,
+    add: Mapping[Hook, Sequence[Site]] | None = None,
+    remove: Sequence[Hook] = (),
+    attach: Mapping[Hook, Site] | None = None,
+    disable: Iterable[Hook] = (),
+    enable: Iterable[Hook] = (),
+    strict: bool = False,
+) -> None:
+    """Changes which hooks there are, where they stand and which of them run: all of it, or nothing.
 
     Every call of a target runs the chain from before the change or the one from after it. All trampolines are
     compiled first, then the table is published, then each function's code is swapped by one assignment; where
     one fails, all are put back.
 
+    Args:
+        add: New hooks, and where they stand.
+        remove: Hooks that go; those that aren't there are left out.
+        attach: Further places of hooks; of those that have gone, nothing.
+        disable: Hooks that stay, but don't run.
+        enable: Hooks that run again.
+        strict: Whether a second `replace` at one place is refused, not only reported.
+
     Raises:
-        HookError: A target has a hook already, or somebody else has swapped its code since it was hooked.
+        HookError: A target has a hook already, can't have it, or somebody else has swapped its code since it
+            was hooked.
         OrderError: The hooks' constraints form a cycle.
     """
     global _changing
     with _lock:
         if _changing:
-            if add:
-                raise HookError(
-                    f"{add[0]!r} can't be added from within another change", target=add[0].target_name
-                )
-            _removed_meanwhile.extend(remove)
-            return
+            if remove and not add:
+                _removed_meanwhile.extend(remove)
+                return
+            raise HookError("hooks can't be changed from within another change, but for removals")
         _changing = True
         try:
+            before = _table
             try:
-                _change(add, remove)
+                new = {**before.sites}
+                for hook, sites in (add or {}).items():
+                    if hook in new:
+                        raise HookError(f"{hook!r} is there already", target=hook.target_name)
+                    new[hook] = tuple(sites)
+                for hook, site in (attach or {}).items():
+                    if hook in new and site not in new[hook]:
+                        new[hook] = (*new[hook], site)
+                for hook in remove:
+                    new.pop(hook, None)
+                disabled = (before.disabled | {*disable}) - {*enable}
+                _change(new, disabled & new.keys(), strict=strict)
             finally:
                 while _removed_meanwhile:
-                    _change((), [_removed_meanwhile.pop()])
+                    gone = _removed_meanwhile.pop()
+                    rest = {hook: sites for hook, sites in _table.sites.items() if hook is not gone}
+                    _change(rest, _table.disabled - {gone})
         finally:
             _changing = False
-    for target in dict.fromkeys(hook.target for hook in add if hook.kind == "replace"):
-        first, *others = [hook for hook in running(target) if hook.kind == "replace"]
-        for other in others:
-            _log.warning("%r never runs: %r stands before it", other, first)
+    _report(before.chains, _table.chains)
 
 
-def _change(add: Sequence[Hook], remove: Sequence[Hook]) -> None:
-    global _chains
-    before = _chains
-    after = dict(before)
-    swaps: list[tuple[FunctionType, CodeType, CodeType]] = []
-    for target in dict.fromkeys(hook.target for hook in (*add, *remove)):
-        found = target.__code__
-        chain = before.get(target) or _Chain(found, found, (), ())
-        hooks = [hook for hook in chain.hooks if hook not in remove]
-        for hook in add:
-            if hook.target is target:
-                _refuse_unfit(hook, hooks, swapped=found is not chain.installed)
-                hooks.append(hook)
-        if len(hooks) == len(chain.hooks):  # none of those to be removed is in force
+def _report(before: Mapping[Site, _Chain], after: Mapping[Site, _Chain]) -> None:
+    for site, chain in after.items():
+        replaces = [hook for hook in chain.running if hook.kind == "replace"]
+        known = before[site].running if site in before else ()
+        for hook in replaces[1:]:
+            if not {hook, replaces[0]} <= {*known}:
+                _log.warning("%r never runs: %r stands before it", hook, replaces[0])
+
+
+def _change(
+    sites: Mapping[Hook, tuple[Site, ...]], disabled: frozenset[Hook], *, strict: bool = False
+) -> None:
+    global _table
+    before = _table
+    wanted: dict[Site, list[Hook]] = {}
+    for hook, places in sites.items():
+        for site in places:
+            wanted.setdefault(site, []).append(hook)
+    chains = dict(before.chains)
+    swaps: list[tuple[Site, Any, bool, Any, bool]] = []
+    for site in dict.fromkeys([*before.chains, *wanted]):
+        hooks = wanted.get(site, [])
+        chain = before.chains.get(site)
+        enabled = [hook for hook in hooks if hook not in disabled]
+        if chain and (*hooks,) == chain.hooks and {*enabled} == {*chain.running}:
             continue
-        ordered = _ordered(hooks)
-        if found is not chain.installed:
+        found = site.found()
+        chain = chain or _Chain(found, found, (), ())
+        swapped = found is not chain.installed
+        for i, hook in enumerate(hooks):
+            if hook not in chain.hooks:
+                _refuse_unfit(hook, site, hooks[:i], swapped=swapped)
+        ordered = _ordered(enabled)
+        if strict:
+            _refuse_second_replace(site, ordered, chain.running)
+        if swapped:
             installed = chain.installed
-            _log.warning("%s keeps its code: it was swapped since it was hooked", chain.hooks[0].target_name)
+            _log.warning("%s keeps its code: it was swapped since it was hooked", site.name)
+        elif ordered == chain.running:
+            installed = chain.installed
         else:
-            installed = build(target, chain.own, ordered) if hooks else chain.own
-            swaps.append((target, found, installed))
-        after.pop(target, None)
+            installed = site.made(chain.own, ordered) if ordered else chain.own
+            swaps.append((site, found, bool(chain.running), installed, bool(ordered)))
+        chains.pop(site, None)
         if hooks:
-            after[target] = _Chain(chain.own, installed, tuple(hooks), ordered)
-    _chains = after
+            chains[site] = _Chain(chain.own, installed, tuple(hooks), ordered)
+    _table = _Table(sites, disabled, chains)
+    done: list[tuple[Site, Any, bool, Any, bool]] = []
     try:
-        for target, _, new in swaps:
-            target.__code__ = new
+        for swap in swaps:
+            site, _, _, new, hooked = swap
+            done.append(swap)
+            site.install(new, hooked=hooked)
     except BaseException:  # an audit hook may refuse, a signal may come between
-        for target, old, new in swaps:
-            if target.__code__ is new:
-                target.__code__ = old
-        _chains = before
+        for site, old, was_hooked, new, _ in done:
+            if site.found() is new:
+                site.install(old, hooked=was_hooked)
+        _table = before
         raise
 
 
-def _refuse_unfit(hook: Hook, hooks: Sequence[Hook], *, swapped: bool) -> None:
+def _refuse_unfit(hook: Hook, site: Site, hooks: Sequence[Hook], *, swapped: bool) -> None:
     if swapped:
-        problem = "somebody else has swapped the target's code since it was hooked"
+        problem: str | None = "somebody else has swapped the target's code since it was hooked"
     elif any((other.owner, other.kind, other.fn) == (hook.owner, hook.kind, hook.fn) for other in hooks):
         problem = "the target has it already"
     else:
-        return
-    raise HookError(f"{hook!r} can't be added: {problem}", target=hook.target_name)
+        problem = site.problem_of(hook)
+    if problem is not None:
+        raise hook.refusal(problem)
+
+
+def _refuse_second_replace(site: Site, ordered: Sequence[Hook], known: Sequence[Hook]) -> None:
+    replaces = [hook for hook in ordered if hook.kind == "replace"]
+    if len(replaces) > 1 and not {*replaces} <= {*known}:
+        raise HookError(
+            f"{site.name} is replaced more than once: by {', '.join(repr(hook) for hook in replaces)}; "
+            "valid in strict mode: one replace hook",
+            target=site.name,
+        )
 
 
 def _ordered(hooks: Sequence[Hook]) -> tuple[Hook, ...]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import inspect
 import keyword
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType
-from typing import Any
+from typing import Any, Final
+
+CALLEE: Final = "__switchrail_callee"
+"""The first parameter of a function that stands in for objects without code: the object to call."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,7 @@ class Parameters:
         var_positional: The name after `*`, or None.
         keyword_only: Names that follow it.
         var_keyword: The name after `**`, or None.
+        callee: Whether `CALLEE` comes before them; hooks don't see it.
     """
 
     positional_only: tuple[str, ...]
@@ -27,6 +31,7 @@ class Parameters:
     var_positional: str | None
     keyword_only: tuple[str, ...]
     var_keyword: str | None
+    callee: bool = False
 
     @classmethod
     def of(cls, code: CodeType) -> Parameters:
@@ -41,14 +46,42 @@ class Parameters:
                 raise ValueError(f"its parameter {name!r} can't be written in Python")
         positional = names[code.co_posonlyargcount : code.co_argcount]
         keyword_only = names[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+        positional_only = tuple(names[: code.co_posonlyargcount])
+        callee = positional_only[:1] == (CALLEE,)
         rest = iter(names[code.co_argcount + code.co_kwonlyargcount :])
         return cls(
-            positional_only=tuple(names[: code.co_posonlyargcount]),
+            positional_only=positional_only[1:] if callee else positional_only,
             positional=tuple(positional),
             var_positional=next(rest) if code.co_flags & inspect.CO_VARARGS else None,
             keyword_only=tuple(keyword_only),
             var_keyword=next(rest) if code.co_flags & inspect.CO_VARKEYWORDS else None,
+            callee=callee,
         )
+
+    @classmethod
+    def told_by(cls, callable_: Callable[..., Any]) -> Parameters | None:
+        """What an object without code says that it takes; None if it doesn't say."""
+        try:
+            signature = inspect.signature(callable_)
+        except (TypeError, ValueError):
+            return None
+
+        def names(kind: Any) -> tuple[str, ...]:
+            return tuple(name for name, parameter in signature.parameters.items() if parameter.kind is kind)
+
+        return cls(
+            positional_only=names(inspect.Parameter.POSITIONAL_ONLY),
+            positional=names(inspect.Parameter.POSITIONAL_OR_KEYWORD),
+            var_positional=next(iter(names(inspect.Parameter.VAR_POSITIONAL)), None),
+            keyword_only=names(inspect.Parameter.KEYWORD_ONLY),
+            var_keyword=next(iter(names(inspect.Parameter.VAR_KEYWORD)), None),
+        )
+
+    def without_first(self) -> Parameters:
+        """These but the first positional one, which there must be."""
+        if self.positional_only:
+            return replace(self, positional_only=self.positional_only[1:])
+        return replace(self, positional=self.positional[1:])
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -60,7 +93,8 @@ class Parameters:
     @property
     def definition(self) -> str:
         """The text between the parentheses of a `def`."""
-        parts = [*self.positional_only, "/"] if self.positional_only else []
+        positional_only = [CALLEE, *self.positional_only] if self.callee else list(self.positional_only)
+        parts = [*positional_only, "/"] if positional_only else []
         parts += self.positional
         if self.var_positional or self.keyword_only:
             parts.append(f"*{self.var_positional or ''}")

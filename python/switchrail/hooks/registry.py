@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from types import FunctionType
-from typing import Any
+from typing import Any, Final, TypeVar, overload
 
 from switchrail.errors import HookError
-from switchrail.hooks import chain
+from switchrail.hooks import chain, imports
 from switchrail.hooks.hook import Hook, Kind
-from switchrail.hooks.target import resolve
+from switchrail.hooks.site import Site
+from switchrail.hooks.target import MissingTargetError, resolve
+
+_log: Final = logging.getLogger(__name__)
+
+_Fn = TypeVar("_Fn", bound=Callable[..., Any])
 
 
 class Hooks:
-    """What one runtime put on functions of this process.
+    """What one runtime put on targets in this process.
 
     All methods can be called at any time and from any thread; a lock is held only around a change, and calls
     of hooked functions take none. Dropping this object removes nothing: `clear` does.
+
+    Attributes:
+        strict: Whether a target that does not exist, and a second `replace` on one target, are errors. Else
+            they are reported in the log.
     """
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self.strict = strict
 
     def prepare(
         self,
-        target: str | FunctionType,
+        target: object,
         fn: Callable[..., Any],
         kind: Kind = "before",
         *,
@@ -31,7 +43,22 @@ class Hooks:
         after: Sequence[str] = (),
     ) -> Hook:
         """Makes and checks a hook that is not in force yet, for `commit`; see `add`."""
-        return Hook(resolve(target), fn, kind, source, priority, tuple(before), tuple(after), self)
+        place: Site | None = None
+        missing: MissingTargetError | None = None
+        try:
+            place = resolve(target)
+        except MissingTargetError as error:
+            if self.strict:
+                raise
+            missing = error
+        name = target if isinstance(target, str) else place.name if place is not None else repr(target)
+        hook = Hook(name, fn, kind, source, priority, tuple(before), tuple(after), self, place)
+        problem = place.problem_of(hook) if place is not None else None
+        if problem is not None:
+            raise hook.refusal(problem)
+        if missing is not None:
+            _log.warning("%r waits for its target: %s", hook, missing)
+        return hook
 
     def commit(self, hooks: Sequence[Hook]) -> None:
         """Puts prepared hooks in force: all of them, or none.
@@ -44,11 +71,30 @@ class Hooks:
         for hook in hooks:
             if hook.owner is not self:
                 raise HookError(f"{hook!r} was prepared by another Hooks", target=hook.target_name)
-        chain.change(add=hooks)
+        imports.watch(hooks)
+        chain.change(
+            add={hook: () if hook.site is None else (hook.site,) for hook in hooks}, strict=self.strict
+        )
+        # A module may have been imported since the hook was prepared.
+        imports.attach([hook for hook in hooks if hook.site is None])
 
+    @overload
     def add(
         self,
-        target: str | FunctionType,
+        target: object,
+        fn: None = None,
+        kind: Kind = "before",
+        *,
+        source: str = "user",
+        priority: int = 0,
+        before: Sequence[str] = (),
+        after: Sequence[str] = (),
+    ) -> Callable[[_Fn], _Fn]: ...
+
+    @overload
+    def add(
+        self,
+        target: object,
         fn: Callable[..., Any],
         kind: Kind = "before",
         *,
@@ -56,11 +102,26 @@ class Hooks:
         priority: int = 0,
         before: Sequence[str] = (),
         after: Sequence[str] = (),
-    ) -> Hook:
+    ) -> Hook: ...
+
+    def add(
+        self,
+        target: object,
+        fn: Callable[..., Any] | None = None,
+        kind: Kind = "before",
+        *,
+        source: str = "user",
+        priority: int = 0,
+        before: Sequence[str] = (),
+        after: Sequence[str] = (),
+    ) -> Hook | Callable[[_Fn], _Fn]:
         """Puts a hook in force, for every call that starts after this returns.
 
+        Without `fn` it is a decorator, which leaves the function as it is.
+
         Args:
-            target: A plain Python function, or the dotted path of one, whose module is then imported.
+            target: A function, method, class, property or other object that can be called; or the dotted path
+                of one. Where its module is not imported yet, the hook waits for that.
             fn: What to call; the package's documentation says with what, for each kind.
             kind: `before`, `after`, `around` or `replace`.
             source: The distribution that the hook comes from.
@@ -70,16 +131,26 @@ class Hooks:
             after: Sources, or names of hooks, that are nearer to the caller than this one.
 
         Returns:
-            The hook, for `remove`.
+            The hook, for `remove`, `disable` and `enable`.
 
         Raises:
-            HookError: The target is not there or is no plain Python function; the hook can't work on it, or
-                the target has it already; somebody else has swapped the target's code since it was hooked.
+            HookError: The target can't be hooked, or in strict mode isn't there; the hook can't work on it,
+                or the target has it already; somebody else has swapped the target's code since it was hooked.
             OrderError: The constraints of the hooks on the target form a cycle.
         """
-        hook = self.prepare(target, fn, kind, source=source, priority=priority, before=before, after=after)
-        self.commit([hook])
-        return hook
+
+        def put(fn: Callable[..., Any]) -> Hook:
+            hook = self.prepare(
+                target, fn, kind, source=source, priority=priority, before=before, after=after
+            )
+            self.commit([hook])
+            return hook
+
+        def decorator(fn: _Fn) -> _Fn:
+            put(fn)
+            return fn
+
+        return decorator if fn is None else put(fn)
 
     def remove(self, *hooks: Hook) -> None:
         """Takes hooks out of force; with its last one a function has its own code back.
@@ -89,11 +160,31 @@ class Hooks:
         """
         chain.change(remove=[hook for hook in hooks if hook.owner is self])
 
-    def clear(self) -> None:
-        """Takes all hooks of this object out of force."""
-        self.remove(*self.list())
+    def disable(self, *hooks: Hook) -> None:
+        """Lets hooks stay where they are without running."""
+        chain.change(disable=[hook for hook in hooks if hook.owner is self and hook in chain.added()])
 
-    def list(self, target: str | FunctionType | None = None) -> tuple[Hook, ...]:
+    def enable(self, *hooks: Hook) -> None:
+        """Lets disabled hooks run again."""
+        chain.change(enable=[hook for hook in hooks if hook.owner is self])
+
+    def clear(self) -> None:
+        """Takes all hooks of this object out of force, disabled and waiting ones too."""
+        self.remove(*(hook for hook in chain.added() if hook.owner is self))
+
+    def list(self, target: object = None) -> tuple[Hook, ...]:
         """The hooks of this object in force, on one target or on all, in their running order."""
-        running = chain.running(None if target is None else resolve(target))
-        return tuple(hook for hook in running if hook.owner is self)
+        site = None
+        if target is not None:
+            site = resolve(target)
+            if site is None:
+                return ()
+        return tuple(hook for hook in chain.running(site) if hook.owner is self)
+
+    def disabled(self) -> tuple[Hook, ...]:
+        """The hooks of this object that were disabled, in the order of their addition."""
+        return tuple(hook for hook in chain.added() if hook.owner is self and not chain.is_enabled(hook))
+
+    def waiting(self) -> tuple[Hook, ...]:
+        """The hooks of this object whose target isn't there yet, in the order of their addition."""
+        return tuple(hook for hook, sites in chain.added().items() if hook.owner is self and not sites)

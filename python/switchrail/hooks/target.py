@@ -1,90 +1,154 @@
-"""From what a hook names to the function that it means."""
+"""From what a hook names to the place that it means."""
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-import inspect
 import sys
-from types import FunctionType, ModuleType
-from typing import Any
+import weakref
+from functools import cached_property
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, Final
 
 from switchrail import _core
 from switchrail.errors import HookError
+from switchrail.hooks.inherited import forwarding
+from switchrail.hooks.site import Function, Site
+from switchrail.hooks.standin import original_of, standing_for
 
 
-def resolve(target: str | FunctionType) -> FunctionType:
-    """The plain Python function that a dotted path leads to, its module imported; or the one given.
+class MissingTargetError(HookError):
+    """Nothing is where a dotted path leads. Fields: `target`, `nearest`."""
+
+
+# Two hooks on what one class inherits, or on one object without code, need the same stand-in. As long as a
+# site lives, so do the objects whose ids are its key.
+_made: Final[weakref.WeakValueDictionary[tuple[int, str], Function]] = weakref.WeakValueDictionary()
+
+
+def resolve(target: object) -> Site | None:
+    """The place that a dotted path leads to, or that an object is; None for a path to what isn't imported.
 
     Raises:
-        HookError: Nothing is there, or what is there has no Python code of its own.
+        MissingTargetError: Nothing is there.
+        HookError: What is there can't be hooked, or the path is none.
     """
-    if not isinstance(target, str):
-        return _checked(target, repr(target))
-    module, *parts = target.split(".")
-    if not parts or not all(part.isidentifier() for part in (module, *parts)):
+    if isinstance(target, str):
+        return _at(target)
+    if isinstance(target, MethodType):
+        if isinstance(target.__self__, type):
+            return _attribute_of(
+                target.__self__,
+                target.__func__.__name__,
+                f"{target.__self__.__module__}.{target.__qualname__}",
+            )
+        raise HookError(
+            f"the target {target!r} is a method of one instance; valid: its __func__, which every instance "
+            "shares, or a dotted path",
+            target=repr(target),
+        )
+    return _site(target, repr(target), None)
+
+
+def modules_of(path: str) -> tuple[str, ...]:
+    """Every prefix of a dotted path that can be a module."""
+    parts = path.split(".")
+    return tuple(".".join(parts[:i]) for i in range(1, len(parts)))
+
+
+def _at(target: str) -> Site | None:
+    parts = target.split(".")
+    if len(parts) < 2 or not all(part.isidentifier() for part in parts):
         raise HookError(
             f"the target {target!r} is no dotted path; valid: 'package.module.function', or a function",
             target=target,
         )
-    found: Any = _imported(module, target)
-    for i, part in enumerate(parts):
-        path = f"{module}.{'.'.join(parts[: i + 1])}"
+    found: Any = sys.modules.get(parts[0])
+    if found is None:
+        if not _can_be_imported(parts[0]):
+            raise _missing(target, parts[0], sys.modules)
+        return None
+    for i, part in enumerate(parts[1:-1], start=2):
+        path = ".".join(parts[:i])
         # A package may bind a function to the name of one of its modules; only the last part can mean the
         # function.
-        if i < len(parts) - 1 and hasattr(found, "__path__") and _is_module(path):
-            found = _imported(path, target)
-        else:
-            found = _attribute(found, part, target)
-    return _checked(found, repr(target))
+        if isinstance(found, ModuleType) and hasattr(found, "__path__"):
+            if path in sys.modules:
+                found = sys.modules[path]
+                continue
+            if _can_be_imported(path):
+                return None
+        if _is_being_imported(found) and not hasattr(found, part):
+            return None
+        found = _get(found, part, target)
+    name = parts[-1]
+    if isinstance(found, type):
+        return _attribute_of(found, name, target)
+    if _is_being_imported(found) and not hasattr(found, name):
+        return None
+    return _site(_get(found, name, target), repr(target), (found, name))
 
 
-def _is_module(path: str) -> bool:
-    return path in sys.modules or importlib.util.find_spec(path) is not None
-
-
-def _imported(path: str, target: str) -> ModuleType:
+def _can_be_imported(module: str) -> bool:
     try:
-        return importlib.import_module(path)
-    except Exception as error:
-        raise HookError(
-            f"the target {target!r} can't be hooked: {path!r} can't be imported: {error!r}",
-            target=target,
-        ) from error
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # a broken finder, a module without a spec
+        return False
 
 
-def _attribute(owner: Any, name: str, target: str) -> Any:
-    if isinstance(owner, type):
-        own = vars(owner)
-        if name in own:
-            return own[name]
-        base = next((base for base in owner.__mro__ if name in vars(base)), None)
-        if base is not None:
-            raise HookError(
-                f"the target {target!r} is inherited; valid: '{base.__module__}.{base.__qualname__}.{name}', "
-                "which hooks it for every subclass",
-                target=target,
-            )
-    elif hasattr(owner, name):
+def _is_being_imported(found: Any) -> bool:
+    return bool(getattr(getattr(found, "__spec__", None), "_initializing", False))
+
+
+def _get(owner: Any, name: str, target: str) -> Any:
+    if isinstance(owner, type) and name in vars(owner):
+        return vars(owner)[name]
+    try:
         return getattr(owner, name)
-    nearest = tuple(_core.nearest(name, dir(owner)))
+    except AttributeError:
+        raise _missing(target, name, dir(owner)) from None
+
+
+def _missing(target: str, name: str, known: Any) -> MissingTargetError:
+    nearest = tuple(_core.nearest(name, [each for each in known if not each.startswith("__switchrail")]))
     hint = f"; nearest: {', '.join(nearest)}" if nearest else ""
-    raise HookError(
+    return MissingTargetError(
         f"the target {target!r} does not exist: no {name!r} there{hint}", target=target, nearest=nearest
     )
 
 
-def _checked(found: Any, target: str) -> FunctionType:
+def _attribute_of(owner: type, name: str, target: str) -> Site:
+    """The place of a class's attribute; of one that it inherits, a place of its own."""
+    own = vars(owner)
+    if name in own:
+        return _site(own[name], repr(target), (owner, name))
+    if not any(name in vars(base) for base in owner.__mro__):
+        raise _missing(target, name, dir(owner))
+    key = id(owner), name
+    site = _made.get(key)
+    if site is None:
+        site = _made.setdefault(key, Function(*forwarding(owner, name)))
+        _made[id(site.function), ""] = site
+    return site
+
+
+def _site(found: Any, target: str, owner: tuple[Any, str] | None) -> Site:
     # `inspect.isfunction` takes subclasses and Cython's functions for it; their code can't be swapped.
     if type(found) is FunctionType:
-        return found
-    if inspect.ismethod(found):
-        hint = "; hook its __func__, which every instance shares"
-    elif isinstance(found, (staticmethod, classmethod)):
-        hint = "; hook its __func__"
-    else:
-        hint = ""
-    raise HookError(
-        f"the target {target} is a {type(found).__qualname__}; valid: a plain Python function{hint}",
-        target=target,
-    )
+        return _made.get((id(found), "")) or Function(found)
+    if type(found) in (staticmethod, classmethod):
+        return _site(found.__func__, target, None)
+    if isinstance(found, property) and found.fget is not None:
+        return _site(found.fget, target, None)
+    if isinstance(found, cached_property):
+        return _site(found.func, target, None)
+    if isinstance(found, type):
+        raise HookError(f"the target {target} is a class", target=target)
+    if not callable(found):
+        raise HookError(
+            f"the target {target} is a {type(found).__qualname__}; valid: something that can be called, "
+            "or a property",
+            target=target,
+        )
+    original = original_of(found)
+    key = id(original), ""
+    return _made.get(key) or _made.setdefault(key, Function(*standing_for(original, owner)))

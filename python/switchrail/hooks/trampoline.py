@@ -8,13 +8,14 @@ import itertools
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from types import CodeType, FunctionType
 from typing import Any, Final
 
 from switchrail.errors import HookError
 from switchrail.hooks.hook import RETURN_NONE, SUSPENDING, Hook, name_of
-from switchrail.hooks.parameters import Parameters
+from switchrail.hooks.parameters import CALLEE, Parameters
 
 _versions: Final = itertools.count()
 
@@ -45,62 +46,82 @@ def build(function: FunctionType, code: CodeType, hooks: Sequence[Hook]) -> Code
         return name
 
     body: list[str] = []
-    result, changed = "__switchrail_result", "__switchrail_changed"
-    delegates = bool(flags) and sys.version_info < (3, 11)
+    changed = "__switchrail_changed"
     befores = [hook for hook in hooks if hook.kind == "before"]
     if befores:
-        rebind = named("rebind", _rebind(function, code, parameters))
+        rebind = named("rebind", _rebind(function, code, replace(parameters, callee=False)))
     for i, hook in enumerate(befores):
         fn = named(f"before_{i}", hook.fn)
         body.append(f"{changed} = {parameters.call(fn)}")
         body.append(f"if {changed} is not None: [{', '.join(parameters.names)}] = {rebind}({changed}, {fn})")
 
     replaces = [hook.fn for hook in hooks if hook.kind == "replace"]
-    inner = replaces[0] if replaces else _like(function, code)
     arounds = [hook.fn for hook in hooks if hook.kind == "around"]
-    for around in reversed(arounds[1:]):
-        inner = partial(around, inner)
-    if arounds:
-        call = parameters.call(named("around", arounds[0]), named("original", inner))
+    if parameters.callee:  # what is called differs from call to call, so the nesting is made in each
+        inner = named("replace", replaces[0]) if replaces else CALLEE
+        for i, around in reversed([*enumerate(arounds)][1:]):
+            inner = f"{named('partial', partial)}({named(f'around_{i}', around)}, {inner})"
     else:
-        call = parameters.call(named("original", inner))
+        original = replaces[0] if replaces else _like(function, code)
+        for around in reversed(arounds[1:]):
+            original = partial(around, original)
+        inner = named("original", original)
+    call = parameters.call(named("around", arounds[0]), inner) if arounds else parameters.call(inner)
 
     afters = [hook for hook in reversed(hooks) if hook.kind == "after"]
     if afters:
         none = named("none", RETURN_NONE)
-    finish: list[str] = []
+    ending: list[str] = []
     for i, hook in enumerate(afters):
         awaits = "await " if inspect.iscoroutinefunction(hook.fn) else ""
-        finish.append(f"{changed} = {awaits}{parameters.call(named(f'after_{i}', hook.fn), result)}")
-        finish.append(f"if {changed} is not None: {result} = None if {changed} is {none} else {changed}")
-
-    if flags & inspect.CO_COROUTINE and afters and not delegates:
-        # A coroutine function's after hooks want its value: a coroutine that waits for it takes over.
-        ending = [f"{result} = await {result}", *finish, f"return {result}"]
-        waits = _compiled(code, parameters, ending, first=result, coroutine=True)
+        ending.append(f"{changed} = {awaits}{parameters.call(named(f'after_{i}', hook.fn), _RESULT)}")
+        ending.append(f"if {changed} is not None: {_RESULT} = None if {changed} is {none} else {changed}")
+    if afters and flags & inspect.CO_COROUTINE and not _DELEGATES:
+        # The after hooks of a coroutine function want its value: a coroutine that waits for it takes over.
+        waiting = [f"{_RESULT} = await {_RESULT}", *ending, f"return {_RESULT}"]
+        waits = _compiled(code, parameters, waiting, first=_RESULT, coroutine=True)
         body.append(f"return {parameters.call(named('waits', _like(function, waits)), call)}")
-    elif flags & inspect.CO_COROUTINE and delegates:
-        body += [f"{result} = await {call}", *finish, f"return {result}"]
     else:
-        body += [f"{result} = {call}", *finish] if afters or delegates else []
-        if not delegates:
-            body.append(f"return {result if afters else call}")
-        elif flags & inspect.CO_ASYNC_GENERATOR:
-            body += _ASYNC_DELEGATION
-        else:
-            body.append(f"return (yield from {result})")
+        body += _returning(flags, call, ending)
 
-    trampoline = _compiled(
-        code,
-        parameters,
-        body,
-        coroutine=delegates and bool(flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR)),
-    )
-    # Before 3.11 the interpreter itself makes the coroutine or generator of a code that has the flag.
-    trampoline = trampoline.replace(co_flags=trampoline.co_flags | flags)
+    trampoline = _suspending(code, parameters, body)
     function.__globals__.update(names)
     weakref.finalize(trampoline, _forget, function.__globals__, tuple(names)).atexit = False
     return trampoline
+
+
+def forwarder(code: CodeType, parameters: Parameters, call: str) -> CodeType:
+    """Code of the same nature as `code`, with the given parameters, that hands its calls on."""
+    return _suspending(code, parameters, _returning(code.co_flags & SUSPENDING, call, []), free=())
+
+
+_RESULT: Final = "__switchrail_result"
+
+# Before 3.11 the interpreter itself makes the coroutine or generator of a code that has the flag. Since then
+# a code can have it and return the one that the original made.
+_DELEGATES: Final = sys.version_info < (3, 11)
+
+
+def _returning(flags: int, call: str, ending: Sequence[str]) -> list[str]:
+    """Statements that call, change the result in `ending` and return it."""
+    if not (flags and _DELEGATES):
+        return [f"{_RESULT} = {call}", *ending, f"return {_RESULT}"] if ending else [f"return {call}"]
+    if flags & inspect.CO_COROUTINE:
+        return [f"{_RESULT} = await {call}", *ending, f"return {_RESULT}"]
+    delegation = (
+        _ASYNC_DELEGATION if flags & inspect.CO_ASYNC_GENERATOR else [f"return (yield from {_RESULT})"]
+    )
+    return [f"{_RESULT} = {call}", *ending, *delegation]
+
+
+def _suspending(
+    code: CodeType, parameters: Parameters, body: Sequence[str], *, free: tuple[str, ...] | None = None
+) -> CodeType:
+    """Compiles a body as a function of the same nature as `code`."""
+    flags = code.co_flags & SUSPENDING
+    asynchronous = flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR)
+    made = _compiled(code, parameters, body, free=free, coroutine=_DELEGATES and bool(asynchronous))
+    return made.replace(co_flags=made.co_flags | flags)
 
 
 _ASYNC_DELEGATION: Final = """\
@@ -129,13 +150,21 @@ def _forget(namespace: dict[str, Any], names: tuple[str, ...]) -> None:
 
 
 def _compiled(
-    code: CodeType, parameters: Parameters, body: Sequence[str], *, first: str = "", coroutine: bool = False
+    code: CodeType,
+    parameters: Parameters,
+    body: Sequence[str],
+    *,
+    first: str = "",
+    free: tuple[str, ...] | None = None,
+    coroutine: bool = False,
 ) -> CodeType:
-    """Compiles a body as a function with the given parameters, after `first`, and the free variables of `code`.
+    """Compiles a body as a function with the given parameters, after `first`.
+
+    It has the free variables of `code`, or those named.
 
     Every instruction carries the line of the original's `def`; coverage would count others as never run.
     """
-    free = code.co_freevars
+    free = code.co_freevars if free is None else free
     lines = ["def enclosing():"]
     lines += [f"    {name} = None" for name in free]
     definition = f"{first}, {parameters.definition}" if first else parameters.definition

@@ -1,0 +1,113 @@
+"""Finding who holds an object, and giving them another."""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from functools import partial
+from types import CellType, FrameType, FunctionType, GetSetDescriptorType, MemberDescriptorType
+from typing import Any
+
+
+class Hidden:
+    """Base of what holds objects on behalf of hooks, and is no holder to be updated."""
+
+    __slots__ = ()
+
+
+def replace_held(old: Any, new: Any) -> tuple[int, list[str]]:
+    """Puts `new` wherever `old` is held, as far as the garbage collector knows and the holder can be changed.
+
+    Found are modules, classes, instances, dicts, lists, deques, sets, closures, defaults of functions and
+    `functools.partial`. Local variables of running functions aren't.
+
+    Returns:
+        How many holders were changed, and a description of each one that wasn't.
+    """
+    changed, unreached = 0, []
+    for holder in gc.get_referrers(old):
+        if isinstance(holder, FrameType) or issubclass(type(holder), Hidden):
+            continue
+        if _changed(holder, old, new):
+            changed += 1
+        else:
+            unreached.append(f"a {type(holder).__module__}.{type(holder).__qualname__}")
+    return changed, unreached
+
+
+def _changed(holder: Any, old: Any, new: Any) -> bool:
+    cls = type(holder)
+    if issubclass(cls, dict):
+        return _changed_dict(holder, old, new)
+    if cls is list or cls is deque:
+        for i, item in enumerate(holder):
+            if item is old:
+                holder[i] = new
+        return True
+    if cls is set:
+        holder.remove(old)
+        holder.add(new)
+        return True
+    if cls is CellType:
+        holder.cell_contents = new
+        return True
+    if cls is tuple:
+        return _changed_tuple(holder, old, new)
+    if cls is partial:
+        if holder.func is old:
+            _set_partial(holder, func=new)
+            return True
+        return False
+    return _changed_instance(holder, old, new)
+
+
+def _changed_dict(holder: dict[Any, Any], old: Any, new: Any) -> bool:
+    names = [key for key, value in dict.items(holder) if value is old]
+    owners = [
+        owner
+        for owner in gc.get_referrers(holder)
+        if isinstance(owner, type) and names and vars(owner).get(names[0]) is old
+    ]
+    for name in names:
+        if owners:
+            setattr(owners[0], name, new)
+        else:
+            dict.__setitem__(holder, name, new)
+    return bool(names)
+
+
+def _changed_tuple(holder: tuple[Any, ...], old: Any, new: Any) -> bool:
+    """Tuples can't be changed, but those that are a function's defaults or a partial's arguments can go."""
+    put = tuple(new if item is old else item for item in holder)
+    done = False
+    for owner in gc.get_referrers(holder):
+        if type(owner) is FunctionType and owner.__defaults__ is holder:
+            owner.__defaults__ = put
+            done = True
+        elif type(owner) is partial and owner.args is holder:
+            _set_partial(owner, args=put)
+            done = True
+    return done
+
+
+def _set_partial(holder: partial[Any], **parts: Any) -> None:
+    state = {"func": holder.func, "args": holder.args, "keywords": holder.keywords, **parts}
+    # `__setstate__` is how a partial is unpickled, and the only way to change one.
+    holder.__setstate__((state["func"], state["args"], state["keywords"], vars(holder)))  # type: ignore[attr-defined]
+
+
+def _changed_instance(holder: Any, old: Any, new: Any) -> bool:
+    done = False
+    for base in type(holder).__mro__:
+        for name, member in vars(base).items():
+            if type(member) is GetSetDescriptorType and name == "__dict__":
+                own = member.__get__(holder)
+                done |= type(own) is dict and _changed_dict(own, old, new)
+            elif type(member) is MemberDescriptorType:
+                try:
+                    if member.__get__(holder) is old:
+                        member.__set__(holder, new)
+                        done = True
+                except (AttributeError, TypeError):  # an empty slot, or one that is read-only
+                    continue
+    return done

@@ -1,0 +1,103 @@
+"""A function of its own for a subclass that only inherits one: it hands its calls on to the next class."""
+
+from __future__ import annotations
+
+import builtins
+from dataclasses import dataclass
+from functools import cached_property
+from types import FunctionType
+from typing import Any
+
+from switchrail.hooks.parameters import Parameters
+from switchrail.hooks.trampoline import forwarder
+
+
+def raw_after(owner: type, cls: type, name: str) -> Any:
+    """What the classes that follow `owner` in the resolution order of `cls` have under a name, unbound."""
+    order = cls.__mro__
+    return next(vars(base)[name] for base in order[order.index(owner) + 1 :] if name in vars(base))
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """Puts a descriptor on a class while it is needed."""
+
+    owner: type
+    name: str
+    value: Any
+
+    def put(self) -> None:
+        """Sets it, unless the class has one of its own by now."""
+        if self.name not in vars(self.owner):
+            setattr(self.owner, self.name, self.value)
+
+    def take(self) -> None:
+        """Deletes it, unless another has taken its place."""
+        if vars(self.owner).get(self.name) is self.value:
+            delattr(self.owner, self.name)
+
+
+def forwarding(owner: type, name: str) -> tuple[FunctionType, Attribute, Parameters | None]:
+    """Makes a function for a name that a class inherits, and the attribute that holds it.
+
+    Which class it hands on to is decided in each call, as `super()` does.
+    """
+    raw = raw_after(owner, owner, name)
+    kind = type(raw)
+    inner: Any = raw
+    if isinstance(raw, (staticmethod, classmethod)):
+        inner = raw.__func__
+    elif isinstance(raw, property):
+        inner = raw.fget
+    elif isinstance(raw, cached_property):
+        inner = raw.func
+    has_code = type(inner) is FunctionType
+    model: Any = inner if has_code else _any_static if kind is staticmethod else _any
+    parameters = Parameters.of(model.__code__)
+    if isinstance(raw, staticmethod):
+        call = parameters.call(f"__super(__owner, __owner).{name}")
+    else:
+        named = (*parameters.positional_only, *parameters.positional)
+        if not named:  # the instance is in *args
+            parameters = Parameters.of(_any.__code__)
+            named = parameters.positional_only
+        first = named[0]
+        if isinstance(raw, property):
+            call = f"__super(__owner, {first}).{name}"
+        elif isinstance(raw, cached_property):  # its own would keep what it found before hooks have seen it
+            call = f"__raw_after(__owner, __type({first}), {name!r}).func({first})"
+        else:
+            call = parameters.without_first().call(f"__super(__owner, {first}).{name}")
+    namespace = {
+        "__name__": owner.__module__,
+        "__builtins__": builtins,
+        "__super": super,
+        "__owner": owner,
+        "__type": type,
+        "__raw_after": raw_after,
+    }
+    code = forwarder(model.__code__, parameters, call).replace(co_name=name)
+    function = FunctionType(code, namespace, name, model.__defaults__)
+    function.__kwdefaults__ = model.__kwdefaults__
+    function.__module__, function.__qualname__ = owner.__module__, f"{owner.__qualname__}.{name}"
+    function.__doc__ = inner.__doc__
+    if has_code:
+        function.__annotations__ = dict(inner.__annotations__)
+    value: Any = function
+    if isinstance(raw, (staticmethod, classmethod)):
+        value = kind(function)
+    elif isinstance(raw, property):
+        value = raw.getter(function)
+    elif isinstance(raw, cached_property):
+        cached: cached_property[Any] = cached_property(function)
+        cached.__set_name__(owner, name)
+        value = cached
+    return function, Attribute(owner, name, value), None if has_code else Parameters.told_by(inner)
+
+
+def _any(self: Any, /, *args: Any, **kwargs: Any) -> None:
+    """What a method takes of which nothing is known."""
+
+
+def _any_static(*args: Any, **kwargs: Any) -> None:
+    """What a static method takes of which nothing is known."""

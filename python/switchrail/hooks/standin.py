@@ -1,0 +1,200 @@
+"""What is put in the place of an object that has no Python code: a C function, a callable object.
+
+There is nothing to swap in such an object. So one that looks like it, and calls through a function that can
+be hooked, takes its place wherever it is held.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any, Final
+
+from switchrail.errors import HookError
+from switchrail.hooks.holders import Hidden, replace_held
+from switchrail.hooks.hook import name_of
+from switchrail.hooks.parameters import Parameters
+
+_log: Final = logging.getLogger(__name__)
+
+# A class that has one of these is given it back: special methods are looked up on the class, not forwarded.
+_FORWARDED: Final = (
+    "__getitem__",
+    "__setitem__",
+    "__delitem__",
+    "__contains__",
+    "__len__",
+    "__iter__",
+    "__next__",
+    "__enter__",
+    "__exit__",
+    "__bool__",
+)
+
+
+class StandIn(Hidden):
+    """Takes an object's place: its attributes are the object's, its calls go through hooks.
+
+    A call of what a subscript gives, as in `kernel[grid](...)`, is a call too.
+    """
+
+    __slots__ = ("__weakref__", "_switchrail_function", "_switchrail_original")
+
+    _switchrail_function: FunctionType
+    _switchrail_original: Any
+
+    def __init__(self, function: FunctionType, original: Any) -> None:
+        object.__setattr__(self, "_switchrail_function", function)
+        object.__setattr__(self, "_switchrail_original", original)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Calls the object through its hooks."""
+        return self._switchrail_function(self._switchrail_original, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._switchrail_original, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._switchrail_original, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._switchrail_original, name)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self._switchrail_original)
+
+    @property
+    def __doc__(self) -> Any:  # type: ignore[override]
+        return self._switchrail_original.__doc__
+
+    @property
+    def __module__(self) -> Any:  # type: ignore[override]
+        return self._switchrail_original.__module__
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        return self._switchrail_original.__dict__
+
+    def __dir__(self) -> Any:
+        return dir(self._switchrail_original)
+
+    def __repr__(self) -> str:
+        return repr(self._switchrail_original)
+
+    def __eq__(self, other: object) -> bool:
+        if issubclass(type(other), StandIn):
+            other = object.__getattribute__(other, "_switchrail_original")
+        return bool(self._switchrail_original == other)
+
+    def __hash__(self) -> int:
+        return hash(self._switchrail_original)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._switchrail_original.__reduce_ex__(protocol)
+
+
+def _forwarded(name: str) -> Callable[..., Any]:
+    def forward(self: StandIn, *args: Any) -> Any:
+        return getattr(type(self._switchrail_original), name)(self._switchrail_original, *args)
+
+    return forward
+
+
+def _subscripted(self: StandIn, key: Any) -> Any:
+    found = type(self._switchrail_original).__getitem__(self._switchrail_original, key)
+    return partial(self._switchrail_function, found) if callable(found) else found
+
+
+def _bound(self: StandIn, instance: Any, owner: Any = None) -> Any:
+    return self if instance is None else MethodType(self, instance)
+
+
+def _class_for(cls: type) -> type[StandIn]:
+    namespace: dict[str, Any] = {"__slots__": ()}
+    namespace.update((name, _forwarded(name)) for name in _FORWARDED if hasattr(cls, name))
+    if hasattr(cls, "__getitem__"):
+        namespace["__getitem__"] = _subscripted
+    if hasattr(cls, "__get__"):
+        namespace["__get__"] = _bound
+    return type("StandIn", (StandIn,), namespace)
+
+
+class Replaced(Hidden):
+    """Puts a stand-in where an object is held, and the object back."""
+
+    __slots__ = ("_original", "_owner", "_placed", "_stand_in", "unreached")
+
+    _original: Any
+    _owner: tuple[Any, str] | None
+    unreached: tuple[str, ...]
+
+    def __init__(self, function: FunctionType, original: Any, owner: tuple[Any, str] | None) -> None:
+        self._original = original
+        self._stand_in = _class_for(type(original))(function, original)
+        self._owner = owner
+        self._placed = False
+        self.unreached = ()
+
+    def put(self) -> None:
+        """Updates every holder that can be found, and reports every one that can't be updated.
+
+        Raises:
+            HookError: The object is not replaced where its dotted path says that it is, or nowhere.
+        """
+        if self._placed:
+            return
+        count, unreached = replace_held(self._original, self._stand_in)
+        owner: Any
+        owner, name = self._owner or (None, "")
+        if getattr(owner, name, self) is self._original:
+            try:
+                setattr(owner, name, self._stand_in)
+            except (AttributeError, TypeError) as error:
+                replace_held(self._stand_in, self._original)
+                whole = name_of(self._original)
+                raise HookError(f"{whole} can't be replaced where it is: {error}", target=whole) from None
+            count += 1
+        if not count:
+            whole = name_of(self._original)
+            raise HookError(
+                f"{whole} has no code of its own, and nobody was found who holds it and can be changed; "
+                f"found: {', '.join(unreached) or 'nobody'}",
+                target=whole,
+            )
+        self._placed, self.unreached = True, tuple(unreached)
+        for holder in unreached:
+            _log.warning("%s keeps the unhooked %s", holder, name_of(self._original))
+
+    def take(self) -> None:
+        """Puts the object back, also where the stand-in was handed on to since."""
+        if not self._placed:
+            return
+        self._placed = False
+        for holder in replace_held(self._stand_in, self._original)[1]:
+            _log.warning("%s keeps the stand-in for %s, which has no hooks", holder, name_of(self._original))
+        self.unreached = ()
+
+
+def original_of(found: Any) -> Any:
+    """The object that a stand-in stands for; any other as it is."""
+    if issubclass(type(found), StandIn):
+        return object.__getattribute__(found, "_switchrail_original")
+    return found
+
+
+def standing_for(
+    original: Any, owner: tuple[Any, str] | None
+) -> tuple[FunctionType, Replaced, Parameters | None]:
+    """Makes the function that carries an object's hooks, its placement, and what hooks must take."""
+
+    def function(__switchrail_callee: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return __switchrail_callee(*args, **kwargs)
+
+    made = FunctionType(function.__code__, {"__name__": __name__, "__builtins__": __builtins__})
+    named: Any = original if hasattr(original, "__qualname__") else type(original)
+    made.__module__, made.__qualname__ = named.__module__ or "builtins", named.__qualname__
+    made.__name__ = named.__name__
+    return made, Replaced(made, original, owner), Parameters.told_by(original)
