@@ -1,6 +1,6 @@
 """Verifies the Triton kernels on this machine's GPU, then times them.
-    python benchmarks/kernels.py                      # everything, a table
-    python benchmarks/kernels.py --op gated_delta --shape "N=16" --json times.json
+    python benchmarks/ops.py                      # everything, a table
+    python benchmarks/ops.py --op gated_delta --shape "N=16" --json times.json
 Each op is first held against the float64 oracle on ragged inputs with the heads and head sizes that are
 timed; a failure ends the run. Times are those of a captured CUDA graph, medians over its replays; one graph
 holds enough calls on inputs of their own to leave nothing in the L2 cache (a decode step of gated_delta and
@@ -349,7 +349,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="where to write the results")
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        print("benchmarks/kernels.py: needs a CUDA device; torch sees none", file=sys.stderr)
+        print("benchmarks/ops.py: needs a CUDA device; torch sees none", file=sys.stderr)
         return 2
     chosen = options.op or ops
     for op in chosen:
