@@ -55,6 +55,10 @@ class RegistrationError(SwitchrailError, ValueError):
     """A backend, or a plugin's function, that can't be meant. Fields: `op`, `name`, `field`, `problem`."""
 
 
+class ArgumentError(SwitchrailError, TypeError):
+    """A value of a type that the argument doesn't take. Fields: `argument`, `found`."""
+
+
 class NameTakenError(RegistrationError):
     """The name is registered already and `override=True` was not given. Fields: `op`, `found`, `owner`."""
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from switchrail import _core
 from switchrail._core import Discovery, Plugin
 from switchrail.errors import LoadReentryError, PluginError, RegistrationError
-from switchrail.registration import Registry
+from switchrail.registration import Registry, several
 
 ALLOW_LIST = "SWITCHRAIL_PLUGINS"
 """Environment variable: names of the plugins that may be loaded, separated by commas; not set: all."""
@@ -58,6 +58,7 @@ class Loader:
             paths: Folders with installed distributions; None: `sys.path`.
 
         Raises:
+            ArgumentError: It is one path, not several.
             LoadReentryError: A plugin that is being loaded asked for it.
         """
         with self._single_flight():
@@ -67,14 +68,15 @@ class Loader:
     def load(self, allow: Sequence[str] | None = None, *, strict: bool = False) -> tuple[Plugin, ...]:
         """Imports the plugins that may be loaded and lets each one register, in a transaction of its own.
 
-        A plugin that fails leaves nothing but its record and a warning in the log. What is loaded or has failed
-        is not tried again.
+        A plugin that fails leaves nothing but its record and a warning in the log. What is loaded or has
+        failed is not tried again.
 
         Args:
             allow: Names of the plugins that may be loaded; None: what `SWITCHRAIL_PLUGINS` says, else all.
             strict: Whether a failed plugin is an error; it is raised when all are through.
 
         Raises:
+            ArgumentError: The allow list is one name, not several.
             UnknownPluginError: The allow list names a plugin that is not installed; nothing is loaded then.
             PluginError: In strict mode, for the plugins that failed, with their tracebacks.
             LoadReentryError: A plugin that is being loaded asked for it.
@@ -84,7 +86,7 @@ class Loader:
         with self._single_flight():
             if self._discovery is None:
                 self._look(None)
-            selected = _core.select(list(self.plugins), None if allow is None else list(allow))
+            selected = _core.select(list(self.plugins), allow if allow is None else several("plugins", allow))
             self._plugins = {_key(plugin): plugin for plugin in selected}
             importlib.invalidate_caches()  # a plugin may have been installed since the process began
             for plugin in _ordered([plugin for plugin in selected if _is_next(plugin)]):
@@ -102,7 +104,7 @@ class Loader:
     def _look(self, paths: Iterable[str | os.PathLike[str]] | None) -> None:
         if paths is None:
             paths = [path for path in sys.path if isinstance(path, str)]  # importlib passes over others too
-        discovery = _core.discover([os.fspath(path) for path in paths])
+        discovery = _core.discover([os.fspath(path) for path in several("paths", paths)])
         known = self._plugins
         self._plugins = {_key(plugin): _kept(known.get(_key(plugin)), plugin) for plugin in discovery.plugins}
         self._discovery = discovery

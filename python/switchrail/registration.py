@@ -8,8 +8,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from switchrail import _core
 from switchrail import config as configs
-from switchrail.errors import RegistrationError
+from switchrail.errors import ArgumentError
 from switchrail.implementation import Implementation, check_class
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from switchrail._core import Transaction
 
 C = TypeVar("C", bound=type[Any])
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,28 @@ class DeviceSupport:
     kind: str
     min_capability: tuple[int, int] | None = None
     max_capability: tuple[int, int] | None = None
+
+
+def several(argument: str, values: Iterable[T] | None, *, optional: bool = False) -> list[T]:
+    """The values of an argument that takes several.
+
+    Args:
+        argument: Its name.
+        values: What was given.
+        optional: Whether None will do, for no value.
+
+    Raises:
+        ArgumentError: One text was given, or nothing that has values.
+    """
+    if optional and values is None:
+        return []
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise ArgumentError(
+            f"{argument} is {values!r}; valid: a list or another iterable that is no text",
+            argument=argument,
+            found=values,
+        )
+    return list(values)
 
 
 def dtype_name(dtype: str | torch.dtype) -> str:
@@ -134,43 +158,30 @@ class Registrar(ABC):
             NameTakenError: The name is taken and `override` is False.
             BackendImportError: The class is no backend for that op and these phases.
             ConfigError: `config` is nothing of the kind.
+            ArgumentError: An argument has another type.
             RegistrationError: Another argument can't be meant; unknown names have errors of their own.
             TransactionClosedError: The transaction has ended.
         """
-        named = {
-            "phases": phases,
-            "devices": devices,
-            "dtypes": dtypes,
-            "state_dtypes": state_dtypes,
-            "state_layouts": state_layouts,
-            "features": features,
-            "packages": packages,
-        }
-        for field, values in named.items():
-            if isinstance(values, str):
-                problem = f"it is {values!r}, one text; valid: several, such as [{values!r}]"
-                raise RegistrationError(
-                    f"{op} backend {name!r}, {field}: {problem}",
-                    op=op,
-                    name=name,
-                    field=field,
-                    problem=problem,
-                )
+        if not isinstance(name, str):
+            raise ArgumentError(f"name is {name!r}; valid: a text", argument="name", found=name)
+        op = _core.parse_op(op)
         where = f"configuration of {op} backend {name!r}"
         config_type, defaults = configs.read_defaults(config, where)
-        phases = list(phases)
+        phases = several("phases", phases)
         spec = {
             "name": name,
             "op": op,
             "phases": phases,
-            "devices": [_support(device) for device in devices],
-            "dtypes": [dtype_name(dtype) for dtype in dtypes or ()],
-            "state_dtypes": [dtype_name(dtype) for dtype in state_dtypes or ()],
-            "head_sizes": list(head_sizes or ()),
-            "page_sizes": list(page_sizes or ()),
-            "state_layouts": list(state_layouts or ()),
-            "features": list(features),
-            "packages": list(packages),
+            "devices": [_support(device) for device in several("devices", devices)],
+            "dtypes": [dtype_name(dtype) for dtype in several("dtypes", dtypes, optional=True)],
+            "state_dtypes": [
+                dtype_name(dtype) for dtype in several("state_dtypes", state_dtypes, optional=True)
+            ],
+            "head_sizes": several("head_sizes", head_sizes, optional=True),
+            "page_sizes": several("page_sizes", page_sizes, optional=True),
+            "state_layouts": several("state_layouts", state_layouts, optional=True),
+            "features": several("features", features),
+            "packages": several("packages", packages),
             "priority": priority,
             "config": defaults,
         }
@@ -182,9 +193,10 @@ class Registrar(ABC):
             elif isinstance(target, str):
                 path = target
             else:
-                problem = "valid: a class, or the path of one as 'module:Class'"
-                raise RegistrationError(
-                    f"{op} backend {name!r} is {target!r}; {problem}", name=name, op=op, found=target
+                raise ArgumentError(
+                    f"target is {target!r}; valid: a class, or the path of one as 'module:Class'",
+                    argument="target",
+                    found=target,
                 )
             with self._open() as transaction:
                 transaction.add({**spec, "path": path}, Implementation(target, config_type), override)

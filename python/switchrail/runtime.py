@@ -15,7 +15,7 @@ from switchrail.implementation import Implementation
 from switchrail.ops import register_builtins
 from switchrail.platform import Platform
 from switchrail.plugins import Loader, Plugin
-from switchrail.registration import Registrar, Registry, dtype_name
+from switchrail.registration import Registrar, Registry, dtype_name, several
 
 if TYPE_CHECKING:
     import torch
@@ -170,6 +170,7 @@ class Runtime(Registrar):
             NoBackendError: None can; the error has every candidate's reasons.
             UnknownBackendError: A preference names no backend of its ops.
             PreferenceError: A preference's key means nothing; other unknown names have errors of their own.
+            ArgumentError: An argument has another type.
         """
         return self._core.resolve(
             {
@@ -181,7 +182,7 @@ class Runtime(Registrar):
                 "head_size": head_size,
                 "page_size": page_size,
                 "state_layout": state_layout,
-                "features": list(features),
+                "features": several("features", features),
                 "preferences": dict(preferences or {}),
                 "packages": self._loader.packages(),
             }
@@ -227,10 +228,10 @@ class Runtime(Registrar):
             "dtype": dtype_name(dtype),
             "state_dtype": None if state_dtype is None else dtype_name(state_dtype),
             "page_size": page_size,
-            "phases": list(phases),
+            "phases": several("phases", phases),
             "preferences": dict(preferences or {}),
             "state_layouts": dict(state_layouts or {}),
-            "features": {op: list(names) for op, names in (features or {}).items()},
+            "features": {op: several("features", names) for op, names in (features or {}).items()},
             "packages": self._loader.packages(),
         }
         return _core.RoutePlan(self._core, layout, request, _build)

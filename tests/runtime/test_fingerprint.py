@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,11 @@ def test_order_of_installation_does_not_count(tmp_path: Path) -> None:
     assert len(digests) == 1
 
 
+@dataclass
+class Settings:
+    scale: float = 1.0
+
+
 @pytest.fixture
 def changes(install: Callable[..., Path]) -> dict[str, Callable[[Runtime], Any]]:
     return {
@@ -60,6 +66,10 @@ def changes(install: Callable[..., Path]) -> dict[str, Callable[[Runtime], Any]]
         "an override": lambda runtime: runtime.register(
             "reference", "a:B", op="gated_delta", override=True, priority=-100
         ),
+        "its defaults": lambda runtime: runtime.register(
+            "acme", "acme:Acme", op="gated_delta", priority=-1, config=Settings, override=True
+        ),
+        "a configuration": lambda runtime: runtime.configure("gated_delta", "acme", scale=2.0),
         "a hook": lambda runtime: runtime.hooks.add("textwrap.dedent", lambda text: None, "before"),
         "a plugin": lambda runtime: (install("acme-fp", "def register(registry): pass"), runtime.discover()),
         "a loaded plugin": lambda runtime: runtime.load(["acme-fp"]),

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import switchrail
+import torch
 from switchrail import Runtime
 from switchrail.errors import (
+    ArgumentError,
     BackendImportError,
     NameTakenError,
     RegistrationError,
@@ -247,8 +249,17 @@ def test_the_nearest_name_is_offered(runtime: Runtime) -> None:
         ({"op": "gdn"}, UnknownOpError, "gdn"),
         ({"phases": ["prefil"]}, UnknownPhaseError, "prefill"),
         ({"phases": []}, RegistrationError, "phases"),
-        ({"phases": "decode"}, RegistrationError, "['decode']"),
-        ({"devices": "cpu"}, RegistrationError, "devices"),
+        ({"op": "gdn", "target": Acme}, UnknownOpError, "gdn"),
+        ({"phases": "decode"}, ArgumentError, "phases is 'decode'; valid: a list"),
+        ({"phases": None}, ArgumentError, "phases is None"),
+        ({"devices": "cpu"}, ArgumentError, "devices"),
+        ({"devices": [switchrail.DeviceSupport("cuda", 9)]}, ArgumentError, "'cuda', 9"),
+        ({"dtypes": torch.float32}, ArgumentError, "dtypes is torch.float32"),
+        ({"head_sizes": 64}, ArgumentError, "head_sizes is 64"),
+        ({"page_sizes": ["16"]}, ArgumentError, "page_sizes is ['16']: 'str' object"),
+        ({"features": [3]}, ArgumentError, "features is [3]"),
+        ({"priority": "high"}, ArgumentError, "priority is 'high': 'str' object"),
+        ({"name": Acme, "target": None}, ArgumentError, "name is <class"),
         ({"devices": ["cude"]}, UnknownDeviceError, "cuda"),
         ({"devices": []}, RegistrationError, "devices"),
         ({"devices": [switchrail.DeviceSupport("cuda", (9, 0), (8, 0))]}, RegistrationError, "devices"),
@@ -259,7 +270,7 @@ def test_the_nearest_name_is_offered(runtime: Runtime) -> None:
         ({"name": "auto"}, RegistrationError, "auto"),
         ({"name": "a b"}, RegistrationError, "letters"),
         ({"target": "no colon"}, RegistrationError, "module:"),
-        ({"target": 42}, RegistrationError, "42"),
+        ({"target": 42}, ArgumentError, "target is 42; valid: a class"),
     ],
 )
 def test_what_can_not_be_meant_is_refused(
@@ -271,6 +282,29 @@ def test_what_can_not_be_meant_is_refused(
         runtime.register(**given)
     assert part in str(caught.value)
     assert runtime.backends() == before
+
+
+def test_one_text_is_not_several_names(runtime: Runtime) -> None:
+    wanted: dict[str, Any] = {"device": "cpu", "dtype": "float32"}
+    for call in (
+        lambda: runtime.resolve("gated_delta", "decode", features="fast", **wanted),
+        lambda: runtime.plan(LAYOUT, features={"gated_delta": "fast"}, **wanted),
+        lambda: runtime.plan(LAYOUT, phases="fast", **wanted),
+        lambda: runtime.load("fast"),
+        lambda: runtime.discover("fast"),
+    ):
+        with pytest.raises(ArgumentError, match="is 'fast'; valid: a list") as caught:
+            call()
+        assert isinstance(caught.value, TypeError)
+        assert caught.value.found == "fast"
+
+
+def test_arguments_of_other_types_are_named(runtime: Runtime) -> None:
+    with pytest.raises(ArgumentError, match=r"device is \(device\(type='cpu'\), None\)"):
+        runtime.resolve("gated_delta", "decode", device=torch.device("cpu"), dtype="float32")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="page_size is 'big'") as caught:
+        runtime.plan(LAYOUT, device="cpu", dtype="float32", page_size="big")  # type: ignore[arg-type]
+    assert (caught.value.argument, caught.value.found) == ("page_size", "big")
 
 
 def test_a_misspelt_argument_is_refused(runtime: Runtime) -> None:

@@ -131,8 +131,8 @@ def _read_tables(file: Path) -> dict[str, Any]:
     for key, backend in tables.get("backends", {}).items():
         if not isinstance(backend, str):
             raise ConfigError(
-                f"{file} has {backend!r} for backends.{key}; valid: a name, and quotes around a key with a dot, "
-                'such as "linear.decode" = "torch"',
+                f"{file} has {backend!r} for backends.{key}; valid: a name, and quotes around a key with a "
+                'dot, such as "linear.decode" = "torch"',
                 path=str(file),
                 found=key,
             )

@@ -64,6 +64,32 @@ pub fn raise(error: impl CoreError) -> PyErr {
     })
 }
 
+/// The arguments that a mapping holds; `ArgumentError` names the one whose type is wrong.
+pub fn arguments<'py, T>(mapping: &Bound<'py, PyAny>) -> PyResult<T>
+where
+    T: for<'a> FromPyObject<'a, 'py, Error = PyErr>,
+{
+    mapping.extract().map_err(|error: PyErr| {
+        let build = || -> PyResult<PyErr> {
+            let py = mapping.py();
+            let message = error.value(py).to_string(); // failed to extract field Spec.priority
+            let argument = message.rsplit('.').next().unwrap_or_default();
+            let found = mapping.get_item(argument)?;
+            let mut deepest = error.cause(py);
+            while let Some(cause) = deepest.as_ref().and_then(|cause| cause.cause(py)) {
+                deepest = Some(cause);
+            }
+            let problem = deepest.map_or(message.clone(), |cause| cause.value(py).to_string());
+            let fields = PyDict::new(py);
+            fields.set_item("argument", argument)?;
+            fields.set_item("found", &found)?;
+            let message = format!("{argument} is {}: {problem}", found.repr()?);
+            Ok(exception(py, "ArgumentError", message, Some(&fields)))
+        };
+        build().unwrap_or_else(|error| error)
+    })
+}
+
 /// An exception of `switchrail.errors` by the name of its class.
 pub fn exception(py: Python<'_>, class: &str, message: String, fields: Option<&Bound<'_, PyDict>>) -> PyErr {
     let build = || -> PyResult<PyErr> {

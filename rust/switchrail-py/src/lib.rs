@@ -34,6 +34,7 @@ mod _core {
         discovery::{Discovery, discover},
         fingerprint::{Fingerprint, fingerprint},
         layout::{Layer, Layout},
+        op::parse_op,
         order::order,
         plan::{Route, RoutePlan},
         plugin::{Plugin, parse_allow, select},

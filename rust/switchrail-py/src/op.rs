@@ -15,6 +15,12 @@ pub fn parse<T: FromStr<Err: CoreError>>(text: &str) -> PyResult<T> {
     text.parse().map_err(raise)
 }
 
+/// The name, where it is an op's.
+#[pyfunction]
+pub fn parse_op(name: &str) -> PyResult<&'static str> {
+    parse(name).map(Op::name)
+}
+
 /// Several.
 pub fn parse_all<T: FromStr<Err: CoreError> + Ord>(texts: &[String]) -> PyResult<BTreeSet<T>> {
     texts.iter().map(|text| parse(text)).collect()

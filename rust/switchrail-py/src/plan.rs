@@ -11,7 +11,7 @@ use switchrail::{FingerprintInputs, Op, Phase, PlanRequest, Preferences};
 
 use crate::{
     backend::Registration,
-    errors::raise,
+    errors::{arguments, raise},
     json,
     layout::{Layout, read_id, refuse_id},
     mirror::mirror,
@@ -78,10 +78,14 @@ impl RoutePlan {
     fn new(
         runtime: &Bound<'_, Runtime>,
         layout: &Layout,
-        request: Request,
+        request: &Bound<'_, PyAny>,
         build: &Bound<'_, PyAny>,
     ) -> PyResult<Self> {
-        let (py, request, layout) = (runtime.py(), request.into_core()?, Arc::new(layout.0.clone()));
+        let (py, request, layout) = (
+            runtime.py(),
+            arguments::<Request>(request)?.into_core()?,
+            Arc::new(layout.0.clone()),
+        );
         let runtime = runtime.get();
         let (core, objects) = loop {
             let core =

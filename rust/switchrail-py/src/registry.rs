@@ -7,7 +7,7 @@ use switchrail::{BackendId, Change, CommitError, Entry, Origin, RegisterError, R
 
 use crate::{
     backend::{Registration, Spec},
-    errors::raise,
+    errors::{arguments, raise},
     json,
     mirror::mirror,
     objects::Objects,
@@ -71,8 +71,8 @@ impl Runtime {
     }
 
     /// Decides which backend serves a query.
-    fn resolve(&self, query: Query) -> PyResult<Decision> {
-        query.resolve(&self.core.snapshot())
+    fn resolve(&self, query: &Bound<'_, PyAny>) -> PyResult<Decision> {
+        arguments::<Query>(query)?.resolve(&self.core.snapshot())
     }
 
     /// The object behind a registration; None when it is gone.
@@ -133,8 +133,8 @@ impl Transaction {
     }
 
     /// Stages a backend with the object behind it; returns its id.
-    fn add(&self, spec: Spec<'_>, object: Py<PyAny>, overrides: bool) -> PyResult<u64> {
-        let spec = spec.into_core()?;
+    fn add(&self, spec: &Bound<'_, PyAny>, object: Py<PyAny>, overrides: bool) -> PyResult<u64> {
+        let spec = arguments::<Spec>(spec)?.into_core()?;
         let mut staged = self.lock();
         let added = staged
             .registrar()
