@@ -36,6 +36,13 @@ def test_a_row_that_cancels_is_held_to_the_others():
     assert measure(torch.tensor([[1.0], [2e-9]]), expected).row < 1e-7
 
 
+def test_numbers_with_fewer_digits_are_held_to_the_smallest_with_all():
+    expected = torch.full((2, 2), 1e-40, dtype=torch.float64)
+    assert not measure(expected * 1.001, expected).within(BOUNDS[torch.float32])
+    assert measure((expected * 1.001).float(), expected).within(BOUNDS[torch.float32])
+    assert not measure(torch.full((2, 2), 1e-35), expected).within(BOUNDS[torch.float32])
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_is_not_finite_never_passes(bad):
     good = torch.ones(2, 2)

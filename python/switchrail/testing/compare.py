@@ -54,6 +54,8 @@ BOUNDS = {
 def measure(actual: torch.Tensor, expected: torch.Tensor) -> Error:
     """Measures the error of `actual`, any shape and float dtype, against `expected` of the same shape.
 
+    A norm below the dtype's smallest normal number, where fewer digits are kept, counts as that number.
+
     Raises:
         ValueError: The shapes differ.
     """
@@ -69,9 +71,10 @@ def measure(actual: torch.Tensor, expected: torch.Tensor) -> Error:
     if not size.any():
         worst = float("inf") if difference.any() else 0.0
         return Error(worst, worst)
-    floor = FLOOR * size.square().mean().sqrt()
+    least = torch.finfo(actual.dtype).tiny
+    floor = (FLOOR * size.square().mean().sqrt()).clamp_min(least)
     return Error(
-        float(difference.norm() / size.norm()),
+        float(difference.norm() / size.norm().clamp_min(least)),
         float((difference / size.clamp_min(floor)).max()),
     )
 
