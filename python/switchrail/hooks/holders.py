@@ -63,11 +63,15 @@ def _changed(holder: Any, old: Any, new: Any) -> bool:
 
 def _changed_dict(holder: dict[Any, Any], old: Any, new: Any) -> bool:
     names = [key for key, value in dict.items(holder) if value is old]
-    owners = [
-        owner
-        for owner in gc.get_referrers(holder)
-        if isinstance(owner, type) and names and vars(owner).get(names[0]) is old
-    ]
+    owners: list[type] = []
+    if names and "__doc__" in holder and "__spec__" not in holder:  # not a module's, but perhaps a class's
+        owners = [
+            owner
+            for owner in gc.get_referrers(holder)
+            if isinstance(owner, type) and vars(owner).get(names[0]) is old
+        ]
+        if not owners and "__name__" not in holder:  # of a class in C, which nothing can tell of the change
+            return False
     for name in names:
         if owners:
             setattr(owners[0], name, new)

@@ -29,7 +29,7 @@ RETURN_NONE: Final = _Sentinel.RETURN_NONE
 def name_of(callable_: Callable[..., Any]) -> str:
     """The module and qualified name of a callable; for an object without a name, those of its class."""
     named: Any = callable_ if hasattr(callable_, "__qualname__") else type(callable_)
-    return f"{named.__module__}.{named.__qualname__}"
+    return f"{getattr(named, '__module__', None) or 'builtins'}.{named.__qualname__}"
 
 
 SUSPENDING: Final = (
@@ -52,6 +52,7 @@ class Hook:
         after: Sources, or names of hooks, that are nearer to the caller on this target.
         owner: The `Hooks` that it belongs to.
         site: Where it stands, as far as that was known when it was made.
+        path: What leads to its target when a module is imported, or imported again; None if nothing does.
     """
 
     target_name: str
@@ -63,6 +64,7 @@ class Hook:
     after: tuple[str, ...]
     owner: Any
     site: Any = None
+    path: str | None = None
 
     def __post_init__(self) -> None:
         """Refuses what can't work.

@@ -27,8 +27,7 @@ def watch(hooks: Sequence[Hook]) -> None:
     """Has the modules of these hooks' dotted paths looked at when they are imported, and imported again."""
     with _lock:
         for hook in hooks:
-            for module in modules_of(hook.target_name):
-                _watched.add(module)
+            _watched.update(modules_of(hook.path or ""))
         if _finder not in sys.meta_path:
             sys.meta_path.insert(0, _finder)
 
@@ -41,7 +40,7 @@ def attach(hooks: Sequence[Hook], module: str | None = None) -> None:
     """
     for hook in hooks:
         try:
-            site = resolve(hook.target_name)
+            site = resolve(hook.path, done=module)
             if site is None:
                 continue
             problem = site.problem_of(hook)
@@ -95,7 +94,7 @@ class _Loader(importlib.abc.Loader):
         self._loader.exec_module(module)
         name = module.__name__ if spec is None else spec.name
         prefix = f"{name}."
-        attach([hook for hook in chain.added() if hook.target_name.startswith(prefix)], name)
+        attach([hook for hook in chain.added() if (hook.path or "").startswith(prefix)], name)
 
 
 _lock: Final = threading.Lock()

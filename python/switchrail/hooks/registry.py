@@ -17,6 +17,13 @@ _log: Final = logging.getLogger(__name__)
 _Fn = TypeVar("_Fn", bound=Callable[..., Any])
 
 
+def _leads_to(path: str, site: Site | None) -> bool:
+    try:
+        return resolve(path) == site
+    except HookError:  # a function within a function, a name that means something else
+        return False
+
+
 class Hooks:
     """What one runtime put on targets in this process.
 
@@ -52,7 +59,8 @@ class Hooks:
                 raise
             missing = error
         name = target if isinstance(target, str) else place.name if place is not None else repr(target)
-        hook = Hook(name, fn, kind, source, priority, tuple(before), tuple(after), self, place)
+        path = name if isinstance(target, str) or _leads_to(name, place) else None
+        hook = Hook(name, fn, kind, source, priority, tuple(before), tuple(after), self, place, path)
         problem = place.problem_of(hook) if place is not None else None
         if problem is not None:
             raise hook.refusal(problem)
@@ -138,19 +146,19 @@ class Hooks:
                 or the target has it already; somebody else has swapped the target's code since it was hooked.
             OrderError: The constraints of the hooks on the target form a cycle.
         """
+        if fn is None:
+            return self._decorator(target, kind, source=source, priority=priority, before=before, after=after)
+        hook = self.prepare(target, fn, kind, source=source, priority=priority, before=before, after=after)
+        self.commit([hook])
+        return hook
 
-        def put(fn: Callable[..., Any]) -> Hook:
-            hook = self.prepare(
-                target, fn, kind, source=source, priority=priority, before=before, after=after
-            )
-            self.commit([hook])
-            return hook
-
+    def _decorator(self, target: object, kind: Kind, **options: Any) -> Callable[[_Fn], _Fn]:
+        # Not within `add`: its variables would be cells, which look like holders of the target.
         def decorator(fn: _Fn) -> _Fn:
-            put(fn)
+            self.add(target, fn, kind, **options)
             return fn
 
-        return decorator if fn is None else put(fn)
+        return decorator
 
     def remove(self, *hooks: Hook) -> None:
         """Takes hooks out of force; with its last one a function has its own code back.

@@ -113,7 +113,9 @@ def _bound(self: StandIn, instance: Any, owner: Any = None) -> Any:
 
 
 def _class_for(cls: type) -> type[StandIn]:
-    namespace: dict[str, Any] = {"__slots__": ()}
+    # A class statement, or `type`, would set these two.
+    namespace: dict[str, Any] = {name: vars(StandIn)[name] for name in ("__module__", "__doc__")}
+    namespace["__slots__"] = ()
     namespace.update((name, _forwarded(name)) for name in _FORWARDED if hasattr(cls, name))
     if hasattr(cls, "__getitem__"):
         namespace["__getitem__"] = _subscripted
@@ -146,6 +148,7 @@ class Replaced(Hidden):
         """
         if self._placed:
             return
+        whole = name_of(self._original)
         count, unreached = replace_held(self._original, self._stand_in)
         owner: Any
         owner, name = self._owner or (None, "")
@@ -154,11 +157,9 @@ class Replaced(Hidden):
                 setattr(owner, name, self._stand_in)
             except (AttributeError, TypeError) as error:
                 replace_held(self._stand_in, self._original)
-                whole = name_of(self._original)
                 raise HookError(f"{whole} can't be replaced where it is: {error}", target=whole) from None
             count += 1
         if not count:
-            whole = name_of(self._original)
             raise HookError(
                 f"{whole} has no code of its own, and nobody was found who holds it and can be changed; "
                 f"found: {', '.join(unreached) or 'nobody'}",
@@ -166,7 +167,7 @@ class Replaced(Hidden):
             )
         self._placed, self.unreached = True, tuple(unreached)
         for holder in unreached:
-            _log.warning("%s keeps the unhooked %s", holder, name_of(self._original))
+            _log.warning("%s keeps the unhooked %s", holder, whole)
 
     def take(self) -> None:
         """Puts the object back, also where the stand-in was handed on to since."""
@@ -195,6 +196,7 @@ def standing_for(
 
     made = FunctionType(function.__code__, {"__name__": __name__, "__builtins__": __builtins__})
     named: Any = original if hasattr(original, "__qualname__") else type(original)
-    made.__module__, made.__qualname__ = named.__module__ or "builtins", named.__qualname__
+    made.__module__ = getattr(named, "__module__", None) or "builtins"
+    made.__qualname__ = named.__qualname__
     made.__name__ = named.__name__
     return made, Replaced(made, original, owner), Parameters.told_by(original)

@@ -25,15 +25,20 @@ class MissingTargetError(HookError):
 _made: Final[weakref.WeakValueDictionary[tuple[int, str], Function]] = weakref.WeakValueDictionary()
 
 
-def resolve(target: object) -> Site | None:
+_HEAP_TYPE: Final = 1 << 9
+
+
+def resolve(target: object, *, done: str | None = None) -> Site | None:
     """The place that a dotted path leads to, or that an object is; None for a path to what isn't imported.
+
+    `done` is a module that has been executed, although its import has not ended.
 
     Raises:
         MissingTargetError: Nothing is there.
         HookError: What is there can't be hooked, or the path is none.
     """
     if isinstance(target, str):
-        return _at(target)
+        return _at(target, done)
     if isinstance(target, MethodType):
         if isinstance(target.__self__, type):
             return _attribute_of(
@@ -55,7 +60,7 @@ def modules_of(path: str) -> tuple[str, ...]:
     return tuple(".".join(parts[:i]) for i in range(1, len(parts)))
 
 
-def _at(target: str) -> Site | None:
+def _at(target: str, done: str | None) -> Site | None:
     parts = target.split(".")
     if len(parts) < 2 or not all(part.isidentifier() for part in parts):
         raise HookError(
@@ -77,13 +82,13 @@ def _at(target: str) -> Site | None:
                 continue
             if _can_be_imported(path):
                 return None
-        if _is_being_imported(found) and not hasattr(found, part):
+        if _is_being_imported(found, done) and not hasattr(found, part):
             return None
         found = _get(found, part, target)
     name = parts[-1]
     if isinstance(found, type):
         return _attribute_of(found, name, target)
-    if _is_being_imported(found) and not hasattr(found, name):
+    if _is_being_imported(found, done) and not hasattr(found, name):
         return None
     return _site(_get(found, name, target), repr(target), (found, name))
 
@@ -95,8 +100,9 @@ def _can_be_imported(module: str) -> bool:
         return False
 
 
-def _is_being_imported(found: Any) -> bool:
-    return bool(getattr(getattr(found, "__spec__", None), "_initializing", False))
+def _is_being_imported(found: Any, done: str | None) -> bool:
+    spec = getattr(found, "__spec__", None)
+    return bool(getattr(spec, "_initializing", False)) and found.__name__ != done
 
 
 def _get(owner: Any, name: str, target: str) -> Any:
@@ -150,5 +156,12 @@ def _site(found: Any, target: str, owner: tuple[Any, str] | None) -> Site:
             target=target,
         )
     original = original_of(found)
+    of = getattr(original, "__objclass__", None) or getattr(original, "__self__", None)
+    if isinstance(of, type) and not of.__flags__ & _HEAP_TYPE:
+        raise HookError(
+            f"the target {target} belongs to {of.__qualname__}, a class in C that can't be changed; "
+            "valid: the same method of a subclass",
+            target=target,
+        )
     key = id(original), ""
     return _made.get(key) or _made.setdefault(key, Function(*standing_for(original, owner)))

@@ -1,0 +1,306 @@
+"""Objects without Python code of their own: replaced wherever they are held."""
+
+import collections
+import copy
+import functools
+import math
+import pickle
+import sys
+import types
+import weakref
+
+import pytest
+from switchrail.errors import HookError
+from switchrail.hooks import Hooks
+
+SOURCE = '''
+import functools, math
+
+class Kernel:
+    """Launched as Triton's are."""
+    def __init__(self, name):
+        self.name, self.launches = name, []
+    def __getitem__(self, grid):
+        return lambda *args, **kwargs: self.run(*args, grid=grid, **kwargs)
+    def run(self, *args, grid, **kwargs):
+        self.launches.append((grid, args, kwargs))
+        return sum(args)
+    def __call__(self, *args, **kwargs):
+        raise RuntimeError("Cannot call @jit outside of the scope of a kernel")
+
+kernel = Kernel("k")
+
+class Adder:
+    __slots__ = ("by",)
+    def __init__(self, by): self.by = by
+    def __call__(self, x): return x + self.by
+
+adder = Adder(5)
+
+@functools.lru_cache
+def cached(x, y=1):
+    "Cached."
+    return [x, y]
+
+@functools.singledispatch
+def single(x): return "object"
+single.register(int, lambda x: "int")
+
+class Holder:
+    @functools.lru_cache
+    def method(self, x): return [x]
+'''
+
+
+@pytest.fixture
+def objects():
+    module = types.ModuleType("hook_objects")
+    sys.modules[module.__name__] = module
+    exec(compile(SOURCE, "hook_objects.py", "exec"), vars(module))
+    yield module
+    del sys.modules[module.__name__]
+
+
+def test_a_kernel_is_launched_through_hooks(hooks, objects):
+    original = objects.kernel
+    seen = []
+    hooks.add("hook_objects.kernel", lambda *args, **kwargs: seen.append((args, kwargs)))
+    hooks.add("hook_objects.kernel", lambda *args, **kwargs: ((args[0] + 1, *args[1:]), kwargs))
+    hooks.add(
+        "hook_objects.kernel", lambda original, *args, **kwargs: original(*args, **kwargs) * 10, "around"
+    )
+    hooks.add(
+        "hook_objects.kernel", lambda original, *args, **kwargs: original(*args, **kwargs) + 1, "around"
+    )
+    hooks.add("hook_objects.kernel", lambda result, *args, **kwargs: -result, "after")
+    assert objects.kernel[(4, 1)](1, 2, BLOCK=8) == -50
+    assert seen == [((1, 2), {"BLOCK": 8})]
+    assert original.launches == [((4, 1), (2, 2), {"BLOCK": 8})]
+    assert isinstance(objects.kernel, objects.Kernel)
+    assert (objects.kernel.name, objects.kernel.launches) == ("k", original.launches)
+    objects.kernel.name = "other"
+    assert original.name == "other"
+    with pytest.raises(RuntimeError, match="Cannot call"):
+        objects.kernel(1)
+    hooks.clear()
+    assert objects.kernel is original
+    assert objects.kernel[1](1, 2) == 3
+
+
+def test_replace_of_a_kernel(hooks, objects):
+    hooks.add(objects.kernel, lambda *args, **kwargs: "instead", "replace")
+    hooks.add(objects.kernel, lambda original, *args, **kwargs: [original(*args)], "around")
+    assert objects.kernel[1](1) == ["instead"]
+
+
+def test_lru_cache_keeps_its_attributes(hooks, objects):
+    original = objects.cached
+    hooks.add("hook_objects.cached", lambda result, x, y=1: [*result, "hooked"], "after")
+    assert objects.cached(1) == objects.cached(1) == [1, 1, "hooked"]
+    assert objects.cached.cache_info().hits == 1
+    assert objects.cached.__wrapped__ is original.__wrapped__
+    assert (objects.cached.__name__, objects.cached.__doc__) == ("cached", "Cached.")
+    objects.cached.cache_clear()
+    assert original.cache_info().misses == 0
+    hooks.clear()
+    assert objects.cached is original
+    assert objects.cached(1) == [1, 1]
+
+
+def test_lru_cache_as_a_method(hooks, objects):
+    original = vars(objects.Holder)["method"]
+    hooks.add("hook_objects.Holder.method", lambda result, self, x: [*result, "hooked"], "after")
+    assert objects.Holder().method(1) == [1, "hooked"]
+    hooks.clear()
+    assert vars(objects.Holder)["method"] is original
+
+
+def test_singledispatch_keeps_its_attributes(hooks, objects):
+    hooks.add("hook_objects.single", lambda result, *args, **kw: [result], "after")
+    assert [objects.single(1), objects.single("")] == [["int"], ["object"]]
+    objects.single.register(str, lambda x: "str")
+    assert objects.single("") == ["str"]
+    assert objects.single.dispatch(int)(1) == "int"
+
+
+def test_c_functions(hooks, objects):
+    other = types.SimpleNamespace(root=math.sqrt)
+    original = math.sqrt
+    hooks.add("math.sqrt", lambda x: ((x + 1,), {}))
+    assert (math.sqrt(8), other.root(8), objects.math.sqrt(8)) == (3, 3, 3)
+    assert pickle.loads(pickle.dumps(math.sqrt)) is math.sqrt
+    assert isinstance(math.sqrt, types.BuiltinFunctionType)
+    assert math.sqrt == original
+    assert hash(math.sqrt) == hash(original)
+    with pytest.raises(TypeError):
+        math.sqrt()
+    hooks.clear()
+    assert math.sqrt is other.root is original
+
+
+def test_hooks_that_do_not_fit_what_is_told(hooks, objects):
+    with pytest.raises(HookError, match="too many positional"):
+        hooks.add("math.sqrt", lambda: None)
+    with pytest.raises(HookError, match="too many positional"):
+        hooks.add(objects.adder, lambda x: None, "around")
+
+
+def slots_holder(thing):
+    holder = type("S", (), {"__slots__": ("it",)})()
+    holder.it = thing
+    return lambda: holder.it
+
+
+def class_holder(thing):
+    cls = type("C", (), {"it": thing})
+    return lambda: cls.it
+
+
+def instance_holder(thing):
+    holder = type("C", (), {})()
+    holder.it = thing
+    return lambda: holder.it
+
+
+def closure_holder(thing):
+    return lambda: thing
+
+
+def defaults_holder(thing):
+    def get(it=thing):
+        return it
+
+    return get
+
+
+def keyword_defaults_holder(thing):
+    def get(*, it=thing):
+        return it
+
+    return get
+
+
+def partial_holder(thing):
+    held = functools.partial(thing, 1)
+    return lambda: held.func
+
+
+def partial_argument_holder(thing):
+    return functools.partial(lambda it: it, thing)
+
+
+def partial_keyword_holder(thing):
+    return functools.partial(lambda it: it, it=thing)
+
+
+def sequence_holder(make):
+    def holder(thing):
+        held = make([thing])
+        return lambda: next(iter(held))
+
+    holder.__name__ = make.__name__
+    return holder
+
+
+def dict_holder(make):
+    def holder(thing):
+        held = make({"it": thing})
+        return lambda: held["it"]
+
+    holder.__name__ = make.__name__
+    return holder
+
+
+HOLDERS = [
+    slots_holder,
+    class_holder,
+    instance_holder,
+    closure_holder,
+    defaults_holder,
+    keyword_defaults_holder,
+    partial_holder,
+    partial_argument_holder,
+    partial_keyword_holder,
+    sequence_holder(list),
+    sequence_holder(set),
+    sequence_holder(collections.deque),
+    dict_holder(dict),
+    dict_holder(collections.OrderedDict),
+    dict_holder(types.MappingProxyType),
+]
+
+
+@pytest.mark.parametrize("taken", ["before", "after"])
+@pytest.mark.parametrize("holder", HOLDERS, ids=lambda holder: holder.__name__)
+def test_who_holds_it_holds_the_stand_in(hooks, objects, holder, taken):
+    held = holder(objects.adder) if taken == "before" else None
+    hooks.add("hook_objects.adder", lambda result, x: result * 100, "after")
+    held = held or holder(objects.adder)
+    assert held()(1) == 600
+    hooks.clear()
+    assert held() is objects.adder
+    assert objects.adder(1) == 6
+
+
+UNREACHED = {
+    "tuple": lambda thing: (thing,),
+    "frozenset": lambda thing: frozenset([thing]),
+    "method": lambda thing: types.MethodType(thing, 1),
+    "operator": lambda thing: map(thing, [1]),
+}
+
+
+@pytest.mark.parametrize("kind", UNREACHED)
+def test_who_cannot_be_updated_is_reported(hooks, objects, caplog, kind):
+    held = UNREACHED[kind](objects.adder)
+    hooks.add("hook_objects.adder", lambda result, x: result * 100, "after")
+    assert f"{type(held).__qualname__} keeps the unhooked hook_objects.Adder" in caplog.text
+    assert objects.adder(1) == 600
+
+
+def test_what_cannot_be_replaced_is_refused(hooks, objects):
+    for target in ("builtins.str.upper", "builtins.dict.fromkeys", object.__new__, str.upper):
+        with pytest.raises(HookError, match="valid: the same method of a subclass"):
+            hooks.add(target, lambda self, *args: None)
+    assert hooks.list() == ()
+    assert "a".upper() == "A"
+    held = (objects.Adder(1),)
+    with pytest.raises(HookError, match=r"nobody was found .* found: a builtins.tuple"):
+        hooks.add(held[0], lambda x: None)
+
+
+def test_adding_and_removing_more(hooks, objects):
+    original = objects.adder
+    first = hooks.add("hook_objects.adder", lambda result, x: result * 10, "after")
+    second = hooks.add(objects.adder, lambda result, x: result + 1, "after")
+    assert objects.adder(1) == 70
+    hooks.remove(first)
+    assert objects.adder(1) == 7
+    assert hooks.list("hook_objects.adder") == hooks.list(original) == (second,)
+    hooks.remove(second)
+    assert objects.adder is original
+
+
+def test_two_runtimes(hooks, objects):
+    original, other = objects.adder, Hooks()
+    other.add(objects.adder, lambda result, x: result * 2, "after")
+    hooks.add(objects.adder, lambda result, x: result + 1, "after")
+    assert objects.adder(1) == 14
+    other.clear()
+    assert objects.adder(1) == 7
+    hooks.clear()
+    assert objects.adder is original
+
+
+def test_looks_like_the_object(hooks, objects):
+    original = objects.kernel
+    hooks.add("hook_objects.kernel", lambda *args, **kwargs: None)
+    assert repr(objects.kernel) == repr(original)
+    assert vars(objects.kernel) is vars(original)
+    assert dir(objects.kernel) == dir(original)
+    assert objects.kernel == original
+    assert copy.copy(objects.kernel).name == "k"
+    objects.kernel.extra = 1
+    del objects.kernel.extra
+    assert not hasattr(original, "extra")
+    assert weakref.ref(objects.kernel)() is objects.kernel
