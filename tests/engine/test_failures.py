@@ -155,6 +155,22 @@ def test_a_request_fails_alone(engine: Engine, kind: str, error: type[Exception]
     assert is_idle(engine)
 
 
+def test_an_interrupt_between_two_texts_ends_the_step(engine: Engine) -> None:
+    """Or a request that had not got its token yet would go on without it."""
+    running = [engine.submit(prompt, FREE) for prompt in ("the", "x")]
+    engine.step()
+
+    def interrupted(ids: list[int]) -> str:
+        raise KeyboardInterrupt
+
+    for request in running:
+        request.stream._decode = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert [request.finish_reason for request in running] == ["error", "error"]
+    assert is_idle(engine)
+
+
 def test_a_text_that_fails_at_the_end_is_an_error_of_that_request(engine: Engine) -> None:
     saboteur = Saboteur(engine)
     request = engine.submit("the", FREE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,30 @@ def test_two_engines_run_side_by_side(make_engine: Callable[..., Engine]) -> Non
     assert second.generate(["the"], GREEDY)[0].tokens == tuple(b.tokens)
     second.close()
     assert codes() == before
+
+
+def test_engines_of_several_backends_run_in_threads_beside_plain_transformers(
+    checkpoint: Path, make_engine: Callable[..., Engine]
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    ids = torch.arange(20).unsqueeze(0)
+    prompts = [list(range(n, n + 9)) for n in range(4)]
+    with torch.inference_mode():
+        logits = model(ids).logits
+    engines = [make_engine(), make_engine(backends={"linear": "reference"}), make_engine()]
+    expected = engines[0].generate(prompts, GREEDY)
+
+    def generate(engine: Engine) -> bool:
+        return engine.generate(prompts, GREEDY) == expected
+
+    @torch.inference_mode()
+    def forward(_: Engine) -> bool:
+        return torch.equal(model(ids).logits, logits)
+
+    with ThreadPoolExecutor(6) as pool:
+        done = [pool.submit(work, engine) for work in (generate, forward) for engine in engines * 2]
+        found = [future.result() for future in done]
+    assert found == [True] * 12
 
 
 def test_a_dropped_engine_takes_its_hooks_along(checkpoint: Path) -> None:

@@ -170,7 +170,12 @@ class Engine(AbstractContextManager["Engine"]):
                 have ended.
         """
         requests, _ = self._submit_all(prompts, params)
-        self._run(requests)
+        try:
+            while any(request.finish_reason is None for request in requests):
+                with self._lock:
+                    self._advance(requests)
+        finally:
+            self._cancel_all(requests)
         return [request.output for request in requests]
 
     def stream(
@@ -283,14 +288,6 @@ class Engine(AbstractContextManager["Engine"]):
             self._scheduler.waiting.extend(requests)
         return requests, events
 
-    def _run(self, requests: Sequence[Request]) -> None:
-        try:
-            while any(request.finish_reason is None for request in requests):
-                with self._lock:
-                    self._advance(requests)
-        finally:
-            self._cancel_all(requests)
-
     def _cancel_all(self, requests: Sequence[Request]) -> None:
         for request in requests:
             self.cancel(request)
@@ -368,28 +365,30 @@ class Engine(AbstractContextManager["Engine"]):
         Raises:
             BaseException: What ended the step, if one of the caller's requests ran in it.
         """
+        schedule, admitted = self._scheduler.schedule()
+        if not schedule.requests:
+            return
         self._stepping = True
         try:
-            self._run_next(own)
+            self._run_step(schedule, admitted)
+        except BaseException as error:
+            for request in schedule.requests:
+                if request.finish_reason is None:
+                    self._finish(request, "error", error)
+            if (
+                own is None
+                or not isinstance(error, Exception)
+                or any(request in own for request in schedule.requests)
+            ):
+                raise
         finally:
             self._stepping = False
             while self._held_up:
                 self.cancel(self._held_up.pop())
 
-    def _run_next(self, own: Sequence[Request] | None) -> None:
-        schedule, admitted = self._scheduler.schedule()
-        requests = schedule.requests
-        if not requests:
-            return
+    def _run_step(self, schedule: Schedule, admitted: Sequence[Request]) -> None:
         start = time.perf_counter()
-        try:
-            ready, tokens = self._run_step(schedule, admitted)
-        except BaseException as error:
-            for request in requests:
-                self._finish(request, "error", error)
-            if own is None or not isinstance(error, Exception) or any(it in own for it in requests):
-                raise
-            return
+        ready, tokens = self._choose_tokens(schedule, admitted)
         seconds = time.perf_counter() - start
         self._stats.add(
             prefill=sum(count for _, count in schedule.prefill), decode=len(schedule.decode), seconds=seconds
@@ -404,10 +403,10 @@ class Engine(AbstractContextManager["Engine"]):
                 self._finish(request, "error", error)
 
     @torch.inference_mode()
-    def _run_step(
+    def _choose_tokens(
         self, schedule: Schedule, admitted: Sequence[Request]
     ) -> tuple[list[Request], list[int | None]]:
-        """Runs a schedule; returns the requests that got a token, and their tokens."""
+        """Runs the model; returns the requests that got a token, and their tokens."""
         logits = self._runner.run(schedule, admitted)
         ready = self._scheduler.advance(schedule)
         if not ready:
