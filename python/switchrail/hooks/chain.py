@@ -14,8 +14,9 @@ from typing import Any, Final
 
 from switchrail import _core
 from switchrail.errors import HookError
+from switchrail.hooks.classes import Class, pairs
 from switchrail.hooks.hook import Hook
-from switchrail.hooks.site import Site
+from switchrail.hooks.site import Function, Site
 
 _log: Final = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ class _Table:
     """Where each hook stands, in the order of addition; nowhere yet for one whose target isn't there."""
     disabled: frozenset[Hook]
     chains: Mapping[Site, _Chain]
+    moved: Mapping[Site, Site]
+    """From the methods of replaced classes to those that stand in their place, and carry their chains."""
 
 
 # A finalizer can run inside a change, on the same thread, and may want to remove hooks of its own.
@@ -46,7 +49,7 @@ _changing = False
 _removed_meanwhile: Final[list[Hook]] = []
 
 # Replaced, never changed in place: readers take the reference and no lock.
-_table = _Table({}, frozenset(), {})
+_table = _Table({}, frozenset(), {}, {})
 
 if hasattr(os, "register_at_fork"):  # else a child could inherit the lock from a thread that it doesn't have
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
@@ -54,8 +57,10 @@ if hasattr(os, "register_at_fork"):  # else a child could inherit the lock from 
 
 def running(site: Site | None = None) -> tuple[Hook, ...]:
     """The hooks that run at one place, or at all, in the order in which they run."""
-    chains = _table.chains
+    table = _table
+    chains = table.chains
     if site is not None:
+        site = table.moved.get(site, site)
         return chains[site].running if site in chains else ()
     return tuple(dict.fromkeys(hook for chain in chains.values() for hook in chain.running))
 
@@ -128,13 +133,16 @@ def change(
                     _change(rest, _table.disabled - {gone})
         finally:
             _changing = False
-    _report(before.chains, _table.chains)
+    _report(before, _table)
 
 
-def _report(before: Mapping[Site, _Chain], after: Mapping[Site, _Chain]) -> None:
-    for site, chain in after.items():
+def _report(before: _Table, after: _Table) -> None:
+    replacing = {*after.moved.values()}
+    for site, chain in after.chains.items():
         replaces = [hook for hook in chain.running if hook.kind == "replace"]
-        known = before[site].running if site in before else ()
+        known = before.chains[site].running if site in before.chains else ()
+        if site in replacing and replaces and replaces[0] not in known:
+            _log.warning("%r replaces a method of a class that has been replaced: %s", replaces[0], site.name)
         for hook in replaces[1:]:
             if not {hook, replaces[0]} <= {*known}:
                 _log.warning("%r never runs: %r stands before it", hook, replaces[0])
@@ -145,13 +153,15 @@ def _change(
 ) -> None:
     global _table
     before = _table
+    moved = _moved(sites, disabled)
     wanted: dict[Site, list[Hook]] = {}
     for hook, places in sites.items():
-        for site in places:
+        for site in dict.fromkeys(moved.get(site, site) for site in places):
             wanted.setdefault(site, []).append(hook)
     chains = dict(before.chains)
     swaps: list[tuple[Site, Any, bool, Any, bool]] = []
-    for site in dict.fromkeys([*before.chains, *wanted]):
+    # Classes come first: what they do to the code of their methods has to be there when these are hooked.
+    for site in sorted(dict.fromkeys([*before.chains, *wanted]), key=lambda site: type(site) is not Class):
         hooks = wanted.get(site, [])
         chain = before.chains.get(site)
         enabled = [hook for hook in hooks if hook not in disabled]
@@ -177,7 +187,7 @@ def _change(
         chains.pop(site, None)
         if hooks:
             chains[site] = _Chain(chain.own, installed, tuple(hooks), ordered)
-    _table = _Table(sites, disabled, chains)
+    _table = _Table(sites, disabled, chains, moved)
     done: list[tuple[Site, Any, bool, Any, bool]] = []
     try:
         for swap in swaps:
@@ -190,6 +200,19 @@ def _change(
                 site.install(old, hooked=was_hooked)
         _table = before
         raise
+
+
+def _moved(sites: Mapping[Hook, tuple[Site, ...]], disabled: frozenset[Hook]) -> dict[Site, Site]:
+    replacing: dict[Class, list[Hook]] = {}
+    for hook, places in sites.items():
+        for site in places:
+            if isinstance(site, Class) and hook not in disabled:
+                replacing.setdefault(site, []).append(hook)
+    return {
+        Function(old): Function(new)
+        for site, hooks in replacing.items()
+        for old, new in pairs(site.cls, _ordered(hooks)[0].fn)
+    }
 
 
 def _refuse_unfit(hook: Hook, site: Site, hooks: Sequence[Hook], *, swapped: bool) -> None:

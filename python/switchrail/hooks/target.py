@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from switchrail import _core
 from switchrail.errors import HookError
+from switchrail.hooks.classes import Class, own_namespace
 from switchrail.hooks.inherited import forwarding
 from switchrail.hooks.site import Function, Site
 from switchrail.hooks.standin import original_of, standing_for
@@ -124,7 +125,7 @@ def _missing(target: str, name: str, known: Any) -> MissingTargetError:
 
 def _attribute_of(owner: type, name: str, target: str) -> Site:
     """The place of a class's attribute; of one that it inherits, a place of its own."""
-    own = vars(owner)
+    own = own_namespace(owner)
     if name in own:
         return _site(own[name], repr(target), (owner, name))
     if not any(name in vars(base) for base in owner.__mro__):
@@ -148,7 +149,7 @@ def _site(found: Any, target: str, owner: tuple[Any, str] | None) -> Site:
     if isinstance(found, cached_property):
         return _site(found.func, target, None)
     if isinstance(found, type):
-        raise HookError(f"the target {target} is a class", target=target)
+        return Class(found)
     if not callable(found):
         raise HookError(
             f"the target {target} is a {type(found).__qualname__}; valid: something that can be called, "

@@ -1,0 +1,215 @@
+"""Replacing a class in place: the same class object takes over another's namespace.
+
+Instances, subclasses, `isinstance` and pickles of the class hold, because it stays the same object.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType
+from typing import Any, Final
+
+from switchrail.hooks.hook import Hook, name_of
+
+# What belongs to the class object itself, whatever its namespace.
+_KEPT: Final = frozenset(
+    {"__dict__", "__weakref__", "__module__", "__name__", "__qualname__", "__slots__", "_abc_impl"}
+    | {"__firstlineno__", "__static_attributes__"}
+)
+
+_SUPER: Final = "__switchrail_super"
+
+
+@dataclass(frozen=True)
+class Class:
+    """A class of this process; what stands there is the replacing class, or None."""
+
+    cls: type
+
+    @property
+    def name(self) -> str:
+        """Its module and qualified name."""
+        return name_of(self.cls)
+
+    def found(self) -> type | None:
+        """The class that has replaced it."""
+        return _replaced[self.cls].by if self.cls in _replaced else None
+
+    def made(self, own: None, hooks: Sequence[Hook]) -> Any:
+        """The first of the replacing classes."""
+        by: Any = hooks[0].fn
+        _redirect_super(by)
+        return by
+
+    def install(self, state: type | None, *, hooked: bool) -> None:
+        """Gives the class the namespace of another, or its own back."""
+        before = _replaced.get(self.cls)
+        own = before.own if before is not None else namespace_of(self.cls)
+        wanted = (
+            own if state is None else {**(own if _extends(state, self.cls) else {}), **namespace_of(state)}
+        )
+        present = namespace_of(self.cls)
+        try:
+            self._set(wanted)
+        except BaseException:
+            self._set(present)
+            raise
+        if state is None:
+            _replaced.pop(self.cls, None)
+        else:
+            _replaced[self.cls] = _Replaced(state, own)
+
+    def _set(self, wanted: dict[str, Any]) -> None:
+        for name in namespace_of(self.cls).keys() - wanted.keys():
+            delattr(self.cls, name)
+        for name, value in wanted.items():
+            if vars(self.cls).get(name, _SUPER) is not value:
+                setattr(self.cls, name, value)
+
+    def problem_of(self, hook: Hook) -> str | None:
+        """Compares the layouts."""
+        fn: Any = hook.fn
+        if hook.kind != "replace":
+            return "the target is a class; valid: replace, or a hook on one of its methods"
+        if not isinstance(fn, type):
+            return f"the target is a class, and the hook a {type(fn).__qualname__}; valid: a class"
+        if not self.cls.__flags__ & _HEAP_TYPE:
+            return "the target is a class in C that can't be changed"
+        if type(fn) is not type(self.cls):
+            return f"its metaclass is {name_of(type(fn))}; valid: {name_of(type(self.cls))}"
+        if fn.__bases__ not in ((self.cls,), self.cls.__bases__):
+            return (
+                f"its bases are {_names(fn.__bases__)}; "
+                f"valid: {_names((self.cls,))}, or {_names(self.cls.__bases__)}"
+            )
+        if _layout(fn) != _layout(self.cls):
+            return "its instances are laid out in another way; valid: the same __slots__"
+        return None
+
+
+def pairs(cls: type, by: Any) -> Iterator[tuple[FunctionType, FunctionType]]:
+    """The functions that `by` has in the place of those that `cls` had before it was replaced."""
+    own = _replaced[cls].own if cls in _replaced else namespace_of(cls)
+    for name, value in namespace_of(by).items():
+        first, second = function_of(own.get(name)), function_of(value)
+        if first is not None and second is not None and first is not second:
+            yield first, second
+
+
+def own_namespace(cls: type) -> dict[str, Any]:
+    """What a class has, or had before it was replaced and does still count."""
+    return {**vars(cls), **_replaced[cls].own} if cls in _replaced else dict(vars(cls))
+
+
+def function_of(found: Any) -> FunctionType | None:
+    """The function within a method, a property or the like."""
+    if isinstance(found, (staticmethod, classmethod)):
+        found = found.__func__
+    elif isinstance(found, property):
+        found = found.fget
+    elif isinstance(found, cached_property):
+        found = found.func
+    return found if type(found) is FunctionType else None
+
+
+def namespace_of(cls: type) -> dict[str, Any]:
+    """What a class was given in its body or since, without what the class object is made of."""
+    return {
+        name: value
+        for name, value in vars(cls).items()
+        if name not in _KEPT and type(value) not in (GetSetDescriptorType, MemberDescriptorType)
+    }
+
+
+@dataclass(frozen=True)
+class _Replaced:
+    by: type
+    own: dict[str, Any]
+
+
+_HEAP_TYPE: Final = 1 << 9
+_replaced: Final[dict[type, _Replaced]] = {}
+
+
+def _extends(by: type, cls: type) -> bool:
+    return cls in by.__bases__
+
+
+def _names(classes: Sequence[type]) -> str:
+    return f"({', '.join(name_of(cls) for cls in classes)})"
+
+
+def _layout(cls: type) -> tuple[Any, ...]:
+    slots = [
+        name
+        for base in cls.__mro__
+        for name, value in vars(base).items()
+        if type(value) is MemberDescriptorType
+    ]
+    return cls.__basicsize__, cls.__itemsize__, cls.__dictoffset__, cls.__weakrefoffset__, sorted(slots)
+
+
+def _redirect_super(by: type) -> None:
+    """Has the methods of a replacing class ask for `super` by another name.
+
+    Python's own would refuse an instance of the class that is replaced, because that is no instance of `by`.
+    """
+    for value in namespace_of(by).values():
+        function = function_of(value)
+        if function is not None and "__class__" in function.__code__.co_freevars:
+            renamed = _renamed(function.__code__)
+            if renamed != function.__code__:
+                function.__globals__[_SUPER] = _super
+                function.__code__ = renamed
+
+
+def _renamed(code: CodeType) -> CodeType:
+    return code.replace(
+        co_names=tuple(_SUPER if name == "super" else name for name in code.co_names),
+        co_consts=tuple(
+            _renamed(const) if isinstance(const, CodeType) else const for const in code.co_consts
+        ),
+    )
+
+
+def _super(*args: Any) -> Any:
+    if not args:
+        frame = sys._getframe(1)
+        args = frame.f_locals["__class__"], frame.f_locals[frame.f_code.co_varnames[0]]
+    by, bound = args
+    of = bound if isinstance(bound, type) else type(bound)
+    for cls, replaced in _replaced.items():
+        if replaced.by is by and issubclass(of, cls):
+            return _Super(cls, bound, replaced.own) if _extends(by, cls) else super(cls, bound)
+    return super(by, bound)
+
+
+class _Super:
+    """What `super()` gives in a class that replaces its base: the base as it was."""
+
+    __slots__ = ("_bound", "_cls", "_own")
+
+    def __init__(self, cls: type, bound: Any, own: dict[str, Any]) -> None:
+        self._cls, self._bound, self._own = cls, bound, own
+
+    def __getattr__(self, name: str) -> Any:
+        return self._find(name)
+
+    def __getattribute__(self, name: str) -> Any:
+        # Special methods asked for by name are those of the class that was replaced, not of this one.
+        if name in ("_bound", "_cls", "_own", "_find"):
+            return object.__getattribute__(self, name)
+        return self._find(name)
+
+    def _find(self, name: str) -> Any:
+        if name not in self._own:
+            return getattr(super(self._cls, self._bound), name)
+        found = self._own[name]
+        if not hasattr(type(found), "__get__"):
+            return found
+        if isinstance(self._bound, type):
+            return found.__get__(None, self._bound)
+        return found.__get__(self._bound, type(self._bound))

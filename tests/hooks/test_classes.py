@@ -1,0 +1,169 @@
+"""Classes replaced in place."""
+
+import pickle
+import sys
+import types
+
+import pytest
+from switchrail.errors import HookError
+from switchrail.hooks import classes as module_classes
+
+SOURCE = """
+import functools
+
+class Target:
+    "The original."
+    flag = 1
+    def __init__(self, x=1): self.x = x
+    def m(self, a=1): return ["m", self.x, a]
+    def n(self): return ["n"]
+    @property
+    def prop(self): return ["prop"]
+    @classmethod
+    def make(cls, x): return cls(x)
+
+class Sub(Target):
+    def n(self): return ["sub", *super().n()]
+
+class Slotted:
+    __slots__ = ("x",)
+    def m(self): return 1
+"""
+
+
+@pytest.fixture
+def mod():
+    module = types.ModuleType("hook_replaced")
+    sys.modules[module.__name__] = module
+    exec(compile(SOURCE, "hook_replaced.py", "exec"), vars(module))
+    yield module
+    del sys.modules[module.__name__]
+
+
+def extending(Target):
+    class Better(Target):
+        extra = 2
+
+        def __init__(self, x=1):
+            super().__init__(x * 10)
+
+        def m(self, a=1):
+            return ["better", *super().m(a)]
+
+        @property
+        def prop(self):
+            return ["better", *super().prop]
+
+        @classmethod
+        def make(cls, x):
+            return super().make(x + 1)
+
+    return Better
+
+
+class Unrelated:
+    def m(self, a=1):
+        return ["unrelated", a]
+
+
+def test_one_that_extends_it(hooks, mod):
+    Target, Sub, before = mod.Target, mod.Sub, dict(vars(mod.Target))
+    made, Better = Sub(), extending(mod.Target)
+    hooks.add("hook_replaced.Target", Better, "replace")
+    assert mod.Target is Target
+    assert Target().m(2) == ["better", "m", 10, 2]
+    assert (made.m(), made.n(), made.prop) == (["better", "m", 1, 1], ["sub", "n"], ["better", "prop"])
+    assert isinstance(made, Target)
+    assert (Target.extra, Target.flag, type(Target.make(1)), Target.make(1).x) == (2, 1, Target, 20)
+    assert type(pickle.loads(pickle.dumps(Target()))) is Target
+    assert Better().m() == ["better", "m", 10, 1]
+    assert Sub.__mro__ == (Sub, Target, object)
+    hooks.clear()
+    assert dict(vars(Target)) == before
+    assert (made.m(), Target().x, Better().m()) == (["m", 1, 1], 1, ["better", "m", 10, 1])
+
+
+def test_one_of_its_own(hooks, mod):
+    made = mod.Target()
+    hooks.add(mod.Target, Unrelated, "replace")
+    assert made.m() == ["unrelated", 1]
+    assert not hasattr(made, "n")
+    hooks.clear()
+    assert (made.m(), made.n()) == (["m", 1, 1], ["n"])
+
+
+def mark(result, *args):
+    return [*result, "hooked"]
+
+
+@pytest.mark.parametrize("first", ["class", "method"])
+@pytest.mark.parametrize("make", [extending, lambda Target: Unrelated], ids=["extending", "unrelated"])
+def test_a_method_is_hooked_in_either_order(hooks, mod, first, make):
+    by = make(mod.Target)
+    expected = [*(["better", "m", 10, 1] if make is extending else ["unrelated", 1]), "hooked"]
+    adds = {
+        "class": lambda: hooks.add("hook_replaced.Target", by, "replace", source="a"),
+        "method": lambda: hooks.add("hook_replaced.Target.m", mark, "after", source="b"),
+    }
+    one = adds.pop(first)()
+    (other,) = [add() for add in adds.values()]
+    replaced, method = (one, other) if first == "class" else (other, one)
+    assert mod.Target().m() == expected
+    assert hooks.list("hook_replaced.Target.m") == (method,)
+    assert hooks.list(mod.Target) == (replaced,)
+    hooks.remove(replaced)
+    assert mod.Target().m() == ["m", 1, 1, "hooked"]
+    hooks.clear()
+    assert mod.Target().m() == ["m", 1, 1]
+    assert module_classes._replaced == {}
+
+
+def test_a_further_replace_of_a_method_is_reported(hooks, mod, caplog):
+    hooks.add(mod.Target, Unrelated, "replace")
+    assert not caplog.records
+    hooks.add("hook_replaced.Target.m", lambda self, a: "mine", "replace")
+    assert mod.Target().m() == "mine"
+    assert "replaces a method of a class that has been replaced" in caplog.text
+
+
+def test_two_classes(hooks, mod, caplog):
+    hooks.add(mod.Target, Unrelated, "replace")
+    better = hooks.add(mod.Target, extending(mod.Target), "replace", priority=1)
+    assert mod.Target().m() == ["better", "m", 10, 1]
+    assert "never runs" in caplog.text
+    hooks.disable(better)
+    assert mod.Target.__new__(mod.Target).m() == ["unrelated", 1]
+    hooks.clear()
+    assert mod.Target().m() == ["m", 1, 1]
+
+
+class Meta(type):
+    pass
+
+
+REFUSED = {
+    "slots": (lambda T: type("B", (), {"__slots__": ("a",)}), "laid out in another way"),
+    "fewer": (lambda T: type("B", (T,), {"__slots__": ("a",)}), "laid out in another way"),
+    "bases": (lambda T: type("B", (dict,), {}), "its bases are"),
+    "mixed": (lambda T: type("B", (T, Unrelated), {}), "its bases are"),
+    "metaclass": (lambda T: Meta("B", (), {}), "its metaclass is"),
+    "function": (lambda T: lambda *args: None, "valid: a class"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_classes(hooks, mod, name):
+    make, message = REFUSED[name]
+    before = dict(vars(mod.Target))
+    with pytest.raises(HookError, match=message):
+        hooks.add(mod.Target, make(mod.Target), "replace")
+    assert dict(vars(mod.Target)) == before
+
+
+def test_refused_kinds_and_targets(hooks, mod):
+    with pytest.raises(HookError, match="valid: replace, or a hook on one of its methods"):
+        hooks.add(mod.Target, Unrelated, "around")
+    with pytest.raises(HookError, match="laid out in another way"):
+        hooks.add(mod.Slotted, Unrelated, "replace")
+    with pytest.raises(HookError, match="class in C"):
+        hooks.add(int, Unrelated, "replace")
