@@ -1,7 +1,12 @@
 """Whoever holds a function sees its hooks, whether it was taken before or after hooking."""
 
+import collections
+import contextvars
+import dataclasses
+import enum
 import functools
 import operator
+import threading
 import types
 import weakref
 
@@ -107,6 +112,73 @@ def method_caller(module):
     return lambda: operator.methodcaller("m", 1)(instance)
 
 
+def registered_implementation(module):
+    general = functools.singledispatch(lambda a: "general")
+    general.register(int, module.f)
+    return functools.partial(general, 1)
+
+
+def weak_set(module):
+    held = weakref.WeakSet([module.f])
+    return lambda: next(iter(held))(1)
+
+
+def property_getter(module):
+    holder = type("Holder", (), {"__add__": lambda self, b: 1 + b, "f": property(module.f)})
+    return lambda: holder().f
+
+
+def named_tuple(module):
+    held = collections.namedtuple("Held", "f")(module.f)
+    return lambda: held.f(1)
+
+
+def dataclass_default(module):
+    @dataclasses.dataclass
+    class Held:
+        f: object = module.f
+
+    held = Held()
+    return lambda: held.f(1)
+
+
+def enumeration(module):
+    members = enum.Enum("Members", {"F": functools.partial(module.f, 1)} | {"G": (module.f,)})
+    return lambda: members.G.value[0](1)
+
+
+def thread_target(module):
+    results = []
+
+    def collect(function):
+        results.append(function(1))
+
+    thread = threading.Thread(target=collect, args=(module.f,))
+
+    def call():
+        nonlocal thread
+        thread.start()
+        thread.join()
+        thread = threading.Thread(target=collect, args=(module.f,))
+        return results.pop()
+
+    return call
+
+
+def suspended_generator(module):
+    def calling(f):
+        while True:
+            yield f(1)
+
+    made = calling(module.f)
+    return lambda: next(made)
+
+
+def context_variable(module):
+    held = contextvars.ContextVar("held", default=module.f)
+    return lambda: held.get()(1)
+
+
 def bound_by_hand(module):
     return types.MethodType(module.f, 1)
 
@@ -132,6 +204,15 @@ HOLDERS = [
     weak_reference,
     map_object,
     method_caller,
+    registered_implementation,
+    weak_set,
+    property_getter,
+    named_tuple,
+    dataclass_default,
+    enumeration,
+    thread_target,
+    suspended_generator,
+    context_variable,
     bound_by_hand,
 ]
 

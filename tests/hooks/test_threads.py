@@ -63,3 +63,40 @@ def test_changes_from_many_threads_lose_nothing(hooks, module):
     for registry in registries:
         registry.clear()
     assert module.f.__code__ is code
+
+
+def test_every_kind_of_place_from_many_threads(hooks, module):
+    class Adder:
+        def __call__(self, x):
+            return x + 1
+
+    class Other:
+        def m(self, a, b=2):
+            return a - b
+
+        def n(self):
+            return self.m(1)
+
+    module.adder, start, wrong = Adder(), threading.Barrier(8), []
+    original = module.adder
+
+    def change(number):
+        registry = Hooks()
+        start.wait()
+        for _ in range(3):
+            registry.add("hook_targets.D.m", lambda result, *args: None, "after")
+            registry.add("hook_targets.adder", lambda result, x: None, "after")
+            registry.add("hook_targets.C", Other, "replace", source=f"{number}")
+            if module.C().m(1) != -1 or module.D().m(1) != -1 or module.adder(1) != 2:
+                wrong.append(number)
+            registry.clear()
+
+    threads = [threading.Thread(target=change, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert module.adder is original
+    assert "m" not in vars(module.D)
+    assert (module.C().m(1), module.D().m(1)) == (3, 3)

@@ -1,8 +1,9 @@
-"""Hooks: functions put before, after, around or in place of a plain Python function.
+"""Hooks: functions put before, after, around or in place of something that can be called.
 
-A hooked function stays the same object; its code is swapped for a trampoline that runs the chain. So
+A hooked Python function stays the same object; its code is swapped for a trampoline that runs the chain. So
 everybody who holds the function sees the hooks, however it is held, from the moment that they are added until
-they are removed.
+they are removed. What has no Python code is replaced wherever it is held; a class takes over another's
+namespace. `docs/hooks.md` says what each kind of target means.
 
 The first hook in the running order is the nearest to the caller. With hooks of the sources `a` and `b`, in
 this order, a call runs:
