@@ -2,6 +2,7 @@
 
 The closure chain is written here after what that registry does: one generic wrapper for each hook.
 Both run in the same process on the same function, in turns. Every chain must give the right result first.
+What it costs to add a hook is measured with few and with many modules loaded.
 
     python benchmarks/hooks.py [--json]
 """
@@ -15,6 +16,7 @@ import statistics
 import sys
 import time
 import timeit
+import types
 
 from switchrail.hooks import Hooks
 
@@ -103,6 +105,26 @@ def measured(calls):
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+def install_cost():
+    """Median microseconds of adding a hook to a function and taking it away, by the number of modules."""
+
+    def target(x):
+        return x
+
+    hooks, costs = Hooks(), {}
+
+    def once():
+        hooks.remove(hooks.add(target, before))
+
+    for more in (0, 5_000):
+        for i in range(more):
+            module = sys.modules[f"benchmark_module_{i}"] = types.ModuleType(f"benchmark_module_{i}")
+            module.held = [target]
+        times = timeit.repeat(once, timer=time.thread_time, number=20, repeat=51)
+        costs[str(len(sys.modules))] = statistics.median(times) / 20 * 1e6
+    return costs
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -129,8 +151,10 @@ def main():
         row["unhooked"] = measured({"unhooked": target})["unhooked"]
         row["ratio"] = row["hooks"] / row["closures"]
         rows[label] = row
+    costs = install_cost()
     if arguments.json:
-        print(json.dumps({"python": sys.version.split()[0], "unit": "ns", "chains": rows}))
+        version = sys.version.split()[0]
+        print(json.dumps({"python": version, "unit": "ns", "chains": rows, "install_us_by_modules": costs}))
         return
     print(f"CPython {sys.version.split()[0]}, ns of CPU time a call, median of {ROUNDS}")
     print(f"{'chain':<14}{'plain':>8}{'unhooked':>10}{'closures':>10}{'hooks':>8}{'hooks/closures':>16}")
@@ -139,6 +163,8 @@ def main():
             f"{label:<14}{row['plain']:>8.0f}{row['unhooked']:>10.0f}{row['closures']:>10.0f}"
             f"{row['hooks']:>8.0f}{row['ratio']:>16.2f}"
         )
+    for modules, cost in costs.items():
+        print(f"adding and removing a hook, {modules} modules loaded: {cost:.0f} us")
 
 
 if __name__ == "__main__":
