@@ -67,6 +67,7 @@ class Unrelated:
 
 
 def test_one_that_extends_it(hooks, mod):
+    pickle.dumps(mod.Target())  # leaves a note of its own on the class
     Target, Sub, before = mod.Target, mod.Sub, dict(vars(mod.Target))
     made, Better = Sub(), extending(mod.Target)
     hooks.add("hook_replaced.Target", Better, "replace")
@@ -167,3 +168,41 @@ def test_refused_kinds_and_targets(hooks, mod):
         hooks.add(mod.Slotted, Unrelated, "replace")
     with pytest.raises(HookError, match="class in C"):
         hooks.add(int, Unrelated, "replace")
+
+
+def test_what_others_set_meanwhile_stays(hooks, mod):
+    hooks.add(mod.Target, extending(mod.Target), "replace")
+    mod.Target.added = 5
+    mod.Target.flag = 7
+    del mod.Target.n
+    hooks.clear()
+    assert (mod.Target.added, mod.Target.flag, hasattr(mod.Target, "n")) == (5, 7, False)
+    assert mod.Target().m() == ["m", 1, 1]
+
+
+def test_an_inherited_method_hooked_before_its_class_is_replaced(hooks, mod):
+    names = set(vars(mod.Sub))
+    method = hooks.add("hook_replaced.Sub.m", mark, "after")
+    better = type("Better", (mod.Sub,), {"n": lambda self: ["better"]})
+    replaced = hooks.add(mod.Sub, better, "replace")
+    assert (mod.Sub().m(), mod.Sub().n()) == (["m", 1, 1, "hooked"], ["better"])
+    hooks.remove(method)
+    hooks.remove(replaced)
+    assert set(vars(mod.Sub)) == names
+    assert (mod.Sub().m(), mod.Sub().n()) == (["m", 1, 1], ["sub", "n"])
+
+
+def test_a_class_that_refuses_an_attribute_is_put_back(hooks, mod):
+    class Guarded(type):
+        def __setattr__(cls, name, value):
+            if name == "refused":
+                raise AttributeError("no")
+            super().__setattr__(name, value)
+
+    target = Guarded("T", (), {"m": lambda self: 1})
+    before = dict(vars(target))
+    by = Guarded("B", (), {"m": lambda self: 2, "refused": 1, "z": 3})
+    with pytest.raises(AttributeError, match="no"):
+        hooks.add(target, by, "replace")
+    assert dict(vars(target)) == before
+    assert hooks.list() == ()

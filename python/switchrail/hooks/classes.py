@@ -17,10 +17,12 @@ from switchrail.hooks.hook import Hook, name_of
 # What belongs to the class object itself, whatever its namespace.
 _KEPT: Final = frozenset(
     {"__dict__", "__weakref__", "__module__", "__name__", "__qualname__", "__slots__", "_abc_impl"}
-    | {"__firstlineno__", "__static_attributes__"}
+    | {"__firstlineno__", "__static_attributes__", "__slotnames__"}
 )
 
 _SUPER: Final = "__switchrail_super"
+
+_ABSENT: Final = object()
 
 
 @dataclass(frozen=True)
@@ -46,28 +48,32 @@ class Class:
 
     def install(self, state: type | None, *, hooked: bool) -> None:
         """Gives the class the namespace of another, or its own back."""
-        before = _replaced.get(self.cls)
-        own = before.own if before is not None else namespace_of(self.cls)
-        wanted = (
-            own if state is None else {**(own if _extends(state, self.cls) else {}), **namespace_of(state)}
-        )
         present = namespace_of(self.cls)
+        before = _replaced.get(self.cls) or _Replaced(self.cls, present, present)
+        wanted = before.own
+        if state is not None:
+            wanted = {**(before.own if _extends(state, self.cls) else {}), **namespace_of(state)}
         try:
-            self._set(wanted)
+            self._set(wanted, before.put)
         except BaseException:
-            self._set(present)
+            self._set(present, namespace_of(self.cls))
             raise
         if state is None:
             _replaced.pop(self.cls, None)
         else:
-            _replaced[self.cls] = _Replaced(state, own)
+            _replaced[self.cls] = _Replaced(state, before.own, wanted)
 
-    def _set(self, wanted: dict[str, Any]) -> None:
-        for name in namespace_of(self.cls).keys() - wanted.keys():
-            delattr(self.cls, name)
-        for name, value in wanted.items():
-            if vars(self.cls).get(name, _SUPER) is not value:
-                setattr(self.cls, name, value)
+    def _set(self, wanted: dict[str, Any], put: dict[str, Any]) -> None:
+        """Goes from what was put there to what is wanted; what others have set or deleted since stays so."""
+        present = namespace_of(self.cls)
+        for name in {**present, **wanted}:
+            found = present.get(name, _ABSENT)
+            if found is not put.get(name, _ABSENT) or found is wanted.get(name, _ABSENT):
+                continue
+            if name in wanted:
+                setattr(self.cls, name, wanted[name])
+            else:
+                delattr(self.cls, name)
 
     def problem_of(self, hook: Hook) -> str | None:
         """Compares the layouts."""
@@ -128,6 +134,9 @@ def namespace_of(cls: type) -> dict[str, Any]:
 class _Replaced:
     by: type
     own: dict[str, Any]
+    """The namespace from before."""
+    put: dict[str, Any]
+    """The namespace that was given to it."""
 
 
 _HEAP_TYPE: Final = 1 << 9
