@@ -8,7 +8,7 @@ runtime = switchrail.Runtime()
 runtime.register("first", "nowhere:First", op="gated_delta")
 runtime.register("second", "nowhere:Second", op="gated_delta", priority=1)
 decision = runtime.resolve("gated_delta", "decode", device="cpu", dtype="float32")
-assert decision.chosen.name == "second", decision
+assert decision.chosen == "second", decision
 layout = switchrail.Layout.from_kinds("toy", ["gated_delta", "full_attention"])
 assert len(layout) == 2
 message = ""
