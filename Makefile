@@ -67,7 +67,7 @@ $(TOOLS)/bin/cargo-deny:
 	cargo install --locked --root $(TOOLS) cargo-deny
 
 test-python: build
-	$(PY) -m pytest -n $(WORKERS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadgroup
 
 lint-python: build
 	$(BIN)/ruff check

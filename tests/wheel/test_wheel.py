@@ -12,6 +12,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
+# One process for all: two builds at once take each other's files away.
+pytestmark = pytest.mark.xdist_group("wheel")
+
 
 def interpreters() -> dict[str, Path]:
     """One CPython for each minor version from 3.10 on, by version."""
