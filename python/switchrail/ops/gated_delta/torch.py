@@ -127,8 +127,9 @@ class TorchGatedDelta(GatedDeltaBackend):
             keys_queries *= torch.rsqrt(keys_queries.square().sum(-1, keepdim=True) + 1e-6)
         keys_queries[:, heads:] *= scale
         states = plan.slots.load(state, compute)
+        gates = g.double()
         results = [
-            _run_group(group, plan.chunk, keys_queries, v, g.double(), beta, states) for group in plan.groups
+            _run_group(group, plan.chunk, keys_queries, v, gates, beta, states) for group in plan.groups
         ]
         result = (results[0] if len(results) == 1 else torch.cat(results)).index_select(0, plan.places)
         if plan.padding_rows is not None:
