@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Literal
 
 import torch
 
 from switchrail.engine.pools import Pools
-from switchrail.engine.step import Step
+from switchrail.engine.step import Part, Step
 from switchrail.errors import DispatchError
 from switchrail.ops.batch import Phase
 
@@ -108,15 +108,14 @@ class Dispatcher:
         k_cache.flatten(0, 1).index_copy_(0, step.kv_rows, k)
         v_cache.flatten(0, 1).index_copy_(0, step.kv_rows, v)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        for part in step.parts:
-            phase = part.phase
-            self._lookup("attention", phase, layer)(
+        for part, call, plan in self._calls(step, layer, "attention"):
+            call(
                 q[part.rows],
                 k_cache,
                 v_cache,
                 out=out[part.rows],
                 batch=part.pages,
-                plan=step.plans[phase, id(self._backends[layer, "attention", phase])],
+                plan=plan,
                 scale=scale,
             )
         return out
@@ -151,9 +150,9 @@ class Dispatcher:
         step = self._enter(layer, "gated_delta")
         state = self.pools.state[layer]
         out = torch.empty(v.shape, dtype=q.dtype, device=q.device)
-        for part in step.parts:
-            phase, rows = part.phase, part.rows
-            self._lookup("gated_delta", phase, layer)(
+        for part, call, plan in self._calls(step, layer, "gated_delta"):
+            rows = part.rows
+            call(
                 q[rows],
                 k[rows],
                 v[rows],
@@ -162,7 +161,7 @@ class Dispatcher:
                 state=state,
                 out=out[rows],
                 batch=part.states,
-                plan=step.plans[phase, id(self._backends[layer, "gated_delta", phase])],
+                plan=plan,
                 scale=scale,
                 qk_l2norm=qk_l2norm,
             )
@@ -192,19 +191,25 @@ class Dispatcher:
         step = self._enter(layer, "short_conv")
         state = self.pools.conv[layer]
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        for part in step.parts:
-            phase = part.phase
-            self._lookup("short_conv", phase, layer)(
+        for part, call, plan in self._calls(step, layer, "short_conv"):
+            call(
                 x[part.rows],
                 weight,
                 bias=bias,
                 state=state,
                 out=out[part.rows],
                 batch=part.states,
-                plan=step.plans[phase, id(self._backends[layer, "short_conv", phase])],
+                plan=plan,
                 activation=activation,
             )
         return out
+
+    def _calls(self, step: Step, layer: int, op: str) -> Iterator[tuple[Part, Callable[..., None], object]]:
+        """Each part of the step, with the backend's method for it and what that backend prepared."""
+        for part in step.parts:
+            phase = part.phase
+            plan = step.plans[phase, id(self._backends[layer, op, phase])]
+            yield part, self._lookup(op, phase, layer), plan
 
     def _enter(self, layer: int, op: str) -> Step:
         step = self.step
