@@ -8,11 +8,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any, Final
 
 from switchrail.hooks.hook import Hook, name_of
+from switchrail.hooks.inherited import inside
 
 # What belongs to the class object itself, whatever its namespace.
 _KEPT: Final = frozenset(
@@ -112,13 +112,8 @@ def own_namespace(cls: type) -> dict[str, Any]:
 
 def function_of(found: Any) -> FunctionType | None:
     """The function within a method, a property or the like."""
-    if isinstance(found, (staticmethod, classmethod)):
-        found = found.__func__
-    elif isinstance(found, property):
-        found = found.fget
-    elif isinstance(found, cached_property):
-        found = found.func
-    return found if type(found) is FunctionType else None
+    inner = inside(found)
+    return inner if type(inner) is FunctionType else None
 
 
 def namespace_of(cls: type) -> dict[str, Any]:

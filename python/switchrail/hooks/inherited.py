@@ -12,6 +12,17 @@ from switchrail.hooks.parameters import Parameters
 from switchrail.hooks.trampoline import forwarder
 
 
+def inside(found: Any) -> Any:
+    """What a static or class method, a property or a cached one was made from; anything else itself."""
+    if isinstance(found, (staticmethod, classmethod)):
+        return found.__func__
+    if isinstance(found, property):
+        return found.fget
+    if isinstance(found, cached_property):
+        return found.func
+    return found
+
+
 def raw_after(owner: type, cls: type, name: str) -> Any:
     """What the classes that follow `owner` in the resolution order of `cls` have under a name, unbound."""
     order = cls.__mro__
@@ -44,13 +55,7 @@ def forwarding(owner: type, name: str) -> tuple[FunctionType, Attribute, Paramet
     """
     raw = raw_after(owner, owner, name)
     kind = type(raw)
-    inner: Any = raw
-    if isinstance(raw, (staticmethod, classmethod)):
-        inner = raw.__func__
-    elif isinstance(raw, property):
-        inner = raw.fget
-    elif isinstance(raw, cached_property):
-        inner = raw.func
+    inner = inside(raw)
     has_code = type(inner) is FunctionType
     model: Any = inner if has_code else _any_static if kind is staticmethod else _any
     parameters = Parameters.of(model.__code__)
