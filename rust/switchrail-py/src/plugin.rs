@@ -101,15 +101,22 @@ mirror! {
     }
 }
 
-/// The plugins, those that the allow list leaves out blocked.
+/// The plugins, those that the selection leaves out blocked.
 #[pyfunction]
-pub fn select(plugins: Vec<Bound<'_, Plugin>>, allow: Option<Vec<String>>) -> PyResult<Vec<Plugin>> {
+#[pyo3(signature = (plugins, allow=None, platform=None, builtin_platforms=Vec::new()))]
+pub fn select(
+    plugins: Vec<Bound<'_, Plugin>>,
+    allow: Option<Vec<String>>,
+    platform: Option<String>,
+    builtin_platforms: Vec<String>,
+) -> PyResult<Vec<Plugin>> {
     let traced = plugins.iter().map(|plugin| plugin.get().0.clone());
     let (mut records, tracebacks): (Vec<PluginRecord>, Vec<_>) =
         traced.map(|plugin| (plugin.record, plugin.traceback)).unzip();
     Selection {
         allow,
-        ..Selection::default()
+        platform,
+        builtin_platforms,
     }
     .apply(&mut records)
     .map_err(raise)?;
