@@ -70,3 +70,37 @@ def test_strict_refuses_a_second_replace(module):
         assert len(strict.list()) == 2
     finally:
         strict.clear()
+
+
+def test_who_added_it_is_told(hooks, module):
+    hook = hooks.add(
+        module.f, lambda result, a, b: None, "after", source="acme-ops", plugin="acme", version="1.2"
+    )
+    assert (hook.source, hook.plugin, hook.version) == ("acme-ops", "acme", "1.2")
+    assert repr(hook).endswith("<lambda> of 'acme-ops' 1.2, plugin 'acme', on hook_targets.f>")
+    with pytest.raises(HookError, match=r"of 'acme-ops' 1\.2, plugin 'acme', on hook_targets\.f: it can't"):
+        hooks.prepare(module.f, lambda: None, source="acme-ops", plugin="acme", version="1.2")
+
+
+def test_one_call_is_strict_or_not(hooks, module, caplog):
+    with pytest.raises(HookError, match="nearest: f"):
+        hooks.prepare("hook_targets.ff", lambda: None, strict=True)
+    first = hooks.prepare(module.f, lambda a, b: "first", "replace")
+    second = hooks.prepare(module.f, lambda a, b: "second", "replace", priority=1)
+    with pytest.raises(HookError, match="replaced more than once"):
+        hooks.commit([first, second], strict=True)
+    assert hooks.list() == ()
+    hooks.commit([first, second])
+    assert module.f(1) == "second"
+    strict = Hooks(strict=True)
+    waiting = strict.add("hook_targets.ff", lambda: None, strict=False)
+    assert strict.waiting() == (waiting,)
+    assert "waits for its target" in caplog.text
+    strict.clear()
+
+    @hooks.add("hook_targets.f", kind="after", strict=True)
+    def decorated(result, a, b):
+        return result
+
+    with pytest.raises(HookError, match="nearest: f"):
+        hooks.add("hook_targets.ff", strict=True)(decorated)

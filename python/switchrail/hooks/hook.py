@@ -53,6 +53,9 @@ class Hook:
         owner: The `Hooks` that it belongs to.
         site: Where it stands, as far as that was known when it was made.
         path: What leads to its target when a module is imported, or imported again; None if nothing does.
+        plugin: The plugin of that distribution which added it, or None.
+        version: The distribution's version, or None.
+        strict: Whether it is an error when its target turns out not to be there or not to take it.
     """
 
     target_name: str
@@ -65,6 +68,9 @@ class Hook:
     owner: Any
     site: Any = None
     path: str | None = None
+    plugin: str | None = None
+    version: str | None = None
+    strict: bool = False
 
     def __post_init__(self) -> None:
         """Refuses what can't work.
@@ -90,7 +96,7 @@ class Hook:
     def refusal(self, why: str) -> HookError:
         """The error that says why this hook can't be."""
         return HookError(
-            f"{self.kind} hook {self.name} of {self.source!r} on {self.target_name}: {why}",
+            f"{self._described}: {why}",
             target=self.target_name,
         )
 
@@ -99,5 +105,11 @@ class Hook:
         """The callable's module and qualified name."""
         return name_of(self.fn)
 
+    @property
+    def _described(self) -> str:
+        version = f" {self.version}" if self.version is not None else ""
+        plugin = f", plugin {self.plugin!r}," if self.plugin is not None else ""
+        return f"{self.kind} hook {self.name} of {self.source!r}{version}{plugin} on {self.target_name}"
+
     def __repr__(self) -> str:
-        return f"<{self.kind} hook {self.name} of {self.source!r} on {self.target_name}>"
+        return f"<{self._described}>"

@@ -36,7 +36,7 @@ def attach(hooks: Sequence[Hook], module: str | None = None) -> None:
     """Puts hooks on what their dotted paths lead to by now; reports what can't be.
 
     Raises:
-        HookError: It can't be, and the hook's owner is strict.
+        HookError: It can't be, and the hook is strict.
     """
     for hook in hooks:
         try:
@@ -46,11 +46,11 @@ def attach(hooks: Sequence[Hook], module: str | None = None) -> None:
             problem = site.problem_of(hook)
             if problem is not None:
                 raise hook.refusal(problem)
-            chain.change(attach={hook: site}, strict=hook.owner.strict)
+            chain.change(attach={hook: site}, strict=hook.strict)
         except HookError as error:
             if module is None:  # said when it was prepared
                 continue
-            if hook.owner.strict:
+            if hook.strict:
                 raise
             _log.warning("%r is not in force in %s: %s", hook, module, error)
 

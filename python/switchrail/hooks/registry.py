@@ -45,22 +45,40 @@ class Hooks:
         kind: Kind = "before",
         *,
         source: str = "user",
+        plugin: str | None = None,
+        version: str | None = None,
         priority: int = 0,
         before: Sequence[str] = (),
         after: Sequence[str] = (),
+        strict: bool | None = None,
     ) -> Hook:
         """Makes and checks a hook that is not in force yet, for `commit`; see `add`."""
+        strict = self.strict if strict is None else strict
         place: Site | None = None
         missing: MissingTargetError | None = None
         try:
             place = resolve(target)
         except MissingTargetError as error:
-            if self.strict:
+            if strict:
                 raise
             missing = error
         name = target if isinstance(target, str) else place.name if place is not None else repr(target)
         path = name if isinstance(target, str) or _leads_to(name, place) else None
-        hook = Hook(name, fn, kind, source, priority, tuple(before), tuple(after), self, place, path)
+        hook = Hook(
+            target_name=name,
+            fn=fn,
+            kind=kind,
+            source=source,
+            priority=priority,
+            before=tuple(before),
+            after=tuple(after),
+            owner=self,
+            site=place,
+            path=path,
+            plugin=plugin,
+            version=version,
+            strict=strict,
+        )
         problem = place.problem_of(hook) if place is not None else None
         if problem is not None:
             raise hook.refusal(problem)
@@ -68,8 +86,12 @@ class Hooks:
             _log.warning("%r waits for its target: %s", hook, missing)
         return hook
 
-    def commit(self, hooks: Sequence[Hook]) -> None:
+    def commit(self, hooks: Sequence[Hook], *, strict: bool | None = None) -> None:
         """Puts prepared hooks in force: all of them, or none.
+
+        Args:
+            hooks: What `prepare` made.
+            strict: Whether a second `replace` on one target is an error; None: as `Hooks.strict` says.
 
         Raises:
             HookError: A target has one already, or its code was swapped by somebody else since it was hooked;
@@ -81,7 +103,8 @@ class Hooks:
                 raise HookError(f"{hook!r} was prepared by another Hooks", target=hook.target_name)
         imports.watch(hooks)
         chain.change(
-            add={hook: () if hook.site is None else (hook.site,) for hook in hooks}, strict=self.strict
+            add={hook: () if hook.site is None else (hook.site,) for hook in hooks},
+            strict=self.strict if strict is None else strict,
         )
         # A module may have been imported since the hook was prepared.
         imports.attach([hook for hook in hooks if hook.site is None])
@@ -94,9 +117,12 @@ class Hooks:
         kind: Kind = "before",
         *,
         source: str = "user",
+        plugin: str | None = None,
+        version: str | None = None,
         priority: int = 0,
         before: Sequence[str] = (),
         after: Sequence[str] = (),
+        strict: bool | None = None,
     ) -> Callable[[_Fn], _Fn]: ...
 
     @overload
@@ -107,9 +133,12 @@ class Hooks:
         kind: Kind = "before",
         *,
         source: str = "user",
+        plugin: str | None = None,
+        version: str | None = None,
         priority: int = 0,
         before: Sequence[str] = (),
         after: Sequence[str] = (),
+        strict: bool | None = None,
     ) -> Hook: ...
 
     def add(
@@ -119,9 +148,12 @@ class Hooks:
         kind: Kind = "before",
         *,
         source: str = "user",
+        plugin: str | None = None,
+        version: str | None = None,
         priority: int = 0,
         before: Sequence[str] = (),
         after: Sequence[str] = (),
+        strict: bool | None = None,
     ) -> Hook | Callable[[_Fn], _Fn]:
         """Puts a hook in force, for every call that starts after this returns.
 
@@ -133,10 +165,13 @@ class Hooks:
             fn: What to call; the package's documentation says with what, for each kind.
             kind: `before`, `after`, `around` or `replace`.
             source: The distribution that the hook comes from.
+            plugin: The plugin of that distribution which adds it, and
+            version: the distribution's version; for those who read what runs.
             priority: Higher ones are nearer to the caller.
             before: Sources, or names of hooks, that this one is nearer to the caller than, on this target.
                 What is not there constrains nothing.
             after: Sources, or names of hooks, that are nearer to the caller than this one.
+            strict: Overrides `Hooks.strict` for this hook.
 
         Returns:
             The hook, for `remove`, `disable` and `enable`.
@@ -146,13 +181,22 @@ class Hooks:
                 or the target has it already; somebody else has swapped the target's code since it was hooked.
             OrderError: The constraints of the hooks on the target form a cycle.
         """
+        options: dict[str, Any] = {
+            "source": source,
+            "plugin": plugin,
+            "version": version,
+            "priority": priority,
+            "before": before,
+            "after": after,
+            "strict": strict,
+        }
         if fn is None:
-            return self._decorator(target, kind, source=source, priority=priority, before=before, after=after)
-        hook = self.prepare(target, fn, kind, source=source, priority=priority, before=before, after=after)
-        self.commit([hook])
+            return self._decorator(target, kind, options)
+        hook = self.prepare(target, fn, kind, **options)
+        self.commit([hook], strict=strict)
         return hook
 
-    def _decorator(self, target: object, kind: Kind, **options: Any) -> Callable[[_Fn], _Fn]:
+    def _decorator(self, target: object, kind: Kind, options: dict[str, Any]) -> Callable[[_Fn], _Fn]:
         # Not within `add`: its variables would be cells, which look like holders of the target.
         def decorator(fn: _Fn) -> _Fn:
             self.add(target, fn, kind, **options)
