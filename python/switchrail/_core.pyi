@@ -54,7 +54,7 @@ def select(
     plugins: Sequence[Plugin],
     allow: Sequence[str] | None = None,
     platform: str | None = None,
-    builtin_platforms: Sequence[str] = [],
+    builtin_platforms: Sequence[str] = ...,
 ) -> list[Plugin]: ...
 
 @final
