@@ -21,7 +21,9 @@ fn class_of(code: &str) -> &'static str {
         }
         "unfit_backend" => "BackendUnfitError",
         "no_backend" | "layer_no_backend" | "layer_uncovered" => "NoBackendError",
-        "bad_requirement_name" | "bad_requirement_specifier" | "bad_backend_spec" => "RegistrationError",
+        "bad_requirement_name" | "bad_requirement_specifier" | "bad_backend_spec" | "backend_not_own" => {
+            "RegistrationError"
+        }
         "bad_backend_config" => "ConfigError",
         "backend_taken" => "NameTakenError",
         "commit_conflict" | "commit_gone" => "ConflictError",

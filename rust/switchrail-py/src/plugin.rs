@@ -70,19 +70,22 @@ mirror! {
                 PluginState::Blocked { .. } => "blocked",
                 PluginState::Loaded => "loaded",
                 PluginState::Failed { .. } => "failed",
+                PluginState::Hung { .. } => "hung",
             }
         }
 
-        /// Why it is blocked or failed.
+        /// Why it is blocked, failed or hung.
         #[getter]
         fn reason(&self) -> Option<&str> {
             match &self.0.record.state {
-                PluginState::Blocked { reason } | PluginState::Failed { reason } => Some(reason),
+                PluginState::Blocked { reason }
+                | PluginState::Failed { reason }
+                | PluginState::Hung { reason } => Some(reason),
                 PluginState::Discovered | PluginState::Loaded => None,
             }
         }
 
-        /// Of what it raised.
+        /// Of what it raised; for one that hung, where it was.
         #[getter]
         fn traceback(&self) -> Option<&str> {
             self.0.traceback.as_deref()
@@ -97,6 +100,17 @@ mirror! {
         fn failed(&self, reason: String, traceback: String) -> Self {
             let record = PluginRecord { state: PluginState::Failed { reason }, ..self.0.record.clone() };
             Self(Traced { record, traceback: Some(traceback) })
+        }
+
+        /// The same plugin, hung.
+        fn hung(&self, reason: String, traceback: String) -> Self {
+            let record = PluginRecord { state: PluginState::Hung { reason }, ..self.0.record.clone() };
+            Self(Traced { record, traceback: Some(traceback) })
+        }
+
+        /// The same plugin, left out.
+        fn blocked(&self, reason: String) -> Self {
+            Self(PluginRecord { state: PluginState::Blocked { reason }, ..self.0.record.clone() }.into())
         }
     }
 }

@@ -92,6 +92,7 @@ impl Runtime {
         let staged = Staged {
             transaction: Some(transaction),
             ids: Vec::new(),
+            committed: false,
         };
         Ok(Transaction {
             runtime: slf.clone().unbind(),
@@ -122,6 +123,7 @@ struct Staged {
     /// None after commit or close.
     transaction: Option<switchrail::Transaction>,
     ids: Vec<BackendId>,
+    committed: bool,
 }
 
 #[pymethods]
@@ -130,6 +132,12 @@ impl Transaction {
     #[getter]
     fn is_open(&self) -> bool {
         self.lock().transaction.is_some()
+    }
+
+    /// Whether it was published: tells a caller that was interrupted while it committed.
+    #[getter]
+    fn is_committed(&self) -> bool {
+        self.lock().committed
     }
 
     /// Stages a backend with the object behind it; returns its id.
@@ -173,6 +181,7 @@ impl Transaction {
             .ok_or(CommitError::Closed)
             .and_then(switchrail::Transaction::commit);
         let ids = std::mem::take(&mut staged.ids);
+        staged.committed |= result.is_ok();
         drop(staged);
         let gone = match &result {
             Ok(commit) => commit.changes.iter().filter_map(removed).collect(),

@@ -61,6 +61,14 @@ pub enum Origin {
     Builtin,
 }
 
+impl Origin {
+    /// Whether it may take out or configure what `owner` registered: a plugin, only what is its own.
+    #[must_use]
+    pub fn may_change(&self, owner: &Self) -> bool {
+        !matches!(self, Self::Plugin { .. }) || self == owner
+    }
+}
+
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -68,6 +68,11 @@ pub enum PluginState {
         /// What went wrong.
         reason: String,
     },
+    /// It took longer than it may; its thread goes on, its transaction is closed, and nothing of it is registered.
+    Hung {
+        /// What it was doing, and for how long.
+        reason: String,
+    },
 }
 
 /// One entry point of an installed distribution.

@@ -435,6 +435,36 @@ fn specs_that_cannot_be_meant_are_refused() {
 }
 
 #[test]
+fn a_plugin_changes_only_what_is_its_own() {
+    let runtime = Runtime::new();
+    register(&runtime, Origin::Builtin, spec(OP, "torch"), false);
+    let mine = register(&runtime, Origin::User, spec(OP, "mine"), false);
+    let transaction = runtime.begin(plugin("acme"));
+    let registrar = transaction.registrar();
+    let owner = Origin::User;
+    let refusal = RegisterError::NotOwn {
+        op: OP,
+        name: "mine".into(),
+        owner,
+    };
+    assert_eq!(registrar.clear(OP, "mine"), Err(refusal.clone()));
+    assert_eq!(registrar.withdraw(mine), Err(refusal.clone()));
+    assert_eq!(registrar.configure(OP, "mine", Config::new()), Err(refusal));
+    registrar.clear(OP, "torch").unwrap();
+    registrar.clear(OP, "nothing").unwrap();
+    registrar.add(spec(OP, "mine"), Entry::Foreign, true).unwrap();
+    registrar.clear(OP, "mine").unwrap();
+    registrar.add(spec(OP, "own"), Entry::Foreign, false).unwrap();
+    let late = registrar.add(spec(OP, "late"), Entry::Foreign, false).unwrap();
+    registrar.withdraw(late).unwrap();
+    transaction.commit().unwrap();
+    let snapshot = runtime.snapshot();
+    let names: Vec<_> = snapshot.of_op(OP).map(|b| b.spec.name.as_str()).collect();
+    assert_eq!(names, ["mine", "own", "torch"]);
+    assert_eq!(snapshot.find(OP, "mine").unwrap().id, mine);
+}
+
+#[test]
 fn a_commit_that_does_not_follow_is_refused() {
     let runtime = Runtime::new();
     let transaction = runtime.begin(Origin::User);

@@ -150,10 +150,16 @@ fn loaded_and_failed_plugins_stay_as_they_are() {
     plugins[1].state = PluginState::Failed {
         reason: "broken".to_owned(),
     };
+    let hung = PluginState::Hung {
+        reason: "its import took longer than 5 s".to_owned(),
+    };
+    plugins[2].state = hung.clone();
+    plugins.push(plugin(PluginGroup::Plugins, "late", "late"));
     allowing("").apply(&mut plugins).unwrap();
     assert_eq!(plugins[0].state, PluginState::Loaded);
     assert!(matches!(plugins[1].state, PluginState::Failed { .. }));
-    assert!(matches!(plugins[2].state, PluginState::Blocked { .. }));
+    assert_eq!(plugins[2].state, hung);
+    assert!(matches!(plugins[5].state, PluginState::Blocked { .. }));
 }
 
 #[test]

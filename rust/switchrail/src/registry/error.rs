@@ -34,6 +34,19 @@ pub enum RegisterError {
     /// The name has an owner, and nothing was said of overriding it.
     #[error(transparent)]
     Taken(Conflict),
+    /// A plugin wants to take out or configure what somebody else registered.
+    #[error(
+        "{op} backend {name:?} is registered by {owner}; a plugin can take out and configure only what it registered \
+         itself, and put its own in the place of others' by overriding them"
+    )]
+    NotOwn {
+        /// The op.
+        op: Op,
+        /// The backend's name.
+        name: String,
+        /// Who registered it.
+        owner: Origin,
+    },
     /// A field of the spec can't be meant.
     #[error("{op} backend {name:?}, {field}: {problem}")]
     Invalid {
@@ -71,6 +84,7 @@ impl CoreError for RegisterError {
         match self {
             Self::Closed => "transaction_closed",
             Self::Taken(_) => "backend_taken",
+            Self::NotOwn { .. } => "backend_not_own",
             Self::Invalid { .. } => "bad_backend_spec",
             Self::Config { .. } => "bad_backend_config",
             Self::Unknown { .. } => "unknown_registered_backend",
@@ -81,6 +95,9 @@ impl CoreError for RegisterError {
         match self {
             Self::Closed => serde_json::json!({}),
             Self::Taken(conflict) => conflict.fields(),
+            Self::NotOwn { op, name, owner } => {
+                serde_json::json!({"op": op, "found": name, "owner": owner})
+            }
             Self::Invalid {
                 op,
                 name,

@@ -149,11 +149,11 @@ impl Snapshot {
                     registration: Arc::clone(registration),
                 }]
             }
-            Request::Clear { op, name } => {
+            Request::Clear { op, name, by } => {
                 let custom = self
                     .stack(*op, name)
                     .iter()
-                    .filter(|backend| backend.origin != Origin::Builtin);
+                    .filter(|backend| backend.origin != Origin::Builtin && by.may_change(&backend.origin));
                 custom.map(|backend| Change::Remove { id: backend.id }).collect()
             }
             Request::Withdraw { id } => self
@@ -242,6 +242,7 @@ pub(super) enum Request {
     Clear {
         op: Op,
         name: String,
+        by: Origin,
     },
     Withdraw {
         id: BackendId,

@@ -106,22 +106,37 @@ impl Registrar {
         Ok(id)
     }
 
-    /// Stages the removal of everything but the built-in of an op and name. Idempotent: nothing may be there.
+    /// Stages the removal of everything but the built-in of an op and name; in a plugin's name, of what it registered
+    /// itself. Idempotent: nothing may be there.
     ///
     /// # Errors
+    /// [`RegisterError::NotOwn`] where a plugin would clear only what others registered, or
     /// [`RegisterError::Closed`].
     pub fn clear(&self, op: Op, name: &str) -> Result<(), RegisterError> {
+        let state = self.preview()?;
+        let stack = state.stack(op, name);
+        if !stack.iter().any(|backend| backend.origin == self.origin)
+            && let Some(other) = stack.iter().rfind(|backend| backend.origin != Origin::Builtin)
+        {
+            self.check_own(other)?;
+        }
         self.stage(Request::Clear {
             op,
             name: name.to_owned(),
+            by: self.origin.clone(),
         })
     }
 
     /// Stages the removal of one registration, wherever in its stack it is. Idempotent: it may be gone already.
     ///
     /// # Errors
+    /// [`RegisterError::NotOwn`] where a plugin would take out what somebody else registered, or
     /// [`RegisterError::Closed`].
     pub fn withdraw(&self, id: BackendId) -> Result<(), RegisterError> {
+        let state = self.preview()?;
+        if let Some(registration) = state.get(id) {
+            self.check_own(registration)?;
+        }
         self.stage(Request::Withdraw { id })
     }
 
@@ -129,7 +144,8 @@ impl Registrar {
     ///
     /// # Errors
     /// [`RegisterError::Unknown`] with the nearest names, [`RegisterError::Config`] where a native backend refuses the
-    /// values, or [`RegisterError::Closed`].
+    /// values, [`RegisterError::NotOwn`] where a plugin configures what somebody else registered, or
+    /// [`RegisterError::Closed`].
     pub fn configure(&self, op: Op, name: &str, configuration: Config) -> Result<(), RegisterError> {
         let find = |state: &Snapshot| {
             state.find(op, name).cloned().ok_or_else(|| {
@@ -140,9 +156,9 @@ impl Registrar {
                 }
             })
         };
-        let base = self.runtime.snapshot();
-        let state = preview(&base, self.staged().as_deref().ok_or(RegisterError::Closed)?);
+        let state = self.preview()?;
         let active = find(&state)?;
+        self.check_own(&active)?;
         let mut registration = Registration::clone(&active);
         registration.configuration.clone_from(&configuration);
         check_config(&registration)?;
@@ -152,6 +168,26 @@ impl Registrar {
             name: name.to_owned(),
             configuration,
         })
+    }
+
+    fn check_own(&self, registration: &Registration) -> Result<(), RegisterError> {
+        if self.origin.may_change(&registration.origin) {
+            return Ok(());
+        }
+        Err(RegisterError::NotOwn {
+            op: registration.spec.op,
+            name: registration.spec.name.clone(),
+            owner: registration.origin.clone(),
+        })
+    }
+
+    fn preview(&self) -> Result<Snapshot, RegisterError> {
+        // Declared before the guard, for the reason given in `Runtime::publish`.
+        let base = self.runtime.snapshot();
+        Ok(preview(
+            &base,
+            self.staged().as_deref().ok_or(RegisterError::Closed)?,
+        ))
     }
 
     fn staged(&self) -> MutexGuard<'_, Option<Vec<Request>>> {
