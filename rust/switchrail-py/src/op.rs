@@ -55,6 +55,11 @@ pub fn add_names(module: &Bound<'_, PyModule>) -> PyResult<()> {
         "OPS",
         PyTuple::new(py, Op::ALL.map(|op| PyString::intern(py, op.name())))?,
     )?;
+    let linear = Op::ALL.into_iter().filter(|op| op.is_linear());
+    module.add(
+        "LINEAR_OPS",
+        PyTuple::new(py, linear.map(Op::name).collect::<Vec<_>>())?,
+    )?;
     module.add(
         "PHASES",
         PyTuple::new(py, Phase::ALL.map(|phase| PyString::intern(py, phase.name())))?,
