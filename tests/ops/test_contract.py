@@ -8,17 +8,33 @@ from switchrail.errors import ContractError, SwitchrailError
 from switchrail.ops.attention.torch import TorchAttention
 from switchrail.ops.contract import TensorSpec, parse_axis
 from switchrail.ops.gated_delta.torch import TorchGatedDelta
+from switchrail.ops.kda.torch import TorchKda
+from switchrail.ops.lightning.torch import TorchLightning
 from switchrail.ops.short_conv.torch import TorchShortConv
 from switchrail.testing.inputs import (
     CONTRACTS,
     REFERENCES,
     attention_call,
     gated_delta_call,
+    kda_call,
+    lightning_call,
     short_conv_call,
 )
 
-CALLS = {"attention": attention_call, "gated_delta": gated_delta_call, "short_conv": short_conv_call}
-TORCH = {"attention": TorchAttention, "gated_delta": TorchGatedDelta, "short_conv": TorchShortConv}
+CALLS = {
+    "attention": attention_call,
+    "gated_delta": gated_delta_call,
+    "kda": kda_call,
+    "lightning": lightning_call,
+    "short_conv": short_conv_call,
+}
+TORCH = {
+    "attention": TorchAttention,
+    "gated_delta": TorchGatedDelta,
+    "kda": TorchKda,
+    "lightning": TorchLightning,
+    "short_conv": TorchShortConv,
+}
 
 
 def check(call):
@@ -53,6 +69,9 @@ TENSOR_BREACHES = [
     ("gated_delta", "beta", lambda t: None, r"beta: got NoneType; asked is a torch.Tensor"),
     ("gated_delta", "state", lambda t: t.mT, r"state: got strides .*\[slots, HV, V, K\] dense in memory"),
     ("gated_delta", "out", lambda t: t[:, ::2], r"out: got shape \[8, 2, 16\].*HV = 4 \(v\)"),
+    ("kda", "g", lambda t: t[:, :, 0], r"g: got shape \[8, 4\]; asked is \[T, HV, K\]"),
+    ("lightning", "g", lambda t: t[:, None], r"g: got shape \[4, 1\]; asked is \[H\]"),
+    ("lightning", "v", lambda t: t[:, :2], r"v: got shape \[8, 2, 16\].*H = 4 \(q\)"),
     ("gated_delta", "q", lambda t: t.mT.contiguous().mT, r"q: got strides .*stride 1 along K"),
     ("gated_delta", "q", lambda t: t.to("meta"), r"batch: got device cpu; asked is meta, that of q"),
     ("gated_delta", "k", lambda t: t.to("meta"), r"k: got device meta; asked is cpu, that of q"),
@@ -154,7 +173,7 @@ def test_a_batch_that_breaks_the_contract():
         ([1, 99], [1, 99], "got slot 99; asked is below 5"),
     ],
 )
-@pytest.mark.parametrize("op", ["gated_delta", "short_conv"])
+@pytest.mark.parametrize("op", [op for op in CALLS if op != "attention"])
 def test_slots_that_break_the_contract(op, read, write, message):
     call = with_batch(CALLS[op]([2, 3]), read_slots=torch.tensor(read), write_slots=torch.tensor(write))
     before = call.state.clone()
@@ -164,7 +183,7 @@ def test_slots_that_break_the_contract(op, read, write, message):
 
 
 def test_contracts_name_their_axes_consistently():
-    assert set(CONTRACTS) == {"attention", "gated_delta", "short_conv"}
+    assert set(CONTRACTS) == set(CALLS)
     for contract in CONTRACTS.values():
         known = {axis for spec in contract.tensors.values() for axis, _ in spec.parsed_axes}
         assert all(axis in known for pair in contract.multiples for axis in pair)
@@ -194,7 +213,7 @@ def test_registering_the_built_in_backends_imports_nothing():
         "    def register(self, name, target, **capabilities):\n"
         "        seen.append((name, capabilities['op']))\n"
         "switchrail.ops.register_builtins(Registry())\n"
-        "assert len(seen) == 6, seen\n"
+        "assert len(seen) == 10, seen\n"
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -4,9 +4,17 @@ import pytest
 import torch
 from switchrail.ops.attention.torch import TorchAttention
 from switchrail.ops.gated_delta.torch import TorchGatedDelta
+from switchrail.ops.kda.torch import TorchKda
+from switchrail.ops.lightning.torch import TorchLightning
 from switchrail.ops.short_conv.torch import TorchShortConv
 from switchrail.testing.compare import verify
-from switchrail.testing.inputs import attention_call, gated_delta_call, short_conv_call
+from switchrail.testing.inputs import (
+    attention_call,
+    gated_delta_call,
+    kda_call,
+    lightning_call,
+    short_conv_call,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -16,6 +24,8 @@ pytestmark = [
 OPS = {
     "attention": (TorchAttention, attention_call),
     "gated_delta": (TorchGatedDelta, gated_delta_call),
+    "kda": (TorchKda, kda_call),
+    "lightning": (TorchLightning, lightning_call),
     "short_conv": (TorchShortConv, short_conv_call),
 }
 

@@ -1,9 +1,24 @@
 """The oracles against what others compute: each is the judge of every backend, so it has its own."""
 
+import dataclasses
+
 import pytest
 import torch
 from switchrail.testing.compare import Error, measure
-from switchrail.testing.inputs import attention_call, gated_delta_call, run_reference, short_conv_call
+from switchrail.testing.inputs import (
+    attention_call,
+    gated_delta_call,
+    kda_call,
+    lightning_call,
+    run_reference,
+    short_conv_call,
+)
+from transformers import MiniMaxConfig
+from transformers.models.kimi_linear.modeling_kimi_linear import (
+    chunk_kimi_delta_attention,
+    recurrent_kimi_delta_attention,
+)
+from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
 FLOAT64 = Error(1e-13, 1e-12)
@@ -79,3 +94,63 @@ def test_gated_delta_by_hand():
     # 8 decays to 4, moves half way to 10: 7; read with 3: 21. Then all decays; 0 + (1 - 0) 2: 2.
     assert oracle.out.flatten().tolist() == [21.0, 2.0]
     assert oracle.state[slot].item() == 2.0
+
+
+@pytest.mark.parametrize("gate", ["decaying", "one", "near_one"])
+def test_kda_is_what_transformers_computes_in_float32(gate):
+    call = kda_call([70], initial="all", gate=gate, heads=2, value_heads=6)
+    oracle = run_reference(call)
+    slot = int(call.batch.read_slots[0])
+    q, k = (call.tensors[name].repeat_interleave(3, dim=1) for name in ("q", "k"))
+    for function in (chunk_kimi_delta_attention, recurrent_kimi_delta_attention):
+        out, state = function(
+            q[None],
+            k[None],
+            call.tensors["v"][None],
+            call.tensors["g"][None],
+            call.tensors["beta"][None],
+            initial_state=call.state[slot].mT[None],
+            output_final_state=True,
+            use_qk_l2norm_in_kernel=True,
+        )
+        assert measure(out[0], oracle.out).within(Error(2e-6, 2e-5))
+        assert measure(state[0].mT, oracle.state[slot]).within(Error(2e-6, 2e-5))
+
+
+def test_kda_with_one_decay_for_all_channels_is_gated_delta():
+    call = kda_call([40], initial="all", dtype=torch.float64)
+    call.tensors["g"][:] = call.tensors["g"][:, :, :1]
+    same = dataclasses.replace(
+        call, op="gated_delta", tensors={**call.tensors, "g": call.tensors["g"][:, :, 0].contiguous()}
+    )
+    oracle, other = run_reference(call), run_reference(same)
+    assert measure(oracle.out, other.out).within(FLOAT64)
+    slots = call.batch.write_slots
+    assert measure(oracle.state[slots], other.state[slots]).within(FLOAT64)
+
+
+def test_lightning_is_what_transformers_computes_in_float32():
+    config = MiniMaxConfig(
+        hidden_size=64,
+        num_attention_heads=4,
+        head_dim=16,
+        num_hidden_layers=4,
+        block_size=16,
+        layer_types=["linear_attention"] * 4,
+        hidden_act="silu",
+    )
+    torch.manual_seed(0)
+    layer = MiniMaxLightningAttention(config, layer_idx=1).eval()
+    seen = []
+    layer.norm = torch.nn.Identity()
+    layer.output_gate.weight.data.zero_()
+    layer.out_proj.register_forward_pre_hook(lambda _, arguments: seen.append(2 * arguments[0]))
+    hidden = torch.randn(1, 50, 64)
+    with torch.no_grad():
+        _, state = layer(hidden, None, None)
+        q, k, v = layer.act_fn(layer.qkv_proj(hidden[0])).view(50, 4, 48).split(16, dim=2)
+    call = lightning_call([50], initial="none")
+    tensors = {**call.tensors, "q": q, "k": k, "v": v, "g": -layer.slope_rate.flatten()}
+    oracle = run_reference(dataclasses.replace(call, tensors=tensors, options={"scale": 1.0}))
+    assert measure(seen[0].view(50, 4, 16), oracle.out).within(Error(1e-6, 1e-5))
+    assert measure(state[0].mT, oracle.state[call.batch.write_slots[0]]).within(Error(1e-6, 1e-5))

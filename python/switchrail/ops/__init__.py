@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 from switchrail.ops.builtins import register_builtins
 
 if TYPE_CHECKING:
-    from switchrail.ops.backend import AttentionBackend, Backend, GatedDeltaBackend, ShortConvBackend
+    from switchrail.ops.backend import (
+        AttentionBackend,
+        Backend,
+        GatedDeltaBackend,
+        KdaBackend,
+        LightningBackend,
+        ShortConvBackend,
+    )
     from switchrail.ops.batch import PagedBatch, Phase, SequenceBatch, StateBatch
     from switchrail.ops.contract import Contract, OptionSpec, TensorSpec
 
@@ -20,6 +27,8 @@ _HOMES = {
     "Backend": "backend",
     "Contract": "contract",
     "GatedDeltaBackend": "backend",
+    "KdaBackend": "backend",
+    "LightningBackend": "backend",
     "OptionSpec": "contract",
     "PagedBatch": "batch",
     "Phase": "batch",
@@ -41,6 +50,8 @@ __all__ = [
     "Backend",
     "Contract",
     "GatedDeltaBackend",
+    "KdaBackend",
+    "LightningBackend",
     "OptionSpec",
     "PagedBatch",
     "Phase",

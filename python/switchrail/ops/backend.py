@@ -118,6 +118,102 @@ class GatedDeltaBackend(Backend):
         raise NotImplementedError
 
 
+class KdaBackend(Backend):
+    """Kimi delta attention (Kimi Team, "Kimi Linear", arXiv 2510.26692): the delta rule, a decay a channel.
+
+    With S the [V, K] state of a value head, for each token: S <- S diag(exp(g)); S <- S + beta (v - S k) k^T;
+    out = scale S q. With `qk_l2norm`, q and k are first multiplied by rsqrt(sum of squares + 1e-6).
+
+    Shapes: q and k [T, H, K]; v and out [T, HV, V], HV a multiple of H, value head i using q/k head
+    i // (HV / H); g [T, HV, K] float32, the log of the decay, <= 0; beta [T, HV], float32 or q's dtype;
+    state [slots, HV, V, K] float32 or bfloat16, updated in place. q, k, v and g may be strided views with
+    their last axis contiguous; out is contiguous, of q's dtype.
+    """
+
+    op = "kda"
+
+    def prefill(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        state: torch.Tensor,
+        out: torch.Tensor,
+        batch: StateBatch,
+        plan: object,
+        scale: float,
+        qk_l2norm: bool,
+    ) -> None:
+        """Runs T packed tokens of N sequences of any length."""
+        raise NotImplementedError
+
+    def decode(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        state: torch.Tensor,
+        out: torch.Tensor,
+        batch: StateBatch,
+        plan: object,
+        scale: float,
+        qk_l2norm: bool,
+    ) -> None:
+        """Runs one token a sequence."""
+        raise NotImplementedError
+
+
+class LightningBackend(Backend):
+    """Lightning attention (Qin et al., arXiv 2405.17381): linear attention with a constant decay a head.
+
+    With S the [V, K] state of a head, for each token: S <- exp(g) S + v k^T; out = scale S q.
+
+    Shapes: q and k [T, H, K]; v and out [T, H, V]; g [H] float32, the log of the decay, <= 0 (MiniMax's and
+    Ring's slope, negated); state [slots, H, V, K] float32 or bfloat16, updated in place. q, k and v may be
+    strided views with their last axis contiguous; out is contiguous, of q's dtype.
+    """
+
+    op = "lightning"
+
+    def prefill(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        g: torch.Tensor,
+        state: torch.Tensor,
+        out: torch.Tensor,
+        batch: StateBatch,
+        plan: object,
+        scale: float,
+    ) -> None:
+        """Runs T packed tokens of N sequences of any length."""
+        raise NotImplementedError
+
+    def decode(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        g: torch.Tensor,
+        state: torch.Tensor,
+        out: torch.Tensor,
+        batch: StateBatch,
+        plan: object,
+        scale: float,
+    ) -> None:
+        """Runs one token a sequence."""
+        raise NotImplementedError
+
+
 class ShortConvBackend(Backend):
     """Depthwise causal convolution along time, with the last W - 1 inputs of each sequence kept as its state.
 
@@ -162,4 +258,11 @@ class ShortConvBackend(Backend):
         raise NotImplementedError
 
 
-__all__ = ["AttentionBackend", "Backend", "GatedDeltaBackend", "ShortConvBackend"]
+__all__ = [
+    "AttentionBackend",
+    "Backend",
+    "GatedDeltaBackend",
+    "KdaBackend",
+    "LightningBackend",
+    "ShortConvBackend",
+]

@@ -9,13 +9,15 @@ if TYPE_CHECKING:
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 
+_RECURRENT = {"state_dtypes": ("float64", "float32", "bfloat16"), "state_layouts": ("VK",)}
+
 _CAPABILITIES: dict[str, dict[str, Any]] = {
     "attention": {},
-    "gated_delta": {"state_dtypes": ("float64", "float32", "bfloat16"), "state_layouts": ("VK",)},
+    "gated_delta": _RECURRENT,
+    "kda": _RECURRENT,
+    "lightning": _RECURRENT,
     "short_conv": {"state_dtypes": FLOATS},
 }
-
-_CLASS_SUFFIXES = {"attention": "Attention", "gated_delta": "GatedDelta", "short_conv": "ShortConv"}
 
 
 def register_builtins(registry: Registry) -> None:
@@ -26,9 +28,10 @@ def register_builtins(registry: Registry) -> None:
     """
     for op, capabilities in _CAPABILITIES.items():
         for name, prefix, priority in (("torch", "Torch", 0), ("reference", "Reference", -100)):
+            suffix = "".join(part.capitalize() for part in op.split("_"))
             registry.register(
                 name,
-                f"switchrail.ops.{op}.{name}:{prefix}{_CLASS_SUFFIXES[op]}",
+                f"switchrail.ops.{op}.{name}:{prefix}{suffix}",
                 op=op,
                 phases=("prefill", "decode"),
                 devices=("cpu", "cuda"),

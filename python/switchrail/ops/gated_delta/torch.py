@@ -2,60 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from switchrail.ops.backend import GatedDeltaBackend
 from switchrail.ops.batch import Phase, StateBatch
+from switchrail.ops.chunks import ChunkPlan, Group, invert_unit_lower, plan_chunks, scan
 from switchrail.ops.gated_delta.contract import CONTRACT
-from switchrail.ops.slots import Slots
 
 CHUNK = 32
 """Tokens a chunk. Of 16, 32 and 64 the fastest on a CPU for head sizes from 32 to 128."""
 
-GROUP_TOKENS = 1024
-"""About how many tokens are in work at once: what is kept for each takes CHUNK numbers a head and more."""
-
 _NO_DECAY_LEFT = -1e3
 """exp of it is 0 in every dtype; finite, so that a sum of gates keeps the difference of what follows."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Chunks that are worked on at once, ordered by their number within the sequence, then by sequence.
-
-    Attributes:
-        rows: [n * C] int64, the packed row of each place; a place past the end of its sequence repeats its
-            last row.
-        beyond: [n, C, 1] bool, the places past an end; None where there is none.
-        levels: For each number within the sequence, the chunks' first and last + 1 in the group. Chunk i of a
-            level belongs to sequence i, in the order of `Slots`.
-    """
-
-    rows: torch.Tensor
-    beyond: torch.Tensor | None
-    levels: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What all layers of a step share.
-
-    Attributes:
-        slots: The states of the sequences that are not empty, longest first; in decode in order.
-        chunk: C, tokens a chunk.
-        groups: The chunks.
-        places: [T] int64, the place of each packed row among the chunks; None where each sequence has one row
-            only.
-        padding_rows: [T, 1, 1] bool, the rows of padding; None where it is known that there is none.
-    """
-
-    slots: Slots
-    chunk: int
-    groups: tuple[_Group, ...]
-    places: torch.Tensor | None
-    padding_rows: torch.Tensor | None
 
 
 class TorchGatedDelta(GatedDeltaBackend):
@@ -71,32 +29,9 @@ class TorchGatedDelta(GatedDeltaBackend):
     otherwise.
     """
 
-    def plan(self, phase: Phase, batch: StateBatch) -> _Plan:
+    def plan(self, phase: Phase, batch: StateBatch) -> ChunkPlan:
         """Cuts the sequences into chunks."""
-        CONTRACT.check_batch(phase, batch)
-        device = batch.read_slots.device
-        starts = [0]
-        for length in batch.seqlens:
-            starts.append(starts[-1] + length)
-        sequences = [n for n, length in enumerate(batch.seqlens) if length]
-        longest = max((batch.seqlens[n] for n in sequences), default=1)
-        if longest > 1:
-            sequences.sort(key=lambda n: -batch.seqlens[n])
-        slots = Slots(CONTRACT, batch, sequences)
-        padding_rows = None
-        if slots.padding is not None:
-            counts = torch.tensor([batch.seqlens[n] for n in sequences]).to(device, non_blocking=True)
-            owned = [row for n in sequences for row in range(starts[n], starts[n + 1])]
-            padding_rows = torch.empty(starts[-1], dtype=torch.bool, device=device)
-            padding_rows[torch.tensor(owned, dtype=torch.int64).to(device, non_blocking=True)] = (
-                torch.repeat_interleave(slots.padding, counts, output_size=starts[-1])
-            )
-            padding_rows = padding_rows[:, None, None]
-        if longest == 1:
-            return _Plan(slots, 1, (), None, padding_rows)
-        chunk = min(CHUNK, 1 << (longest - 1).bit_length())
-        groups, places = _chunks([(starts[n], starts[n + 1]) for n in sequences], chunk, device)
-        return _Plan(slots, chunk, groups, places, padding_rows)
+        return plan_chunks(CONTRACT, phase, batch, CHUNK)
 
     def prefill(
         self,
@@ -116,7 +51,7 @@ class TorchGatedDelta(GatedDeltaBackend):
         """Runs T packed tokens of N sequences of any length."""
         tensors = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "state": state, "out": out}
         CONTRACT.check_arguments(batch, {**tensors, "scale": scale, "qk_l2norm": qk_l2norm})
-        assert isinstance(plan, _Plan)
+        assert isinstance(plan, ChunkPlan)
         if plan.places is None:
             _run_single_tokens(plan, q, k, v, g, beta, state, out, scale, qk_l2norm)
             return
@@ -131,10 +66,7 @@ class TorchGatedDelta(GatedDeltaBackend):
         results = [
             _run_group(group, plan.chunk, keys_queries, v, gates, beta, states) for group in plan.groups
         ]
-        result = (results[0] if len(results) == 1 else torch.cat(results)).index_select(0, plan.places)
-        if plan.padding_rows is not None:
-            result.masked_fill_(plan.padding_rows, 0)
-        out.copy_(result)
+        plan.write(results, out)
         plan.slots.store(state, states)
 
     def decode(
@@ -155,12 +87,12 @@ class TorchGatedDelta(GatedDeltaBackend):
         """Runs one token a sequence."""
         tensors = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "state": state, "out": out}
         CONTRACT.check_arguments(batch, {**tensors, "scale": scale, "qk_l2norm": qk_l2norm})
-        assert isinstance(plan, _Plan)
+        assert isinstance(plan, ChunkPlan)
         _run_single_tokens(plan, q, k, v, g, beta, state, out, scale, qk_l2norm)
 
 
 def _run_single_tokens(
-    plan: _Plan,
+    plan: ChunkPlan,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -189,55 +121,15 @@ def _run_single_tokens(
     decay = g.to(compute).exp().view(*grouped, 1)
     written = (v.reshape(*grouped, value_size) - decay * predicted) * beta.reshape(*grouped, 1)
     alignment = (keys * queries).sum(-1).view(count, heads, 1, 1)
-    result = (decay * recalled).addcmul_(written, alignment).mul_(scale).view_as(out)
-    if plan.padding_rows is not None:
-        result.masked_fill_(plan.padding_rows, 0)
-    out.copy_(result)
+    result = (decay * recalled).addcmul_(written, alignment).mul_(scale)
+    plan.write_rows(result.view_as(out), out)
     states.mul_(decay.view(count, value_heads, 1, 1))
     by_head.addcmul_(written.view(count * heads, -1, 1), keys.reshape(count * heads, 1, key_size))
     plan.slots.store(state, states)
 
 
-def _chunks(
-    sequences: list[tuple[int, int]], chunk: int, device: torch.device
-) -> tuple[tuple[_Group, ...], torch.Tensor]:
-    """Cuts sequences, as first and last + 1 row and longest first, into groups of chunks; places each row."""
-    counts = [-(-(stop - start) // chunk) for start, stop in sequences]
-    groups: list[_Group] = []
-    places = torch.empty(sum(stop - start for start, stop in sequences), dtype=torch.int64)
-    done = 0
-    active = len(sequences)
-    firsts: list[int] = []
-    lasts: list[int] = []
-    levels: list[tuple[int, int]] = []
-    for number in range(counts[0]):
-        while counts[active - 1] <= number:
-            active -= 1
-        levels.append((len(firsts), len(firsts) + active))
-        firsts += [start + number * chunk for start, _ in sequences[:active]]
-        lasts += [stop - 1 for _, stop in sequences[:active]]
-        if len(firsts) * chunk < GROUP_TOKENS and number + 1 < counts[0]:
-            continue
-        rows = torch.tensor(firsts)[:, None] + torch.arange(chunk)
-        last = torch.tensor(lasts)[:, None]
-        beyond = rows > last
-        rows = rows.minimum(last).flatten()
-        is_row = ~beyond.flatten()
-        places[rows[is_row]] = done + is_row.nonzero()[:, 0]
-        done += len(rows)
-        groups.append(
-            _Group(
-                rows.to(device, non_blocking=True),
-                beyond[:, :, None].to(device, non_blocking=True) if beyond.any() else None,
-                tuple(levels),
-            )
-        )
-        firsts, lasts, levels = [], [], []
-    return tuple(groups), places.to(device, non_blocking=True)
-
-
 def _run_group(
-    group: _Group,
+    group: Group,
     chunk: int,
     keys_queries: torch.Tensor,
     v: torch.Tensor,
@@ -289,31 +181,24 @@ def _run_group(
         by_head.view(n * heads, 2 * chunk, key_size), keys.reshape(n * heads, chunk, key_size).mT
     )
     products = products.view(n, heads, 2, 1, chunk, chunk)
-    system = flat(between * products[:, :, 0] * per_head(weight))
+    inverse = invert_unit_lower(flat(between * products[:, :, 0] * per_head(weight)))
     attention = flat(between.mul_(products[:, :, 1]))
-    identity = torch.eye(chunk, dtype=compute, device=b.device)
-    inverse = torch.linalg.solve_triangular(system, identity, upper=False, unitriangular=True)
 
     since_start = b.exp().to(compute)
     right = torch.empty(n * value_heads, chunk, value_size + key_size, dtype=compute, device=b.device)
     torch.mul(values, weight[..., None], out=right[..., :value_size].view_as(values))
     torch.mul(keys, per_head(weight * since_start), out=per_head(right[..., value_size:]))
     solved = torch.bmm(inverse, right)
-    values_written, keys_read = solved[..., :value_size], solved[..., value_size:]
-    queries_read = flat(queries * per_head(since_start))
-    keys_written = flat(keys * per_head((b[..., -1:] - b).exp().to(compute)))
-    decay = since_start[..., -1:].reshape(-1, 1, 1)
-
-    written = torch.empty(n * value_heads, chunk, value_size, dtype=compute, device=b.device)
-    result = torch.empty_like(written)
-    for first, last in group.levels:
-        at = slice(first * value_heads, last * value_heads)
-        active = states[: last - first].view(-1, value_size, key_size)
-        torch.baddbmm(values_written[at], keys_read[at], active.mT, alpha=-1, out=written[at])
-        torch.bmm(queries_read[at], active.mT, out=result[at])
-        active.mul_(decay[at]).baddbmm_(written[at].mT, keys_written[at])
-    result.baddbmm_(attention, written)
-    return result.view(n, value_heads, chunk, value_size).transpose(1, 2).reshape(-1, value_heads, value_size)
+    return scan(
+        group,
+        states,
+        attention=attention,
+        values=solved[..., :value_size],
+        removal=solved[..., value_size:],
+        keys=flat(keys * per_head((b[..., -1:] - b).exp().to(compute))),
+        queries=flat(queries * per_head(since_start)),
+        decay=since_start[..., -1:].reshape(-1, 1, 1),
+    )
 
 
 __all__ = ["CHUNK", "TorchGatedDelta"]

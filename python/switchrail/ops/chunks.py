@@ -1,0 +1,188 @@
+"""How the plain-torch backends with a recurrent state cut a batch into chunks, and walk over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from switchrail.ops.batch import Phase, StateBatch
+from switchrail.ops.contract import Contract
+from switchrail.ops.slots import Slots
+
+GROUP_TOKENS = 1024
+"""About how many tokens are in work at once: what is kept for each takes a chunk's length a head and more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Chunks that are worked on at once, ordered by their number within the sequence, then by sequence.
+
+    Attributes:
+        rows: [n * C] int64, the packed row of each place; a place past the end of its sequence repeats its
+            last row.
+        beyond: [n, C, 1] bool, the places past an end; None where there is none.
+        levels: For each number within the sequence, the chunks' first and last + 1 in the group. Chunk i of a
+            level belongs to sequence i, in the order of `Slots`.
+    """
+
+    rows: torch.Tensor
+    beyond: torch.Tensor | None
+    levels: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlan:
+    """What all layers of a step share.
+
+    Attributes:
+        slots: The states of the sequences that are not empty, longest first; in decode in order.
+        chunk: C, tokens a chunk.
+        groups: The chunks.
+        places: [T] int64, the place of each packed row among the chunks; None where each sequence has one row
+            only, so that there are no chunks.
+        padding_rows: [T, 1, 1] bool, the rows of padding; None where it is known that there is none.
+    """
+
+    slots: Slots
+    chunk: int
+    groups: tuple[Group, ...]
+    places: torch.Tensor | None
+    padding_rows: torch.Tensor | None
+
+    def write(self, results: list[torch.Tensor], out: torch.Tensor) -> None:
+        """Writes what the groups computed, [n * C, heads, size] each, to `out` [T, heads, size]."""
+        assert self.places is not None
+        result = (results[0] if len(results) == 1 else torch.cat(results)).index_select(0, self.places)
+        self.write_rows(result, out)
+
+    def write_rows(self, result: torch.Tensor, out: torch.Tensor) -> None:
+        """Writes a result of `out`'s shape, which it may change, with zeros for padding."""
+        if self.padding_rows is not None:
+            result.masked_fill_(self.padding_rows, 0)
+        out.copy_(result)
+
+
+def plan_chunks(contract: Contract, phase: Phase, batch: StateBatch, size: int) -> ChunkPlan:
+    """Cuts the sequences of a batch into chunks of `size` tokens, or of fewer where all are shorter.
+
+    Raises:
+        ContractError: The batch breaks the contract.
+    """
+    contract.check_batch(phase, batch)
+    device = batch.read_slots.device
+    starts = [0]
+    for length in batch.seqlens:
+        starts.append(starts[-1] + length)
+    sequences = [n for n, length in enumerate(batch.seqlens) if length]
+    longest = max((batch.seqlens[n] for n in sequences), default=1)
+    if longest > 1:
+        sequences.sort(key=lambda n: -batch.seqlens[n])
+    slots = Slots(contract, batch, sequences)
+    padding_rows = None
+    if slots.padding is not None:
+        counts = torch.tensor([batch.seqlens[n] for n in sequences]).to(device, non_blocking=True)
+        owned = [row for n in sequences for row in range(starts[n], starts[n + 1])]
+        padding_rows = torch.empty(starts[-1], dtype=torch.bool, device=device)
+        padding_rows[torch.tensor(owned, dtype=torch.int64).to(device, non_blocking=True)] = (
+            torch.repeat_interleave(slots.padding, counts, output_size=starts[-1])
+        )
+        padding_rows = padding_rows[:, None, None]
+    if longest == 1:
+        return ChunkPlan(slots, 1, (), None, padding_rows)
+    chunk = min(size, 1 << (longest - 1).bit_length())
+    groups, places = _cut([(starts[n], starts[n + 1]) for n in sequences], chunk, device)
+    return ChunkPlan(slots, chunk, groups, places, padding_rows)
+
+
+def _cut(
+    sequences: list[tuple[int, int]], chunk: int, device: torch.device
+) -> tuple[tuple[Group, ...], torch.Tensor]:
+    """Cuts sequences, as first and last + 1 row and longest first, into groups of chunks; places each row."""
+    counts = [-(-(stop - start) // chunk) for start, stop in sequences]
+    groups: list[Group] = []
+    places = torch.empty(sum(stop - start for start, stop in sequences), dtype=torch.int64)
+    done = 0
+    active = len(sequences)
+    firsts: list[int] = []
+    lasts: list[int] = []
+    levels: list[tuple[int, int]] = []
+    for number in range(counts[0]):
+        while counts[active - 1] <= number:
+            active -= 1
+        levels.append((len(firsts), len(firsts) + active))
+        firsts += [start + number * chunk for start, _ in sequences[:active]]
+        lasts += [stop - 1 for _, stop in sequences[:active]]
+        if len(firsts) * chunk < GROUP_TOKENS and number + 1 < counts[0]:
+            continue
+        rows = torch.tensor(firsts)[:, None] + torch.arange(chunk)
+        last = torch.tensor(lasts)[:, None]
+        beyond = rows > last
+        rows = rows.minimum(last).flatten()
+        is_row = ~beyond.flatten()
+        places[rows[is_row]] = done + is_row.nonzero()[:, 0]
+        done += len(rows)
+        groups.append(
+            Group(
+                rows.to(device, non_blocking=True),
+                beyond[:, :, None].to(device, non_blocking=True) if beyond.any() else None,
+                tuple(levels),
+            )
+        )
+        firsts, lasts, levels = [], [], []
+    return tuple(groups), places.to(device, non_blocking=True)
+
+
+def scan(
+    group: Group,
+    states: torch.Tensor,
+    *,
+    attention: torch.Tensor,
+    values: torch.Tensor,
+    keys: torch.Tensor,
+    queries: torch.Tensor,
+    decay: torch.Tensor,
+    removal: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Walks the states over the chunks of a group in order of time.
+
+    With S the state before a chunk and U = values - removal S^T what its tokens write: the chunk's result is
+    queries S^T + attention U, and the state after it S decay + U^T keys. Chunks and heads are one axis.
+
+    Args:
+        group: The chunks.
+        states: [M, HV, V, K], brought up to date.
+        attention: [n * HV, C, C], how much of what a token writes each later one reads.
+        values: [n * HV, C, V].
+        keys: [n * HV, C, K], with the decay from each token to the chunk's end.
+        queries: [n * HV, C, K], with the decay from the chunk's start to each token.
+        decay: [n * HV, 1, 1] or [n * HV, 1, K], of the whole chunk.
+        removal: [n * HV, C, K], what the delta rule takes off; None where U does not depend on the state.
+
+    Returns:
+        [n * C, HV, V], the results by place.
+    """
+    value_heads, value_size, key_size = states.shape[1:]
+    chunk = attention.shape[1]
+    written = values if removal is None else torch.empty_like(values, memory_format=torch.contiguous_format)
+    result = torch.empty(len(attention), chunk, value_size, dtype=states.dtype, device=states.device)
+    for first, last in group.levels:
+        at = slice(first * value_heads, last * value_heads)
+        active = states[: last - first].view(-1, value_size, key_size)
+        if removal is not None:
+            torch.baddbmm(values[at], removal[at], active.mT, alpha=-1, out=written[at])
+        torch.bmm(queries[at], active.mT, out=result[at])
+        active.mul_(decay[at]).baddbmm_(written[at].mT, keys[at])
+    result.baddbmm_(attention, written)
+    by_head = result.view(-1, value_heads, chunk, value_size)
+    return by_head.transpose(1, 2).reshape(-1, value_heads, value_size)
+
+
+def invert_unit_lower(system: torch.Tensor) -> torch.Tensor:
+    """(I + A)^-1 of each A [..., C, C], of which only what lies below the diagonal is read."""
+    identity = torch.eye(system.shape[-1], dtype=system.dtype, device=system.device)
+    inverse: torch.Tensor = torch.linalg.solve_triangular(system, identity, upper=False, unitriangular=True)
+    return inverse
+
+
+__all__ = ["GROUP_TOKENS", "ChunkPlan", "Group", "invert_unit_lower", "plan_chunks", "scan"]

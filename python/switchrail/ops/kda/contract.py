@@ -1,0 +1,60 @@
+"""The contract of `kda`, Kimi delta attention (arXiv 2510.26692)."""
+
+from __future__ import annotations
+
+from switchrail.ops.batch import StateBatch
+from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, STATE_SLOTS, Contract, OptionSpec, TensorSpec
+
+CONTRACT = Contract(
+    op="kda",
+    positional=("q", "k", "v"),
+    tensors={
+        "q": TensorSpec(axes=("T", "H", "K"), dtypes=FLOATS, unit_stride=("K",), about="queries"),
+        "k": TensorSpec(axes=("T", "H", "K"), dtypes=(INPUT,), unit_stride=("K",), about="keys"),
+        "v": TensorSpec(axes=("T", "HV", "V"), dtypes=(INPUT,), unit_stride=("V",), about="values"),
+        "g": TensorSpec(
+            axes=("T", "HV", "K"), dtypes=(COMPUTE,), unit_stride=("K",), about="log of the decay"
+        ),
+        "beta": TensorSpec(
+            axes=("T", "HV"),
+            dtypes=(INPUT, COMPUTE),
+            unit_stride=("T", "HV"),
+            about="weight of the write, 0 to 2",
+        ),
+        "state": TensorSpec(
+            axes=("slots", "HV", "V", "K"),
+            dtypes=(COMPUTE, "bfloat16"),
+            memory=("slots", "HV", "V", "K"),
+            mutated=True,
+            about="pool of recurrent states",
+        ),
+        "out": TensorSpec(
+            axes=("T", "HV", "V"), dtypes=(INPUT,), memory=("T", "HV", "V"), mutated=True, about="the result"
+        ),
+    },
+    options={
+        "scale": OptionSpec(types=(float,), finite_nonzero=True, about="factor of the queries"),
+        "qk_l2norm": OptionSpec(
+            types=(bool,), about="whether q and k are first multiplied by rsqrt(sum of squares + 1e-6)"
+        ),
+    },
+    batch=STATE_SLOTS,
+    batch_type=StateBatch,
+    multiples=(("HV", "H"),),
+    state_layout="VK",
+    gate={
+        "space": "log",
+        "kind": "activated, one value a channel of the keys",
+        "range": "-inf to 0, both included",
+    },
+    notes=(
+        "value head i uses q/k head i // (HV / H)",
+        "g = -inf is a decay of exactly 0; a backend may take any g below -80 as -inf",
+        "a slot that is read holds finite numbers; a slot that is not read may hold anything",
+        "a sequence of padding writes zeros into its rows of out and no state",
+        "a sequence of length zero keeps its state: no slot is read or written",
+        "out may not overlap any other tensor",
+    ),
+)
+
+__all__ = ["CONTRACT"]

@@ -1,0 +1,161 @@
+"""Lightning attention in plain torch, for all sequences of a batch at once."""
+
+from __future__ import annotations
+
+import torch
+
+from switchrail.ops.backend import LightningBackend
+from switchrail.ops.batch import Phase, StateBatch
+from switchrail.ops.chunks import ChunkPlan, Group, plan_chunks, scan
+from switchrail.ops.lightning.contract import CONTRACT
+
+CHUNK = 64
+"""Tokens a chunk."""
+
+_NO_DECAY_LEFT = -1e3
+"""exp of it is 0 in every dtype; finite, so that no token's distance to itself is NaN."""
+
+
+class TorchLightning(LightningBackend):
+    """The chunked form in float32 (float64 for float64 inputs).
+
+    With S_0 the state before a chunk, its token i = 1, 2, ... reads exp(i g) S_0 q_i and, of each token j up
+    to itself, exp((i - j) g) (k_j . q_i) v_j. The decays depend on distances only: one table serves all
+    chunks.
+
+    On CUDA float32 products are as exact as torch is set to make them, which is IEEE unless it was told
+    otherwise.
+    """
+
+    def plan(self, phase: Phase, batch: StateBatch) -> ChunkPlan:
+        """Cuts the sequences into chunks."""
+        return plan_chunks(CONTRACT, phase, batch, CHUNK)
+
+    def prefill(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        g: torch.Tensor,
+        state: torch.Tensor,
+        out: torch.Tensor,
+        batch: StateBatch,
+        plan: object,
+        scale: float,
+    ) -> None:
+        """Runs T packed tokens of N sequences of any length."""
+        tensors = {"q": q, "k": k, "v": v, "g": g, "state": state, "out": out}
+        CONTRACT.check_arguments(batch, {**tensors, "scale": scale})
+        assert isinstance(plan, ChunkPlan)
+        if plan.places is None:
+            _run_single_tokens(plan, q, k, v, g, state, out, scale)
+            return
+        compute = torch.promote_types(q.dtype, torch.float32)
+        distances = torch.arange(plan.chunk + 1, device=g.device)
+        decays = (g.to(compute).clamp_min(_NO_DECAY_LEFT)[:, None] * distances).exp_()
+        states = plan.slots.load(state, compute)
+        results = [_run_group(group, plan.chunk, q, k, v, decays, states, scale) for group in plan.groups]
+        plan.write(results, out)
+        plan.slots.store(state, states)
+
+    def decode(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        g: torch.Tensor,
+        state: torch.Tensor,
+        out: torch.Tensor,
+        batch: StateBatch,
+        plan: object,
+        scale: float,
+    ) -> None:
+        """Runs one token a sequence."""
+        tensors = {"q": q, "k": k, "v": v, "g": g, "state": state, "out": out}
+        CONTRACT.check_arguments(batch, {**tensors, "scale": scale})
+        assert isinstance(plan, ChunkPlan)
+        _run_single_tokens(plan, q, k, v, g, state, out, scale)
+
+
+def _run_single_tokens(
+    plan: ChunkPlan,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    state: torch.Tensor,
+    out: torch.Tensor,
+    scale: float,
+) -> None:
+    """Runs one token of each sequence that is not empty: the recurrence."""
+    if q.shape[0] == 0:
+        return
+    compute = torch.promote_types(q.dtype, torch.float32)
+    states = plan.slots.load(state, compute)
+    states.mul_(g.to(compute).exp()[:, None, None])
+    states.addcmul_(v.to(compute)[..., None], k.to(compute)[:, :, None])
+    queries = q.to(compute) * scale
+    by_head = states.view(-1, *states.shape[2:])
+    plan.write_rows(torch.bmm(by_head, queries.view(len(by_head), -1, 1)).view(out.shape), out)
+    plan.slots.store(state, states)
+
+
+def _run_group(
+    group: Group,
+    chunk: int,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decays: torch.Tensor,
+    states: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """Runs the chunks of a group from the states [M, H, V, K] on, which it brings up to date.
+
+    Args:
+        group: The chunks.
+        chunk: C, tokens a chunk.
+        q: [T, H, K].
+        k: [T, H, K].
+        v: [T, H, V].
+        decays: [H, C + 1], the decay over each distance, in the dtype to compute in.
+        states: [M, H, V, K], in the same dtype.
+        scale: Of the queries.
+
+    Returns:
+        [n * C, H, V], the outputs by place.
+    """
+    heads = states.shape[1]
+    n = len(group.rows) // chunk
+
+    def gather(x: torch.Tensor) -> torch.Tensor:
+        rows = x.index_select(0, group.rows).view(n, chunk, heads, -1)
+        return rows.transpose(1, 2).to(states.dtype).reshape(n * heads, chunk, -1)
+
+    def per_head(x: torch.Tensor) -> torch.Tensor:
+        return x.view(n, heads, chunk, -1)
+
+    queries, keys, values = gather(q) * scale, gather(k), gather(v)
+    position = torch.arange(1, chunk + 1, device=q.device)
+    counts = torch.full((n,), chunk, device=q.device)
+    if group.beyond is not None:
+        counts = chunk - group.beyond.sum((1, 2))
+        keys = per_head(keys).masked_fill(group.beyond[:, None], 0).view_as(keys)
+    between = decays[:, (position[:, None] - position).clamp_min(0)].tril()
+    attention = per_head(torch.bmm(queries, keys.mT)) * between
+    # A key beyond the end is zero, whatever it is multiplied by.
+    until_end = decays[:, (counts[:, None] - position).clamp_min(0)].transpose(0, 1)
+    return scan(
+        group,
+        states,
+        attention=attention.view(n * heads, chunk, chunk),
+        values=values,
+        keys=(per_head(keys) * until_end[..., None]).view_as(keys),
+        queries=(per_head(queries) * decays[:, 1:, None]).view_as(queries),
+        decay=decays[:, counts].T.reshape(-1, 1, 1),
+    )
+
+
+__all__ = ["CHUNK", "TorchLightning"]

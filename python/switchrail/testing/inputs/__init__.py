@@ -1,0 +1,30 @@
+"""Seeded random calls of each op, made hard on purpose: for any backend, on any device, in any dtype.
+
+A call made here has permuted slots and pages, NaN in everything that a backend must not read, NaN in every
+output, and, where asked, strided views of one fused buffer. The same arguments give the same numbers on every
+device.
+"""
+
+from __future__ import annotations
+
+from switchrail.testing.inputs.attention import UNDEFINED_PAGE, attention_call
+from switchrail.testing.inputs.call import CONTRACTS, REFERENCES, Call, run_reference
+from switchrail.testing.inputs.common import Gate, Initial
+from switchrail.testing.inputs.delta import gated_delta_call, kda_call
+from switchrail.testing.inputs.lightning import lightning_call
+from switchrail.testing.inputs.short_conv import short_conv_call
+
+__all__ = [
+    "CONTRACTS",
+    "REFERENCES",
+    "UNDEFINED_PAGE",
+    "Call",
+    "Gate",
+    "Initial",
+    "attention_call",
+    "gated_delta_call",
+    "kda_call",
+    "lightning_call",
+    "run_reference",
+    "short_conv_call",
+]

@@ -1,0 +1,124 @@
+"""One call of an op, its copies, and what the oracle makes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from switchrail.ops.attention.contract import CONTRACT as ATTENTION
+from switchrail.ops.attention.reference import ReferenceAttention
+from switchrail.ops.backend import Backend
+from switchrail.ops.batch import Phase, SequenceBatch
+from switchrail.ops.contract import Contract
+from switchrail.ops.gated_delta.contract import CONTRACT as GATED_DELTA
+from switchrail.ops.gated_delta.reference import ReferenceGatedDelta
+from switchrail.ops.kda.contract import CONTRACT as KDA
+from switchrail.ops.kda.reference import ReferenceKda
+from switchrail.ops.lightning.contract import CONTRACT as LIGHTNING
+from switchrail.ops.lightning.reference import ReferenceLightning
+from switchrail.ops.short_conv.contract import CONTRACT as SHORT_CONV
+from switchrail.ops.short_conv.reference import ReferenceShortConv
+
+CONTRACTS = {contract.op: contract for contract in (ATTENTION, GATED_DELTA, KDA, LIGHTNING, SHORT_CONV)}
+REFERENCES: dict[str, type[Backend]] = {
+    "attention": ReferenceAttention,
+    "gated_delta": ReferenceGatedDelta,
+    "kda": ReferenceKda,
+    "lightning": ReferenceLightning,
+    "short_conv": ReferenceShortConv,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One call of an op: everything a backend is given.
+
+    Attributes:
+        op: The op's name.
+        phase: The phase.
+        tensors: The tensor arguments by name, `out` included.
+        options: The other arguments by name.
+        batch: The sequences.
+        padding: The indices of the sequences that are padding.
+    """
+
+    op: str
+    phase: Phase
+    tensors: dict[str, torch.Tensor | None]
+    options: dict[str, Any]
+    batch: SequenceBatch
+    padding: frozenset[int] = frozenset()
+
+    @property
+    def contract(self) -> Contract:
+        """The op's contract."""
+        return CONTRACTS[self.op]
+
+    @property
+    def out(self) -> torch.Tensor:
+        """The output."""
+        return self._tensor("out")
+
+    @property
+    def state(self) -> torch.Tensor:
+        """The state pool."""
+        return self._tensor("state")
+
+    def run(self, backend: Backend) -> None:
+        """Plans and makes the call, which writes into this call's own tensors."""
+        plan = backend.plan(self.phase, self.batch)
+        named = {name: t for name, t in self.tensors.items() if name not in self.contract.positional}
+        positional = [self.tensors[name] for name in self.contract.positional]
+        getattr(backend, self.phase)(*positional, **named, **self.options, batch=self.batch, plan=plan)
+
+    def clone(self) -> Call:
+        """A copy on the same device: `to` that device."""
+        return self.to(self.out.device)
+
+    def to(self, device: torch.device | str) -> Call:
+        """A copy on a device, with memory of its own and the same strides; views of one buffer stay so."""
+        tensors: dict[str, torch.Tensor | None] = {}
+        storages: dict[int, torch.UntypedStorage] = {}
+        for name, tensor in self.tensors.items():
+            if tensor is None:
+                tensors[name] = None
+                continue
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in storages:
+                whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+                storages[storage.data_ptr()] = whole.to(device, copy=True).untyped_storage()
+            tensors[name] = torch.empty(0, dtype=tensor.dtype, device=device).set_(
+                storages[storage.data_ptr()], tensor.storage_offset(), tensor.shape, tensor.stride()
+            )
+        moved = {name: getattr(self.batch, name).to(device, copy=True) for name in self.contract.batch}
+        return dataclasses.replace(self, tensors=tensors, batch=dataclasses.replace(self.batch, **moved))
+
+    def double(self) -> Call:
+        """A copy in float64 of the numbers as they were rounded, on the same device, the output poisoned."""
+        tensors = {
+            name: tensor.double() if tensor is not None else None for name, tensor in self.tensors.items()
+        }
+        tensors["out"] = torch.full_like(self.out, torch.nan, dtype=torch.float64)
+        return dataclasses.replace(self, tensors=tensors)
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        tensor = self.tensors[name]
+        assert tensor is not None
+        return tensor
+
+
+def run_reference(call: Call) -> Call:
+    """Computes the float64 oracle of a call on the same (rounded) inputs, on the CPU.
+
+    Returns:
+        A float64 copy of the call with `out` and the state filled in; `call` itself is left alone.
+    """
+    oracle = call.to("cpu").double()
+    oracle.run(REFERENCES[call.op]())
+    return oracle
+
+
+__all__ = ["CONTRACTS", "REFERENCES", "Call", "run_reference"]

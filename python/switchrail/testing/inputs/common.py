@@ -1,0 +1,139 @@
+"""What the generators share: seeded numbers, batches, gates, and views of fused buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Literal
+
+import torch
+
+from switchrail.ops.batch import Phase, StateBatch
+
+Gate = Literal["decaying", "near_zero", "near_one", "one", "mixed"]
+Initial = Literal["all", "some", "none"]
+
+
+class Random:
+    """Seeded float64 numbers, made on the CPU so that every device gets the same."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def normal(self, *shape: int) -> torch.Tensor:
+        """Of mean 0 and variance 1."""
+        return torch.randn(shape, dtype=torch.float64, generator=self._generator)
+
+    def uniform(self, *shape: int) -> torch.Tensor:
+        """From 0 to 1."""
+        return torch.rand(shape, dtype=torch.float64, generator=self._generator)
+
+    def permutation(self, n: int) -> torch.Tensor:
+        """The numbers below n in random order."""
+        return torch.randperm(n, generator=self._generator)
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What a contract calls `COMPUTE` for a call's first dtype."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def log_decay(random: Random, gate: Gate, *shape: int) -> torch.Tensor:
+    """The log of a random decay, float64.
+
+    Args:
+        random: The source.
+        gate: `decaying` as a trained model's; `near_zero` decays between 0 (-inf) and e^-20; `near_one`
+            between 1 - 1e-4 and 1; `one` none at all (0); `mixed` any of these from number to number.
+        shape: Its axes.
+    """
+    kinds = {
+        "decaying": -0.3 * torch.nn.functional.softplus(random.normal(*shape)),
+        "near_zero": -20 - 80 * random.uniform(*shape),
+        "near_one": -1e-4 * random.uniform(*shape),
+        "one": torch.zeros(shape, dtype=torch.float64),
+    }
+    kinds["near_zero"][random.uniform(*shape) < 0.2] = -torch.inf
+    if gate != "mixed":
+        return kinds[gate]
+    choice = (random.uniform(*shape) * 16).long()
+    mixed = kinds["decaying"]
+    for name, values in (("near_zero", [0]), ("near_one", [1, 2, 3, 4]), ("one", [5, 6, 7, 8])):
+        chosen = torch.isin(choice, torch.tensor(values))
+        mixed = torch.where(chosen, kinds[name], mixed)
+    return mixed
+
+
+def sequences(lengths: Sequence[int]) -> dict[str, Any]:
+    """The fields of a `SequenceBatch`."""
+    cu_seqlens = torch.zeros(len(lengths) + 1, dtype=torch.int32)
+    cu_seqlens[1:] = torch.tensor(list(lengths), dtype=torch.int32).cumsum(0)
+    return {"cu_seqlens": cu_seqlens, "seqlens": tuple(lengths)}
+
+
+def state_batch(
+    random: Random,
+    lengths: Sequence[int],
+    phase: Phase,
+    initial: Initial,
+    in_place: bool,
+    padding: Collection[int],
+) -> tuple[StateBatch, int, frozenset[int]]:
+    """A batch on permuted slots, the number of slots of its pool, and which sequences are padding."""
+    count = len(lengths)
+    slots = (count if in_place else 2 * count) + 3
+    order = random.permutation(slots - 1) + 1
+    read = order[:count].clone()
+    write = read.clone() if in_place else order[count : 2 * count].clone()
+    if phase == "decode" or initial == "all":
+        has_initial_state = torch.ones(count, dtype=torch.bool)
+    elif initial == "none":
+        has_initial_state = torch.zeros(count, dtype=torch.bool)
+    else:
+        has_initial_state = random.uniform(count) < 0.5
+    for n in padding:
+        read[n] = write[n] = -1
+    batch = StateBatch(
+        **sequences(lengths), read_slots=read, write_slots=write, has_initial_state=has_initial_state
+    )
+    return batch, slots, frozenset(padding)
+
+
+def unread(batch: StateBatch, slots: int) -> torch.Tensor:
+    """The slots of a pool that no sequence reads."""
+    mask = torch.ones(slots, dtype=torch.bool)
+    for n, length in enumerate(batch.seqlens):
+        if batch.has_initial_state[n] and length and batch.read_slots[n] >= 0:
+            mask[batch.read_slots[n]] = False
+    return mask
+
+
+def views(tensors: Sequence[torch.Tensor], dtype: torch.dtype, strided: bool) -> list[torch.Tensor]:
+    """The tensors in `dtype`: dense, or as views of one fused buffer whose gaps hold NaN."""
+    if not strided:
+        return [tensor.to(dtype) for tensor in tensors]
+    rows = tensors[0].shape[0]
+    widths = [tensor[0].numel() if rows else 1 for tensor in tensors]
+    fused = torch.full((rows, sum(widths) + 8), torch.nan, dtype=dtype)
+    cut = []
+    first = 4
+    for tensor, width in zip(tensors, widths, strict=True):
+        if rows == 0:
+            cut.append(tensor.to(dtype))
+            continue
+        fused[:, first : first + width] = tensor.reshape(rows, width).to(dtype)
+        cut.append(fused[:, first : first + width].view(tensor.shape))
+        first += width
+    return cut
+
+
+__all__ = [
+    "Gate",
+    "Initial",
+    "Random",
+    "compute_dtype",
+    "log_decay",
+    "sequences",
+    "state_batch",
+    "unread",
+    "views",
+]

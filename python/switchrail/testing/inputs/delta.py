@@ -1,0 +1,110 @@
+"""Random calls of the ops with the delta rule: `gated_delta` and `kda`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Literal
+
+import torch
+
+from switchrail.ops.batch import Phase
+from switchrail.testing.inputs.call import Call
+from switchrail.testing.inputs.common import (
+    Gate,
+    Initial,
+    Random,
+    compute_dtype,
+    log_decay,
+    state_batch,
+    unread,
+    views,
+)
+
+
+def gated_delta_call(
+    lengths: Sequence[int],
+    *,
+    op: Literal["gated_delta", "kda"] = "gated_delta",
+    phase: Phase = "prefill",
+    heads: int = 2,
+    value_heads: int = 4,
+    key_size: int = 16,
+    value_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    state_dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    gate: Gate = "decaying",
+    beta_max: float = 1.0,
+    correlated: bool = False,
+    zero_keys: bool = False,
+    strided: bool = True,
+    qk_l2norm: bool = True,
+    initial: Initial = "some",
+    in_place: bool = True,
+    padding: Collection[int] = (),
+    norm: float = 1.0,
+    seed: int = 0,
+) -> Call:
+    """A random call of `gated_delta`.
+
+    Args:
+        lengths: The number of tokens of each sequence; in decode each is 1.
+        op: The op; `kda_call` chooses the other.
+        phase: The phase.
+        heads: H, the number of q/k heads.
+        value_heads: HV, the number of value heads.
+        key_size: K, the head size of q and k.
+        value_size: V, the head size of v.
+        dtype: The dtype of q, k, v, beta and out.
+        state_dtype: The dtype of the state; float32 when left out, float64 with a float64 `dtype`.
+        device: Where the tensors are.
+        gate: The decay, as `log_decay` has it.
+        beta_max: The largest beta.
+        correlated: Whether all keys of a head point nearly the same way.
+        zero_keys: Whether every third key is zero, and every fifth query.
+        strided: Whether q, k and v are views of one fused buffer, and g and beta of another.
+        qk_l2norm: The argument of that name; when False, the keys come already normalised.
+        initial: Which sequences start from a state; in decode all with a slot do.
+        in_place: Whether a sequence reads the slot that it writes.
+        padding: The indices of the sequences that are padding.
+        norm: The factor on q, k, v and the initial state.
+        seed: The seed.
+    """
+    random = Random(seed)
+    rows = sum(lengths)
+    compute = compute_dtype(dtype)
+    q = random.normal(rows, heads, key_size)
+    k = random.normal(rows, heads, key_size)
+    if correlated:
+        k = random.normal(1, heads, key_size) + 0.1 * k
+    if zero_keys:
+        k[::3] = 0
+        q[::5] = 0
+    if not qk_l2norm:
+        k = k / (k.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+        q = q / (q.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+    else:
+        q, k = q * norm, k * norm
+    v = random.normal(rows, value_heads, value_size) * norm
+    g = log_decay(random, gate, rows, value_heads, *([key_size] if op == "kda" else []))
+    beta = random.uniform(rows, value_heads) * beta_max
+    batch, slots, padded = state_batch(random, lengths, phase, initial, in_place, padding)
+    state = random.normal(slots, value_heads, value_size, key_size) * (0.5 * norm)
+    state[unread(batch, slots)] = torch.nan
+    tensors: dict[str, torch.Tensor | None] = {}
+    tensors["q"], tensors["k"], tensors["v"] = views([q, k, v], dtype, strided)
+    (tensors["g"],) = views([g], compute, strided)
+    (tensors["beta"],) = views([beta], dtype, strided)
+    tensors["state"] = state.to(state_dtype or compute)
+    tensors["out"] = torch.full((rows, value_heads, value_size), torch.nan, dtype=dtype)
+    options = {"scale": key_size**-0.5, "qk_l2norm": qk_l2norm}
+    call = Call(op=op, phase=phase, tensors=tensors, options=options, batch=batch, padding=padded)
+    return call.to(device)
+
+
+def kda_call(lengths: Sequence[int], **arguments: Any) -> Call:
+    """A random call of `kda`, which takes what `gated_delta_call` takes."""
+    return gated_delta_call(lengths, op="kda", **arguments)
+
+
+__all__ = ["gated_delta_call", "kda_call"]

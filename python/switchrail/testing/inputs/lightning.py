@@ -1,0 +1,85 @@
+"""Random calls of `lightning`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+
+from switchrail.ops.batch import Phase
+from switchrail.testing.inputs.call import Call
+from switchrail.testing.inputs.common import (
+    Gate,
+    Initial,
+    Random,
+    compute_dtype,
+    log_decay,
+    state_batch,
+    unread,
+    views,
+)
+
+
+def lightning_call(
+    lengths: Sequence[int],
+    *,
+    phase: Phase = "prefill",
+    heads: int = 4,
+    key_size: int = 16,
+    value_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    state_dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    gate: Gate = "decaying",
+    zero_keys: bool = False,
+    strided: bool = True,
+    initial: Initial = "some",
+    in_place: bool = True,
+    padding: Collection[int] = (),
+    norm: float = 1.0,
+    seed: int = 0,
+) -> Call:
+    """A random call of `lightning`.
+
+    Args:
+        lengths: The number of tokens of each sequence; in decode each is 1.
+        phase: The phase.
+        heads: H, the number of heads.
+        key_size: K, the head size of q and k.
+        value_size: V, the head size of v.
+        dtype: The dtype of q, k, v and out.
+        state_dtype: The dtype of the state; float32 when left out, float64 with a float64 `dtype`.
+        device: Where the tensors are.
+        gate: The decays of the heads, as `log_decay` has them.
+        zero_keys: Whether every third key is zero, and every fifth query.
+        strided: Whether q, k and v are views of one fused buffer.
+        initial: Which sequences start from a state; in decode all with a slot do.
+        in_place: Whether a sequence reads the slot that it writes.
+        padding: The indices of the sequences that are padding.
+        norm: The factor on q, k, v, and its square on the initial state.
+        seed: The seed.
+    """
+    random = Random(seed)
+    rows = sum(lengths)
+    compute = compute_dtype(dtype)
+    q = random.normal(rows, heads, key_size) * norm
+    k = random.normal(rows, heads, key_size) * norm
+    if zero_keys:
+        k[::3] = 0
+        q[::5] = 0
+    v = random.normal(rows, heads, value_size) * norm
+    g = log_decay(random, gate, heads)
+    batch, slots, padded = state_batch(random, lengths, phase, initial, in_place, padding)
+    state = random.normal(slots, heads, value_size, key_size) * norm**2
+    state[unread(batch, slots)] = torch.nan
+    tensors: dict[str, torch.Tensor | None] = {}
+    tensors["q"], tensors["k"], tensors["v"] = views([q, k, v], dtype, strided)
+    tensors["g"] = g.to(compute)
+    tensors["state"] = state.to(state_dtype or compute)
+    tensors["out"] = torch.full((rows, heads, value_size), torch.nan, dtype=dtype)
+    options = {"scale": key_size**-0.5}
+    call = Call(op="lightning", phase=phase, tensors=tensors, options=options, batch=batch, padding=padded)
+    return call.to(device)
+
+
+__all__ = ["lightning_call"]

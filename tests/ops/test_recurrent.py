@@ -1,0 +1,208 @@
+"""What holds for each op with a recurrent state, shown with its plain-torch backend."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from switchrail.ops.chunks import GROUP_TOKENS
+from switchrail.ops.gated_delta.torch import TorchGatedDelta
+from switchrail.ops.kda.torch import TorchKda
+from switchrail.ops.lightning.torch import TorchLightning
+from switchrail.testing.compare import BOUNDS, Error, measure, same_bits, verify
+from switchrail.testing.inputs import gated_delta_call, kda_call, lightning_call, run_reference
+from switchrail.testing.steps import run_in_steps
+
+OPS = {
+    "gated_delta": (TorchGatedDelta, gated_delta_call),
+    "kda": (TorchKda, kda_call),
+    "lightning": (TorchLightning, lightning_call),
+}
+DELTA = ["gated_delta", "kda"]
+GATES = ["decaying", "near_zero", "near_one", "one", "mixed"]
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+OF_TOKENS = {
+    "gated_delta": ("q", "k", "v", "g", "beta"),
+    "kda": ("q", "k", "v", "g", "beta"),
+    "lightning": ("q", "k", "v"),
+}
+
+lengths = st.lists(st.one_of(st.integers(0, 3), st.integers(0, 135)), min_size=0, max_size=6)
+every_op = pytest.mark.parametrize("op", OPS)
+every_phase = pytest.mark.parametrize("phase", ["prefill", "decode"])
+
+
+@every_op
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    lengths=lengths,
+    heads=st.integers(1, 3),
+    group=st.integers(1, 3),
+    key_size=st.integers(1, 20),
+    value_size=st.integers(1, 20),
+    dtype=st.sampled_from(DTYPES),
+    gate=st.sampled_from(GATES),
+    initial=st.sampled_from(["all", "some", "none"]),
+    flags=st.tuples(*[st.booleans()] * 5),
+    seed=st.integers(0, 2**16),
+    data=st.data(),
+)
+def test_any_prefill(
+    op, lengths, heads, group, key_size, value_size, dtype, gate, initial, flags, seed, data
+):
+    strided, qk_l2norm, in_place, zero_keys, padded = flags
+    padding = data.draw(st.sets(st.sampled_from(range(len(lengths))))) if lengths and padded else ()
+    only_delta = {"value_heads": heads * group, "qk_l2norm": qk_l2norm} if op in DELTA else {}
+    backend, make = OPS[op]
+    call = make(
+        lengths,
+        heads=heads,
+        key_size=key_size,
+        value_size=value_size,
+        dtype=dtype,
+        gate=gate,
+        initial=initial,
+        strided=strided,
+        in_place=in_place,
+        zero_keys=zero_keys,
+        padding=padding,
+        seed=seed,
+        **only_delta,
+    )
+    verify(backend(), call)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("gate", GATES)
+@every_phase
+@every_op
+def test_extreme_gates(op, phase, gate, dtype):
+    backend, make = OPS[op]
+    lengths = [1] * 7 if phase == "decode" else [31, 0, 32, 33, 1, 64, 65, 200]
+    only_delta = {"beta_max": 2.0, "correlated": True} if op in DELTA else {}
+    call = make(
+        lengths,
+        phase=phase,
+        gate=gate,
+        key_size=32,
+        value_size=24,
+        dtype=dtype,
+        padding=(2,),
+        in_place=False,
+        **only_delta,
+    )
+    verify(backend(), call)
+
+
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16], ids=str)
+@every_phase
+@every_op
+def test_a_state_of_another_dtype(op, phase, state_dtype):
+    backend, make = OPS[op]
+    lengths = [1] * 4 if phase == "decode" else [40, 3, 0, 1]
+    call = make(lengths, phase=phase, dtype=torch.bfloat16, state_dtype=state_dtype, initial="all")
+    verify(backend(), call)
+    call = make(lengths, phase=phase, state_dtype=torch.bfloat16, initial="all")
+    verify(backend(), call, bound=BOUNDS[torch.bfloat16])
+
+
+@pytest.mark.parametrize("gate", ["decaying", "one", "mixed"])
+@every_op
+def test_the_error_does_not_grow_with_the_length(op, gate):
+    backend, make = OPS[op]
+    only_delta = {"value_heads": 2} if op in DELTA else {}
+    call = make(
+        [2048 if op == "kda" else 4096],
+        heads=1,
+        key_size=32,
+        value_size=32,
+        gate=gate,
+        initial="all",
+        **only_delta,
+    )
+    verify(backend(), call, bound=Error(4e-6, 4e-5))
+
+
+@every_op
+def test_more_tokens_than_are_worked_on_at_once(op):
+    backend, make = OPS[op]
+    only_delta = {"value_heads": 1} if op in DELTA else {}
+    call = make([GROUP_TOKENS - 1, 5, 2 * GROUP_TOKENS + 7, 600], heads=1, **only_delta)
+    assert len(backend().plan("prefill", call.batch).groups) > 2
+    verify(backend(), call)
+
+
+@every_op
+def test_large_inputs_and_keys_that_are_zero(op):
+    backend, make = OPS[op]
+    verify(backend(), make([70, 9], norm=1e4, zero_keys=True, initial="all"))
+    call = make([70, 9], initial="all")
+    for name in ("q", "k"):
+        call.tensors[name].zero_()
+    expected = run_reference(call)
+    assert not expected.out.any()
+    verify(backend(), call, expected=expected)
+
+
+@every_op
+def test_chunks_of_any_size_continue_the_state(op):
+    backend, make = OPS[op]
+    call = make([130, 1, 77], gate="mixed", initial="some", seed=5)
+    expected = run_reference(call)
+    schedules = [
+        [[64, 1, 0], [64, 0, 64], [2, 0, 13]],
+        [[7, 0, 7]] * 11 + [[53, 1, 0]],
+        [[0, 0, 1]] * 70 + [[130, 1, 7]],
+    ]
+    for schedule in schedules:
+        actual = run_in_steps(backend(), call, schedule)
+        assert measure(actual.out, expected.out).within(BOUNDS[torch.float32])
+        slots = call.batch.write_slots
+        assert measure(actual.state[slots], expected.state[slots]).within(BOUNDS[torch.float32])
+
+
+@every_op
+def test_decoding_step_by_step_equals_prefill(op):
+    backend, make = OPS[op]
+    call = make([40] * 5, initial="all", seed=6)
+    expected = run_reference(call)
+    actual = run_in_steps(backend(), call, [[1] * 5] * 40, phase="decode")
+    assert measure(actual.out, expected.out).within(BOUNDS[torch.float32])
+    slots = call.batch.write_slots
+    assert measure(actual.state[slots], expected.state[slots]).within(BOUNDS[torch.float32])
+
+
+@every_phase
+@every_op
+def test_a_sequence_of_nan_harms_no_other(op, phase):
+    backend, make = OPS[op]
+    lengths = [1] * 4 if phase == "decode" else [40, 70, 3, 70]
+    clean = make(lengths, phase=phase, strided=False, initial="all")
+    dirty = clean.clone()
+    rows = slice(*dirty.batch.cu_seqlens[1:3].tolist())
+    for name in OF_TOKENS[op]:
+        dirty.tensors[name][rows] = torch.nan
+    dirty.state[dirty.batch.read_slots[1]] = torch.nan
+    clean.run(backend())
+    dirty.run(backend())
+    assert dirty.out[rows].isnan().all()
+    others = torch.ones(len(clean.out), dtype=torch.bool)
+    others[rows] = False
+    assert same_bits(clean.out[others], dirty.out[others])
+    slots = clean.batch.write_slots[[0, 2, 3]]
+    assert same_bits(clean.state[slots], dirty.state[slots])
+
+
+@pytest.mark.parametrize("initial", ["all", "some", "none"])
+@every_phase
+@every_op
+def test_slots_that_follow_one_another_are_changed_in_place(op, phase, initial):
+    backend, make = OPS[op]
+    lengths = [1] * 4 if phase == "decode" else [9] * 4
+    call = make(lengths, phase=phase, initial=initial, seed=8)
+    call.state[2:6] = call.state[call.batch.read_slots]
+    call.state[[0, 1, 6]] = torch.nan
+    slots = torch.arange(2, 6)
+    batch = dataclasses.replace(call.batch, read_slots=slots, write_slots=slots)
+    verify(backend(), dataclasses.replace(call, batch=batch))
