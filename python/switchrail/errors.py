@@ -131,8 +131,27 @@ class UnknownPluginError(SwitchrailError, LookupError):
     """A plugin was asked for that is not installed. Fields: `found`, `valid`, `nearest`."""
 
 
+class LockError(SwitchrailError, ValueError):
+    """A lock that can't be read, written or held to.
+
+    Fields: `path` and `problem`; `difference` where Switchrail itself is not what was locked.
+    """
+
+
 class LoadReentryError(SwitchrailError, RuntimeError):
     """A plugin had the runtime look for plugins, or load them, while it was being loaded itself."""
+
+
+class UnpicklableError(SwitchrailError, TypeError):
+    """A runtime with something in it that can't be found by name elsewhere. Fields: `problems`."""
+
+
+class InstallationError(SwitchrailError, RuntimeError):
+    """A process that can't be made like the one that it is for. Fields: `differences`."""
+
+
+class RankError(SwitchrailError, RuntimeError):
+    """Ranks of a distributed job that differ, or did not come. Fields: `ranks`, what is wrong by rank."""
 
 
 class PlatformError(SwitchrailError, RuntimeError):

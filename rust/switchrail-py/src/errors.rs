@@ -50,6 +50,7 @@ fn class_of(code: &str) -> &'static str {
         | "replay_unknown" => "SchemaError",
         "unknown_plugin" => "UnknownPluginError",
         "unknown_platform" => "PlatformError",
+        "lock_read" | "lock_document" | "lock_file" | "lock_host" => "LockError",
         "order_cycle" => "OrderError",
         _ => "SwitchrailError",
     }

@@ -13,6 +13,7 @@ mod errors;
 mod fingerprint;
 mod json;
 mod layout;
+mod lock;
 mod mirror;
 mod objects;
 mod op;
@@ -34,6 +35,7 @@ mod _core {
         discovery::{Discovery, discover},
         fingerprint::{Fingerprint, fingerprint},
         layout::{Layer, Layout},
+        lock::{Lock, LockDifference},
         op::parse_op,
         order::order,
         plan::{Route, RoutePlan},

@@ -1,5 +1,7 @@
 //! Mirror of the core's `plugin` and `selection`.
 
+use std::iter;
+
 use pyo3::prelude::*;
 use serde::{Deserialize, Serialize};
 use switchrail::{PluginRecord, PluginState, Selection};
@@ -124,16 +126,24 @@ pub fn select(
     platform: Option<String>,
     builtin_platforms: Vec<String>,
 ) -> PyResult<Vec<Plugin>> {
-    let traced = plugins.iter().map(|plugin| plugin.get().0.clone());
-    let (mut records, tracebacks): (Vec<PluginRecord>, Vec<_>) =
-        traced.map(|plugin| (plugin.record, plugin.traceback)).unzip();
-    Selection {
+    let selection = Selection {
         allow,
         platform,
         builtin_platforms,
-    }
-    .apply(&mut records)
-    .map_err(raise)?;
+    };
+    changed(&plugins, |records| selection.apply(records).map_err(raise))
+}
+
+/// The plugins after a change of their records; tracebacks stay with theirs, and records may join.
+pub fn changed(
+    plugins: &[Bound<'_, Plugin>],
+    change: impl FnOnce(&mut Vec<PluginRecord>) -> PyResult<()>,
+) -> PyResult<Vec<Plugin>> {
+    let traced = plugins.iter().map(|plugin| plugin.get().0.clone());
+    let (mut records, tracebacks): (Vec<PluginRecord>, Vec<_>) =
+        traced.map(|plugin| (plugin.record, plugin.traceback)).unzip();
+    change(&mut records)?;
+    let tracebacks = tracebacks.into_iter().chain(iter::repeat(None));
     let traced = records.into_iter().zip(tracebacks);
     Ok(traced
         .map(|(record, traceback)| Plugin(Traced { record, traceback }))

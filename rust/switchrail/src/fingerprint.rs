@@ -67,13 +67,9 @@ impl Fingerprint {
         });
         let mut text = String::new();
         canonical(&inputs, &mut text);
-        let mut digest = String::new();
-        for byte in Sha256::digest(text.as_bytes()) {
-            let _ = write!(digest, "{byte:02x}");
-        }
         Self {
             schema: Schema,
-            digest,
+            digest: hexadecimal(&Sha256::digest(text.as_bytes())),
             inputs,
         }
     }
@@ -83,6 +79,14 @@ impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.digest)
     }
+}
+
+/// A digest as documents have it.
+pub(crate) fn hexadecimal(digest: &[u8]) -> String {
+    digest.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 fn backend_json(backend: &Registration) -> Value {

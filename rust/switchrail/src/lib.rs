@@ -3,7 +3,7 @@
 //! All decisions of Switchrail are taken in this crate; it knows nothing of Python. The life of a call:
 //!
 //! 1. [`discover`] reads the metadata of the distributions on a path and lists their plugins; nothing is imported.
-//! 2. [`Selection`] decides which of them may be loaded.
+//! 2. [`Selection`] decides which of them may be loaded, and a [`Lock`] refuses what has changed.
 //! 3. Each plugin registers its [`BackendSpec`]s in a [`Transaction`] of the [`Runtime`]; readers see immutable
 //!    [`Snapshot`]s.
 //! 4. [`Layout::from_config`] reads which layer of a model is of which kind.
@@ -19,6 +19,7 @@ mod backend;
 mod discovery;
 mod fingerprint;
 mod layout;
+mod lock;
 mod name;
 mod op;
 mod order;
@@ -35,6 +36,7 @@ pub use backend::*;
 pub use discovery::*;
 pub use fingerprint::*;
 pub use layout::*;
+pub use lock::*;
 pub use name::*;
 pub use op::*;
 pub use order::*;

@@ -1,0 +1,211 @@
+//! Where an installation differs from a lock.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::{LockedDistribution, LockedEntryPoint};
+
+/// At most so many files of a kind are named in a text; the data names all.
+const NAMED: usize = 3;
+
+/// Where one distribution differs from the lock.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum LockDifference {
+    /// It is installed, and not in the lock.
+    Added {
+        /// The distribution.
+        distribution: String,
+        /// The version that is installed.
+        version: Option<String>,
+    },
+    /// It is in the lock, and not installed.
+    Missing {
+        /// The distribution.
+        distribution: String,
+        /// The version in the lock.
+        version: Option<String>,
+    },
+    /// It is another version, declares other entry points or has other files.
+    Changed {
+        /// The distribution.
+        distribution: String,
+        /// How it differs.
+        changes: Vec<LockChange>,
+    },
+    /// Its files cannot be told or read.
+    Unreadable {
+        /// The distribution.
+        distribution: String,
+        /// What cannot be read, and why.
+        problem: String,
+    },
+}
+
+/// One change of a distribution.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum LockChange {
+    /// Another version is installed.
+    Version {
+        /// The version in the lock.
+        locked: Option<String>,
+        /// The version that is installed.
+        found: Option<String>,
+    },
+    /// It declares an entry point that is not in the lock.
+    EntryPointAdded(LockedEntryPoint),
+    /// It does not declare an entry point of the lock.
+    EntryPointMissing(LockedEntryPoint),
+    /// A file has other contents.
+    FileChanged {
+        /// The file.
+        path: String,
+    },
+    /// A file is not in the lock.
+    FileAdded {
+        /// The file.
+        path: String,
+    },
+    /// A file of the lock is not there.
+    FileMissing {
+        /// The file.
+        path: String,
+    },
+}
+
+impl LockDifference {
+    /// The distribution that differs.
+    #[must_use]
+    pub fn distribution(&self) -> &str {
+        match self {
+            Self::Added { distribution, .. }
+            | Self::Missing { distribution, .. }
+            | Self::Changed { distribution, .. }
+            | Self::Unreadable { distribution, .. } => distribution,
+        }
+    }
+
+    pub(super) fn between(locked: &LockedDistribution, found: &LockedDistribution) -> Option<Self> {
+        let mut changes = Vec::new();
+        if locked.version != found.version {
+            changes.push(LockChange::Version {
+                locked: locked.version.clone(),
+                found: found.version.clone(),
+            });
+        }
+        let only = |these: &LockedDistribution, others: &LockedDistribution| {
+            let mut only = these.entry_points.clone();
+            only.retain(|entry| !others.entry_points.contains(entry));
+            only
+        };
+        changes.extend(only(found, locked).into_iter().map(LockChange::EntryPointAdded));
+        changes.extend(only(locked, found).into_iter().map(LockChange::EntryPointMissing));
+        changes.extend(file_changes(&locked.files, &found.files));
+        (!changes.is_empty()).then(|| Self::Changed {
+            distribution: found.name.clone(),
+            changes,
+        })
+    }
+}
+
+fn file_changes<'a>(
+    locked: &'a BTreeMap<String, String>,
+    found: &'a BTreeMap<String, String>,
+) -> impl Iterator<Item = LockChange> + 'a {
+    let known = locked.iter().filter_map(|(path, digest)| match found.get(path) {
+        Some(now) if now == digest => None,
+        Some(_) => Some(LockChange::FileChanged { path: path.clone() }),
+        None => Some(LockChange::FileMissing { path: path.clone() }),
+    });
+    let new = found.keys().filter(|path| !locked.contains_key(*path));
+    known.chain(new.map(|path| LockChange::FileAdded { path: path.clone() }))
+}
+
+impl fmt::Display for LockDifference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Added {
+                distribution,
+                version,
+            } => {
+                write!(
+                    f,
+                    "{} is not in the lock",
+                    with_version(distribution, version.as_ref())
+                )
+            }
+            Self::Missing {
+                distribution,
+                version,
+            } => {
+                write!(
+                    f,
+                    "the lock has {}, which is not installed",
+                    with_version(distribution, version.as_ref())
+                )
+            }
+            Self::Changed {
+                distribution,
+                changes,
+            } => {
+                write!(f, "{distribution} differs from the lock: ")?;
+                f.write_str(&summary(changes))
+            }
+            Self::Unreadable {
+                distribution,
+                problem,
+            } => {
+                write!(f, "{distribution} cannot be held to the lock: {problem}")
+            }
+        }
+    }
+}
+
+fn with_version(distribution: &str, version: Option<&String>) -> String {
+    match version {
+        Some(version) => format!("{distribution} {version}"),
+        None => distribution.to_owned(),
+    }
+}
+
+/// The changes of one kind after another, the first few of each named.
+fn summary(changes: &[LockChange]) -> String {
+    let mut kinds: Vec<(&str, Vec<String>)> = Vec::new();
+    for change in changes {
+        let (kind, name) = change.told();
+        match kinds.iter_mut().find(|(known, _)| *known == kind) {
+            Some((_, names)) => names.push(name),
+            None => kinds.push((kind, vec![name])),
+        }
+    }
+    let parts = kinds.into_iter().map(|(kind, names)| {
+        let more = match names.len().saturating_sub(NAMED) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        format!("{kind} {}{more}", names[..names.len().min(NAMED)].join(", "))
+    });
+    parts.collect::<Vec<_>>().join("; ")
+}
+
+impl LockChange {
+    /// The kind of change, and what changed.
+    fn told(&self) -> (&'static str, String) {
+        let entry_point = |entry: &LockedEntryPoint| format!("\"{} = {}\"", entry.name, entry.target);
+        let shown = |version: &Option<String>| version.clone().unwrap_or_else(|| "none".to_owned());
+        match self {
+            Self::Version { locked, found } => (
+                "version",
+                format!("{} instead of {}", shown(found), shown(locked)),
+            ),
+            Self::EntryPointAdded(entry) => ("entry points added:", entry_point(entry)),
+            Self::EntryPointMissing(entry) => ("entry points missing:", entry_point(entry)),
+            Self::FileChanged { path } => ("files changed:", path.clone()),
+            Self::FileAdded { path } => ("files added:", path.clone()),
+            Self::FileMissing { path } => ("files missing:", path.clone()),
+        }
+    }
+}

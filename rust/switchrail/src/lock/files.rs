@@ -1,0 +1,355 @@
+//! Which files belong to an installed distribution.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Files by the name that a lock has for them: the path below the folder that they are imported from.
+pub(super) type Files = BTreeMap<String, PathBuf>;
+
+/// What an installer notes for itself, in the metadata folder.
+const NOTES: [&str; 6] = [
+    "INSTALLER",
+    "RECORD",
+    "REQUESTED",
+    "direct_url.json",
+    "uv_build.json",
+    "uv_cache.json",
+];
+
+/// What Python imports, by extension.
+const IMPORTED: [&str; 4] = ["py", "pyc", "pyd", "so"];
+
+/// What could not be read, and why.
+#[derive(Debug, Clone)]
+pub(super) struct Unreadable {
+    pub path: PathBuf,
+    pub problem: String,
+}
+
+impl Unreadable {
+    pub fn new(path: &Path, problem: &impl ToString) -> Self {
+        Self {
+            path: path.to_owned(),
+            problem: problem.to_string(),
+        }
+    }
+}
+
+/// The files of the distribution whose metadata is `info`.
+///
+/// A wheel's are those in its `RECORD`, and whatever else could be imported from its packages. An editable install's
+/// `RECORD` has only `.pth` files and modules that lead to the sources: then the packages and modules there. Where
+/// nothing is recorded, as beside a project's own `egg-info`, the top-level packages and modules. An archive is one file.
+///
+/// `modules` are the top-level modules that its entry points name.
+pub(super) fn of(info: &Path, modules: &BTreeSet<&str>) -> Result<Files, Unreadable> {
+    if let Some(archive) = info.ancestors().skip(1).find(|path| path.is_file()) {
+        return Ok(Files::from([(file_name(archive), archive.to_owned())]));
+    }
+    let site = info.parent().unwrap_or(Path::new(""));
+    let top_level = read(&info.join("top_level.txt"))?;
+    let declared = top_level.as_deref().unwrap_or_default().split_whitespace();
+    let mut search = Search {
+        info: file_name(info),
+        site,
+        modules: modules
+            .iter()
+            .copied()
+            .chain(declared)
+            .map(str::to_owned)
+            .collect(),
+        every_module: top_level.is_none(),
+        files: Files::new(),
+        visited: BTreeSet::new(),
+    };
+    let recorded = search.recorded()?;
+    let editable = recorded.as_ref().is_some_and(|paths| search.is_editable(paths));
+    match &recorded {
+        Some(paths) => search.add_recorded(paths, editable)?,
+        None => search.add_unrecorded()?,
+    }
+    let absent = modules.iter().find(|module| !search.has(module));
+    match absent {
+        Some(module) if editable || recorded.is_none() => Err(Unreadable::new(
+            info,
+            &format!("nothing of it leads to the module {module:?}, which its entry point names"),
+        )),
+        _ => Ok(search.files),
+    }
+}
+
+struct Search<'a> {
+    /// Name of the metadata folder.
+    info: String,
+    /// The folder that it is in.
+    site: &'a Path,
+    /// Top-level modules that are known to be the distribution's own.
+    modules: BTreeSet<String>,
+    /// Whether all that a `.pth` file leads to counts as its own too.
+    every_module: bool,
+    files: Files,
+    /// Folders that were walked, links resolved.
+    visited: BTreeSet<PathBuf>,
+}
+
+impl Search<'_> {
+    /// The paths, from the site folder, that the installer wrote down.
+    fn recorded(&self) -> Result<Option<Vec<String>>, Unreadable> {
+        let info = self.site.join(&self.info);
+        if let Some(record) = read(&info.join("RECORD"))? {
+            let paths = record.lines().map(recorded_path);
+            return Ok(Some(paths.map(|path| normal(&path)).collect()));
+        }
+        let installed = read(&info.join("installed-files.txt"))?;
+        let within = |line: &str| normal(&format!("{}/{line}", self.info));
+        Ok(installed.map(|text| text.lines().map(within).collect()))
+    }
+
+    fn is_editable(&self, paths: &[String]) -> bool {
+        let noted = || {
+            let text = fs::read(self.site.join(&self.info).join("direct_url.json")).ok()?;
+            let url: serde_json::Value = serde_json::from_slice(&text).ok()?;
+            url["dir_info"]["editable"].as_bool()
+        };
+        let leads = |path: &String| {
+            path.starts_with("__editable__")
+                || is_top_level(path, "pth")
+                    && folders_of(&self.site.join(path)).is_ok_and(|to| !to.is_empty())
+        };
+        noted().unwrap_or(false) || paths.iter().any(leads)
+    }
+
+    fn add_recorded(&mut self, paths: &[String], editable: bool) -> Result<(), Unreadable> {
+        let mut packages = BTreeSet::new();
+        for path in paths {
+            let full = self.site.join(path);
+            if path.is_empty() || self.is_left_out(path) {
+                continue;
+            }
+            if editable && is_top_level(path, "pth") {
+                for folder in folders_of(&full)? {
+                    self.add_modules(&folder, self.every_module)?;
+                }
+                continue;
+            }
+            if editable && is_top_level(path, "py") && self.add_mapped(&full)? {
+                continue;
+            }
+            if let Some(package) = path.strip_suffix("/__init__.py") {
+                packages.insert(package);
+            }
+            self.add_file(path.clone(), full)?;
+        }
+        let is_inner = |package: &str| {
+            let mut outer = Path::new(package).ancestors().skip(1);
+            outer.any(|outer| outer.to_str().is_some_and(|outer| packages.contains(outer)))
+        };
+        for package in packages.iter().filter(|package| !is_inner(package)) {
+            self.walk(&self.site.join(package), package, is_imported)?;
+        }
+        Ok(())
+    }
+
+    fn add_unrecorded(&mut self) -> Result<(), Unreadable> {
+        for name in ["METADATA", "PKG-INFO", "entry_points.txt"] {
+            let path = format!("{}/{name}", self.info);
+            self.add_file(path.clone(), self.site.join(path))?;
+        }
+        self.add_modules(self.site, false)
+    }
+
+    /// What differs from one installation of the same files to the next.
+    fn is_left_out(&self, path: &str) -> bool {
+        let mut parts = path.rsplit('/').skip(1);
+        let is_script = path.starts_with("../") && matches!(parts.next(), Some("bin" | "Scripts"));
+        let note = path
+            .strip_prefix(&self.info)
+            .and_then(|rest| rest.strip_prefix('/'))
+            .is_some_and(|rest| NOTES.contains(&rest));
+        is_script || note || path.split('/').any(|part| part == "__pycache__")
+    }
+
+    /// The packages and modules in a folder of the path: its own, or every one.
+    fn add_modules(&mut self, folder: &Path, every: bool) -> Result<(), Unreadable> {
+        for path in list(folder)? {
+            let name = file_name(&path);
+            let module = name.split('.').next().unwrap_or_default();
+            let own = self.modules.contains(module);
+            if path.is_dir() {
+                if name == module && (own || every && path.join("__init__.py").is_file()) {
+                    self.walk(&path, &name, |_| true)?;
+                }
+            } else if is_imported(&path) && !module.is_empty() && (own || every) {
+                self.add_file(name, path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The packages and modules whose absolute paths a finder module has as texts; whether there is one.
+    fn add_mapped(&mut self, finder: &Path) -> Result<bool, Unreadable> {
+        let mut found = false;
+        for text in read(finder)?.unwrap_or_default().lines().flat_map(texts) {
+            let mut path = Path::new(&text);
+            if !path.is_absolute() {
+                continue;
+            }
+            if path.ends_with("__init__.py") {
+                path = path.parent().unwrap_or(path);
+            }
+            let name = file_name(path);
+            if path.is_file() && is_imported(path) {
+                self.add_file(name, path.to_owned())?;
+            } else if path.is_dir() && (self.modules.contains(&name) || path.join("__init__.py").is_file()) {
+                self.walk(path, &name, |_| true)?;
+            } else {
+                continue;
+            }
+            found = true;
+        }
+        Ok(found)
+    }
+
+    fn walk(&mut self, folder: &Path, name: &str, wanted: fn(&Path) -> bool) -> Result<(), Unreadable> {
+        let resolved = fs::canonicalize(folder).map_err(|error| Unreadable::new(folder, &error))?;
+        if !self.visited.insert(resolved) {
+            return Ok(());
+        }
+        for path in list(folder)? {
+            let part = file_name(&path);
+            if part.starts_with('.') || part == "__pycache__" {
+                continue;
+            }
+            let name = format!("{name}/{part}");
+            if path.is_dir() {
+                self.walk(&path, &name, wanted)?;
+            } else if wanted(&path) {
+                self.add_file(name, path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a file that is there. Of two with one name the first is kept, as it is the one that is imported.
+    fn add_file(&mut self, name: String, path: PathBuf) -> Result<(), Unreadable> {
+        // Opening a named pipe would wait for a writer.
+        match fs::metadata(&path) {
+            Ok(metadata) if metadata.is_file() => {
+                self.files.entry(name).or_insert(path);
+                Ok(())
+            }
+            Ok(_) => Ok(()),
+            Err(error) if is_absent(&error) => Ok(()),
+            Err(error) => Err(Unreadable::new(&path, &error)),
+        }
+    }
+
+    fn has(&self, module: &str) -> bool {
+        let after = |name: &String| name.strip_prefix(module).and_then(|rest| rest.chars().next());
+        self.files
+            .keys()
+            .any(|name| matches!(after(name), Some('.' | '/')))
+    }
+}
+
+/// The first field of a line of `RECORD`, which is CSV.
+fn recorded_path(line: &str) -> String {
+    let Some(quoted) = line.strip_prefix('"') else {
+        return line.split(',').next().unwrap_or_default().to_owned();
+    };
+    let mut path = String::new();
+    let mut letters = quoted.chars().peekable();
+    while let Some(letter) = letters.next() {
+        if letter == '"' && letters.next_if_eq(&'"').is_none() {
+            break;
+        }
+        path.push(letter);
+    }
+    path
+}
+
+/// A path with `/` between its parts, and no `..` but at its start.
+fn normal(path: &str) -> String {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.split(['/', '\\']) {
+        match part {
+            "." => {}
+            ".." if parts.last().is_some_and(|last| *last != "..") => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    parts.join("/")
+}
+
+/// The folders that a `.pth` file adds to the path.
+fn folders_of(pth: &Path) -> Result<Vec<PathBuf>, Unreadable> {
+    let text = read(pth)?.unwrap_or_default();
+    let site = pth.parent().unwrap_or(Path::new(""));
+    let lines = text.lines().map(str::trim_end).filter(|line| !line.is_empty());
+    let folders = lines.map(|line| site.join(line)).filter(|path| path.is_dir());
+    Ok(folders.collect())
+}
+
+/// The texts between quotes in a line of Python, those without escapes other than of quotes and backslashes.
+fn texts(line: &str) -> Vec<String> {
+    let mut texts = Vec::new();
+    let mut letters = line.chars();
+    while let Some(quote) = letters.find(|letter| matches!(letter, '\'' | '"')) {
+        let mut text = String::new();
+        while let Some(letter) = letters.next() {
+            if letter == quote {
+                texts.push(text);
+                break;
+            }
+            match (letter, letter == '\\') {
+                (_, true) => text.extend(letters.next()),
+                (letter, false) => text.push(letter),
+            }
+        }
+    }
+    texts
+}
+
+/// Whether a path is a file of this extension in the site folder itself.
+fn is_top_level(path: &str, extension: &str) -> bool {
+    !path.contains('/') && Path::new(path).extension() == Some(OsStr::new(extension))
+}
+
+fn is_imported(path: &Path) -> bool {
+    let extension = path.extension().and_then(OsStr::to_str);
+    extension.is_some_and(|extension| IMPORTED.contains(&extension))
+}
+
+fn is_absent(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+    )
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned()
+}
+
+fn list(folder: &Path) -> Result<Vec<PathBuf>, Unreadable> {
+    let entries = fs::read_dir(folder).map_err(|error| Unreadable::new(folder, &error))?;
+    let paths = entries.map(|entry| entry.map(|entry| entry.path()));
+    paths
+        .collect::<Result<_, _>>()
+        .map_err(|error| Unreadable::new(folder, &error))
+}
+
+/// The text of a file, where there is one.
+fn read(path: &Path) -> Result<Option<String>, Unreadable> {
+    match fs::read(path) {
+        Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
+        Err(error) if is_absent(&error) => Ok(None),
+        Err(error) => Err(Unreadable::new(path, &error)),
+    }
+}

@@ -1,0 +1,313 @@
+//! What is installed, down to the contents of its files, and what has changed since.
+
+mod difference;
+mod digest;
+mod error;
+mod files;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Discovery, Distribution, PluginGroup, PluginOrigin, PluginRecord, PluginState, Schema};
+pub use difference::{LockChange, LockDifference};
+pub use error::LockError;
+
+/// The distribution that this crate is installed with.
+const HOST: &str = "switchrail";
+
+/// What may be loaded: every distribution that has plugins, and Switchrail's own, with a digest of each of their files.
+///
+/// The document is the same wherever the same files are installed. Left out is what differs from one installation to
+/// the next: compiled `.pyc` files, scripts, and what an installer notes for itself.
+///
+/// ```
+/// use switchrail::{Lock, discover};
+///
+/// let installed = discover(&["/nowhere"]);
+/// let lock = Lock::of(&installed)?;
+/// assert!(lock.differences(&installed).is_empty());
+/// # Ok::<(), switchrail::LockError>(())
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lock {
+    /// Version of this form.
+    pub schema: Schema,
+    /// The distributions, by name.
+    pub distributions: Vec<LockedDistribution>,
+}
+
+/// One distribution in a [`Lock`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Unchecked")]
+pub struct LockedDistribution {
+    /// Its name, as PEP 503 normalises it.
+    pub name: String,
+    /// Its version, where its metadata has one.
+    pub version: Option<String>,
+    /// What it declares under Switchrail's groups, sorted.
+    pub entry_points: Vec<LockedEntryPoint>,
+    /// SHA-256 of `files`, in hexadecimal.
+    pub digest: String,
+    /// SHA-256 of each file's contents, by its path below the folder that it is imported from.
+    pub files: BTreeMap<String, String>,
+}
+
+/// The form that is read; its digest must be that of its files.
+#[derive(Deserialize)]
+struct Unchecked {
+    name: String,
+    version: Option<String>,
+    entry_points: Vec<LockedEntryPoint>,
+    digest: String,
+    files: BTreeMap<String, String>,
+}
+
+impl TryFrom<Unchecked> for LockedDistribution {
+    type Error = String;
+
+    fn try_from(read: Unchecked) -> Result<Self, String> {
+        let Unchecked {
+            name,
+            version,
+            entry_points,
+            digest,
+            files,
+        } = read;
+        if digest != digest::of_files(&files) {
+            return Err(format!("the digest of {name} is not that of its files"));
+        }
+        Ok(Self {
+            name,
+            version,
+            entry_points,
+            digest,
+            files,
+        })
+    }
+}
+
+/// One entry point in a [`Lock`].
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct LockedEntryPoint {
+    /// Its group.
+    pub group: PluginGroup,
+    /// Its name.
+    pub name: String,
+    /// What it points to, `module:attribute`.
+    pub target: String,
+    /// Extras of the distribution that it asks for.
+    pub extras: Vec<String>,
+}
+
+impl Lock {
+    /// Digests what is installed now.
+    ///
+    /// # Errors
+    /// [`LockError::File`] where the files of a distribution cannot be told or read.
+    pub fn of(discovery: &Discovery) -> Result<Self, LockError> {
+        let distributions = locked(discovery)
+            .into_iter()
+            .map(|(_, locked)| locked)
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            schema: Schema,
+            distributions,
+        })
+    }
+
+    /// Reads a lock file.
+    ///
+    /// # Errors
+    /// [`LockError::Read`], and [`LockError::Document`] where it holds no lock.
+    pub fn read(path: &Path) -> Result<Self, LockError> {
+        let bytes = fs::read(path).map_err(|error| LockError::Read {
+            path: path.to_owned(),
+            problem: error.to_string(),
+        })?;
+        Self::parse(&bytes).map_err(|error| LockError::Document {
+            path: path.to_owned(),
+            problem: error.to_string(),
+        })
+    }
+
+    /// The lock in the bytes of a lock file.
+    ///
+    /// # Errors
+    /// Where they are no JSON, or JSON of another form.
+    pub fn parse(bytes: &[u8]) -> serde_json::Result<Self> {
+        serde_json::from_slice(bytes)
+    }
+
+    /// Where what is installed now differs from the lock, by distribution.
+    #[must_use]
+    pub fn differences(&self, discovery: &Discovery) -> Vec<LockDifference> {
+        let installed = locked(discovery);
+        let missing = self
+            .distributions
+            .iter()
+            .filter(|known| !installed.iter().any(|(found, _)| found.name == known.name))
+            .map(|known| LockDifference::Missing {
+                distribution: known.name.clone(),
+                version: known.version.clone(),
+            });
+        let differing = installed.iter().filter_map(|(found, now)| {
+            let Some(known) = self.distributions.iter().find(|known| known.name == found.name) else {
+                return Some(LockDifference::Added {
+                    distribution: found.name.clone(),
+                    version: found.version.clone(),
+                });
+            };
+            match now {
+                Ok(now) => LockDifference::between(known, now),
+                Err(error) => Some(LockDifference::Unreadable {
+                    distribution: found.name.clone(),
+                    problem: error.to_string(),
+                }),
+            }
+        });
+        let mut differences: Vec<_> = missing.chain(differing).collect();
+        differences.sort_by(|a, b| a.distribution().cmp(b.distribution()));
+        differences
+    }
+
+    /// Blocks each discovered plugin whose distribution differs from the lock, with the difference as the reason.
+    ///
+    /// A plugin of the lock whose distribution is not installed joins the list as failed.
+    ///
+    /// # Errors
+    /// [`LockError::Host`] where Switchrail itself differs from the lock: it runs already.
+    pub fn apply(&self, discovery: &Discovery, plugins: &mut Vec<PluginRecord>) -> Result<(), LockError> {
+        for difference in self.differences(discovery) {
+            if difference.distribution() == HOST {
+                return Err(LockError::Host { difference });
+            }
+            let reason = difference.to_string();
+            let of_distribution: BTreeSet<&Path> = discovery
+                .distributions
+                .iter()
+                .filter(|found| found.name == difference.distribution())
+                .map(|found| found.path.as_path())
+                .collect();
+            for plugin in &mut *plugins {
+                if plugin.state == PluginState::Discovered
+                    && of_distribution.contains(plugin.origin.path.as_path())
+                {
+                    plugin.state = PluginState::Blocked {
+                        reason: reason.clone(),
+                    };
+                }
+            }
+            if let LockDifference::Missing { distribution, .. } = &difference {
+                let known = self
+                    .distributions
+                    .iter()
+                    .find(|known| known.name == *distribution);
+                let absent: Vec<_> = known
+                    .into_iter()
+                    .flat_map(|known| known.absent(&reason))
+                    .filter(|absent| !plugins.iter().any(|plugin| is_same(plugin, absent)))
+                    .collect();
+                plugins.extend(absent);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The text of a lock file: JSON with one file a line, so that versions of it compare well.
+impl fmt::Display for Lock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = serde_json::to_string_pretty(self).map_err(|_| fmt::Error)?;
+        writeln!(f, "{text}")
+    }
+}
+
+impl LockedDistribution {
+    /// Its plugins, as failed because it is not there.
+    fn absent(&self, reason: &str) -> impl Iterator<Item = PluginRecord> {
+        self.entry_points.iter().map(move |entry| PluginRecord {
+            name: entry.name.clone(),
+            group: entry.group,
+            target: entry.target.clone(),
+            extras: entry.extras.clone(),
+            origin: PluginOrigin {
+                distribution: self.name.clone(),
+                version: self.version.clone(),
+                path: PathBuf::new(),
+            },
+            state: PluginState::Failed {
+                reason: reason.to_owned(),
+            },
+        })
+    }
+}
+
+fn is_same(plugin: &PluginRecord, other: &PluginRecord) -> bool {
+    plugin.group == other.group && plugin.qualified_name() == other.qualified_name()
+}
+
+/// What a lock of now has for each distribution that a lock is about.
+fn locked(discovery: &Discovery) -> Vec<(&Distribution, Result<LockedDistribution, LockError>)> {
+    let mut plugins: BTreeMap<&Path, Vec<&PluginRecord>> = BTreeMap::new();
+    for plugin in &discovery.plugins {
+        plugins.entry(&plugin.origin.path).or_default().push(plugin);
+    }
+    let concerned: Vec<_> = discovery
+        .distributions
+        .iter()
+        .map(|found| (found, plugins.remove(found.path.as_path()).unwrap_or_default()))
+        .filter(|(found, plugins)| found.name == HOST || !plugins.is_empty())
+        .collect();
+    let files = concerned.iter().map(|(found, plugins)| {
+        let modules = plugins.iter().map(|plugin| top_module(&plugin.target));
+        let own = (found.name == HOST).then_some(HOST);
+        files::of(&found.path, &modules.chain(own).collect())
+    });
+    let digests = digest::of_all(&files.collect::<Vec<_>>());
+    let distributions = concerned.into_iter().zip(digests);
+    distributions
+        .map(|((found, plugins), files)| {
+            let locked = files
+                .map(|files| locked_distribution(found, &plugins, files))
+                .map_err(|files::Unreadable { path, problem }| LockError::File {
+                    distribution: found.name.clone(),
+                    path,
+                    problem,
+                });
+            (found, locked)
+        })
+        .collect()
+}
+
+fn locked_distribution(
+    found: &Distribution,
+    plugins: &[&PluginRecord],
+    files: BTreeMap<String, String>,
+) -> LockedDistribution {
+    let mut entry_points: Vec<_> = plugins
+        .iter()
+        .map(|plugin| LockedEntryPoint {
+            group: plugin.group,
+            name: plugin.name.clone(),
+            target: plugin.target.clone(),
+            extras: plugin.extras.clone(),
+        })
+        .collect();
+    entry_points.sort();
+    LockedDistribution {
+        name: found.name.clone(),
+        version: found.version.clone(),
+        entry_points,
+        digest: digest::of_files(&files),
+        files,
+    }
+}
+
+/// The first part of the module in `package.module:attribute`.
+fn top_module(target: &str) -> &str {
+    target.split(['.', ':']).next().unwrap_or_default()
+}

@@ -1,0 +1,460 @@
+//! Locks of installations made for the purpose, and what changes in them.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use proptest::prelude::*;
+use switchrail::{CoreError, Discovery, Lock, LockDifference, LockError, PluginState, discover};
+use tempfile::TempDir;
+
+fn write(path: PathBuf, contents: impl AsRef<[u8]>) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, contents).unwrap();
+}
+
+const ACME: &str = "[switchrail.plugins]\nacme = acme.gdn:register\n";
+
+/// A wheel as pip installs it.
+fn install(site: &Path, version: &str) {
+    let info = format!("acme-{version}.dist-info");
+    let files = [
+        ("acme/__init__.py", ""),
+        ("acme/gdn.py", "def register(registry): ...\n"),
+        ("acme/tables/a, \"b\".json", "{}"),
+        ("acme_extra.py", "x = 1\n"),
+        ("../../bin/acme", "#!/usr/bin/python\n"),
+        ("acme/__pycache__/gdn.cpython-311.pyc", "compiled"),
+        (
+            &format!("{info}/METADATA"),
+            &format!("Name: acme\nVersion: {version}\n"),
+        ),
+        (&format!("{info}/entry_points.txt"), ACME),
+        (&format!("{info}/INSTALLER"), "pip\n"),
+    ];
+    let mut record = format!("{info}/RECORD,,\nacme/lost.py,sha256=x,1\n");
+    for (path, contents) in files {
+        write(site.join(path), contents);
+        writeln!(record, "\"{}\",,", path.replace('"', "\"\"")).unwrap();
+    }
+    write(site.join(info).join("RECORD"), record);
+}
+
+fn installed() -> (TempDir, PathBuf) {
+    let root = tempfile::tempdir().unwrap();
+    let site = root.path().join("lib/site");
+    install(&site, "1.0");
+    (root, site)
+}
+
+fn files(lock: &Lock, distribution: &str) -> Vec<String> {
+    let locked = lock
+        .distributions
+        .iter()
+        .find(|locked| locked.name == distribution);
+    locked.expect("it is locked").files.keys().cloned().collect()
+}
+
+fn lock_of(site: &Path) -> Lock {
+    Lock::of(&discover(&[site])).unwrap()
+}
+
+fn told(lock: &Lock, site: &Path) -> Vec<String> {
+    let differences = lock.differences(&discover(&[site]));
+    differences.iter().map(ToString::to_string).collect()
+}
+
+fn applied(lock: &Lock, found: &Discovery) -> Vec<(String, PluginState)> {
+    let mut plugins = found.plugins.clone();
+    lock.apply(found, &mut plugins).unwrap();
+    plugins
+        .into_iter()
+        .map(|plugin| (plugin.qualified_name(), plugin.state))
+        .collect()
+}
+
+#[test]
+fn a_wheel_has_the_files_of_its_record() {
+    let (_root, site) = installed();
+    let lock = lock_of(&site);
+    let expected = [
+        "acme-1.0.dist-info/METADATA",
+        "acme-1.0.dist-info/entry_points.txt",
+        "acme/__init__.py",
+        "acme/gdn.py",
+        "acme/tables/a, \"b\".json",
+        "acme_extra.py",
+    ];
+    assert_eq!(files(&lock, "acme"), expected);
+    let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+    assert_eq!(lock.distributions[0].files["acme/__init__.py"], empty);
+    assert_eq!(told(&lock, &site), [""; 0]);
+}
+
+#[test]
+fn the_same_files_elsewhere_have_the_same_lock() {
+    let ((_one, first), (_two, second)) = (installed(), installed());
+    write(second.join("../../bin/acme"), "#!/opt/other/python\n");
+    write(
+        second.join("acme/__pycache__/gdn.cpython-313.pyc"),
+        "compiled anew",
+    );
+    write(second.join("acme-1.0.dist-info/INSTALLER"), "uv\n");
+    assert_eq!(lock_of(&first), lock_of(&second));
+    assert_eq!(lock_of(&first).to_string(), lock_of(&second).to_string());
+}
+
+#[test]
+fn one_byte_is_enough() {
+    let (_root, site) = installed();
+    let lock = lock_of(&site);
+    for path in files(&lock, "acme") {
+        let before = fs::read(site.join(&path)).unwrap();
+        let mut after = before.clone();
+        after.push(b' ');
+        fs::write(site.join(&path), after).unwrap();
+        assert_eq!(
+            told(&lock, &site),
+            [format!("acme differs from the lock: files changed: {path}")]
+        );
+        fs::write(site.join(&path), before).unwrap();
+    }
+    assert_eq!(told(&lock, &site), [""; 0]);
+}
+
+#[test]
+fn files_that_come_and_go_are_named() {
+    let (_root, site) = installed();
+    let lock = lock_of(&site);
+    fs::remove_file(site.join("acme/gdn.py")).unwrap();
+    write(site.join("acme/gdn/__init__.py"), "");
+    write(site.join("acme/cache.bin"), "nothing that is imported");
+    write(site.join("elsewhere/__init__.py"), "");
+    assert_eq!(
+        told(&lock, &site),
+        ["acme differs from the lock: files missing: acme/gdn.py; files added: acme/gdn/__init__.py"]
+    );
+    for index in 0..5 {
+        write(site.join(format!("acme/gdn/{index}.so")), "");
+    }
+    let more = "files added: acme/gdn/0.so, acme/gdn/1.so, acme/gdn/2.so and 3 more";
+    assert!(told(&lock, &site)[0].ends_with(more), "{:?}", told(&lock, &site));
+}
+
+#[test]
+fn another_version_and_other_entry_points_are_told() {
+    let (_root, site) = installed();
+    let lock = lock_of(&site);
+    fs::remove_dir_all(site.join("acme-1.0.dist-info")).unwrap();
+    install(&site, "1.1");
+    write(
+        site.join("acme-1.1.dist-info/entry_points.txt"),
+        "[switchrail.plugins]\nacme = acme.gdn:other\n",
+    );
+    let [told] = &told(&lock, &site)[..] else { panic!() };
+    let start = "acme differs from the lock: version 1.1 instead of 1.0; entry points added: \"acme = \
+                 acme.gdn:other\"; entry points missing: \"acme = acme.gdn:register\"; files missing: ";
+    assert!(told.starts_with(start), "{told}");
+}
+
+#[test]
+fn what_differs_is_blocked_and_what_is_missing_has_failed() {
+    let (_root, site) = installed();
+    let other = |name: &str, text: &str| {
+        let info = site.join(format!("{name}-1.dist-info"));
+        write(info.join("METADATA"), format!("Name: {name}\nVersion: 1\n"));
+        write(info.join("entry_points.txt"), text);
+        write(info.join("RECORD"), format!("{name}.py,,\n"));
+        write(site.join(format!("{name}.py")), "");
+    };
+    other("fine", "[switchrail.plugins]\nfine = fine:register\n");
+    other("gone", "[switchrail.platforms]\nnpu = gone:platform\n");
+    let lock = lock_of(&site);
+    fs::remove_dir_all(site.join("gone-1.dist-info")).unwrap();
+    other(
+        "late",
+        "[switchrail.plugins]\nlate = late:register\n[switchrail.platforms]\nlate = late:p\n",
+    );
+    write(site.join("acme/gdn.py"), "changed");
+    let found = discover(&[&site]);
+    let blocked = |reason: &str| PluginState::Blocked {
+        reason: reason.to_owned(),
+    };
+    let late = blocked("late 1 is not in the lock");
+    let absent = PluginState::Failed {
+        reason: "the lock has gone 1, which is not installed".to_owned(),
+    };
+    let expected = [
+        (
+            "acme:acme",
+            blocked("acme differs from the lock: files changed: acme/gdn.py"),
+        ),
+        ("fine:fine", PluginState::Discovered),
+        ("late:late", late.clone()),
+        ("late:late", late),
+        ("gone:npu", absent),
+    ]
+    .map(|(name, state)| (name.to_owned(), state));
+    assert_eq!(applied(&lock, &found), expected);
+}
+
+#[test]
+fn applying_twice_adds_nothing_and_spares_what_is_loaded() {
+    let (_root, site) = installed();
+    let lock = lock_of(&site);
+    let nothing = discover::<&Path>(&[]);
+    let mut plugins = Vec::new();
+    for _ in 0..2 {
+        lock.apply(&nothing, &mut plugins).unwrap();
+        assert_eq!(plugins.len(), 1);
+    }
+    write(site.join("acme/gdn.py"), "changed");
+    let found = discover(&[&site]);
+    let mut plugins = found.plugins.clone();
+    plugins[0].state = PluginState::Loaded;
+    lock.apply(&found, &mut plugins).unwrap();
+    assert_eq!(plugins[0].state, PluginState::Loaded);
+}
+
+#[test]
+fn switchrail_itself_is_locked_and_its_difference_is_an_error() {
+    let site = tempfile::tempdir().unwrap();
+    let info = site.path().join("switchrail-0.1.0.dist-info");
+    write(info.join("METADATA"), "Name: switchrail\nVersion: 0.1.0\n");
+    write(info.join("RECORD"), "switchrail/__init__.py,,\n");
+    write(site.path().join("switchrail/__init__.py"), "");
+    write(
+        site.path().join("other-1.dist-info/METADATA"),
+        "Name: other\nVersion: 1\n",
+    );
+    let lock = lock_of(site.path());
+    assert_eq!(lock.distributions.len(), 1);
+    write(site.path().join("switchrail/__init__.py"), "changed");
+    let error = lock
+        .apply(&discover(&[site.path()]), &mut Vec::new())
+        .unwrap_err();
+    assert_eq!(error.code(), "lock_host");
+    assert_eq!(
+        error.fields()["difference"]["changes"][0]["path"],
+        "switchrail/__init__.py"
+    );
+    let message =
+        "switchrail differs from the lock: files changed: switchrail/__init__.py; install what was locked";
+    assert!(error.to_string().starts_with(message), "{error}");
+}
+
+/// Metadata of an editable install, and the sources that `pointers` lead to.
+fn editable(root: &Path, pointers: &[(&str, String)]) -> PathBuf {
+    let site = root.join("site");
+    let info = site.join("acme-1.0.dist-info");
+    write(info.join("METADATA"), "Name: acme\nVersion: 1.0\n");
+    write(info.join("entry_points.txt"), ACME);
+    write(
+        info.join("direct_url.json"),
+        "{\"dir_info\": {\"editable\": true}, \"url\": \"file:///x\"}",
+    );
+    let mut record = "acme-1.0.dist-info/METADATA,,\nacme-1.0.dist-info/direct_url.json,,\n".to_owned();
+    for (name, text) in pointers {
+        writeln!(record, "{name},,").unwrap();
+        write(site.join(name), text);
+    }
+    write(info.join("RECORD"), record);
+    let source = root.join("project/src");
+    write(source.join("acme/__init__.py"), "");
+    write(source.join("acme/gdn.py"), "def register(registry): ...\n");
+    write(source.join("acme/kernel.cu"), "");
+    write(source.join("acme/__pycache__/gdn.pyc"), "");
+    write(source.join("acme/.hidden/notes"), "");
+    write(source.join("helper.py"), "");
+    write(source.join("docs/conf.py"), "");
+    source
+}
+
+const SOURCES: [&str; 3] = ["acme/__init__.py", "acme/gdn.py", "acme/kernel.cu"];
+
+#[test]
+fn an_editable_install_has_the_files_of_its_sources() {
+    type Pointers = fn(&Path) -> Vec<(&'static str, String)>;
+    let pth: Pointers = |source| vec![("acme.pth", format!("# acme\n{}\n/nowhere\n", source.display()))];
+    let finder: Pointers = |source| {
+        let mapping = format!(
+            "# it's generated\nMAPPING: dict[str, str] = {{'acme': '{}'}}\nSEPARATOR = '/'\n",
+            source.join("acme").display()
+        );
+        let install = "import __editable___acme_1_0_finder; __editable___acme_1_0_finder.install()";
+        vec![
+            ("__editable__.acme-1.0.pth", install.to_owned()),
+            ("__editable___acme_1_0_finder.py", mapping),
+        ]
+    };
+    let files_mapped: Pointers = |source| {
+        let module = source.join("acme/__init__.py");
+        vec![(
+            "_acme_editable.py",
+            format!("known = {{\"acme\": \"{}\"}}\n", module.display()),
+        )]
+    };
+    for (pointers, with_helper) in [(pth, true), (finder, false), (files_mapped, false)] {
+        let root = tempfile::tempdir().unwrap();
+        let pointers = pointers(&root.path().join("project/src"));
+        let source = editable(root.path(), &pointers);
+        let site = root.path().join("site");
+        let lock = lock_of(&site);
+        let mut expected = vec!["acme-1.0.dist-info/METADATA"];
+        expected.extend(SOURCES);
+        expected.extend(with_helper.then_some("helper.py"));
+        assert_eq!(files(&lock, "acme"), expected, "{pointers:?}");
+        write(source.join("acme/gdn.py"), "changed");
+        write(source.join("acme/new.json"), "{}");
+        assert_eq!(
+            told(&lock, &site),
+            ["acme differs from the lock: files changed: acme/gdn.py; files added: acme/new.json"]
+        );
+    }
+}
+
+#[test]
+fn an_editable_install_with_top_level_has_nothing_else() {
+    let root = tempfile::tempdir().unwrap();
+    let source = root.path().join("project/src");
+    editable(root.path(), &[("acme.pth", source.display().to_string())]);
+    let site = root.path().join("site");
+    write(site.join("acme-1.0.dist-info/top_level.txt"), "acme\n");
+    assert!(!files(&lock_of(&site), "acme").contains(&"helper.py".to_owned()));
+}
+
+#[test]
+fn an_editable_install_whose_sources_are_gone_cannot_be_locked() {
+    let root = tempfile::tempdir().unwrap();
+    let source = editable(
+        root.path(),
+        &[("acme.pth", root.path().join("project/src").display().to_string())],
+    );
+    let site = root.path().join("site");
+    let lock = lock_of(&site);
+    fs::remove_dir_all(&source).unwrap();
+    let error = Lock::of(&discover(&[&site])).unwrap_err();
+    assert_eq!(error.code(), "lock_file");
+    assert!(
+        error.to_string().contains("leads to the module \"acme\""),
+        "{error}"
+    );
+    let differences = lock.differences(&discover(&[&site]));
+    assert!(
+        matches!(&differences[..], [LockDifference::Unreadable { .. }]),
+        "{differences:?}"
+    );
+}
+
+#[test]
+fn egg_info_stands_for_what_is_beside_it_or_recorded() {
+    let root = tempfile::tempdir().unwrap();
+    let info = root.path().join("acme.egg-info");
+    write(info.join("PKG-INFO"), "Name: acme\nVersion: 1.0\n");
+    write(info.join("entry_points.txt"), ACME);
+    write(root.path().join("acme/gdn.py"), "");
+    write(root.path().join("acme_too.py"), "");
+    write(root.path().join("setup.py"), "");
+    let metadata = ["acme.egg-info/PKG-INFO", "acme.egg-info/entry_points.txt"];
+    let locked = || files(&lock_of(root.path()), "acme");
+    assert_eq!(locked(), [&metadata[..], &["acme/gdn.py"]].concat());
+    write(info.join("top_level.txt"), "acme\nacme_too\n");
+    assert_eq!(
+        locked(),
+        [&metadata[..], &["acme/gdn.py", "acme_too.py"]].concat()
+    );
+    write(
+        info.join("installed-files.txt"),
+        "../acme_too.py\nPKG-INFO\n../lost.py\n",
+    );
+    assert_eq!(locked(), ["acme.egg-info/PKG-INFO", "acme_too.py"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn links_may_go_round() {
+    let root = tempfile::tempdir().unwrap();
+    let source = editable(
+        root.path(),
+        &[("acme.pth", root.path().join("project/src").display().to_string())],
+    );
+    std::os::unix::fs::symlink(&source, source.join("acme/again")).unwrap();
+    let site = root.path().join("site");
+    let lock = lock_of(&site);
+    assert_eq!(
+        files(&lock, "acme")
+            .iter()
+            .filter(|path| path.ends_with("gdn.py"))
+            .count(),
+        1
+    );
+}
+
+#[test]
+fn a_lock_survives_its_text() {
+    let (root, site) = installed();
+    let lock = lock_of(&site);
+    let path = root.path().join("switchrail.lock");
+    write(path.clone(), lock.to_string());
+    assert_eq!(Lock::read(&path).unwrap(), lock);
+}
+
+#[test]
+fn a_corrupt_lock_is_refused_with_the_reason() {
+    let (root, site) = installed();
+    let text = lock_of(&site).to_string();
+    let path = root.path().join("switchrail.lock");
+    let error = Lock::read(&path).unwrap_err();
+    assert_eq!(error.code(), "lock_read");
+    let digest = "e3b0c44298fc1c14";
+    assert!(text.contains(digest));
+    let corrupt = [
+        (
+            text.replace(digest, "f3b0c44298fc1c14"),
+            "the digest of acme is not that of its files",
+        ),
+        (
+            text.replace("\"schema\": 1", "\"schema\": 9"),
+            "unknown schema version 9",
+        ),
+        (text[..text.len() / 2].to_owned(), "EOF"),
+        (String::new(), "EOF"),
+        ("{\"schema\": 1}".to_owned(), "missing field `distributions`"),
+    ];
+    for (corrupt, reason) in corrupt {
+        write(path.clone(), &corrupt);
+        let error = Lock::read(&path).unwrap_err();
+        assert!(matches!(error, LockError::Document { .. }), "{error:?}");
+        assert!(error.to_string().contains(reason), "{error}");
+        assert!(
+            error.to_string().contains("switchrail.lock is no lock"),
+            "{error}"
+        );
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever the metadata say, a lock is written or refused, and holds right after.
+    #[test]
+    fn any_record_survives(
+        record in prop_oneof![
+            proptest::collection::vec(any::<u8>(), 0..200),
+            "([a-z\"/.,\\\\]{0,12}\n){0,9}".prop_map(String::into_bytes),
+        ],
+        pth in "(/|\\.|\\.\\./?|[a-z/]{0,6}\n){0,5}",
+    ) {
+        let site = tempfile::tempdir().unwrap();
+        let info = site.path().join("acme-1.dist-info");
+        write(info.join("METADATA"), "Name: acme\nVersion: 1\n");
+        write(info.join("entry_points.txt"), ACME);
+        write(site.path().join("a.pth"), pth);
+        write(info.join("RECORD"), record);
+        let found = discover(&[site.path()]);
+        if let Ok(lock) = Lock::of(&found) {
+            prop_assert_eq!(lock.differences(&found), []);
+            prop_assert_eq!(Lock::parse(lock.to_string().as_bytes()).unwrap(), lock);
+        }
+    }
+}
