@@ -14,6 +14,7 @@ from switchrail.testing.inputs import (
     gated_delta_call,
     kda_call,
     lightning_call,
+    mamba2_call,
     short_conv_call,
 )
 from switchrail.testing.steps import run_in_steps
@@ -120,7 +121,7 @@ def test_verify_sees_a_read_beyond_the_end():
 
 
 @pytest.mark.parametrize(
-    "make", [attention_call, gated_delta_call, kda_call, lightning_call, short_conv_call]
+    "make", [attention_call, gated_delta_call, kda_call, lightning_call, mamba2_call, short_conv_call]
 )
 def test_calls_are_seeded_and_copied_whole(make):
     a, b = make([3, 9], seed=4), make([3, 9], seed=4)

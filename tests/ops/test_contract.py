@@ -10,6 +10,7 @@ from switchrail.ops.contract import TensorSpec, parse_axis
 from switchrail.ops.gated_delta.torch import TorchGatedDelta
 from switchrail.ops.kda.torch import TorchKda
 from switchrail.ops.lightning.torch import TorchLightning
+from switchrail.ops.mamba2.torch import TorchMamba2
 from switchrail.ops.short_conv.torch import TorchShortConv
 from switchrail.testing.inputs import (
     CONTRACTS,
@@ -18,6 +19,7 @@ from switchrail.testing.inputs import (
     gated_delta_call,
     kda_call,
     lightning_call,
+    mamba2_call,
     short_conv_call,
 )
 
@@ -26,6 +28,7 @@ CALLS = {
     "gated_delta": gated_delta_call,
     "kda": kda_call,
     "lightning": lightning_call,
+    "mamba2": mamba2_call,
     "short_conv": short_conv_call,
 }
 TORCH = {
@@ -33,6 +36,7 @@ TORCH = {
     "gated_delta": TorchGatedDelta,
     "kda": TorchKda,
     "lightning": TorchLightning,
+    "mamba2": TorchMamba2,
     "short_conv": TorchShortConv,
 }
 
@@ -69,6 +73,7 @@ TENSOR_BREACHES = [
     ("gated_delta", "beta", lambda t: None, r"beta: got NoneType; asked is a torch.Tensor"),
     ("gated_delta", "state", lambda t: t.mT, r"state: got strides .*\[slots, HV, V, K\] dense in memory"),
     ("gated_delta", "out", lambda t: t[:, ::2], r"out: got shape \[8, 2, 16\].*HV = 4 \(v\)"),
+    ("mamba2", "C", lambda t: t[:, :1], r"C: got shape \[8, 1, 16\].*G = 2 \(B\)"),
     ("kda", "g", lambda t: t[:, :, 0], r"g: got shape \[8, 4\]; asked is \[T, HV, K\]"),
     ("lightning", "g", lambda t: t[:, None], r"g: got shape \[4, 1\]; asked is \[H\]"),
     ("lightning", "v", lambda t: t[:, :2], r"v: got shape \[8, 2, 16\].*H = 4 \(q\)"),
@@ -109,6 +114,8 @@ def test_heads_that_do_not_divide():
     call = gated_delta_call([3], heads=2, value_heads=3)
     with pytest.raises(ContractError, match=r"v: got HV = 3; asked is a multiple of H = 2 \(q\)"):
         check(call)
+    with pytest.raises(ContractError, match=r"x: got H = 3; asked is a multiple of G = 2 \(B\)"):
+        check(mamba2_call([3], heads=3))
     with pytest.raises(ContractError, match=r"q: got H = 3; asked is a multiple of HKV = 2 \(k_cache\)"):
         check(attention_call([3], heads=3, kv_heads=2))
 
@@ -213,7 +220,7 @@ def test_registering_the_built_in_backends_imports_nothing():
         "    def register(self, name, target, **capabilities):\n"
         "        seen.append((name, capabilities['op']))\n"
         "switchrail.ops.register_builtins(Registry())\n"
-        "assert len(seen) == 10, seen\n"
+        "assert len(seen) == 12, seen\n"
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

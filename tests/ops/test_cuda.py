@@ -6,6 +6,7 @@ from switchrail.ops.attention.torch import TorchAttention
 from switchrail.ops.gated_delta.torch import TorchGatedDelta
 from switchrail.ops.kda.torch import TorchKda
 from switchrail.ops.lightning.torch import TorchLightning
+from switchrail.ops.mamba2.torch import TorchMamba2
 from switchrail.ops.short_conv.torch import TorchShortConv
 from switchrail.testing.compare import verify
 from switchrail.testing.inputs import (
@@ -13,6 +14,7 @@ from switchrail.testing.inputs import (
     gated_delta_call,
     kda_call,
     lightning_call,
+    mamba2_call,
     short_conv_call,
 )
 
@@ -26,6 +28,7 @@ OPS = {
     "gated_delta": (TorchGatedDelta, gated_delta_call),
     "kda": (TorchKda, kda_call),
     "lightning": (TorchLightning, lightning_call),
+    "mamba2": (TorchMamba2, mamba2_call),
     "short_conv": (TorchShortConv, short_conv_call),
 }
 

@@ -10,14 +10,16 @@ from switchrail.ops.chunks import GROUP_TOKENS
 from switchrail.ops.gated_delta.torch import TorchGatedDelta
 from switchrail.ops.kda.torch import TorchKda
 from switchrail.ops.lightning.torch import TorchLightning
+from switchrail.ops.mamba2.torch import TorchMamba2
 from switchrail.testing.compare import BOUNDS, Error, measure, same_bits, verify
-from switchrail.testing.inputs import gated_delta_call, kda_call, lightning_call, run_reference
+from switchrail.testing.inputs import gated_delta_call, kda_call, lightning_call, mamba2_call, run_reference
 from switchrail.testing.steps import run_in_steps
 
 OPS = {
     "gated_delta": (TorchGatedDelta, gated_delta_call),
     "kda": (TorchKda, kda_call),
     "lightning": (TorchLightning, lightning_call),
+    "mamba2": (TorchMamba2, mamba2_call),
 }
 DELTA = ["gated_delta", "kda"]
 GATES = ["decaying", "near_zero", "near_one", "one", "mixed"]
@@ -26,7 +28,17 @@ OF_TOKENS = {
     "gated_delta": ("q", "k", "v", "g", "beta"),
     "kda": ("q", "k", "v", "g", "beta"),
     "lightning": ("q", "k", "v"),
+    "mamba2": ("x", "B", "C", "dt"),
 }
+
+
+def sizes(op, *, heads, group, key_size, value_size):
+    """The arguments of an op's generator; `group` value heads share a key, where they can."""
+    if op == "mamba2":
+        return {"heads": heads * group, "groups": heads, "state_size": key_size, "head_size": value_size}
+    shared = {"value_heads": heads * group} if op in DELTA else {}
+    return {"heads": heads, "key_size": key_size, "value_size": value_size, **shared}
+
 
 lengths = st.lists(st.one_of(st.integers(0, 3), st.integers(0, 135)), min_size=0, max_size=6)
 every_op = pytest.mark.parametrize("op", OPS)
@@ -44,22 +56,22 @@ every_phase = pytest.mark.parametrize("phase", ["prefill", "decode"])
     dtype=st.sampled_from(DTYPES),
     gate=st.sampled_from(GATES),
     initial=st.sampled_from(["all", "some", "none"]),
-    flags=st.tuples(*[st.booleans()] * 5),
+    flags=st.tuples(*[st.booleans()] * 6),
     seed=st.integers(0, 2**16),
     data=st.data(),
 )
 def test_any_prefill(
     op, lengths, heads, group, key_size, value_size, dtype, gate, initial, flags, seed, data
 ):
-    strided, qk_l2norm, in_place, zero_keys, padded = flags
+    strided, in_place, zero_keys, padded, *chosen = flags
     padding = data.draw(st.sets(st.sampled_from(range(len(lengths))))) if lengths and padded else ()
-    only_delta = {"value_heads": heads * group, "qk_l2norm": qk_l2norm} if op in DELTA else {}
+    own = {"qk_l2norm": chosen[0]} if op in DELTA else {}
+    if op == "mamba2":
+        own = {"dt_softplus": chosen[0], "bias": chosen[1], "skip": chosen[1], "dt_limits": (0.1, 1.5)}
     backend, make = OPS[op]
     call = make(
         lengths,
-        heads=heads,
-        key_size=key_size,
-        value_size=value_size,
+        **sizes(op, heads=heads, group=group, key_size=key_size, value_size=value_size),
         dtype=dtype,
         gate=gate,
         initial=initial,
@@ -68,7 +80,7 @@ def test_any_prefill(
         zero_keys=zero_keys,
         padding=padding,
         seed=seed,
-        **only_delta,
+        **own,
     )
     verify(backend(), call)
 
@@ -83,10 +95,9 @@ def test_extreme_gates(op, phase, gate, dtype):
     only_delta = {"beta_max": 2.0, "correlated": True} if op in DELTA else {}
     call = make(
         lengths,
+        **sizes(op, heads=2, group=2, key_size=32, value_size=24),
         phase=phase,
         gate=gate,
-        key_size=32,
-        value_size=24,
         dtype=dtype,
         padding=(2,),
         in_place=False,
@@ -111,24 +122,17 @@ def test_a_state_of_another_dtype(op, phase, state_dtype):
 @every_op
 def test_the_error_does_not_grow_with_the_length(op, gate):
     backend, make = OPS[op]
-    only_delta = {"value_heads": 2} if op in DELTA else {}
-    call = make(
-        [2048 if op == "kda" else 4096],
-        heads=1,
-        key_size=32,
-        value_size=32,
-        gate=gate,
-        initial="all",
-        **only_delta,
-    )
+    length = 2048 if op == "kda" else 4096
+    shape = sizes(op, heads=1, group=2, key_size=32, value_size=32)
+    call = make([length], **shape, gate=gate, initial="all")
     verify(backend(), call, bound=Error(4e-6, 4e-5))
 
 
 @every_op
 def test_more_tokens_than_are_worked_on_at_once(op):
     backend, make = OPS[op]
-    only_delta = {"value_heads": 1} if op in DELTA else {}
-    call = make([GROUP_TOKENS - 1, 5, 2 * GROUP_TOKENS + 7, 600], heads=1, **only_delta)
+    shape = sizes(op, heads=1, group=1, key_size=16, value_size=16)
+    call = make([GROUP_TOKENS - 1, 5, 2 * GROUP_TOKENS + 7, 600], **shape)
     assert len(backend().plan("prefill", call.batch).groups) > 2
     verify(backend(), call)
 
@@ -138,7 +142,7 @@ def test_large_inputs_and_keys_that_are_zero(op):
     backend, make = OPS[op]
     verify(backend(), make([70, 9], norm=1e4, zero_keys=True, initial="all"))
     call = make([70, 9], initial="all")
-    for name in ("q", "k"):
+    for name in ("B", "C", "D") if op == "mamba2" else ("q", "k"):
         call.tensors[name].zero_()
     expected = run_reference(call)
     assert not expected.out.any()

@@ -10,10 +10,12 @@ from switchrail.testing.inputs import (
     gated_delta_call,
     kda_call,
     lightning_call,
+    mamba2_call,
     run_reference,
     short_conv_call,
 )
 from transformers import MiniMaxConfig
+from transformers.models.bamba.modeling_bamba import mamba2_chunk_scan, mamba2_selective_state_update
 from transformers.models.kimi_linear.modeling_kimi_linear import (
     chunk_kimi_delta_attention,
     recurrent_kimi_delta_attention,
@@ -154,3 +156,48 @@ def test_lightning_is_what_transformers_computes_in_float32():
     oracle = run_reference(dataclasses.replace(call, tensors=tensors, options={"scale": 1.0}))
     assert measure(seen[0].view(50, 4, 16), oracle.out).within(Error(1e-6, 1e-5))
     assert measure(state[0].mT, oracle.state[call.batch.write_slots[0]]).within(Error(1e-6, 1e-5))
+
+
+@pytest.mark.parametrize("gate", ["decaying", "one", "near_one"])
+def test_mamba2_is_what_transformers_computes_in_float32(gate):
+    call = mamba2_call([70], initial="all", gate=gate, heads=6, groups=2, dt_limits=(0.1, 2.0))
+    oracle = run_reference(call)
+    slot = int(call.batch.read_slots[0])
+    t = call.tensors
+    out, state = mamba2_chunk_scan(
+        t["x"][None],
+        t["dt"][None],
+        t["A"],
+        t["B"][None],
+        t["C"][None],
+        chunk_size=32,
+        D=t["D"],
+        dt_bias=t["dt_bias"],
+        initial_states=call.state[slot][None],
+        dt_softplus=True,
+        dt_limit=(0.1, 2.0),
+        return_final_states=True,
+    )
+    assert measure(out[0], oracle.out).within(Error(2e-6, 2e-5))
+    assert measure(state[0], oracle.state[slot]).within(Error(2e-6, 2e-5))
+
+
+def test_a_token_of_mamba2_is_what_transformers_computes_in_float32():
+    call = mamba2_call([1] * 3, phase="decode", heads=6, groups=2)
+    oracle = run_reference(call)
+    t = call.tensors
+    state = call.state[call.batch.read_slots]
+    heads = (6, 16, 16)
+    out = mamba2_selective_state_update(
+        state,
+        t["x"],
+        t["dt"][:, :, None].expand(-1, -1, 16),
+        t["A"][:, None, None].expand(heads),
+        t["B"],
+        t["C"],
+        t["D"][:, None].expand(heads[:2]),
+        dt_bias=t["dt_bias"][:, None].expand(heads[:2]),
+        dt_softplus=True,
+    )
+    assert measure(out, oracle.out).within(Error(2e-6, 2e-5))
+    assert measure(state, oracle.state[call.batch.write_slots]).within(Error(2e-6, 2e-5))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         GatedDeltaBackend,
         KdaBackend,
         LightningBackend,
+        Mamba2Backend,
         ShortConvBackend,
     )
     from switchrail.ops.batch import PagedBatch, Phase, SequenceBatch, StateBatch
@@ -29,6 +30,7 @@ _HOMES = {
     "GatedDeltaBackend": "backend",
     "KdaBackend": "backend",
     "LightningBackend": "backend",
+    "Mamba2Backend": "backend",
     "OptionSpec": "contract",
     "PagedBatch": "batch",
     "Phase": "batch",
@@ -52,6 +54,7 @@ __all__ = [
     "GatedDeltaBackend",
     "KdaBackend",
     "LightningBackend",
+    "Mamba2Backend",
     "OptionSpec",
     "PagedBatch",
     "Phase",

@@ -214,6 +214,64 @@ class LightningBackend(Backend):
         raise NotImplementedError
 
 
+class Mamba2Backend(Backend):
+    """The selective state space of Mamba 2 (Dao and Gu, "Transformers are SSMs", arXiv 2405.21060).
+
+    The time step of a head is dt + dt_bias, then softplus of it if `dt_softplus`, then held between `dt_min`
+    and `dt_max`. With h the [P, S] state of a head, for each token: h <- exp(dt A) h + dt x B^T; out =
+    h C + D x.
+
+    Shapes: x and out [T, H, P]; B and C [T, G, S], H a multiple of G, head i using group i // (H / G); dt
+    [T, H], float32 or x's dtype; A [H] float32, 0 or less (-exp of a model's A_log); D and dt_bias [H],
+    float32 or x's dtype, or None; state [slots, H, P, S] float32 or bfloat16, updated in place. x, B and C
+    may be strided views with their last axis contiguous; out is contiguous, of x's dtype.
+    """
+
+    op = "mamba2"
+
+    def prefill(
+        self,
+        x: torch.Tensor,
+        B: torch.Tensor,
+        C: torch.Tensor,
+        *,
+        dt: torch.Tensor,
+        A: torch.Tensor,
+        D: torch.Tensor | None,
+        dt_bias: torch.Tensor | None,
+        state: torch.Tensor,
+        out: torch.Tensor,
+        batch: StateBatch,
+        plan: object,
+        dt_softplus: bool,
+        dt_min: float,
+        dt_max: float,
+    ) -> None:
+        """Runs T packed tokens of N sequences of any length."""
+        raise NotImplementedError
+
+    def decode(
+        self,
+        x: torch.Tensor,
+        B: torch.Tensor,
+        C: torch.Tensor,
+        *,
+        dt: torch.Tensor,
+        A: torch.Tensor,
+        D: torch.Tensor | None,
+        dt_bias: torch.Tensor | None,
+        state: torch.Tensor,
+        out: torch.Tensor,
+        batch: StateBatch,
+        plan: object,
+        dt_softplus: bool,
+        dt_min: float,
+        dt_max: float,
+    ) -> None:
+        """Runs one token a sequence."""
+        raise NotImplementedError
+
+
 class ShortConvBackend(Backend):
     """Depthwise causal convolution along time, with the last W - 1 inputs of each sequence kept as its state.
 
@@ -264,5 +322,6 @@ __all__ = [
     "GatedDeltaBackend",
     "KdaBackend",
     "LightningBackend",
+    "Mamba2Backend",
     "ShortConvBackend",
 ]

@@ -16,6 +16,7 @@ _CAPABILITIES: dict[str, dict[str, Any]] = {
     "gated_delta": _RECURRENT,
     "kda": _RECURRENT,
     "lightning": _RECURRENT,
+    "mamba2": _RECURRENT,
     "short_conv": {"state_dtypes": FLOATS},
 }
 

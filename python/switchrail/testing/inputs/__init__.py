@@ -12,6 +12,7 @@ from switchrail.testing.inputs.call import CONTRACTS, REFERENCES, Call, run_refe
 from switchrail.testing.inputs.common import Gate, Initial
 from switchrail.testing.inputs.delta import gated_delta_call, kda_call
 from switchrail.testing.inputs.lightning import lightning_call
+from switchrail.testing.inputs.mamba2 import mamba2_call
 from switchrail.testing.inputs.short_conv import short_conv_call
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "gated_delta_call",
     "kda_call",
     "lightning_call",
+    "mamba2_call",
     "run_reference",
     "short_conv_call",
 ]

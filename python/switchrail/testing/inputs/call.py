@@ -19,15 +19,20 @@ from switchrail.ops.kda.contract import CONTRACT as KDA
 from switchrail.ops.kda.reference import ReferenceKda
 from switchrail.ops.lightning.contract import CONTRACT as LIGHTNING
 from switchrail.ops.lightning.reference import ReferenceLightning
+from switchrail.ops.mamba2.contract import CONTRACT as MAMBA2
+from switchrail.ops.mamba2.reference import ReferenceMamba2
 from switchrail.ops.short_conv.contract import CONTRACT as SHORT_CONV
 from switchrail.ops.short_conv.reference import ReferenceShortConv
 
-CONTRACTS = {contract.op: contract for contract in (ATTENTION, GATED_DELTA, KDA, LIGHTNING, SHORT_CONV)}
+CONTRACTS = {
+    contract.op: contract for contract in (ATTENTION, GATED_DELTA, KDA, LIGHTNING, MAMBA2, SHORT_CONV)
+}
 REFERENCES: dict[str, type[Backend]] = {
     "attention": ReferenceAttention,
     "gated_delta": ReferenceGatedDelta,
     "kda": ReferenceKda,
     "lightning": ReferenceLightning,
+    "mamba2": ReferenceMamba2,
     "short_conv": ReferenceShortConv,
 }
 

@@ -1,0 +1,1 @@
+"""The state-space dual form of Mamba 2."""

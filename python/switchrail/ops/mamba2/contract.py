@@ -1,0 +1,68 @@
+"""The contract of `mamba2`, the selective state space of Mamba 2 (arXiv 2405.21060)."""
+
+from __future__ import annotations
+
+from switchrail.ops.batch import StateBatch
+from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, STATE_SLOTS, Contract, OptionSpec, TensorSpec
+
+CONTRACT = Contract(
+    op="mamba2",
+    positional=("x", "B", "C"),
+    tensors={
+        "x": TensorSpec(axes=("T", "H", "P"), dtypes=FLOATS, unit_stride=("P",), about="inputs"),
+        "B": TensorSpec(
+            axes=("T", "G", "S"), dtypes=(INPUT,), unit_stride=("S",), about="what an input writes"
+        ),
+        "C": TensorSpec(axes=("T", "G", "S"), dtypes=(INPUT,), unit_stride=("S",), about="what is read"),
+        "dt": TensorSpec(
+            axes=("T", "H"), dtypes=(INPUT, COMPUTE), unit_stride=("T", "H"), about="time steps, raw"
+        ),
+        "A": TensorSpec(
+            axes=("H",),
+            dtypes=(COMPUTE,),
+            memory=("H",),
+            about="log of the decay in a unit of time, 0 or less",
+        ),
+        "D": TensorSpec(
+            axes=("H",), dtypes=(INPUT, COMPUTE), memory=("H",), optional=True, about="weight of the skip"
+        ),
+        "dt_bias": TensorSpec(
+            axes=("H",), dtypes=(INPUT, COMPUTE), memory=("H",), optional=True, about="added to dt"
+        ),
+        "state": TensorSpec(
+            axes=("slots", "H", "P", "S"),
+            dtypes=(COMPUTE, "bfloat16"),
+            memory=("slots", "H", "P", "S"),
+            mutated=True,
+            about="pool of recurrent states",
+        ),
+        "out": TensorSpec(
+            axes=("T", "H", "P"), dtypes=(INPUT,), memory=("T", "H", "P"), mutated=True, about="the result"
+        ),
+    },
+    options={
+        "dt_softplus": OptionSpec(types=(bool,), about="whether softplus is applied to dt + dt_bias"),
+        "dt_min": OptionSpec(types=(float,), about="the least time step, applied last; 0 or more"),
+        "dt_max": OptionSpec(types=(float,), about="the largest time step; inf for none"),
+    },
+    batch=STATE_SLOTS,
+    batch_type=StateBatch,
+    multiples=(("H", "G"),),
+    state_layout="VK",
+    gate={
+        "space": "log",
+        "kind": "A times the time step, raw or activated as dt_softplus says, one value a head",
+        "range": "finite, 0 or less",
+    },
+    notes=(
+        "head i uses group i // (H / G) of B and C",
+        "a backend may take any product of A and a time step below -80 as -inf",
+        "in the words of the state's layout, P is V and S is K",
+        "a slot that is read holds finite numbers; a slot that is not read may hold anything",
+        "a sequence of padding writes zeros into its rows of out and no state",
+        "a sequence of length zero keeps its state: no slot is read or written",
+        "out may not overlap any other tensor",
+    ),
+)
+
+__all__ = ["CONTRACT"]

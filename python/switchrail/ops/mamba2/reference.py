@@ -1,0 +1,85 @@
+"""The selective state space of Mamba 2, token by token: the oracle, not for use."""
+
+from __future__ import annotations
+
+import torch
+
+from switchrail.ops.backend import Mamba2Backend
+from switchrail.ops.batch import StateBatch
+from switchrail.ops.mamba2.contract import CONTRACT
+
+
+class ReferenceMamba2(Mamba2Backend):
+    """The recurrence of Dao and Gu, "Transformers are SSMs", arXiv 2405.21060, in float64.
+
+    h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T and y_t = h_t C_t + D x_t.
+    """
+
+    def prefill(
+        self,
+        x: torch.Tensor,
+        B: torch.Tensor,
+        C: torch.Tensor,
+        *,
+        dt: torch.Tensor,
+        A: torch.Tensor,
+        D: torch.Tensor | None,
+        dt_bias: torch.Tensor | None,
+        state: torch.Tensor,
+        out: torch.Tensor,
+        batch: StateBatch,
+        plan: object,
+        dt_softplus: bool,
+        dt_min: float,
+        dt_max: float,
+    ) -> None:
+        """Runs T packed tokens of N sequences of any length."""
+        tensors = {
+            "x": x,
+            "B": B,
+            "C": C,
+            "dt": dt,
+            "A": A,
+            "D": D,
+            "dt_bias": dt_bias,
+            "state": state,
+            "out": out,
+        }
+        options = {"dt_softplus": dt_softplus, "dt_min": dt_min, "dt_max": dt_max}
+        CONTRACT.check("prefill", batch, {**tensors, **options})
+        group = x.shape[1] // B.shape[1]
+        steps = dt.double()
+        if dt_bias is not None:
+            steps = steps + dt_bias.double()
+        if dt_softplus:
+            steps = torch.logaddexp(steps, torch.zeros_like(steps))
+        steps = steps.clamp(dt_min, dt_max)
+        row = 0
+        for n, length in enumerate(batch.seqlens):
+            read, write = int(batch.read_slots[n]), int(batch.write_slots[n])
+            rows = range(row, row + length)
+            row += length
+            if length == 0:
+                continue
+            if write == -1:
+                out[rows.start : rows.stop] = 0
+                continue
+            h = torch.zeros(state.shape[1:], dtype=torch.float64, device=state.device)
+            if batch.has_initial_state[n]:
+                h = state[read].double()
+            for t in rows:
+                step = steps[t][:, None, None]
+                x_t = x[t].double()[:, :, None]
+                b_t = B[t].double().repeat_interleave(group, dim=0)[:, None, :]
+                c_t = C[t].double().repeat_interleave(group, dim=0)[:, None, :]
+                h = (step * A.double()[:, None, None]).exp() * h + step * x_t * b_t
+                y = (h * c_t).sum(-1)
+                if D is not None:
+                    y = y + D.double()[:, None] * x[t].double()
+                out[t] = y
+            state[write] = h.to(state.dtype)
+
+    decode = prefill
+
+
+__all__ = ["ReferenceMamba2"]

@@ -1,0 +1,188 @@
+"""The selective state space of Mamba 2 in plain torch, for all sequences of a batch at once."""
+
+from __future__ import annotations
+
+import torch
+
+from switchrail.ops.backend import Mamba2Backend
+from switchrail.ops.batch import Phase, StateBatch
+from switchrail.ops.chunks import ChunkPlan, Group, plan_chunks, scan
+from switchrail.ops.mamba2.contract import CONTRACT
+
+CHUNK = 64
+"""Tokens a chunk."""
+
+_NO_DECAY_LEFT = -1e3
+"""exp of it is 0 in every dtype; a bound, so that a sum of gates keeps the difference of what follows."""
+
+
+class TorchMamba2(Mamba2Backend):
+    """The chunked form in float32 (float64 for float64 inputs).
+
+    With b_i the sum of dt A up to token i of a chunk and h_0 the state before it, token i reads exp(b_i) h_0
+    C_i and, of each token j up to itself, exp(b_i - b_j) (B_j . C_i) dt_j x_j.
+
+    On CUDA float32 products are as exact as torch is set to make them, which is IEEE unless it was told
+    otherwise.
+    """
+
+    def plan(self, phase: Phase, batch: StateBatch) -> ChunkPlan:
+        """Cuts the sequences into chunks."""
+        return plan_chunks(CONTRACT, phase, batch, CHUNK)
+
+    def prefill(
+        self,
+        x: torch.Tensor,
+        B: torch.Tensor,
+        C: torch.Tensor,
+        *,
+        dt: torch.Tensor,
+        A: torch.Tensor,
+        D: torch.Tensor | None,
+        dt_bias: torch.Tensor | None,
+        state: torch.Tensor,
+        out: torch.Tensor,
+        batch: StateBatch,
+        plan: object,
+        dt_softplus: bool,
+        dt_min: float,
+        dt_max: float,
+    ) -> None:
+        """Runs T packed tokens of N sequences of any length."""
+        tensors = {
+            "x": x,
+            "B": B,
+            "C": C,
+            "dt": dt,
+            "A": A,
+            "D": D,
+            "dt_bias": dt_bias,
+            "state": state,
+            "out": out,
+        }
+        options = {"dt_softplus": dt_softplus, "dt_min": dt_min, "dt_max": dt_max}
+        CONTRACT.check_arguments(batch, {**tensors, **options})
+        assert isinstance(plan, ChunkPlan)
+        compute = torch.promote_types(x.dtype, torch.float32)
+        steps = _time_steps(dt.to(compute), dt_bias, dt_softplus, dt_min, dt_max)
+        if plan.places is None:
+            _run_single_tokens(plan, x, B, C, steps, A, D, state, out)
+            return
+        states = plan.slots.load(state, compute)
+        gates = (steps.double() * A).clamp_min_(_NO_DECAY_LEFT)
+        results = [_run_group(group, plan.chunk, x, B, C, steps, gates, D, states) for group in plan.groups]
+        plan.write(results, out)
+        plan.slots.store(state, states)
+
+    decode = prefill
+
+
+def _time_steps(
+    dt: torch.Tensor, dt_bias: torch.Tensor | None, dt_softplus: bool, dt_min: float, dt_max: float
+) -> torch.Tensor:
+    if dt_bias is not None:
+        dt = dt + dt_bias
+    if dt_softplus:
+        dt = torch.nn.functional.softplus(dt)
+    return dt.clamp(dt_min, dt_max)
+
+
+def _run_single_tokens(
+    plan: ChunkPlan,
+    x: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    steps: torch.Tensor,
+    A: torch.Tensor,
+    D: torch.Tensor | None,
+    state: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Runs one token of each sequence that is not empty: the recurrence."""
+    count = len(x)
+    groups, state_size = B.shape[1:]
+    if count == 0:
+        return
+    inputs = x.to(steps.dtype)
+    states = plan.slots.load(state, steps.dtype)
+    states.mul_((steps * A).exp_()[:, :, None, None])
+    by_group = states.view(count * groups, -1, state_size)
+    written = (inputs * steps[..., None]).view(count * groups, -1, 1)
+    by_group.addcmul_(written, B.to(steps.dtype).reshape(count * groups, 1, state_size))
+    result = torch.bmm(by_group, C.to(steps.dtype).reshape(count * groups, state_size, 1)).view_as(inputs)
+    if D is not None:
+        result.addcmul_(inputs, D[:, None].to(steps.dtype))
+    plan.write_rows(result, out)
+    plan.slots.store(state, states)
+
+
+def _run_group(
+    group: Group,
+    chunk: int,
+    x: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    steps: torch.Tensor,
+    gates: torch.Tensor,
+    D: torch.Tensor | None,
+    states: torch.Tensor,
+) -> torch.Tensor:
+    """Runs the chunks of a group from the states [M, H, P, S] on, which it brings up to date.
+
+    Args:
+        group: The chunks.
+        chunk: L, tokens a chunk.
+        x: [T, H, P].
+        B: [T, G, S].
+        C: [T, G, S].
+        steps: [T, H], the time steps, in the dtype to compute in.
+        gates: [T, H] float64, the logs of the decays.
+        D: [H] or None.
+        states: [M, H, P, S], in the dtype to compute in.
+
+    Returns:
+        [n * L, H, P], the outputs by place.
+    """
+    heads = states.shape[1]
+    compute = states.dtype
+    n = len(group.rows) // chunk
+
+    def gather(rows: torch.Tensor) -> torch.Tensor:
+        """Of the chunks: [n, heads or groups, L, ...]."""
+        picked = rows.index_select(0, group.rows)
+        return picked.view(n, chunk, *rows.shape[1:]).transpose(1, 2)
+
+    def per_group(by_head: torch.Tensor) -> torch.Tensor:
+        return by_head.reshape(n, B.shape[1], -1, chunk, by_head.shape[-1])
+
+    def flat(by_head: torch.Tensor) -> torch.Tensor:
+        return by_head.reshape(n * heads, chunk, -1)
+
+    b, weight = gather(gates), gather(steps)
+    if group.beyond is not None:
+        beyond = group.beyond.mT
+        b, weight = b.masked_fill(beyond, 0), weight.masked_fill(beyond, 0)
+    b = b.cumsum(-1)
+    inputs = gather(x)
+    keys, queries = gather(B).to(compute)[:, :, None], gather(C).to(compute)[:, :, None]
+    # In float64: after a strong decay the sums are large, and their differences must still be exact.
+    between = (b[..., :, None] - b[..., None, :]).to(compute)
+    future = torch.ones(chunk, chunk, dtype=torch.bool, device=b.device).triu(1)
+    between = per_group(between.masked_fill_(future, -torch.inf).exp_())
+    since_start = b.exp().to(compute)[..., None]
+    until_end = (b[..., -1:] - b).exp().to(compute)[..., None]
+    result = scan(
+        group,
+        states,
+        attention=flat(between.mul_(queries @ keys.mT)),
+        values=flat(inputs * weight[..., None]),
+        keys=flat(keys * per_group(until_end)),
+        queries=flat(queries * per_group(since_start)),
+        decay=since_start[:, :, -1:].reshape(-1, 1, 1),
+    )
+    if D is not None:
+        result.addcmul_(inputs.transpose(1, 2).reshape(result.shape).to(compute), D[:, None].to(compute))
+    return result
+
+
+__all__ = ["CHUNK", "TorchMamba2"]

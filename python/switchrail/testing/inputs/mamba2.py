@@ -1,0 +1,103 @@
+"""Random calls of `mamba2`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+
+from switchrail.ops.batch import Phase
+from switchrail.testing.inputs.call import Call
+from switchrail.testing.inputs.common import (
+    Gate,
+    Initial,
+    Random,
+    compute_dtype,
+    log_decay,
+    state_batch,
+    unread,
+    views,
+)
+
+
+def mamba2_call(
+    lengths: Sequence[int],
+    *,
+    phase: Phase = "prefill",
+    heads: int = 4,
+    groups: int = 2,
+    head_size: int = 16,
+    state_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    state_dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    gate: Gate = "decaying",
+    dt_softplus: bool = True,
+    dt_limits: tuple[float, float] = (0.0, float("inf")),
+    bias: bool = True,
+    skip: bool = True,
+    zero_keys: bool = False,
+    strided: bool = True,
+    initial: Initial = "some",
+    in_place: bool = True,
+    padding: Collection[int] = (),
+    norm: float = 1.0,
+    seed: int = 0,
+) -> Call:
+    """A random call of `mamba2`.
+
+    Args:
+        lengths: The number of tokens of each sequence; in decode each is 1.
+        phase: The phase.
+        heads: H, the number of heads.
+        groups: G, the number of groups.
+        head_size: P.
+        state_size: S.
+        dtype: The dtype of x, B, C, dt and out.
+        state_dtype: The dtype of the state; float32 when left out, float64 with a float64 `dtype`.
+        device: Where the tensors are.
+        gate: A, a value a head, as `log_decay` has it but finite. Time steps are about 1; with `mixed` every
+            fourth is 0, or as near to it as softplus comes.
+        dt_softplus: The argument of that name; when False, dt comes positive.
+        dt_limits: The arguments `dt_min` and `dt_max`.
+        bias: Whether there is a dt_bias.
+        skip: Whether there is a D.
+        zero_keys: Whether every third row of B is zero, and every fifth of C.
+        strided: Whether x, B and C are views of one fused buffer, and dt of another.
+        initial: Which sequences start from a state; in decode all with a slot do.
+        in_place: Whether a sequence reads the slot that it writes.
+        padding: The indices of the sequences that are padding.
+        norm: The factor on x and the initial state.
+        seed: The seed.
+    """
+    random = Random(seed)
+    rows = sum(lengths)
+    compute = compute_dtype(dtype)
+    x = random.normal(rows, heads, head_size) * norm
+    b, c = random.normal(rows, groups, state_size), random.normal(rows, groups, state_size)
+    if zero_keys:
+        b[::3] = 0
+        c[::5] = 0
+    dt = random.normal(rows, heads)
+    dt_bias = 0.5 * random.normal(heads)
+    if not dt_softplus:
+        dt, dt_bias = dt.abs(), dt_bias.abs()
+    if gate == "mixed":
+        dt[random.uniform(rows, heads) < 0.25] = -30 if dt_softplus else 0
+    batch, slots, padded = state_batch(random, lengths, phase, initial, in_place, padding)
+    state = random.normal(slots, heads, head_size, state_size) * norm
+    state[unread(batch, slots)] = torch.nan
+    tensors: dict[str, torch.Tensor | None] = {}
+    tensors["x"], tensors["B"], tensors["C"] = views([x, b, c], dtype, strided)
+    (tensors["dt"],) = views([dt], dtype, strided)
+    tensors["A"] = log_decay(random, gate, heads).clamp_min(-1e4).to(compute)
+    tensors["D"] = random.normal(heads).to(compute) if skip else None
+    tensors["dt_bias"] = dt_bias.to(compute) if bias else None
+    tensors["state"] = state.to(state_dtype or compute)
+    tensors["out"] = torch.full((rows, heads, head_size), torch.nan, dtype=dtype)
+    options = {"dt_softplus": dt_softplus, "dt_min": dt_limits[0], "dt_max": dt_limits[1]}
+    call = Call(op="mamba2", phase=phase, tensors=tensors, options=options, batch=batch, padding=padded)
+    return call.to(device)
+
+
+__all__ = ["mamba2_call"]
