@@ -35,6 +35,8 @@ class Loader:
         self._core = core
         self._discovery: Discovery | None = None
         self._plugins: dict[tuple[str, str], Plugin] = {}
+        self._order: list[tuple[str, str]] = []
+        self.paths: tuple[str, ...] | None = None
         self._lock = threading.Lock()
         self._loading: int | None = None
         _loaders.add(self)
@@ -90,9 +92,7 @@ class Loader:
             self._plugins = {_key(plugin): plugin for plugin in selected}
             importlib.invalidate_caches()  # a plugin may have been installed since the process began
             for plugin in _ordered([plugin for plugin in selected if _is_next(plugin)]):
-                self._plugins[_key(plugin)] = loaded = _load(self._core, plugin)
-                if loaded.state == "failed":
-                    _log.warning("plugin %s failed to load: %s", loaded.qualified_name, loaded.reason)
+                self._run(plugin)
             plugins = self.plugins
         failed = tuple(plugin for plugin in plugins if plugin.state == "failed")
         if strict and failed:
@@ -101,10 +101,39 @@ class Loader:
             raise PluginError(f"plugins failed to load: {reasons}\n{details}", plugins=failed)
         return plugins
 
+    def in_order(self) -> tuple[Plugin, ...]:
+        """The loaded plugins in the order in which they were, then the others."""
+        keys = dict.fromkeys([*self._order, *self._plugins])
+        return tuple(self._plugins[key] for key in keys if key in self._plugins)
+
+    def load_as(self, plugins: Sequence[Plugin], paths: Sequence[str] | None) -> None:
+        """Loads what another process loaded, in its order, and takes its word for the rest.
+
+        Args:
+            plugins: What `in_order` gave there.
+            paths: What `paths` was there.
+        """
+        with self._single_flight():
+            self._look(paths)
+            for plugin in plugins:
+                found = self._plugins.get(_key(plugin))
+                if found is not None and plugin.state == "loaded":
+                    self._run(found)
+                elif found is not None and (found.version, found.target) == (plugin.version, plugin.target):
+                    self._plugins[_key(plugin)] = plugin
+
+    def _run(self, plugin: Plugin) -> None:
+        self._plugins[_key(plugin)] = loaded = _load(self._core, plugin)
+        if loaded.state == "loaded":
+            self._order.append(_key(plugin))
+        elif loaded.state == "failed":
+            _log.warning("plugin %s failed to load: %s", loaded.qualified_name, loaded.reason)
+
     def _look(self, paths: Iterable[str | os.PathLike[str]] | None) -> None:
-        if paths is None:
-            paths = [path for path in sys.path if isinstance(path, str)]  # importlib passes over others too
-        discovery = _core.discover([os.fspath(path) for path in several("paths", paths)])
+        self.paths = None if paths is None else tuple(os.fspath(path) for path in several("paths", paths))
+        # importlib passes over other entries of sys.path too
+        places = [path for path in sys.path if isinstance(path, str)] if self.paths is None else self.paths
+        discovery = _core.discover(places)
         known = self._plugins
         self._plugins = {_key(plugin): _kept(known.get(_key(plugin)), plugin) for plugin in discovery.plugins}
         self._discovery = discovery
