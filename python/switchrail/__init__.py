@@ -12,6 +12,7 @@ from switchrail._core import Decision, Layer, Layout, Registration, Rejection, R
 from switchrail.current import current_runtime, register
 from switchrail.errors import SwitchrailError
 from switchrail.platform import Platform
+from switchrail.processes import RuntimeState, check_ranks
 from switchrail.registration import DeviceSupport, Registry
 from switchrail.runtime import Runtime
 
@@ -42,8 +43,10 @@ __all__ = [
     "Route",
     "RoutePlan",
     "Runtime",
+    "RuntimeState",
     "SamplingParams",
     "SwitchrailError",
+    "check_ranks",
     "current_runtime",
     "register",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
@@ -12,8 +13,11 @@ from switchrail.runtime import Runtime
 if TYPE_CHECKING:
     from switchrail._core import Transaction
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a plugin or a signal handler may fork while this thread makes the runtime
 _current: Runtime | None = None
+
+if hasattr(os, "register_at_fork"):  # else a child could inherit the lock from a thread that it doesn't have
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 def current_runtime() -> Runtime:
@@ -23,6 +27,11 @@ def current_runtime() -> Runtime:
         if _current is None:
             _current = Runtime()
         return _current
+
+
+def peek_current() -> Runtime | None:
+    """The default runtime, if it was made already."""
+    return _current
 
 
 def swap_current(runtime: Runtime | None) -> Runtime | None:

@@ -20,7 +20,8 @@ from switchrail.registration import Registrar, Registry, dtype_name, several
 if TYPE_CHECKING:
     import torch
 
-    from switchrail._core import Decision, Layout, Registration, RoutePlan, Transaction
+    from switchrail._core import Decision, Fingerprint, Layout, Registration, RoutePlan, Transaction
+    from switchrail.processes import RuntimeState
 
 _USER = {"kind": "user"}
 _BUILTIN = {"kind": "builtin"}
@@ -40,6 +41,7 @@ class Runtime(Registrar):
         self._core = _core.Runtime()
         self._loader = Loader(self._core)
         self._platform: Platform | None = None
+        self._platform_choice: str | None = None
         self.hooks = Hooks()
         with self._open(_BUILTIN) as transaction:
             register_builtins(Registry(transaction))
@@ -57,6 +59,7 @@ class Runtime(Registrar):
         Raises:
             PlatformError: There is no such device.
         """
+        self._platform_choice = platform.device if isinstance(platform, Platform) else str(platform)
         self._platform = platform if isinstance(platform, Platform) else Platform.detect(platform)
 
     @property
@@ -242,10 +245,23 @@ class Runtime(Registrar):
         It is equal exactly where what decides is equal: in any process, on any machine, in any order of
         installation and registration.
         """
+        return self._fingerprint(*plans).digest
+
+    def _fingerprint(self, *plans: RoutePlan) -> Fingerprint:
         chains: dict[str, list[str]] = {}
         for hook in self.hooks.list():
             chains.setdefault(hook.target_name, []).append(f"{hook.kind} {hook.name} from {hook.source}")
-        return _core.fingerprint(self._core, list(self.plugins), list(chains.items()), list(plans)).digest
+        return _core.fingerprint(self._core, list(self.plugins), list(chains.items()), list(plans))
+
+    def state(self, *plans: RoutePlan) -> RuntimeState:
+        """This runtime, and what plans were made from, as a small value for other processes.
+
+        Raises:
+            UnpicklableError: Something in it can't be found by name there; the error names all such things.
+        """
+        from switchrail.processes.state import state_of
+
+        return state_of(self, plans)
 
 
 def _build(registration: Registration, implementation: Implementation) -> object:

@@ -1,0 +1,8 @@
+"""Other processes: giving them this one's runtime, and comparing theirs with it."""
+
+from __future__ import annotations
+
+from switchrail.processes.ranks import check_ranks
+from switchrail.processes.state import RuntimeState
+
+__all__ = ["RuntimeState", "check_ranks"]

@@ -1,0 +1,61 @@
+"""What another process can find by its name."""
+
+from __future__ import annotations
+
+import pkgutil
+import sys
+from typing import Any
+
+
+class NotFoundByNameError(Exception):
+    """Why an object can't be found by name in another process."""
+
+
+def path_of(thing: Any) -> str:
+    """The path `module:Qualified.name` that leads to an object in every process.
+
+    Raises:
+        NotFoundByNameError: Nothing does; the message says why.
+    """
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str):
+        raise NotFoundByNameError("it has no name; valid: a function or a class of a module")
+    path = f"{module}:{name}"
+    check_path(path)
+    try:
+        found = pkgutil.resolve_name(path)
+    except (ImportError, AttributeError) as error:
+        raise NotFoundByNameError(f"nothing is at {path}: {error}") from error
+    if found is not thing and found != thing:  # a bound method is made anew each time, and equal
+        raise NotFoundByNameError(f"its path {path} leads elsewhere, to {found!r}")
+    return path
+
+
+def check_path(path: str) -> None:
+    """Refuses a path that means nothing, or something else, in another process. Imports nothing.
+
+    Raises:
+        NotFoundByNameError: It is such a path.
+    """
+    module, _, name = path.partition(":")
+    if module in ("__main__", "__mp_main__"):
+        raise NotFoundByNameError(f"it is in {module}, the program itself; valid: a module that it imports")
+    if "<lambda>" in name:
+        raise NotFoundByNameError("it is a lambda; valid: a function that has a name in its module")
+    if "<locals>" in name:
+        raise NotFoundByNameError(
+            f"it is local to {name.partition('.<locals>')[0]}; valid: a name of its module"
+        )
+    if module in sys.modules and not _can_be_imported(module):
+        raise NotFoundByNameError(
+            f"its module {module} can't be imported again: it was made by this process, "
+            "or is no longer on sys.path"
+        )
+
+
+def _can_be_imported(module: str) -> bool:
+    """Whether a process that hasn't imported the module yet would find it."""
+    package = sys.modules.get(module.rpartition(".")[0])
+    path = getattr(package, "__path__", None)
+    finders = [finder.find_spec for finder in sys.meta_path if hasattr(finder, "find_spec")]
+    return any(find(module, path) is not None for find in finders)

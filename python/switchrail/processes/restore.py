@@ -1,0 +1,213 @@
+"""Making a runtime from its state, in another process."""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from switchrail import config as configs
+from switchrail.current import peek_current, swap_current
+from switchrail.errors import InstallationError, SwitchrailError
+from switchrail.hooks import chain
+from switchrail.implementation import Implementation, check_class
+from switchrail.processes.differences import differences
+from switchrail.processes.state import BackendState, HookState, RuntimeState, read
+from switchrail.runtime import Runtime
+
+if TYPE_CHECKING:
+    from switchrail._core import Registration, RoutePlan
+    from switchrail.hooks import Hook
+
+# Of two threads of a worker that begin with it the second finds what the first one made.
+_lock = threading.RLock()
+
+if hasattr(os, "register_at_fork"):  # else a child could inherit the lock from a thread that it doesn't have
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+
+
+def restore(state: RuntimeState) -> Runtime:
+    """See `RuntimeState.restore`."""
+    with _lock:
+        before = peek_current()
+        if before is not None and not _differences(before, state):
+            return before
+        runtime = Runtime()
+        swap_current(runtime)  # what a user's module registers when it is imported goes where it went there
+        try:
+            _refuse([*_bring(runtime, state), *_differences(runtime, state)])
+        except BaseException:
+            swap_current(before)
+            runtime.hooks.clear()
+            raise
+        if before is not None:
+            before.hooks.clear()
+        return runtime
+
+
+def make_plans(state: RuntimeState, runtime: Runtime) -> tuple[RoutePlan, ...]:
+    """See `RuntimeState.make_plans`."""
+    plans = tuple(runtime.plan(plan.layout, **plan.request) for plan in state.plans)
+    _refuse(differences(read(runtime, plans)[0], state))
+    return plans
+
+
+def _refuse(problems: Sequence[str]) -> None:
+    if problems:
+        raise InstallationError(
+            f"this process finds another installation: {'; '.join(problems)}", differences=tuple(problems)
+        )
+
+
+def _differences(runtime: Runtime, state: RuntimeState) -> tuple[str, ...]:
+    return differences(read(runtime)[0], replace(state, plans=()))
+
+
+def _bring(runtime: Runtime, state: RuntimeState) -> Iterator[str]:
+    """Brings a new runtime to a state, as far as that can be; yields what can't."""
+    runtime.hooks.strict = state.strict_hooks
+    try:
+        if state.platform is not None:
+            runtime.use_platform(state.platform)
+    except SwitchrailError as error:
+        yield str(error)
+    runtime._loader.load_as(state.plugins, state.paths)
+    found: dict[str, Any] = {}
+    for path in dict.fromkeys(_paths(state)):
+        try:
+            found[path] = pkgutil.resolve_name(path)
+        except (Exception, SystemExit) as error:
+            yield f"{path} is not found: {error!r}"
+    stacks: dict[tuple[str, str], list[BackendState]] = {}
+    for registration in runtime._core.snapshot().backends:
+        stacks[registration.op, registration.name] = []
+    for backend in state.backends:
+        stacks.setdefault((backend.registration.op, backend.registration.name), []).append(backend)
+    for wanted in stacks.items():
+        yield from _stack(runtime, *wanted, found)
+    yield from _hooks(runtime, state.hooks, found)
+
+
+def _paths(state: RuntimeState) -> Iterator[str]:
+    for backend in state.backends:
+        if backend.is_imported:
+            yield backend.registration.path
+        if backend.config_type is not None:
+            yield backend.config_type
+    for hook in state.hooks:
+        if hook.fn is not None:
+            yield hook.fn
+
+
+def _stack(
+    runtime: Runtime, key: tuple[str, str], wanted: Sequence[BackendState], found: Mapping[str, Any]
+) -> Iterator[str]:
+    """Makes the registrations of an op and name those that are wanted, in their order."""
+    here = runtime._core.stack(*key)
+    kept = 0
+    while kept < min(len(here), len(wanted)) and _document(here[kept]) == _document(
+        wanted[kept].registration
+    ):
+        kept += 1
+    objects: list[tuple[dict[str, Any], Implementation]] = []
+    for registration in here[kept:]:
+        objects.append((_document(registration, configured=False), runtime._core.object(registration.id)))
+        with runtime._open() as transaction:
+            transaction.withdraw(registration)
+    for backend in wanted[kept:]:
+        document = _document(backend.registration, configured=False)
+        known = [implementation for other, implementation in objects if other == document]
+        try:
+            implementation = known[0] if known else _implementation(backend, found)
+            if implementation is not None:
+                _register(runtime, backend.registration, implementation)
+        except SwitchrailError as error:
+            yield str(error)
+
+
+def _document(registration: Registration, *, configured: bool = True) -> dict[str, Any]:
+    """What of a registration is the same in every process."""
+    document: dict[str, Any] = registration.to_dict()
+    del document["id"]
+    if not configured:
+        del document["configuration"]
+    return document
+
+
+def _implementation(backend: BackendState, found: Mapping[str, Any]) -> Implementation | None:
+    """What stands behind a user's registration; None where a plugin brings it, or it was not found."""
+    registration = backend.registration
+    if registration.to_dict()["origin"]["kind"] != "user":
+        return None
+    target, config_type = registration.path, None
+    if backend.config_type is not None:
+        if backend.config_type not in found:
+            return None
+        config_type = found[backend.config_type]
+    if backend.is_imported:
+        if registration.path not in found:
+            return None
+        target = found[registration.path]
+        check_class(target, registration.name, registration.op, registration.path, registration.phases)
+    return Implementation(target, config_type)
+
+
+def _register(runtime: Runtime, registration: Registration, implementation: Implementation) -> None:
+    op, name, document = registration.op, registration.name, registration.to_dict()
+    if implementation.config_type is not None:
+        where = f"configuration of {op} backend {name!r}"
+        configs.validate(implementation.config_type, registration.effective_config, where)
+    capabilities = document["spec"].pop("capabilities")
+    capabilities["devices"] = [
+        (device["kind"], device["min_capability"], device["max_capability"])
+        for device in capabilities["devices"]
+    ]
+    with runtime._open(document["origin"]) as transaction:
+        transaction.add({**document["spec"], **capabilities}, implementation, True)
+        if document["configuration"]:
+            transaction.configure(op, name, document["configuration"])
+
+
+def _hooks(runtime: Runtime, wanted: Sequence[HookState], found: Mapping[str, Any]) -> Iterator[str]:
+    """Makes the hooks those that are wanted, in their order."""
+    here = [hook for hook in chain.added() if hook.owner is runtime.hooks]
+    known: dict[tuple[Any, ...], list[Hook]] = {}
+    for hook in here:
+        known.setdefault(_key(hook.target_name, hook), []).append(hook)
+    hooks: dict[Hook, HookState] = {}
+    try:
+        for state in wanted:
+            same = known.get(_key(state.target, state))
+            if same:
+                hooks[same.pop(0)] = state
+            elif state.fn in found:
+                hooks[_prepared(runtime, state, found[state.fn])] = state
+        if [*hooks] != here:
+            runtime.hooks.remove(*here)
+            runtime.hooks.commit([*hooks], strict=False)
+        runtime.hooks.disable(*(hook for hook, state in hooks.items() if not state.is_enabled))
+        runtime.hooks.enable(*(hook for hook, state in hooks.items() if state.is_enabled))
+    except SwitchrailError as error:
+        yield str(error)
+
+
+def _key(target: str, hook: Hook | HookState) -> tuple[Any, ...]:
+    return target, hook.kind, hook.name, hook.source, hook.plugin
+
+
+def _prepared(runtime: Runtime, state: HookState, fn: Any) -> Hook:
+    return runtime.hooks.prepare(
+        state.target,
+        fn,
+        state.kind,
+        source=state.source,
+        plugin=state.plugin,
+        version=state.version,
+        priority=state.priority,
+        before=state.before,
+        after=state.after,
+        strict=state.strict,
+    )

@@ -1,0 +1,279 @@
+"""A runtime as data, small enough to send to every worker."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from switchrail import _core
+from switchrail.errors import InstallationError, UnpicklableError
+from switchrail.hooks import chain
+from switchrail.processes import named
+
+if TYPE_CHECKING:
+    from switchrail._core import Layout, Plugin, Registration, RoutePlan
+    from switchrail.hooks import Hook
+    from switchrail.implementation import Implementation
+    from switchrail.runtime import Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class BackendState:
+    """A registration, and where to find what stands behind it.
+
+    Attributes:
+        registration: The registration.
+        is_imported: Whether its class was given, not only the path of one.
+        config_type: The path of its configuration's type; None where it has none, or a plugin brings it.
+    """
+
+    registration: Registration
+    is_imported: bool
+    config_type: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class HookState:
+    """A hook, and where to find its callable.
+
+    Attributes:
+        target: The dotted path of what it is on.
+        kind: `before`, `after`, `around` or `replace`.
+        name: The module and qualified name of the callable.
+        fn: The path of the callable; None where a plugin brings it.
+        source: The distribution that it comes from, or another name for who added it.
+        plugin: The plugin that added it, or None.
+        version: The distribution's version, or None.
+        priority: Higher ones are nearer to the caller.
+        before: Sources, or names of hooks, than which it is nearer to the caller.
+        after: Sources, or names of hooks, that are nearer to the caller.
+        strict: Whether a target that turns out to be missing is an error.
+        is_enabled: Whether it runs.
+    """
+
+    target: str
+    kind: Any
+    name: str
+    fn: str | None
+    source: str
+    plugin: str | None
+    version: str | None
+    priority: int
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    strict: bool
+    is_enabled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlanState:
+    """What a route plan was made from, and what came of it.
+
+    Attributes:
+        layout: What each layer is.
+        request: The arguments of `Runtime.plan`.
+        routes: (layer id, op, phase, backend name), as in `RoutePlan.table`.
+        fingerprint: The plan's.
+    """
+
+    layout: Layout
+    request: Mapping[str, Any]
+    routes: tuple[tuple[int, str, str, str], ...]
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeState:
+    """Everything that decides what a runtime does, by name: a small value that pickles.
+
+    Made by `Runtime.state`. A worker, however it was started, takes it as an argument and calls `restore`, or
+    is given the bound method `state.restore` as its initializer.
+
+    Attributes:
+        fingerprint: The runtime's, without plans.
+        version: Of Switchrail.
+        paths: Where plugins were looked for; None: `sys.path`.
+        plugins: All that were found; those that were loaded stand first, in the order in which they were.
+        packages: Installed versions of the distributions that registered backends need.
+        backends: All registrations, overridden ones too, each name's in order.
+        hooks: All hooks, waiting and disabled ones too, in the order of their addition.
+        strict_hooks: The value of `Hooks.strict`.
+        platform: The choice of a platform; None: none was made.
+        plans: What the plans given to `Runtime.state` were made from.
+    """
+
+    fingerprint: str
+    version: str
+    paths: tuple[str, ...] | None
+    plugins: tuple[Plugin, ...]
+    packages: Mapping[str, str | None]
+    backends: tuple[BackendState, ...]
+    hooks: tuple[HookState, ...]
+    strict_hooks: bool
+    platform: str | None
+    plans: tuple[PlanState, ...]
+
+    def __reduce__(self) -> tuple[Any, tuple[str, bytes]]:
+        # Another version may not even have these classes: it is to say so, rather than to fail at a field.
+        values = tuple(getattr(self, field.name) for field in fields(self))
+        return _open, (self.version, pickle.dumps(values))
+
+    def restore(self) -> Runtime:
+        """Makes a runtime like the one that this is of the default one of this process; once.
+
+        What the default runtime had before is let go, its hooks are taken off. Where the default runtime is
+        like this one already, as in a forked child or at the second call, nothing happens. Call it before
+        other threads use the default runtime.
+
+        Returns:
+            The runtime.
+
+        Raises:
+            InstallationError: This process finds another installation, or something fails to load here that
+                did not there; the error lists every difference. The default runtime stays what it was.
+        """
+        from switchrail.processes.restore import restore
+
+        return restore(self)
+
+    def make_plans(self, runtime: Runtime) -> tuple[RoutePlan, ...]:
+        """Makes the plans that were given to `Runtime.state` again.
+
+        Args:
+            runtime: What `restore` returned.
+
+        Raises:
+            InstallationError: A plan has other routes or backends here; the error lists them.
+        """
+        from switchrail.processes.restore import make_plans
+
+        return make_plans(self, runtime)
+
+
+def state_of(runtime: Runtime, plans: Sequence[RoutePlan] = ()) -> RuntimeState:
+    """A runtime as data.
+
+    Raises:
+        UnpicklableError: Something in it can't be found by name in another process; the error names each
+            such thing, and why.
+    """
+    state, problems = read(runtime, plans)
+    if problems:
+        raise UnpicklableError(
+            f"another process can't be given this runtime: {'; '.join(problems)}", problems=tuple(problems)
+        )
+    return state
+
+
+def read(runtime: Runtime, plans: Sequence[RoutePlan] = ()) -> tuple[RuntimeState, list[str]]:
+    """A runtime as data, and what in it can't be found by name in another process."""
+    packages = runtime._loader.packages()
+    while True:
+        problems: list[str] = []
+        snapshot = runtime._core.snapshot()
+        backends = tuple(
+            _backend(registration, runtime._core.object(registration.id), problems)
+            for registration in snapshot.backends
+        )
+        fingerprint = runtime._fingerprint()
+        needed = sorted({_distribution(text) for state in backends for text in _packages(state)})
+        hooks = tuple(_hook(hook, problems) for hook in chain.added() if hook.owner is runtime.hooks)
+        state = RuntimeState(
+            fingerprint=fingerprint.digest,
+            version=fingerprint.inputs["switchrail"],
+            paths=runtime._loader.paths,
+            plugins=runtime._loader.in_order(),
+            packages={name: packages.get(name) for name in needed},
+            backends=backends,
+            hooks=hooks,
+            strict_hooks=runtime.hooks.strict,
+            platform=runtime._platform_choice,
+            plans=tuple(map(_plan, plans)),
+        )
+        if (
+            runtime._core.version == snapshot.version
+        ):  # else another thread has registered something meanwhile
+            return state, problems
+
+
+def _open(version: str, values: bytes) -> RuntimeState:
+    here = _core.fingerprint(_core.Runtime(), [], [], []).inputs["switchrail"]
+    if version != here:
+        difference = f"switchrail: version is {here!r}, not {version!r}"
+        raise InstallationError(
+            f"this process finds another installation: {difference}", differences=(difference,)
+        )
+    return RuntimeState(*pickle.loads(values))
+
+
+def _backend(
+    registration: Registration, implementation: Implementation | None, problems: list[str]
+) -> BackendState:
+    if registration.to_dict()["origin"]["kind"] != "user" or implementation is None:
+        return BackendState(registration, False, None)
+    what = f"{registration.op} backend {registration.name!r} ({registration.path})"
+    is_imported = isinstance(implementation.target, type)
+    config_type = None
+    try:
+        if is_imported:
+            named.path_of(implementation.target)
+        else:
+            named.check_path(registration.path)
+    except named.NotFoundByNameError as error:
+        problems.append(f"{what}: {error}")
+    try:
+        if implementation.config_type is not None:
+            config_type = named.path_of(implementation.config_type)
+    except named.NotFoundByNameError as error:
+        problems.append(f"configuration type {implementation.config_type!r} of {what}: {error}")
+    return BackendState(registration, is_imported, config_type)
+
+
+def _hook(hook: Hook, problems: list[str]) -> HookState:
+    fn = None
+    if hook.plugin is None:
+        try:
+            fn = named.path_of(hook.fn)
+        except named.NotFoundByNameError as error:
+            problems.append(f"{hook!r}: {error}")
+        try:
+            if hook.path is None:
+                raise named.NotFoundByNameError("no dotted path leads to it")
+            named.check_path(f"{hook.path.partition('.')[0]}:{hook.path}")
+        except named.NotFoundByNameError as error:
+            problems.append(f"the target of {hook!r}: {error}")
+    return HookState(
+        target=hook.target_name,
+        kind=hook.kind,
+        name=hook.name,
+        fn=fn,
+        source=hook.source,
+        plugin=hook.plugin,
+        version=hook.version,
+        priority=hook.priority,
+        before=hook.before,
+        after=hook.after,
+        strict=hook.strict,
+        is_enabled=chain.is_enabled(hook),
+    )
+
+
+def _plan(plan: RoutePlan) -> PlanState:
+    request = plan.to_dict()["request"]
+    device = request.pop("device")
+    del request["packages"]  # those of the process that makes the plan count
+    request |= {"device": device["kind"], "capability": device["capability"]}
+    return PlanState(plan.layout, request, tuple(plan.table), plan.fingerprint)
+
+
+def _packages(state: BackendState) -> Sequence[str]:
+    texts: Sequence[str] = state.registration.capabilities["packages"]
+    return texts
+
+
+def _distribution(requirement: str) -> str:
+    found = re.match(r"[A-Za-z0-9._-]+", requirement)
+    return re.sub(r"[-_.]+", "-", found.group() if found else requirement).lower()
