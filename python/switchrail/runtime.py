@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any
 from switchrail import _core
 from switchrail import config as configs
 from switchrail.errors import ConfigError, UnknownBackendError
-from switchrail.hooks import Hooks
 from switchrail.implementation import Implementation
 from switchrail.ops import register_builtins
 from switchrail.platform import Platform
 from switchrail.plugins import Loader, Plugin
 from switchrail.registration import Registrar, Registry, dtype_name, several
+from switchrail.staging import StagedHooks, Staging, staging_of
 
 if TYPE_CHECKING:
     import torch
 
-    from switchrail._core import Decision, Fingerprint, Layout, Registration, RoutePlan, Transaction
+    from switchrail._core import Decision, Fingerprint, Layout, Registration, RoutePlan
+    from switchrail.hooks import Hooks
     from switchrail.processes import RuntimeState
 
 _USER = {"kind": "user"}
@@ -39,12 +40,12 @@ class Runtime(Registrar):
 
     def __init__(self) -> None:
         self._core = _core.Runtime()
-        self._loader = Loader(self._core)
+        self.hooks: Hooks = StagedHooks()
+        self._loader = Loader(self._core, self.hooks)
         self._platform: Platform | None = None
         self._platform_choice: str | None = None
-        self.hooks = Hooks()
-        with self._open(_BUILTIN) as transaction:
-            register_builtins(Registry(transaction))
+        with self._open(_BUILTIN) as staging:
+            register_builtins(Registry(staging))
 
     @property
     def platform(self) -> Platform:
@@ -71,28 +72,38 @@ class Runtime(Registrar):
         """Looks for installed plugins; see `Loader.discover`."""
         return self._loader.discover(paths)
 
-    def load(self, plugins: Sequence[str] | None = None, *, strict: bool = False) -> tuple[Plugin, ...]:
+    def load(
+        self, plugins: Sequence[str] | None = None, *, strict: bool = False, timeout: float | None = None
+    ) -> tuple[Plugin, ...]:
         """Loads the installed plugins, or those named; see `Loader.load`."""
-        return self._loader.load(plugins, strict=strict)
+        return self._loader.load(plugins, strict=strict, timeout=timeout)
 
     @contextmanager
     def transaction(self) -> Iterator[Registry]:
         """Commits what is registered through it at the end of the block; nothing where the block raises.
 
+        In a plugin that is being loaded it is a part of the plugin's own transaction.
+
         Raises:
             ConflictError: At the end: another transaction has taken one of the names since.
+            HookError: At the end: a hook can't be put in force.
+            OrderError: At the end: the constraints of the hooks on one target form a cycle.
         """
-        with self._open() as transaction:
-            yield Registry(transaction)
+        with self._open() as staging:
+            yield Registry(staging)
 
     @contextmanager
-    def _open(self, origin: Mapping[str, str] = _USER) -> Iterator[Transaction]:
-        transaction = self._core.begin(origin)
+    def _open(self, origin: Mapping[str, str] = _USER) -> Iterator[Staging]:
+        staging = staging_of(self.hooks)
+        if staging is not None:  # of the plugin whose code this is
+            yield staging
+            return
+        staging = Staging(self._core, self.hooks, origin)
         try:
-            yield transaction
-            transaction.commit()
+            yield staging
+            staging.commit()
         finally:
-            transaction.close()
+            staging.close()
 
     def configure(self, op: str, name: str, /, **values: Any) -> None:
         """Sets values of a backend's configuration, over the defaults of its registration.
@@ -103,6 +114,7 @@ class Runtime(Registrar):
         Raises:
             UnknownBackendError: There is no such backend.
             ConfigError: It takes no configuration, or not these values; the error lists every problem.
+            RegistrationError: A plugin configures what somebody else registered.
         """
         where = f"configuration of {op} backend {name!r}"
         registration = self.backend(op, name)
@@ -111,8 +123,8 @@ class Runtime(Registrar):
             raise ConfigError(f"{where}: it takes none", found=values, valid=())
         given = configs.to_json_values(values, where)
         configs.validate(implementation.config_type, {**registration.default_config, **given}, where)
-        with self._open() as transaction:
-            transaction.configure(op, name, given)
+        with self._open() as staging:
+            staging.registrations.configure(op, name, given)
 
     def backends(self, op: str | None = None) -> tuple[Registration, ...]:
         """The active backends of an op, or of all, by op and name."""
@@ -248,10 +260,7 @@ class Runtime(Registrar):
         return self._fingerprint(*plans).digest
 
     def _fingerprint(self, *plans: RoutePlan) -> Fingerprint:
-        chains: dict[str, list[str]] = {}
-        for hook in self.hooks.list():
-            chains.setdefault(hook.target_name, []).append(f"{hook.kind} {hook.name} from {hook.source}")
-        return _core.fingerprint(self._core, list(self.plugins), list(chains.items()), list(plans))
+        return _core.fingerprint(self._core, list(self.plugins), self.hooks.chains(), list(plans))
 
     def state(self, *plans: RoutePlan) -> RuntimeState:
         """This runtime, and what plans were made from, as a small value for other processes.

@@ -28,7 +28,8 @@ changed.
 
 from __future__ import annotations
 
+from switchrail.hooks.explain import Explanation, Step
 from switchrail.hooks.hook import RETURN_NONE, Hook, Kind
 from switchrail.hooks.registry import Hooks
 
-__all__ = ["RETURN_NONE", "Hook", "Hooks", "Kind"]
+__all__ = ["RETURN_NONE", "Explanation", "Hook", "Hooks", "Kind", "Step"]

@@ -14,15 +14,19 @@ from typing import Any, Final
 
 from switchrail import _core
 from switchrail.errors import HookError
-from switchrail.hooks.classes import Class, pairs
+from switchrail.hooks import bypass
+from switchrail.hooks.classes import Class, function_of, namespace_of, pairs, redirected
 from switchrail.hooks.hook import Hook
+from switchrail.hooks.inherited import Attribute
 from switchrail.hooks.site import Function, Site
 
 _log: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class _Chain:
+class Chain:
+    """The hooks of one place."""
+
     own: Any
     """What stood there before the first hook, put back with the last."""
     installed: Any
@@ -34,13 +38,17 @@ class _Chain:
 
 
 @dataclass(frozen=True)
-class _Table:
+class Table:
+    """All hooks of this process."""
+
     sites: Mapping[Hook, tuple[Site, ...]]
     """Where each hook stands, in the order of addition; nowhere yet for one whose target isn't there."""
     disabled: frozenset[Hook]
-    chains: Mapping[Site, _Chain]
+    chains: Mapping[Site, Chain]
     moved: Mapping[Site, Site]
     """From the methods of replaced classes to those that stand in their place, and carry their chains."""
+    lost: Mapping[Site, Hook]
+    """The methods of replaced classes that have none in their place, and what replaces the class."""
 
 
 # A finalizer can run inside a change, on the same thread, and may want to remove hooks of its own.
@@ -49,10 +57,15 @@ _changing = False
 _removed_meanwhile: Final[list[Hook]] = []
 
 # Replaced, never changed in place: readers take the reference and no lock.
-_table = _Table({}, frozenset(), {}, {})
+_table = Table({}, frozenset(), {}, {}, {})
 
 if hasattr(os, "register_at_fork"):  # else a child could inherit the lock from a thread that it doesn't have
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+
+
+def table() -> Table:
+    """What there is now."""
+    return _table
 
 
 def running(site: Site | None = None) -> tuple[Hook, ...]:
@@ -136,7 +149,7 @@ def change(
     _report(before, _table)
 
 
-def _report(before: _Table, after: _Table) -> None:
+def _report(before: Table, after: Table) -> None:
     replacing = {*after.moved.values()}
     for site, chain in after.chains.items():
         replaces = [hook for hook in chain.running if hook.kind == "replace"]
@@ -146,6 +159,14 @@ def _report(before: _Table, after: _Table) -> None:
         for hook in replaces[1:]:
             if not {hook, replaces[0]} <= {*known}:
                 _log.warning("%r never runs: %r stands before it", hook, replaces[0])
+    for hook, sites in after.sites.items():
+        for site in sites:
+            by, new = after.lost.get(site), site not in before.sites.get(hook, ())
+            if by is not None and (new or site not in before.lost):
+                _log.warning("%r never runs: %r has no function of this name", hook, by)
+            if new:
+                for note in bypass.nearby(site):
+                    _log.warning("%r: %s", hook, note)
 
 
 def _change(
@@ -153,41 +174,47 @@ def _change(
 ) -> None:
     global _table
     before = _table
-    moved = _moved(sites, disabled)
+    moved, lost = _moved(sites, disabled)
     wanted: dict[Site, list[Hook]] = {}
     for hook, places in sites.items():
         for site in dict.fromkeys(moved.get(site, site) for site in places):
             wanted.setdefault(site, []).append(hook)
     chains = dict(before.chains)
     swaps: list[tuple[Site, Any, bool, Any, bool]] = []
-    # Classes come first: what they do to the code of their methods has to be there when these are hooked.
+    # Classes come first: what is made of the code of their methods has to be there when these are hooked.
     for site in sorted(dict.fromkeys([*before.chains, *wanted]), key=lambda site: type(site) is not Class):
         hooks = wanted.get(site, [])
         chain = before.chains.get(site)
         enabled = [hook for hook in hooks if hook not in disabled]
-        if chain and (*hooks,) == chain.hooks and {*enabled} == {*chain.running}:
+        own: Any = chain.own if chain else site.found()
+        if isinstance(site, Function):
+            own = redirected(site.function, own)
+        same = chain is not None and own is chain.own
+        if chain and same and (*hooks,) == chain.hooks and {*enabled} == {*chain.running}:
             continue
         found = site.found()
-        chain = chain or _Chain(found, found, (), ())
+        chain = chain or Chain(found, found, (), ())
         swapped = found is not chain.installed
         for i, hook in enumerate(hooks):
             if hook not in chain.hooks:
                 _refuse_unfit(hook, site, hooks[:i], swapped=swapped)
-        ordered = _ordered(enabled)
+        order = ordered(enabled)
         if strict:
-            _refuse_second_replace(site, ordered, chain.running)
+            _refuse_second_replace(site, order, chain.running)
         if swapped:
             installed = chain.installed
             _log.warning("%s keeps its code: it was swapped since it was hooked", site.name)
-        elif ordered == chain.running:
+        elif same and order == chain.running:
             installed = chain.installed
         else:
-            installed = site.made(chain.own, ordered) if ordered else chain.own
-            swaps.append((site, found, bool(chain.running), installed, bool(ordered)))
+            installed = site.made(own, order) if order else own
+            swaps.append((site, found, bool(chain.running), installed, bool(order)))
         chains.pop(site, None)
         if hooks:
-            chains[site] = _Chain(chain.own, installed, tuple(hooks), ordered)
-    _table = _Table(sites, disabled, chains, moved)
+            chains[site] = Chain(own, installed, tuple(hooks), order)
+    # What takes hooks over comes before the classes, which lead calls there; what gives them up, after.
+    swaps.sort(key=lambda swap: 1 if isinstance(swap[0], Class) else 0 if swap[4] else 2)
+    _table = Table(sites, disabled, chains, moved, lost)
     done: list[tuple[Site, Any, bool, Any, bool]] = []
     try:
         for swap in swaps:
@@ -195,24 +222,39 @@ def _change(
             done.append(swap)
             site.install(new, hooked=hooked)
     except BaseException:  # an audit hook may refuse, a signal may come between
-        for site, old, was_hooked, new, _ in done:
+        for site, old, was_hooked, new, _ in reversed(done):
             if site.found() is new:
                 site.install(old, hooked=was_hooked)
         _table = before
         raise
 
 
-def _moved(sites: Mapping[Hook, tuple[Site, ...]], disabled: frozenset[Hook]) -> dict[Site, Site]:
-    replacing: dict[Class, list[Hook]] = {}
+def _moved(
+    sites: Mapping[Hook, tuple[Site, ...]], disabled: frozenset[Hook]
+) -> tuple[dict[Site, Site], dict[Site, Hook]]:
+    """Where the hooks on methods of replaced classes go; and which have nowhere to go, for what replaces."""
+    replacing: dict[type, list[Hook]] = {}
     for hook, places in sites.items():
         for site in places:
             if isinstance(site, Class) and hook not in disabled:
-                replacing.setdefault(site, []).append(hook)
-    return {
-        Function(old): Function(new)
-        for site, hooks in replacing.items()
-        for old, new in pairs(site.cls, _ordered(hooks)[0].fn)
-    }
+                replacing.setdefault(site.cls, []).append(hook)
+    moved: dict[Site, Site] = {}
+    lost: dict[Site, Hook] = {}
+    by = {cls: ordered(hooks)[0] for cls, hooks in replacing.items()}
+    for cls, hook in by.items():
+        for old, new in pairs(cls, hook.fn):
+            if new is None:
+                lost[Function(old)] = hook
+            else:
+                moved[Function(old)] = Function(new)
+    for site in {site for places in sites.values() for site in places if isinstance(site, Function)}:
+        at = site.placement  # of a function for what a class inherits; its replacement may have its own
+        if isinstance(at, Attribute) and at.owner in by:
+            replacing_class: Any = by[at.owner].fn
+            function = function_of(namespace_of(replacing_class).get(at.name))
+            if function is not None:
+                moved[site] = Function(function)
+    return moved, lost
 
 
 def _refuse_unfit(hook: Hook, site: Site, hooks: Sequence[Hook], *, swapped: bool) -> None:
@@ -236,7 +278,12 @@ def _refuse_second_replace(site: Site, ordered: Sequence[Hook], known: Sequence[
         )
 
 
-def _ordered(hooks: Sequence[Hook]) -> tuple[Hook, ...]:
+def ordered(hooks: Sequence[Hook]) -> tuple[Hook, ...]:
+    """Hooks of one target in their running order.
+
+    Raises:
+        OrderError: Their constraints form a cycle.
+    """
     items = [
         {
             "key": hook.name,

@@ -1,18 +1,26 @@
 """Replacing a class in place: the same class object takes over another's namespace.
 
 Instances, subclasses, `isinstance` and pickles of the class hold, because it stays the same object.
+
+All names change within one call of a C function that runs no Python code. So under the interpreter lock each
+thread sees the whole of one class or of the other, at any moment.
 """
 
 from __future__ import annotations
 
+import dis
+import gc
 import sys
+import weakref
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType
+from itertools import chain, repeat
+from types import CellType, CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any, Final
 
 from switchrail.hooks.hook import Hook, name_of
-from switchrail.hooks.inherited import inside
+from switchrail.hooks.inherited import attributes_of, inside
 
 # What belongs to the class object itself, whatever its namespace.
 _KEPT: Final = frozenset(
@@ -66,14 +74,17 @@ class Class:
     def _set(self, wanted: dict[str, Any], put: dict[str, Any]) -> None:
         """Goes from what was put there to what is wanted; what others have set or deleted since stays so."""
         present = namespace_of(self.cls)
-        for name in {**present, **wanted}:
-            found = present.get(name, _ABSENT)
-            if found is not put.get(name, _ABSENT) or found is wanted.get(name, _ABSENT):
-                continue
-            if name in wanted:
-                setattr(self.cls, name, wanted[name])
-            else:
-                delattr(self.cls, name)
+        wanted = {**attributes_of(self.cls), **wanted}
+        changed = [
+            name
+            for name in {**present, **wanted}
+            if put.get(name, _ABSENT) is present.get(name, _ABSENT) is not wanted.get(name, _ABSENT)
+        ]
+        new = {name: wanted[name] for name in changed if name in wanted}
+        gone = [name for name in changed if name not in wanted]
+        # `present` keeps what goes alive, so no finalizer runs in between.
+        setting = map(setattr, repeat(self.cls), new, new.values())
+        deque(chain(setting, map(delattr, repeat(self.cls), gone)), maxlen=0)
 
     def problem_of(self, hook: Hook) -> str | None:
         """Compares the layouts."""
@@ -93,16 +104,22 @@ class Class:
             )
         if _layout(fn) != _layout(self.cls):
             return "its instances are laid out in another way; valid: the same __slots__"
+        for function in _closing_over(fn):
+            if _has_attribute_super(function.__code__):
+                return f"{name_of(function)} uses an attribute that is called super; valid: another name"
         return None
 
 
-def pairs(cls: type, by: Any) -> Iterator[tuple[FunctionType, FunctionType]]:
-    """The functions that `by` has in the place of those that `cls` had before it was replaced."""
+def pairs(cls: type, by: Any) -> Iterator[tuple[FunctionType, FunctionType | None]]:
+    """The functions that `cls` had before it was replaced, and what `by` has in their place, if anything."""
     own = _replaced[cls].own if cls in _replaced else namespace_of(cls)
-    for name, value in namespace_of(by).items():
-        first, second = function_of(own.get(name)), function_of(value)
-        if first is not None and second is not None and first is not second:
-            yield first, second
+    namespace = namespace_of(by)
+    inherited = own if _extends(by, cls) else {}
+    for name, value in own.items():
+        found = namespace.get(name, inherited.get(name))
+        for first, second in zip(_functions_of(value), _functions_of(found), strict=True):
+            if first is not None and first is not second:
+                yield first, second
 
 
 def own_namespace(cls: type) -> dict[str, Any]:
@@ -116,13 +133,29 @@ def function_of(found: Any) -> FunctionType | None:
     return inner if type(inner) is FunctionType else None
 
 
+def _functions_of(found: Any) -> tuple[FunctionType | None, ...]:
+    rest = (found.fset, found.fdel) if isinstance(found, property) else (None, None)
+    return function_of(found), *map(function_of, rest)
+
+
 def namespace_of(cls: type) -> dict[str, Any]:
-    """What a class was given in its body or since, without what the class object is made of."""
+    """What a class was given in its body or since, without what the class object and hooks are made of."""
+    put = attributes_of(cls)
     return {
         name: value
         for name, value in vars(cls).items()
-        if name not in _KEPT and type(value) not in (GetSetDescriptorType, MemberDescriptorType)
+        if name not in _KEPT
+        and type(value) not in (GetSetDescriptorType, MemberDescriptorType)
+        and value is not put.get(name, _ABSENT)
     }
+
+
+def redirected(function: FunctionType, code: CodeType) -> CodeType:
+    """The code of a function; of one whose class replaces another, with `super` asked for by another name."""
+    if function not in _redirected:
+        return code
+    renamed = _renamed(code)
+    return code if renamed == code else renamed
 
 
 @dataclass(frozen=True)
@@ -136,6 +169,7 @@ class _Replaced:
 
 _HEAP_TYPE: Final = 1 << 9
 _replaced: Final[dict[type, _Replaced]] = {}
+_redirected: Final[weakref.WeakSet[FunctionType]] = weakref.WeakSet()
 
 
 def _extends(by: type, cls: type) -> bool:
@@ -161,13 +195,28 @@ def _redirect_super(by: type) -> None:
 
     Python's own would refuse an instance of the class that is replaced, because that is no instance of `by`.
     """
-    for value in namespace_of(by).values():
-        function = function_of(value)
-        if function is not None and "__class__" in function.__code__.co_freevars:
-            renamed = _renamed(function.__code__)
-            if renamed != function.__code__:
-                function.__globals__[_SUPER] = _super
-                function.__code__ = renamed
+    for function in _closing_over(by):
+        function.__globals__[_SUPER] = _super
+        _redirected.add(function)
+        function.__code__ = redirected(function, function.__code__)
+
+
+def _closing_over(by: type) -> list[FunctionType]:
+    """The functions of a class's body that know the class, within whatever they were wrapped."""
+    cells = [cell for cell in gc.get_referrers(by) if type(cell) is CellType]
+    closures = [closure for closure in gc.get_referrers(*cells) if type(closure) is tuple]
+    return [
+        function
+        for function in gc.get_referrers(*closures)
+        if type(function) is FunctionType and "__class__" in function.__code__.co_freevars
+    ]
+
+
+def _has_attribute_super(code: CodeType) -> bool:
+    return any(
+        instruction.argval == "super" and instruction.opname.split("_")[-1] in ("ATTR", "METHOD")
+        for instruction in dis.get_instructions(code)
+    ) or any(_has_attribute_super(const) for const in code.co_consts if isinstance(const, CodeType))
 
 
 def _renamed(code: CodeType) -> CodeType:

@@ -6,7 +6,7 @@ import builtins
 from dataclasses import dataclass
 from functools import cached_property
 from types import FunctionType
-from typing import Any
+from typing import Any, Final
 
 from switchrail.hooks.parameters import Parameters
 from switchrail.hooks.trampoline import forwarder
@@ -29,6 +29,14 @@ def raw_after(owner: type, cls: type, name: str) -> Any:
     return next(vars(base)[name] for base in order[order.index(owner) + 1 :] if name in vars(base))
 
 
+_put: Final[dict[tuple[type, str], Any]] = {}
+
+
+def attributes_of(owner: type) -> dict[str, Any]:
+    """What stands on a class, or would if it had no such name of its own, on behalf of hooks."""
+    return {name: value for (of, name), value in _put.items() if of is owner}
+
+
 @dataclass(frozen=True)
 class Attribute:
     """Puts a descriptor on a class while it is needed."""
@@ -39,11 +47,13 @@ class Attribute:
 
     def put(self) -> None:
         """Sets it, unless the class has one of its own by now."""
+        _put[self.owner, self.name] = self.value
         if self.name not in vars(self.owner):
             setattr(self.owner, self.name, self.value)
 
     def take(self) -> None:
         """Deletes it, unless another has taken its place."""
+        _put.pop((self.owner, self.name), None)
         if vars(self.owner).get(self.name) is self.value:
             delattr(self.owner, self.name)
 

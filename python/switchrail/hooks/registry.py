@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar, overload
 
 from switchrail.errors import HookError
-from switchrail.hooks import chain, imports
+from switchrail.hooks import chain, explain, imports
+from switchrail.hooks.explain import Explanation
 from switchrail.hooks.hook import Hook, Kind
 from switchrail.hooks.site import Site
 from switchrail.hooks.target import MissingTargetError, resolve
@@ -232,6 +233,32 @@ class Hooks:
             if site is None:
                 return ()
         return tuple(hook for hook in chain.running(site) if hook.owner is self)
+
+    def explain(self, target: object) -> Explanation:
+        """All hooks of a target in this process, those of other `Hooks` too, as a call runs them.
+
+        Raises:
+            HookError: The target is not there, and nothing waits for it; or it can't be hooked.
+        """
+        return explain.of(target)
+
+    def explain_all(self) -> tuple[Explanation, ...]:
+        """The same, of every target that is hooked or waited for, by target."""
+        return explain.everything()
+
+    def chains(self) -> Sequence[tuple[str, Sequence[str]]]:
+        """For each target as it was named, texts for this object's enabled hooks in their order; for fingerprints.
+
+        A hook that waits counts like one in force: which modules are imported already is no difference.
+        """
+        enabled: dict[str, list[Hook]] = {}
+        for hook in chain.added():
+            if hook.owner is self and chain.is_enabled(hook):
+                enabled.setdefault(hook.target_name, []).append(hook)
+        return [
+            (target, [f"{hook.kind} {hook.name} from {hook.source}" for hook in chain.ordered(hooks)])
+            for target, hooks in enabled.items()
+        ]
 
     def disabled(self) -> tuple[Hook, ...]:
         """The hooks of this object that were disabled, in the order of their addition."""

@@ -127,14 +127,14 @@ def _class_for(cls: type) -> type[StandIn]:
 class Replaced(Hidden):
     """Puts a stand-in where an object is held, and the object back."""
 
-    __slots__ = ("_original", "_owner", "_placed", "_stand_in", "unreached")
+    __slots__ = ("_owner", "_placed", "_stand_in", "original", "unreached")
 
-    _original: Any
+    original: Any
     _owner: tuple[Any, str] | None
     unreached: tuple[str, ...]
 
     def __init__(self, function: FunctionType, original: Any, owner: tuple[Any, str] | None) -> None:
-        self._original = original
+        self.original = original
         self._stand_in = _class_for(type(original))(function, original)
         self._owner = owner
         self._placed = False
@@ -148,15 +148,15 @@ class Replaced(Hidden):
         """
         if self._placed:
             return
-        whole = name_of(self._original)
-        count, unreached = replace_held(self._original, self._stand_in)
+        whole = name_of(self.original)
+        count, unreached = replace_held(self.original, self._stand_in)
         owner: Any
         owner, name = self._owner or (None, "")
-        if getattr(owner, name, self) is self._original:
+        if getattr(owner, name, self) is self.original:
             try:
                 setattr(owner, name, self._stand_in)
             except (AttributeError, TypeError) as error:
-                replace_held(self._stand_in, self._original)
+                replace_held(self._stand_in, self.original)
                 raise HookError(f"{whole} can't be replaced where it is: {error}", target=whole) from None
             count += 1
         if not count:
@@ -174,8 +174,8 @@ class Replaced(Hidden):
         if not self._placed:
             return
         self._placed = False
-        for holder in replace_held(self._stand_in, self._original)[1]:
-            _log.warning("%s keeps the stand-in for %s, which has no hooks", holder, name_of(self._original))
+        for holder in replace_held(self._stand_in, self.original)[1]:
+            _log.warning("%s keeps the stand-in for %s, which has no hooks", holder, name_of(self.original))
         self.unreached = ()
 
 

@@ -1,0 +1,157 @@
+"""What runs where: the chains of this process, for people to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+from switchrail.errors import HookError
+from switchrail.hooks import bypass, chain
+from switchrail.hooks.chain import Chain, Table
+from switchrail.hooks.hook import Hook
+from switchrail.hooks.site import Function, Site
+from switchrail.hooks.standin import Replaced
+from switchrail.hooks.target import MissingTargetError, resolve
+
+State = Literal["runs", "disabled", "ignored", "waiting"]
+
+_RUN: Final = ("before", "around", "replace", "after")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One hook of a target.
+
+    Attributes:
+        hook: The hook.
+        state: `runs`; or `disabled`; or `ignored`, for what another hook stands before; or `waiting` for its
+            target.
+        reason: Why it doesn't run; None where it does, or `disabled` says all.
+    """
+
+    hook: Hook
+    state: State
+    reason: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        hook = self.hook
+        return {
+            "kind": hook.kind,
+            "hook": hook.name,
+            "distribution": hook.source,
+            "version": hook.version,
+            "plugin": hook.plugin,
+            "priority": hook.priority,
+            "before": list(hook.before),
+            "after": list(hook.after),
+            "state": self.state,
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The hooks of one target.
+
+    Attributes:
+        target: Its module and qualified name, or the dotted path that was given.
+        steps: What runs, in the order in which a call runs it; then what doesn't run.
+        site: Where the hooks stand; None where they wait.
+    """
+
+    target: str
+    steps: tuple[Step, ...]
+    site: Site | None
+
+    def bypassed(self) -> tuple[str, ...]:
+        """What passes the hooks by, as far as it can be found; that takes a look at every object there is."""
+        return () if self.site is None else bypass.everywhere(self.site)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values, with what passes the hooks by."""
+        return {
+            "target": self.target,
+            "hooks": [step.to_dict() for step in self.steps],
+            "bypassed": list(self.bypassed()),
+        }
+
+
+def of(target: object) -> Explanation:
+    """What runs at a target, or waits for it.
+
+    Raises:
+        HookError: The target is not there, and nothing waits for it; or it can't be hooked.
+    """
+    table = chain.table()
+    hooks = [hook for hook, sites in table.sites.items() if hook.path == target and not sites]
+    waiting = Explanation(str(target), _waiting(table, hooks), None)
+    try:
+        site = resolve(target)
+    except MissingTargetError:
+        if not hooks:
+            raise
+        return waiting
+    if site is None:
+        return waiting
+    site = table.moved.get(site, site)
+    found = table.chains.get(site)
+    standing = Explanation(site.name, (), site) if found is None else _explained(table, site, found)
+    return replace(standing, steps=standing.steps + waiting.steps)
+
+
+def everything() -> tuple[Explanation, ...]:
+    """What runs at every place, and what waits, by target."""
+    table = chain.table()
+    found = [_explained(table, *item) for item in table.chains.items()]
+    waiting: dict[str, list[Hook]] = {}
+    for hook, sites in table.sites.items():
+        if not sites:
+            waiting.setdefault(hook.target_name, []).append(hook)
+    found += [Explanation(target, _waiting(table, hooks), None) for target, hooks in waiting.items()]
+    return tuple(sorted(found, key=lambda each: each.target))
+
+
+def _waiting(table: Table, hooks: list[Hook]) -> tuple[Step, ...]:
+    enabled = chain.ordered([hook for hook in hooks if hook not in table.disabled])
+    disabled = [hook for hook in hooks if hook in table.disabled]
+    return (
+        *(Step(hook, "waiting", _lacking(hook)) for hook in enabled),
+        *(Step(hook, "disabled") for hook in disabled),
+    )
+
+
+def _lacking(hook: Hook) -> str:
+    try:
+        site = resolve(hook.path)
+    except HookError as error:
+        return str(error)
+    return (
+        "its module is not imported" if site is None else site.problem_of(hook) or "it comes with the module"
+    )
+
+
+def _explained(table: Table, site: Site, found: Chain) -> Explanation:
+    # Two objects of one class have the same name; the paths that lead to them tell them apart.
+    nameless = isinstance(site, Function) and isinstance(site.placement, Replaced)
+    target = min(hook.target_name for hook in found.hooks) if nameless else site.name
+    return Explanation(target, (*_steps(table, site, found),), site)
+
+
+def _steps(table: Table, site: Site, found: Chain) -> Iterator[Step]:
+    by = table.lost.get(site)
+    swapped = site.found() is not found.installed
+    ignored = []
+    running = {kind: [hook for hook in found.running if hook.kind == kind] for kind in _RUN}
+    for hook in (hook for kind in _RUN for hook in running[kind][:: -1 if kind == "after" else 1]):
+        if by is not None:
+            ignored.append(Step(hook, "ignored", f"{by.name} replaces the class and has no such function"))
+        elif swapped:
+            ignored.append(Step(hook, "ignored", "somebody else has swapped the target's code"))
+        elif hook.kind == "replace" and hook is not running["replace"][0]:
+            ignored.append(Step(hook, "ignored", f"{running['replace'][0].name} stands before it"))
+        else:
+            yield Step(hook, "runs")
+    yield from ignored
+    yield from (Step(hook, "disabled") for hook in found.hooks if hook in table.disabled)
