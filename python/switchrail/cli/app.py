@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from switchrail.cli.backends import backends
 from switchrail.cli.choices import ListsBackends
 from switchrail.cli.explain import explain
+from switchrail.cli.lock import lock
 from switchrail.cli.plugins import plugins
 from switchrail.cli.run import run
 from switchrail.errors import SwitchrailError
@@ -44,6 +45,7 @@ app.command(cls=ListsBackends)(run)
 app.command()(plugins)
 app.command()(backends)
 app.command(cls=ListsBackends)(explain)
+app.command()(lock)
 
 
 def main() -> None:

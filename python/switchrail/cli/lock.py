@@ -1,0 +1,41 @@
+"""`switchrail lock`: what may be loaded, down to the contents of files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from switchrail.cli.choices import JsonOption
+from switchrail.cli.show import print_json
+from switchrail.lock import lock_differences, write_lock
+
+DIFFERS = 1
+
+OutputOption = Annotated[
+    Path,
+    typer.Option("--output", "-o", metavar="FILE", envvar="SWITCHRAIL_LOCK", help="The lock file."),
+]
+CheckOption = Annotated[
+    bool, typer.Option("--check", help="Write nothing; say where what is installed differs, and exit with 1.")
+]
+
+
+def lock(
+    output: OutputOption = Path("switchrail.lock"), check: CheckOption = False, as_json: JsonOption = False
+) -> None:
+    """Write down what is installed; with SWITCHRAIL_LOCK set to the file, nothing else is loaded."""
+    if check:
+        differences = lock_differences(output)
+        if as_json:
+            print_json([difference.to_dict() for difference in differences])
+        else:
+            for difference in differences or ["what is installed is what was locked"]:
+                typer.echo(str(difference))
+        raise typer.Exit(DIFFERS if differences else 0)
+    written = write_lock(output)
+    if as_json:
+        print_json(written.to_dict())
+    else:
+        typer.echo(f"{output}: {', '.join(written.distributions)}")

@@ -1,0 +1,50 @@
+"""`lock`: writes what is installed, and says what has changed since."""
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    info = tmp_path / "boreal_gdn-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: boreal-gdn\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[switchrail.plugins]\nboreal = boreal_gdn:register\n")
+    (info / "RECORD").write_text("boreal_gdn.py,,\n")
+    (tmp_path / "boreal_gdn.py").write_text("def register(registry): ...\n")
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    return tmp_path
+
+
+def test_a_lock_is_written_and_held_to(switchrail, installed, monkeypatch):
+    monkeypatch.chdir(installed)
+    done = switchrail("lock")
+    assert (done.exit_code, done.output) == (0, "switchrail.lock: boreal-gdn\n")
+    done = switchrail("lock", "--check")
+    assert (done.exit_code, done.output) == (0, "what is installed is what was locked\n")
+    (installed / "boreal_gdn.py").write_text("")
+    done = switchrail("lock", "--check")
+    told = "boreal-gdn differs from the lock: files changed: boreal_gdn.py\n"
+    assert (done.exit_code, done.output) == (1, told)
+
+
+def test_documents(switchrail, installed):
+    file = installed / "some.lock"
+    done = switchrail("lock", "--output", file, "--json")
+    assert json.loads(done.output) == json.loads(file.read_text())
+    assert json.loads(switchrail("lock", "--check", "-o", file, "--json").output) == []
+    (installed / "boreal_gdn.py").unlink()
+    done = switchrail("lock", "--check", "-o", file, "--json")
+    (difference,) = json.loads(done.output)
+    assert done.exit_code == 1
+    assert difference["changes"] == [{"kind": "file_missing", "path": "boreal_gdn.py"}]
+
+
+def test_the_environment_names_the_file(switchrail, installed, monkeypatch):
+    monkeypatch.setenv("SWITCHRAIL_LOCK", str(installed / "named.lock"))
+    done = switchrail("lock", "--check")
+    assert done.exit_code == 2
+    assert "named.lock cannot be read" in done.output
+    assert switchrail("lock").exit_code == 0
+    assert (installed / "named.lock").exists()
