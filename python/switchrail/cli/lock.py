@@ -31,8 +31,8 @@ def lock(
         if as_json:
             print_json([difference.to_dict() for difference in differences])
         else:
-            for difference in differences or ["what is installed is what was locked"]:
-                typer.echo(str(difference))
+            told = "\n".join(str(difference) for difference in differences)
+            typer.echo(told or "what is installed is what was locked")
         raise typer.Exit(DIFFERS if differences else 0)
     written = write_lock(output)
     if as_json:
