@@ -1,4 +1,4 @@
-"""`switchrail explain`: what serves each layer, and why nothing else does."""
+"""`switchrail explain`: what serves each layer, and why nothing else does; or what hooks a target has."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from switchrail.cli.choices import (
     loaded_runtime,
     read_choices,
 )
+from switchrail.cli.hooks import explain_hook
 from switchrail.cli.show import console, platform_text, print_json, ranges, table
 
 if TYPE_CHECKING:
@@ -28,7 +29,17 @@ if TYPE_CHECKING:
 
 
 def explain(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder; its config.json is enough.")],
+    checkpoint: Annotated[
+        Path | None, typer.Argument(help="A checkpoint folder; its config.json is enough.")
+    ] = None,
+    hook: Annotated[
+        str | None,
+        typer.Option(
+            "--hook",
+            metavar="TARGET",
+            help="Instead: the hooks of this dotted path, as a call runs them. Imports its module.",
+        ),
+    ] = None,
     layer: Annotated[int | None, typer.Option(help="Only the layer with this id.")] = None,
     phase: Annotated[str | None, typer.Option(help="Only this phase: prefill, decode or verify.")] = None,
     backend: BackendOption = None,
@@ -38,12 +49,17 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Show which backend would serve each layer, and why each other one would not."""
+    choices = read_choices(config, backend)
+    if hook is not None and checkpoint is None:
+        explain_hook(loaded_runtime(choices).hooks, hook, as_json=as_json)
+        return
+    if hook is not None or checkpoint is None:
+        raise typer.BadParameter("valid: either a checkpoint or --hook TARGET")
     import torch
 
     from switchrail.engine.dtypes import parse_dtype
     from switchrail.engine.routes import plan_routes
 
-    choices = read_choices(config, backend)
     layout = switchrail.Layout.from_config(checkpoint)
     ids = [item.id for item in layout.layers] if layer is None else [layout.layer(layer).id]
     runtime = loaded_runtime(choices)

@@ -1,15 +1,32 @@
-"""`switchrail plugins`: what is installed, and how far it got."""
+"""`switchrail plugins`: what is installed, and how far it got; or what it hooks."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from switchrail.cli.choices import Choices, JsonOption, loaded_runtime
+from switchrail.cli.hooks import show_hooks
 from switchrail.cli.show import console, plugin_table, print_json
 
 
-def plugins(as_json: JsonOption = False) -> None:
+def plugins(
+    hooks: Annotated[
+        bool, typer.Option("--hooks", help="List the hooks in force instead, target by target.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
     """List the installed plugins: loaded, left out or failed, and why."""
-    found = loaded_runtime(Choices()).plugins
-    if as_json:
+    runtime = loaded_runtime(Choices())
+    found = runtime.plugins
+    if hooks:
+        explanations = runtime.hooks.explain_all()
+        if as_json:
+            print_json([explanation.to_dict() for explanation in explanations])
+        else:
+            show_hooks(explanations)
+    elif as_json:
         print_json([plugin.to_dict() for plugin in found])
     else:
         console().print(plugin_table(found))

@@ -1,0 +1,71 @@
+"""Hooks as the command shows them: each target's chain, as a call runs it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from switchrail.cli.show import console, print_json, table
+from switchrail.errors import HookError
+from switchrail.hooks.target import modules_of
+
+if TYPE_CHECKING:
+    from switchrail.hooks import Explanation, Hooks, Step
+
+_COLUMNS = ("kind", "hook", "plugin", "distribution", "version", "priority", "state", "reason")
+
+
+def explain_hook(hooks: Hooks, target: str, *, as_json: bool) -> None:
+    """Shows what runs at one target, once its module is imported.
+
+    Raises:
+        HookError: The target is not there, or its module can't be imported.
+    """
+    for module in modules_of(target):
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name == module:  # a class; or nothing, which is said below
+                break
+            raise HookError(f"{module} can't be imported: {error}", target=target) from error
+        except Exception as error:
+            raise HookError(f"{module} can't be imported: {error!r}", target=target) from error
+    explanation = hooks.explain(target)
+    if as_json:
+        print_json(explanation.to_dict())
+    else:
+        show_hooks([explanation])
+
+
+def show_hooks(explanations: Sequence[Explanation]) -> None:
+    """Prints the chain of each target, and what passes it by."""
+    out = console()
+    if not explanations:
+        out.print(Text.assemble(("hooks ", "bold"), "there are none"))
+    for i, explanation in enumerate(explanations):
+        if i:
+            out.print()
+        if explanation.steps:
+            rows = map(_row, explanation.steps)
+            out.print(table(explanation.target, _COLUMNS, rows, fold=("hook", "reason")))
+        else:
+            out.print(Text.assemble((explanation.target, "bold"), " has no hooks"))
+        for note in explanation.bypassed():
+            out.print(Text(f"passed by: {note}"))
+
+
+def _row(step: Step) -> tuple[object, ...]:
+    hook = step.hook
+    return (
+        hook.kind,
+        hook.name,
+        hook.plugin or "",
+        hook.source,
+        hook.version or "",
+        hook.priority,
+        step.state,
+        step.reason or "",
+    )

@@ -1,0 +1,102 @@
+"""`plugins --hooks` and `explain --hook`."""
+
+import json
+import sys
+
+import pytest
+
+PLUGIN = """
+def shout(result, *args, **kwargs):
+    return result.upper()
+
+def instead(text):
+    return "instead"
+
+def wait(*args, **kwargs):
+    pass
+
+def register(registry):
+    registry.hook("textwrap.dedent", shout, "after", priority=4)
+    registry.hook("textwrap.dedent", instead, "replace")
+    registry.hook("cli_late.f", wait)
+    registry.hook("cli_late.missing", wait)
+"""
+
+
+@pytest.fixture
+def hooking(tmp_path, monkeypatch):
+    metadata = tmp_path / "boreal_hooks-1.5.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: boreal-hooks\nVersion: 1.5\n")
+    (metadata / "entry_points.txt").write_text("[switchrail.plugins]\nboreal = boreal_hooks:register\n")
+    (tmp_path / "boreal_hooks.py").write_text(PLUGIN)
+    (tmp_path / "cli_late.py").write_text("import functools\n@functools.lru_cache\ndef f(): return 1\n")
+    (tmp_path / "cli_broken.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    for name in ("boreal_hooks", "cli_late"):
+        sys.modules.pop(name, None)
+
+
+def test_all(switchrail, hooking):
+    done = switchrail("plugins", "--hooks")
+    assert done.exit_code == 0, done.output
+    lines = [line.split() for line in done.output.splitlines()]
+    after = ["after", "boreal_hooks.shout", "boreal", "boreal-hooks", "1.5", "4", "runs"]
+    replace = ["replace", "boreal_hooks.instead", "boreal", "boreal-hooks", "1.5", "0", "runs"]
+    assert lines.index(["textwrap.dedent"]) < lines.index(replace) < lines.index(after)
+    assert any(" ".join(line).endswith("waiting its module is not imported") for line in lines)
+    document = json.loads(switchrail("plugins", "--hooks", "--json").output)
+    assert {each["target"] for each in document} == {"cli_late.f", "cli_late.missing", "textwrap.dedent"}
+
+
+def test_one(switchrail, hooking):
+    done = switchrail("explain", "--hook", "textwrap.dedent", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output)
+    assert [(hook["kind"], hook["plugin"], hook["version"], hook["state"]) for hook in found["hooks"]] == [
+        ("replace", "boreal", "1.5", "runs"),
+        ("after", "boreal", "1.5", "runs"),
+    ]
+
+
+def test_one_whose_module_is_imported_for_it(switchrail, hooking):
+    done = switchrail("explain", "--hook", "cli_late.f")
+    assert done.exit_code == 0, done.output
+    assert "runs" in done.output
+    assert "waiting" not in done.output
+
+
+def test_what_passes_it_by(switchrail, hooking):
+    import cli_late
+    from switchrail import current_runtime
+
+    hooks = current_runtime().hooks
+    hook = hooks.add(cli_late.f.__wrapped__, lambda: None)
+    try:
+        done = switchrail("explain", "--hook", "cli_late.f.__wrapped__")
+        assert "passed by: results that an lru_cache of cli_late.f keeps" in done.output
+    finally:
+        hooks.remove(hook)
+
+
+def test_none(switchrail, tmp_path, monkeypatch):
+    monkeypatch.setenv("SWITCHRAIL_PLUGINS", "")
+    assert "has no hooks" in switchrail("explain", "--hook", "textwrap.indent").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--hook", "textwrap.dedentt"], "nearest: dedent"),
+        (["--hook", "cli_broken.f"], "cli_broken can't be imported: ZeroDivisionError"),
+        (["--hook", "no_such_module_anywhere.f"], "does not exist"),
+        (["--hook", "textwrap"], "no dotted path"),
+        ([], "either a checkpoint or --hook"),
+        (["somewhere", "--hook", "textwrap.dedent"], "either a checkpoint or --hook"),
+    ],
+)
+def test_refused(switchrail, hooking, arguments, message):
+    done = switchrail("explain", *arguments)
+    assert done.exit_code == 2
+    assert message in " ".join(done.stderr.split())
