@@ -9,9 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from switchrail._core import Decision, Layer, Layout, Registration, Rejection, Route, RoutePlan
-from switchrail.current import current_runtime, register
+from switchrail.current import current_runtime, hook, load, register
 from switchrail.errors import SwitchrailError
 from switchrail.platform import Platform
+from switchrail.plugins import plugin
 from switchrail.processes import RuntimeState, check_ranks
 from switchrail.registration import DeviceSupport, Registry
 from switchrail.runtime import Runtime
@@ -48,5 +49,8 @@ __all__ = [
     "SwitchrailError",
     "check_ranks",
     "current_runtime",
+    "hook",
+    "load",
+    "plugin",
     "register",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,8 @@ from switchrail.registration import Registrar
 from switchrail.runtime import Runtime
 
 if TYPE_CHECKING:
-    from switchrail._core import Transaction
+    from switchrail._core import Plugin
+    from switchrail.staging import Staging
 
 _lock = threading.RLock()  # a plugin or a signal handler may fork while this thread makes the runtime
 _current: Runtime | None = None
@@ -43,9 +45,19 @@ def swap_current(runtime: Runtime | None) -> Runtime | None:
 
 
 class _Current(Registrar):
-    def _open(self) -> AbstractContextManager[Transaction]:
+    def _open(self) -> AbstractContextManager[Staging]:
         return current_runtime()._open()
 
 
 register = _Current().register
 """Registers a backend with the default runtime; see `Registrar.register`."""
+
+hook = _Current().hook
+"""Puts a hook in force, in the name of the default runtime; see `Registrar.hook`."""
+
+
+def load(
+    plugins: Sequence[str] | None = None, *, strict: bool = False, timeout: float | None = None
+) -> tuple[Plugin, ...]:
+    """Loads the installed plugins, or those named, into the default runtime; see `Loader.load`."""
+    return current_runtime().load(plugins, strict=strict, timeout=timeout)

@@ -127,6 +127,10 @@ class PluginError(SwitchrailError, ImportError):
     """Plugins that failed to load, in strict mode. Fields: `plugins`."""
 
 
+class EntryPointError(SwitchrailError, ImportError):
+    """An entry point that leads to nothing that can be loaded. Fields: `target`, `nearest`."""
+
+
 class UnknownPluginError(SwitchrailError, LookupError):
     """A plugin was asked for that is not installed. Fields: `found`, `valid`, `nearest`."""
 
@@ -155,7 +159,23 @@ class RankError(SwitchrailError, RuntimeError):
 
 
 class PlatformError(SwitchrailError, RuntimeError):
-    """A device that is not there. Fields: `found`, `valid`."""
+    """A device or platform that is not there, or several where one is needed. Fields: `found`, `valid`."""
+
+
+class PlatformPluginError(PlatformError):
+    """A platform plugin that failed. Fields: `plugin`, `traceback`."""
+
+
+class PlatformReentryError(PlatformError):
+    """A platform plugin asked for the platform while it was asked itself."""
+
+
+class NotProvidedError(SwitchrailError, NotImplementedError):
+    """A platform does not provide a method. Fields: `platform`, `method`."""
+
+
+class CapabilityError(SwitchrailError, ValueError):
+    """A compute capability that can't be written as one number. Fields: `found`, `valid`."""
 
 
 class CheckpointError(SwitchrailError, ValueError):

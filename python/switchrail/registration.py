@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -16,9 +16,11 @@ from switchrail.implementation import Implementation, check_class
 if TYPE_CHECKING:
     import torch
 
-    from switchrail._core import Transaction
+    from switchrail.hooks import Hook, Kind
+    from switchrail.staging import Staging
 
 C = TypeVar("C", bound=type[Any])
+F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 
@@ -65,10 +67,10 @@ def dtype_name(dtype: str | torch.dtype) -> str:
 
 
 class Registrar(ABC):
-    """What backends can be registered with: a runtime, or an open transaction of one."""
+    """What backends and hooks can be registered with: a runtime, or an open transaction of one."""
 
     @abstractmethod
-    def _open(self) -> AbstractContextManager[Transaction]:
+    def _open(self) -> AbstractContextManager[Staging]:
         """The transaction that one change goes into."""
 
     @overload
@@ -198,8 +200,10 @@ class Registrar(ABC):
                     argument="target",
                     found=target,
                 )
-            with self._open() as transaction:
-                transaction.add({**spec, "path": path}, Implementation(target, config_type), override)
+            with self._open() as staging:
+                staging.registrations.add(
+                    {**spec, "path": path}, Implementation(target, config_type), override
+                )
 
         def decorate(cls: C) -> C:
             add(cls)
@@ -211,22 +215,88 @@ class Registrar(ABC):
         return None
 
     def clear(self, op: str, name: str) -> None:
-        """Gives an overridden built-in its name back, or unregisters a name. Idempotent."""
-        with self._open() as transaction:
-            transaction.clear(op, name)
+        """Gives an overridden built-in its name back, or unregisters a name. Idempotent.
+
+        Raises:
+            RegistrationError: A plugin would clear what somebody else registered. Where it has a registration
+                of its own under the name, only that one goes.
+            TransactionClosedError: The transaction has ended.
+        """
+        with self._open() as staging:
+            staging.registrations.clear(op, name)
+
+    @overload
+    def hook(
+        self,
+        target: object,
+        fn: None = None,
+        kind: Kind = "before",
+        *,
+        priority: int = 0,
+        before: Sequence[str] = (),
+        after: Sequence[str] = (),
+    ) -> Callable[[F], F]: ...
+
+    @overload
+    def hook(
+        self,
+        target: object,
+        fn: Callable[..., Any],
+        kind: Kind = "before",
+        *,
+        priority: int = 0,
+        before: Sequence[str] = (),
+        after: Sequence[str] = (),
+    ) -> Hook: ...
+
+    def hook(
+        self,
+        target: object,
+        fn: Callable[..., Any] | None = None,
+        kind: Kind = "before",
+        *,
+        priority: int = 0,
+        before: Sequence[str] = (),
+        after: Sequence[str] = (),
+    ) -> Hook | Callable[[F], F]:
+        """Puts a hook on a target; without `fn` it is a decorator. `Hooks.add` says what the arguments mean.
+
+        In a transaction the hook is checked at once, and comes into force with the commit. Its source is the
+        plugin's distribution, or the user.
+
+        Raises:
+            HookError: The target can't be hooked, or the hook can't work on it; at the commit, the target has
+                it already.
+            OrderError: The constraints of the hooks on the target form a cycle; at the commit.
+            TransactionClosedError: The transaction has ended.
+        """
+        options: dict[str, Any] = {"priority": priority, "before": before, "after": after}
+        if fn is None:
+            return self._hook_decorator(target, kind, options)
+        with self._open() as staging:
+            return staging.hook(target, fn, kind, **options)
+
+    def _hook_decorator(self, target: object, kind: Kind, options: dict[str, Any]) -> Callable[[F], F]:
+        # Not within `hook`: its variables would be cells, which look like holders of the target.
+        def decorate(fn: F) -> F:
+            self.hook(target, fn, kind, **options)
+            return fn
+
+        return decorate
 
 
 class Registry(Registrar):
     """An open transaction of a runtime: what is registered through it is committed together, or not at all.
 
-    A plugin's function is given one; it is committed when the function returns.
+    A plugin's function is given one, which is committed when the function returns. Until then any thread may
+    use it; what comes later is refused.
     """
 
-    def __init__(self, transaction: Transaction) -> None:
-        self._transaction = transaction
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
 
-    def _open(self) -> AbstractContextManager[Transaction]:
-        return nullcontext(self._transaction)
+    def _open(self) -> AbstractContextManager[Staging]:
+        return nullcontext(self._staging)
 
 
 def _support(device: str | DeviceSupport) -> tuple[str, tuple[int, int] | None, tuple[int, int] | None]:

@@ -11,6 +11,7 @@ import switchrail
 from switchrail import Runtime, _core
 from switchrail.errors import NameTakenError
 from switchrail.ops import GatedDeltaBackend
+from switchrail.staging import Staging
 
 LAYOUT = switchrail.Layout.from_kinds("tiny", ["gated_delta"])
 
@@ -50,9 +51,9 @@ def test_what_was_not_committed_is_let_go(runtime: Runtime) -> None:
     runtime.register("acme", "acme:Acme", op="gated_delta")
     with pytest.raises(NameTakenError):
         runtime.register("acme", cls, op="gated_delta")
-    transaction = runtime._core.begin({"kind": "user"})
-    switchrail.Registry(transaction).register("never", cls, op="gated_delta")
-    del cls, transaction
+    staging = Staging(runtime._core, runtime.hooks, {"kind": "user"})
+    switchrail.Registry(staging).register("never", cls, op="gated_delta")
+    del cls, staging
     gc.collect()
     assert gone() is None
 
@@ -95,7 +96,7 @@ def test_a_cycle_through_a_plan_is_collected(runtime: Runtime) -> None:
 
 def test_a_cycle_through_an_open_transaction_is_collected() -> None:
     runtime = Runtime()
-    registry = switchrail.Registry(runtime._core.begin({"kind": "user"}))
+    registry = switchrail.Registry(Staging(runtime._core, runtime.hooks, {"kind": "user"}))
     cls = make_class(registry=registry)
     gone = weakref.ref(cls)
     registry.register("acme", cls, op="gated_delta")

@@ -115,8 +115,8 @@ def _stack(
     objects: list[tuple[dict[str, Any], Implementation]] = []
     for registration in here[kept:]:
         objects.append((_document(registration, configured=False), runtime._core.object(registration.id)))
-        with runtime._open() as transaction:
-            transaction.withdraw(registration)
+        with runtime._open() as staging:
+            staging.registrations.withdraw(registration)
     for backend in wanted[kept:]:
         document = _document(backend.registration, configured=False)
         known = [implementation for other, implementation in objects if other == document]
@@ -165,10 +165,10 @@ def _register(runtime: Runtime, registration: Registration, implementation: Impl
         (device["kind"], device["min_capability"], device["max_capability"])
         for device in capabilities["devices"]
     ]
-    with runtime._open(document["origin"]) as transaction:
-        transaction.add({**document["spec"], **capabilities}, implementation, True)
+    with runtime._open(document["origin"]) as staging:
+        staging.registrations.add({**document["spec"], **capabilities}, implementation, True)
         if document["configuration"]:
-            transaction.configure(op, name, document["configuration"])
+            staging.registrations.configure(op, name, document["configuration"])
 
 
 def _hooks(runtime: Runtime, wanted: Sequence[HookState], found: Mapping[str, Any]) -> Iterator[str]:

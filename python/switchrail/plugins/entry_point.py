@@ -1,0 +1,86 @@
+"""From an entry point to the function that it names."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from switchrail._core import Plugin
+from switchrail.errors import EntryPointError
+from switchrail.nearest import nearest
+
+
+def import_target(plugin: Plugin) -> Any:
+    """Imports what a plugin's entry point names. What its module raises while it is imported passes.
+
+    Raises:
+        EntryPointError: Nothing is there.
+    """
+    module, _, attribute = plugin.target.partition(":")
+    if not attribute:
+        raise error_of(plugin, f"it names a module; valid: a function in one, such as '{module}:register'")
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there, and one that it imports itself isn't
+        problem = f"there is no module {error.name!r}; valid: a module that {plugin.distribution} installs"
+        raise error_of(plugin, problem) from error
+    for part in attribute.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError as error:
+            names, hint = nearest(part, [name for name in dir(found) if not name.startswith("__")])
+            raise error_of(plugin, f"{found!r} has no attribute {part!r}{hint}", nearest=names) from error
+    return found
+
+
+def check_function(plugin: Plugin, found: object, argument: str) -> Callable[..., Any]:
+    """The function that an entry point must lead to, which takes one argument.
+
+    Args:
+        plugin: Whose entry point it is.
+        found: What was found there.
+        argument: What it is called with, in words.
+
+    Raises:
+        EntryPointError: It is nothing that can be called with that, and done when the call returns.
+    """
+    valid = f"valid: a plain function that takes {argument}"
+    if isinstance(found, type):
+        raise error_of(plugin, f"it is the class {found.__qualname__}; {valid}")
+    if not callable(found):
+        raise error_of(plugin, f"it is {found!r}, which can't be called; {valid}")
+    suspending = next(
+        (kind for each in (found, found.__call__) for kind, is_kind in _SUSPENDING.items() if is_kind(each)),
+        None,
+    )
+    if suspending is not None:
+        raise error_of(plugin, f"it is {suspending}, whose body would not run when it is called; {valid}")
+    try:
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):  # a function in C that doesn't tell
+        return found
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise error_of(plugin, f"its parameters are {signature}: {error}; {valid}") from error
+    return found
+
+
+def error_of(plugin: Plugin, problem: str, **fields: Any) -> EntryPointError:
+    """The error that says what is wrong with an entry point."""
+    return EntryPointError(
+        f"entry point {plugin.name!r} of {plugin.distribution} is {plugin.target!r}: {problem}",
+        target=plugin.target,
+        **fields,
+    )
+
+
+_SUSPENDING: dict[str, Callable[[object], bool]] = {
+    "an async generator function": inspect.isasyncgenfunction,
+    "an async function": inspect.iscoroutinefunction,
+    "a generator function": inspect.isgeneratorfunction,
+}

@@ -1,0 +1,345 @@
+"""The plugins of one runtime."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from switchrail import _core
+from switchrail._core import Discovery, Plugin
+from switchrail.errors import ArgumentError, ConfigError, LoadReentryError, OrderError, PluginError
+from switchrail.hooks import Hooks
+from switchrail.plugins.attempt import Attempt
+from switchrail.plugins.declaration import in_order
+from switchrail.registration import several
+from switchrail.staging import Staging, staging_of
+
+ALLOW_LIST = "SWITCHRAIL_PLUGINS"
+"""Environment variable: names of the plugins that may be loaded, separated by commas; not set: all."""
+
+PLATFORM = "SWITCHRAIL_PLATFORM"
+"""Environment variable: the platform in use, a built-in kind or a platform plugin; not set: what is found."""
+
+LOCK = "SWITCHRAIL_LOCK"
+"""Environment variable: a lock file; plugins that differ from it are not imported."""
+
+TIMEOUT = "SWITCHRAIL_LOAD_TIMEOUT"
+"""Environment variable: how many seconds one plugin may take to load; not set: as long as it takes."""
+
+GROUP = "switchrail.plugins"
+
+BUILTIN_PLATFORMS: Final = ("cuda", "rocm", "cpu", "xpu", "musa", "npu", "tpu", "mps")
+
+_log: Final = logging.getLogger("switchrail")
+
+
+class Loader:
+    """The plugins of one runtime: what is installed, and how far each one got.
+
+    One thread loads at a time; others wait for its result. In a forked child nobody is loading.
+
+    Args:
+        core: The runtime's registrations.
+        hooks: The runtime's hooks.
+
+    Attributes:
+        paths: Where plugins were looked for last; None: `sys.path`.
+    """
+
+    def __init__(self, core: _core.Runtime, hooks: Hooks) -> None:
+        self._core, self._hooks = core, hooks
+        self._discovery: Discovery | None = None
+        self._plugins: dict[tuple[str, str], Plugin] = {}
+        self._order: list[tuple[str, str]] = []
+        self._attempts: Sequence[Attempt] = ()
+        self._told: set[str] = set()
+        self.paths: tuple[str, ...] | None = None
+        self._lock = threading.Lock()
+        self._loading: int | None = None
+        _loaders.add(self)
+
+    @property
+    def plugins(self) -> tuple[Plugin, ...]:
+        """What is known of each plugin since the last look."""
+        return tuple(self._plugins.values())
+
+    def in_order(self) -> tuple[Plugin, ...]:
+        """The loaded plugins in the order in which they were, then the others."""
+        keys = dict.fromkeys([*self._order, *self._plugins])
+        return tuple(self._plugins[key] for key in keys if key in self._plugins)
+
+    def packages(self) -> dict[str, str]:
+        """Installed distributions and their versions, as of the last look; looks if there was none."""
+        if self._discovery is None:
+            self.discover()
+        assert self._discovery is not None
+        return self._discovery.packages
+
+    def discover(self, paths: Iterable[str | os.PathLike[str]] | None = None) -> tuple[Plugin, ...]:
+        """Looks for installed plugins; imports nothing.
+
+        Args:
+            paths: Folders with installed distributions; None: `sys.path`.
+
+        Raises:
+            ArgumentError: It is one path, not several.
+            LoadReentryError: A plugin that is being loaded asked for it.
+        """
+        with self._single_flight():
+            self._look(paths)
+            return self.plugins
+
+    def load(
+        self, allow: Sequence[str] | None = None, *, strict: bool = False, timeout: float | None = None
+    ) -> tuple[Plugin, ...]:
+        """Loads the plugins that may be loaded, each in a transaction of its own.
+
+        It selects (allow list, `SWITCHRAIL_PLATFORM`, `SWITCHRAIL_LOCK`), imports what was selected, and lets
+        each plugin register, in the order that `switchrail.plugin` describes. A plugin that fails leaves
+        nothing but its record and a warning in the log. What is loaded, has failed or hangs is not tried
+        again: calling this again changes nothing, and a thread that calls it meanwhile waits for the result.
+
+        Args:
+            allow: Names of the plugins that may be loaded; None: what `SWITCHRAIL_PLUGINS` says, else all.
+            strict: Whether a plugin that fails, hangs or differs from the lock is an error, raised when all
+                are through; and whether a plugin fails where the target of one of its hooks does not exist,
+                or has a `replace` hook already.
+            timeout: The seconds that one plugin may take, for its import and its function together; None:
+                what `SWITCHRAIL_LOAD_TIMEOUT` says, else as long as it takes. With a timeout each plugin's
+                code runs in a thread of its own. After it that thread goes on, for Python can't stop it, but
+                the plugin's transaction is closed.
+
+        Raises:
+            ArgumentError: The allow list is one name, not several; the timeout is no number.
+            ConfigError: The timeout is not above 0.
+            UnknownPluginError: The allow list names a plugin that is not installed; nothing is loaded then.
+            PlatformError: `SWITCHRAIL_PLATFORM` names no platform; nothing is loaded then.
+            LockError: The lock file can't be read, or Switchrail itself differs from it; nothing is loaded.
+            PluginError: In strict mode, for the plugins that did not load, with their tracebacks.
+            LoadReentryError: A plugin that is being loaded asked for it.
+        """
+        if allow is None and (text := os.environ.get(ALLOW_LIST)) is not None:
+            allow = _core.parse_allow(text)
+        allow = allow if allow is None else several("plugins", allow)
+        seconds = _seconds(timeout)
+        with self._single_flight(), self._all_or_nothing():
+            if self._discovery is None:
+                self._look(None)
+            refused = self._select(allow)
+            attempts = self._imported(
+                sorted(
+                    (plugin for plugin in self.plugins if _is_next(plugin)),
+                    key=lambda plugin: (plugin.distribution.lower(), plugin.distribution, plugin.name),
+                ),
+                strict=strict,
+                seconds=seconds,
+            )
+            for attempt in self._ordered(attempts):
+                self._step(attempt, attempt.register)
+            plugins = self.plugins
+        failed = [
+            plugin for plugin in plugins if plugin.state in ("failed", "hung") or _key(plugin) in refused
+        ]
+        if strict and failed:
+            reasons = "; ".join(f"{plugin.qualified_name}: {plugin.reason}" for plugin in failed)
+            details = "\n".join(plugin.traceback for plugin in failed if plugin.traceback)
+            raise PluginError(f"plugins failed to load: {reasons}\n{details}".strip(), plugins=tuple(failed))
+        return plugins
+
+    def load_as(self, plugins: Sequence[Plugin], paths: Sequence[str] | None) -> None:
+        """Loads what another process loaded, in its order, and takes its word for the rest.
+
+        Args:
+            plugins: What `in_order` gave there.
+            paths: What `paths` was there.
+        """
+        with self._single_flight(), self._all_or_nothing():
+            self._look(paths)
+            wanted = []
+            for plugin in plugins:
+                found = self._plugins.get(_key(plugin))
+                if found is not None and plugin.state == "loaded":
+                    wanted.append(found)
+                elif found is not None and (found.version, found.target) == (plugin.version, plugin.target):
+                    self._plugins[_key(plugin)] = plugin
+            for attempt in self._imported(wanted, strict=False, seconds=_seconds(None)):
+                self._step(attempt, attempt.register)
+
+    def _select(self, allow: Sequence[str] | None) -> set[tuple[str, str]]:
+        """Blocks what may not be loaded; returns what the lock refuses."""
+        assert self._discovery is not None
+        known = [self._plugins.get(_key(plugin), plugin) for plugin in self._discovery.plugins]
+        platform = os.environ.get(PLATFORM) or None
+        selected = _core.select(known, allow, platform, list(BUILTIN_PLATFORMS))
+        lock = os.environ.get(LOCK)
+        locked = selected if lock is None else _core.Lock.read(lock).apply(self._discovery, selected)
+        self._plugins = {_key(plugin): plugin for plugin in locked}
+        before = {_key(plugin): plugin.state for plugin in selected}
+        refused = {_key(plugin) for plugin in locked if plugin.state != before.get(_key(plugin))}
+        for plugin in locked:
+            if plugin.state == "failed" or _key(plugin) in refused:
+                self._warn(plugin)
+        return refused
+
+    def _imported(self, plugins: Sequence[Plugin], *, strict: bool, seconds: float | None) -> list[Attempt]:
+        importlib.invalidate_caches()  # a plugin may have been installed since the process began
+        self._attempts = [
+            Attempt(plugin, self._staging(plugin, strict=strict), seconds) for plugin in plugins
+        ]
+        return [attempt for attempt in self._attempts if self._step(attempt, attempt.find)]
+
+    def _staging(self, plugin: Plugin, *, strict: bool) -> Staging:
+        origin = {
+            "kind": "plugin",
+            "distribution": plugin.distribution,
+            "version": plugin.version,
+            "plugin": plugin.name,
+        }
+        return Staging(self._core, self._hooks, origin, strict=strict or None)
+
+    def _ordered(self, attempts: list[Attempt]) -> list[Attempt]:
+        """Puts plugins in the order that they declare; those whose declarations form a cycle fail."""
+        while True:
+            declarations = [attempt.declaration for attempt in attempts]
+            try:
+                order = in_order([attempt.plugin for attempt in attempts], declarations)
+                return [attempts[index] for index in order]
+            except OrderError as error:
+                members = set(error.fields["members"])
+                for attempt in attempts:
+                    if attempt.plugin.qualified_name in members:
+                        self._give_up(attempt, error)
+                attempts = [a for a in attempts if a.plugin.qualified_name not in members]
+
+    def _step(self, attempt: Attempt, step: Callable[[], None]) -> bool:
+        try:
+            step()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit too: a plugin does not end its host
+            self._give_up(attempt, error)
+            return False
+        if attempt.staging.is_committed:
+            key = _key(attempt.plugin)
+            self._plugins[key] = attempt.plugin.loaded()
+            self._order.append(key)
+        return True
+
+    def _give_up(self, attempt: Attempt, error: BaseException) -> None:
+        record = attempt.failure(error)
+        attempt.staging.close()
+        self._plugins[_key(record)] = record
+        self._warn(record)
+
+    def _warn(self, plugin: Plugin) -> None:
+        message = f"plugin {plugin.qualified_name} failed to load: {plugin.reason}"
+        if message not in self._told:
+            self._told.add(message)
+            _log.warning("%s", message)
+
+    def _look(self, paths: Iterable[str | os.PathLike[str]] | None) -> None:
+        given = None if paths is None else tuple(os.fspath(path) for path in several("paths", paths))
+        # Of sys.path, importlib passes over what is no text too.
+        searched = [path for path in sys.path if isinstance(path, str)] if given is None else list(given)
+        discovery = _core.discover(searched)
+        known = self._plugins
+        self._plugins = {_key(plugin): _kept(known.get(_key(plugin)), plugin) for plugin in discovery.plugins}
+        self._discovery, self.paths = discovery, given
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Leaves the runtime as it was where the block raises, which plugins can't make it do."""
+        before = self._plugins, self._order, self._discovery, self.paths
+        self._plugins, self._order = dict(self._plugins), list(self._order)
+        try:
+            yield
+        except BaseException:
+            for attempt in reversed(self._attempts):
+                attempt.staging.undo()
+            self._plugins, self._order, self._discovery, self.paths = before
+            raise
+        finally:
+            self._attempts = ()
+
+    @contextmanager
+    def _single_flight(self) -> Iterator[None]:
+        if self._loading == threading.get_ident() or staging_of(self._hooks) is not None:
+            raise LoadReentryError(
+                "a plugin asked for plugins while it was being loaded itself; valid: to register with the "
+                "registry that its function is given, and to leave loading to the program"
+            )
+        with self._lock:
+            self._loading = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._loading = None
+
+    def _reset(self) -> None:
+        if (
+            self._loading != threading.get_ident()
+        ):  # the thread that loads isn't there: what it began won't end
+            for attempt in self._attempts:
+                if self._plugins[_key(attempt.plugin)].state != "loaded":
+                    attempt.staging.undo()
+            self._attempts = ()
+        self._lock, self._loading = threading.Lock(), None
+
+
+_loaders: weakref.WeakSet[Loader] = weakref.WeakSet()
+
+
+def _reset_after_fork() -> None:
+    for loader in list(_loaders):
+        loader._reset()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_after_fork)
+
+
+def _key(plugin: Plugin) -> tuple[str, str]:
+    return plugin.group, plugin.qualified_name
+
+
+def _kept(known: Plugin | None, found: Plugin) -> Plugin:
+    """What holds of a plugin after a look: one that runs is what it was; another version may be tried."""
+    if known is None or known.state not in ("loaded", "failed", "hung"):
+        return found
+    is_same = (known.version, known.target, known.path) == (found.version, found.target, found.path)
+    return known if known.state == "loaded" or is_same else found
+
+
+def _is_next(plugin: Plugin) -> bool:
+    return plugin.group == GROUP and plugin.state == "discovered"
+
+
+def _seconds(timeout: float | None) -> float | None:
+    name: str = "timeout"
+    found: str | None = f"{timeout!r}"
+    if timeout is None:
+        name, found = TIMEOUT, os.environ.get(TIMEOUT)
+        if found is None:
+            return None
+        try:
+            timeout = float(found)
+        except ValueError:
+            timeout = math.nan
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise ArgumentError(
+            f"timeout is {timeout!r}; valid: a number of seconds, or None", argument=name, found=timeout
+        )
+    if not 0 < timeout <= threading.TIMEOUT_MAX:
+        raise ConfigError(
+            f"{name} is {found}; valid: a number of seconds above 0, at most {threading.TIMEOUT_MAX:g}",
+            found=found,
+        )
+    return float(timeout)

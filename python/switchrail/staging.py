@@ -1,0 +1,226 @@
+"""One change of a runtime: registrations and hooks that are committed together, or not at all."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from switchrail.errors import HookError, TransactionClosedError
+from switchrail.hooks import Hook, Hooks, Kind
+
+if TYPE_CHECKING:
+    from switchrail import _core
+
+_local = threading.local()
+
+# Held for a look or a swap alone.
+_lock = threading.RLock()
+
+if hasattr(os, "register_at_fork"):  # else a child could inherit the lock from a thread that it doesn't have
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+
+
+def staging_of(hooks: Hooks) -> Staging | None:
+    """What the plugin code that this thread runs stages in, for the runtime that owns `hooks`; else None."""
+    stagings: Sequence[Staging] = getattr(_local, "stagings", ())
+    return next((staging for staging in reversed(stagings) if staging.hooks is hooks), None)
+
+
+class Staging:
+    """An open transaction of a runtime's core, and the hooks that come into force with its commit.
+
+    Any thread can stage in it until it ends; what comes later is refused.
+
+    Attributes:
+        hooks: The runtime's.
+    """
+
+    def __init__(
+        self,
+        core: _core.Runtime,
+        hooks: Hooks,
+        origin: Mapping[str, str | None],
+        *,
+        strict: bool | None = None,
+    ) -> None:
+        self.hooks = hooks
+        self._core, self._origin, self._strict = core, dict(origin), strict
+        self._transaction = core.begin(self._origin)
+        self._staged: list[Hook] | None = []
+        self._committed: Sequence[Hook] = ()
+
+    @property
+    def registrations(self) -> _core.Transaction:
+        """The core's transaction.
+
+        Raises:
+            TransactionClosedError: It has ended.
+        """
+        if not self._transaction.is_open:
+            raise self._closed()
+        return self._transaction
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether what was staged is in force."""
+        return self._transaction.is_committed
+
+    @property
+    def source(self) -> dict[str, str | None]:
+        """What hooks are told of where they come from."""
+        if self._origin["kind"] != "plugin":
+            return {}
+        return {
+            "source": self._origin["distribution"],
+            "plugin": self._origin["plugin"],
+            "version": self._origin["version"],
+        }
+
+    def hook(self, target: object, fn: Callable[..., Any], kind: Kind, **options: Any) -> Hook:
+        """Makes, checks and stages a hook; see `Registrar.hook`."""
+        options = {**self.source, "strict": self._strict, **options}
+        hook = self.hooks.prepare(target, fn, kind, **options)
+        self.stage(hook)
+        return hook
+
+    def stage(self, *hooks: Hook) -> None:
+        """Stages prepared hooks.
+
+        Raises:
+            TransactionClosedError: The transaction has ended.
+        """
+        with _lock:
+            if self._staged is None:
+                raise self._closed()
+            self._staged.extend(hooks)
+
+    def unstage(self, *hooks: Hook) -> None:
+        """Takes staged hooks out again.
+
+        Raises:
+            HookError: One is not staged here.
+            TransactionClosedError: The transaction has ended.
+        """
+        with _lock:
+            if self._staged is None:
+                raise self._closed()
+            for hook in hooks:
+                if hook not in self._staged:
+                    raise HookError(
+                        f"{hook!r} is not {self}'s; valid while it is loaded: hooks that it added itself",
+                        target=hook.target_name,
+                    )
+            self._staged = [hook for hook in self._staged if hook not in hooks]
+
+    def staged(self) -> tuple[Hook, ...]:
+        """The hooks that are staged."""
+        return tuple(self._staged or ())
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Has what this thread changes in the runtime staged here, for the length of a block."""
+        stagings: list[Staging] = getattr(_local, "stagings", [])
+        _local.stagings = [*stagings, self]
+        try:
+            yield
+        finally:
+            _local.stagings = stagings
+
+    def commit(self) -> None:
+        """Puts everything in force, or nothing.
+
+        Raises:
+            ConflictError: Another transaction has taken one of the names since.
+            HookError: A hook can't be put in force.
+            OrderError: The constraints of the hooks on one target form a cycle.
+            TransactionClosedError: The transaction has ended.
+        """
+        with _lock:
+            hooks, self._staged = self._staged, None
+        if hooks is None:
+            raise self._closed()
+        try:
+            self._committed = hooks
+            if hooks:
+                self.hooks.commit(hooks, strict=self._strict)
+            self._transaction.commit()
+        except BaseException:
+            if not self.is_committed:  # an interrupt may come when it is
+                self.hooks.remove(*hooks)
+            raise
+
+    def close(self) -> None:
+        """Ends the transaction; what isn't committed is gone. Idempotent."""
+        with _lock:
+            self._staged = None
+        self._transaction.close()
+
+    def undo(self) -> None:
+        """Closes it, and takes out what its origin, a plugin, has in the runtime."""
+        self.close()
+        self.hooks.remove(*self._committed)
+        if not self.is_committed:
+            return
+        backends = self._core.snapshot().backends
+        ours = [backend for backend in backends if backend.to_dict()["origin"] == self._origin]
+        transaction = self._core.begin(self._origin)
+        for backend in ours:
+            transaction.withdraw(backend)
+        transaction.commit()
+
+    def _closed(self) -> TransactionClosedError:
+        return TransactionClosedError(
+            f"the transaction of {self} is closed: what is registered now would be lost; valid: to register "
+            "before the plugin's function returns, or the block of Runtime.transaction() ends"
+        )
+
+    def __str__(self) -> str:
+        if self._origin["kind"] != "plugin":
+            return "the user"
+        return f"plugin {self._origin['distribution']}:{self._origin['plugin']}"
+
+
+class StagedHooks(Hooks):
+    """A runtime's hooks. What plugin code changes here while it is loaded belongs to its transaction."""
+
+    def prepare(
+        self,
+        target: object,
+        fn: Callable[..., Any],
+        kind: Kind = "before",
+        *,
+        source: str = "user",
+        plugin: str | None = None,
+        version: str | None = None,
+        priority: int = 0,
+        before: Sequence[str] = (),
+        after: Sequence[str] = (),
+        strict: bool | None = None,
+    ) -> Hook:
+        """Makes and checks a hook; its source is the plugin that is being loaded, unless another is given."""
+        staging = staging_of(self)
+        origin: dict[str, Any] = {"source": source, "plugin": plugin, "version": version}
+        if staging is not None and source == "user":
+            origin = staging.source
+        return super().prepare(
+            target, fn, kind, priority=priority, before=before, after=after, strict=strict, **origin
+        )
+
+    def commit(self, hooks: Sequence[Hook], *, strict: bool | None = None) -> None:
+        """Puts prepared hooks in force; those of a plugin that is being loaded, with its transaction."""
+        staging = staging_of(self)
+        if staging is None:
+            super().commit(hooks, strict=strict)
+        else:
+            staging.stage(*hooks)
+
+    def remove(self, *hooks: Hook) -> None:
+        """Takes hooks out of force; a plugin that is being loaded, only its own."""
+        staging = staging_of(self)
+        if staging is None:
+            super().remove(*hooks)
+        else:
+            staging.unstage(*hooks)
