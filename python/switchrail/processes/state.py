@@ -190,7 +190,7 @@ def read(runtime: Runtime, plans: Sequence[RoutePlan] = ()) -> tuple[RuntimeStat
             backends=backends,
             hooks=hooks,
             strict_hooks=runtime.hooks.strict,
-            platform=runtime._platform_choice,
+            platform=runtime._platforms.asked,
             plans=tuple(map(_plan, plans)),
         )
         if (
