@@ -12,7 +12,7 @@ from switchrail import config as configs
 from switchrail.errors import ConfigError, UnknownBackendError
 from switchrail.implementation import Implementation
 from switchrail.ops import register_builtins
-from switchrail.platform import Platform
+from switchrail.platforms import Platform, PlatformChoice
 from switchrail.plugins import Loader, Plugin
 from switchrail.registration import Registrar, Registry, dtype_name, several
 from switchrail.staging import StagedHooks, Staging, staging_of
@@ -42,26 +42,22 @@ class Runtime(Registrar):
         self._core = _core.Runtime()
         self.hooks: Hooks = StagedHooks()
         self._loader = Loader(self._core, self.hooks)
-        self._platform: Platform | None = None
-        self._platform_choice: str | None = None
+        self._platforms = PlatformChoice(self._loader.platforms)
         with self._open(_BUILTIN) as staging:
             register_builtins(Registry(staging))
 
     @property
     def platform(self) -> Platform:
-        """The device that models run on unless they name another: `use_platform`'s, else what is detected."""
-        if self._platform is None:
-            self._platform = Platform.detect()
-        return self._platform
+        """The platform that models run on unless they name another; see `PlatformChoice`."""
+        return self._platforms.get()
 
     def use_platform(self, platform: Platform | str | torch.device) -> None:
-        """Names the device.
+        """Names the platform, for all who ask from now on; takes what `find_platform` takes."""
+        self._platforms.use(platform)
 
-        Raises:
-            PlatformError: There is no such device.
-        """
-        self._platform_choice = platform.device if isinstance(platform, Platform) else str(platform)
-        self._platform = platform if isinstance(platform, Platform) else Platform.detect(platform)
+    def find_platform(self, platform: Platform | str | torch.device) -> Platform:
+        """A platform by name, device or class path; see `PlatformChoice.find`."""
+        return self._platforms.find(platform)
 
     @property
     def plugins(self) -> tuple[Plugin, ...]:

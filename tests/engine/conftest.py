@@ -94,7 +94,7 @@ def make_engine(checkpoint: Path) -> Iterator[Callable[..., Engine]]:
     with ExitStack() as stack:
 
         def make(
-            path: Path = checkpoint, *, runtime: Any = None, device: str = "cpu", **arguments: Any
+            path: Path = checkpoint, *, runtime: Any = None, device: Any = "cpu", **arguments: Any
         ) -> Engine:
             runtime = runtime or switchrail.Runtime()
             return stack.enter_context(Engine(path, runtime=runtime, device=device, **arguments))

@@ -135,8 +135,8 @@ def test_a_failure_leaves_the_runtime_usable(make_engine: Callable[..., Engine],
 def test_dtype_is_that_asked_for(make_engine: Callable[..., Engine], dtype: str | torch.dtype) -> None:
     engine = make_engine(dtype=dtype)
     assert str(engine.dtype).endswith(str(dtype).removeprefix("torch."))
-    assert engine.pools.kv[1][0].dtype == engine.pools.conv[0].dtype == engine.dtype
-    assert engine.pools.state[0].dtype == torch.float32
+    assert engine.pools.kv["mha"].caches(1)[0].dtype == engine.pools.state.windows[0].dtype == engine.dtype
+    assert engine.pools.state.states[0].dtype == torch.float32
     assert (
         engine.generate(["the"], SamplingParams(max_new_tokens=3, ignore_eos=True))[0].finish_reason
         == "length"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import switchrail
 import torch
-from switchrail.engine import Engine, EngineOptions, SamplingParams, memory
-from switchrail.engine.pools import ConvShape, DeltaShape, KVShape, page_bytes, slot_bytes
+from switchrail.engine import Engine, EngineOptions, SamplingParams
+from switchrail.engine.pools import ConvShape, DeltaShape, KVShape, Pools, Shape
 from switchrail.errors import (
     ConfigError,
     NoBackendError,
@@ -18,6 +18,7 @@ from switchrail.errors import (
     RequestError,
     UnknownBackendError,
 )
+from switchrail.platforms import CpuPlatform
 
 
 @pytest.mark.parametrize(
@@ -111,16 +112,19 @@ def test_no_such_device(make_engine: Callable[..., Engine]) -> None:
         make_engine(device="cuda:99")
 
 
-SHAPES = (
-    KVShape(heads=2, size=16),
-    DeltaShape(heads=4, value_size=8, key_size=4),
-    ConvShape(channels=10, width=4),
-)
+SHAPES: dict[tuple[int, str], Shape] = {
+    (0, "attention"): KVShape(heads=2, size=16),
+    (1, "gated_delta"): DeltaShape(heads=4, value_size=8, key_size=4),
+    (1, "short_conv"): ConvShape(channels=10, width=4),
+}
 
 
-def test_bytes_of_pages_and_slots() -> None:
-    assert page_bytes(SHAPES, 8, torch.bfloat16) == 8 * 2 * 2 * 16 * 2
-    assert slot_bytes(SHAPES, torch.bfloat16, torch.float32) == 4 * 8 * 4 * 4 + 10 * 3 * 2
+def memory_of(free: int) -> CpuPlatform:
+    """A host with so much free memory."""
+    platform = CpuPlatform()
+    hardware = platform.hardware
+    hardware.total_memory, hardware.current_memory_usage = lambda: free + 7, lambda: 7  # type: ignore[method-assign]
+    return platform
 
 
 @pytest.mark.parametrize(
@@ -128,36 +132,48 @@ def test_bytes_of_pages_and_slots() -> None:
     [
         (1 << 40, {}, 32 * 64 + 1),  # all that could be needed
         (1 << 20, {"memory_fraction": 1.0}, ((1 << 20) - 33 * 632) // 4096),
-        (1 << 20, {}, ((1 << 18) - 33 * 632) // 4096),
+        (1 << 20, {"memory_fraction": 0.25}, ((1 << 18) - 33 * 632) // 4096),
+        (1 << 20, {}, (int(0.85 * 2**20) - 33 * 632) // 4096),
         (0, {"num_pages": 7}, 7),
     ],
 )
-def test_number_of_pages(
-    monkeypatch: pytest.MonkeyPatch, free: int, options: dict[str, Any], pages: int
-) -> None:
-    monkeypatch.setattr(memory, "_free_bytes", lambda platform: free)
-    found = memory.choose_num_pages(
-        EngineOptions(**options),
+def test_number_of_pages(free: int, options: dict[str, Any], pages: int) -> None:
+    pools = Pools(
         SHAPES,
+        EngineOptions(**options),
+        platform=memory_of(free),
         max_length=1024,
         dtype=torch.float32,
         state_dtype=torch.float32,
-        platform=switchrail.Platform.detect("cpu"),
     )
-    assert found == pages
+    assert pools.pages.capacity + 1 == pages
 
 
-def test_no_room_for_the_pools(make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_free_bytes", lambda platform: 100_000)
+def test_no_room_for_the_pools(make_engine: Callable[..., Engine]) -> None:
     with pytest.raises(ConfigError, match="can't hold the states of 32 sequences"):
-        make_engine()
+        make_engine(device=memory_of(100_000))
+
+
+@pytest.mark.parametrize(
+    ("values", "memory_fraction", "page_size"),
+    [
+        (None, 0.25, 8),
+        ({"page_size": 4}, 0.25, 4),
+        ({"page_size": None, "memory_fraction": 0.5}, 0.5, 8),
+        (EngineOptions(), 0.25, 16),
+        (EngineOptions(memory_fraction=0.5), 0.5, 16),
+    ],
+)
+def test_a_platform_says_what_is_left_open(values: Any, memory_fraction: float, page_size: int) -> None:
+    found = EngineOptions.of(values, {"memory_fraction": 0.25, "page_size": 8})
+    assert (found.memory_fraction, found.page_size) == (memory_fraction, page_size)
 
 
 def test_the_pools_take_what_their_sizes_say(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine(options={"num_pages": 9, "page_size": 4, "max_sequences": 3})
     pools = engine.pools
-    assert pools.kv[1][0].shape == (9, 4, 2, 16)
-    assert pools.state[0].shape == (4, 4, 16, 16)
-    assert pools.conv[0].shape == (4, 2 * 2 * 16 + 4 * 16, 3)
-    assert pools.conv[0].stride() == (128 * 3, 1, 128)
+    assert [tensor.shape for tensor in pools.kv["mha"].caches(1)] == [(9, 4, 2, 16)] * 2
+    assert pools.state.states[0].shape == (4, 4, 16, 16)
+    assert pools.state.windows[0].shape == (4, 2 * 2 * 16 + 4 * 16, 3)
+    assert pools.state.windows[0].stride() == (128 * 3, 1, 128)
     assert pools.nbytes == sum(tensor.numel() * tensor.itemsize for tensor in pools.tensors())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -315,4 +316,4 @@ def test_threads_share_an_engine(make_engine: Callable[..., Engine]) -> None:
 
 def test_options_can_be_given_as_an_object(make_engine: Callable[..., Engine]) -> None:
     options = EngineOptions(**SMALL)
-    assert make_engine(options=options).options is options
+    assert make_engine(options=options).options == replace(options, memory_fraction=0.25)

@@ -55,21 +55,20 @@ def explain(
         return
     if hook is not None or checkpoint is None:
         raise typer.BadParameter("valid: either a checkpoint or --hook TARGET")
-    import torch
-
     from switchrail.engine.dtypes import parse_dtype
+    from switchrail.engine.options import options_on
     from switchrail.engine.routes import plan_routes
 
     layout = switchrail.Layout.from_config(checkpoint)
     ids = [item.id for item in layout.layers] if layer is None else [layout.layer(layer).id]
     runtime = loaded_runtime(choices)
-    platform = runtime.platform if device is None else switchrail.Platform.detect(device)
+    platform = runtime.platform if device is None else runtime.find_platform(device)
     plan = plan_routes(
         runtime,
         layout,
         platform=platform,
-        dtype=parse_dtype(dtype, _read_config(checkpoint), torch.device(platform.device)),
-        page_size=switchrail.EngineOptions.of(choices.engine).page_size,
+        dtype=parse_dtype(dtype, _read_config(checkpoint), platform.hardware),
+        page_size=options_on(platform, choices.engine).page_size,
         preferences=choices.backends,
         phases=("prefill", "decode") if phase is None else (phase,),
     )
@@ -78,7 +77,7 @@ def explain(
         print_json(
             {
                 "model": layout.model,
-                "platform": asdict(platform),
+                "platform": asdict(platform.identity),
                 "layers": [layout.layer(i).to_dict() for i in ids],
                 "routes": [route.to_dict() for route in routes],
             }

@@ -91,7 +91,7 @@ def run(
             outputs = engine.generate(texts, params)
             print_json(
                 {
-                    "platform": asdict(engine.platform),
+                    "platform": asdict(engine.platform.identity),
                     "plugins": [plugin.to_dict() for plugin in runtime.plugins],
                     "routes": _routes(engine.plan),
                     "outputs": [_output(output) for output in outputs],

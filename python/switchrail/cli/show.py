@@ -55,11 +55,10 @@ def ranges(numbers: Sequence[int]) -> str:
 
 def platform_text(platform: Platform) -> Text:
     """One line about the device."""
-    capability = (
-        f", capability {platform.capability[0]}.{platform.capability[1]}" if platform.capability else ""
-    )
-    memory = f"{platform.total_memory / 2**30:.0f} GiB"
-    return Text.assemble(("platform ", "bold"), f"{platform.device}: {platform.name}{capability}, {memory}")
+    found = platform.identity
+    capability = f", capability {found.capability}" if found.capability else ""
+    memory = f"{found.total_memory / 2**30:.0f} GiB"
+    return Text.assemble(("platform ", "bold"), f"{found.device}: {found.name}{capability}, {memory}")
 
 
 def plugin_table(plugins: Sequence[Plugin]) -> Table | Text:

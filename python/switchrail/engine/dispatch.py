@@ -104,9 +104,9 @@ class Dispatcher:
             [T, H, D], contiguous, of q's dtype.
         """
         step = self._enter(layer, "attention")
-        k_cache, v_cache = self.pools.kv[layer]
-        k_cache.flatten(0, 1).index_copy_(0, step.kv_rows, k)
-        v_cache.flatten(0, 1).index_copy_(0, step.kv_rows, v)
+        pool = self.pools.kv["mha"]
+        pool.write(layer, step.kv_rows, k, v)
+        k_cache, v_cache = pool.caches(layer)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for part, call, plan in self._calls(step, layer, "attention"):
             call(
@@ -148,7 +148,7 @@ class Dispatcher:
             [T, HV, V], contiguous, of q's dtype.
         """
         step = self._enter(layer, "gated_delta")
-        state = self.pools.state[layer]
+        state = self.pools.state.states[layer]
         out = torch.empty(v.shape, dtype=q.dtype, device=q.device)
         for part, call, plan in self._calls(step, layer, "gated_delta"):
             rows = part.rows
@@ -189,7 +189,7 @@ class Dispatcher:
             [T, C], contiguous, of x's dtype.
         """
         step = self._enter(layer, "short_conv")
-        state = self.pools.conv[layer]
+        state = self.pools.state.windows[layer]
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         for part, call, plan in self._calls(step, layer, "short_conv"):
             call(

@@ -22,9 +22,9 @@ from switchrail._core import Layout, RoutePlan
 from switchrail.current import current_runtime
 from switchrail.engine.checkpoint import load, read_config
 from switchrail.engine.dtypes import parse_dtype
-from switchrail.engine.memory import pages_of
-from switchrail.engine.options import EngineOptions
+from switchrail.engine.options import EngineOptions, options_on
 from switchrail.engine.params import SamplingParams
+from switchrail.engine.pools import pages_of
 from switchrail.engine.request import Event, FinishReason, Output, Request
 from switchrail.engine.routes import STATE_DTYPE, plan_routes
 from switchrail.engine.runner import Runner
@@ -33,7 +33,8 @@ from switchrail.engine.scheduler import Schedule, Scheduler
 from switchrail.engine.stats import Stats
 from switchrail.engine.text import TextStream
 from switchrail.errors import ConfigError, RequestError
-from switchrail.platform import Platform
+from switchrail.platforms import Platform
+from switchrail.platforms.operations import ChooseTokens
 from switchrail.runtime import Runtime
 
 Prompt = str | Sequence[int]
@@ -75,7 +76,7 @@ class Engine(AbstractContextManager["Engine"]):
         Args:
             checkpoint: A folder in transformers' format, with tokenizer and safetensors weights.
             runtime: Whose backends may serve; None: the current one, with the installed plugins loaded.
-            device: Where to run; None: the runtime's platform.
+            device: Where to run, as `Runtime.find_platform` takes it; None: the runtime's platform.
             dtype: `float32`, `float16` or `bfloat16`; None: the checkpoint's own, on a CPU float32.
             backends: Choices by op, by op and phase (`gated_delta.decode`), or for the linear family
                 (`linear`).
@@ -83,22 +84,26 @@ class Engine(AbstractContextManager["Engine"]):
 
         Raises:
             CheckpointError: The folder is not a checkpoint that the engine runs.
-            PlatformError: There is no such device.
+            PlatformError: There is no such device, or the platform gives something else than it must.
+            NotProvidedError: The platform does not provide what the engine needs.
             ConfigError: An option is unknown or out of range, or there is not enough memory.
             UnknownDtypeError: The dtype is none of those above.
             NoBackendError: No backend serves one of the model's ops.
             UnknownBackendError: A chosen backend is not registered.
             BackendUnfitError: A chosen backend can't serve what it was chosen for.
         """
-        self.options = EngineOptions.of(options)
         path = Path(checkpoint)
         config = read_config(path)
         if runtime is None:
             runtime = current_runtime()
             runtime.load()
-        self.platform = runtime.platform if device is None else Platform.detect(device)
+        self.platform: Platform = runtime.platform if device is None else runtime.find_platform(device)
         self.device = torch.device(self.platform.device)
-        self.dtype = parse_dtype(dtype, config, self.device)
+        self.options = options_on(self.platform, options)
+        self.dtype = parse_dtype(dtype, config, self.platform.hardware)
+        self.platform.initialize()
+        if self.options.seed is not None:
+            self.platform.hardware.seed(self.options.seed)
         self.plan: RoutePlan = plan_routes(
             runtime,
             Layout.from_config(path),
@@ -111,6 +116,7 @@ class Engine(AbstractContextManager["Engine"]):
         _log.info("backends: %s", " ".join(names))
 
         loaded = load(path, config, device=self.device, dtype=self.dtype)
+        self.platform.serving.after_weights_loaded(loaded.model)
         self.max_length = self.options.max_length or loaded.max_length
         if self.max_length > loaded.max_length:
             raise ConfigError(
@@ -132,6 +138,7 @@ class Engine(AbstractContextManager["Engine"]):
             state_dtype=STATE_DTYPE,
             max_length=self.max_length,
         )
+        self._choose = self.platform.serving.forward_of(ChooseTokens)
         self._unhook = weakref.finalize(self, self._runner.hooks.clear)
         self.pools = self._runner.pools
         self._scheduler = Scheduler(self.pools.pages, self.pools.slots, self.options)
@@ -263,6 +270,7 @@ class Engine(AbstractContextManager["Engine"]):
                 self._cancel_all([*scheduler.waiting, *scheduler.prefilling, *scheduler.decoding])
                 self._unhook()
                 del self._runner, self.pools
+                self.platform.hardware.empty_cache()
 
     def __exit__(self, *_: object) -> None:
         """Closes the engine."""
@@ -412,7 +420,7 @@ class Engine(AbstractContextManager["Engine"]):
         if not ready:
             return [], []
         params = [request.params for request in ready]
-        return ready, choose(logits, params, [request.draws for request in ready])
+        return ready, (self._choose or choose)(logits, params, [request.draws for request in ready])
 
     def _accept(self, request: Request, token: int) -> None:
         """Adds a token to a request, ends the request where it must, and tells about it."""

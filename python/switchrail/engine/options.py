@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
-from switchrail import _core
 from switchrail.engine.checks import is_count, is_number, refuse
-from switchrail.errors import ConfigError
+from switchrail.errors import ConfigError, PlatformError
+from switchrail.nearest import nearest
+
+if TYPE_CHECKING:
+    from switchrail.platforms import Platform
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
     """Sizes of an engine; everything that depends on them is allocated once, when the engine is made.
+
+    What is None is left to the platform, whose `Serving.engine_defaults` may say; so is, in a mapping that
+    stands for options, what is missing.
 
     Attributes:
         max_sequences: Sequences that run at one time; each has one slot in every state pool.
@@ -26,8 +32,10 @@ class EngineOptions:
             sequences of `max_length` tokens could need, or as many as `memory_fraction` leaves room for.
         max_length: Tokens of the longest sequence, prompt and output together; None: what the model was made
             for.
-        memory_fraction: The part of the memory that the pools may take: on an accelerator of what is free
-            with the weights loaded, on a host of all. None: 0.85 on an accelerator, 0.25 on a host.
+        memory_fraction: The part that the pools may take of the memory which is free with the weights loaded.
+            None: 0.85; on a host 0.25.
+        seed: Start of the random numbers of torch, on host and device, which backends may draw; None: they
+            are left as they are. Sampling has seeds of its own, in SamplingParams.
 
     Raises:
         ConfigError: A value is out of range; the error lists all of them.
@@ -40,6 +48,7 @@ class EngineOptions:
     num_pages: int | None = None
     max_length: int | None = None
     memory_fraction: float | None = None
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         def optional(value: object, least: int = 1) -> bool:
@@ -69,18 +78,28 @@ class EngineOptions:
                     fraction is None or (is_number(fraction) and 0 < fraction <= 1),
                     "None or a number above 0 and at most 1",
                 ),
+                ("seed", self.seed, optional(self.seed, 0), "None or an integer of at least 0"),
             ],
         )
 
     @classmethod
-    def of(cls, values: EngineOptions | Mapping[str, Any] | None) -> EngineOptions:
+    def of(
+        cls,
+        values: EngineOptions | Mapping[str, Any] | None,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> EngineOptions:
         """Options from themselves, from a mapping of names to values, or the defaults.
+
+        Args:
+            values: What was asked for.
+            defaults: Values for what is None or missing in it.
 
         Raises:
             ConfigError: A name is no option (the nearest names are given), or a value is out of range.
         """
         if isinstance(values, EngineOptions):
-            return values
+            left = {name: value for name, value in (defaults or {}).items() if getattr(values, name) is None}
+            return replace(values, **left)
         if not isinstance(values, Mapping | None):
             raise ConfigError(
                 f"options are EngineOptions or a mapping of names to values, found {values!r:.80}",
@@ -90,12 +109,32 @@ class EngineOptions:
         valid = tuple(field.name for field in fields(cls))
         for name in values or {}:
             if name not in valid:
-                nearest = tuple(_core.nearest(str(name), list(valid)))
+                near, hint = nearest(name, valid)
                 raise ConfigError(
-                    f"EngineOptions has no option {name!r}; nearest: {', '.join(nearest) or 'none'}; "
-                    f"valid: {', '.join(valid)}",
+                    f"EngineOptions has no option {name!r}{hint}; valid: {', '.join(valid)}",
                     name=name,
                     valid=valid,
-                    nearest=nearest,
+                    nearest=near,
                 )
-        return cls(**values or {})
+        given = {name: value for name, value in (values or {}).items() if value is not None}
+        return cls(**{**(defaults or {}), **given})
+
+
+def options_on(platform: Platform, values: EngineOptions | Mapping[str, Any] | None) -> EngineOptions:
+    """What was asked for, over a platform's defaults.
+
+    Raises:
+        ConfigError: As `EngineOptions.of`.
+        PlatformError: The platform's defaults are no options.
+    """
+    defaults = platform.serving.engine_defaults()
+    try:
+        EngineOptions.of(defaults)
+    except ConfigError as error:
+        raise PlatformError(
+            f"the engine defaults of platform {platform.kind!r} are wrong: {error}", found=defaults
+        ) from error
+    return EngineOptions.of(values, defaults)
+
+
+__all__ = ["EngineOptions", "options_on"]

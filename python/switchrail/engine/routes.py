@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
 
+from switchrail._core import LINEAR_OPS
+from switchrail.errors import BackendUnfitError, UnknownBackendError
+
 if TYPE_CHECKING:
     from switchrail._core import Layout, RoutePlan
-    from switchrail.platform import Platform
+    from switchrail.platforms import Platform
     from switchrail.runtime import Runtime
+
+_log = logging.getLogger("switchrail")
 
 STATE_DTYPE = torch.float32
 """Of the recurrent states."""
@@ -26,14 +32,48 @@ def plan_routes(
     preferences: Mapping[str, str] | None,
     phases: Iterable[str] = ("prefill", "decode"),
 ) -> RoutePlan:
-    """Plans a model on what an engine's pools hold; see `Runtime.plan`."""
-    return runtime.plan(
-        layout,
-        device=platform,
-        dtype=dtype,
-        state_dtype=STATE_DTYPE,
-        page_size=page_size,
-        state_layouts={"gated_delta": "VK"},
-        preferences=preferences,
-        phases=phases,
-    )
+    """Plans a model on what an engine's pools hold; see `Runtime.plan`.
+
+    The platform's default backends count where the user has chosen none. One that can't serve is an error
+    that says whose choice it was.
+    """
+    phases = tuple(phases)
+    chosen = dict(preferences or {})
+    ops = {op for layer in layout.layers for op in layer.ops}
+    defaults = {
+        f"{op}.{phase}": backend
+        for op in sorted(ops)
+        for phase in phases
+        if not any(key in chosen for key in _keys(op, phase))
+        and (backend := platform.serving.default_backend(op, phase)) is not None
+    }
+    if defaults:
+        listed = " ".join(f"{key}={name}" for key, name in defaults.items())
+        _log.info("defaults of platform %s: %s", platform.kind, listed)
+    try:
+        return runtime.plan(
+            layout,
+            device=platform,
+            dtype=dtype,
+            state_dtype=STATE_DTYPE,
+            page_size=page_size,
+            state_layouts={"gated_delta": "VK"},
+            preferences={**defaults, **chosen},
+            phases=phases,
+        )
+    except (BackendUnfitError, UnknownBackendError) as error:
+        key = error.fields.get("key")
+        if key not in defaults:
+            raise
+        raise type(error)(
+            f"{error}\n{key}={defaults[key]} is a default of platform {platform.kind}, and not your choice; "
+            f"choosing a backend for {key} overrides it",
+            **error.fields,
+            platform=platform.kind,
+        ) from error
+
+
+def _keys(op: str, phase: str) -> tuple[str, ...]:
+    """The preference keys that speak for an op in a phase."""
+    family = ("linear", f"linear.{phase}") if op in LINEAR_OPS else ()
+    return (op, f"{op}.{phase}", *family)

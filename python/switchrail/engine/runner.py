@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 
 from switchrail._core import RoutePlan
 from switchrail.engine.checkpoint import Checkpoint
 from switchrail.engine.dispatch import Dispatcher
-from switchrail.engine.memory import choose_num_pages, pages_of
 from switchrail.engine.models.binding import connect, find_mixers, read_shapes
 from switchrail.engine.options import EngineOptions
-from switchrail.engine.pools import Pools
+from switchrail.engine.pools import Pools, pages_of
 from switchrail.engine.request import Request
 from switchrail.engine.scheduler import Schedule
 from switchrail.engine.step import StepBuilder
-from switchrail.platform import Platform
+from switchrail.platforms import Platform
 
 
 class Runner:
@@ -29,7 +26,7 @@ class Runner:
         pools: The memory for keys, values and states.
         dispatcher: Where the model's layers reach their backends.
         builder: What makes a step of a schedule.
-        hooks: What stands on the modelling module's functions, to be cleared when the model is done with.
+        hooks: What stands on the modelling module, to be cleared when the model is done with.
     """
 
     def __init__(
@@ -58,40 +55,29 @@ class Runner:
             LayoutError: The plan's layout is not the model's.
             CheckpointError: A layer does something that the engine can't do.
             ConfigError: There is not enough memory.
+            PlatformError: The platform gives something that is no pool.
         """
-        device = torch.device(platform.device)
         mixers = find_mixers(checkpoint.model, checkpoint.family, plan.layout.layers)
         shapes = read_shapes(mixers)
-        num_slots = options.max_sequences + 1
         self.model = checkpoint.model
         self.pools = Pools(
             shapes,
-            num_pages=choose_num_pages(
-                options,
-                shapes.values(),
-                max_length=max_length,
-                dtype=dtype,
-                state_dtype=state_dtype,
-                platform=platform,
-            ),
-            page_size=options.page_size,
-            num_slots=num_slots,
+            options,
+            platform=platform,
+            max_length=max_length,
             dtype=dtype,
             state_dtype=state_dtype,
-            device=device,
         )
         self.builder = StepBuilder(
-            num_slots=num_slots,
+            num_slots=options.max_sequences + 1,
             max_pages=pages_of(max_length, options.page_size),
             page_size=options.page_size,
-            device=device,
+            device=torch.device(platform.device),
+            pin_memory=platform.hardware.pin_memory_available(),
         )
         self.dispatcher = Dispatcher(plan, self.pools, shapes)
-        # a kernel is launched on the current device, wherever its tensors are
-        self._on_device: Callable[[], AbstractContextManager[object]] = (
-            nullcontext if device.type == "cpu" else partial(torch.cuda.device, device)
-        )
-        self.hooks = connect(mixers, checkpoint.family, self.dispatcher)
+        self._hardware = platform.hardware
+        self.hooks = connect(self.model, mixers, checkpoint.family, self.dispatcher, platform.serving)
 
     def run(self, schedule: Schedule, admitted: Sequence[Request]) -> torch.Tensor:
         """Runs a schedule's tokens.
@@ -105,7 +91,7 @@ class Runner:
         """
         for request in admitted:
             self.builder.admit(request)
-        with self._on_device():
+        with self._hardware.active():
             step = self.builder.build(schedule)
             with self.dispatcher.running(step):
                 logits: torch.Tensor = self.model(

@@ -57,7 +57,9 @@ class Step:
 class StepBuilder:
     """Turns a schedule into tensors: arrays, no loop over sequences, one transfer to the device."""
 
-    def __init__(self, *, num_slots: int, max_pages: int, page_size: int, device: torch.device) -> None:
+    def __init__(
+        self, *, num_slots: int, max_pages: int, page_size: int, device: torch.device, pin_memory: bool
+    ) -> None:
         """Allocates the tables.
 
         Args:
@@ -65,9 +67,11 @@ class StepBuilder:
             max_pages: Pages of the longest sequence.
             page_size: Tokens in a page.
             device: Where the model runs.
+            pin_memory: Whether it copies from pinned memory without the host waiting.
         """
         self._page_size = page_size
         self._device = device
+        self._pin_memory = pin_memory
         self._page_table = torch.zeros(num_slots, max_pages, dtype=torch.int32, device=device)
         self._count = torch.arange(num_slots + 1, dtype=torch.int32, device=device)
         self._yes = torch.ones(num_slots, dtype=torch.bool, device=device)
@@ -108,6 +112,7 @@ class StepBuilder:
                 before[n_decode:] > 0,
             ],
             self._device,
+            self._pin_memory,
         )
         pages = self._page_table[:, : -(-int(after.max()) // self._page_size)]
         page = pages[row_slots, positions // self._page_size].long()
@@ -166,11 +171,13 @@ class StepBuilder:
         self._last[[request.slot for request in requests]] = tokens
 
 
-def _transfer(arrays: Sequence[npt.NDArray[np.generic]], device: torch.device) -> list[torch.Tensor]:
+def _transfer(
+    arrays: Sequence[npt.NDArray[np.generic]], device: torch.device, pin_memory: bool
+) -> list[torch.Tensor]:
     """Brings one-dimensional arrays to the device in one copy, without waiting for it."""
     starts = np.cumsum([0] + [-(-array.nbytes // 8) * 8 for array in arrays]).tolist()
     # pinned memory comes from torch's cache, which gives a block out again only when its copy is done
-    host = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=device.type != "cpu")
+    host = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=pin_memory)
     raw = host.numpy()
     for start, array in zip(starts, arrays, strict=False):
         raw[start : start + array.nbytes] = array.view(np.uint8)

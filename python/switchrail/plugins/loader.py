@@ -35,6 +35,7 @@ TIMEOUT = "SWITCHRAIL_LOAD_TIMEOUT"
 """Environment variable: how many seconds one plugin may take to load; not set: as long as it takes."""
 
 GROUP = "switchrail.plugins"
+PLATFORMS = "switchrail.platforms"
 
 BUILTIN_PLATFORMS: Final = ("cuda", "rocm", "cpu", "xpu", "musa", "npu", "tpu", "mps")
 
@@ -61,6 +62,7 @@ class Loader:
         self._order: list[tuple[str, str]] = []
         self._attempts: Sequence[Attempt] = ()
         self._told: set[str] = set()
+        self._is_selected = False
         self.paths: tuple[str, ...] | None = None
         self._lock = threading.Lock()
         self._loading: int | None = None
@@ -75,6 +77,19 @@ class Loader:
         """The loaded plugins in the order in which they were, then the others."""
         keys = dict.fromkeys([*self._order, *self._plugins])
         return tuple(self._plugins[key] for key in keys if key in self._plugins)
+
+    def platforms(self) -> tuple[Plugin, ...]:
+        """The platform plugins, those that differ from the lock blocked; looks for them if nobody has.
+
+        Raises:
+            SwitchrailError: As `load`, where what the environment says can't be met.
+        """
+        if not self._is_selected:
+            with self._single_flight():
+                if self._discovery is None:
+                    self._look(None)
+                self._select(_allowed(None))
+        return tuple(plugin for plugin in self.plugins if plugin.group == PLATFORMS)
 
     def packages(self) -> dict[str, str]:
         """Installed distributions and their versions, as of the last look; looks if there was none."""
@@ -126,9 +141,7 @@ class Loader:
             PluginError: In strict mode, for the plugins that did not load, with their tracebacks.
             LoadReentryError: A plugin that is being loaded asked for it.
         """
-        if allow is None and (text := os.environ.get(ALLOW_LIST)) is not None:
-            allow = _core.parse_allow(text)
-        allow = allow if allow is None else several("plugins", allow)
+        allow = _allowed(allow)
         seconds = _seconds(timeout)
         with self._single_flight(), self._all_or_nothing():
             if self._discovery is None:
@@ -160,12 +173,19 @@ class Loader:
         Args:
             plugins: What `in_order` gave there.
             paths: What `paths` was there.
+
+        Raises:
+            LockError: The lock file can't be read, or Switchrail itself differs from it.
         """
         with self._single_flight(), self._all_or_nothing():
             self._look(paths)
+            self._plugins = {_key(plugin): plugin for plugin in self._locked(self.plugins)}
+            self._is_selected = True
             wanted = []
             for plugin in plugins:
                 found = self._plugins.get(_key(plugin))
+                if found is not None and found.state == "blocked":
+                    continue
                 if found is not None and plugin.state == "loaded":
                     wanted.append(found)
                 elif found is not None and (found.version, found.target) == (plugin.version, plugin.target):
@@ -179,15 +199,21 @@ class Loader:
         known = [self._plugins.get(_key(plugin), plugin) for plugin in self._discovery.plugins]
         platform = os.environ.get(PLATFORM) or None
         selected = _core.select(known, allow, platform, list(BUILTIN_PLATFORMS))
-        lock = os.environ.get(LOCK)
-        locked = selected if lock is None else _core.Lock.read(lock).apply(self._discovery, selected)
+        locked = self._locked(selected)
         self._plugins = {_key(plugin): plugin for plugin in locked}
         before = {_key(plugin): plugin.state for plugin in selected}
         refused = {_key(plugin) for plugin in locked if plugin.state != before.get(_key(plugin))}
+        self._is_selected = True
         for plugin in locked:
             if plugin.state == "failed" or _key(plugin) in refused:
                 self._warn(plugin)
         return refused
+
+    def _locked(self, plugins: Sequence[Plugin]) -> Sequence[Plugin]:
+        """Blocks what differs from the lock, if there is one."""
+        assert self._discovery is not None
+        lock = os.environ.get(LOCK)
+        return plugins if lock is None else _core.Lock.read(lock).apply(self._discovery, list(plugins))
 
     def _imported(self, plugins: Sequence[Plugin], *, strict: bool, seconds: float | None) -> list[Attempt]:
         importlib.invalidate_caches()  # a plugin may have been installed since the process began
@@ -252,19 +278,19 @@ class Loader:
         discovery = _core.discover(searched)
         known = self._plugins
         self._plugins = {_key(plugin): _kept(known.get(_key(plugin)), plugin) for plugin in discovery.plugins}
-        self._discovery, self.paths = discovery, given
+        self._discovery, self.paths, self._is_selected = discovery, given, False
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
         """Leaves the runtime as it was where the block raises, which plugins can't make it do."""
-        before = self._plugins, self._order, self._discovery, self.paths
+        before = self._plugins, self._order, self._discovery, self.paths, self._is_selected
         self._plugins, self._order = dict(self._plugins), list(self._order)
         try:
             yield
         except BaseException:
             for attempt in reversed(self._attempts):
                 attempt.staging.undo()
-            self._plugins, self._order, self._discovery, self.paths = before
+            self._plugins, self._order, self._discovery, self.paths, self._is_selected = before
             raise
         finally:
             self._attempts = ()
@@ -320,6 +346,13 @@ def _kept(known: Plugin | None, found: Plugin) -> Plugin:
 
 def _is_next(plugin: Plugin) -> bool:
     return plugin.group == GROUP and plugin.state == "discovered"
+
+
+def _allowed(allow: Sequence[str] | None) -> Sequence[str] | None:
+    if allow is None:
+        text = os.environ.get(ALLOW_LIST)
+        return None if text is None else _core.parse_allow(text)
+    return several("plugins", allow)
 
 
 def _seconds(timeout: float | None) -> float | None:

@@ -9,11 +9,13 @@ from typing import Any
 from torch import nn
 
 from switchrail.engine.dispatch import Dispatcher
+from switchrail.engine.models import operations
 from switchrail.engine.models.contract import KEYWORD, MixerContract
 from switchrail.engine.models.families import Family
 from switchrail.engine.pools import Shape
 from switchrail.errors import LayoutError
 from switchrail.hooks import Hooks
+from switchrail.platforms import Serving
 
 Mixer = tuple[int, nn.Module, MixerContract]
 """Layer id, module, contract."""
@@ -65,8 +67,17 @@ def read_shapes(mixers: Iterable[Mixer]) -> dict[tuple[int, str], Shape]:
     }
 
 
-def connect(mixers: Iterable[Mixer], family: Family, dispatcher: Dispatcher) -> Hooks:
-    """Sends the mixers' calls to the dispatcher; calls of other models in the process stay theirs.
+def connect(
+    model: nn.Module, mixers: Iterable[Mixer], family: Family, dispatcher: Dispatcher, serving: Serving
+) -> Hooks:
+    """Sends a model's calls to the dispatcher and the platform; other models in the process stay as they are.
+
+    Args:
+        model: The model with its head.
+        mixers: Its mixers.
+        family: Its family.
+        dispatcher: Serves the mixers' ops.
+        serving: Serves its other operations, where it can.
 
     Returns:
         The hooks in force on the modelling module's functions, to be cleared when the model is no longer
@@ -79,8 +90,20 @@ def connect(mixers: Iterable[Mixer], family: Family, dispatcher: Dispatcher) -> 
     hooks = Hooks()
     hooks.commit(
         [
-            hooks.prepare(f"{family.module}.{name}", hook, "around", source="switchrail")
-            for name, hook in wanted.items()
+            *(
+                hooks.prepare(f"{family.module}.{name}", hook, "around", source="switchrail")
+                for name, hook in wanted.items()
+            ),
+            *(
+                hooks.prepare(
+                    f"{family.module}.{name}.forward",
+                    operations.forward,
+                    "around",
+                    source="switchrail",
+                    priority=operations.INNERMOST,
+                )
+                for name in operations.bind(serving, model, family.module, family.operations)
+            ),
         ]
     )
     return hooks

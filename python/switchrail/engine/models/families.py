@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from switchrail.engine.models.contract import MixerContract
 from switchrail.engine.models.gated_delta import GATED_DELTA
+from switchrail.engine.models.operations import GATED_MLP, GATED_RMS_NORM, OFFSET_RMS_NORM, ROTARY, Binding
 from switchrail.engine.models.softmax import SOFTMAX
 
 
@@ -19,11 +20,13 @@ class Family:
         module: Its dotted path; the functions that a contract names are hooked there.
         layers: Where the model keeps its decoder layers, from the model with its head.
         mixers: Kind of a layer, as its layout names it -> the mixers of such a layer, by attribute.
+        operations: Class of the modelling module -> the operation that it runs, and how.
     """
 
     module: str
     layers: str
     mixers: Mapping[str, Mapping[str, MixerContract]]
+    operations: Mapping[str, Binding] = field(default_factory=dict)
 
 
 FAMILIES: Final[Mapping[str, Family]] = {
@@ -31,6 +34,12 @@ FAMILIES: Final[Mapping[str, Family]] = {
         module="transformers.models.qwen3_next.modeling_qwen3_next",
         layers="model.layers",
         mixers={"full_attention": {"self_attn": SOFTMAX}, "gated_delta": {"linear_attn": GATED_DELTA}},
+        operations={
+            "Qwen3NextRMSNorm": OFFSET_RMS_NORM,
+            "Qwen3NextRMSNormGated": GATED_RMS_NORM,
+            "Qwen3NextRotaryEmbedding": ROTARY,
+            "Qwen3NextMLP": GATED_MLP,
+        },
     ),
 }
 

@@ -1,0 +1,42 @@
+"""Which pages and slots are free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class FreeList:
+    """The numbers 1 to `count` - 1, each free or taken; 0 is reserved and never given out.
+
+    Attributes:
+        capacity: How many there are, the reserved one not counted.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.capacity = count - 1
+        self._free = list(range(count - 1, 0, -1))
+        self._taken = bytearray(count)
+
+    def __len__(self) -> int:
+        """How many are free."""
+        return len(self._free)
+
+    def take(self, count: int) -> list[int]:
+        """Takes `count` numbers, of which the caller has checked that they are there."""
+        assert count <= len(self._free), f"{count} wanted, {len(self._free)} free"
+        split = len(self._free) - count
+        numbers = self._free[split:]
+        del self._free[split:]
+        for number in numbers:
+            self._taken[number] = True
+        return numbers
+
+    def give(self, numbers: Iterable[int]) -> None:
+        """Gives numbers back."""
+        for number in numbers:
+            assert self._taken[number], f"{number} is not taken"
+            self._taken[number] = False
+            self._free.append(number)
+
+
+__all__ = ["FreeList"]

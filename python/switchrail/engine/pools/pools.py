@@ -1,0 +1,147 @@
+"""The memory of an engine: its platform's pools, sized by its options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+
+from switchrail.engine.options import EngineOptions
+from switchrail.engine.pools.free import FreeList
+from switchrail.engine.pools.kv import KVPool
+from switchrail.engine.pools.shapes import KVShape, LatentShape, Shape, StateShape
+from switchrail.engine.pools.state import StatePool
+from switchrail.errors import ConfigError, PlatformError
+from switchrail.platforms import Platform
+from switchrail.platforms.serving import KVKind
+
+_FRACTION = 0.85
+
+T = TypeVar("T", bound=type)
+
+
+def pages_of(tokens: int, page_size: int) -> int:
+    """Pages that hold so many tokens."""
+    return -(-tokens // page_size)
+
+
+class Pools:
+    """The memory of an engine, allocated here and never again; pages and slots come back uncleared.
+
+    Attributes:
+        pages: Free pages of the key-value pools.
+        slots: Free slots of the state pool.
+        kv: The key-value pools by kind, for the kinds that the model has.
+        state: The state pool.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[tuple[int, str], Shape],
+        options: EngineOptions,
+        *,
+        platform: Platform,
+        max_length: int,
+        dtype: torch.dtype,
+        state_dtype: torch.dtype,
+    ) -> None:
+        """Sizes and allocates the pools.
+
+        Args:
+            shapes: What each (layer id, op) keeps.
+            options: Sizes.
+            platform: Whose pools they are, and where they live.
+            max_length: Tokens of the longest sequence.
+            dtype: Of keys, values and convolution windows.
+            state_dtype: Of recurrent states.
+
+        Raises:
+            ConfigError: There is no room for the state pool and one page.
+            PlatformError: The platform gives a class that is no pool.
+        """
+        serving = platform.serving
+        tokens: dict[KVKind, dict[int, Any]] = {}
+        states: dict[tuple[int, str], StateShape] = {}
+        for (layer, op), shape in shapes.items():
+            if isinstance(shape, KVShape | LatentShape):
+                tokens.setdefault(shape.kind, {})[layer] = shape
+            else:
+                states[layer, op] = shape
+        kv_classes: dict[KVKind, type[KVPool[Any]]] = {
+            kind: _checked(serving.kv_pool_class(kind), KVPool, platform, f"kv_pool_class({kind!r})")
+            for kind in tokens
+        }
+        state_class = _checked(serving.state_pool_class(), StatePool, platform, "state_pool_class()")
+        allocator = _checked(serving.paged_allocator_class(), FreeList, platform, "paged_allocator_class()")
+
+        num_slots = options.max_sequences + 1
+        num_pages = options.num_pages or _count_pages(
+            options,
+            platform=platform,
+            max_length=max_length,
+            page=sum(
+                cls.page_bytes(tokens[kind].values(), options.page_size, dtype)
+                for kind, cls in kv_classes.items()
+            ),
+            slots=num_slots * state_class.slot_bytes(states.values(), dtype, state_dtype),
+        )
+        device = torch.device(platform.device)
+        self.pages = allocator(num_pages)
+        self.slots = FreeList(num_slots)
+        self.kv = {
+            kind: cls(
+                tokens[kind], num_pages=num_pages, page_size=options.page_size, dtype=dtype, device=device
+            )
+            for kind, cls in kv_classes.items()
+        }
+        self.state = state_class(
+            states, num_slots=num_slots, dtype=dtype, state_dtype=state_dtype, device=device
+        )
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Every tensor of the pools."""
+        return [*(tensor for pool in self.kv.values() for tensor in pool.tensors()), *self.state.tensors()]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the pools take."""
+        return sum(tensor.nbytes for tensor in self.tensors())
+
+
+def _count_pages(
+    options: EngineOptions, *, platform: Platform, max_length: int, page: int, slots: int
+) -> int:
+    """Pages, the reserved one included: as could be needed, or as there is room for beside the slots."""
+    needed = options.max_sequences * pages_of(max_length, options.page_size) + 1
+    if not page:
+        return needed
+    hardware = platform.hardware
+    hardware.synchronize()
+    hardware.empty_cache()  # or what loading the weights has left there would count as taken
+    fraction = options.memory_fraction or _FRACTION
+    free = hardware.total_memory() - hardware.current_memory_usage()
+    room = int((free * fraction - slots) // page)
+    if room < 2:
+        raise ConfigError(
+            f"{free * fraction / 2**20:.0f} MiB ({fraction:.0%} of the free memory) can't hold the states of "
+            f"{options.max_sequences} sequences ({slots / 2**20:.0f} MiB) and two pages of {page} bytes; "
+            "give max_sequences, page_size or memory_fraction another value",
+            free=free,
+            slots=slots,
+            page=page,
+        )
+    return min(needed, room)
+
+
+def _checked(found: T, base: type, platform: Platform, method: str) -> T:
+    if not isinstance(found, type) or not issubclass(found, base):
+        raise PlatformError(
+            f"platform {platform.kind!r} gives {found!r} for {method}; valid: a class derived from "
+            f"{base.__module__}.{base.__qualname__}",
+            found=found,
+        )
+    return found
+
+
+__all__ = ["Pools", "pages_of"]

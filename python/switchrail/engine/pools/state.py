@@ -1,0 +1,70 @@
+"""Slots of what linear layers keep of each sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from switchrail.engine.pools.shapes import ConvShape, DeltaShape, StateShape
+
+
+class StatePool:
+    """The slots of a model's linear layers; all layers share the numbers of slots.
+
+    Allocated once; slots come back uncleared. What a platform's own class changes most often is `allocate`.
+
+    Attributes:
+        states: layer id -> recurrent states, [slots, HV, V, K].
+        windows: layer id -> convolution windows, [slots, C, W - 1] with the C axis contiguous.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[tuple[int, str], StateShape],
+        *,
+        num_slots: int,
+        dtype: torch.dtype,
+        state_dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Allocates the slots.
+
+        Args:
+            shapes: What each (layer id, op) keeps.
+            num_slots: Slots, the reserved one included.
+            dtype: Of convolution windows.
+            state_dtype: Of recurrent states.
+            device: Where they live.
+        """
+        self.states: dict[int, torch.Tensor] = {}
+        self.windows: dict[int, torch.Tensor] = {}
+        for (layer, _), shape in shapes.items():
+            if isinstance(shape, DeltaShape):
+                state = (num_slots, shape.heads, shape.value_size, shape.key_size)
+                self.states[layer] = self.allocate(state, state_dtype, device)
+            else:
+                window = (num_slots, shape.width - 1, shape.channels)
+                self.windows[layer] = self.allocate(window, dtype, device).transpose(1, 2)
+
+    @classmethod
+    def slot_bytes(cls, shapes: Iterable[StateShape], dtype: torch.dtype, state_dtype: torch.dtype) -> int:
+        """Bytes that one slot takes over the layers with these shapes."""
+        total = 0
+        for shape in shapes:
+            if isinstance(shape, ConvShape):
+                total += shape.channels * (shape.width - 1) * dtype.itemsize
+            else:
+                total += shape.heads * shape.value_size * shape.key_size * state_dtype.itemsize
+        return total
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Memory for one tensor, uncleared and contiguous."""
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Every tensor of the pool."""
+        return [*self.states.values(), *self.windows.values()]
+
+
+__all__ = ["StatePool"]

@@ -1,0 +1,38 @@
+"""Platforms: a device family's identity, what its devices can do, and what an engine on them is made of.
+
+`docs/platforms.md` says which families there are and how a distribution brings another one. Importing this
+package imports no torch; looking for a device does.
+"""
+
+from __future__ import annotations
+
+from switchrail.platforms.accelerator import Accelerator
+from switchrail.platforms.builtin import KINDS, detect
+from switchrail.platforms.choice import PlatformChoice
+from switchrail.platforms.cpu import CpuHardware, CpuPlatform, CpuServing
+from switchrail.platforms.cuda import CudaHardware, CudaPlatform
+from switchrail.platforms.hardware import Hardware
+from switchrail.platforms.identity import CpuArchitecture, DeviceCapability, Identity
+from switchrail.platforms.operations import OPERATIONS, Operation
+from switchrail.platforms.platform import Platform
+from switchrail.platforms.serving import Serving
+
+__all__ = [
+    "KINDS",
+    "OPERATIONS",
+    "Accelerator",
+    "CpuArchitecture",
+    "CpuHardware",
+    "CpuPlatform",
+    "CpuServing",
+    "CudaHardware",
+    "CudaPlatform",
+    "DeviceCapability",
+    "Hardware",
+    "Identity",
+    "Operation",
+    "Platform",
+    "PlatformChoice",
+    "Serving",
+    "detect",
+]

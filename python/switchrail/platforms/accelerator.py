@@ -1,0 +1,149 @@
+"""Device families that torch drives through a module of their own, such as `torch.cuda`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, ClassVar
+
+from switchrail.errors import PlatformError
+from switchrail.platforms.hardware import Hardware
+
+
+class Accelerator(Hardware):
+    """A device with an index, in a family whose module in torch has the functions that `torch.cuda` has.
+
+    torch, and the package that adds the family to it, are imported only where they are installed and a
+    device is looked for.
+
+    Attributes:
+        torch_type: What torch calls the family; its module is `torch.<torch_type>`.
+        package: The package that adds the family to torch; None: torch has it.
+        process_group: The backend of `torch.distributed` for the family.
+    """
+
+    torch_type: ClassVar[str]
+    package: ClassVar[str | None] = None
+    process_group: ClassVar[str]
+
+    def __init__(self, device: str | None = None) -> None:
+        there = self.devices()
+        if device is None or device == self.torch_type:
+            device = self._current() if there else self.torch_type
+        if device not in there:
+            raise PlatformError(
+                f"there is no device {device!r} here; valid: {', '.join(there) or 'none of this family'}",
+                found=device,
+                valid=there,
+            )
+        super().__init__(device)
+
+    @classmethod
+    def devices(cls) -> tuple[str, ...]:
+        """`<torch_type>:0` and so on.
+
+        Raises:
+            PlatformError: The family's package is installed and can't be imported.
+        """
+        if not cls._is_present():
+            return ()
+        return tuple(f"{cls.torch_type}:{index}" for index in range(cls._module().device_count()))
+
+    @classmethod
+    def _is_present(cls) -> bool:
+        """Whether torch has the family, and finds at least one device of it."""
+        if not is_importable("torch") or (cls.package is not None and not is_importable(cls.package)):
+            return False
+        module = cls._module()
+        return module is not None and bool(module.is_available())
+
+    @classmethod
+    def _module(cls) -> Any:
+        """The family's module in torch; None: this torch was built without it."""
+        import torch
+
+        if cls.package is not None:
+            import_package(cls.package, cls.kind)
+        return getattr(torch, cls.torch_type, None)
+
+    @property
+    def index(self) -> int:
+        """Which device of the family."""
+        return int(self.device.rpartition(":")[2])
+
+    def name(self) -> str:
+        """As torch has it."""
+        return str(self._module().get_device_name(self.index))
+
+    def total_memory(self) -> int:
+        """As torch has it."""
+        return int(self._module().get_device_properties(self.index).total_memory)
+
+    def current_memory_usage(self) -> int:
+        """What is not free."""
+        free, total = self._module().mem_get_info(self.index)
+        return int(total - free)
+
+    def get_device(self) -> str:
+        """As torch has it."""
+        return self._current()
+
+    @classmethod
+    def _current(cls) -> str:
+        return f"{cls.torch_type}:{cls._module().current_device()}"
+
+    def set_device(self, device: str) -> None:
+        """Tells torch."""
+        self._module().set_device(device)
+
+    def synchronize(self) -> None:
+        """Waits for the device's streams."""
+        self._module().synchronize(self.device)
+
+    def empty_cache(self) -> None:
+        """Empties the cache of torch's allocator."""
+        self._module().empty_cache()
+
+    def distributed_backend(self) -> str:
+        """The family's own."""
+        return self.process_group
+
+    def seed(self, seed: int) -> None:
+        """Seeds torch, and every device of the family."""
+        import torch
+
+        torch.manual_seed(seed)
+        self._module().manual_seed_all(seed)
+
+    def pin_memory_available(self) -> bool:
+        """It copies from pinned memory."""
+        return True
+
+    def supported_dtypes(self) -> tuple[str, ...]:
+        """All three."""
+        return ("bfloat16", "float16", "float32")
+
+
+def is_importable(package: str) -> bool:
+    """Whether a package is installed; imports nothing."""
+    return find_spec(package) is not None
+
+
+def import_package(package: str, kind: str) -> Any:
+    """Imports the package that adds a family to torch.
+
+    Raises:
+        PlatformError: It can't be imported.
+    """
+    try:
+        return import_module(package)
+    except Exception as error:
+        raise PlatformError(
+            f"{package} is installed, but importing it failed, so nobody knows of {kind} devices: {error!r}; "
+            "SWITCHRAIL_PLATFORM=cpu does without it",
+            found=kind,
+            package=package,
+        ) from error
+
+
+__all__ = ["Accelerator", "import_package", "is_importable"]

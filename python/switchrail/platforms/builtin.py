@@ -1,0 +1,92 @@
+"""The families that this distribution brings, and finding out which one is here."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+from switchrail.errors import PlatformError
+from switchrail.nearest import nearest
+from switchrail.platforms.platform import Platform
+
+if TYPE_CHECKING:
+    import torch
+
+_CLASSES: Final = {
+    "cuda": "switchrail.platforms.cuda:CudaPlatform",
+    "rocm": "switchrail.platforms.cuda:RocmPlatform",
+    "musa": "switchrail.platforms.others:MusaPlatform",
+    "npu": "switchrail.platforms.others:NpuPlatform",
+    "xpu": "switchrail.platforms.others:XpuPlatform",
+    "tpu": "switchrail.platforms.others:TpuPlatform",
+    "mps": "switchrail.platforms.others:MpsPlatform",
+    "cpu": "switchrail.platforms.cpu:CpuPlatform",
+}
+
+KINDS: Final = tuple(_CLASSES)
+"""The kinds in the order in which a device is looked for; the CPU is what is left."""
+
+TORCH_TYPES: Final = {kind: kind for kind in KINDS} | {"rocm": "cuda", "tpu": "xla"}
+"""What torch calls the devices of each kind."""
+
+
+def platform_class(kind: str) -> type[Platform]:
+    """The class of a kind in `KINDS`."""
+    module, _, name = _CLASSES[kind].partition(":")
+    found: type[Platform] = getattr(import_module(module), name)
+    return found
+
+
+def detect(device: str | torch.device | None = None) -> Platform:
+    """The built-in platform of a device; plugins are not asked.
+
+    Args:
+        device: A kind (`rocm`), what torch calls a device (`cuda:1`), or a `torch.device`; None: the first
+            kind of which a device is there.
+
+    Raises:
+        PlatformError: There is no such device; the error lists those that there are. Or a package that adds a
+            family to torch is installed and can't be imported.
+    """
+    if device is None:
+        return next(cls() for cls in map(platform_class, KINDS) if cls.hardware_class.devices())
+    family, _, index = str(device).partition(":")
+    for kind, torch_type in TORCH_TYPES.items():
+        if family in (kind, torch_type):
+            cls = platform_class(kind)
+            there = cls.hardware_class.devices()
+            if there and not index:
+                return cls()
+            if f"{torch_type}:{index}" in there or (family, index) == ("cpu", "0"):
+                return cls(f"{torch_type}:{index}")
+    raise no_such_device(device)
+
+
+def no_such_device(device: object, others: tuple[str, ...] = ()) -> PlatformError:
+    """The error for a device or platform that is not there.
+
+    Args:
+        device: What was asked for.
+        others: What could have been, besides the devices that are there.
+    """
+    valid = (*_available(), *others)
+    near, hint = nearest(device, valid)
+    return PlatformError(
+        f"there is no device {str(device)!r} here{hint}; valid: {', '.join(valid)}",
+        found=str(device),
+        valid=valid,
+        nearest=near,
+    )
+
+
+def _available() -> tuple[str, ...]:
+    found: list[str] = []
+    for kind in reversed(KINDS):
+        try:
+            found += platform_class(kind).hardware_class.devices()
+        except PlatformError:  # its package is broken; that is another message's subject
+            continue
+    return tuple(found)
+
+
+__all__ = ["KINDS", "TORCH_TYPES", "detect", "no_such_device", "platform_class"]

@@ -1,0 +1,117 @@
+"""What a platform is, as plain data: it pickles and compares without the device."""
+
+from __future__ import annotations
+
+import platform as host
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NamedTuple
+
+from switchrail.errors import CapabilityError
+
+OUT_OF_TREE: Final = "oot:"
+"""How the kind of a device family begins that a plugin brings: `oot:NAME`."""
+
+UNSPECIFIED: Final = "unspecified"
+"""The kind of a device part that names none."""
+
+
+class DeviceCapability(NamedTuple):
+    """A compute capability; a later one is greater.
+
+    >>> DeviceCapability(9, 0) >= DeviceCapability(8, 9)
+    True
+    >>> print(DeviceCapability(9, 0))
+    9.0
+    """
+
+    major: int
+    minor: int
+
+    def as_version_str(self) -> str:
+        """As in `9.0`."""
+        return f"{self.major}.{self.minor}"
+
+    def to_int(self) -> int:
+        """As in 90.
+
+        Raises:
+            CapabilityError: The minor number has more than one digit, so that two capabilities would be one
+                number.
+        """
+        if not 0 <= self.minor <= 9:
+            raise CapabilityError(
+                f"capability {self} is no whole number: its minor is {self.minor}; valid: 0 to 9",
+                found=tuple(self),
+                valid=tuple(range(10)),
+            )
+        return self.major * 10 + self.minor
+
+    def __str__(self) -> str:
+        return self.as_version_str()
+
+
+class CpuArchitecture(str, Enum):
+    """The instruction set of the host's processor."""
+
+    X86 = "x86"
+    ARM = "arm"
+    RISCV = "riscv"
+    POWER = "power"
+    S390 = "s390"
+    UNSPECIFIED = "unspecified"
+
+    @classmethod
+    def of(cls, machine: str) -> CpuArchitecture:
+        """The architecture of a machine as the operating system names it, such as `x86_64` or `aarch64`."""
+        name = machine.lower()
+        for start, found in _MACHINES:
+            if name.startswith(start):
+                return found
+        return cls.UNSPECIFIED
+
+    @classmethod
+    def of_host(cls) -> CpuArchitecture:
+        """The architecture of this machine."""
+        return cls.of(host.machine())
+
+
+_MACHINES: Final = (
+    ("x86", CpuArchitecture.X86),
+    ("amd64", CpuArchitecture.X86),
+    ("i386", CpuArchitecture.X86),
+    ("i686", CpuArchitecture.X86),
+    ("arm", CpuArchitecture.ARM),
+    ("aarch64", CpuArchitecture.ARM),
+    ("riscv", CpuArchitecture.RISCV),
+    ("ppc", CpuArchitecture.POWER),
+    ("s390", CpuArchitecture.S390),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """A platform as plain data.
+
+    Attributes:
+        kind: Its family: one of `switchrail.platforms.KINDS`, `oot:NAME`, or `unspecified`.
+        name: What its maker calls the device.
+        device: What torch calls it, such as `cuda:0`.
+        capability: Its compute capability, where the family has one.
+        total_memory: Its memory in bytes.
+        cpu_architecture: Of the host's processor.
+        support_cuda_graph: Whether a whole step can be captured and replayed.
+        support_piecewise_cuda_graph: Whether the parts of a step between its attention calls can be.
+    """
+
+    kind: str
+    name: str
+    device: str
+    capability: DeviceCapability | None
+    total_memory: int
+    cpu_architecture: CpuArchitecture
+    support_cuda_graph: bool
+    support_piecewise_cuda_graph: bool
+
+
+__all__ = ["OUT_OF_TREE", "UNSPECIFIED", "CpuArchitecture", "DeviceCapability", "Identity"]

@@ -1,0 +1,92 @@
+"""What the engine's models run besides attention, where a platform can bring its own function.
+
+Each class is an operation, and says how its functions are called. Of these the first one serves:
+
+1. what `Serving.register_oot_forward(name, function)` registered;
+2. the class's method `forward_<dispatch key>`, for platforms with that dispatch key;
+3. the native one: the model definition's own, or for `ChooseTokens` the engine's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Final
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Operation:
+    """An operation.
+
+    Attributes:
+        name: What it is registered by.
+    """
+
+    name: ClassVar[str]
+
+
+class RMSNorm(Operation):
+    """Root-mean-square normalisation (Zhang and Sennrich, arXiv 1910.07467).
+
+    `forward(x, weight, *, eps, weight_offset)` returns x rsqrt(mean(x^2) + eps) (weight + weight_offset),
+    computed in float32 and rounded to x's dtype at the end: x and the result [..., D], weight [D],
+    weight_offset 1 where the model keeps its weights around zero, else 0.
+    """
+
+    name = "rms_norm"
+
+
+class GatedRMSNorm(Operation):
+    """Normalisation of what comes out of a linear layer, times its gate.
+
+    `forward(x, gate, weight, *, eps)` returns weight x rsqrt(mean(x^2) + eps), where the second factor is
+    rounded to x's dtype, times silu(gate) in float32, rounded to x's dtype: x, gate and the result [R, D],
+    weight [D].
+    """
+
+    name = "gated_rms_norm"
+
+
+class Rotary(Operation):
+    """The angles of rotary embeddings (Su et al., arXiv 2104.09864); the model definition applies them.
+
+    `forward(position_ids, inv_freq, *, scaling, dtype)` returns the cosines and the sines of position times
+    frequency, computed in float32, times scaling, in dtype: position_ids [1, T] int64, inv_freq [D / 2]
+    float32, both results [1, T, D], where the second half of the last axis repeats the first.
+    """
+
+    name = "rotary"
+
+
+class SiluAndMul(Operation):
+    """The activation of a gated feed-forward layer.
+
+    `forward(gate, up)` returns silu(gate) up: all [..., D]. Nobody else holds the arguments, so they may be
+    overwritten.
+    """
+
+    name = "silu_and_mul"
+
+    @staticmethod
+    def forward_cpu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """In place: on a host, memory that was not touched before costs more than the arithmetic."""
+        from torch.nn.functional import silu
+
+        return silu(gate, inplace=True).mul_(up)
+
+
+class ChooseTokens(Operation):
+    """One token from each row of logits.
+
+    `forward(logits, params, draws)` is called as `switchrail.engine.sampling.choose`, which documents it.
+    """
+
+    name = "choose_tokens"
+
+
+OPERATIONS: Final[dict[str, type[Operation]]] = {
+    operation.name: operation for operation in (RMSNorm, GatedRMSNorm, Rotary, SiluAndMul, ChooseTokens)
+}
+"""The operations by name."""
+
+__all__ = ["OPERATIONS", "ChooseTokens", "GatedRMSNorm", "Operation", "RMSNorm", "Rotary", "SiluAndMul"]

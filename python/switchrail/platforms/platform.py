@@ -1,0 +1,158 @@
+"""A platform: a device part and a serving part, held by one object."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, ClassVar
+
+from switchrail.platforms.hardware import Hardware
+from switchrail.platforms.identity import (
+    OUT_OF_TREE,
+    UNSPECIFIED,
+    CpuArchitecture,
+    DeviceCapability,
+    Identity,
+)
+from switchrail.platforms.serving import Serving
+
+
+class Platform:
+    """A device, and what engines on it are made of.
+
+    The two parts are objects that a platform holds, and not its bases: a vendor takes the device part of one
+    family and the serving part of another by naming both classes, and neither part's class tree ever meets
+    the other's, so that no method's owner depends on an order of bases. The serving part is given the device
+    part; the device part knows nothing of serving.
+
+    ```
+    class AcmePlatform(Platform):
+        hardware_class = AcmeHardware
+        serving_class = AcmeServing
+    ```
+
+    Without classes of its own it is the platform of kind `unspecified`, which provides nothing.
+
+    Attributes:
+        hardware: The device part.
+        serving: The serving part.
+    """
+
+    hardware_class: ClassVar[type[Hardware]] = Hardware
+    serving_class: ClassVar[type[Serving]] = Serving
+
+    def __init__(self, device: str | None = None) -> None:
+        """Makes both parts.
+
+        Args:
+            device: What torch calls the device; None: the family's current one.
+
+        Raises:
+            PlatformError: There is no such device.
+        """
+        self.hardware = self.hardware_class(device)
+        self.serving = self.serving_class(self.hardware)
+        self._initializing = threading.RLock()
+        self._initialized = False
+
+    @property
+    def kind(self) -> str:
+        """Its family: one of `KINDS`, `oot:NAME`, or `unspecified`."""
+        return self.hardware.kind
+
+    @property
+    def name(self) -> str:
+        """What its maker calls the device."""
+        return self.hardware.name()
+
+    @property
+    def device(self) -> str:
+        """What torch calls the device, such as `cuda:0`."""
+        return self.hardware.device
+
+    @property
+    def capability(self) -> DeviceCapability | None:
+        """Its compute capability, where the family has one."""
+        return self.hardware.capability()
+
+    @property
+    def identity(self) -> Identity:
+        """All of it as plain data."""
+        hardware = self.hardware
+        return Identity(
+            kind=hardware.kind,
+            name=hardware.name(),
+            device=hardware.device,
+            capability=hardware.capability(),
+            total_memory=hardware.total_memory(),
+            cpu_architecture=CpuArchitecture.of_host(),
+            support_cuda_graph=hardware.support_cuda_graph(),
+            support_piecewise_cuda_graph=hardware.support_piecewise_cuda_graph(),
+        )
+
+    def initialize(self) -> None:
+        """Lets the serving part prepare the process, unless it has; a failure is tried again next time."""
+        with self._initializing:
+            if not self._initialized:
+                self.serving.initialize()
+                self._initialized = True
+
+    def is_cuda(self) -> bool:
+        """Whether it is an NVIDIA GPU."""
+        return self.kind == "cuda"
+
+    def is_rocm(self) -> bool:
+        """Whether it is an AMD GPU."""
+        return self.kind == "rocm"
+
+    def is_cpu(self) -> bool:
+        """Whether it is the host's processor."""
+        return self.kind == "cpu"
+
+    def is_xpu(self) -> bool:
+        """Whether it is an Intel GPU."""
+        return self.kind == "xpu"
+
+    def is_musa(self) -> bool:
+        """Whether it is a Moore Threads GPU."""
+        return self.kind == "musa"
+
+    def is_npu(self) -> bool:
+        """Whether it is a Huawei Ascend."""
+        return self.kind == "npu"
+
+    def is_tpu(self) -> bool:
+        """Whether it is a Google TPU."""
+        return self.kind == "tpu"
+
+    def is_mps(self) -> bool:
+        """Whether it is an Apple GPU."""
+        return self.kind == "mps"
+
+    def is_out_of_tree(self) -> bool:
+        """Whether it is of a family that a plugin brings."""
+        return self.kind.startswith(OUT_OF_TREE)
+
+    def is_unspecified(self) -> bool:
+        """Whether its device part names no kind."""
+        return self.kind == UNSPECIFIED
+
+    def is_cuda_alike(self) -> bool:
+        """Whether its programming interface is CUDA's or a copy of it: CUDA, ROCm and MUSA."""
+        return self.kind in ("cuda", "rocm", "musa")
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the other one is of the same class, on the same device."""
+        return isinstance(other, Platform) and (type(self), self.device) == (type(other), other.device)
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.device))
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        """By class and device: unpickling makes a new one, on the same device of that machine."""
+        return type(self), (self.device,)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.kind} on {self.device}>"
+
+
+__all__ = ["Platform"]

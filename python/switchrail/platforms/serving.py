@@ -1,0 +1,121 @@
+"""The serving part of a platform: what its engine is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from switchrail import _core
+from switchrail.errors import RegistrationError
+from switchrail.platforms.identity import OUT_OF_TREE
+from switchrail.platforms.operations import OPERATIONS, Operation
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from switchrail.engine.pools import FreeList, KVPool, StatePool
+    from switchrail.platforms.hardware import Hardware
+
+KVKind = Literal["mha", "mla"]
+"""What a layer keeps of a token: keys and values, or a latent with its rotary part."""
+
+Forward = Callable[..., Any]
+
+
+class Serving:
+    """What engines on a platform are made of. A family derives from it and changes what it wants otherwise.
+
+    Each method has an answer that suits any device torch can allocate on, and each is called by the engine:
+    `initialize` once a platform, the others whenever an engine is made.
+
+    Attributes:
+        hardware: The device that the engine runs on.
+    """
+
+    def __init__(self, hardware: Hardware) -> None:
+        self.hardware = hardware
+        self._forwards: dict[str, Forward] = {}
+
+    def initialize(self) -> None:
+        """Prepares the process, before the first engine on this platform plans anything."""
+
+    def engine_defaults(self) -> Mapping[str, Any]:
+        """Values of `EngineOptions` by name, for what the user leaves open."""
+        return {}
+
+    def default_backend(self, op: str, phase: str) -> str | None:
+        """The backend that serves an op in a phase where the user has chosen none.
+
+        It is a choice like the user's: a backend that can't serve is an error that says who chose it. None
+        leaves it to the capabilities and priorities of what is registered.
+        """
+        return None
+
+    def after_weights_loaded(self, model: nn.Module) -> None:
+        """Changes a model with its weights in place: before pools are sized, and before anything is run."""
+
+    def kv_pool_class(self, kind: KVKind) -> type[KVPool[Any]]:
+        """The class of the pages that softmax layers of a kind keep their tokens in."""
+        from switchrail.engine.pools import LatentPool, MultiHeadPool
+
+        return {"mha": MultiHeadPool, "mla": LatentPool}[kind]
+
+    def state_pool_class(self) -> type[StatePool]:
+        """The class of the slots that linear layers keep their states in."""
+        from switchrail.engine.pools import StatePool
+
+        return StatePool
+
+    def paged_allocator_class(self) -> type[FreeList]:
+        """The class that knows which pages are free."""
+        from switchrail.engine.pools import FreeList
+
+        return FreeList
+
+    def dispatch_key(self) -> str:
+        """Which `forward_<dispatch key>` of an operation serves; the family's name, unless changed."""
+        return self.hardware.kind.removeprefix(OUT_OF_TREE)
+
+    def register_oot_forward(self, op: str, forward: Forward, *, override: bool = False) -> None:
+        """Lets a function serve an operation in engines that are made from now on.
+
+        Args:
+            op: A name in `switchrail.platforms.OPERATIONS`, whose class says how the function is called.
+            forward: The function.
+            override: Whether it may take the place of one that is registered.
+
+        Raises:
+            RegistrationError: There is no such operation, it has a function already, or this is none.
+        """
+        if op not in OPERATIONS:
+            nearest = tuple(_core.nearest(op, list(OPERATIONS)))
+            raise RegistrationError(
+                f"there is no operation {op!r}; nearest: {', '.join(nearest) or 'none'}; "
+                f"valid: {', '.join(OPERATIONS)}",
+                name=op,
+                valid=tuple(OPERATIONS),
+                nearest=nearest,
+            )
+        if not callable(forward):
+            raise RegistrationError(
+                f"{forward!r} can't serve operation {op!r}; valid: a function", name=op, found=forward
+            )
+        if op in self._forwards and not override:
+            raise RegistrationError(
+                f"operation {op!r} is served by {self._forwards[op]!r} on platform {self.hardware.kind!r}; "
+                "override=True replaces it",
+                name=op,
+                found=self._forwards[op],
+            )
+        self._forwards[op] = forward
+
+    def forward_of(self, operation: type[Operation]) -> Forward | None:
+        """The function that serves an operation; None: the native one."""
+        registered = self._forwards.get(operation.name)
+        if registered is not None:
+            return registered
+        forward: Forward | None = getattr(operation, f"forward_{self.dispatch_key()}", None)
+        return forward
+
+
+__all__ = ["Forward", "KVKind", "Serving"]
