@@ -5,12 +5,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from switchrail.errors import ContractError
-from switchrail.ops.attention.torch import BLOCK, TorchAttention
+from switchrail.ops.attention.torch import TorchAttention
+from switchrail.ops.pages import BLOCK
 from switchrail.testing.compare import BOUNDS, measure, same_bits, verify
 from switchrail.testing.inputs import attention_call, run_reference
 from switchrail.testing.steps import run_in_steps
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+
+
+FEATURES = [
+    {},
+    {"window": 16},
+    {"window": 1000},
+    {"window": 1, "sinks": True},
+    {"soft_cap": 5.0, "window": 33, "sinks": True, "lse": True},
+]
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +40,29 @@ def backend():
     dtype=st.sampled_from(DTYPES),
     strided=st.booleans(),
     padded=st.booleans(),
+    window=st.one_of(st.none(), st.integers(1, 40)),
+    soft_cap=st.sampled_from([None, 2.0]),
+    sinks=st.booleans(),
+    lse=st.booleans(),
     seed=st.integers(0, 2**16),
     data=st.data(),
 )
-def test_any_prefill(sequences, kv_heads, group, head_size, page, dtype, strided, padded, seed, data):
+def test_any_prefill(
+    sequences,
+    kv_heads,
+    group,
+    head_size,
+    page,
+    dtype,
+    strided,
+    padded,
+    window,
+    soft_cap,
+    sinks,
+    lse,
+    seed,
+    data,
+):
     padding = data.draw(st.sets(st.sampled_from(range(len(sequences))))) if sequences and padded else ()
     if dtype in (torch.float16, torch.bfloat16):
         head_size += 7  # torch rounds the probabilities: what a few numbers may cancel to has no digits left
@@ -47,6 +76,10 @@ def test_any_prefill(sequences, kv_heads, group, head_size, page, dtype, strided
         dtype=dtype,
         strided=strided,
         padding=padding,
+        window=window,
+        soft_cap=soft_cap,
+        sinks=sinks,
+        lse=lse,
         seed=seed,
     )
     verify(TorchAttention(), call)
@@ -55,7 +88,8 @@ def test_any_prefill(sequences, kv_heads, group, head_size, page, dtype, strided
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("heads", [(1, 1), (8, 2), (5, 5), (16, 1)], ids=str)
 @pytest.mark.parametrize("norm", [1.0, 6.0])
-def test_decode_of_many_lengths(backend, dtype, heads, norm):
+@pytest.mark.parametrize("features", FEATURES, ids=str)
+def test_decode_of_many_lengths(backend, dtype, heads, norm, features):
     call = attention_call(
         [1] * 40,
         kv_lengths=[1, 2, 15, 16, 17, *range(30, 730, 20)],
@@ -65,6 +99,7 @@ def test_decode_of_many_lengths(backend, dtype, heads, norm):
         dtype=dtype,
         padding=(0, 11),
         norm=norm,
+        **features,
     )
     verify(backend, call)
 
@@ -75,12 +110,17 @@ def test_decode_gathers_about_one_length_at_once(backend):
     assert 1 < len(groups) < 20
     assert sum(len(group.rows) for group in groups) == 40
     assert sum(len(group.tokens) for group in groups) < 1.25 * sum(call.batch.kv_seqlens)
+    groups = backend.plan("decode", call.batch).parts(16, window=20).single
+    assert len(groups) == 1
+    assert len(groups[0].tokens) == 40 * 20
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_long_sequences_and_long_pasts(backend, dtype):
+@pytest.mark.parametrize("features", FEATURES, ids=str)
+def test_long_sequences_and_long_pasts(backend, dtype, features):
+    lengths = [700, BLOCK + 1, 2, 1]
     call = attention_call(
-        [700, BLOCK + 1, 2, 1], kv_lengths=[700, 1500, 900, 2000], heads=2, kv_heads=1, dtype=dtype, page=64
+        lengths, kv_lengths=[700, 1500, 900, 2000], heads=2, kv_heads=1, dtype=dtype, page=64, **features
     )
     verify(backend, call)
 
@@ -98,11 +138,13 @@ def test_chunks_of_any_size_equal_one_pass(backend):
         assert measure(actual.out, expected.out).within(BOUNDS[torch.float32])
 
 
-def test_decoding_step_by_step_equals_prefill(backend):
-    call = attention_call([40] * 5, kv_lengths=[40, 41, 100, 57, 63], seed=6)
+@pytest.mark.parametrize("features", FEATURES, ids=str)
+def test_decoding_step_by_step_equals_prefill(backend, features):
+    call = attention_call([40] * 5, kv_lengths=[40, 41, 100, 57, 63], seed=6, **features)
     expected = run_reference(call)
     actual = run_in_steps(backend, call, [[1] * 5] * 40, phase="decode")
-    assert measure(actual.out, expected.out).within(BOUNDS[torch.float32])
+    for name, output in actual.outputs.items():
+        assert measure(output, expected.outputs[name]).within(BOUNDS[torch.float32])
 
 
 @pytest.mark.parametrize("lengths", [[1, 1, 1, 1], [5, 9, 1, 30]], ids=str)

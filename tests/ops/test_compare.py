@@ -15,6 +15,7 @@ from switchrail.testing.inputs import (
     kda_call,
     lightning_call,
     mamba2_call,
+    mla_call,
     short_conv_call,
 )
 from switchrail.testing.steps import run_in_steps
@@ -90,7 +91,7 @@ class Sabotaged(ReferenceGatedDelta):
 SABOTAGE = {
     "out is off": lambda **a: a["out"][4].mul_(1.01),
     "out is off by inf": lambda **a: a["out"][4, 0, 0].fill_(torch.nan),
-    "rows of padding": lambda **a: a["out"][3].fill_(1e-20),
+    "rows of padding in out are not 0": lambda **a: a["out"][3].fill_(1e-20),
     "the state is off": lambda **a: a["state"][a["batch"].write_slots[0]].mul_(1.01),
     "a slot was written": lambda **a: a["state"][0].fill_(0.0),
     "q was modified": lambda **a: a["q"][0, 0].add_(1.0),
@@ -121,7 +122,8 @@ def test_verify_sees_a_read_beyond_the_end():
 
 
 @pytest.mark.parametrize(
-    "make", [attention_call, gated_delta_call, kda_call, lightning_call, mamba2_call, short_conv_call]
+    "make",
+    [attention_call, gated_delta_call, kda_call, lightning_call, mamba2_call, mla_call, short_conv_call],
 )
 def test_calls_are_seeded_and_copied_whole(make):
     a, b = make([3, 9], seed=4), make([3, 9], seed=4)

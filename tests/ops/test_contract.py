@@ -11,6 +11,7 @@ from switchrail.ops.gated_delta.torch import TorchGatedDelta
 from switchrail.ops.kda.torch import TorchKda
 from switchrail.ops.lightning.torch import TorchLightning
 from switchrail.ops.mamba2.torch import TorchMamba2
+from switchrail.ops.mla.torch import TorchMla
 from switchrail.ops.short_conv.torch import TorchShortConv
 from switchrail.testing.inputs import (
     CONTRACTS,
@@ -20,6 +21,7 @@ from switchrail.testing.inputs import (
     kda_call,
     lightning_call,
     mamba2_call,
+    mla_call,
     short_conv_call,
 )
 
@@ -29,6 +31,7 @@ CALLS = {
     "kda": kda_call,
     "lightning": lightning_call,
     "mamba2": mamba2_call,
+    "mla": mla_call,
     "short_conv": short_conv_call,
 }
 TORCH = {
@@ -37,6 +40,7 @@ TORCH = {
     "kda": TorchKda,
     "lightning": TorchLightning,
     "mamba2": TorchMamba2,
+    "mla": TorchMla,
     "short_conv": TorchShortConv,
 }
 
@@ -74,6 +78,15 @@ TENSOR_BREACHES = [
     ("gated_delta", "state", lambda t: t.mT, r"state: got strides .*\[slots, HV, V, K\] dense in memory"),
     ("gated_delta", "out", lambda t: t[:, ::2], r"out: got shape \[8, 2, 16\].*HV = 4 \(v\)"),
     ("mamba2", "C", lambda t: t[:, :1], r"C: got shape \[8, 1, 16\].*G = 2 \(B\)"),
+    ("mla", "q_nope", lambda t: t[:, :, 1:], r"w_k: got shape \[4, 16, 32\].*D = 15 \(q_nope\)"),
+    (
+        "mla",
+        "q_rope",
+        lambda t: t[:, :, 1:],
+        r"kv_cache: got L = 40; asked is R \+ E with R = 32 \(w_k\), E = 7",
+    ),
+    ("mla", "w_k", lambda t: None, r"w_v: got shape \[4, 16, 32\].*R = 16 \(q_nope\)"),
+    ("mla", "w_v", lambda t: None, r"out: got shape .*V = 32 \(w_k\)"),
     ("kda", "g", lambda t: t[:, :, 0], r"g: got shape \[8, 4\]; asked is \[T, HV, K\]"),
     ("lightning", "g", lambda t: t[:, None], r"g: got shape \[4, 1\]; asked is \[H\]"),
     ("lightning", "v", lambda t: t[:, :2], r"v: got shape \[8, 2, 16\].*H = 4 \(q\)"),
@@ -126,6 +139,9 @@ def test_heads_that_do_not_divide():
         ("attention", "scale", 0.0, "scale: got 0.0; asked is a finite number other than 0"),
         ("attention", "scale", float("nan"), "scale: got nan"),
         ("attention", "scale", 1, "scale: got 1 of type int; asked is float"),
+        ("attention", "window", 0, "window: got 0; asked is more than 0"),
+        ("attention", "window", 2.0, "window: got 2.0 of type float; asked is int or None"),
+        ("attention", "soft_cap", float("inf"), "soft_cap: got inf"),
         ("gated_delta", "qk_l2norm", 1, "qk_l2norm: got 1 of type int; asked is bool"),
         ("short_conv", "activation", "swish", "activation: got 'swish'; asked is one of 'silu', None"),
         ("short_conv", "activation", True, "activation: got True of type bool; asked is str or None"),
@@ -180,7 +196,7 @@ def test_a_batch_that_breaks_the_contract():
         ([1, 99], [1, 99], "got slot 99; asked is below 5"),
     ],
 )
-@pytest.mark.parametrize("op", [op for op in CALLS if op != "attention"])
+@pytest.mark.parametrize("op", [op for op in CALLS if op not in ("attention", "mla")])
 def test_slots_that_break_the_contract(op, read, write, message):
     call = with_batch(CALLS[op]([2, 3]), read_slots=torch.tensor(read), write_slots=torch.tensor(write))
     before = call.state.clone()
@@ -220,7 +236,7 @@ def test_registering_the_built_in_backends_imports_nothing():
         "    def register(self, name, target, **capabilities):\n"
         "        seen.append((name, capabilities['op']))\n"
         "switchrail.ops.register_builtins(Registry())\n"
-        "assert len(seen) == 12, seen\n"
+        "assert len(seen) == 14, seen\n"
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

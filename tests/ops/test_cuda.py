@@ -7,6 +7,7 @@ from switchrail.ops.gated_delta.torch import TorchGatedDelta
 from switchrail.ops.kda.torch import TorchKda
 from switchrail.ops.lightning.torch import TorchLightning
 from switchrail.ops.mamba2.torch import TorchMamba2
+from switchrail.ops.mla.torch import TorchMla
 from switchrail.ops.short_conv.torch import TorchShortConv
 from switchrail.testing.compare import verify
 from switchrail.testing.inputs import (
@@ -15,6 +16,7 @@ from switchrail.testing.inputs import (
     kda_call,
     lightning_call,
     mamba2_call,
+    mla_call,
     short_conv_call,
 )
 
@@ -29,6 +31,7 @@ OPS = {
     "kda": (TorchKda, kda_call),
     "lightning": (TorchLightning, lightning_call),
     "mamba2": (TorchMamba2, mamba2_call),
+    "mla": (TorchMla, mla_call),
     "short_conv": (TorchShortConv, short_conv_call),
 }
 

@@ -1,6 +1,7 @@
 """The oracles against what others compute: each is the judge of every backend, so it has its own."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,11 +12,15 @@ from switchrail.testing.inputs import (
     kda_call,
     lightning_call,
     mamba2_call,
+    mla_call,
     run_reference,
     short_conv_call,
 )
-from transformers import MiniMaxConfig
+from transformers import DeepseekV3Config, MiniMaxConfig
 from transformers.models.bamba.modeling_bamba import mamba2_chunk_scan, mamba2_selective_state_update
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
+from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as gemma2_attention
+from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as gpt_oss_attention
 from transformers.models.kimi_linear.modeling_kimi_linear import (
     chunk_kimi_delta_attention,
     recurrent_kimi_delta_attention,
@@ -42,6 +47,74 @@ def test_attention_is_torch_sdpa_over_the_pages_in_order():
         )[0].transpose(0, 1)
         assert measure(oracle.out[row : row + length], expected).within(FLOAT64)
         row += length
+
+
+def contiguous(call):
+    """q, k and v [1, heads, length, size] of a call of one sequence."""
+    pages = call.batch.page_table[0, :-1].long()
+    k, v = (call.tensors[name][pages].flatten(0, 1)[: call.out.shape[0]] for name in ("k_cache", "v_cache"))
+    return (t.transpose(0, 1)[None] for t in (call.tensors["q"], k, v))
+
+
+def test_sinks_and_a_window_are_those_of_transformers_gpt_oss():
+    call = attention_call([40], dtype=torch.float64, sinks=True)
+    q, k, v = contiguous(call)
+    call = dataclasses.replace(call, options={**call.options, "window": 9})
+    distance = torch.arange(40)[:, None] - torch.arange(40)
+    mask = torch.zeros(40, 40, dtype=torch.float64)
+    mask.masked_fill_((distance < 0) | (distance >= 9), -torch.inf)
+    module = SimpleNamespace(sinks=call.tensors["sinks"], num_key_value_groups=2, training=False)
+    expected, _ = gpt_oss_attention(module, q, k, v, mask, scaling=call.options["scale"])
+    assert measure(run_reference(call).out, expected[0]).within(FLOAT64)
+
+
+def test_the_soft_cap_is_that_of_transformers_gemma2_in_float32():
+    call = attention_call([40], soft_cap=3.0, norm=2.0)
+    q, k, v = contiguous(call)
+    mask = torch.full((40, 40), -torch.inf).triu(1)
+    module = SimpleNamespace(num_key_value_groups=2, training=False)
+    expected, _ = gemma2_attention(module, q, k, v, mask, scaling=call.options["scale"], softcap=3.0)
+    assert measure(expected[0], run_reference(call).out).within(Error(1e-6, 1e-5))
+
+
+def test_the_log_sum_exp_by_hand():
+    call = attention_call(
+        [1], kv_lengths=[2], heads=1, kv_heads=1, head_size=1, dtype=torch.float64, lse=True, sinks=True
+    )
+    page = int(call.batch.page_table[0, 0])
+    call.tensors["q"].fill_(2.0)
+    call.tensors["k_cache"][page, :2, 0, 0] = torch.tensor([1.0, 3.0], dtype=torch.float64)
+    call.tensors["v_cache"][page, :2, 0, 0] = torch.tensor([10.0, 20.0], dtype=torch.float64)
+    call.tensors["sinks"].fill_(4.0)
+    oracle = run_reference(call)
+    total = torch.tensor([2.0, 6.0, 4.0], dtype=torch.float64).exp()
+    assert torch.allclose(oracle.tensors["lse"][0, 0], total.sum().log())
+    assert torch.allclose(oracle.out[0, 0, 0], (10 * total[0] + 20 * total[1]) / total.sum())
+
+
+def test_mla_is_what_transformers_computes_in_float32():
+    call = mla_call([40], strided=False)
+    config = DeepseekV3Config(
+        hidden_size=32,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        q_lora_rank=None,
+        kv_lora_rank=32,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=16,
+    )
+    layer = DeepseekV3Attention(config, 0).eval()
+    t = call.tensors
+    layer.kv_b_proj.weight.data = torch.cat([t["w_k"], t["w_v"]], dim=1).flatten(0, 1)
+    cached = t["kv_cache"][call.batch.page_table[0, :-1].long()].flatten(0, 1)[:40]
+    with torch.no_grad():
+        k, v = layer.expand_kv(cached[None, None, :, :32], cached[None, None, :, 32:])
+    q = torch.cat([t["q_nope"], t["q_rope"]], dim=2).transpose(0, 1)[None]
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=True, scale=call.options["scale"]
+    )
+    assert measure(expected[0].transpose(0, 1), run_reference(call).out).within(Error(1e-6, 1e-5))
 
 
 def test_short_conv_is_conv1d_behind_the_state():

@@ -213,7 +213,7 @@ def test_an_error_in_a_constructor_comes_back_as_it_is(runtime: Runtime) -> None
 
 def test_a_layer_kind_without_a_backend(make_plan: Any) -> None:
     with pytest.raises(NoBackendError, match=r"layer 1 of tiny.*kda") as caught:
-        make_plan(["full_attention", "kda"])
+        make_plan(["full_attention", "kda"], features={"kda": ["teleport"]})
     assert (caught.value.op, caught.value.layers) == ("kda", (1,))
     with pytest.raises(NoBackendError, match="no op covers"):
         make_plan(["mamba1"])

@@ -144,11 +144,11 @@ def test_every_reason_of_a_backend_is_given(runtime: Runtime) -> None:
 
 def test_where_nothing_fits_each_candidate_says_why(runtime: Runtime) -> None:
     with pytest.raises(NoBackendError) as caught:
-        runtime.resolve("gated_delta", "verify", **QUERY)
-    assert "torch: does not serve verify" in str(caught.value)
+        runtime.resolve("gated_delta", "decode", device="tpu", dtype="float32")
+    assert "torch: does not run on tpu" in str(caught.value)
     assert {entry["backend"]["name"] for entry in caught.value.rejected} == {"torch", "reference"}
-    with pytest.raises(NoBackendError):
-        runtime.resolve("kda", "decode", **QUERY)
+    with pytest.raises(NoBackendError, match="torch: lacks teleport"):
+        runtime.resolve("kda", "decode", **QUERY, features=["teleport"])
 
 
 def test_preferences_fall_back_from_the_special_to_the_common(runtime: Runtime) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         KdaBackend,
         LightningBackend,
         Mamba2Backend,
+        MlaBackend,
         ShortConvBackend,
     )
     from switchrail.ops.batch import PagedBatch, Phase, SequenceBatch, StateBatch
@@ -31,6 +32,7 @@ _HOMES = {
     "KdaBackend": "backend",
     "LightningBackend": "backend",
     "Mamba2Backend": "backend",
+    "MlaBackend": "backend",
     "OptionSpec": "contract",
     "PagedBatch": "batch",
     "Phase": "batch",
@@ -55,6 +57,7 @@ __all__ = [
     "KdaBackend",
     "LightningBackend",
     "Mamba2Backend",
+    "MlaBackend",
     "OptionSpec",
     "PagedBatch",
     "Phase",

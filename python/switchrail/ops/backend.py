@@ -29,11 +29,20 @@ class Backend:
 
 
 class AttentionBackend(Backend):
-    """Causal softmax attention, multi-head or grouped-query, over a paged cache.
+    """Causal softmax attention (Vaswani et al., arXiv 1706.03762), multi-head or grouped-query, paged.
+
+    With x_ij = scale q_i . k_j, for each row i: out = sum over j of exp(x_ij) v_j / sum over j of exp(x_ij).
 
     Shapes: q and out [T, H, D]; k_cache and v_cache [pages, page, HKV, D], H a multiple of HKV; all of one
     dtype (float32, float16 or bfloat16). q may be a strided view with its last axis contiguous; out is
     contiguous.
+
+    Features, each an argument that only a backend which declares it is ever given, and only where it is used:
+
+    - `window`: position i sees j only where i - j < window (Beltagy et al., arXiv 2004.05150).
+    - `soft_cap`: each x becomes soft_cap tanh(x / soft_cap) (Gemma 2, arXiv 2408.00118).
+    - `sinks`: [H], float32 or q's dtype; exp of it is added to each row's sum (gpt-oss, arXiv 2508.10925).
+    - `lse`: [T, H] float32, to be filled with the natural log of each row's sum.
     """
 
     op = "attention"
@@ -58,6 +67,56 @@ class AttentionBackend(Backend):
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         *,
+        out: torch.Tensor,
+        batch: PagedBatch,
+        plan: object,
+        scale: float,
+    ) -> None:
+        """Attends one query row a sequence."""
+        raise NotImplementedError
+
+
+class MlaBackend(Backend):
+    """Causal multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) over a paged cache of latents.
+
+    The cache holds for each token its latent c, [R], and the rotated part r of its key, [E]. With the key of
+    head h being [W_k^h c, r] and its value W_v^h c, and the query [q_nope, q_rope], the rest is softmax
+    attention. Absorbed, as decoding does it: q_nope . W_k c = (W_k^T q_nope) . c, and W_v leaves the sum.
+
+    Shapes: q_nope [T, H, D]; q_rope [T, H, E]; kv_cache [pages, page, L], L = R + E, latent first; w_k
+    [H, D, R] or None, where q_nope comes absorbed, so that D is R; w_v [H, V, R] or None, where out stays a
+    latent, so that V is R; out [T, H, V]; all of one dtype. q_nope, q_rope, w_k and w_v may be strided views
+    with their last axis contiguous; out is contiguous.
+
+    A feature: `lse`, [T, H] float32, to be filled with the natural log of each row's sum.
+    """
+
+    op = "mla"
+
+    def prefill(
+        self,
+        q_nope: torch.Tensor,
+        q_rope: torch.Tensor,
+        kv_cache: torch.Tensor,
+        *,
+        w_k: torch.Tensor | None,
+        w_v: torch.Tensor | None,
+        out: torch.Tensor,
+        batch: PagedBatch,
+        plan: object,
+        scale: float,
+    ) -> None:
+        """Attends T packed query rows of N sequences of any length."""
+        raise NotImplementedError
+
+    def decode(
+        self,
+        q_nope: torch.Tensor,
+        q_rope: torch.Tensor,
+        kv_cache: torch.Tensor,
+        *,
+        w_k: torch.Tensor | None,
+        w_v: torch.Tensor | None,
         out: torch.Tensor,
         batch: PagedBatch,
         plan: object,
@@ -323,5 +382,6 @@ __all__ = [
     "KdaBackend",
     "LightningBackend",
     "Mamba2Backend",
+    "MlaBackend",
     "ShortConvBackend",
 ]

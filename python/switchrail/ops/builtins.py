@@ -12,11 +12,12 @@ FLOATS = ("float64", "float32", "float16", "bfloat16")
 _RECURRENT = {"state_dtypes": ("float64", "float32", "bfloat16"), "state_layouts": ("VK",)}
 
 _CAPABILITIES: dict[str, dict[str, Any]] = {
-    "attention": {},
+    "attention": {"features": ("lse", "sinks", "soft_cap", "window")},
     "gated_delta": _RECURRENT,
     "kda": _RECURRENT,
     "lightning": _RECURRENT,
     "mamba2": _RECURRENT,
+    "mla": {"features": ("lse",)},
     "short_conv": {"state_dtypes": FLOATS},
 }
 

@@ -39,6 +39,9 @@ class TensorSpec:
         unit_stride: Axes of which one at least has stride 1; the others may have any stride.
         mutated: Whether the call writes into it.
         optional: Whether None is valid.
+        same_if_none: Two axes that have one size where it is None.
+        feature: The feature that a backend must declare to be given it; a call may then leave it out, which
+            means None. None where every backend takes it.
         about: What it holds.
     """
 
@@ -48,6 +51,8 @@ class TensorSpec:
     unit_stride: tuple[str, ...] = ()
     mutated: bool = False
     optional: bool = False
+    same_if_none: tuple[str, str] | None = None
+    feature: str | None = None
     about: str
 
     @cached_property
@@ -82,13 +87,17 @@ class OptionSpec:
     Attributes:
         types: The types that are valid; a bool is no number.
         values: The values that are valid; empty where only `types` restricts it.
-        finite_nonzero: Whether it is a number other than zero, infinities and NaN.
+        finite_nonzero: Whether a number is other than zero, infinities and NaN.
+        positive: Whether a number is more than zero.
+        feature: As a tensor's.
         about: What it means.
     """
 
     types: tuple[type, ...]
     values: tuple[Any, ...] = ()
     finite_nonzero: bool = False
+    positive: bool = False
+    feature: str | None = None
     about: str
 
 
@@ -105,6 +114,7 @@ class Contract:
         batch: The tensors of the call's batch by name.
         batch_type: The class of the batch.
         multiples: Pairs of axes of which the first is a multiple of the second.
+        sums: Axes of which the first is as long as the others together.
         state_layout: The name of the layout of the state, as registrations give it; None where it has none.
         gate: What the gate holds: its space, kind and range, by name; empty where there is none.
         notes: What the shapes can't say.
@@ -117,6 +127,7 @@ class Contract:
     batch: Mapping[str, TensorSpec]
     batch_type: type[SequenceBatch]
     multiples: tuple[tuple[str, str], ...] = ()
+    sums: tuple[tuple[str, ...], ...] = ()
     state_layout: str | None = None
     gate: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -125,6 +136,24 @@ class Contract:
     def mutated(self) -> tuple[str, ...]:
         """The names of the tensors that a call writes into."""
         return tuple(name for name, spec in self.tensors.items() if spec.mutated)
+
+    @cached_property
+    def required(self) -> frozenset[str]:
+        """The names of the arguments that no call may leave out."""
+        return frozenset(self._arguments) - {name for names in self.features.values() for name in names}
+
+    @cached_property
+    def features(self) -> Mapping[str, tuple[str, ...]]:
+        """The arguments that belong to each feature."""
+        table: dict[str, tuple[str, ...]] = {}
+        for name, spec in self._arguments.items():
+            if spec.feature is not None:
+                table[spec.feature] = (*table.get(spec.feature, ()), name)
+        return table
+
+    @property
+    def _arguments(self) -> Mapping[str, TensorSpec | OptionSpec]:
+        return {**self.tensors, **self.options}
 
     def check(self, phase: str, batch: SequenceBatch, arguments: Mapping[str, Any]) -> None:
         """Checks one call and its batch: `check_batch`, then `check_arguments`.
@@ -167,10 +196,12 @@ class Contract:
         Raises:
             ContractError: An argument is missing, unknown or not as the contract asks.
         """
-        if arguments.keys() != self.tensors.keys() | self.options.keys():
+        given = arguments.keys()
+        if not (self.required <= given and given <= self.tensors.keys() | self.options.keys()):
             self._fail_names(arguments)
         for name, option in self.options.items():
-            self._check_option(name, option, arguments[name])
+            if name in given or option.feature is None:
+                self._check_option(name, option, arguments[name])
         first_name = self.positional[0]
         first = arguments[first_name]
         if not isinstance(first, torch.Tensor):
@@ -184,7 +215,13 @@ class Contract:
         sizes = {"T": sum(batch.seqlens)}
         owners = {"T": "batch.seqlens"}
         for name, spec in self.tensors.items():
-            self._check_tensor(name, spec, arguments[name], first, sizes, owners)
+            self._check_tensor(name, spec, arguments.get(name), first, sizes, owners)
+        for whole, *parts in self.sums:
+            if sizes[whole] != sum(sizes[part] for part in parts):
+                found = ", ".join(f"{part} = {sizes[part]} ({owners[part]})" for part in parts)
+                raise self.error(
+                    owners[whole], f"{whole} = {sizes[whole]}", f"{' + '.join(parts)} with {found}"
+                )
         for axis, divisor in self.multiples:
             if sizes[divisor] == 0 or sizes[axis] % sizes[divisor]:
                 raise self.error(
@@ -205,7 +242,7 @@ class Contract:
 
     def _fail_names(self, arguments: Mapping[str, Any]) -> None:
         asked = self.tensors.keys() | self.options.keys()
-        for name in sorted(asked - arguments.keys()):
+        for name in sorted(self.required - arguments.keys()):
             raise self.error(name, "nothing", "an argument of that name")
         unknown = min(arguments.keys() - asked)
         raise self.error(unknown, "an argument that the contract lacks", f"one of {', '.join(sorted(asked))}")
@@ -216,8 +253,20 @@ class Contract:
             raise self.error(name, f"{value!r} of type {type(value).__name__}", types)
         if spec.values and value not in spec.values:
             raise self.error(name, repr(value), f"one of {', '.join(map(repr, spec.values))}")
+        if value is None:
+            return
         if spec.finite_nonzero and (value == 0 or not math.isfinite(value)):
             raise self.error(name, repr(value), "a finite number other than 0")
+        if spec.positive and not value > 0:
+            raise self.error(name, repr(value), "more than 0")
+
+    def _join(self, known: str, other: str, sizes: dict[str, int], owners: dict[str, str]) -> None:
+        """Gives the second axis the size of the first, which is known already."""
+        if sizes.setdefault(other, sizes[known]) != sizes[known]:
+            raise self.error(
+                owners[known], f"{known} = {sizes[known]}", f"{other} = {sizes[other]} ({owners[other]})"
+            )
+        owners.setdefault(other, owners[known])
 
     def _check_tensor(
         self,
@@ -228,7 +277,9 @@ class Contract:
         sizes: dict[str, int],
         owners: dict[str, str],
     ) -> None:
-        if tensor is None and spec.optional:
+        if tensor is None and (spec.optional or spec.feature is not None):
+            if spec.same_if_none is not None:
+                self._join(*spec.same_if_none, sizes, owners)
             return
         if not isinstance(tensor, torch.Tensor):
             raise self.error(

@@ -45,7 +45,8 @@ def run_in_steps(
         }
         step = dataclasses.replace(call, phase=phase, tensors=tensors, batch=_batch(call, counts, cursor))
         step.run(backend)
-        whole.out[index] = step.out
+        for name, output in whole.outputs.items():
+            output[index] = step.outputs[name]
     return whole
 
 

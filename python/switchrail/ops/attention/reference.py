@@ -22,10 +22,15 @@ class ReferenceAttention(AttentionBackend):
         batch: PagedBatch,
         plan: object,
         scale: float,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
     ) -> None:
         """Attends T packed query rows of N sequences of any length."""
-        tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "out": out}
-        CONTRACT.check("prefill", batch, {**tensors, "scale": scale})
+        tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "sinks": sinks, "out": out, "lse": lse}
+        options = {"scale": scale, "window": window, "soft_cap": soft_cap}
+        CONTRACT.check("prefill", batch, {**tensors, **options})
         page = k_cache.shape[1]
         group = q.shape[1] // k_cache.shape[2]
         row = 0
@@ -34,10 +39,17 @@ class ReferenceAttention(AttentionBackend):
             keys = k_cache[used].flatten(0, 1)[:kv_length].double().repeat_interleave(group, dim=1)
             values = v_cache[used].flatten(0, 1)[:kv_length].double().repeat_interleave(group, dim=1)
             for i in range(length):
-                seen = max(0, kv_length - length + i + 1)
-                logits = torch.einsum("hd,shd->hs", scale * q[row].double(), keys[:seen])
-                weights = torch.softmax(logits, dim=-1)
-                out[row] = torch.einsum("hs,shd->hd", weights, values[:seen]).to(out.dtype)
+                end = max(0, kv_length - length + i + 1)
+                first = 0 if window is None else max(0, end - window)
+                logits = torch.einsum("hd,shd->hs", scale * q[row].double(), keys[first:end])
+                if soft_cap is not None:
+                    logits = soft_cap * torch.tanh(logits / soft_cap)
+                if sinks is not None and kv_length:
+                    logits = torch.cat([logits, sinks.double()[:, None]], dim=1)
+                weights = torch.softmax(logits, dim=-1)[:, : end - first]
+                out[row] = torch.einsum("hs,shd->hd", weights, values[first:end]).to(out.dtype)
+                if lse is not None:
+                    lse[row] = torch.logsumexp(logits, dim=-1)
                 row += 1
 
     decode = prefill

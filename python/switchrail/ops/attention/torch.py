@@ -2,175 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from switchrail.ops.attention.contract import CONTRACT
 from switchrail.ops.backend import AttentionBackend
 from switchrail.ops.batch import PagedBatch, Phase
-
-WASTE = 512
-"""How many tokens of padding a group of single rows may gather before another group is worth its calls."""
-
-BLOCK = 256
-"""Query rows a call where a mask is needed: bounds the mask and what is computed only to be masked."""
-
-
-@dataclass(frozen=True, slots=True)
-class _SingleRows:
-    """Sequences with one row each, of about the same length.
-
-    Attributes:
-        rows: [B] int64, their packed rows.
-        tokens: [B * L] int64, the place in the cache of each position; a position past the end repeats the
-            first.
-        mask: [B, 1, 1, L] bool, the positions before the end; None where all are.
-    """
-
-    rows: torch.Tensor
-    tokens: torch.Tensor
-    mask: torch.Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """Rows of one sequence.
-
-    Attributes:
-        start: The first packed row.
-        stop: The last packed row + 1.
-        seen: The number of positions that the last row sees.
-        mask: [rows, seen] bool, what each row sees; None where plain causality covers it.
-    """
-
-    start: int
-    stop: int
-    seen: int
-    mask: torch.Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class _ManyRows:
-    """One sequence with several rows.
-
-    Attributes:
-        tokens: [L] int64, the place in the cache of each position.
-        blocks: Its rows.
-    """
-
-    tokens: torch.Tensor
-    blocks: tuple[_Block, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    single: tuple[_SingleRows, ...]
-    many: tuple[_ManyRows, ...]
-
-
-class _Plan:
-    """The calls that a batch is cut into."""
-
-    def __init__(self, batch: PagedBatch) -> None:
-        self._batch = batch
-        self._parts: dict[int, _Parts] = {}
-        self._starts = [0]
-        for length in batch.seqlens:
-            self._starts.append(self._starts[-1] + length)
-        for n, (length, kv) in enumerate(zip(batch.seqlens, batch.kv_seqlens, strict=True)):
-            if 0 < kv < length:
-                raise CONTRACT.error(
-                    "batch.kv_seqlens",
-                    f"{kv} for sequence {n} of {length} rows",
-                    "as many as its rows at least, or 0",
-                )
-        padding = [
-            row
-            for n, kv in enumerate(batch.kv_seqlens)
-            if kv == 0
-            for row in range(self._starts[n], self._starts[n + 1])
-        ]
-        self.padding_rows: torch.Tensor | None = None
-        """int64, the rows of padding; None where there is none."""
-        if padding:
-            self.padding_rows = torch.tensor(padding).to(batch.page_table.device, non_blocking=True)
-
-    def parts(self, page: int) -> _Parts:
-        """The calls for pages of `page` tokens, prepared when the first layer of a step asks."""
-        if page not in self._parts:
-            batch = self._batch
-            device = batch.page_table.device
-            longest = max(batch.kv_seqlens, default=0)
-            if longest > page * batch.page_table.shape[1]:
-                raise CONTRACT.error(
-                    "batch.page_table",
-                    f"{batch.page_table.shape[1]} pages of {page} tokens a sequence",
-                    f"enough for the longest, {longest} tokens",
-                )
-            live = [n for n in range(len(batch.seqlens)) if batch.seqlens[n] and batch.kv_seqlens[n]]
-            single = sorted((n for n in live if batch.seqlens[n] == 1), key=lambda n: batch.kv_seqlens[n])
-            self._parts[page] = _Parts(
-                tuple(self._single_rows(members, page, device) for members in self._groups(single)),
-                tuple(self._many_rows(n, page, device) for n in live if batch.seqlens[n] > 1),
-            )
-        return self._parts[page]
-
-    def _groups(self, sequences: list[int]) -> list[list[int]]:
-        """Cuts sequences, longest last, into groups whose padding to the longest stays within `WASTE`."""
-        groups: list[list[int]] = []
-        wasted = WASTE + 1
-        for n in reversed(sequences):
-            if wasted <= WASTE:
-                wasted += self._batch.kv_seqlens[groups[-1][0]] - self._batch.kv_seqlens[n]
-            if wasted > WASTE:
-                groups.append([])
-                wasted = 0
-            groups[-1].append(n)
-        return groups
-
-    def _single_rows(self, members: list[int], page: int, device: torch.device) -> _SingleRows:
-        lengths = torch.tensor([self._batch.kv_seqlens[n] for n in members])[:, None]
-        positions = torch.arange(int(lengths.max()))
-        mask = positions < lengths
-        positions = (positions * mask).to(device, non_blocking=True)
-        table = self._batch.page_table[torch.tensor(members).to(device, non_blocking=True)].long()
-        tokens = table.gather(1, positions // page) * page + positions % page
-        rows = torch.tensor([self._starts[n] for n in members])
-        return _SingleRows(
-            rows.to(device, non_blocking=True),
-            tokens.flatten(),
-            None if mask.all() else mask[:, None, None].to(device, non_blocking=True),
-        )
-
-    def _many_rows(self, n: int, page: int, device: torch.device) -> _ManyRows:
-        length, kv, first = self._batch.seqlens[n], self._batch.kv_seqlens[n], self._starts[n]
-        positions = torch.arange(kv, device=device)
-        tokens = self._batch.page_table[n].long().index_select(0, positions // page) * page + positions % page
-        if length == kv:
-            return _ManyRows(tokens, (_Block(first, first + length, kv, None),))
-        blocks = []
-        for low in range(0, length, BLOCK):
-            high = min(low + BLOCK, length)
-            seen = kv - length + high
-            mask = positions[:seen] <= torch.arange(seen - (high - low), seen, device=device)[:, None]
-            blocks.append(_Block(first + low, first + high, seen, mask))
-        return _ManyRows(tokens, tuple(blocks))
+from switchrail.ops.pages import PagedPlan
+from switchrail.ops.softmax import attend
 
 
 class TorchAttention(AttentionBackend):
     """torch's own attention over keys and values gathered from their pages.
 
     Sequences with one row are gathered together, in groups of about one length, their query heads that share
-    a key-value head standing as rows of one; a sequence with several rows has a call of its own. On CUDA
-    float32 products are as exact as torch is set to make them, which is IEEE unless it was told otherwise.
+    a key-value head standing as rows of one; a sequence with several rows has a call of its own. Where a cap,
+    sinks or the log-sum-exp are asked for, which torch's has not, the products are made one by one in float32
+    (float64 for float64 inputs). On CUDA float32 products are as exact as torch is set to make them, which is
+    IEEE unless it was told otherwise.
     """
 
-    def plan(self, phase: Phase, batch: PagedBatch) -> _Plan:
+    def plan(self, phase: Phase, batch: PagedBatch) -> PagedPlan:
         """Cuts the batch into calls."""
-        CONTRACT.check_batch(phase, batch)
-        return _Plan(batch)
+        return PagedPlan(CONTRACT, phase, batch)
 
     def prefill(
         self,
@@ -182,40 +36,39 @@ class TorchAttention(AttentionBackend):
         batch: PagedBatch,
         plan: object,
         scale: float,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
     ) -> None:
         """Attends T packed query rows of N sequences of any length."""
-        tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "out": out}
-        CONTRACT.check_arguments(batch, {**tensors, "scale": scale})
-        _attend(plan, q, k_cache, v_cache, out, scale)
+        tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "sinks": sinks, "out": out, "lse": lse}
+        options = {"scale": scale, "window": window, "soft_cap": soft_cap}
+        CONTRACT.check_arguments(batch, {**tensors, **options})
+        assert isinstance(plan, PagedPlan)
+        if soft_cap is None and sinks is None and lse is None:
+            _attend_fused(plan, q, k_cache, v_cache, out, scale, window)
+        else:
+            _attend_plainly(plan, q, k_cache, v_cache, out, scale, window, soft_cap, sinks, lse)
+        if plan.padding_rows is not None:
+            out.index_fill_(0, plan.padding_rows, 0)
+            if lse is not None:
+                lse.index_fill_(0, plan.padding_rows, -torch.inf)
 
-    def decode(
-        self,
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        *,
-        out: torch.Tensor,
-        batch: PagedBatch,
-        plan: object,
-        scale: float,
-    ) -> None:
-        """Attends one query row a sequence."""
-        tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "out": out}
-        CONTRACT.check_arguments(batch, {**tensors, "scale": scale})
-        _attend(plan, q, k_cache, v_cache, out, scale)
+    decode = prefill
 
 
-def _attend(
-    plan: object,
+def _attend_fused(
+    plan: PagedPlan,
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     out: torch.Tensor,
     scale: float,
+    window: int | None,
 ) -> None:
-    assert isinstance(plan, _Plan)
     page, kv_heads, head_size = k_cache.shape[1:]
-    parts = plan.parts(page)
+    parts = plan.parts(page, window=window)
     keys, values = k_cache.flatten(0, 1), v_cache.flatten(0, 1)
     if q.device.type == "cuda" and (q.data_ptr() % 16 or q.stride(0) * q.itemsize % 16):
         # torch 2.11 hands such a view to a fused kernel that reads 16 bytes at a time, and NaN comes out
@@ -237,16 +90,65 @@ def _attend(
         for block in many.blocks:
             attended = scaled_dot_product_attention(
                 q[block.start : block.stop].transpose(0, 1)[None],
-                k[:, :, : block.seen],
-                v[:, :, : block.seen],
+                k[:, :, block.first : block.seen],
+                v[:, :, block.first : block.seen],
                 attn_mask=block.mask,
                 is_causal=block.mask is None,
                 scale=scale,
                 enable_gqa=True,
             )
             out[block.start : block.stop] = attended[0].transpose(0, 1)
-    if plan.padding_rows is not None:
-        out.index_fill_(0, plan.padding_rows, 0)
+
+
+def _attend_plainly(
+    plan: PagedPlan,
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    out: torch.Tensor,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: torch.Tensor | None,
+    lse: torch.Tensor | None,
+) -> None:
+    page, kv_heads, head_size = k_cache.shape[1:]
+    parts = plan.parts(page, window=window, causal=False)
+    compute = torch.promote_types(q.dtype, torch.float32)
+    queries, keys, values = q.to(compute), k_cache.flatten(0, 1), v_cache.flatten(0, 1)
+    by_group = None if sinks is None else sinks.to(compute).view(kv_heads, -1)
+    for single in parts.single:
+        count = len(single.rows)
+        shape = (count, -1, kv_heads, head_size)
+        result, total = attend(
+            queries.index_select(0, single.rows).view(count, kv_heads, -1, head_size),
+            keys.index_select(0, single.tokens).view(shape).transpose(1, 2).to(compute),
+            values.index_select(0, single.tokens).view(shape).transpose(1, 2).to(compute),
+            scale=scale,
+            mask=single.mask,
+            soft_cap=soft_cap,
+            sinks=by_group,
+        )
+        out.index_copy_(0, single.rows, result.view(count, -1, head_size).to(out.dtype))
+        if lse is not None:
+            lse.index_copy_(0, single.rows, total.view(count, -1))
+    for many in parts.many:
+        k = keys.index_select(0, many.tokens).transpose(0, 1)[:, None].to(compute)
+        v = values.index_select(0, many.tokens).transpose(0, 1)[:, None].to(compute)
+        for block in many.blocks:
+            rows = queries[block.start : block.stop].view(block.stop - block.start, kv_heads, -1, head_size)
+            result, total = attend(
+                rows.permute(1, 2, 0, 3),
+                k[:, :, block.first : block.seen],
+                v[:, :, block.first : block.seen],
+                scale=scale,
+                mask=block.mask,
+                soft_cap=soft_cap,
+                sinks=None if by_group is None else by_group[:, :, None],
+            )
+            out[block.start : block.stop] = result.permute(2, 0, 1, 3).flatten(1, 2)
+            if lse is not None:
+                lse[block.start : block.stop] = total.permute(2, 0, 1).flatten(1, 2)
 
 
 __all__ = ["TorchAttention"]

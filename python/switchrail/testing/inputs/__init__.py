@@ -7,12 +7,14 @@ device.
 
 from __future__ import annotations
 
-from switchrail.testing.inputs.attention import UNDEFINED_PAGE, attention_call
+from switchrail.testing.inputs.attention import attention_call
 from switchrail.testing.inputs.call import CONTRACTS, REFERENCES, Call, run_reference
 from switchrail.testing.inputs.common import Gate, Initial
 from switchrail.testing.inputs.delta import gated_delta_call, kda_call
 from switchrail.testing.inputs.lightning import lightning_call
 from switchrail.testing.inputs.mamba2 import mamba2_call
+from switchrail.testing.inputs.mla import mla_call
+from switchrail.testing.inputs.pages import UNDEFINED_PAGE
 from switchrail.testing.inputs.short_conv import short_conv_call
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "kda_call",
     "lightning_call",
     "mamba2_call",
+    "mla_call",
     "run_reference",
     "short_conv_call",
 ]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
 
-from switchrail.ops.batch import PagedBatch, Phase
+from switchrail.ops.batch import Phase
 from switchrail.testing.inputs.call import Call
-from switchrail.testing.inputs.common import Random, sequences, views
-
-UNDEFINED_PAGE = 2**30
-"""What stands in a page table past the last used page."""
+from switchrail.testing.inputs.common import Random, compute_dtype, views
+from switchrail.testing.inputs.pages import paged_batch
 
 
 def attention_call(
@@ -25,6 +24,10 @@ def attention_call(
     page: int = 16,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: bool = False,
+    lse: bool = False,
     strided: bool = True,
     padding: Collection[int] = (),
     norm: float = 1.0,
@@ -43,6 +46,10 @@ def attention_call(
         page: The number of tokens a page holds.
         dtype: The dtype of all tensors.
         device: Where the tensors are.
+        window: The argument of that name, which is left out where it is None. What no row sees is NaN.
+        soft_cap: Likewise.
+        sinks: Whether there are any.
+        lse: Whether the log-sum-exp is asked for.
         strided: Whether q is a view of a fused buffer.
         padding: The indices of the sequences that are padding.
         norm: The factor on q and k.
@@ -50,25 +57,11 @@ def attention_call(
     """
     random = Random(seed)
     rows = sum(lengths)
-    kv_seqlens = tuple(
-        0 if n in padding else kv for n, kv in enumerate(lengths if kv_lengths is None else kv_lengths)
-    )
-    counts = [-(-kv // page) for kv in kv_seqlens]
-    pages = sum(counts) + 3
-    order = random.permutation(pages - 1) + 1
-    k_cache = random.normal(pages, page, kv_heads, head_size) * norm
-    v_cache = random.normal(pages, page, kv_heads, head_size)
-    page_table = torch.full((len(lengths), max([*counts, 0]) + 1), UNDEFINED_PAGE, dtype=torch.int32)
-    valid = torch.zeros(pages, page, dtype=torch.bool)
-    first = 0
-    for n, (count, kv) in enumerate(zip(counts, kv_seqlens, strict=True)):
-        mine = order[first : first + count]
-        first += count
-        page_table[n, :count] = mine.int()
-        for i, number in enumerate(mine.tolist()):
-            valid[number, : kv - i * page] = True
-    k_cache[~valid] = torch.nan
-    v_cache[~valid] = torch.nan
+    batch, seen = paged_batch(random, lengths, kv_lengths, padding, page, window)
+    k_cache = random.normal(*seen.shape, kv_heads, head_size) * norm
+    v_cache = random.normal(*seen.shape, kv_heads, head_size)
+    k_cache[~seen] = torch.nan
+    v_cache[~seen] = torch.nan
     q, _ = views(
         [random.normal(rows, heads, head_size) * norm, random.normal(rows, 2 * kv_heads, head_size)],
         dtype,
@@ -80,21 +73,24 @@ def attention_call(
         "v_cache": v_cache.to(dtype),
         "out": torch.full((rows, heads, head_size), torch.nan, dtype=dtype),
     }
-    batch = PagedBatch(
-        **sequences(lengths),
-        page_table=page_table,
-        kv_lens=torch.tensor(kv_seqlens, dtype=torch.int32),
-        kv_seqlens=kv_seqlens,
-    )
+    if sinks:
+        tensors["sinks"] = (3 * random.normal(heads)).to(dtype)
+    if lse:
+        tensors["lse"] = torch.full((rows, heads), torch.nan, dtype=compute_dtype(dtype))
+    options: dict[str, Any] = {"scale": head_size**-0.5}
+    if window is not None:
+        options["window"] = window
+    if soft_cap is not None:
+        options["soft_cap"] = soft_cap
     call = Call(
         op="attention",
         phase=phase,
         tensors=tensors,
-        options={"scale": head_size**-0.5},
+        options=options,
         batch=batch,
         padding=frozenset(padding),
     )
     return call.to(device)
 
 
-__all__ = ["UNDEFINED_PAGE", "attention_call"]
+__all__ = ["attention_call"]

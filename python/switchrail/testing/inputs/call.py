@@ -21,11 +21,13 @@ from switchrail.ops.lightning.contract import CONTRACT as LIGHTNING
 from switchrail.ops.lightning.reference import ReferenceLightning
 from switchrail.ops.mamba2.contract import CONTRACT as MAMBA2
 from switchrail.ops.mamba2.reference import ReferenceMamba2
+from switchrail.ops.mla.contract import CONTRACT as MLA
+from switchrail.ops.mla.reference import ReferenceMla
 from switchrail.ops.short_conv.contract import CONTRACT as SHORT_CONV
 from switchrail.ops.short_conv.reference import ReferenceShortConv
 
 CONTRACTS = {
-    contract.op: contract for contract in (ATTENTION, GATED_DELTA, KDA, LIGHTNING, MAMBA2, SHORT_CONV)
+    contract.op: contract for contract in (ATTENTION, GATED_DELTA, KDA, LIGHTNING, MAMBA2, MLA, SHORT_CONV)
 }
 REFERENCES: dict[str, type[Backend]] = {
     "attention": ReferenceAttention,
@@ -33,6 +35,7 @@ REFERENCES: dict[str, type[Backend]] = {
     "kda": ReferenceKda,
     "lightning": ReferenceLightning,
     "mamba2": ReferenceMamba2,
+    "mla": ReferenceMla,
     "short_conv": ReferenceShortConv,
 }
 
@@ -72,6 +75,16 @@ class Call:
         """The state pool."""
         return self._tensor("state")
 
+    @property
+    def outputs(self) -> dict[str, torch.Tensor]:
+        """What is written anew, a row a token: the output, and whatever else was asked for."""
+        specs = self.contract.tensors
+        return {
+            name: tensor
+            for name, tensor in self.tensors.items()
+            if tensor is not None and specs[name].mutated and specs[name].axes[0] == "T"
+        }
+
     def run(self, backend: Backend) -> None:
         """Plans and makes the call, which writes into this call's own tensors."""
         plan = backend.plan(self.phase, self.batch)
@@ -102,11 +115,12 @@ class Call:
         return dataclasses.replace(self, tensors=tensors, batch=dataclasses.replace(self.batch, **moved))
 
     def double(self) -> Call:
-        """A copy in float64 of the numbers as they were rounded, on the same device, the output poisoned."""
+        """A copy in float64 of the numbers as they were rounded, on the same device, the outputs poisoned."""
         tensors = {
             name: tensor.double() if tensor is not None else None for name, tensor in self.tensors.items()
         }
-        tensors["out"] = torch.full_like(self.out, torch.nan, dtype=torch.float64)
+        for name, tensor in self.outputs.items():
+            tensors[name] = torch.full_like(tensor, torch.nan, dtype=torch.float64)
         return dataclasses.replace(self, tensors=tensors)
 
     def _tensor(self, name: str) -> torch.Tensor:

@@ -1,0 +1,58 @@
+"""Multi-head latent attention over a paged cache, row by row and expanded: the oracle, not for use."""
+
+from __future__ import annotations
+
+import torch
+
+from switchrail.ops.backend import MlaBackend
+from switchrail.ops.batch import PagedBatch
+from switchrail.ops.mla.contract import CONTRACT
+
+
+class ReferenceMla(MlaBackend):
+    """Section 2.1 of DeepSeek-V2, arXiv 2405.04434, in float64: keys and values are made, then attended to.
+
+    Nothing is absorbed; where w_k or w_v is None, all heads share the latent as their key or value.
+    """
+
+    def prefill(
+        self,
+        q_nope: torch.Tensor,
+        q_rope: torch.Tensor,
+        kv_cache: torch.Tensor,
+        *,
+        w_k: torch.Tensor | None,
+        w_v: torch.Tensor | None,
+        out: torch.Tensor,
+        batch: PagedBatch,
+        plan: object,
+        scale: float,
+        lse: torch.Tensor | None = None,
+    ) -> None:
+        """Attends T packed query rows of N sequences of any length."""
+        tensors = {"q_nope": q_nope, "q_rope": q_rope, "kv_cache": kv_cache, "w_k": w_k, "w_v": w_v}
+        CONTRACT.check("prefill", batch, {**tensors, "out": out, "lse": lse, "scale": scale})
+        page = kv_cache.shape[1]
+        heads, rope_size = q_rope.shape[1:]
+        row = 0
+        for n, (length, kv_length) in enumerate(zip(batch.seqlens, batch.kv_seqlens, strict=True)):
+            used = batch.page_table[n, : -(-kv_length // page)].long()
+            cached = kv_cache[used].flatten(0, 1)[:kv_length].double()
+            latents, rotated = cached[:, :-rope_size], cached[:, -rope_size:]
+            shared = latents[:, None].expand(-1, heads, -1)
+            plain_keys = shared if w_k is None else torch.einsum("hdr,sr->shd", w_k.double(), latents)
+            keys = torch.cat([plain_keys, rotated[:, None].expand(-1, heads, -1)], dim=-1)
+            values = shared if w_v is None else torch.einsum("hvr,sr->shv", w_v.double(), latents)
+            for i in range(length):
+                seen = max(0, kv_length - length + i + 1)
+                query = torch.cat([q_nope[row], q_rope[row]], dim=-1).double()
+                logits = torch.einsum("hd,shd->hs", scale * query, keys[:seen])
+                out[row] = torch.einsum("hs,shd->hd", torch.softmax(logits, dim=-1), values[:seen])
+                if lse is not None:
+                    lse[row] = torch.logsumexp(logits, dim=-1)
+                row += 1
+
+    decode = prefill
+
+
+__all__ = ["ReferenceMla"]

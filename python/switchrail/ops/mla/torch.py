@@ -1,0 +1,141 @@
+"""Multi-head latent attention over a paged cache in plain torch."""
+
+from __future__ import annotations
+
+import torch
+
+from switchrail.ops.backend import MlaBackend
+from switchrail.ops.batch import PagedBatch, Phase
+from switchrail.ops.mla.contract import CONTRACT
+from switchrail.ops.pages import ManyRows, PagedPlan
+from switchrail.ops.softmax import attend, merge
+
+KEYS = 512
+"""Positions that are attended to at once: bounds the logits and what a long prefix is expanded to."""
+
+
+class TorchMla(MlaBackend):
+    """Absorbed for single rows, expanded in pieces for many, in float32 (float64 for float64 inputs).
+
+    Sequences with one row are gathered in groups of about one length and attend to the latents themselves, as
+    one key that all heads share. For a sequence with several rows the keys and values of `KEYS` positions at
+    a time are made from their latents, and what each piece gives is merged by its log-sum-exp. On CUDA
+    float32 products are as exact as torch is set to make them, which is IEEE unless it was told otherwise.
+    """
+
+    def plan(self, phase: Phase, batch: PagedBatch) -> PagedPlan:
+        """Cuts the batch into calls."""
+        return PagedPlan(CONTRACT, phase, batch)
+
+    def prefill(
+        self,
+        q_nope: torch.Tensor,
+        q_rope: torch.Tensor,
+        kv_cache: torch.Tensor,
+        *,
+        w_k: torch.Tensor | None,
+        w_v: torch.Tensor | None,
+        out: torch.Tensor,
+        batch: PagedBatch,
+        plan: object,
+        scale: float,
+        lse: torch.Tensor | None = None,
+    ) -> None:
+        """Attends T packed query rows of N sequences of any length."""
+        tensors = {"q_nope": q_nope, "q_rope": q_rope, "kv_cache": kv_cache, "w_k": w_k, "w_v": w_v}
+        CONTRACT.check_arguments(batch, {**tensors, "out": out, "lse": lse, "scale": scale})
+        assert isinstance(plan, PagedPlan)
+        parts = plan.parts(kv_cache.shape[1], causal=False)
+        compute = torch.promote_types(q_nope.dtype, torch.float32)
+        cached = kv_cache.flatten(0, 1)
+        latent_size = kv_cache.shape[2] - q_rope.shape[2]
+        plain, rotated = q_nope.to(compute), q_rope.to(compute)
+        key_weights = None if w_k is None else w_k.to(compute)
+        value_weights = None if w_v is None else w_v.to(compute)
+        for single in parts.single:
+            latents = cached.index_select(0, single.tokens).view(len(single.rows), -1, cached.shape[1])
+            latents = latents.to(compute)
+            query = plain.index_select(0, single.rows)
+            if key_weights is not None:
+                query = torch.bmm(query.transpose(0, 1), key_weights).transpose(0, 1)
+            query = torch.cat([query, rotated.index_select(0, single.rows)], dim=-1)
+            mask = None if single.mask is None else single.mask[:, 0]
+            values = latents[..., :latent_size]
+            result, total = attend(query, latents, values, scale=scale, mask=mask)
+            if value_weights is not None:
+                result = torch.bmm(result.transpose(0, 1), value_weights.mT).transpose(0, 1)
+            out.index_copy_(0, single.rows, result.to(out.dtype))
+            if lse is not None:
+                lse.index_copy_(0, single.rows, total)
+        queries = torch.cat([plain, rotated], dim=-1).transpose(0, 1)
+        for many in parts.many:
+            rows = slice(many.start, many.stop)
+            latents = cached.index_select(0, many.tokens)
+            result, total = _attend_in_pieces(
+                many, queries[:, rows], latents, latent_size, key_weights, value_weights, scale
+            )
+            out[rows] = result.transpose(0, 1)
+            if lse is not None:
+                lse[rows] = total.T
+        if plan.padding_rows is not None:
+            out.index_fill_(0, plan.padding_rows, 0)
+            if lse is not None:
+                lse.index_fill_(0, plan.padding_rows, -torch.inf)
+
+    decode = prefill
+
+
+def _attend_in_pieces(
+    many: ManyRows,
+    queries: torch.Tensor,
+    latents: torch.Tensor,
+    latent_size: int,
+    key_weights: torch.Tensor | None,
+    value_weights: torch.Tensor | None,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attends the rows of one sequence.
+
+    Args:
+        many: Where they are.
+        queries: [H, rows, D + E], in the dtype to compute in.
+        latents: [S, R + E].
+        latent_size: R.
+        key_weights: [H, D, R] or None.
+        value_weights: [H, V, R] or None.
+        scale: Factor of the logits.
+
+    Returns:
+        [H, rows, V] and the log-sum-exp [H, rows].
+    """
+    heads, count = queries.shape[:2]
+    value_size = latent_size if value_weights is None else value_weights.shape[1]
+    out = torch.zeros(heads, count, value_size, dtype=queries.dtype, device=queries.device)
+    lse = torch.full((heads, count), -torch.inf, dtype=queries.dtype, device=queries.device)
+    past = len(latents) - count
+    for low in range(0, len(latents), KEYS):
+        piece = latents[low : low + KEYS].to(queries.dtype)
+        high = low + len(piece)
+        latent, rotated = piece[:, :latent_size], piece[:, latent_size:]
+        plain_keys = latent.expand(heads, -1, -1) if key_weights is None else latent @ key_weights.mT
+        keys = torch.cat([plain_keys, rotated.expand(heads, -1, -1)], dim=-1)
+        values = latent.expand(heads, -1, -1) if value_weights is None else latent @ value_weights.mT
+        for block in many.blocks:
+            if block.seen <= low:
+                continue
+            rows = slice(block.start - many.start, block.stop - many.start)
+            mask = (
+                block.mask[:, low:high] if past + rows.start + 1 < high and block.mask is not None else None
+            )
+            part, total = attend(
+                queries[:, rows],
+                keys[:, : block.seen - low],
+                values[:, : block.seen - low],
+                scale=scale,
+                mask=mask,
+            )
+            out[:, rows], lse[:, rows] = merge(out[:, rows], lse[:, rows], part, total)
+    return out, lse
+
+
+__all__ = ["KEYS", "TorchMla"]

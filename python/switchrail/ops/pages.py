@@ -1,0 +1,204 @@
+"""How the plain-torch backends over a paged cache cut a batch into calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from switchrail.ops.batch import PagedBatch, Phase
+from switchrail.ops.contract import Contract
+
+WASTE = 512
+"""How many tokens of padding a group of single rows may gather before another group is worth its calls."""
+
+BLOCK = 256
+"""Query rows a call where a mask is needed: bounds the mask and what is computed only to be masked."""
+
+
+@dataclass(frozen=True, slots=True)
+class SingleRows:
+    """Sequences with one row each, of about the same length.
+
+    Attributes:
+        rows: [B] int64, their packed rows.
+        tokens: [B * L] int64, the place in the cache of each position that is seen; a position past the end
+            repeats the first.
+        mask: [B, 1, 1, L] bool, the positions before the end; None where all are.
+    """
+
+    rows: torch.Tensor
+    tokens: torch.Tensor
+    mask: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Rows of one sequence.
+
+    Attributes:
+        start: The first packed row.
+        stop: The last packed row + 1.
+        first: The first position that the first row sees.
+        seen: The last position that the last row sees + 1.
+        mask: [rows, seen - first] bool, what each row sees; None where plain causality covers it.
+    """
+
+    start: int
+    stop: int
+    first: int
+    seen: int
+    mask: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class ManyRows:
+    """One sequence with several rows.
+
+    Attributes:
+        start: The first packed row.
+        stop: The last packed row + 1.
+        tokens: [L] int64, the place in the cache of each position.
+        blocks: Its rows.
+    """
+
+    start: int
+    stop: int
+    tokens: torch.Tensor
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The calls that a batch is cut into."""
+
+    single: tuple[SingleRows, ...]
+    many: tuple[ManyRows, ...]
+
+
+class PagedPlan:
+    """What all layers of a step share.
+
+    Args:
+        contract: The op's contract.
+        phase: The phase.
+        batch: The batch.
+
+    Raises:
+        ContractError: The batch breaks the contract.
+    """
+
+    def __init__(self, contract: Contract, phase: Phase, batch: PagedBatch) -> None:
+        contract.check_batch(phase, batch)
+        self._contract = contract
+        self._batch = batch
+        self._parts: dict[tuple[int, int | None, bool], Parts] = {}
+        self._starts = [0]
+        for length in batch.seqlens:
+            self._starts.append(self._starts[-1] + length)
+        for n, (length, kv) in enumerate(zip(batch.seqlens, batch.kv_seqlens, strict=True)):
+            if 0 < kv < length:
+                raise contract.error(
+                    "batch.kv_seqlens",
+                    f"{kv} for sequence {n} of {length} rows",
+                    "as many as its rows at least, or 0",
+                )
+        padding = [
+            row
+            for n, kv in enumerate(batch.kv_seqlens)
+            if kv == 0
+            for row in range(self._starts[n], self._starts[n + 1])
+        ]
+        self.padding_rows: torch.Tensor | None = None
+        """int64, the rows of padding; None where there is none."""
+        if padding:
+            self.padding_rows = torch.tensor(padding).to(batch.page_table.device, non_blocking=True)
+
+    def parts(self, page: int, *, window: int | None = None, causal: bool = True) -> Parts:
+        """The calls for pages of `page` tokens, prepared when the first layer of a step asks.
+
+        Args:
+            page: Tokens a page.
+            window: How many positions a row sees at most, its own included; None: all up to its own.
+            causal: Whether the caller can attend causally without a mask.
+        """
+        key = (page, window, causal)
+        if key not in self._parts:
+            batch = self._batch
+            device = batch.page_table.device
+            longest = max(batch.kv_seqlens, default=0)
+            if longest > page * batch.page_table.shape[1]:
+                raise self._contract.error(
+                    "batch.page_table",
+                    f"{batch.page_table.shape[1]} pages of {page} tokens a sequence",
+                    f"enough for the longest, {longest} tokens",
+                )
+            live = [n for n in range(len(batch.seqlens)) if batch.seqlens[n] and batch.kv_seqlens[n]]
+            single = sorted((n for n in live if batch.seqlens[n] == 1), key=lambda n: batch.kv_seqlens[n])
+            self._parts[key] = Parts(
+                tuple(
+                    self._single_rows(members, page, window, device)
+                    for members in self._groups(single, window)
+                ),
+                tuple(self._many_rows(n, *key, device) for n in live if batch.seqlens[n] > 1),
+            )
+        return self._parts[key]
+
+    def _seen(self, n: int, window: int | None) -> int:
+        """How many positions the last row of a sequence sees."""
+        kv = self._batch.kv_seqlens[n]
+        return kv if window is None else min(kv, window)
+
+    def _groups(self, sequences: list[int], window: int | None) -> list[list[int]]:
+        """Cuts sequences, longest last, into groups whose padding to the longest stays within `WASTE`."""
+        groups: list[list[int]] = []
+        wasted = WASTE + 1
+        for n in reversed(sequences):
+            if wasted <= WASTE:
+                wasted += self._seen(groups[-1][0], window) - self._seen(n, window)
+            if wasted > WASTE:
+                groups.append([])
+                wasted = 0
+            groups[-1].append(n)
+        return groups
+
+    def _single_rows(
+        self, members: list[int], page: int, window: int | None, device: torch.device
+    ) -> SingleRows:
+        counts = torch.tensor([self._seen(n, window) for n in members])[:, None]
+        ends = torch.tensor([self._batch.kv_seqlens[n] for n in members])[:, None]
+        place = torch.arange(int(counts.max()))
+        mask = place < counts
+        positions = (ends - counts + place * mask).to(device, non_blocking=True)
+        table = self._batch.page_table[torch.tensor(members).to(device, non_blocking=True)].long()
+        tokens = table.gather(1, positions // page) * page + positions % page
+        rows = torch.tensor([self._starts[n] for n in members])
+        return SingleRows(
+            rows.to(device, non_blocking=True),
+            tokens.flatten(),
+            None if mask.all() else mask[:, None, None].to(device, non_blocking=True),
+        )
+
+    def _many_rows(
+        self, n: int, page: int, window: int | None, causal: bool, device: torch.device
+    ) -> ManyRows:
+        length, kv, start = self._batch.seqlens[n], self._batch.kv_seqlens[n], self._starts[n]
+        positions = torch.arange(kv, device=device)
+        tokens = self._batch.page_table[n].long().index_select(0, positions // page) * page + positions % page
+        if causal and length == kv and (window is None or window >= kv):
+            whole = Block(start, start + length, 0, kv, None)
+            return ManyRows(start, start + length, tokens, (whole,))
+        blocks = []
+        for low in range(0, length, BLOCK):
+            high = min(low + BLOCK, length)
+            seen = kv - length + high
+            own = torch.arange(seen - (high - low), seen, device=device)[:, None]
+            first = 0 if window is None else max(0, seen - (high - low) - window + 1)
+            mask = positions[first:seen] <= own
+            if window is not None:
+                mask &= positions[first:seen] > own - window
+            blocks.append(Block(start + low, start + high, first, seen, mask))
+        return ManyRows(start, start + length, tokens, tuple(blocks))
+
+
+__all__ = ["BLOCK", "WASTE", "Block", "ManyRows", "PagedPlan", "Parts", "SingleRows"]

@@ -1,0 +1,89 @@
+"""Random calls of `mla`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+
+from switchrail.ops.batch import Phase
+from switchrail.testing.inputs.call import Call
+from switchrail.testing.inputs.common import Random, compute_dtype, views
+from switchrail.testing.inputs.pages import paged_batch
+
+
+def mla_call(
+    lengths: Sequence[int],
+    *,
+    kv_lengths: Sequence[int] | None = None,
+    phase: Phase = "prefill",
+    heads: int = 4,
+    nope_size: int = 16,
+    rope_size: int = 8,
+    latent_size: int = 32,
+    value_size: int = 16,
+    page: int = 16,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    absorbed: bool = False,
+    lse: bool = False,
+    strided: bool = True,
+    padding: Collection[int] = (),
+    norm: float = 1.0,
+    seed: int = 0,
+) -> Call:
+    """A random call of `mla`.
+
+    Args:
+        lengths: The number of query rows of each sequence; in decode each is 1.
+        kv_lengths: The number of tokens of each sequence in the cache, its own rows included; `lengths` when
+            left out. A sequence of padding has none, whatever is given here.
+        phase: The phase.
+        heads: H, the number of heads.
+        nope_size: D.
+        rope_size: E.
+        latent_size: R.
+        value_size: V.
+        page: The number of tokens a page holds.
+        dtype: The dtype of all tensors.
+        device: Where the tensors are.
+        absorbed: Whether both weights are None, so that D and V are R.
+        lse: Whether the log-sum-exp is asked for.
+        strided: Whether the queries are views of one buffer, and the weights of another.
+        padding: The indices of the sequences that are padding.
+        norm: The factor on the queries and the latents.
+        seed: The seed.
+    """
+    random = Random(seed)
+    rows = sum(lengths)
+    batch, seen = paged_batch(random, lengths, kv_lengths, padding, page)
+    cache = random.normal(*seen.shape, latent_size + rope_size) * norm
+    cache[~seen] = torch.nan
+    key_size, out_size = (latent_size, latent_size) if absorbed else (nope_size, value_size)
+    queries = random.normal(rows, heads, key_size + rope_size) * norm
+    weights = random.normal(heads, key_size + out_size, latent_size) * latent_size**-0.5
+    queries, weights = queries.to(dtype), weights.to(dtype)
+    if strided:
+        (queries,), (weights,) = views([queries], dtype, True), views([weights], dtype, True)
+    tensors: dict[str, torch.Tensor | None] = {
+        "q_nope": queries[:, :, :key_size],
+        "q_rope": queries[:, :, key_size:],
+        "kv_cache": cache.to(dtype),
+        "w_k": None if absorbed else weights[:, :key_size],
+        "w_v": None if absorbed else weights[:, key_size:],
+        "out": torch.full((rows, heads, out_size), torch.nan, dtype=dtype),
+    }
+    if lse:
+        tensors["lse"] = torch.full((rows, heads), torch.nan, dtype=compute_dtype(dtype))
+    call = Call(
+        op="mla",
+        phase=phase,
+        tensors=tensors,
+        options={"scale": (nope_size + rope_size) ** -0.5},
+        batch=batch,
+        padding=frozenset(padding),
+    )
+    return call.to(device)
+
+
+__all__ = ["mla_call"]
