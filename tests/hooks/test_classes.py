@@ -1,7 +1,10 @@
 """Classes replaced in place."""
 
+import contextlib
+import functools
 import pickle
 import sys
+import threading
 import types
 
 import pytest
@@ -206,3 +209,236 @@ def test_a_class_that_refuses_an_attribute_is_put_back(hooks, mod):
         hooks.add(target, by, "replace")
     assert dict(vars(target)) == before
     assert hooks.list() == ()
+
+
+def test_no_thread_sees_some_names_of_each_class(hooks, monkeypatch):
+    """Readers take the whole namespace at once, over and over, while the class is replaced and put back."""
+    names = [f"m{i}" for i in range(60)]
+    target = type("T", (), {name: lambda self: "old" for name in names} | {"old": 1})
+    by = type("B", (), {name: lambda self: "new" for name in names} | {"new": 1})
+    seen, stop = set(), threading.Event()
+
+    def read():
+        instance = target()
+        while not stop.is_set():
+            namespace = vars(target).copy()
+            seen.add(
+                frozenset([*(namespace[name](instance) for name in names), *({"old", "new"} & {*namespace})])
+            )
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    try:
+        for reader in readers:
+            reader.start()
+        for _ in range(20):
+            hook = hooks.add(target, by, "replace")
+            hooks.remove(hook)
+    finally:
+        stop.set()
+        sys.setswitchinterval(interval)
+        for reader in readers:
+            reader.join()
+    assert seen == {frozenset(["old"]), frozenset(["new"])}
+
+
+def test_a_hooked_method_is_hooked_at_every_moment(hooks):
+    class Target:
+        def m(self):
+            return 0
+
+    class By:
+        def m(self):
+            return 1
+
+    hooks.add(Target.m, lambda result, self: result + 10, "after")
+    instance, seen, stop = Target(), set(), threading.Event()
+
+    def call():
+        while not stop.is_set():
+            seen.add(instance.m())
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    callers = [threading.Thread(target=call) for _ in range(2)]
+    try:
+        for caller in callers:
+            caller.start()
+        for _ in range(20):
+            hook = hooks.add(Target, By, "replace")
+            hooks.remove(hook)
+    finally:
+        stop.set()
+        sys.setswitchinterval(interval)
+        for caller in callers:
+            caller.join()
+    assert seen <= {10, 11}
+
+
+def test_a_hook_on_what_the_replacing_class_lacks(hooks, mod, caplog):
+    method = hooks.add("hook_replaced.Target.n", mark, "after")
+    replaced = hooks.add(mod.Target, Unrelated, "replace")
+    assert f"{method!r} never runs: {replaced!r} has no function of this name" in caplog.text
+    assert not hasattr(mod.Target, "n")
+    (step,) = hooks.explain("hook_replaced.Target.n").steps
+    assert (step.hook, step.state) == (method, "ignored")
+    assert "replaces the class and has no such function" in step.reason
+    hooks.remove(replaced)
+    assert mod.Target().n() == ["n", "hooked"]
+    assert [step.state for step in hooks.explain("hook_replaced.Target.n").steps] == ["runs"]
+
+
+def test_setters_move_too(hooks, mod):
+    mod.Target.prop = mod.Target.prop.setter(lambda self, value: setattr(self, "x", value))
+
+    class Better(mod.Target):
+        @property
+        def prop(self):
+            return self.got
+
+        @prop.setter
+        def prop(self, value):
+            self.got = value
+
+    setter = "hook_replaced.Target.prop.fset"
+    hooks.add(setter, lambda self, value: ((self, value + 1), {}))
+    hooks.add(mod.Target, Better, "replace")
+    instance = mod.Target()
+    instance.prop = 5
+    assert instance.prop == 6
+    hooks.add(mod.Target, type("None", (), {"prop": property(lambda self: 0)}), "replace", priority=1)
+    assert [step.state for step in hooks.explain(setter).steps] == ["ignored"]
+
+
+@pytest.mark.parametrize("first", ["class", "method"])
+@pytest.mark.parametrize("defines", [True, False], ids=["defines it", "inherits it"])
+def test_an_inherited_method_of_a_replaced_class(hooks, mod, first, defines):
+    """In either order the hook is on what `Sub.m` is, and it is there before, while and after."""
+    names = dict(vars(mod.Sub))
+    Better = type("Better", (mod.Target,), {"m": lambda self, a=1: ["mine"]} if defines else {"z": 1})
+    adds = {
+        "class": lambda: hooks.add("hook_replaced.Sub", Better, "replace"),
+        "method": lambda: hooks.add("hook_replaced.Sub.m", mark, "after"),
+    }
+    one = adds.pop(first)()
+    (other,) = [add() for add in adds.values()]
+    replaced, method = (one, other) if first == "class" else (other, one)
+    assert mod.Sub().m() == ([*(["mine"] if defines else ["m", 1, 1]), "hooked"])
+    assert mod.Target().m() == ["m", 1, 1]
+    assert [step.hook for step in hooks.explain("hook_replaced.Sub.m").steps] == [method]
+    hooks.remove(replaced)
+    assert mod.Sub().m() == ["m", 1, 1, "hooked"]
+    replaced = hooks.add("hook_replaced.Sub", Better, "replace")
+    hooks.remove(method)
+    assert mod.Sub().m() == (["mine"] if defines else ["m", 1, 1])
+    hooks.remove(replaced)
+    assert dict(vars(mod.Sub)) == names
+
+
+def test_super_within_wrappers(hooks, mod):
+    def passing(fn):
+        @functools.wraps(fn)
+        def wrapper(*args, **kwargs):
+            return fn(*args, **kwargs)
+
+        return wrapper
+
+    class Better(mod.Target):
+        @passing
+        @passing
+        def m(self, a=1):
+            return ["wrapped", *super().m(a)]
+
+        @functools.lru_cache  # noqa: B019
+        def n(self):
+            def inner(self):
+                return super().n()
+
+            return ["cached", *inner(self)]
+
+        @functools.cached_property
+        def once(self):
+            return [*super().n(), *(lambda self: super().n())(self)]
+
+        @contextlib.contextmanager
+        def managed(self):
+            yield super().n()
+
+    hooks.add(mod.Target, Better, "replace")
+    instance = mod.Target()
+    assert (instance.m(), instance.n(), instance.once) == (
+        ["wrapped", "m", 1, 1],
+        ["cached", "n"],
+        ["n", "n"],
+    )
+    with instance.managed() as found:
+        assert found == ["n"]
+    assert Better().m() == ["wrapped", "m", 1, 1]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_super_in_a_method_that_is_hooked_already(hooks, mod, kept):
+    Better = extending(mod.Target)
+    own = hooks.add(Better.m, mark, "after")
+    hooks.add(mod.Target, Better, "replace")
+    assert mod.Target().m() == ["better", "m", 10, 1, "hooked"]
+    if not kept:
+        hooks.remove(own)
+        assert mod.Target().m() == ["better", "m", 10, 1]
+    hooks.clear()
+    assert mod.Target().m() == ["m", 1, 1]
+    assert Better().m() == ["better", "m", 10, 1]
+
+
+def test_an_attribute_called_super_is_refused(hooks, mod):
+    class Better(mod.Target):
+        def m(self, a=1):
+            return [super().m(a), self.super]
+
+    with pytest.raises(HookError, match="uses an attribute that is called super"):
+        hooks.add(mod.Target, Better, "replace")
+
+    class Other(mod.Target):
+        super = 1
+
+        def m(self, a=1):
+            return self.super
+
+    hooks.add(mod.Target, Other, "replace")
+    assert mod.Target().m() == 1
+
+
+def test_mixins_of_the_target(hooks):
+    """With the same bases, `super()` goes on behind the target."""
+
+    class Base:
+        def m(self):
+            return ["base"]
+
+    class Mixin:
+        def m(self):
+            return ["mixin", *super().m()]
+
+    class Target(Mixin, Base):
+        def m(self):
+            return ["target", *super().m()]
+
+    class Sub(Target):
+        def m(self):
+            return ["sub", *super().m()]
+
+    class By(Mixin, Base):
+        def m(self):
+            return ["by", *super().m()]
+
+        @staticmethod
+        def explicit(instance):
+            return super(By, instance).m()  # noqa: UP008
+
+    hooks.add(Target, By, "replace")
+    assert (Target().m(), Sub().m()) == (["by", "mixin", "base"], ["sub", "by", "mixin", "base"])
+    assert By().m() == ["by", "mixin", "base"]
+    assert Target.explicit(Sub()) == ["mixin", "base"]
+    hooks.clear()
+    assert Sub().m() == ["sub", "target", "mixin", "base"]

@@ -38,8 +38,10 @@ def everywhere(site: Site) -> tuple[str, ...]:
     if not isinstance(site, Function):
         return ()
     holders = gc.get_referrers(site.function)
-    dicts = [holder for holder in holders if type(holder) is dict]
-    return _notes(site, [*holders, *gc.get_referrers(*dicts)])
+    holders += gc.get_referrers(*(holder for holder in holders if type(holder) is dict))
+    notes = _notes(site, holders)
+    holders.clear()  # frames are among them, and hold it in turn
+    return notes
 
 
 def _notes(site: Function, objects: Iterable[Any]) -> tuple[str, ...]:
@@ -71,6 +73,6 @@ def _of_stand_in(site: Function) -> Iterator[str]:
     if isinstance(site.placement, Replaced):
         compiler = type(site.placement.original).__module__.partition(".")[0]
         if compiler in _COMPILERS:
-            yield f"other {compiler} functions that call {site.name} are compiled from its source"
+            yield f"other functions of {compiler} that call it are compiled from its source"
         for holder in site.placement.unreached:
-            yield f"{holder} keeps the unhooked {site.name}"
+            yield f"{holder} keeps it unhooked"

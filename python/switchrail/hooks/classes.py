@@ -123,8 +123,16 @@ def pairs(cls: type, by: Any) -> Iterator[tuple[FunctionType, FunctionType | Non
 
 
 def own_namespace(cls: type) -> dict[str, Any]:
-    """What a class has, or had before it was replaced and does still count."""
-    return {**vars(cls), **_replaced[cls].own} if cls in _replaced else dict(vars(cls))
+    """What a class has; of one that is replaced, what it had, and what is new and hides nothing inherited."""
+    if cls not in _replaced:
+        return dict(vars(cls))
+    replaced, inherited = _replaced[cls], {name for base in cls.__mro__[1:] for name in vars(base)}
+    present = {
+        name: value
+        for name, value in vars(cls).items()
+        if name not in inherited or value is not replaced.put.get(name, _ABSENT)
+    }
+    return {**present, **replaced.own}
 
 
 def function_of(found: Any) -> FunctionType | None:
@@ -204,6 +212,8 @@ def _redirect_super(by: type) -> None:
 def _closing_over(by: type) -> list[FunctionType]:
     """The functions of a class's body that know the class, within whatever they were wrapped."""
     cells = [cell for cell in gc.get_referrers(by) if type(cell) is CellType]
+    if not cells:
+        return []
     closures = [closure for closure in gc.get_referrers(*cells) if type(closure) is tuple]
     return [
         function

@@ -247,7 +247,7 @@ class Hooks:
         return explain.everything()
 
     def chains(self) -> Sequence[tuple[str, Sequence[str]]]:
-        """For each target as it was named, texts for this object's enabled hooks in their order; for fingerprints.
+        """For each target as it was named, texts for its enabled hooks in their order; for fingerprints.
 
         A hook that waits counts like one in force: which modules are imported already is no difference.
         """

@@ -107,8 +107,8 @@ def _is_being_imported(found: Any, done: str | None) -> bool:
 
 
 def _get(owner: Any, name: str, target: str) -> Any:
-    if isinstance(owner, type) and name in vars(owner):
-        return vars(owner)[name]
+    if isinstance(owner, type) and name in (own := own_namespace(owner)):
+        return own[name]
     try:
         return getattr(owner, name)
     except AttributeError:
