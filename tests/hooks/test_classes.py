@@ -2,9 +2,11 @@
 
 import contextlib
 import functools
+import itertools
 import pickle
 import sys
 import threading
+import time
 import types
 
 import pytest
@@ -211,36 +213,51 @@ def test_a_class_that_refuses_an_attribute_is_put_back(hooks, mod):
     assert hooks.list() == ()
 
 
-def test_no_thread_sees_some_names_of_each_class(hooks, monkeypatch):
-    """Readers take the whole namespace at once, over and over, while the class is replaced and put back."""
-    names = [f"m{i}" for i in range(60)]
-    target = type("T", (), {name: lambda self: "old" for name in names} | {"old": 1})
-    by = type("B", (), {name: lambda self: "new" for name in names} | {"new": 1})
-    seen, stop = set(), threading.Event()
+def replaced_over_and_over(hooks, target, by, look):
+    """What two threads see that look all the time, while a class is replaced and put back."""
+    seen, looks, stop = set(), itertools.count(), threading.Event()
+    latest = 0
 
-    def read():
-        instance = target()
+    def keep_looking():
+        nonlocal latest
         while not stop.is_set():
-            namespace = vars(target).copy()
-            seen.add(
-                frozenset([*(namespace[name](instance) for name in names), *({"old", "new"} & {*namespace})])
-            )
+            seen.add(look())
+            latest = next(looks)
+
+    def until_looked_at():
+        start = latest
+        while latest < start + 4:  # a look of each thread can have begun before
+            time.sleep(0)
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
-    readers = [threading.Thread(target=read) for _ in range(2)]
+    threads = [threading.Thread(target=keep_looking) for _ in range(2)]
     try:
-        for reader in readers:
-            reader.start()
-        for _ in range(20):
+        for thread in threads:
+            thread.start()
+        for _ in range(12):
             hook = hooks.add(target, by, "replace")
+            until_looked_at()
             hooks.remove(hook)
+            until_looked_at()
     finally:
         stop.set()
         sys.setswitchinterval(interval)
-        for reader in readers:
-            reader.join()
-    assert seen == {frozenset(["old"]), frozenset(["new"])}
+        for thread in threads:
+            thread.join()
+    return seen
+
+
+def test_no_thread_sees_some_names_of_each_class(hooks):
+    names = [f"m{i}" for i in range(60)]
+    target = type("T", (), {name: lambda self: "old" for name in names} | {"old": 1})
+    by = type("B", (), {name: lambda self: "new" for name in names} | {"new": 1})
+
+    def look():
+        namespace = vars(target).copy()
+        return frozenset([*(namespace[name](None) for name in names), *({"old", "new"} & {*namespace})])
+
+    assert replaced_over_and_over(hooks, target, by, look) == {frozenset(["old"]), frozenset(["new"])}
 
 
 def test_a_hooked_method_is_hooked_at_every_moment(hooks):
@@ -252,28 +269,13 @@ def test_a_hooked_method_is_hooked_at_every_moment(hooks):
         def m(self):
             return 1
 
+    def look():
+        return frozenset(instance.m() for _ in range(50))
+
     hooks.add(Target.m, lambda result, self: result + 10, "after")
-    instance, seen, stop = Target(), set(), threading.Event()
-
-    def call():
-        while not stop.is_set():
-            seen.add(instance.m())
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    callers = [threading.Thread(target=call) for _ in range(2)]
-    try:
-        for caller in callers:
-            caller.start()
-        for _ in range(20):
-            hook = hooks.add(Target, By, "replace")
-            hooks.remove(hook)
-    finally:
-        stop.set()
-        sys.setswitchinterval(interval)
-        for caller in callers:
-            caller.join()
-    assert seen <= {10, 11}
+    instance = Target()
+    seen = replaced_over_and_over(hooks, Target, By, look)
+    assert {*itertools.chain(*seen)} == {10, 11}
 
 
 def test_a_hook_on_what_the_replacing_class_lacks(hooks, mod, caplog):
