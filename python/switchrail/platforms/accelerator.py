@@ -109,11 +109,10 @@ class Accelerator(Hardware):
         return self.process_group
 
     def seed(self, seed: int) -> None:
-        """Seeds torch, and every device of the family."""
+        """Seeds torch, which passes it on to every device."""
         import torch
 
         torch.manual_seed(seed)
-        self._module().manual_seed_all(seed)
 
     def pin_memory_available(self) -> bool:
         """It copies from pinned memory."""

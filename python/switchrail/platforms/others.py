@@ -89,13 +89,6 @@ class MpsHardware(Accelerator):
         """Waits for the device's streams."""
         self._module().synchronize()
 
-    def seed(self, seed: int) -> None:
-        """Seeds torch, and the device."""
-        import torch
-
-        torch.manual_seed(seed)
-        self._module().manual_seed(seed)
-
     def pin_memory_available(self) -> bool:
         """There is nothing to pin: the memory is the host's."""
         return False
