@@ -1,62 +1,196 @@
-"""Random chains against a model that interprets the same hooks one by one."""
+"""Random chains on targets of every kind, against a model that interprets the same hooks one by one."""
 
+import binascii
+import functools
 import inspect
+import sys
+import types
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from switchrail.errors import OrderError
 from switchrail.hooks import RETURN_NONE, Hooks
 
-TARGETS = [
-    ("a, b=2", ["f(1)", "f(1, 3)", "f(b=4, a=5)"]),
-    ("a, /, *args, k=3", ["f(1)", "f(1, 2, 3, k=4)"]),
-    ("a=1, *, k, **kw", ["f(k=2)", "f(5, k=6, z=7)"]),
-]
+SOURCE = """
+import binascii, functools
+
+def two(a, b=2): return ["two", a, b]
+def positional(a, /, *args, k=3): return ["positional", a, args, k]
+def keywords(a=1, *, k, **kw): return ["keywords", a, k, kw]
+
+class Base:
+    def __init__(self, x=7): self.x = x
+    def method(self, a, b=2): return ["method", self.x, a, b]
+    def inherited(self, a, b=2): return ["inherited", self.x, a, b]
+    @classmethod
+    def of(cls, a, b=2): return ["of", cls.__name__, a, b]
+    @staticmethod
+    def static(a, b=2): return ["static", a, b]
+    @property
+    def prop(self): return ["prop", self.x]
+    @functools.cached_property
+    def cached(self): return ["cached", self.x]
+
+class Sub(Base): pass
+
+async def coroutine(a, b=2): return ["coroutine", a, b]
+def generator(a, b=2):
+    yield "generator"
+    yield from (a, b)
+async def stream(a, b=2):
+    yield "stream"
+    yield a
+    yield b
+
+class Adder:
+    def __call__(self, a, b=2): return ["adder", a, b]
+adder = Adder()
+memo = functools.lru_cache(maxsize=1)(lambda a, b=2: ["memo", a, b])
+fixed = functools.partial(two, b=8)
+crc32 = binascii.crc32
+"""
+
+# What is hooked, and calls of it as `m.NAME`.
+TARGETS = {
+    "two": ["m.two(1)", "m.two(1, 3)", "m.two(b=4, a=5)"],
+    "positional": ["m.positional(1)", "m.positional(1, 2, 3, k=4)"],
+    "keywords": ["m.keywords(k=2)", "m.keywords(5, k=6, z=7)"],
+    "Base.method": ["m.Base().method(1)", "m.Sub(3).method(1, b=5)", "m.Base.method(m.Base(), 1)"],
+    "Sub.inherited": ["m.Sub().inherited(1)", "m.Sub(3).inherited(b=1, a=5)"],
+    "Base.of": ["m.Base.of(1)", "m.Sub().of(1, b=5)"],
+    "Sub.of": ["m.Sub.of(1)", "m.Sub().of(1, b=5)"],
+    "Base.static": ["m.Base.static(1)", "m.Sub().static(1, 5)"],
+    "Sub.static": ["m.Sub().static(1, 5)"],
+    "Base.prop": ["m.Base().prop", "m.Sub(2).prop"],
+    "Sub.prop": ["m.Sub(2).prop"],
+    "Base.cached": ["m.Base().cached"],
+    "Sub.cached": ["m.Sub().cached"],
+    "coroutine": ["m.coroutine(1)", "m.coroutine(b=4, a=5)"],
+    "generator": ["m.generator(1)", "m.generator(b=4, a=5)"],
+    "stream": ["m.stream(1)", "m.stream(b=4, a=5)"],
+    "adder": ["m.adder(1)", "m.adder(b=4, a=5)"],
+    "memo": ["m.memo(1)", "m.memo(1)", "m.memo(b=4, a=5)"],
+    "fixed": ["m.fixed(1)", "m.fixed(1, b=4)"],
+    "crc32": ["m.crc32(b'12')", "m.crc32(b'12', 1)"],
+}
 
 
 class Fail(Exception):
     pass
 
 
-def make_hook(trace, name, kind, behaviour):
+def made():
+    """The targets' module, new."""
+    module = types.ModuleType("hook_model")
+    exec(SOURCE, vars(module))
+    return module
+
+
+def settled(made):
+    """What comes of a call: a coroutine's value, a generator's items."""
+    if inspect.isasyncgen(made):
+
+        async def collect(made=made):
+            return [item async for item in made]
+
+        made = collect()
+    if inspect.iscoroutine(made):
+        try:
+            made.send(None)
+        except StopIteration as stopped:
+            return stopped.value
+        raise AssertionError("nothing here waits")
+    return list(made) if inspect.isgenerator(made) else made
+
+
+def shown(value):
+    """The same for the same value of two modules."""
+    if isinstance(value, (tuple, list)):
+        return [shown(item) for item in value]
+    if isinstance(value, type):
+        return value.__qualname__
+    return value if isinstance(value, (int, str, bytes, dict, type(None))) else type(value).__qualname__
+
+
+def make_hook(trace, name, kind, behaviour, target):
     """A hook that traces its call and then behaves as told."""
 
     def shifted(args):
-        return (args[0] + 1, *args[1:]) if args else args
+        return tuple(value + 1 if type(value) is int else value for value in args)
 
-    def act(call):
+    def traced(*values):
+        trace.append((name, *map(shown, values)))
         if behaviour == "raise":
             raise Fail(name)
-        return call
+
+    def result(value):
+        """What this hook makes of a result, in the form that the target's callers expect."""
+        if target == "generator":
+            return (item for item in (name, *value))
+        if target == "stream":
+
+            async def items():
+                yield name
+                async for item in value:
+                    yield item
+
+            return items()
+        return [name, value]
 
     def before(*args, **kwargs):
-        trace.append((name, args, kwargs))
-        return act({"leave": None}.get(behaviour, (shifted(args), kwargs)))
+        traced(args, kwargs)
+        return None if behaviour == "leave" else (shifted(args), kwargs)
 
     def replace(*args, **kwargs):
-        trace.append((name, args, kwargs))
-        return act((name, args))
+        traced(args, kwargs)
+        return {"generator": iter, "stream": stream}.get(target, list)([name])
 
-    def after(result, *args, **kwargs):
-        trace.append((name, result, args, kwargs))
-        return act({"leave": None, "clear": RETURN_NONE}.get(behaviour, (name, result)))
+    async def stream(values):
+        for value in values:
+            yield value
+
+    def after(value, *args, **kwargs):
+        traced(value, args, kwargs)
+        if behaviour == "clear" and target not in ("generator", "stream"):
+            return RETURN_NONE
+        return None if behaviour == "leave" else result(value)
 
     def around(original, *args, **kwargs):
-        trace.append((name, args, kwargs))
-        act(None)
-        if behaviour == "leave":
-            return original(*args, **kwargs)
-        if behaviour == "clear":
-            return None
-        return original(*args, **kwargs), original(*shifted(args), **kwargs)
+        traced(args, kwargs)
+        return (
+            original(*args, **kwargs) if behaviour == "leave" else result(original(*shifted(args), **kwargs))
+        )
 
-    return {"before": before, "after": after, "around": around, "replace": replace}[kind]
+    async def waiting_around(original, *args, **kwargs):
+        traced(args, kwargs)
+        first = await original(*args, **kwargs)
+        return first if behaviour == "leave" else result([first, await original(*shifted(args), **kwargs)])
+
+    async def waiting_replace(*args, **kwargs):
+        return replace(*args, **kwargs)
+
+    async def waiting_after(value, *args, **kwargs):
+        return after(value, *args, **kwargs)
+
+    hooks = {"before": before, "after": after, "around": around, "replace": replace}
+    if target == "coroutine":
+        hooks |= {"around": waiting_around, "replace": waiting_replace}
+        if behaviour == "change":
+            hooks["after"] = waiting_after
+    return hooks[kind]
 
 
-def model(signature, original, hooks):
-    """The function that a chain in its running order makes of the original."""
+def model(original, hooks, *, binds):
+    """The function that a chain in its running order makes of the original.
+
+    Hooks of Python functions get bound arguments; those of other objects get what was given.
+    """
 
     def bound(args, kwargs):
-        binding = signature.bind(*args, **kwargs)
+        if not binds:
+            return args, kwargs
+        binding = inspect.signature(original).bind(*args, **kwargs)
         binding.apply_defaults()
         return binding.args, binding.kwargs
 
@@ -76,8 +210,14 @@ def model(signature, original, hooks):
                 return fn(inner, *args, **kwargs)
 
         result = inner(*args, **kwargs)
+        if inspect.iscoroutine(result):
+            result = settled(result)
         for fn in reversed(of("after")):
-            changed = fn(result, *args, **kwargs)
+            changed = (
+                settled(fn(result, *args, **kwargs))
+                if inspect.iscoroutinefunction(fn)
+                else fn(result, *args, **kwargs)
+            )
             if changed is not None:
                 result = None if changed is RETURN_NONE else changed
         return result
@@ -85,53 +225,119 @@ def model(signature, original, hooks):
     return call
 
 
-def outcome(trace, source, function):
+def put(module, path, function):
+    """Puts a function where a path of an unhooked module leads, as what stood there before."""
+    *owners, name = path.split(".")
+    owner = functools.reduce(getattr, owners, module)
+    kind = type(inspect.getattr_static(owner, name))
+    wrapped = (
+        kind(function)
+        if kind in (staticmethod, classmethod, property, functools.cached_property)
+        else function
+    )
+    setattr(owner, name, wrapped)
+    if isinstance(wrapped, functools.cached_property):
+        wrapped.__set_name__(owner, name)
+
+
+def original_at(module, path):
+    """The function, or other object, that stands there."""
+    *owners, name = path.split(".")
+    found = inspect.getattr_static(functools.reduce(getattr, owners, module), name)
+    for attribute in ("__func__", "fget", "func"):
+        if isinstance(found, (staticmethod, classmethod, property, functools.cached_property)):
+            found = getattr(found, attribute, found)
+    return found
+
+
+def naive_order(specifications):
+    """Always the first, of those that nothing left must come before; None where there is none."""
+    left, order = sorted(specifications, key=lambda s: (-s.priority, s.source, s.number)), []
+
+    def must_wait(one, other):
+        return one is not other and (other.source in one.after or one.source in other.before)
+
+    while left:
+        ready = [one for one in left if not any(must_wait(one, other) for other in left)]
+        if not ready:
+            return None
+        order.append(ready[0])
+        left.remove(ready[0])
+    return order
+
+
+def outcome(trace, source, module):
     trace.clear()
     try:
-        return eval(source, {"f": function}), list(trace)
+        return shown(settled(eval(source, {"m": module}))), list(trace)
     except Fail as error:
         return str(error), list(trace)
 
 
-SPECIFICATION = st.tuples(
-    st.sampled_from(["before", "after", "around", "replace"]),
-    st.sampled_from(["leave", "leave", "change", "change", "clear", "raise"]),
-    st.integers(-1, 1),
-    st.sampled_from(["a", "b", "c"]),
+SPECIFICATION = st.builds(
+    types.SimpleNamespace,
+    kind=st.sampled_from(["before", "after", "around", "replace"]),
+    behaviour=st.sampled_from(["leave", "leave", "change", "change", "clear", "raise"]),
+    priority=st.integers(-1, 1),
+    source=st.sampled_from(["a", "b", "c"]),
+    before=st.sampled_from([(), (), (), ("a",), ("c",), ("b", "c")]),
+    after=st.sampled_from([(), (), (), ("b",), ("c", "d")]),
 )
 
 
-@settings(max_examples=150, deadline=None)
-@given(
-    target=st.sampled_from(TARGETS),
-    changes=st.lists(SPECIFICATION | st.integers(-6, 5), min_size=1, max_size=9),
-)
-def test_chains_do_what_the_model_does(target, changes):
-    parameters, calls = target
-    namespace = {}
-    exec(f"def f({parameters}): return dict(locals())", namespace)
-    f, hooks, trace, added = namespace["f"], Hooks(), [], []
-    signature, code = inspect.signature(f), f.__code__
-    plain = type(f)(code, f.__globals__, "f", f.__defaults__)
-    plain.__kwdefaults__ = f.__kwdefaults__
+@pytest.mark.parametrize("path", TARGETS)
+@settings(max_examples=25, deadline=None)
+@given(changes=st.lists(SPECIFICATION | st.integers(-6, 5), min_size=1, max_size=9))
+def test_chains_do_what_the_model_does(path, changes):
+    module, plain = made(), made()
+    sys.modules["hook_model"] = module
+    hooks, trace, added, disabled = Hooks(), [], [], []
+    original = original_at(plain, path)
+    binds = isinstance(original, types.FunctionType)
+    stood = original_at(module, path)
+    code = getattr(stood, "__code__", None)
+    namespaces = [dict(vars(owner)) for owner in (module, module.Base, module.Sub)]
     try:
         for number, change in enumerate(changes):
             if isinstance(change, int):
-                if added and change >= 0:
-                    *_, hook = added.pop(change % len(added))
-                    hooks.remove(hook)
-                elif added:
-                    *_, hook = added[change % len(added)]
-                    (hooks.enable if hook in hooks.disabled() else hooks.disable)(hook)
+                if not added:
+                    continue
+                chosen = added[change % len(added)]
+                if change >= 0:
+                    hooks.remove(chosen.hook)
+                    added.remove(chosen)
+                elif chosen not in disabled:
+                    hooks.disable(chosen.hook)
+                    disabled.append(chosen)
+                elif naive_order([one for one in added if one is chosen or one not in disabled]) is None:
+                    with pytest.raises(OrderError):
+                        hooks.enable(chosen.hook)
+                else:
+                    hooks.enable(chosen.hook)
+                    disabled.remove(chosen)
             else:
-                kind, behaviour, priority, source = change
-                fn = make_hook(trace, f"{kind} {number}", kind, behaviour)
-                hook = hooks.add(f, fn, kind, source=source, priority=priority)
-                added.append((-priority, source, number, kind, fn, hook))
-            running = [(kind, fn) for *_, kind, fn, hook in sorted(added) if hook not in hooks.disabled()]
-            expected = model(signature, plain, running)
-            for call in calls:
-                assert outcome(trace, call, f) == outcome(trace, call, expected)
+                change = types.SimpleNamespace(**vars(change), number=number)
+                name = f"{change.kind} {number}"
+                change.fn = make_hook(trace, name, change.kind, change.behaviour, path)
+                enabled = [one for one in added if one not in disabled]
+                options = {"source": change.source, "priority": change.priority}
+                options |= {"before": change.before, "after": change.after}
+                if naive_order([*enabled, change]) is None:
+                    with pytest.raises(OrderError):
+                        hooks.add(f"hook_model.{path}", change.fn, change.kind, **options)
+                else:
+                    change.hook = hooks.add(f"hook_model.{path}", change.fn, change.kind, **options)
+                    added.append(change)
+            order = naive_order([one for one in added if one not in disabled])
+            assert hooks.list() == hooks.list(f"hook_model.{path}") == tuple(one.hook for one in order)
+            expected = made()
+            put(expected, path, model(original, [(one.kind, one.fn) for one in order], binds=binds))
+            for call in TARGETS[path]:
+                assert outcome(trace, call, module) == outcome(trace, call, expected)
     finally:
         hooks.clear()
-    assert f.__code__ is code
+        del sys.modules["hook_model"]
+    assert original_at(module, path) is stood
+    assert getattr(stood, "__code__", None) is code
+    assert [dict(vars(owner)) for owner in (module, module.Base, module.Sub)] == namespaces
+    assert module.crc32 is binascii.crc32
