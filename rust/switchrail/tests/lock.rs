@@ -370,6 +370,35 @@ fn egg_info_stands_for_what_is_beside_it_or_recorded() {
     assert_eq!(locked(), ["acme.egg-info/PKG-INFO", "acme_too.py"]);
 }
 
+#[test]
+fn an_archive_is_one_file() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("acme-1.0-py3-none-any.whl");
+    let archive = |module: &str| {
+        let mut writer = zip::ZipWriter::new(fs::File::create(&path).unwrap());
+        for (name, text) in [
+            ("acme-1.0.dist-info/METADATA", "Name: acme\nVersion: 1.0\n"),
+            ("acme-1.0.dist-info/entry_points.txt", ACME),
+            ("acme/gdn.py", module),
+        ] {
+            writer
+                .start_file(name, zip::write::SimpleFileOptions::default())
+                .unwrap();
+            std::io::Write::write_all(&mut writer, text.as_bytes()).unwrap();
+        }
+        writer.finish().unwrap();
+    };
+    archive("");
+    let lock = lock_of(&path);
+    assert_eq!(files(&lock, "acme"), ["acme-1.0-py3-none-any.whl"]);
+    assert_eq!(told(&lock, &path), [""; 0]);
+    archive("changed");
+    assert_eq!(
+        told(&lock, &path),
+        ["acme differs from the lock: files changed: acme-1.0-py3-none-any.whl"]
+    );
+}
+
 #[cfg(unix)]
 #[test]
 fn links_may_go_round() {

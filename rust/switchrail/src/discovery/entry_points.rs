@@ -15,6 +15,14 @@ pub(super) struct EntryPoint {
 pub(super) fn parse(text: &str) -> (Vec<EntryPoint>, Vec<String>) {
     let (mut entries, mut problems) = (Vec::new(), Vec::new());
     let mut group = None;
+    let heads = |rest: &str| {
+        PluginGroup::ALL
+            .iter()
+            .any(|group| rest.starts_with(&format!("[{group}]")))
+    };
+    if text.strip_prefix('\u{feff}').is_some_and(heads) {
+        problems.push("begins with a byte order mark, which makes its first line no group".to_owned());
+    }
     for line in lines(text)
         .map(strip)
         .filter(|line| !line.is_empty() && !line.starts_with('#'))

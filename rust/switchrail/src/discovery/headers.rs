@@ -1,11 +1,9 @@
 //! Name and version at the head of `METADATA` or `PKG-INFO`.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
-use std::path::Path;
+use std::io;
 
 /// Headers end at the first empty line; a file that has none is not read further than this.
-const MAX_HEAD: u64 = 1 << 20;
+pub(super) const MAX_HEAD: u64 = 1 << 20;
 
 /// What the headers say.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -15,25 +13,21 @@ pub(super) struct Headers {
     pub problems: Vec<String>,
 }
 
-/// Reads the headers of a metadata folder, or of an egg's single metadata file.
-pub(super) fn read(info: &Path) -> Headers {
+/// Reads the headers of a metadata folder, or of an egg's single metadata file, which has no name of its own.
+pub(super) fn read(file: impl Fn(&str) -> io::Result<Option<Vec<u8>>>) -> Headers {
     let mut problems = Vec::new();
-    for path in [info.join("METADATA"), info.join("PKG-INFO"), info.to_owned()] {
-        // Opening a named pipe would wait for a writer.
-        if !path.is_file() {
-            continue;
-        }
-        let reader = File::open(&path).map(|file| BufReader::new(file.take(MAX_HEAD)));
-        match reader.and_then(parse) {
-            Ok(Headers {
-                name: None,
-                version: None,
-                ..
-            }) => {}
-            Ok(mut headers) => {
-                problems.append(&mut headers.problems);
-                return Headers { problems, ..headers }.complained();
+    for name in ["METADATA", "PKG-INFO", ""] {
+        match file(name) {
+            Ok(Some(bytes)) => {
+                let mut headers = parse(&bytes);
+                if headers.name.is_some() || headers.version.is_some() {
+                    problems.append(&mut headers.problems);
+                    return Headers { problems, ..headers }.complained();
+                }
             }
+            Ok(None) => {}
+            // The metadata folder itself is none.
+            Err(_) if name.is_empty() => {}
             Err(error) => problems.push(format!("its metadata cannot be read: {error}")),
         }
     }
@@ -56,16 +50,14 @@ impl Headers {
 }
 
 /// The first `Name` and the first `Version`; stops when it has both, or where the headers end.
-fn parse(mut reader: impl BufRead) -> std::io::Result<Headers> {
+pub(super) fn parse(bytes: &[u8]) -> Headers {
     let mut headers = Headers::default();
-    let mut line = Vec::new();
     let mut folded: Option<Vec<u8>> = None;
-    loop {
-        line.clear();
-        reader.read_until(b'\n', &mut line)?;
+    // An empty line comes after the last, so that the last header is taken too.
+    for line in bytes.split(|byte| *byte == b'\n').chain([&b""[..]]) {
         let text = line
             .strip_prefix(b"\xef\xbb\xbf")
-            .unwrap_or(&line)
+            .unwrap_or(line)
             .trim_ascii_end();
         if let (Some(header), [b' ' | b'\t', ..]) = (&mut folded, text) {
             header.push(b' ');
@@ -76,10 +68,11 @@ fn parse(mut reader: impl BufRead) -> std::io::Result<Headers> {
             headers.take(&header);
         }
         if text.is_empty() || headers.name.is_some() && headers.version.is_some() || !is_header(text) {
-            return Ok(headers);
+            break;
         }
         folded = Some(text.to_owned());
     }
+    headers
 }
 
 impl Headers {
@@ -123,7 +116,7 @@ mod tests {
     use super::*;
 
     fn parsed(bytes: &[u8]) -> (Option<String>, Option<String>) {
-        let headers = parse(bytes).unwrap();
+        let headers = parse(bytes);
         (headers.name, headers.version)
     }
 
@@ -169,7 +162,7 @@ mod tests {
     #[test]
     fn a_byte_order_mark_is_passed_over_and_other_encodings_are_reported() {
         assert_eq!(parsed(b"\xef\xbb\xbfName: acme\nVersion: 1\n"), both("acme", "1"));
-        let headers = parse(&b"Name: acm\xe9\nVersion: 1\n"[..]).unwrap();
+        let headers = parse(b"Name: acm\xe9\nVersion: 1\n");
         assert_eq!(headers.problems, ["Name is not UTF-8: \"acm\u{fffd}\""]);
         assert_eq!(parsed(b"\xff\xfeN\0a\0m\0e\0:\0"), (None, None));
     }
@@ -177,7 +170,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_survive(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-            parse(&bytes[..]).unwrap();
+            parse(&bytes);
         }
 
         #[test]

@@ -2,12 +2,11 @@
 
 mod entry_points;
 mod headers;
+mod source;
 mod text;
 
-use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::collections::{BTreeMap, btree_map::Entry};
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -15,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::schema::lossy_path;
 use crate::{Packages, PluginGroup, PluginOrigin, PluginRecord, PluginState, Schema};
 use entry_points::EntryPoint;
+use source::Source;
 
 /// An `entry_points.txt` larger than this is no such file.
 const MAX_ENTRY_POINTS: u64 = 1 << 20;
@@ -85,7 +85,8 @@ pub(crate) fn normalized_name(name: &str) -> String {
 ///
 /// A distribution hides all of the same normalised name in later folders of the path, as in Python. Where one folder
 /// has several, the first by the name of its metadata wins, and the others are listed as problems. Folders that do not
-/// exist are passed over, as Python does; whatever else cannot be read is listed.
+/// exist are passed over, as Python does; whatever else cannot be read is listed. Archives on the path are read as folders
+/// are. `docs/discovery.md` lists where this and `importlib.metadata` differ.
 ///
 /// ```
 /// let found = switchrail::discover(&["/nowhere"]);
@@ -114,14 +115,14 @@ impl Found {
         } else {
             folder
         };
-        let entries = match fs::read_dir(folder) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return,
+        let (source, names) = match Source::open(folder) {
+            Ok(Some(opened)) => opened,
+            Ok(None) => return,
             Err(error) => return self.problem(folder, format!("cannot be listed: {error}")),
         };
         let mut infos: Vec<(OsString, Stem)> = Vec::new();
-        for entry in entries {
-            match entry.map(|entry| entry.file_name()) {
+        for name in names {
+            match name {
                 Ok(name) => {
                     let stem = Stem::of(folder, &name.to_string_lossy());
                     infos.extend(stem.map(|stem| (name, stem)));
@@ -131,23 +132,29 @@ impl Found {
         }
         infos.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         for (file_name, stem) in infos {
-            self.add(folder, folder.join(file_name), stem);
+            self.add(&source, folder, &file_name, stem);
         }
     }
 
-    fn add(&mut self, folder: &Path, path: PathBuf, stem: Stem) {
+    fn add(&mut self, source: &Source, folder: &Path, file_name: &OsStr, stem: Stem) {
         let Stem {
             mut name,
             mut version,
         } = stem;
+        let path = folder.join(file_name);
+        let headers = || headers::read(|part| source.read(file_name, part, headers::MAX_HEAD));
         if name.is_empty() {
-            let Some(spelled) = headers::read(&path).name else {
+            let Some(spelled) = headers().name else {
                 return self.problem(
                     &path,
                     "has no name, neither of its own nor in its metadata".to_owned(),
                 );
             };
             name = normalized_name(&spelled);
+        }
+        if name.starts_with('~') {
+            let message = "is what an interrupted installation left over, and is passed over".to_owned();
+            return self.problem(&path, message);
         }
         if let Some(earlier) = self.distributions.get(&name) {
             if earlier.path.parent() == Some(folder) && earlier.path != path {
@@ -156,10 +163,10 @@ impl Found {
             }
             return;
         }
-        let entry_points = self.entry_points(&path);
+        let entry_points = self.entry_points(source, file_name, &path.join("entry_points.txt"));
         let mut spelled = None;
         if version.is_none() || !entry_points.is_empty() {
-            let headers = headers::read(&path);
+            let headers = headers();
             for problem in headers.problems {
                 self.problem(&path, problem);
             }
@@ -179,25 +186,31 @@ impl Found {
             .insert(name.clone(), Distribution { name, version, path });
     }
 
-    fn entry_points(&mut self, info: &Path) -> Vec<EntryPoint> {
-        let path = info.join("entry_points.txt");
-        let text = match read_small(&path) {
+    fn entry_points(&mut self, source: &Source, info: &OsStr, path: &Path) -> Vec<EntryPoint> {
+        let text = match source.read(info, "entry_points.txt", MAX_ENTRY_POINTS + 1) {
+            Ok(Some(bytes)) if bytes.len() as u64 > MAX_ENTRY_POINTS => {
+                self.problem(
+                    path,
+                    format!("cannot be read: it has more than {MAX_ENTRY_POINTS} bytes"),
+                );
+                return Vec::new();
+            }
             Ok(Some(bytes)) => match String::from_utf8(bytes) {
                 Ok(text) => text,
                 Err(error) => {
-                    self.problem(&path, format!("is not UTF-8: {}", error.utf8_error()));
+                    self.problem(path, format!("is not UTF-8: {}", error.utf8_error()));
                     String::from_utf8_lossy(error.as_bytes()).into_owned()
                 }
             },
             Ok(None) => return Vec::new(),
             Err(error) => {
-                self.problem(&path, format!("cannot be read: {error}"));
+                self.problem(path, format!("cannot be read: {error}"));
                 return Vec::new();
             }
         };
         let (entries, problems) = entry_points::parse(&text);
         for problem in problems {
-            self.problem(&path, problem);
+            self.problem(path, problem);
         }
         entries
     }
@@ -213,18 +226,22 @@ impl Found {
         self.plugins
             .sort_by(|(a_name, a), (b_name, b)| (a.group, a_name, &a.name).cmp(&(b.group, b_name, &b.name)));
         let mut plugins: Vec<PluginRecord> = self.plugins.into_iter().map(|(_, record)| record).collect();
-        let mut seen: Option<(PluginGroup, String)> = None;
+        let mut seen: BTreeMap<(PluginGroup, String), PathBuf> = BTreeMap::new();
         for record in &mut plugins {
-            let key = Some((record.group, record.qualified_name()));
-            if seen == key {
-                record.state = PluginState::Failed {
-                    reason: format!(
-                        "{} declares {:?} more than once",
-                        record.origin.distribution, record.name
-                    ),
-                };
+            let declared = seen.entry((record.group, record.qualified_name()));
+            match declared {
+                Entry::Vacant(first) => drop(first.insert(record.origin.path.clone())),
+                Entry::Occupied(first) => {
+                    let distribution = &record.origin.distribution;
+                    let reason = if *first.get() == record.origin.path {
+                        format!("{distribution} declares {:?} more than once", record.name)
+                    } else {
+                        let first = first.get().display();
+                        format!("{first} declares {:?} too, also as {distribution}", record.name)
+                    };
+                    record.state = PluginState::Failed { reason };
+                }
             }
-            seen = key;
         }
         // A folder may be on the path twice.
         self.problems.sort();
@@ -290,35 +307,4 @@ fn record(entry: EntryPoint, origin: PluginOrigin) -> PluginRecord {
         origin,
         state,
     }
-}
-
-/// The bytes of a file, `None` where there is none.
-fn read_small(path: &Path) -> io::Result<Option<Vec<u8>>> {
-    // Asked first, because opening a named pipe would wait for a writer; most distributions have no such file anyway.
-    let metadata = match fs::metadata(path) {
-        Ok(metadata) => metadata,
-        Err(error)
-            if matches!(
-                error.kind(),
-                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
-            ) =>
-        {
-            return Ok(None);
-        }
-        Err(error) => return Err(error),
-    };
-    if !metadata.is_file() {
-        return Err(io::Error::other("it is not a file"));
-    }
-    let mut bytes =
-        Vec::with_capacity(usize::try_from(metadata.len().min(MAX_ENTRY_POINTS)).unwrap_or(0) + 1);
-    File::open(path)?
-        .take(MAX_ENTRY_POINTS + 1)
-        .read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > MAX_ENTRY_POINTS {
-        return Err(io::Error::other(format!(
-            "it has more than {MAX_ENTRY_POINTS} bytes"
-        )));
-    }
-    Ok(Some(bytes))
 }

@@ -1,0 +1,64 @@
+"""Answers what `importlib.metadata` of the interpreter that runs it finds.
+
+Each line of standard input is a JSON list of paths; each line of standard output the answer: the entry points
+of our groups, and the version of each distribution. Needs nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import email
+import json
+import re
+import sys
+import warnings
+from importlib import metadata
+
+GROUPS = ("switchrail.plugins", "switchrail.platforms")
+
+warnings.simplefilter("ignore")
+
+
+def name_of(distribution: metadata.Distribution) -> str:
+    name = distribution.metadata["Name"] or ""  # none in metadata that were never finished
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def target(entry: metadata.EntryPoint) -> tuple[str, list[str]]:
+    """What it points to, and its extras; its text as it is where importlib makes nothing of it."""
+    if entry.pattern.match(entry.value) is None:
+        return entry.value, []
+    return (f"{entry.module}:{entry.attr}" if entry.attr else entry.module), list(entry.extras)
+
+
+def entries() -> list[list[object]]:
+    found = []
+    for group in GROUPS:
+        for entry in metadata.entry_points(group=group):
+            distribution = name_of(entry.dist)
+            found.append([group, distribution, entry.dist.version, entry.name, *target(entry)])
+    return sorted(found, key=repr)
+
+
+def versions() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for distribution in metadata.distributions():
+        found.setdefault(name_of(distribution), distribution.version)
+    return found
+
+
+def main() -> None:
+    # What they import when they are first used would be looked for on the paths that are asked about.
+    email.message_from_string("Name: acme").get("Name").encode("cp437")
+    given = sys.path[:]
+    for line in sys.stdin:
+        sys.path[:] = json.loads(line)
+        try:
+            answer = {"entries": entries(), "versions": versions()}
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        sys.path[:] = given
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
