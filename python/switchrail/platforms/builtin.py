@@ -26,8 +26,7 @@ _CLASSES: Final = {
 KINDS: Final = tuple(_CLASSES)
 """The kinds in the order in which a device is looked for; the CPU is what is left."""
 
-TORCH_TYPES: Final = {kind: kind for kind in KINDS} | {"rocm": "cuda", "tpu": "xla"}
-"""What torch calls the devices of each kind."""
+_TORCH_TYPES: Final = {kind: kind for kind in KINDS} | {"rocm": "cuda", "tpu": "xla"}
 
 
 def platform_class(kind: str) -> type[Platform]:
@@ -51,7 +50,7 @@ def detect(device: str | torch.device | None = None) -> Platform:
     if device is None:
         return next(cls() for cls in map(platform_class, KINDS) if cls.hardware_class.devices())
     family, _, index = str(device).partition(":")
-    for kind, torch_type in TORCH_TYPES.items():
+    for kind, torch_type in _TORCH_TYPES.items():
         if family in (kind, torch_type):
             cls = platform_class(kind)
             there = cls.hardware_class.devices()
@@ -70,13 +69,19 @@ def no_such_device(device: object, others: tuple[str, ...] = ()) -> PlatformErro
         others: What could have been, besides the devices that are there.
     """
     valid = (*_available(), *others)
-    near, hint = nearest(device, valid)
+    near, hint = ((), "") if is_builtin(device) else nearest(device, valid)
     return PlatformError(
         f"there is no device {str(device)!r} here{hint}; valid: {', '.join(valid)}",
         found=str(device),
         valid=valid,
         nearest=near,
     )
+
+
+def is_builtin(device: object) -> bool:
+    """Whether it names a built-in kind, or what torch calls one, with an index or without."""
+    family = str(device).partition(":")[0]
+    return family in _TORCH_TYPES or family in _TORCH_TYPES.values()
 
 
 def _available() -> tuple[str, ...]:
@@ -89,4 +94,4 @@ def _available() -> tuple[str, ...]:
     return tuple(found)
 
 
-__all__ = ["KINDS", "TORCH_TYPES", "detect", "no_such_device", "platform_class"]
+__all__ = ["KINDS", "detect", "is_builtin", "no_such_device", "platform_class"]

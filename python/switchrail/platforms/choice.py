@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import traceback
 import weakref
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from switchrail.errors import PlatformError, PlatformPluginError, PlatformReentryError
 from switchrail.nearest import nearest
-from switchrail.platforms.builtin import KINDS, TORCH_TYPES, detect, no_such_device
+from switchrail.platforms.accelerator import is_importable
+from switchrail.platforms.builtin import KINDS, detect, is_builtin, no_such_device
 from switchrail.platforms.identity import OUT_OF_TREE
 from switchrail.platforms.platform import Platform
 from switchrail.plugins import PLATFORM, Plugin
@@ -91,7 +93,7 @@ class PlatformChoice:
             return _find(platform, plugins)
 
     def _plugins_for(self, platform: Platform | str | torch.device) -> Sequence[Plugin]:
-        return () if isinstance(platform, Platform) or _is_builtin(platform) else self._plugins()
+        return () if isinstance(platform, Platform) or is_builtin(platform) else self._plugins()
 
     @contextmanager
     def _single_flight(self) -> Iterator[None]:
@@ -124,9 +126,9 @@ def _choose(name: str, plugins: Sequence[Plugin]) -> Platform:
     if name in KINDS:
         return detect(name)
     if name:
-        for plugin in plugins:
-            if name in (plugin.name, plugin.qualified_name):
-                return _named(plugin)
+        plugin = _plugin_of(name, plugins)
+        if plugin is not None:
+            return _named(plugin)
         valid = (*KINDS, *_names(plugins))
         near, hint = nearest(name, valid)
         raise PlatformError(
@@ -151,20 +153,37 @@ def _find(platform: Platform | str | torch.device, plugins: Sequence[Plugin]) ->
     if isinstance(platform, Platform):
         return platform
     text = str(platform)
-    if _is_builtin(text):
+    if is_builtin(text):
         return detect(text)
-    for plugin in plugins:
-        if text in (plugin.name, plugin.qualified_name):
-            return _named(plugin)
+    plugin = _plugin_of(text, plugins)
+    if plugin is not None:
+        return _named(plugin)
     module, _, name = text.partition(":")
-    if name and "." in module:
+    package = module.partition(".")[0]
+    if name and package and is_importable(package):
         return _instance(_import_class(text))
     raise no_such_device(text, _names(plugins))
 
 
-def _is_builtin(platform: str | torch.device) -> bool:
-    family = str(platform).partition(":")[0]
-    return family in TORCH_TYPES or family in TORCH_TYPES.values()
+def _plugin_of(name: str, plugins: Sequence[Plugin]) -> Plugin | None:
+    distribution, _, own = name.rpartition(":")
+    found = [
+        plugin
+        for plugin in plugins
+        if plugin.name == own and _canonical(distribution) in ("", _canonical(plugin.distribution))
+    ]
+    if len(found) > 1:
+        valid = _names(found)
+        raise PlatformError(
+            f"{len(found)} platforms have the name {name!r}; valid: {', '.join(valid)}",
+            found=name,
+            valid=valid,
+        )
+    return found[0] if found else None
+
+
+def _canonical(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 def _names(plugins: Sequence[Plugin]) -> tuple[str, ...]:

@@ -1,0 +1,357 @@
+"""Which platform a runtime runs on: by name, by plugin, by what is found."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import switchrail
+import torch
+from switchrail import Runtime
+from switchrail.errors import PlatformError, PlatformPluginError, PlatformReentryError
+from switchrail.platforms import CpuPlatform
+
+pytestmark = pytest.mark.usefixtures("no_cuda")
+
+ACTIVE = """
+from switchrail.platforms import CpuHardware, Platform
+
+calls = []
+answer = "{module}:Vendor"
+
+
+class Hardware(CpuHardware):
+    kind = "oot:{module}"
+
+
+class Vendor(Platform):
+    hardware_class = Hardware
+
+
+def activate():
+    calls.append(1)
+    return answer
+"""
+
+
+@pytest.fixture
+def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.fixture
+def vendor(install: Callable[..., Path]) -> Callable[..., Any]:
+    """Installs a vendor's platform; returns its module, imported."""
+
+    def vendor(distribution: str, **arguments: str) -> Any:
+        module = distribution.replace("-", "_")
+        install(distribution, ACTIVE.format(module=module), **arguments)
+        return __import__(module)
+
+    return vendor
+
+
+def test_without_plugins_what_is_built_in_is_found(runtime: Runtime) -> None:
+    assert runtime.platform is runtime.platform is switchrail.current_platform
+    assert type(runtime.platform) is CpuPlatform
+
+
+def test_the_one_that_activates(runtime: Runtime, vendor: Callable[..., Any]) -> None:
+    active, declining = vendor("acme"), vendor("umbrella")
+    declining.answer = None
+    assert type(runtime.platform) is active.Vendor
+    assert runtime.platform is runtime.platform
+    assert runtime.platform.kind == "oot:acme"
+    assert runtime.platform.is_out_of_tree()
+    assert (active.calls, declining.calls) == ([1], [1])
+
+
+def test_all_decline(runtime: Runtime, vendor: Callable[..., Any]) -> None:
+    vendor("acme").answer = None
+    assert type(runtime.platform) is CpuPlatform
+
+
+def test_several_activate(
+    runtime: Runtime, vendor: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vendor("acme"), vendor("umbrella", name="brolly")
+    with pytest.raises(
+        PlatformError, match="2 platforms are active: acme, brolly; set SWITCHRAIL_PLATFORM to one of them"
+    ) as caught:
+        runtime.platform  # noqa: B018
+    assert caught.value.valid == ("acme", "brolly")
+    monkeypatch.setenv("SWITCHRAIL_PLATFORM", "brolly")  # who asks next tries again
+    assert runtime.platform.kind == "oot:umbrella"
+
+
+def test_two_with_one_name(
+    runtime: Runtime, vendor: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vendor("acme-one", name="acme"), vendor("acme-two", name="acme")
+    with pytest.raises(PlatformError, match="are active: acme-one:acme, acme-two:acme;"):
+        runtime.platform  # noqa: B018
+    monkeypatch.setenv("SWITCHRAIL_PLATFORM", "acme")
+    with pytest.raises(
+        PlatformError, match="2 platforms have the name 'acme'; valid: acme-one:acme, acme-two"
+    ):
+        runtime.platform  # noqa: B018
+    monkeypatch.setenv("SWITCHRAIL_PLATFORM", "Acme_Two:acme")
+    assert runtime.platform.kind == "oot:acme_two"
+
+
+@pytest.mark.parametrize("name", ["acme", "acme:acme", "cpu"])
+def test_by_environment(
+    name: str, runtime: Runtime, vendor: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acme, other = vendor("acme"), vendor("umbrella")
+    monkeypatch.setenv("SWITCHRAIL_PLATFORM", name)
+    assert runtime.platform.kind == ("cpu" if name == "cpu" else "oot:acme")
+    assert (len(acme.calls), other.calls) == (0 if name == "cpu" else 1, [])
+    assert runtime._platforms.asked is None
+
+
+def test_declining_is_an_error_where_it_was_named(
+    runtime: Runtime, vendor: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vendor("acme").answer = None
+    monkeypatch.setenv("SWITCHRAIL_PLATFORM", "acme")
+    for ask in (lambda: runtime.platform, lambda: runtime.use_platform("acme")):
+        with pytest.raises(PlatformError, match="platform 'acme' of acme declines"):
+            ask()
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_name_that_is_none(
+    loaded: bool, runtime: Runtime, vendor: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vendor("acme")
+    if loaded:
+        runtime.load()
+    monkeypatch.setenv("SWITCHRAIL_PLATFORM", "amce")
+    with pytest.raises(PlatformError, match=r"amce.*nearest.*acme") as caught:
+        runtime.platform  # noqa: B018
+    assert caught.value.nearest[0] == "acme"
+    monkeypatch.delenv("SWITCHRAIL_PLATFORM")
+    with pytest.raises(PlatformError, match=r"no device 'acmee' here; nearest: acme; valid: cpu, acme$"):
+        runtime.use_platform("acmee")
+    assert runtime.platform.kind == "oot:acme"
+
+
+def test_a_device_that_is_named_and_not_there(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWITCHRAIL_PLATFORM", "cuda")
+    with pytest.raises(PlatformError, match=r"no device 'cuda' here; valid: cpu$"):
+        runtime.platform  # noqa: B018
+
+
+@pytest.mark.parametrize("how", ["acme", "acme:acme", "instance", "path", "device"])
+def test_by_call(
+    how: str, runtime: Runtime, vendor: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWITCHRAIL_PLATFORM", "tpu")  # the call comes first
+    acme = vendor("acme")
+    runtime.use_platform(
+        {"instance": acme.Vendor(), "path": "acme:Vendor", "device": torch.device("cpu")}.get(how, how)
+    )
+    expected = CpuPlatform if how == "device" else acme.Vendor
+    assert type(runtime.platform) is expected
+    asked = runtime._platforms.asked
+    assert asked == {"instance": "acme:Vendor", "path": "acme:Vendor", "device": "cpu"}.get(how, how)
+    assert asked is not None
+    assert type(Runtime().find_platform(asked)) is expected
+
+
+def test_a_failed_call_changes_nothing(runtime: Runtime) -> None:
+    runtime.use_platform("cpu")
+    before = runtime.platform
+    with pytest.raises(PlatformError):
+        runtime.use_platform("cuda:9")
+    assert runtime.platform is before
+    assert runtime._platforms.asked == "cpu"
+
+
+def test_the_allow_list_of_plugins_hides_no_platform(
+    runtime: Runtime, vendor: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vendor("acme")
+    monkeypatch.setenv("SWITCHRAIL_PLUGINS", "")
+    runtime.load()
+    assert runtime.platform.kind == "oot:acme"
+
+
+def test_a_platform_that_differs_from_the_lock_is_not_imported(
+    runtime: Runtime, install: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from switchrail import _core
+
+    folder = install("acme", "raise SystemExit('imported')").parent
+    lock = tmp_path / "locked.json"
+    lock.write_text(_core.Lock.of(_core.discover([str(folder)])).to_json())
+    (folder / "acme.py").write_text("raise SystemExit('imported, and changed')")
+    monkeypatch.setenv("SWITCHRAIL_LOCK", str(lock))
+    runtime.discover([folder])
+    with pytest.raises(PlatformPluginError, match="blocked: ") as caught:
+        runtime.platform  # noqa: B018
+    assert "imported" not in str(caught.value)
+
+
+FAILURES = {
+    "no module": ("import nowhere_at_all", "activate", "nowhere_at_all"),
+    "import": ("1 / 0", "activate", "ZeroDivisionError"),
+    "exit": ("raise SystemExit(3)", "activate", "SystemExit"),
+    "no function": ("", "activate", "has no attribute 'activate'"),
+    "class": ("class activate: pass", "activate", "valid: a function without arguments"),
+    "value": ("activate = 3", "activate", "it is 3; valid: a function without arguments"),
+    "arguments": ("def activate(registry): pass", "activate", "missing 1 required positional argument"),
+    "raises": ("def activate(): raise KeyError('driver')", "activate", "KeyError: 'driver'"),
+    "answer": ("def activate(): return 5", "activate", "it returned 5; valid: a class path"),
+    "path": ("def activate(): return 'acme.Platform'", "activate", "valid: a class path 'module:Class'"),
+    "path to nothing": ("def activate(): return 'acme:Nothing'", "activate", "no class 'acme:Nothing'"),
+    "path to no module": ("def activate(): return 'acmee:X'", "activate", "No module named 'acmee'"),
+    "no class": ("X = 1\ndef activate(): return 'acme:X'", "activate", "'acme:X' is 1; valid: a class"),
+    "other class": ("def activate(): return 'builtins:dict'", "activate", "derived from switchrail.Platform"),
+    "no kind": (
+        "from switchrail import Platform\ndef activate(): return 'switchrail:Platform'",
+        "activate",
+        "of kind 'unspecified'; valid: .*oot:NAME",
+    ),
+    "broken class": (
+        "from switchrail import Platform\n"
+        "class Broken(Platform):\n    def __init__(self): raise OSError('no firmware')\n"
+        "def activate(): return 'acme:Broken'",
+        "activate",
+        "OSError: no firmware",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FAILURES)
+def test_a_plugin_that_fails(
+    case: str,
+    runtime: Runtime,
+    install: Callable[..., Path],
+    vendor: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is not passed over for what else would serve; naming that does without it."""
+    code, target, words = FAILURES[case]
+    install("acme", code, target=target)
+    vendor("umbrella").answer = None
+    for _ in range(2):
+        with pytest.raises(
+            PlatformPluginError, match=rf"(?s)acme:acme \(acme:activate\) failed: .*{words}"
+        ) as caught:
+            runtime.platform  # noqa: B018
+        error = caught.value
+        assert error.plugin == "acme:acme"
+        assert "Traceback" in error.traceback
+        assert error.__cause__ is not None
+        assert pickle.loads(pickle.dumps(error)).traceback == error.traceback
+        sys.modules.pop("acme", None)
+    monkeypatch.setenv("SWITCHRAIL_PLATFORM", "cpu")
+    assert runtime.platform.kind == "cpu"
+
+
+def test_an_interrupt_passes(runtime: Runtime, install: Callable[..., Path]) -> None:
+    install("acme", "def activate(): raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        runtime.platform  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "asks",
+    ["current_platform", "current_runtime().find_platform('acme')", "current_runtime().use_platform('cpu')"],
+)
+def test_a_plugin_that_asks_for_the_platform(
+    asks: str, runtime: Runtime, install: Callable[..., Path]
+) -> None:
+    install("acme", f"import switchrail\ndef activate(): return switchrail.{asks}")
+    with pytest.raises(
+        PlatformPluginError, match="asked for the platform while it was asked itself"
+    ) as caught:
+        runtime.platform  # noqa: B018
+    assert isinstance(caught.value.__cause__, PlatformReentryError)
+
+
+def test_a_general_plugin_may_ask_while_it_is_loaded(runtime: Runtime, install: Callable[..., Path]) -> None:
+    code = (
+        "import switchrail\nkinds = []\n"
+        "def register(registry):\n    kinds.append(switchrail.current_platform.kind)"
+    )
+    info = install("acme", code, target="register")
+    (info / "entry_points.txt").write_text("[switchrail.plugins]\nacme = acme:register\n")
+    (plugin,) = [plugin for plugin in runtime.load() if plugin.name == "acme"]
+    assert plugin.state == "loaded", plugin.reason
+    assert sys.modules["acme"].kinds == ["cpu"]
+
+
+def test_many_threads_choose_once(runtime: Runtime, vendor: Callable[..., Any]) -> None:
+    acme = vendor("acme")
+    acme.activate = lambda: (time.sleep(0.05), acme.calls.append(1), acme.answer)[-1]
+    barrier = threading.Barrier(16)
+
+    def ask(_: int) -> Any:
+        barrier.wait()
+        return runtime.platform
+
+    with ThreadPoolExecutor(16) as pool:
+        found = set(map(id, pool.map(ask, range(16))))
+    assert found == {id(runtime.platform)}
+    assert acme.calls == [1]
+
+
+def test_a_failure_is_not_kept_for_the_threads_that_wait(
+    runtime: Runtime, vendor: Callable[..., Any]
+) -> None:
+    acme = vendor("acme")
+
+    def activate() -> str:
+        acme.calls.append(1)
+        if len(acme.calls) <= 3:
+            time.sleep(0.01)
+            raise OSError("not yet")
+        return acme.answer
+
+    acme.activate = activate
+
+    def ask(_: int) -> Any:
+        try:
+            return runtime.platform
+        except PlatformPluginError as error:
+            return error
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(ask, range(8)))
+    failed = [one for one in found if isinstance(one, PlatformPluginError)]
+    assert len(failed) == 3
+    assert {id(one) for one in found if one not in failed} == {id(runtime.platform)}
+    assert len(acme.calls) == 4
+
+
+def test_threads_that_load_and_threads_that_ask(
+    runtime: Runtime, vendor: Callable[..., Any], install: Any
+) -> None:
+    """A plugin that asks while it loads and a thread that asks meanwhile never wait for each other."""
+    vendor("acme")
+    code = (
+        "import switchrail, time\n"
+        "def register(registry):\n    time.sleep(0.05)\n    switchrail.current_platform"
+    )
+    info = install("beta", code, target="register")
+    (info / "entry_points.txt").write_text("[switchrail.plugins]\nbeta = beta:register\n")
+    barrier = threading.Barrier(4)
+
+    def work(number: int) -> Any:
+        barrier.wait()
+        return runtime.load() and None if number % 2 else runtime.platform
+
+    with ThreadPoolExecutor(4) as pool:
+        found = [future.result(30) for future in [pool.submit(work, number) for number in range(4)]]
+    assert {one.kind for one in found if one is not None} == {"oot:acme"}
+    assert {plugin.state for plugin in runtime.plugins if plugin.name == "beta"} == {"loaded"}
