@@ -1,37 +1,52 @@
 """Finds attention-kernel plugins, decides which kernel serves which layer, and sends each call there.
 
-Importing this package imports neither torch nor transformers nor any plugin.
+Importing this package imports nothing else: each name is imported from its home when it is first asked for.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from switchrail._core import Decision, Layer, Layout, Registration, Rejection, Route, RoutePlan
-from switchrail.current import current_runtime, hook, load, register
-from switchrail.errors import SwitchrailError
-from switchrail.platforms import Platform
-from switchrail.plugins import plugin
-from switchrail.processes import RuntimeState, check_ranks
-from switchrail.registration import DeviceSupport, Registry
-from switchrail.runtime import Runtime
-
+TYPE_CHECKING = False  # to import it from typing would take longer than all the rest
 if TYPE_CHECKING:
+    from typing import Any
+
+    from switchrail._core import Decision, Layer, Layout, Registration, Rejection, Route, RoutePlan
+    from switchrail.current import current_runtime, hook, load, register
     from switchrail.engine import Engine, EngineOptions, Output, SamplingParams
+    from switchrail.errors import SwitchrailError
+    from switchrail.platforms import Platform
+    from switchrail.plugins import plugin
+    from switchrail.processes import RuntimeState, check_ranks
+    from switchrail.registration import DeviceSupport, Registry
+    from switchrail.runtime import Runtime
 
     current_platform: Platform
     """The platform of the current runtime, chosen when it is first asked for."""
 
-_LAZY = ("Engine", "EngineOptions", "Output", "SamplingParams")
+_HOMES = {
+    "_core": ("Decision", "Layer", "Layout", "Registration", "Rejection", "Route", "RoutePlan"),
+    "current": ("current_runtime", "hook", "load", "register"),
+    "engine": ("Engine", "EngineOptions", "Output", "SamplingParams"),
+    "errors": ("SwitchrailError",),
+    "platforms": ("Platform",),
+    "plugins": ("plugin",),
+    "processes": ("RuntimeState", "check_ranks"),
+    "registration": ("DeviceSupport", "Registry"),
+    "runtime": ("Runtime",),
+}
 
 
 def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
     if name == "current_platform":
-        return current_runtime().platform
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("switchrail.engine"), name)
+        return __getattr__("current_runtime")().platform
+    for home, names in _HOMES.items():
+        if name == home:
+            return import_module(f"switchrail.{home}")
+        if name in names:
+            value = globals()[name] = getattr(import_module(f"switchrail.{home}"), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = [
@@ -60,3 +75,7 @@ __all__ = [
     "plugin",
     "register",
 ]
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
