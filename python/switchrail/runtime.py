@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from switchrail._core import Decision, Fingerprint, Layout, Registration, RoutePlan
     from switchrail.hooks import Hooks
+    from switchrail.ops.backend import Backend
     from switchrail.processes import RuntimeState
 
 _USER = {"kind": "user"}
@@ -145,6 +146,18 @@ class Runtime(Registrar):
             valid=valid,
             nearest=close,
         )
+
+    def build(self, op: str, name: str) -> Backend:
+        """Constructs the active backend of a name with the configuration in effect, as a plan does.
+
+        Raises:
+            UnknownBackendError: There is none.
+            BackendImportError: Its path doesn't lead to a backend.
+            ConfigError: Its configuration is not valid.
+        """
+        registration = self.backend(op, name)
+        implementation: Implementation = self._core.object(registration.id)
+        return implementation.build(registration)
 
     def resolve(
         self,
