@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
+from hashlib import sha256
 from typing import Any
 
-from switchrail import _core
 from switchrail.processes.state import BackendState, HookState, PlanState, RuntimeState
 
 _Things = dict[str, Mapping[str, Any]]
@@ -22,6 +23,12 @@ def differences(found: RuntimeState, expected: RuntimeState) -> tuple[str, ...]:
         f"{line} ({reason})" if (reason := reasons.get(line.split(": state is ")[0])) else line
         for line in lines
     )
+
+
+def digest(state: RuntimeState) -> str:
+    """A text that two states share where nothing differs between them."""
+    things = [dict(_things(state)), dict(_orders(state)), state.fingerprint]
+    return sha256(json.dumps(things, sort_keys=True).encode()).hexdigest()
 
 
 def _compared(ours: _Things, theirs: _Things) -> Iterator[str]:
@@ -68,21 +75,8 @@ def _things(state: RuntimeState) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _orders(state: RuntimeState) -> Iterator[tuple[str, list[str]]]:
     yield "plugins", [plugin.qualified_name for plugin in state.plugins if plugin.state == "loaded"]
-    targets: dict[str, list[HookState]] = {}
-    for hook in state.hooks:
-        targets.setdefault(hook.target, []).append(hook)
-    for target, hooks in targets.items():
-        items = [
-            {
-                "key": hook.name,
-                "source": hook.source,
-                "priority": hook.priority,
-                "before": list(hook.before),
-                "after": list(hook.after),
-            }
-            for hook in hooks
-        ]
-        yield f"hooks on {target}", [_hook_name(hooks[index]) for index in _core.order(items)]
+    for target, hooks in state.chains:
+        yield f"hooks on {target}", list(hooks)
 
 
 def _told_apart(things: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -120,7 +114,7 @@ def _hook_name(hook: HookState) -> str:
 def _hook(hook: HookState) -> Mapping[str, Any]:
     return {
         "plugin": hook.plugin,
-        "version": hook.version,
+        "version": hook.version if hook.plugin is None else None,  # a plugin's is said there
         "priority": hook.priority,
         "before": hook.before,
         "after": hook.after,

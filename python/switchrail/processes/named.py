@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pkgutil
 import sys
 from typing import Any
 
@@ -22,10 +21,11 @@ def path_of(thing: Any) -> str:
         raise NotFoundByNameError("it has no name; valid: a function or a class of a module")
     path = f"{module}:{name}"
     check_path(path)
-    try:
-        found = pkgutil.resolve_name(path)
-    except (ImportError, AttributeError) as error:
-        raise NotFoundByNameError(f"nothing is at {path}: {error}") from error
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is None:
+        raise NotFoundByNameError(f"nothing is at its path {path}")
     if found is not thing and found != thing:  # a bound method is made anew each time, and equal
         raise NotFoundByNameError(f"its path {path} leads elsewhere, to {found!r}")
     return path
@@ -55,7 +55,9 @@ def check_path(path: str) -> None:
 
 def _can_be_imported(module: str) -> bool:
     """Whether a process that hasn't imported the module yet would find it."""
-    package = sys.modules.get(module.rpartition(".")[0])
-    path = getattr(package, "__path__", None)
+    package, _, _ = module.rpartition(".")
+    path = getattr(sys.modules.get(package), "__path__", None)
+    if package and path is None:
+        return False
     finders = [finder.find_spec for finder in sys.meta_path if hasattr(finder, "find_spec")]
     return any(find(module, path) is not None for find in finders)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import pickle
+import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from switchrail.current import current_runtime
 from switchrail.errors import RankError
-from switchrail.processes.differences import differences
+from switchrail.processes.differences import differences, digest
 from switchrail.processes.state import RuntimeState, read
 
 if TYPE_CHECKING:
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """What one rank has to say: a state, or why it has none."""
+    """What one rank has to say: a state, or why it has none. Reports of equal digests say the same."""
 
     state: RuntimeState | None
+    digest: str
     problem: str = ""
 
 
@@ -49,29 +51,26 @@ def check_ranks(
     Raises:
         RankError: Ranks differ; the error names each one, and in what. Or a rank did not come in time.
     """
-    reports = _gathered(_report(runtime, plan), group, timeout)
-    states = {rank: report.state for rank, report in reports.items() if report.state is not None}
-    wrong = {
-        rank: (f"it failed: {report.problem}",) for rank, report in reports.items() if rank not in states
-    }
-    alike: list[list[int]] = []
-    for rank, state in states.items():
-        for ranks in alike:
-            if not differences(state, states[ranks[0]]):
-                ranks.append(rank)
-                break
-        else:
-            alike.append([rank])
-    most = max(alike, key=len, default=[])
-    for rank, state in states.items():
-        if rank not in most:
-            wrong[rank] = differences(state, states[most[0]])
-    if not wrong:
-        return states[most[0]].fingerprint
-    texts = "; ".join(f"rank {rank}: {', '.join(wrong[rank])}" for rank in sorted(wrong))
-    raise RankError(
-        f"ranks are not like the others: {texts}", ranks={rank: wrong[rank] for rank in sorted(wrong)}
-    )
+    reports = _exchanged(_report(runtime, plan), group, timeout)
+    alike: dict[str, list[int]] = {}
+    for rank, report in reports.items():
+        if report.state is not None:
+            alike.setdefault(report.digest, []).append(rank)
+    most = max(alike.values(), key=len, default=[])
+    wrong: dict[int, tuple[str, ...]] = {}
+    for rank, report in reports.items():
+        if report.state is None:
+            wrong[rank] = (report.problem,)
+        elif rank not in most:
+            expected = reports[most[0]].state
+            assert expected is not None
+            wrong[rank] = differences(report.state, expected)
+    if wrong:
+        texts = "; ".join(f"rank {rank}: {', '.join(problems)}" for rank, problems in wrong.items())
+        raise RankError(f"ranks are not like the others: {texts}", ranks=wrong)
+    state = reports[most[0]].state
+    assert state is not None
+    return state.fingerprint
 
 
 def _report(runtime: Runtime | None, plan: RoutePlan | None) -> _Report:
@@ -82,28 +81,47 @@ def _report(runtime: Runtime | None, plan: RoutePlan | None) -> _Report:
         state, _ = read(runtime, () if plan is None else (plan,))
         platform = runtime.platform
         capability = ".".join(map(str, platform.capability or ()))
-        return _Report(replace(state, platform=f"{platform.kind} {capability}".strip()))
+        state = replace(state, platform=f"{platform.kind} {capability}".strip())
+        return _Report(state, digest(state))
     except Exception as error:  # the others wait for a report
-        return _Report(None, f"{type(error).__name__}: {error}")
+        problem = f"it failed: {type(error).__name__}: {error}"
+        return _Report(None, ascii(problem), problem)
 
 
-def _gathered(report: _Report, group: Any, timeout: float) -> Mapping[int, _Report]:
+def _exchanged(report: _Report, group: Any, timeout: float) -> dict[int, _Report]:
+    """Every rank's report, through the job's store: that takes no device, and tells who did not come."""
     import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _get_default_store
 
+    if not dist.is_initialized():
+        raise RankError("there is no job yet; valid: after torch.distributed.init_process_group", ranks={})
+    store, here = _get_default_store(), dist.get_rank()
     ranks = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
-    reports: list[Any] = [None] * len(ranks)
-    try:
-        # On the host, and with a limit of its own, whatever the job's group is for.
-        own = dist.new_group(
-            ranks, timedelta(seconds=timeout), backend="gloo", use_local_synchronization=True
-        )
+    name = f"switchrail/ranks/{','.join(map(str, ranks))}"
+    name = f"{name}/{store.add(f'{name}/calls of {here}', 1)}"
+    end = time.monotonic() + timeout
+
+    def has(key: str) -> bool:
         try:
-            dist.all_gather_object(reports, report, group=own)
-        finally:
-            dist.destroy_process_group(own)
-    except RuntimeError as error:
-        raise RankError(
-            f"not all of the ranks {', '.join(map(str, ranks))} came within {timeout:g} s to be compared: {error}",
-            ranks={},
-        ) from error
-    return dict(zip(ranks, reports, strict=True))
+            store.wait([f"{name}/{key}"], timedelta(seconds=max(end - time.monotonic(), 0.1)))
+        except RuntimeError:  # of another class in each version of torch and for each kind of store
+            return False
+        return True
+
+    store.set(f"{name}/report of {here}", pickle.dumps(report).hex())
+    store.set(f"{name}/digest of {here}", report.digest)
+    known, reports = {report.digest: report}, {}
+    for rank in ranks:
+        if not has(f"digest of {rank}"):
+            reports[rank] = _Report(None, "", f"it did not come within {timeout:g} s")
+            continue
+        digest = store.get(f"{name}/digest of {rank}").decode()
+        if digest not in known:
+            known[digest] = pickle.loads(bytes.fromhex(store.get(f"{name}/report of {rank}").decode()))
+        reports[rank] = known[digest]
+    store.set(f"{name}/end of {here}", "")
+    if here == 0:  # which often serves the store, and ends with the error: the others are to have read
+        for rank in ranks:
+            if reports[rank].digest:
+                has(f"end of {rank}")
+    return reports

@@ -112,26 +112,33 @@ def _stack(
         wanted[kept].registration
     ):
         kept += 1
-    objects: list[tuple[dict[str, Any], Implementation]] = []
-    for registration in here[kept:]:
-        objects.append((_document(registration, configured=False), runtime._core.object(registration.id)))
+    known = [
+        (_document(registration, configured=False), runtime._core.object(registration.id))
+        for registration in here[kept:]
+    ]
+    made: list[tuple[Registration, Implementation]] = []
+    try:
+        for backend in wanted[kept:]:
+            document = _document(backend.registration, configured=False)
+            same = [implementation for other, implementation in known if other == document]
+            implementation = same[0] if same else _implementation(backend, found)
+            if implementation is None:
+                return  # what is missing then is for the comparison to say
+            made.append((backend.registration, implementation))
         with runtime._open() as staging:
-            staging.registrations.withdraw(registration)
-    for backend in wanted[kept:]:
-        document = _document(backend.registration, configured=False)
-        known = [implementation for other, implementation in objects if other == document]
-        try:
-            implementation = known[0] if known else _implementation(backend, found)
-            if implementation is not None:
-                _register(runtime, backend.registration, implementation)
-        except SwitchrailError as error:
-            yield str(error)
+            for registration in here[kept:]:
+                staging.registrations.withdraw(registration)
+        for registration, implementation in made:
+            _register(runtime, registration, implementation)
+    except SwitchrailError as error:
+        yield str(error)
 
 
 def _document(registration: Registration, *, configured: bool = True) -> dict[str, Any]:
-    """What of a registration is the same in every process."""
+    """What of a registration tells it from others in every process; a version is its plugin's."""
     document: dict[str, Any] = registration.to_dict()
     del document["id"]
+    document["origin"].pop("version", None)
     if not configured:
         del document["configuration"]
     return document
@@ -182,9 +189,12 @@ def _hooks(runtime: Runtime, wanted: Sequence[HookState], found: Mapping[str, An
         for state in wanted:
             same = known.get(_key(state.target, state))
             if same:
-                hooks[same.pop(0)] = state
-            elif state.fn in found:
+                hook = same.pop(0)
+                hooks[hook if hook.strict == state.strict else replace(hook, strict=state.strict)] = state
+            elif state.fn is not None and state.fn in found:
                 hooks[_prepared(runtime, state, found[state.fn])] = state
+            else:
+                return  # what is missing then is for the comparison to say
         if [*hooks] != here:
             runtime.hooks.remove(*here)
             runtime.hooks.commit([*hooks], strict=False)

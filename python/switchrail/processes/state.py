@@ -100,6 +100,7 @@ class RuntimeState:
         packages: Installed versions of the distributions that registered backends need.
         backends: All registrations, overridden ones too, each name's in order.
         hooks: All hooks, waiting and disabled ones too, in the order of their addition.
+        chains: For each target its enabled hooks, as they run.
         strict_hooks: The value of `Hooks.strict`.
         platform: The choice of a platform; None: none was made.
         plans: What the plans given to `Runtime.state` were made from.
@@ -112,6 +113,7 @@ class RuntimeState:
     packages: Mapping[str, str | None]
     backends: tuple[BackendState, ...]
     hooks: tuple[HookState, ...]
+    chains: tuple[tuple[str, tuple[str, ...]], ...]
     strict_hooks: bool
     platform: str | None
     plans: tuple[PlanState, ...]
@@ -189,6 +191,7 @@ def read(runtime: Runtime, plans: Sequence[RoutePlan] = ()) -> tuple[RuntimeStat
             packages={name: packages.get(name) for name in needed},
             backends=backends,
             hooks=hooks,
+            chains=tuple((target, tuple(hooks)) for target, hooks in runtime.hooks.chains()),
             strict_hooks=runtime.hooks.strict,
             platform=runtime._platforms.asked,
             plans=tuple(map(_plan, plans)),

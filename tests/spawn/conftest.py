@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import switchrail
+from switchrail.current import peek_current
+from switchrail.testing import isolated
+
+USERLAND = Path(__file__).parent / "userland"
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("SWITCHRAIL_PLUGINS", "SWITCHRAIL_PLATFORM", "SWITCHRAIL_LOCK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.syspath_prepend(USERLAND)
+    yield
+    for name in [name for name in sys.modules if name.startswith(("acme_", "userland"))]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def userland(environment: None) -> Any:
+    import userland
+
+    return userland
+
+
+@pytest.fixture
+def runtime() -> Iterator[switchrail.Runtime]:
+    with isolated() as runtime:
+        yield runtime
+        restored = peek_current()
+        if restored is not None:
+            restored.hooks.clear()
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Writes a distribution with one plugin of its name into a folder on sys.path; an older version goes."""
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.syspath_prepend(site)
+
+    def install(
+        distribution: str, code: str = "def register(registry): pass", *, version: str = "1.0"
+    ) -> Path:
+        module = distribution.replace("-", "_")
+        (site / f"{module}.py").write_text(code)
+        for old in site.glob(f"{module}-*.dist-info"):
+            for file in old.iterdir():
+                file.unlink()
+            old.rmdir()
+        info = site / f"{module}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(f"[switchrail.plugins]\n{distribution} = {module}:register\n")
+        return site
+
+    return install

@@ -1,0 +1,94 @@
+"""A forked child has what its parent had, also what has no name, and can go on."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import switchrail
+from switchrail import Runtime
+from switchrail.current import _lock
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork"),
+    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
+]
+
+
+def in_a_fork(work: Callable[[], object]) -> None:
+    """Runs work in a forked child; what fails there fails here."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        except BaseException as error:
+            os.write(2, f"{error!r}\n".encode())
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_it_has_everything(runtime: Runtime, install: Callable[..., Path], userland: Any) -> None:
+    install("acme-one", "def register(registry): registry.register('one', 'a:One', op='kda')")
+    runtime.load(["acme-one"])
+    runtime.register("mine", "__main__:Mine", op="kda")
+    runtime.hooks.add("userland.target", lambda value: ((value + 1,), {}))
+    fingerprint = runtime.fingerprint()
+
+    def work() -> None:
+        assert switchrail.current_runtime() is runtime
+        assert runtime.fingerprint() == fingerprint
+        assert userland.target(1) == 2
+        runtime.load(["acme-one"])
+        runtime.register("more", "a:More", op="kda")
+        assert runtime.fingerprint() != fingerprint
+
+    in_a_fork(work)
+    assert runtime.fingerprint() == fingerprint
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+        assert pool.submit(userland.report).result(60)["fingerprint"] == fingerprint
+
+
+def test_it_can_load(runtime: Runtime, install: Callable[..., Path]) -> None:
+    install("acme-one", "def register(registry): registry.register('one', 'a:One', op='kda')")
+
+    def work() -> None:
+        assert "loaded" in {plugin.state for plugin in runtime.load(["acme-one"])}
+        assert runtime.backend("kda", "one").path == "a:One"
+
+    in_a_fork(work)
+    assert "one" not in {backend.name for backend in runtime.backends("kda")}
+
+
+def test_restoring_there_changes_nothing(runtime: Runtime) -> None:
+    runtime.register("one", "a:One", op="kda")
+    state = runtime.state()
+
+    def work() -> None:
+        assert state.restore() is runtime
+
+    in_a_fork(work)
+
+
+def test_a_fork_waits_until_no_thread_makes_the_default_runtime(runtime: Runtime) -> None:
+    """Else the child would have a lock that nobody there releases."""
+    entered, go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with _lock:
+            entered.set()
+            assert go.wait(20)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert entered.wait(20)
+    threading.Timer(0.05, go.set).start()
+    in_a_fork(switchrail.current_runtime)
+    assert go.is_set()
+    holder.join(20)
