@@ -193,7 +193,7 @@ def read(runtime: Runtime, plans: Sequence[RoutePlan] = ()) -> tuple[RuntimeStat
             hooks=hooks,
             chains=tuple((target, tuple(hooks)) for target, hooks in runtime.hooks.chains()),
             strict_hooks=runtime.hooks.strict,
-            platform=runtime._platforms.asked,
+            platform=_platform(runtime, problems),
             plans=tuple(map(_plan, plans)),
         )
         if (
@@ -262,6 +262,19 @@ def _hook(hook: Hook, problems: list[str]) -> HookState:
         strict=hook.strict,
         is_enabled=chain.is_enabled(hook),
     )
+
+
+def _platform(runtime: Runtime, problems: list[str]) -> str | None:
+    asked = runtime._platforms.asked
+    if asked is None:
+        return None
+    cls = type(runtime.platform)
+    try:
+        if asked == f"{cls.__module__}:{cls.__qualname__}":
+            named.path_of(cls)
+    except named.NotFoundByNameError as error:
+        problems.append(f"platform {asked}: {error}")
+    return asked
 
 
 def _plan(plan: RoutePlan) -> PlanState:
