@@ -1,0 +1,28 @@
+"""The suite for anybody's kernel: a backend against the float64 oracle over its op's contract.
+
+`switchrail check-backend NAME` runs it; `switchrail.testing.backend_test` makes a pytest function of it. The
+cases follow from the contract and from what the backend's registration claims.
+"""
+
+from __future__ import annotations
+
+from switchrail.testing.conformance.bounds import BOUNDS
+from switchrail.testing.conformance.cases import Case, LeftOut, Selection, select
+from switchrail.testing.conformance.memory import Unavailable
+from switchrail.testing.conformance.run import Outcome, run_case
+from switchrail.testing.conformance.setting import Measured, Setting
+from switchrail.testing.conformance.subject import Subject
+
+__all__ = [
+    "BOUNDS",
+    "Case",
+    "LeftOut",
+    "Measured",
+    "Outcome",
+    "Selection",
+    "Setting",
+    "Subject",
+    "Unavailable",
+    "run_case",
+    "select",
+]

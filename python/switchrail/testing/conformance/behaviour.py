@@ -1,0 +1,199 @@
+"""What must hold between several calls: neighbours, order, division into steps, time, partial attention."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from switchrail.ops.batch import PagedBatch, StateBatch
+from switchrail.ops.softmax import merge
+from switchrail.testing.compare import Error, measure, same_bits
+from switchrail.testing.conformance.bounds import BOUNDS, GROWTH
+from switchrail.testing.conformance.parts import alone, results, rows_of, spoilt
+from switchrail.testing.conformance.setting import GATED, PAGED, RECURRENT, Measured, Setting
+from switchrail.testing.inputs import Call, run_reference
+from switchrail.testing.steps import run_in_steps
+
+_LENGTHS = (40, 70, 3, 33)
+
+
+def neighbours(setting: Setting) -> None:
+    """A sequence of NaN changes no bit of any other sequence."""
+    call = setting.call(_LENGTHS, **_from_states(setting))
+    clean = setting.run(call)
+    for n in range(len(_LENGTHS)):
+        dirty = spoilt(call, n)
+        dirty.run(setting.backend)
+        for other in range(len(_LENGTHS)):
+            if other != n:
+                _same_sequence(clean, dirty, other, f"it depends on what is in sequence {n}")
+
+
+def company(setting: Setting) -> Measured:
+    """A sequence alone has the result that it has among others."""
+    call = setting.call(_LENGTHS, **_from_states(setting))
+    together = setting.run(call)
+    bound = BOUNDS["company"][setting.dtype]
+    worst = Measured(Error(0.0, 0.0), bound, "bit by bit")
+    for n in range(len(_LENGTHS)):
+        single = setting.run(alone(call, n))
+        expected = alone(together, n)
+        for name, result in results(single).items():
+            error = measure(result, results(expected)[name])
+            assert error.within(bound), (
+                f"{name} of sequence {n} alone is off by {error} from that among others, the bound is {bound}"
+            )
+            note = worst.note if same_bits(result, results(expected)[name]) else ""
+            worst = Measured(worst.error | error, bound, note)
+    if "batch_invariant" in setting.subject.features:
+        assert worst.note, "it claims batch_invariant, and a sequence alone has other bits than among others"
+    return worst
+
+
+def again(setting: Setting) -> None:
+    """The same call has the same bits, also with one plan for several layers."""
+    call = setting.call(_LENGTHS, padding=(1,))
+    first, plan = call.clone(), setting.backend.plan(setting.phase, call.batch)
+    first.run(setting.backend)
+    for _ in range(2):
+        second = call.clone()
+        named = {n: t for n, t in second.tensors.items() if n not in second.contract.positional}
+        positional = [second.tensors[n] for n in second.contract.positional]
+        method = getattr(setting.backend, setting.phase)
+        method(*positional, **named, **second.options, batch=second.batch, plan=plan)
+        for name, result in results(first).items():
+            assert same_bits(result, results(second)[name]), f"{name} differs when the same call is made again"
+
+
+def in_chunks(setting: Setting) -> Measured:
+    """A prefill in chunks of any size leaves what one pass leaves."""
+    call = setting.call((130, 1, 77), **_some_states(setting), seed=5)
+    schedules = [
+        [[64, 1, 0], [64, 0, 64], [2, 0, 13]],
+        [[37, 0, 37]] * 2 + [[56, 1, 3]],
+        [[1, 0, 0], [1, 0, 5], [128, 1, 72]],
+    ]
+    return _in_steps(setting, call, schedules)
+
+
+def token_by_token(setting: Setting) -> Measured:
+    """Decoding token by token leaves what one prefill leaves."""
+    steps = 12 if setting.quick else 40
+    call = setting.call((steps,) * 3, phase="prefill", past=True, **_from_states(setting), seed=6)
+    return _in_steps(setting, call, [[[1] * 3] * steps])
+
+
+def growth(setting: Setting) -> Measured:
+    """The error does not grow with the length of a sequence."""
+    length = 512 if setting.quick else 4096
+    gate = {"gate": "near_one"} if setting.op in GATED else {}
+    call = setting.call((length,), **gate, **_from_states(setting))
+    expected = run_reference(call)
+    done = setting.run(call)
+    bound = BOUNDS["usual"][setting.dtype]
+    quarters = [
+        measure(done.out[first : first + length // 4], expected.out[first : first + length // 4])
+        for first in range(0, length, length // 4)
+    ]
+    for number, error in enumerate(quarters):
+        assert error.within(bound), f"quarter {number + 1} of 4 is off by {error}, the bound is {bound}"
+    least = torch.finfo(setting.dtype).eps / 4
+    first, last = max(quarters[0].norm, least), quarters[-1].norm
+    assert last <= GROWTH * first, (
+        f"the error of the last quarter, {last:.2e}, is more than {GROWTH:g} times the first's, {first:.2e}"
+    )
+    return Measured(quarters[-1], bound)
+
+
+def following_slots(setting: Setting) -> Measured:
+    """Slots that follow one another, which a backend may take for a slice of the pool."""
+    call = setting.call((9, 33, 1, 4), initial="some", seed=8)
+    assert isinstance(call.batch, StateBatch)
+    state = torch.full_like(call.state, torch.nan)
+    state[2:6] = call.state[call.batch.read_slots]
+    slots = torch.arange(2, 6, device=call.out.device)
+    batch = dataclasses.replace(call.batch, read_slots=slots, write_slots=slots)
+    return setting.verify(dataclasses.replace(call, tensors={**call.tensors, "state": state}, batch=batch))
+
+
+def shared_pages(setting: Setting) -> Measured:
+    """Sequences that share pages, as those with one prefix do."""
+    call = setting.call((3, 1, 5), kv_lengths=(40, 40, 40))
+    assert isinstance(call.batch, PagedBatch)
+    call.batch.page_table[1:] = call.batch.page_table[0]
+    return setting.verify(call)
+
+
+def merged(setting: Setting) -> Measured:
+    """Attention over two parts of a cache, merged by their log-sum-exps, is that over the whole."""
+    lengths = (1,) * 4
+    page = setting.call(lengths).tensors[_cache_name(setting)].shape[1]  # type: ignore[union-attr]
+    pasts = [page * pages + extra for pages, extra in ((1, 1), (3, page), (8, 5 % page + 1), (2, 2 % page + 1))]
+    call = setting.call(lengths, kv_lengths=pasts, lse=True)
+    whole = setting.run(call)
+    assert isinstance(call.batch, PagedBatch)
+    cuts = [page, page, 5 * page, 2 * page]
+    parts = []
+    for start, stop in (([0] * 4, cuts), (cuts, pasts)):
+        table = torch.zeros_like(call.batch.page_table)
+        for n in range(4):
+            pages = call.batch.page_table[n, start[n] // page : -(-stop[n] // page)]
+            table[n, : len(pages)] = pages
+        seen = tuple(b - a for a, b in zip(start, stop, strict=True))
+        kv_lens = torch.tensor(seen, dtype=torch.int32, device=call.out.device)
+        batch = dataclasses.replace(call.batch, page_table=table, kv_lens=kv_lens, kv_seqlens=seen)
+        parts.append(setting.run(dataclasses.replace(call, batch=batch)))
+    first, second = parts
+    lse = [part.outputs["lse"] for part in parts]
+    out, total = merge(first.out.to(lse[0].dtype), lse[0], second.out.to(lse[1].dtype), lse[1])
+    bound = BOUNDS["usual"][setting.dtype]
+    worst = Measured(Error(0.0, 0.0), bound)
+    for name, result in (("out", out.to(whole.out.dtype)), ("lse", total)):
+        error = measure(result, whole.outputs[name])
+        assert error.within(bound), f"merged {name} is off by {error} from the whole, the bound is {bound}"
+        worst |= Measured(error, bound)
+    return worst
+
+
+def _in_steps(setting: Setting, call: Call, schedules: list[list[list[int]]]) -> Measured:
+    expected = run_reference(call)
+    worst = Measured(Error(0.0, 0.0), BOUNDS["usual"][setting.dtype])
+    for schedule in schedules:
+        worst |= setting.compare(run_in_steps(setting.backend, call, schedule, phase=setting.phase), expected)
+    return worst
+
+
+def _same_sequence(clean: Call, dirty: Call, n: int, why: str) -> None:
+    rows = rows_of(clean, n)
+    for name, output in clean.outputs.items():
+        assert same_bits(output[rows], dirty.outputs[name][rows]), f"{name} of sequence {n} is other: {why}"
+    if isinstance(clean.batch, StateBatch) and n not in clean.padding:
+        slot = clean.batch.write_slots[n]
+        assert same_bits(clean.state[slot], dirty.state[slot]), f"the state of sequence {n} is other: {why}"
+
+
+def _from_states(setting: Setting) -> dict[str, str]:
+    return {"initial": "all"} if setting.op in RECURRENT else {}
+
+
+def _some_states(setting: Setting) -> dict[str, str]:
+    return {"initial": "some"} if setting.op in RECURRENT else {}
+
+
+def _cache_name(setting: Setting) -> str:
+    assert setting.op in PAGED
+    return setting.contract.positional[-1]
+
+
+__all__ = [
+    "again",
+    "company",
+    "following_slots",
+    "growth",
+    "in_chunks",
+    "merged",
+    "neighbours",
+    "shared_pages",
+    "token_by_token",
+]

@@ -1,0 +1,179 @@
+"""Every check of the suite, in one table: the scenarios, and what must hold besides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from switchrail.testing.conformance import behaviour, host, memory
+from switchrail.testing.conformance.refusals import refusals
+from switchrail.testing.conformance.scenarios import EVERY, SCENARIOS, Scenario
+from switchrail.testing.conformance.setting import GATED, PAGED, RECURRENT, Measured, Setting, head_size_pair
+
+BOTH = ("prefill", "decode")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One thing that must hold.
+
+    Attributes:
+        name: Its name.
+        about: What must hold.
+        run: Runs it; raises an AssertionError where it does not hold.
+        ops: The ops that have it.
+        phases: The phases that have it.
+        features: What the backend must claim.
+        serves: The phases that the backend must serve besides.
+        device: The kind of device that it needs; None: any.
+        core: Whether a quick run has it in every dtype, and not in the first one only.
+        quick: Whether a quick run has it at all.
+    """
+
+    name: str
+    about: str
+    run: Callable[[Setting], Measured | None]
+    ops: tuple[str, ...] = EVERY
+    phases: tuple[str, ...] = BOTH
+    features: tuple[str, ...] = ()
+    serves: tuple[str, ...] = ()
+    device: str | None = None
+    core: bool = False
+    quick: bool = True
+
+
+def _of_scenario(scenario: Scenario) -> Check:
+    def run(setting: Setting) -> Measured:
+        decode = setting.phase == "decode"
+        lengths = (1,) * (scenario.decode or 0) if decode else scenario.prefill or ()
+        past = True if scenario.past and not decode else None
+        return setting.verify(setting.call(lengths, past=past, **scenario.arguments), scenario.hardness)
+
+    counts = {"prefill": scenario.prefill, "decode": scenario.decode}
+    return Check(
+        name=scenario.name,
+        about=scenario.about,
+        run=run,
+        ops=scenario.ops,
+        phases=tuple(phase for phase, count in counts.items() if count is not None),
+        features=scenario.features,
+        core=scenario.core,
+        quick=scenario.quick,
+    )
+
+
+def head_size_check(size: tuple[int, int], *, quick: bool) -> Check:
+    """A check of one head size (of q and k, of v)."""
+
+    def run(setting: Setting) -> Measured:
+        return setting.verify(setting.call((66, 5, 1), **setting.of_head_size(size)))
+
+    name = f"head-size-{size[0]}" if size[0] == size[1] else f"head-size-{size[0]}-{size[1]}"
+    return Check(name=name, about=f"heads of {size[0]} and {size[1]}", run=run, quick=quick)
+
+
+def page_size_check(size: int) -> Check:
+    """A check of one number of tokens a page."""
+
+    def run(setting: Setting) -> Measured:
+        return setting.verify(setting.call((40, 1, 17, 2), past=True, page=size))
+
+    return Check(name=f"page-{size}", about=f"{size} tokens a page", run=run)
+
+
+def state_dtype_check(name: str) -> Check:
+    """A check of a state in another dtype than the computation's."""
+
+    def run(setting: Setting) -> Measured:
+        import torch
+
+        dtype = getattr(torch, name)
+        rough = dtype.itemsize == 2
+        call = setting.call((70, 9, 1), state_dtype=dtype, initial="all")
+        return setting.verify(call, "bfloat16_state" if rough else "usual")
+
+    return Check(name=f"state-{name}", about=f"a state in {name}", run=run)
+
+
+CHECKS: tuple[Check, ...] = (
+    *map(_of_scenario, SCENARIOS),
+    Check(
+        name="time-innermost",
+        about="gates and the like with time innermost in memory",
+        run=memory.time_innermost,
+        ops=GATED,
+    ),
+    Check(
+        name="following-slots",
+        about="slots that follow one another",
+        run=behaviour.following_slots,
+        ops=RECURRENT,
+    ),
+    Check(name="shared-pages", about="sequences that share pages", run=behaviour.shared_pages, ops=PAGED),
+    Check(
+        name="neighbours",
+        about="a sequence of NaN changes no bit of any other",
+        run=behaviour.neighbours,
+        core=True,
+    ),
+    Check(
+        name="company",
+        about="a sequence alone has the result that it has among others",
+        run=behaviour.company,
+    ),
+    Check(name="again", about="the same call has the same bits, also with one plan for two", run=behaviour.again),
+    Check(
+        name="in-chunks",
+        about="a prefill in chunks of any size leaves what one pass leaves",
+        run=behaviour.in_chunks,
+        phases=("prefill",),
+    ),
+    Check(
+        name="token-by-token",
+        about="decoding token by token leaves what one prefill leaves",
+        run=behaviour.token_by_token,
+        phases=("decode",),
+    ),
+    Check(
+        name="growth",
+        about="the error does not grow with the length of a sequence",
+        run=behaviour.growth,
+        ops=RECURRENT,
+        phases=("prefill",),
+    ),
+    Check(
+        name="merged",
+        about="attention over parts of a cache, merged by log-sum-exp, is that over the whole",
+        run=behaviour.merged,
+        ops=PAGED,
+        features=("lse",),
+    ),
+    Check(name="guards", about="nothing is written beside the outputs and the states", run=memory.guards),
+    Check(
+        name="far-slots", about="slots or pages more than 2^31 elements into their pool", run=memory.far_slots
+    ),
+    Check(name="far-rows", about="rows more than 2^31 elements apart in all", run=memory.far_rows),
+    Check(name="refusals", about="what breaks the contract is refused, and nothing is written", run=refusals),
+    Check(
+        name="no-waiting",
+        about="the host never waits for the device",
+        run=host.no_waiting,
+        device="cuda",
+    ),
+    Check(
+        name="another-stream", about="a stream that is not the default one", run=host.another_stream, device="cuda"
+    ),
+    Check(
+        name="another-device", about="a device that is not the current one", run=host.another_device, device="cuda"
+    ),
+    Check(
+        name="graph",
+        about="a captured call is replayed with other numbers, lengths and slots",
+        run=host.graph,
+        phases=("decode",),
+        features=("cuda_graph",),
+        device="cuda",
+    ),
+)
+
+__all__ = ["CHECKS", "Check", "head_size_check", "head_size_pair", "page_size_check", "state_dtype_check"]

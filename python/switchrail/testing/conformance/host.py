@@ -1,0 +1,100 @@
+"""What an engine needs of a backend on a GPU: graphs, no waiting, streams, devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from switchrail.testing.compare import same_bits
+from switchrail.testing.conformance.memory import Unavailable
+from switchrail.testing.conformance.parts import caches, results
+from switchrail.testing.conformance.setting import RECURRENT, Measured, Setting
+from switchrail.testing.inputs import Call
+
+
+def no_waiting(setting: Setting) -> None:
+    """The host never waits for the device."""
+    call = setting.call((70, 3, 9), padding=(1,))
+    call.clone().run(setting.backend)
+    torch.cuda.synchronize(setting.device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        call.run(setting.backend)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def graph(setting: Setting) -> Measured:
+    """A captured call is replayed with other numbers, lengths of caches, slots and pages; no memory is asked for."""
+    first, second = _pair(setting)
+    stream = torch.cuda.Stream(setting.device)
+    stream.wait_stream(torch.cuda.current_stream(setting.device))
+    with torch.cuda.stream(stream):
+        first.clone().run(setting.backend)
+    stream.synchronize()
+    warm = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(warm, stream=stream):
+        first.run(setting.backend)
+    captured = torch.cuda.CUDAGraph()
+    before = torch.cuda.memory_stats(setting.device)["num_device_alloc"]
+    with torch.cuda.graph(captured, pool=warm.pool(), stream=stream):
+        first.run(setting.backend)
+    after = torch.cuda.memory_stats(setting.device)["num_device_alloc"]
+    assert after == before, f"memory was asked of the driver {after - before} times while it was captured"
+    eager = setting.run(second)
+    for name, tensor in second.tensors.items():
+        own = first.tensors[name]
+        if tensor is not None and own is not None:
+            own.copy_(tensor)
+    for name in first.contract.batch:
+        getattr(first.batch, name).copy_(getattr(second.batch, name))
+    captured.replay()
+    torch.cuda.synchronize(setting.device)
+    for name, result in results(eager).items():
+        replayed = first.state[second.batch.write_slots[second.batch.write_slots >= 0]] if name == "state" else None
+        result_of_graph = first.outputs[name] if replayed is None else replayed
+        assert same_bits(result, result_of_graph), f"{name} of a replayed graph is not that of a call"
+    return setting.verify(second)
+
+
+def another_stream(setting: Setting) -> Measured:
+    """On a stream of its own."""
+    call = setting.call((70, 3, 9))
+    stream = torch.cuda.Stream(setting.device)
+    stream.wait_stream(torch.cuda.current_stream(setting.device))
+    with torch.cuda.stream(stream):
+        return setting.verify(call)
+
+
+def another_device(setting: Setting) -> Measured:
+    """On a device that is not the current one."""
+    count = torch.cuda.device_count()
+    if count < 2:
+        raise Unavailable("it needs a second device")
+    index = torch.cuda.current_device()
+    return setting.verify(setting.call((70, 3, 9), device=f"cuda:{(index + 1) % count}"))
+
+
+def _pair(setting: Setting) -> tuple[Call, Call]:
+    """Two calls of decode that differ in all that is no shape, with pools of one size."""
+    lengths = (1,) * 3
+    calls = []
+    for seed in (0, 1):
+        arguments: dict[str, Any] = {"padding": (seed,)} if setting.op in RECURRENT else {}
+        if setting.op not in RECURRENT:
+            arguments["kv_lengths"] = [(900, 3, 257), (700, 258, 900)][seed]
+        calls.append(setting.call(lengths, seed=seed, **arguments))
+    first, second = calls
+    for name in caches(first):
+        pools = [call.tensors[name] for call in calls]
+        size = max(len(pool) for pool in pools if pool is not None)
+        for call, pool in zip(calls, pools, strict=True):
+            assert pool is not None
+            wide = pool.new_full((size, *pool.shape[1:]), torch.nan)
+            wide[: len(pool)] = pool
+            call.tensors[name] = wide
+    return first, second
+
+
+__all__ = ["another_device", "another_stream", "graph", "no_waiting"]

@@ -1,0 +1,126 @@
+"""Where a backend reads and writes: guards around what it writes, offsets beyond 32 bits, strides."""
+
+from __future__ import annotations
+
+import dataclasses
+import mmap
+
+import torch
+
+from switchrail.ops.batch import PagedBatch, StateBatch
+from switchrail.testing.compare import same_bits
+from switchrail.testing.conformance.parts import caches, results
+from switchrail.testing.conformance.setting import RECURRENT, Measured, Setting
+from switchrail.testing.inputs import Call, run_reference
+
+_GUARD = 4096
+"""Elements before and after a tensor that must stay as they are."""
+
+_NO_RESERVE = 0x4000
+"""Of mmap on Linux: memory is taken where it is touched, and not before."""
+
+
+class Unavailable(Exception):
+    """A case that can't be run here; the text says why."""
+
+
+def guards(setting: Setting) -> None:
+    """Nothing is written before or after the outputs and the pool of states."""
+    call = setting.call((33, 1, 0, 70))
+    tensors = dict(call.tensors)
+    buffers = {}
+    for name, tensor in call.tensors.items():
+        if tensor is None or not call.contract.tensors[name].mutated:
+            continue
+        buffer = torch.full((tensor.numel() + 2 * _GUARD,), 7.0, dtype=tensor.dtype, device=tensor.device)
+        moved = buffer.as_strided(tensor.shape, tensor.stride(), _GUARD)
+        moved.copy_(tensor)
+        buffers[name] = buffer
+        tensors[name] = moved
+    dataclasses.replace(call, tensors=tensors).run(setting.backend)
+    for name, buffer in buffers.items():
+        for where, guard in (("before", buffer[:_GUARD]), ("after", buffer[-_GUARD:])):
+            assert (guard == 7.0).all(), f"something was written {where} {name}"
+
+
+def time_innermost(setting: Setting) -> Measured:
+    """Tensors of which the contract lets either axis be contiguous, with the other one."""
+    call = setting.call((70, 9))
+    for name, spec in call.contract.tensors.items():
+        tensor = call.tensors[name]
+        if tensor is not None and len(spec.unit_stride) > 1:
+            last, other = (spec.axes.index(axis) for axis in (spec.unit_stride[-1], spec.unit_stride[0]))
+            call.tensors[name] = tensor.transpose(last, other).contiguous().transpose(last, other)
+    return setting.verify(call)
+
+
+def far_slots(setting: Setting) -> None:
+    """Slots or pages more than 2^31 elements into their pool give the same bits as near ones.
+
+    The pool lies in the middle of its memory, so that an offset that wrapped around still lies within.
+    """
+    call = setting.call((70, 64, 2), **({"initial": "all"} if setting.op in RECURRENT else {}))
+    near = setting.run(call)
+    pools = ["state"] if isinstance(call.batch, StateBatch) else caches(call)
+    tensors = dict(call.clone().tensors)
+    shift = 0
+    for name in pools:
+        pool = call.tensors[name]
+        assert pool is not None
+        shift = max(shift, 2**31 // pool[0].numel() + 1)
+    for name in pools:
+        pool = call.tensors[name]
+        assert pool is not None
+        size = pool[0].numel()
+        memory = _memory(2**31 + (shift + len(pool)) * size, pool.dtype, setting.device)
+        far = memory.as_strided((shift + len(pool), *pool.shape[1:]), pool.stride(), 2**31)
+        far[shift:] = pool
+        tensors[name] = far
+    if isinstance(call.batch, PagedBatch):
+        used = call.batch.page_table < len(pool)
+        table = torch.where(used, call.batch.page_table + shift, call.batch.page_table)
+        batch = dataclasses.replace(call.batch, page_table=table)
+    else:
+        assert isinstance(call.batch, StateBatch)
+        slots = {n: getattr(call.batch, n) + shift for n in ("read_slots", "write_slots")}
+        batch = dataclasses.replace(call.batch, **slots)  # type: ignore[assignment]
+    done = dataclasses.replace(call, tensors=tensors, batch=batch)
+    done.run(setting.backend)
+    for name, result in results(near).items():
+        assert same_bits(result, results(done)[name]), f"{name} differs where the pool's offsets pass 2^31"
+
+
+def far_rows(setting: Setting) -> Measured:
+    """Rows of an input more than 2^31 elements apart."""
+    call = setting.call((40, 26))
+    rows = sum(call.batch.seqlens)
+    expected = run_reference(call)
+    name = call.contract.positional[0]
+    tensor = call.tensors[name]
+    assert tensor is not None
+    step = 2**31 // (rows - 4)
+    memory = _memory(2**31 + rows * step + tensor[0].numel(), tensor.dtype, setting.device)
+    far = memory.as_strided(tensor.shape, (step, *tensor[0].contiguous().stride()), 2**31)
+    far.copy_(tensor)
+    done = dataclasses.replace(call, tensors={**call.clone().tensors, name: far})
+    done.run(setting.backend)
+    return setting.compare(done, expected)
+
+
+def _memory(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    size = elements * dtype.itemsize
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        if size + 2**30 > free:
+            raise Unavailable(f"it needs {size / 2**30:.0f} GiB on the device, {free / 2**30:.0f} are free")
+        return torch.empty(elements, dtype=dtype, device=device)
+    if device.type != "cpu":
+        raise Unavailable(f"it needs {size / 2**30:.0f} GiB, and is made for cpu and cuda, not {device.type}")
+    try:
+        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+    except (OSError, AttributeError) as error:
+        raise Unavailable(f"it needs {size / 2**30:.0f} GiB of addresses: {error}") from error
+    return torch.frombuffer(pages, dtype=dtype)
+
+
+__all__ = ["Unavailable", "far_rows", "far_slots", "guards", "time_innermost"]

@@ -1,0 +1,98 @@
+"""Calls made from others: one sequence alone, a sequence spoilt, the same numbers at other places in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from switchrail.ops.batch import PagedBatch, StateBatch
+from switchrail.testing.inputs import Call
+
+
+def rows_of(call: Call, n: int) -> slice:
+    """The packed rows of a sequence."""
+    first = sum(call.batch.seqlens[:n])
+    return slice(first, first + call.batch.seqlens[n])
+
+
+def token_inputs(call: Call) -> list[str]:
+    """The names of the inputs with a row a token."""
+    specs = call.contract.tensors
+    return [
+        name
+        for name, tensor in call.tensors.items()
+        if tensor is not None and specs[name].axes[0] == "T" and not specs[name].mutated
+    ]
+
+
+def alone(call: Call, n: int) -> Call:
+    """The call of one sequence of a call, on the same memory."""
+    rows = rows_of(call, n)
+    specs = call.contract.tensors
+    tensors = {
+        name: tensor[rows] if tensor is not None and specs[name].axes[0] == "T" else tensor
+        for name, tensor in call.tensors.items()
+    }
+    length = call.batch.seqlens[n]
+    fields: dict[str, Any] = {
+        name: getattr(call.batch, name)[n : n + 1].contiguous()
+        for name, spec in call.contract.batch.items()
+        if spec.axes[0] == "N"
+    }
+    fields["cu_seqlens"] = torch.tensor([0, length], dtype=torch.int32, device=call.out.device)
+    fields["seqlens"] = (length,)
+    if isinstance(call.batch, PagedBatch):
+        fields["kv_seqlens"] = call.batch.kv_seqlens[n : n + 1]
+    return dataclasses.replace(
+        call,
+        tensors=tensors,
+        batch=dataclasses.replace(call.batch, **fields),
+        padding=frozenset({0} if n in call.padding else ()),
+    )
+
+
+def spoilt(call: Call, n: int) -> Call:
+    """A copy in which everything that belongs to one sequence alone is NaN."""
+    copy = call.clone()
+    for name in token_inputs(copy):
+        tensor = copy.tensors[name]
+        assert tensor is not None
+        tensor[rows_of(copy, n)] = torch.nan
+    if isinstance(copy.batch, StateBatch):
+        copy.state[copy.batch.read_slots[n]] = torch.nan
+    if isinstance(copy.batch, PagedBatch):
+        for name in caches(copy):
+            cache = copy.tensors[name]
+            assert cache is not None
+            used = -(-copy.batch.kv_seqlens[n] // cache.shape[1])
+            cache[copy.batch.page_table[n, :used].long()] = torch.nan
+    return copy
+
+
+def caches(call: Call) -> list[str]:
+    """The names of the pools of pages."""
+    return [name for name, spec in call.contract.tensors.items() if spec.axes[0] == "pages"]
+
+
+def written_slots(call: Call) -> torch.Tensor:
+    """The slots that the call's sequences write."""
+    assert isinstance(call.batch, StateBatch)
+    written = [
+        slot
+        for slot, length in zip(call.batch.write_slots.tolist(), call.batch.seqlens, strict=True)
+        if slot >= 0 and length
+    ]
+    return torch.tensor(written, dtype=torch.int64, device=call.out.device)
+
+
+def results(call: Call) -> dict[str, torch.Tensor]:
+    """All that a call has written, by name: the outputs, and the states of its sequences."""
+    found = dict(call.outputs)
+    if isinstance(call.batch, StateBatch):
+        found["state"] = call.state[written_slots(call)]
+    return found
+
+
+__all__ = ["alone", "caches", "results", "rows_of", "spoilt", "token_inputs", "written_slots"]

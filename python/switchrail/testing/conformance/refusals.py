@@ -1,0 +1,78 @@
+"""Inputs that break the contract, derived from it: each must be refused before anything is written."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+
+from switchrail.errors import ContractError
+from switchrail.testing.compare import same_bits
+from switchrail.testing.conformance.setting import Setting
+from switchrail.testing.inputs import Call
+
+
+def refusals(setting: Setting) -> None:
+    """Every input that breaks the contract is a `ContractError`, and nothing is written."""
+    call = setting.call((5, 3), strided="none" if setting.op == "short_conv" else False)
+    tried = 0
+    for what, broken in _broken(call):
+        try:
+            _check(broken)
+        except ContractError:
+            pass
+        else:
+            continue  # the contract allows it
+        tried += 1
+        copy = broken.clone()
+        try:
+            copy.run(setting.backend)
+        except ContractError as error:
+            assert error.fields.get("argument"), f"{what}: the error names no argument: {error}"
+        except Exception as error:
+            raise AssertionError(f"{what}: got {error!r}; asked is a ContractError") from error
+        else:
+            raise AssertionError(f"{what}: it was not refused")
+        for name in call.contract.mutated:
+            before, after = broken.tensors.get(name), copy.tensors.get(name)
+            if before is not None and after is not None:
+                assert same_bits(before, after), f"{what}: {name} was written before it was refused"
+    assert tried > len(call.tensors), f"only {tried} inputs were tried"
+
+
+def _check(call: Call) -> None:
+    call.contract.check(call.phase, call.batch, {**call.tensors, **call.options})
+
+
+def _broken(call: Call) -> Iterator[tuple[str, Call]]:
+    for name, tensor in call.tensors.items():
+        if tensor is None:
+            continue
+        for what, other in _broken_tensors(tensor):
+            yield f"{name} {what}", dataclasses.replace(call, tensors={**call.tensors, name: other})
+    for name, spec in call.contract.options.items():
+        if name in call.options:
+            odd = object() if str in spec.types else "text"
+            yield f"{name} = {odd!r}", dataclasses.replace(call, options={**call.options, name: odd})
+            if spec.finite_nonzero:
+                yield f"{name} = 0", dataclasses.replace(call, options={**call.options, name: 0.0})
+    for name in call.contract.batch:
+        for what, other in _broken_tensors(getattr(call.batch, name)):
+            batch = dataclasses.replace(call.batch, **{name: other})
+            yield f"batch.{name} {what}", dataclasses.replace(call, batch=batch)
+    negative = dataclasses.replace(call.batch, seqlens=(-1, *call.batch.seqlens[1:]))
+    yield "a length of -1", dataclasses.replace(call, batch=negative)
+
+
+def _broken_tensors(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    yield "of dtype int16", tensor.nan_to_num().to(torch.int16)
+    yield "with another axis", tensor[None]
+    for axis in range(tensor.ndim):
+        longer = torch.cat([tensor, tensor.narrow(axis, 0, 1)], dim=axis)
+        yield f"with a longer axis {axis}", longer
+    spread = torch.stack([tensor, tensor], dim=-1)[..., 0]
+    yield "with stride 2 along its last axis", spread
+
+
+__all__ = ["refusals"]

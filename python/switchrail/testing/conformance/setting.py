@@ -1,0 +1,195 @@
+"""Where a case runs: the backend, the phase, the dtype, the device; and the calls that suit them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from switchrail.ops.backend import Backend
+from switchrail.ops.batch import Phase
+from switchrail.ops.contract import Contract
+from switchrail.testing.compare import Error, measure, verify
+from switchrail.testing.conformance.bounds import BOUNDS, Hardness
+from switchrail.testing.conformance.parts import results
+from switchrail.testing.conformance.subject import Subject
+from switchrail.testing.inputs import (
+    CONTRACTS,
+    Call,
+    attention_call,
+    gated_delta_call,
+    kda_call,
+    lightning_call,
+    mamba2_call,
+    mla_call,
+    short_conv_call,
+)
+
+DELTA = ("gated_delta", "kda")
+GATED = (*DELTA, "lightning", "mamba2")
+RECURRENT = (*GATED, "short_conv")
+PAGED = ("attention", "mla")
+
+_GENERATORS: dict[str, Callable[..., Call]] = {
+    "attention": attention_call,
+    "gated_delta": gated_delta_call,
+    "kda": kda_call,
+    "lightning": lightning_call,
+    "mamba2": mamba2_call,
+    "mla": mla_call,
+    "short_conv": short_conv_call,
+}
+
+_SMALL = 16
+"""The head size, and the tokens of a page, of calls that don't ask for others, where they are claimed."""
+
+_PASTS = (0, 14, 15, 16, 39, 62, 63, 64, 100, 7)
+"""Tokens in the cache before those of the call, sequence by sequence, over again where there are more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a check measured.
+
+    Attributes:
+        error: The largest error.
+        bound: What it may be.
+        note: What else is worth knowing.
+    """
+
+    error: Error
+    bound: Error
+    note: str = ""
+
+    def __or__(self, other: Measured) -> Measured:
+        """Both together, by the larger errors and bounds."""
+        return Measured(self.error | other.error, self.bound | other.bound, self.note or other.note)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Where a case runs.
+
+    Attributes:
+        subject: What is checked.
+        phase: The phase.
+        dtype: The dtype of activations.
+        device: The device.
+        quick: Whether long cases are made short.
+    """
+
+    subject: Subject
+    phase: Phase
+    dtype: torch.dtype
+    device: torch.device
+    quick: bool
+
+    @property
+    def op(self) -> str:
+        """The op."""
+        return self.subject.op
+
+    @property
+    def contract(self) -> Contract:
+        """The op's contract."""
+        return CONTRACTS[self.op]
+
+    @cached_property
+    def backend(self) -> Backend:
+        """The backend, constructed once for this setting."""
+        return self.subject.build()
+
+    def call(self, lengths: Sequence[int], *, past: bool | None = None, **arguments: Any) -> Call:
+        """A random call of the sizes that the backend claims, unless `arguments` name others.
+
+        Args:
+            lengths: The rows of each sequence; in decode only their number counts.
+            past: Of a paged op, whether its sequences have tokens in the cache already; in decode they have
+                unless this is False.
+            arguments: As the op's generator takes them.
+        """
+        phase = arguments.get("phase", self.phase)
+        if phase == "decode":
+            lengths = [1] * len(lengths)
+        if (
+            self.op in PAGED
+            and "kv_lengths" not in arguments
+            and (past or (past is None and phase == "decode"))
+        ):
+            pasts = [_PASTS[n % len(_PASTS)] for n in range(len(lengths))]
+            arguments["kv_lengths"] = [length + past for length, past in zip(lengths, pasts, strict=True)]
+        given = {"phase": phase, "dtype": self.dtype, "device": self.device, **self._sizes(), **arguments}
+        return _GENERATORS[self.op](lengths, **given)
+
+    def verify(self, call: Call, hardness: Hardness = "usual", **arguments: Any) -> Measured:
+        """Holds a call against the oracle.
+
+        Raises:
+            AssertionError: It is off, or something was written that is not the call's to write.
+        """
+        bound = BOUNDS[hardness][self.dtype]
+        return Measured(verify(self.backend, call, bound=bound, **arguments), bound)
+
+    def compare(self, actual: Call, expected: Call) -> Measured:
+        """Holds what a call has written against the oracle's copy of it.
+
+        Raises:
+            AssertionError: It is off.
+        """
+        worst = Measured(Error(0.0, 0.0), BOUNDS["usual"][self.dtype])
+        for name, result in results(actual).items():
+            error = measure(result, results(expected)[name])
+            assert error.within(worst.bound), f"{name} is off by {error}, the bound is {worst.bound}"
+            worst |= Measured(error, worst.bound)
+        return worst
+
+    def run(self, call: Call) -> Call:
+        """A copy of a call, made."""
+        done = call.clone()
+        done.run(self.backend)
+        return done
+
+    def _sizes(self) -> dict[str, Any]:
+        sizes: dict[str, Any] = {}
+        if self.op in PAGED:
+            sizes["page"] = _nearest(self.subject.claims("page_sizes"))
+        heads = [head_size_pair(size) for size in self.subject.claims("head_sizes")]
+        if heads:
+            sizes |= self.of_head_size(
+                min(heads, key=lambda pair: (abs(pair[0] - _SMALL), pair[0] != pair[1]))
+            )
+        state_dtypes = self.subject.claims("state_dtypes")
+        if self.op in GATED and state_dtypes:
+            usual = "float64" if self.dtype == torch.float64 else "float32"
+            if usual not in state_dtypes:
+                sizes["state_dtype"] = getattr(torch, state_dtypes[0])
+        return sizes
+
+    def of_head_size(self, pair: tuple[int, int]) -> dict[str, Any]:
+        """The generator's arguments for a head size (of q and k, of v)."""
+        key_size, value_size = pair
+        if self.op == "attention":
+            return {"head_size": key_size}
+        if self.op == "mla":
+            return {"latent_size": value_size, "rope_size": key_size - value_size}
+        if self.op == "mamba2":
+            return {"state_size": key_size, "head_size": value_size}
+        return {"key_size": key_size, "value_size": value_size}
+
+
+def head_size_pair(size: int | Sequence[int]) -> tuple[int, int]:
+    """A claimed head size as one of q and k, and one of v."""
+    if isinstance(size, int):
+        return size, size
+    key_size, value_size = size
+    return key_size, value_size
+
+
+def _nearest(claimed: Sequence[int]) -> int:
+    return min(claimed, key=lambda size: abs(size - _SMALL), default=_SMALL)
+
+
+__all__ = ["DELTA", "GATED", "PAGED", "RECURRENT", "Measured", "Setting", "head_size_pair"]
