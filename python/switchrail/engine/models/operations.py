@@ -64,10 +64,10 @@ def bind(serving: Serving, model: nn.Module, module: str, bindings: Mapping[str,
     return list(dict.fromkeys(bound))
 
 
-def forward(original: Forward, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Hook: the platform's function where the module has one."""
-    call, function = module.__dict__.get(_ATTRIBUTE, (None, None))
-    return original(module, *args, **kwargs) if call is None else call(function, module, *args, **kwargs)
+def forward(original: Forward, *args: Any, **kwargs: Any) -> Any:
+    """Hook: the platform's function where the module, which is the first argument, has one."""
+    call, function = args[0].__dict__.get(_ATTRIBUTE, (None, None))
+    return original(*args, **kwargs) if call is None else call(function, *args, **kwargs)
 
 
 def _offset_rms_norm(function: Forward, module: Any, x: torch.Tensor) -> Any:

@@ -1,0 +1,180 @@
+"""The example platform of `tests/plugins/acme-platform`, installed by pip, runs the small checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import switchrail
+from switchrail import Engine, SamplingParams
+from switchrail.errors import BackendUnfitError, NoBackendError, PlatformError, UnknownBackendError
+from switchrail.platforms import detect
+
+from .conftest import CHECKPOINT
+
+SOURCE = Path(__file__).parents[1] / "plugins" / "acme-platform"
+PROMPTS = ["In the beginning", "And the LORD said unto Moses", "The"]
+PARAMS = SamplingParams(max_new_tokens=24)
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the example distribution installed by pip."""
+    work = tmp_path_factory.mktemp("acme")
+    shutil.copytree(SOURCE, work / "source")  # building leaves files behind
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run(
+        [*pip, "--no-deps", "--no-build-isolation", "--target", work / "site", work / "source"], check=True
+    )
+    return work / "site"
+
+
+@pytest.fixture
+def acme(
+    site: Path, runtime: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[switchrail.Runtime]:
+    """A runtime with the distribution installed, and loaded."""
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setenv("ACME_DEVICE", "cpu")
+    runtime.load()
+    yield runtime
+    for name in [name for name in sys.modules if name.split(".")[0] == "acme_platform"]:
+        del sys.modules[name]
+
+
+def generate(engine: Engine) -> list[tuple[int, ...]]:
+    outputs = engine.generate(PROMPTS, PARAMS)
+    assert [output.finish_reason for output in outputs] == ["length"] * len(PROMPTS)
+    return [output.tokens for output in outputs]
+
+
+def check_engine(runtime: switchrail.Runtime, expected: list[tuple[int, ...]]) -> None:
+    """Runs the checkpoint on the platform in use, which is Acme's, through all that it brings."""
+    import acme_platform.operations as operations
+    from acme_platform import memory
+
+    before = operations.calls
+    with Engine(CHECKPOINT, runtime=runtime) as engine:
+        assert engine.platform is runtime.platform
+        assert engine.platform.kind == "oot:acme"
+        assert {backend for *_, backend in engine.plan.table} == {"acme_ops"}
+        assert engine.options.page_size == 32
+        pools = engine.pools
+        assert type(pools.kv["mha"]) is memory.AcmeKVPool
+        assert type(pools.state) is memory.AcmeStatePool
+        assert type(pools.pages) is memory.AcmeAllocator
+        assert all(
+            tensor.untyped_storage().nbytes() > tensor.nbytes and tensor.data_ptr() % memory.ALIGNMENT == 0
+            for tensor in pools.tensors()
+        )
+        assert generate(engine) == expected
+        rows = engine.stats.prefill_tokens + engine.stats.decode_tokens
+        layers = sum("attention" in layer.ops for layer in engine.plan.layout.layers)
+        assert pools.kv["mha"].written == rows * layers
+        norms = sum(type(part).__name__ == "Qwen3NextRMSNorm" for part in engine._runner.model.modules())
+        assert operations.calls - before == norms * engine.stats.steps
+
+
+def test_the_same_tokens_as_on_the_cpu(acme: switchrail.Runtime) -> None:
+    with Engine(CHECKPOINT, runtime=acme, device="cpu") as engine:
+        assert engine.platform.is_cpu()
+        expected = generate(engine)
+    check_engine(acme, expected)
+
+
+@pytest.mark.gpu
+def test_the_same_tokens_as_on_cuda(acme: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACME_DEVICE", "cuda")
+    choices = dict.fromkeys(("attention", "gated_delta", "short_conv"), "torch")
+    with Engine(CHECKPOINT, runtime=acme, device="cuda", backends=choices) as engine:
+        assert engine.platform.is_cuda()
+        expected = generate(engine)
+    check_engine(acme, expected)
+    assert acme.platform.device.startswith("cuda:")
+
+
+def test_its_identity(acme: switchrail.Runtime) -> None:
+    identity = switchrail.current_platform.identity
+    assert (identity.kind, identity.device) == ("oot:acme", "cpu")
+    assert identity.name.startswith("Acme A1 (")
+    assert str(identity.capability) == "4.2"
+    assert identity.total_memory == detect("cpu").identity.total_memory
+
+
+def test_without_its_device_it_declines(acme: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ACME_DEVICE")
+    assert not acme.platform.is_out_of_tree()
+    with pytest.raises(PlatformError, match="'acme' of acme-platform declines"):
+        acme.use_platform("acme")
+
+
+def test_its_defaults_are_choices_that_must_fit(acme: switchrail.Runtime) -> None:
+    """A default that can't serve is no reason to take something else without a word."""
+    acme.register(
+        "acme_ops", "nowhere:X", op="gated_delta", devices=["oot:acme"], dtypes=["float64"], override=True
+    )
+    with pytest.raises(
+        BackendUnfitError,
+        match=r"(?s)float64.*gated_delta.prefill=acme_ops is a default of platform oot:acme, and not",
+    ) as caught:
+        Engine(CHECKPOINT, runtime=acme)
+    assert (caught.value.key, caught.value.platform) == ("gated_delta.prefill", "oot:acme")
+    acme.clear("gated_delta", "acme_ops")
+    acme.clear("gated_delta", "acme_ops")
+    with pytest.raises(UnknownBackendError, match="is a default of platform oot:acme"):
+        Engine(CHECKPOINT, runtime=acme)
+    with pytest.raises(BackendUnfitError, match="does not run on oot:acme") as own:
+        Engine(CHECKPOINT, runtime=acme, backends={"linear": "torch"})
+    assert "not your choice" not in str(own.value)
+
+
+@pytest.mark.parametrize("key", ["linear", "linear.decode", "gated_delta", "gated_delta.decode"])
+def test_the_users_choice_comes_first(key: str, acme: switchrail.Runtime) -> None:
+    path = "switchrail.ops.gated_delta.torch:TorchGatedDelta"
+    acme.register("own", path, op="gated_delta", devices=["oot:acme"])
+    with Engine(CHECKPOINT, runtime=acme, backends={key: "own"}) as engine:
+        found = {(op, phase): backend for _, op, phase, backend in engine.plan.table}
+    prefill = "acme_ops" if key.endswith(".decode") else "own"
+    assert found["gated_delta", "decode"] == "own"
+    assert found["gated_delta", "prefill"] == prefill
+    assert found["attention", "decode"] == found["short_conv", "decode"] == "acme_ops"
+
+
+def test_without_the_backends_of_the_family_nothing_serves_it(acme: switchrail.Runtime) -> None:
+    bare = switchrail.Runtime()
+    with pytest.raises(NoBackendError, match="does not run on oot:acme"):
+        Engine(
+            CHECKPOINT,
+            runtime=bare,
+            device=acme.platform,
+            backends=dict.fromkeys(("attention", "gated_delta", "short_conv"), "auto"),
+        )
+
+
+def run(site: Path, *arguments: object, **environment: str) -> Any:
+    program = f"import sys; sys.path.insert(0, {str(site)!r}); from switchrail.cli import main; main()"
+    command = [sys.executable, "-c", program, *map(str, arguments), "--json"]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+def test_on_the_command_line(site: Path) -> None:
+    arguments = ["run", CHECKPOINT, "--prompt", PROMPTS[0], "--max-new-tokens", 6]
+    document, errors = run(site, *arguments, ACME_DEVICE="cpu")
+    assert document["platform"]["kind"] == "oot:acme"
+    assert document["platform"]["capability"] == [4, 2]
+    assert {route["backend"] for route in document["routes"]} == {"acme_ops"}
+    assert "defaults of platform oot:acme: " in errors
+    other, _ = run(site, *arguments, ACME_DEVICE="cpu", SWITCHRAIL_PLATFORM="cpu")
+    assert other["platform"]["kind"] == "cpu"
+    assert other["outputs"] == document["outputs"]
+    left_out = {plugin["name"]: plugin["state"] for plugin in other["plugins"]}
+    assert "blocked" in str(left_out["acme_ops"])

@@ -1,0 +1,32 @@
+"""Acme's device family, and the backends for it. Importing this imports no torch.
+
+Acme has no hardware: its devices are others, which it drives in its own way. `ACME_DEVICE` says which, as
+torch calls them (`cpu`, `cuda:0`); without it this machine has no Acme device.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from switchrail import Registry
+
+VARIABLE = "ACME_DEVICE"
+
+_BACKENDS = {
+    "attention": "switchrail.ops.attention.torch:TorchAttention",
+    "gated_delta": "switchrail.ops.gated_delta.torch:TorchGatedDelta",
+    "short_conv": "switchrail.ops.short_conv.torch:TorchShortConv",
+}
+
+
+def activate() -> str | None:
+    """Says which class the platform has; the target of the entry point in `switchrail.platforms`."""
+    return "acme_platform.platform:AcmePlatform" if os.environ.get(VARIABLE) else None
+
+
+def register(registry: Registry) -> None:
+    """Registers backends for the family; the target of the entry point in `switchrail.plugins`."""
+    for op, path in _BACKENDS.items():
+        registry.register("acme_ops", path, op=op, devices=("oot:acme",))
