@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import switchrail
-from switchrail.current import peek_current
 from switchrail.testing import isolated
 
 USERLAND = Path(__file__).parent / "userland"
@@ -34,9 +33,6 @@ def userland(environment: None) -> Any:
 def runtime() -> Iterator[switchrail.Runtime]:
     with isolated() as runtime:
         yield runtime
-        restored = peek_current()
-        if restored is not None:
-            restored.hooks.clear()
 
 
 @pytest.fixture

@@ -13,9 +13,10 @@ from switchrail.runtime import Runtime
 def isolated() -> Iterator[Runtime]:
     """Makes a new runtime the default one for the length of a block, in all threads.
 
-    It begins with the built-in backends, no plugin, no hook and no platform. At the end its hooks are taken
-    off and the runtime from before is the default one again, as it was: registry, hooks, platform. Blocks
-    nest, but must not overlap in two threads. As a pytest fixture:
+    It begins with the built-in backends, no plugin, no hook and no platform; `load` in it runs the installed
+    plugins' functions again, for it alone. At the end its hooks are taken off, also those of a runtime that
+    `RuntimeState.restore` put in its place, and the runtime from before is the default one again, as it was:
+    registry, hooks, platform. Blocks nest, but must not overlap in two threads. As a pytest fixture:
 
     ```
     @pytest.fixture
@@ -29,5 +30,7 @@ def isolated() -> Iterator[Runtime]:
     try:
         yield runtime
     finally:
-        swap_current(before)
+        last = swap_current(before)
         runtime.hooks.clear()
+        if last is not None:
+            last.hooks.clear()
