@@ -1,5 +1,6 @@
 """Objects without Python code of their own: replaced wherever they are held."""
 
+import asyncio
 import collections
 import copy
 import functools
@@ -304,3 +305,170 @@ def test_looks_like_the_object(hooks, objects):
     del objects.kernel.extra
     assert not hasattr(original, "extra")
     assert weakref.ref(objects.kernel)() is objects.kernel
+
+
+class Waiting:
+    async def __call__(self, x, y=1):
+        return [x, y]
+
+
+class Generating:
+    def __call__(self, x, y=1):
+        got = yield x
+        yield got
+        return y
+
+
+class Streaming:
+    async def __call__(self, x, y=1):
+        got = yield x
+        yield got
+
+
+def awaited(made):
+    return asyncio.run(made)
+
+
+def sent(made):
+    return [next(made), made.send("sent")]
+
+
+def streamed(made):
+    async def use():
+        return [await made.__anext__(), await made.asend("sent")]
+
+    return asyncio.run(use())
+
+
+@pytest.mark.parametrize(
+    ("make", "use", "expected"),
+    [
+        (Waiting, awaited, [1, 1]),
+        (lambda: functools.partial(Waiting().__call__, y=2), awaited, [1, 2]),
+        (Generating, sent, [1, "sent"]),
+        (Streaming, streamed, [1, "sent"]),
+    ],
+    ids=["coroutine", "partial", "generator", "async generator"],
+)
+def test_objects_whose_calls_suspend(hooks, objects, make, use, expected):
+    objects.made = make()
+    assert use(objects.made(1)) == expected
+    seen = []
+    hooks.add("hook_objects.made", lambda x, y=1: seen.append(x))
+    hooks.add("hook_objects.made", lambda original, *args, **kwargs: original(*args, **kwargs), "around")
+    hooks.add("hook_objects.made", lambda result, x, y=1: seen.append(result), "after")
+    assert use(objects.made(1)) == expected
+    assert seen[0] == 1
+    if use is awaited:
+        assert seen[1] == expected
+
+        async def doubled(original, *args, **kwargs):
+            return 2 * await original(*args, **kwargs)
+
+        async def last(result, *args, **kwargs):
+            return [*result, "last"]
+
+        hooks.add(objects.made, doubled, "around")
+        hooks.add(objects.made, last, "after", priority=1)
+        assert use(objects.made(1)) == [*expected * 2, "last"]
+
+
+def test_what_a_class_inherits_without_binding_it(hooks, objects):
+    class Base:
+        adder = objects.Adder(1)
+        launch = objects.Kernel("inherited")
+        root = math.sqrt
+        Inner = objects.Adder
+
+    class Sub(Base):
+        pass
+
+    objects.Sub, objects.Base = Sub, Base
+    for name in ("adder", "launch", "root"):
+        hooks.add(f"hook_objects.Sub.{name}", lambda result, *args, **kwargs: (result, "hooked"), "after")
+    assert (Sub.adder(1), Sub().adder(1), Base.adder(1), Base().adder(1)) == (
+        (2, "hooked"),
+        (2, "hooked"),
+        2,
+        2,
+    )
+    assert (Sub.launch[1](2), Base.launch[1](2)) == ((2, "hooked"), 2)
+    assert isinstance(Sub.launch, objects.Kernel)
+    assert (Sub().root(4), Base().root(4)) == ((2, "hooked"), 2)
+    with pytest.raises(HookError, match="the target is a class"):
+        hooks.add("hook_objects.Sub.Inner", lambda *args: None)
+    hooks.clear()
+    assert {*vars(Sub)}.isdisjoint(["adder", "launch", "root"])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("number", "is a int; valid: something that can be called, or a property"),
+        ("slot", "is a member_descriptor; valid"),
+        ("__dict__", "is a getset_descriptor; valid"),
+        ("no_getter", "is a property without a getter; valid: its fset"),
+        ("part", "is a partialmethod; valid: its func"),
+    ],
+)
+@pytest.mark.parametrize("owner", ["Base", "Sub"])
+def test_attributes_that_cannot_be_hooked(hooks, objects, owner, name, message):
+    class Slotted:
+        __slots__ = ("__dict__", "slot")
+
+    class Base(Slotted):
+        number = 3
+        no_getter = property(None, lambda self, value: None)
+        part = functools.partialmethod(lambda self, x: [x], 1)
+
+    class Sub(Base):
+        pass
+
+    objects.Base, objects.Sub = Base, Sub
+    if (owner, name) == ("Sub", "part"):
+        hooks.add("hook_objects.Sub.part", lambda result, *args, **kw: [*result, "hooked"], "after")
+        assert (Sub().part(), Base().part()) == ([1, "hooked"], [1])
+        return
+    with pytest.raises(HookError, match=message):
+        hooks.add(f"hook_objects.{owner}.{name}", lambda *args: None)
+
+
+def test_callables_that_compare_in_odd_ways(hooks, objects):
+    class Odd:
+        def __eq__(self, other):
+            return []
+
+        __hash__ = object.__hash__
+
+        def __call__(self, *args, **kwargs):
+            return None
+
+    odd = Odd()
+    hooks.add("hook_objects.adder", odd)
+    hooks.add("hook_objects.adder", Odd())
+    with pytest.raises(HookError, match="has it already"):
+        hooks.add("hook_objects.adder", odd)
+    hooks.add("hook_objects.adder", odd.__call__)
+    with pytest.raises(HookError, match="has it already"):
+        hooks.add("hook_objects.adder", odd.__call__)
+
+
+def test_subclasses_of_the_descriptors(hooks, objects):
+    namespace = {
+        "static": type("S", (staticmethod,), {})(lambda: [1]),
+        "cls": type("C", (classmethod,), {})(lambda cls: [2]),
+        "prop": type("P", (property,), {})(lambda self: [3]),
+        "cached": type("K", (functools.cached_property,), {})(lambda self: [4]),
+    }
+    objects.Base = type("Base", (), dict(namespace))
+    for name in ("cached",):
+        vars(objects.Base)[name].__set_name__(objects.Base, name)
+    objects.Sub = type("Sub", (objects.Base,), {})
+    for owner in (objects.Base, objects.Sub):
+        before = dict(vars(owner))
+        for name in namespace:
+            hooks.add(f"hook_objects.{owner.__name__}.{name}", lambda result, *args: [*result, "h"], "after")
+        made = owner()
+        assert [made.static(), made.cls(), made.prop, made.cached] == [[i, "h"] for i in (1, 2, 3, 4)]
+        hooks.clear()
+        assert dict(vars(owner)) == before

@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any, Final
 
 from switchrail import _core
@@ -260,12 +261,19 @@ def _moved(
 def _refuse_unfit(hook: Hook, site: Site, hooks: Sequence[Hook], *, swapped: bool) -> None:
     if swapped:
         problem: str | None = "somebody else has swapped the target's code since it was hooked"
-    elif any((other.owner, other.kind, other.fn) == (hook.owner, hook.kind, hook.fn) for other in hooks):
+    elif any(other.owner is hook.owner and other.kind == hook.kind and _same(other, hook) for other in hooks):
         problem = "the target has it already"
     else:
         problem = site.problem_of(hook)
     if problem is not None:
         raise hook.refusal(problem)
+
+
+def _same(one: Hook, other: Hook) -> bool:
+    a, b = one.fn, other.fn
+    if isinstance(a, MethodType) and isinstance(b, MethodType):  # made anew by each look at the attribute
+        return a.__self__ is b.__self__ and a.__func__ is b.__func__
+    return a is b
 
 
 def _refuse_second_replace(site: Site, ordered: Sequence[Hook], known: Sequence[Hook]) -> None:

@@ -32,6 +32,18 @@ def name_of(callable_: Callable[..., Any]) -> str:
     return f"{getattr(named, '__module__', None) or 'builtins'}.{named.__qualname__}"
 
 
+def nature_of(fn: Callable[..., Any]) -> str:
+    """What a call of it makes: `coroutine`, `generator`, `async generator`; or `plain`."""
+    for each in (fn, type(fn).__call__):
+        if inspect.iscoroutinefunction(each):
+            return "coroutine"
+        if inspect.isasyncgenfunction(each):
+            return "async generator"
+        if inspect.isgeneratorfunction(each):
+            return "generator"
+    return "plain"
+
+
 SUSPENDING: Final = (
     inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 )

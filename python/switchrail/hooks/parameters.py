@@ -117,7 +117,7 @@ class Parameters:
         """Why `fn` can't be called with `first` and these parameters; None if it can or doesn't tell."""
         try:
             signature = inspect.signature(fn)
-        except ValueError:  # a C function that does not publish its parameters
+        except (TypeError, ValueError):  # a C function that does not publish its parameters
             return None
         kinds = {parameter.kind for parameter in signature.parameters.values()}
         if self.var_positional and inspect.Parameter.VAR_POSITIONAL not in kinds:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any, Final, Protocol
 
-from switchrail.hooks.hook import Hook, name_of
+from switchrail.hooks.hook import Hook, name_of, nature_of
 from switchrail.hooks.parameters import Parameters
 from switchrail.hooks.trampoline import build
 
@@ -75,9 +74,9 @@ class Function:
 
     def problem_of(self, hook: Hook) -> str | None:
         """Compares what hook and function take, and what their calls make."""
-        nature, valid = _nature(hook.fn), {"plain"}
+        nature, valid = nature_of(hook.fn), {"plain"}
         if hook.kind != "before":  # which runs within the call and decides on its arguments
-            valid.add(_nature(self.function))
+            valid.add(nature_of(self.function))
         if nature not in valid:
             return (
                 f"the hook is a {nature} function; valid for this kind and target: "
@@ -90,12 +89,3 @@ class Function:
         first = _FIRST.get(hook.kind, ())
         problem = parameters.problem_of(hook.fn, *first)
         return problem and f"it can't be called as {parameters.call('fn', *first)}: {problem}"
-
-
-def _nature(fn: Callable[..., Any]) -> str:
-    """What a call of it makes."""
-    if inspect.iscoroutinefunction(fn):
-        return "coroutine"
-    if inspect.isasyncgenfunction(fn):
-        return "async generator"
-    return "generator" if inspect.isgeneratorfunction(fn) else "plain"

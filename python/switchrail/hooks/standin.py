@@ -6,6 +6,7 @@ be hooked, takes its place wherever it is held.
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -14,8 +15,10 @@ from typing import Any, Final
 
 from switchrail.errors import HookError
 from switchrail.hooks.holders import Hidden, replace_held
-from switchrail.hooks.hook import name_of
-from switchrail.hooks.parameters import Parameters
+from switchrail.hooks.hook import name_of, nature_of
+from switchrail.hooks.inherited import Attribute
+from switchrail.hooks.parameters import CALLEE, Parameters
+from switchrail.hooks.trampoline import forwarder
 
 _log: Final = logging.getLogger(__name__)
 
@@ -190,13 +193,35 @@ def standing_for(
     original: Any, owner: tuple[Any, str] | None
 ) -> tuple[FunctionType, Replaced, Parameters | None]:
     """Makes the function that carries an object's hooks, its placement, and what hooks must take."""
+    made = _function_for(original)
+    return made, Replaced(made, original, owner), Parameters.told_by(original)
 
+
+def standing_on(original: Any, owner: type, name: str) -> tuple[FunctionType, Attribute, Parameters | None]:
+    """The same for one that a class inherits and doesn't bind: this class alone gets the stand-in."""
+    made = _function_for(original)
+    stand_in = _class_for(type(original))(made, original)
+    return made, Attribute(owner, name, stand_in), Parameters.told_by(original)
+
+
+_FLAGS: Final = {
+    "plain": 0,
+    "coroutine": inspect.CO_COROUTINE,
+    "generator": inspect.CO_GENERATOR,
+    "async generator": inspect.CO_ASYNC_GENERATOR,
+}
+
+
+def _function_for(original: Any) -> FunctionType:
     def function(__switchrail_callee: Any, /, *args: Any, **kwargs: Any) -> Any:
         return __switchrail_callee(*args, **kwargs)
 
-    made = FunctionType(function.__code__, {"__name__": __name__, "__builtins__": __builtins__})
+    code = function.__code__.replace(co_flags=function.__code__.co_flags | _FLAGS[nature_of(original)])
+    parameters = Parameters.of(code)
+    code = forwarder(code, parameters, parameters.call(CALLEE))
+    made = FunctionType(code, {"__name__": __name__, "__builtins__": __builtins__})
     named: Any = original if hasattr(original, "__qualname__") else type(original)
     made.__module__ = getattr(named, "__module__", None) or "builtins"
     made.__qualname__ = named.__qualname__
     made.__name__ = named.__name__
-    return made, Replaced(made, original, owner), Parameters.told_by(original)
+    return made

@@ -6,15 +6,15 @@ import importlib.util
 import sys
 import weakref
 from functools import cached_property
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, Final
 
 from switchrail import _core
 from switchrail.errors import HookError
 from switchrail.hooks.classes import Class, own_namespace
-from switchrail.hooks.inherited import forwarding
+from switchrail.hooks.inherited import forwarding, raw_after
 from switchrail.hooks.site import Function, Site
-from switchrail.hooks.standin import original_of, standing_for
+from switchrail.hooks.standin import original_of, standing_for, standing_on
 
 
 class MissingTargetError(HookError):
@@ -27,6 +27,8 @@ _made: Final[weakref.WeakValueDictionary[tuple[int, str], Function]] = weakref.W
 
 
 _HEAP_TYPE: Final = 1 << 9
+
+_STORAGE: Final = (MemberDescriptorType, GetSetDescriptorType)
 
 
 def resolve(target: object, *, done: str | None = None) -> Site | None:
@@ -130,19 +132,34 @@ def _attribute_of(owner: type, name: str, target: str) -> Site:
         return _site(own[name], repr(target), (owner, name))
     if not any(name in vars(base) for base in owner.__mro__):
         raise _missing(target, name, dir(owner))
+    raw = original_of(raw_after(owner, owner, name))
+    if isinstance(raw, type):
+        return Class(raw)
+    bound = hasattr(type(raw), "__get__")
+    stored = type(raw) in _STORAGE or (isinstance(raw, property) and raw.fget is None)
+    if not callable(raw) and (stored or not bound):
+        raise _not_callable(raw, repr(target))
     key = id(owner), name
     site = _made.get(key)
     if site is None:
-        site = _made.setdefault(key, Function(*forwarding(owner, name)))
+        made = forwarding(owner, name) if bound else standing_on(raw, owner, name)
+        site = _made.setdefault(key, Function(*made))
         _made[id(site.function), ""] = site
     return site
+
+
+def _not_callable(found: Any, target: str) -> HookError:
+    within = [name for name in ("func", "fset", "fdel") if callable(getattr(found, name, None))]
+    valid = " or ".join(f"its {name}" for name in within) or "something that can be called, or a property"
+    what = "property without a getter" if isinstance(found, property) else type(found).__qualname__
+    return HookError(f"the target {target} is a {what}; valid: {valid}", target=target)
 
 
 def _site(found: Any, target: str, owner: tuple[Any, str] | None) -> Site:
     # `inspect.isfunction` takes subclasses and Cython's functions for it; their code can't be swapped.
     if type(found) is FunctionType:
         return _made.get((id(found), "")) or Function(found)
-    if type(found) in (staticmethod, classmethod):
+    if isinstance(found, (staticmethod, classmethod)):
         return _site(found.__func__, target, None)
     if isinstance(found, property) and found.fget is not None:
         return _site(found.fget, target, None)
@@ -151,11 +168,7 @@ def _site(found: Any, target: str, owner: tuple[Any, str] | None) -> Site:
     if isinstance(found, type):
         return Class(found)
     if not callable(found):
-        raise HookError(
-            f"the target {target} is a {type(found).__qualname__}; valid: something that can be called, "
-            "or a property",
-            target=target,
-        )
+        raise _not_callable(found, target)
     original = original_of(found)
     of = getattr(original, "__objclass__", None) or getattr(original, "__self__", None)
     if isinstance(of, type) and not of.__flags__ & _HEAP_TYPE:

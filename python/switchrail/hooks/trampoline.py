@@ -79,7 +79,8 @@ def build(function: FunctionType, code: CodeType, hooks: Sequence[Hook]) -> Code
     if afters and flags & inspect.CO_COROUTINE and not _DELEGATES:
         # The after hooks of a coroutine function want its value: a coroutine that waits for it takes over.
         waiting = [f"{_RESULT} = await {_RESULT}", *ending, f"return {_RESULT}"]
-        waits = _compiled(code, parameters, waiting, first=_RESULT, coroutine=True)
+        seen = replace(parameters, callee=False)
+        waits = _compiled(code, seen, waiting, first=_RESULT, coroutine=True)
         body.append(f"return {parameters.call(named('waits', _like(function, waits)), call)}")
     else:
         body += _returning(flags, call, ending)
