@@ -161,7 +161,7 @@ def test_a_missing_and_an_unknown_argument():
     with pytest.raises(ContractError, match="beta: got nothing"):
         call.contract.check("prefill", call.batch, {k: v for k, v in arguments.items() if k != "beta"})
     with pytest.raises(
-        ContractError, match="bias: got an argument that the contract lacks; asked is one of beta, g"
+        ContractError, match="bias: got an argument that the contract lacks; asked is one of A_log, beta"
     ):
         call.contract.check("prefill", call.batch, {**arguments, "bias": None})
 

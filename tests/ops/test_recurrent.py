@@ -6,13 +6,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from switchrail.errors import ContractError
 from switchrail.ops.chunks import GROUP_TOKENS
 from switchrail.ops.gated_delta.torch import TorchGatedDelta
 from switchrail.ops.kda.torch import TorchKda
 from switchrail.ops.lightning.torch import TorchLightning
 from switchrail.ops.mamba2.torch import TorchMamba2
-from switchrail.testing.compare import BOUNDS, Error, measure, same_bits, verify
-from switchrail.testing.inputs import gated_delta_call, kda_call, lightning_call, mamba2_call, run_reference
+from switchrail.ops.short_conv.torch import TorchShortConv
+from switchrail.testing.compare import BOUNDS, Error, measure, same_bits, verify, verify_commit
+from switchrail.testing.inputs import (
+    gated_delta_call,
+    kda_call,
+    lightning_call,
+    mamba2_call,
+    run_reference,
+    short_conv_call,
+)
 from switchrail.testing.steps import run_in_steps
 
 OPS = {
@@ -210,3 +219,108 @@ def test_slots_that_follow_one_another_are_changed_in_place(op, phase, initial):
     slots = torch.arange(2, 6)
     batch = dataclasses.replace(call.batch, read_slots=slots, write_slots=slots)
     verify(backend(), dataclasses.replace(call, batch=batch))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("raw", ["softplus", "sigmoid"])
+@pytest.mark.parametrize("beta_scale", [None, 1.0, 2.0])
+@every_phase
+@pytest.mark.parametrize("op", DELTA)
+def test_raw_gates(op, phase, beta_scale, raw, dtype):
+    backend, make = OPS[op]
+    lengths = [1] * 4 if phase == "decode" else [40, 3, 0, 1, 70]
+    for gate in GATES:
+        verify(
+            backend(),
+            make(lengths, phase=phase, gate=gate, raw=raw, beta_scale=beta_scale, dtype=dtype, padding=(1,)),
+        )
+
+
+@pytest.mark.parametrize("op", DELTA)
+def test_raw_gates_need_their_parameters(op):
+    backend, make = OPS[op]
+    call = make([3], raw="sigmoid")
+    for name in ("A_log", "lower_bound"):
+        broken = dataclasses.replace(
+            call,
+            tensors={k: v for k, v in call.tensors.items() if k != name},
+            options={k: v for k, v in call.options.items() if k != name},
+        )
+        with pytest.raises(ContractError, match=f"{name}: got None; asked is given where gate is 'sigmoid'"):
+            broken.run(backend())
+    broken = dataclasses.replace(call, options={**call.options, "lower_bound": 5.0})
+    with pytest.raises(ContractError, match=r"lower_bound: got 5\.0; asked is less than 0"):
+        broken.run(backend())
+    half = make([3], raw="softplus", dtype=torch.float16)
+    activated = {k: v for k, v in half.options.items() if k != "gate"}
+    with pytest.raises(ContractError, match="g: got dtype float16; asked is one of: float32"):
+        dataclasses.replace(half, options=activated).run(backend())
+
+
+STATEFUL = {**OPS, "short_conv": (TorchShortConv, short_conv_call)}
+every_stateful = pytest.mark.parametrize("op", STATEFUL)
+
+
+@every_stateful
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    lengths=st.lists(st.integers(0, 7), min_size=0, max_size=5),
+    dtype=st.sampled_from(DTYPES),
+    initial=st.sampled_from(["all", "some", "none"]),
+    in_place=st.booleans(),
+    tree=st.booleans(),
+    padded=st.booleans(),
+    seed=st.integers(0, 2**16),
+    data=st.data(),
+)
+def test_any_drafts(op, lengths, dtype, initial, in_place, tree, padded, seed, data):
+    padding = data.draw(st.sets(st.sampled_from(range(len(lengths))))) if lengths and padded else ()
+    backend, make = STATEFUL[op]
+    call = make(
+        lengths, phase="verify", dtype=dtype, initial=initial, in_place=in_place, padding=padding, seed=seed
+    )
+    verify_commit(backend(), call.with_trees(seed) if tree else call)
+
+
+@every_stateful
+def test_drafts_of_slots_that_follow_one_another(op):
+    backend, make = STATEFUL[op]
+    call = make([3, 5, 1], phase="verify", initial="some", in_place=True, seed=3)
+    call.state[2:5] = call.state[call.batch.read_slots]
+    slots = torch.arange(2, 5)
+    batch = dataclasses.replace(call.batch, read_slots=slots, write_slots=slots)
+    verify_commit(backend(), dataclasses.replace(call, batch=batch))
+
+
+@every_stateful
+def test_a_chain_that_is_accepted_is_as_decoded(op):
+    backend, make = STATEFUL[op]
+    call = make([5, 5, 5], phase="verify", initial="all", seed=4)
+    verified = call.clone()
+    verification = verified.run(backend())
+    rest = make([5, 5, 5], initial="all", seed=4)
+    decoded = run_in_steps(backend(), rest, [[1, 1, 1]] * 5, phase="decode")
+    assert measure(verified.out, decoded.out.double()).within(BOUNDS[torch.float32])
+    verification.commit(torch.tensor([4, 4, 4]), verified.state)
+    slots = call.batch.write_slots
+    assert measure(verified.state[slots], decoded.state[slots].double()).within(BOUNDS[torch.float32])
+
+
+@every_stateful
+def test_drafts_that_break_the_contract(op):
+    backend, make = STATEFUL[op]
+    call = make([2, 3], phase="verify")
+    for parents, message in (
+        ((-1, 0, -1, 0), "parent_rows: got 4 rows; asked is 5"),
+        ((-1, 0, -1, 1, 1), "parent_rows: got 1 for row 1 of sequence 1; asked is -1, or a row before it"),
+        ((-2, 0, -1, 0, 1), "parent_rows: got -2 for row 0 of sequence 0"),
+    ):
+        batch = dataclasses.replace(call.batch, parent_rows=parents)
+        with pytest.raises(ContractError, match=message):
+            dataclasses.replace(call, batch=batch).run(backend())
+    with pytest.raises(ContractError, match="batch: got StateBatch; asked is a VerifyBatch in verify"):
+        dataclasses.replace(make([2, 3]), phase="verify").run(backend())
+    verification = call.clone().run(backend())
+    for accepted in ([2, 0], [0, -2]):
+        with pytest.raises(ContractError, match="accepted: got"):
+            verification.commit(torch.tensor(accepted), call.state)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         MlaBackend,
         ShortConvBackend,
     )
-    from switchrail.ops.batch import PagedBatch, Phase, SequenceBatch, StateBatch
+    from switchrail.ops.batch import PagedBatch, Phase, SequenceBatch, StateBatch, VerifyBatch
     from switchrail.ops.contract import Contract, OptionSpec, TensorSpec
 
 _HOMES = {
@@ -40,6 +40,7 @@ _HOMES = {
     "ShortConvBackend": "backend",
     "StateBatch": "batch",
     "TensorSpec": "contract",
+    "VerifyBatch": "batch",
 }
 
 
@@ -65,5 +66,6 @@ __all__ = [
     "ShortConvBackend",
     "StateBatch",
     "TensorSpec",
+    "VerifyBatch",
     "register_builtins",
 ]

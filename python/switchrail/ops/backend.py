@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from switchrail.ops.batch import PagedBatch, Phase, StateBatch
+from switchrail.ops.batch import PagedBatch, Phase, StateBatch, VerifyBatch
 
 
 class Backend:
@@ -26,6 +26,39 @@ class Backend:
     def plan(self, phase: Phase, batch: Any) -> object:
         """Prepares what all layers of a step share, once a step and phase; each call is given the result."""
         return None
+
+    def verify(self, *args: Any, **kwargs: Any) -> object:
+        """Runs drafted tokens, of which it isn't known yet which are accepted.
+
+        Takes what `prefill` takes. An op with a state is given a `VerifyBatch`, and leaves the state as it
+        is; what softmax attention is given is a chain.
+
+        Returns:
+            What `commit` needs besides: a state for each token, or what it takes to run them again.
+        """
+        raise NotImplementedError
+
+    def commit(
+        self,
+        record: object,
+        accepted: torch.Tensor,
+        *,
+        state: torch.Tensor,
+        batch: VerifyBatch,
+        plan: object,
+    ) -> None:
+        """Writes the state after the accepted tokens into each sequence's write slot.
+
+        Args:
+            record: What `verify` returned for this layer.
+            accepted: [N] int64 on the device, the last accepted row of each sequence, counted within it; -1
+                where none is, so that the initial state is written. Of padding and of sequences of length
+                zero it is not looked at.
+            state: The pool that `verify` was given.
+            batch: The batch that `verify` was given.
+            plan: The plan that `verify` was given.
+        """
+        raise NotImplementedError
 
 
 class AttentionBackend(Backend):

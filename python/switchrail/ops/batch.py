@@ -46,6 +46,20 @@ class StateBatch(SequenceBatch):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyBatch(StateBatch):
+    """A batch of drafted tokens, of which each sequence's rows form a chain or a tree.
+
+    Attributes:
+        parents: [T] int32, the row that each row follows, counted within its sequence and before it; -1 where
+            it follows the state. In a chain row i follows row i - 1.
+        parent_rows: The same T numbers on the host.
+    """
+
+    parents: torch.Tensor
+    parent_rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PagedBatch(SequenceBatch):
     """A batch for softmax attention over a paged key-value cache that already holds the batch's own tokens.
 

@@ -13,8 +13,8 @@ _RECURRENT = {"state_dtypes": ("float64", "float32", "bfloat16"), "state_layouts
 
 _CAPABILITIES: dict[str, dict[str, Any]] = {
     "attention": {"features": ("lse", "sinks", "soft_cap", "window")},
-    "gated_delta": _RECURRENT,
-    "kda": _RECURRENT,
+    "gated_delta": {**_RECURRENT, "features": ("raw_gates",)},
+    "kda": {**_RECURRENT, "features": ("raw_gates",)},
     "lightning": _RECURRENT,
     "mamba2": _RECURRENT,
     "mla": {"features": ("lse",)},
@@ -35,7 +35,7 @@ def register_builtins(registry: Registry) -> None:
                 name,
                 f"switchrail.ops.{op}.{name}:{prefix}{suffix}",
                 op=op,
-                phases=("prefill", "decode"),
+                phases=("prefill", "decode", "verify"),
                 devices=("cpu", "cuda"),
                 dtypes=FLOATS,
                 priority=priority,

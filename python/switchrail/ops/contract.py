@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 
 from switchrail.errors import ContractError
-from switchrail.ops.batch import SequenceBatch
+from switchrail.ops.batch import SequenceBatch, StateBatch, VerifyBatch
 
 INPUT = "input"
 """In a list of dtypes: the dtype of the op's first tensor."""
@@ -40,6 +40,7 @@ class TensorSpec:
         mutated: Whether the call writes into it.
         optional: Whether None is valid.
         same_if_none: Two axes that have one size where it is None.
+        raw_with: An option with which, where it is not None, the call's first dtype is valid as well.
         feature: The feature that a backend must declare to be given it; a call may then leave it out, which
             means None. None where every backend takes it.
         about: What it holds.
@@ -52,6 +53,7 @@ class TensorSpec:
     mutated: bool = False
     optional: bool = False
     same_if_none: tuple[str, str] | None = None
+    raw_with: str | None = None
     feature: str | None = None
     about: str
 
@@ -71,6 +73,11 @@ class TensorSpec:
         return tuple(self.axes.index(axis) for axis in self.unit_stride)
 
     @cached_property
+    def raw(self) -> TensorSpec:
+        """The tensor where the option `raw_with` is given."""
+        return replace(self, dtypes=(INPUT, *self.dtypes))
+
+    @cached_property
     def torch_dtypes(self) -> Mapping[torch.dtype, frozenset[torch.dtype]]:
         """The valid dtypes for each dtype of the call's first tensor, or of the batch's."""
         table = {}
@@ -88,7 +95,7 @@ class OptionSpec:
         types: The types that are valid; a bool is no number.
         values: The values that are valid; empty where only `types` restricts it.
         finite_nonzero: Whether a number is other than zero, infinities and NaN.
-        positive: Whether a number is more than zero.
+        sign: 1 where a number is more than zero, -1 where it is less, 0 where it may be either.
         feature: As a tensor's.
         about: What it means.
     """
@@ -96,7 +103,7 @@ class OptionSpec:
     types: tuple[type, ...]
     values: tuple[Any, ...] = ()
     finite_nonzero: bool = False
-    positive: bool = False
+    sign: int = 0
     feature: str | None = None
     about: str
 
@@ -114,6 +121,7 @@ class Contract:
         batch: The tensors of the call's batch by name.
         batch_type: The class of the batch.
         multiples: Pairs of axes of which the first is a multiple of the second.
+        needs: An option, a value of it, and another argument that must then be given.
         sums: Axes of which the first is as long as the others together.
         state_layout: The name of the layout of the state, as registrations give it; None where it has none.
         gate: What the gate holds: its space, kind and range, by name; empty where there is none.
@@ -127,6 +135,7 @@ class Contract:
     batch: Mapping[str, TensorSpec]
     batch_type: type[SequenceBatch]
     multiples: tuple[tuple[str, str], ...] = ()
+    needs: tuple[tuple[str, Any, str], ...] = ()
     sums: tuple[tuple[str, ...], ...] = ()
     state_layout: str | None = None
     gate: Mapping[str, str] = field(default_factory=dict)
@@ -181,10 +190,15 @@ class Contract:
         if phase == "decode" and any(length != 1 for length in batch.seqlens):
             other = next(length for length in batch.seqlens if length != 1)
             raise self.error("batch.seqlens", f"a length of {other}", "1 for each sequence in decode")
-        sizes = {"N": len(batch.seqlens)}
-        owners = {"N": "batch.seqlens"}
+        sizes = {"N": len(batch.seqlens), "T": sum(batch.seqlens)}
+        owners = {"N": "batch.seqlens", "T": "batch.seqlens"}
         for name, spec in self.batch.items():
             self._check_tensor(f"batch.{name}", spec, getattr(batch, name), batch.cu_seqlens, sizes, owners)
+        if phase == "verify" and issubclass(self.batch_type, StateBatch):
+            if not isinstance(batch, VerifyBatch):
+                raise self.error("batch", type(batch).__name__, "a VerifyBatch in verify")
+            self._check_tensor("batch.parents", PARENTS, batch.parents, batch.cu_seqlens, sizes, owners)
+            self._check_parents(batch)
 
     def check_arguments(self, batch: SequenceBatch, arguments: Mapping[str, Any]) -> None:
         """Checks one call whose batch is checked already, without looking at the contents of any tensor.
@@ -202,6 +216,9 @@ class Contract:
         for name, option in self.options.items():
             if name in given or option.feature is None:
                 self._check_option(name, option, arguments[name])
+        for option_name, value, needed in self.needs:
+            if arguments.get(option_name) == value and arguments.get(needed) is None:
+                raise self.error(needed, "None", f"given where {option_name} is {value!r}")
         first_name = self.positional[0]
         first = arguments[first_name]
         if not isinstance(first, torch.Tensor):
@@ -215,7 +232,10 @@ class Contract:
         sizes = {"T": sum(batch.seqlens)}
         owners = {"T": "batch.seqlens"}
         for name, spec in self.tensors.items():
-            self._check_tensor(name, spec, arguments.get(name), first, sizes, owners)
+            tensor = arguments.get(name)
+            if spec.raw_with is not None and arguments.get(spec.raw_with) is not None:
+                spec = spec.raw
+            self._check_tensor(name, spec, tensor, first, sizes, owners)
         for whole, *parts in self.sums:
             if sizes[whole] != sum(sizes[part] for part in parts):
                 found = ", ".join(f"{part} = {sizes[part]} ({owners[part]})" for part in parts)
@@ -257,8 +277,24 @@ class Contract:
             return
         if spec.finite_nonzero and (value == 0 or not math.isfinite(value)):
             raise self.error(name, repr(value), "a finite number other than 0")
-        if spec.positive and not value > 0:
-            raise self.error(name, repr(value), "more than 0")
+        if spec.sign and not value * spec.sign > 0:
+            raise self.error(name, repr(value), f"{'more' if spec.sign > 0 else 'less'} than 0")
+
+    def _check_parents(self, batch: VerifyBatch) -> None:
+        if len(batch.parent_rows) != sum(batch.seqlens):
+            raise self.error(
+                "batch.parent_rows",
+                f"{len(batch.parent_rows)} rows",
+                f"{sum(batch.seqlens)}, one for each row",
+            )
+        row = 0
+        for n, length in enumerate(batch.seqlens):
+            for i, parent in enumerate(batch.parent_rows[row : row + length]):
+                if not -1 <= parent < i:
+                    raise self.error(
+                        "batch.parent_rows", f"{parent} for row {i} of sequence {n}", "-1, or a row before it"
+                    )
+            row += length
 
     def _join(self, known: str, other: str, sizes: dict[str, int], owners: dict[str, str]) -> None:
         """Gives the second axis the size of the first, which is known already."""
@@ -285,8 +321,9 @@ class Contract:
             raise self.error(
                 name, type(tensor).__name__, "a torch.Tensor" + (" or None" if spec.optional else "")
             )
-        if tensor.dtype not in spec.torch_dtypes[first.dtype]:
-            valid = ", ".join(sorted(map(dtype_name, spec.torch_dtypes[first.dtype])))
+        valid_dtypes = spec.torch_dtypes.get(first.dtype, spec.torch_dtypes[torch.int32])
+        if tensor.dtype not in valid_dtypes:
+            valid = ", ".join(sorted(map(dtype_name, valid_dtypes)))
             raise self.error(name, f"dtype {dtype_name(tensor.dtype)}", f"one of: {valid}")
         if tensor.device != first.device:
             raise self.error(name, f"device {tensor.device}", f"{first.device}, that of {self.positional[0]}")
@@ -367,6 +404,14 @@ STATE_SLOTS: Mapping[str, TensorSpec] = {
 }
 """The tensors of a `StateBatch`."""
 
+PARENTS = TensorSpec(
+    axes=("T",),
+    dtypes=("int32",),
+    memory=("T",),
+    about="the row that each follows; -1: the state",
+)
+"""What a `VerifyBatch` has more than a `StateBatch`."""
+
 PAGES: Mapping[str, TensorSpec] = {
     **SEQUENCES,
     "page_table": TensorSpec(
@@ -386,6 +431,7 @@ __all__ = [
     "FLOATS",
     "INPUT",
     "PAGES",
+    "PARENTS",
     "SEQUENCES",
     "STATE_SLOTS",
     "Contract",

@@ -48,10 +48,10 @@ class Slots:
         self._read = read.clamp_min(0)
         self._write = write.clamp_min(0)
 
-    def load(self, pool: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def load(self, pool: torch.Tensor, dtype: torch.dtype, *, copy: bool = False) -> torch.Tensor:
         """The initial states [M, ...] in `dtype`, zero where there is none: to change in place, then store.
 
-        They are part of the pool itself where the slots follow one another.
+        They are part of the pool itself where the slots follow one another, unless a copy is asked for.
         """
         if self._highest >= pool.shape[0]:
             raise self._contract.error(
@@ -59,7 +59,7 @@ class Slots:
                 f"slot {self._highest}",
                 f"below {pool.shape[0]}, the number of the pool's slots",
             )
-        if self._run is not None and pool.dtype == dtype:
+        if self._run is not None and pool.dtype == dtype and not copy:
             states = pool[slice(*self._run)]
             if self._fresh is not None:
                 states.masked_fill_(_broadcast(self._fresh, states), 0)

@@ -8,7 +8,7 @@ import torch
 
 from switchrail.ops.backend import Backend
 from switchrail.ops.batch import StateBatch
-from switchrail.testing.inputs import Call, run_reference
+from switchrail.testing.inputs import REFERENCES, Call, run_reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +127,8 @@ def verify(
     if "state" in call.tensors:
         assert isinstance(call.batch, StateBatch)
         written = torch.zeros(call.state.shape[0], dtype=torch.bool)
-        for slot, length in zip(call.batch.write_slots.tolist(), call.batch.seqlens, strict=True):
-            if slot >= 0 and length:
-                written[slot] = True
+        if call.phase != "verify":
+            written[_written(call)] = True
         state, before = actual.state.cpu(), call.state.cpu()
         assert same_bits(state[~written], before[~written]), (
             f"{call.op}: a slot was written that no sequence owns"
@@ -146,14 +145,67 @@ def verify(
             assert after is not None
             whole, whole_after = _storage(tensor), _storage(after)
             assert torch.equal(whole, whole_after), f"{call.op}: {name} was modified"
-    for name in call.contract.batch:
-        given, after = getattr(call.batch, name), getattr(actual.batch, name)
-        assert torch.equal(given, after), f"{call.op}: batch.{name} was modified"
+    for name, given in call.batch_tensors.items():
+        assert torch.equal(given, actual.batch_tensors[name]), f"{call.op}: batch.{name} was modified"
     return error
+
+
+def verify_commit(backend: Backend, call: Call, *, bound: Error | None = None) -> Error:
+    """Runs a verification, as `verify` does, and commits it with every number of accepted rows.
+
+    Args:
+        backend: The backend.
+        call: A verification of an op with a state; it is left alone.
+        bound: The largest error of the outputs and the states; that of the call's dtype when left out.
+
+    Returns:
+        The error, the largest of all.
+
+    Raises:
+        AssertionError: The error is beyond the bound, or anything was written that is not to be written.
+    """
+    bound = BOUNDS[call.out.dtype] if bound is None else bound
+    error = verify(backend, call, bound=bound)
+    oracle = call.to("cpu").double()
+    expected = oracle.run(REFERENCES[call.op]())
+    actual = call.clone()
+    verification = actual.run(backend)
+    assert expected is not None
+    assert verification is not None
+    # what commit needs must be its own: the caller may use its tensors again
+    for name, tensor in actual.tensors.items():
+        if tensor is not None and call.contract.tensors[name].axes[0] == "T":
+            tensor.fill_(torch.nan)
+    slots = _written(call)
+    untouched = torch.ones(call.state.shape[0], dtype=torch.bool)
+    untouched[slots] = False
+    before = call.state.cpu()
+    for last in range(-1, max(call.batch.seqlens, default=0)):
+        accepted = torch.tensor([min(last, length - 1) for length in call.batch.seqlens], dtype=torch.int64)
+        truth, state = oracle.state.clone(), call.clone().state
+        expected.commit(accepted, truth)
+        verification.commit(accepted.to(state.device), state)
+        result = state.cpu()
+        off = measure(result[slots], truth[slots])
+        assert off.within(bound), (
+            f"{call.op}: the state after row {last} is off by {off}, the bound is {bound}"
+        )
+        assert same_bits(result[untouched], before[untouched]), (
+            f"{call.op}: the commit wrote a slot that no sequence owns"
+        )
+        error |= off
+    return error
+
+
+def _written(call: Call) -> list[int]:
+    """The slots that a call may write."""
+    assert isinstance(call.batch, StateBatch)
+    slots = zip(call.batch.write_slots.tolist(), call.batch.seqlens, strict=True)
+    return [slot for slot, length in slots if slot >= 0 and length]
 
 
 def _storage(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
-__all__ = ["BOUNDS", "FLOOR", "Error", "measure", "same_bits", "verify"]
+__all__ = ["BOUNDS", "FLOOR", "Error", "measure", "same_bits", "verify", "verify_commit"]

@@ -37,14 +37,14 @@ CONTRACT = Contract(
         "scale": OptionSpec(types=(float,), finite_nonzero=True, about="factor of the logits"),
         "window": OptionSpec(
             types=(int, type(None)),
-            positive=True,
+            sign=1,
             feature="window",
             about="how many positions a row sees at most, its own included",
         ),
         "soft_cap": OptionSpec(
             types=(float, type(None)),
             finite_nonzero=True,
-            positive=True,
+            sign=1,
             feature="soft_cap",
             about="c, where each scaled logit x becomes c tanh(x / c), before sinks and masks",
         ),

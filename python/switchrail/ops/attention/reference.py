@@ -53,6 +53,7 @@ class ReferenceAttention(AttentionBackend):
                 row += 1
 
     decode = prefill
+    verify = prefill
 
 
 __all__ = ["ReferenceAttention"]

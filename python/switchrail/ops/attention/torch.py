@@ -56,6 +56,7 @@ class TorchAttention(AttentionBackend):
                 lse.index_fill_(0, plan.padding_rows, -torch.inf)
 
     decode = prefill
+    verify = prefill
 
 
 def _attend_fused(

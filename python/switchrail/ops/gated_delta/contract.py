@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from switchrail.ops.batch import StateBatch
 from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, STATE_SLOTS, Contract, OptionSpec, TensorSpec
+from switchrail.ops.gates import RAW_NEEDS, RAW_OPTIONS, raw_tensors
 
 CONTRACT = Contract(
     op="gated_delta",
@@ -13,14 +14,20 @@ CONTRACT = Contract(
         "k": TensorSpec(axes=("T", "H", "K"), dtypes=(INPUT,), unit_stride=("K",), about="keys"),
         "v": TensorSpec(axes=("T", "HV", "V"), dtypes=(INPUT,), unit_stride=("V",), about="values"),
         "g": TensorSpec(
-            axes=("T", "HV"), dtypes=(COMPUTE,), unit_stride=("T", "HV"), about="log of the decay"
+            axes=("T", "HV"),
+            dtypes=(COMPUTE,),
+            unit_stride=("T", "HV"),
+            raw_with="gate",
+            about="log of the decay, or what `gate` makes it of",
         ),
         "beta": TensorSpec(
             axes=("T", "HV"),
             dtypes=(INPUT, COMPUTE),
             unit_stride=("T", "HV"),
-            about="weight of the write, 0 to 2",
+            raw_with="beta_scale",
+            about="weight of the write, 0 to 2, or what `beta_scale` makes it of",
         ),
+        **raw_tensors(("HV",)),
         "state": TensorSpec(
             axes=("slots", "HV", "V", "K"),
             dtypes=(COMPUTE, "bfloat16"),
@@ -37,12 +44,18 @@ CONTRACT = Contract(
         "qk_l2norm": OptionSpec(
             types=(bool,), about="whether q and k are first multiplied by rsqrt(sum of squares + 1e-6)"
         ),
+        **RAW_OPTIONS,
     },
     batch=STATE_SLOTS,
     batch_type=StateBatch,
     multiples=(("HV", "H"),),
+    needs=RAW_NEEDS,
     state_layout="VK",
-    gate={"space": "log", "kind": "activated, one value a head", "range": "-inf to 0, both included"},
+    gate={
+        "space": "log",
+        "kind": "activated, or raw as `gate` says; one value a head",
+        "range": "-inf to 0, both included",
+    },
     notes=(
         "value head i uses q/k head i // (HV / H)",
         "g = -inf is a decay of exactly 0; a backend may take any g below -80 as -inf",

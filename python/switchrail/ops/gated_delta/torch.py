@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from switchrail.ops.backend import GatedDeltaBackend
-from switchrail.ops.batch import Phase, StateBatch
-from switchrail.ops.chunks import ChunkPlan, Group, invert_unit_lower, plan_chunks, scan
+from switchrail.ops.chunks import Group, invert_unit_lower, scan
+from switchrail.ops.delta import Tokens, TorchDelta
 from switchrail.ops.gated_delta.contract import CONTRACT
 
 CHUNK = 32
@@ -16,7 +16,7 @@ _NO_DECAY_LEFT = -1e3
 """exp of it is 0 in every dtype; finite, so that a sum of gates keeps the difference of what follows."""
 
 
-class TorchGatedDelta(GatedDeltaBackend):
+class TorchGatedDelta(TorchDelta, GatedDeltaBackend):
     """The chunked form in float32 (float64 for float64 inputs), derived from the recurrence.
 
     With b_i the sum of the gates g_1 to g_i of a chunk, S_0 the state before it and u_i = beta_i (v_i -
@@ -29,176 +29,80 @@ class TorchGatedDelta(GatedDeltaBackend):
     otherwise.
     """
 
-    def plan(self, phase: Phase, batch: StateBatch) -> ChunkPlan:
-        """Cuts the sequences into chunks."""
-        return plan_chunks(CONTRACT, phase, batch, CHUNK)
+    contract = CONTRACT
+    chunk = CHUNK
+    gate_dtype = torch.float64
 
-    def prefill(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-        state: torch.Tensor,
-        out: torch.Tensor,
-        batch: StateBatch,
-        plan: object,
-        scale: float,
-        qk_l2norm: bool,
-    ) -> None:
-        """Runs T packed tokens of N sequences of any length."""
-        tensors = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "state": state, "out": out}
-        CONTRACT.check_arguments(batch, {**tensors, "scale": scale, "qk_l2norm": qk_l2norm})
-        assert isinstance(plan, ChunkPlan)
-        if plan.places is None:
-            _run_single_tokens(plan, q, k, v, g, beta, state, out, scale, qk_l2norm)
-            return
-        compute = torch.promote_types(q.dtype, torch.float32)
-        heads = q.shape[1]
-        keys_queries = torch.cat([k, q], dim=1).to(compute)
-        if qk_l2norm:
-            keys_queries *= torch.rsqrt(keys_queries.square().sum(-1, keepdim=True) + 1e-6)
-        keys_queries[:, heads:] *= scale
-        states = plan.slots.load(state, compute)
-        gates = g.double()
-        results = [
-            _run_group(group, plan.chunk, keys_queries, v, gates, beta, states) for group in plan.groups
-        ]
-        plan.write(results, out)
-        plan.slots.store(state, states)
+    @staticmethod
+    def step(states: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+        """The recurrence, with the old state read once."""
+        count, heads, _, key_size = tokens.keys_queries.shape
+        value_heads, value_size = tokens.v.shape[1:]
+        grouped = (count, heads, value_heads // heads)
+        keys, queries = tokens.keys_queries.unbind(2)
+        by_head = states.view(count * heads, -1, key_size)
+        products = torch.bmm(tokens.keys_queries.view(count * heads, 2, key_size), by_head.mT)
+        predicted, recalled = products.view(count, heads, 2, -1, value_size).unbind(2)
+        decay = tokens.g.to(states.dtype).exp().view(*grouped, 1)
+        values = tokens.v.reshape(*grouped, value_size)
+        written = (values - decay * predicted) * tokens.beta.reshape(*grouped, 1)
+        alignment = (keys * queries).sum(-1).view(count, heads, 1, 1)
+        result = (decay * recalled).addcmul_(written, alignment)
+        states.mul_(decay.view(count, value_heads, 1, 1))
+        by_head.addcmul_(written.view(count * heads, -1, 1), keys.reshape(count * heads, 1, key_size))
+        return result.view(count, value_heads, value_size)
 
-    def decode(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-        state: torch.Tensor,
-        out: torch.Tensor,
-        batch: StateBatch,
-        plan: object,
-        scale: float,
-        qk_l2norm: bool,
-    ) -> None:
-        """Runs one token a sequence."""
-        tensors = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "state": state, "out": out}
-        CONTRACT.check_arguments(batch, {**tensors, "scale": scale, "qk_l2norm": qk_l2norm})
-        assert isinstance(plan, ChunkPlan)
-        _run_single_tokens(plan, q, k, v, g, beta, state, out, scale, qk_l2norm)
+    @staticmethod
+    def run_group(group: Group, chunk: int, tokens: Tokens, states: torch.Tensor) -> torch.Tensor:
+        """All chunks of a group at once, but for what depends on the state."""
+        value_heads, value_size, key_size = states.shape[1:]
+        heads = tokens.keys_queries.shape[1]
+        compute = states.dtype
+        n = len(group.rows) // chunk
+        b = tokens.g.index_select(0, group.rows).view(n, chunk, value_heads).clamp_min(_NO_DECAY_LEFT)
+        weight = tokens.beta.index_select(0, group.rows).view(n, chunk, value_heads).to(compute)
+        if group.beyond is not None:
+            b = b.masked_fill(group.beyond, 0)
+            weight = weight.masked_fill(group.beyond, 0)
+        b = b.transpose(1, 2).cumsum(-1)
+        weight = weight.transpose(1, 2)
+        values = tokens.v.index_select(0, group.rows).view(n, chunk, value_heads, value_size).transpose(1, 2)
+        by_head = tokens.keys_queries.index_select(0, group.rows).view(n, chunk, heads, 2, key_size)
+        by_head = by_head.permute(0, 2, 3, 1, 4).contiguous()
+        keys, queries = by_head[:, :, None, 0], by_head[:, :, None, 1]
 
+        def per_head(x: torch.Tensor) -> torch.Tensor:
+            return x.reshape(n, heads, value_heads // heads, chunk, -1)
 
-def _run_single_tokens(
-    plan: ChunkPlan,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-    out: torch.Tensor,
-    scale: float,
-    qk_l2norm: bool,
-) -> None:
-    """Runs one token of each sequence that is not empty: the recurrence, with the old state read once."""
-    count, heads, key_size = q.shape
-    value_heads, value_size = v.shape[1:]
-    if count == 0:
-        return
-    grouped = (count, heads, value_heads // heads)
-    compute = torch.promote_types(q.dtype, torch.float32)
-    keys_queries = torch.stack([k, q], dim=2).to(compute)
-    if qk_l2norm:
-        keys_queries *= torch.rsqrt(keys_queries.square().sum(-1, keepdim=True) + 1e-6)
-    keys, queries = keys_queries.unbind(2)
-    states = plan.slots.load(state, compute)
-    by_head = states.view(count * heads, -1, key_size)
-    products = torch.bmm(keys_queries.view(count * heads, 2, key_size), by_head.mT)
-    predicted, recalled = products.view(count, heads, 2, -1, value_size).unbind(2)
-    decay = g.to(compute).exp().view(*grouped, 1)
-    written = (v.reshape(*grouped, value_size) - decay * predicted) * beta.reshape(*grouped, 1)
-    alignment = (keys * queries).sum(-1).view(count, heads, 1, 1)
-    result = (decay * recalled).addcmul_(written, alignment).mul_(scale)
-    plan.write_rows(result.view_as(out), out)
-    states.mul_(decay.view(count, value_heads, 1, 1))
-    by_head.addcmul_(written.view(count * heads, -1, 1), keys.reshape(count * heads, 1, key_size))
-    plan.slots.store(state, states)
+        def flat(x: torch.Tensor) -> torch.Tensor:
+            return x.reshape(n * value_heads, chunk, -1)
 
+        # In float64: after a strong decay the sums are large, and their differences must still be exact.
+        between = (b[..., :, None] - b[..., None, :]).to(compute)
+        future = torch.ones(chunk, chunk, dtype=torch.bool, device=b.device).triu(1)
+        between = per_head(between.masked_fill_(future, -torch.inf).exp_())
+        products = torch.bmm(
+            by_head.view(n * heads, 2 * chunk, key_size), keys.reshape(n * heads, chunk, key_size).mT
+        )
+        products = products.view(n, heads, 2, 1, chunk, chunk)
+        inverse = invert_unit_lower(flat(between * products[:, :, 0] * per_head(weight)))
+        attention = flat(between.mul_(products[:, :, 1]))
 
-def _run_group(
-    group: Group,
-    chunk: int,
-    keys_queries: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    states: torch.Tensor,
-) -> torch.Tensor:
-    """Runs the chunks of a group from the states [M, HV, V, K] on, which it brings up to date.
-
-    Args:
-        group: The chunks.
-        chunk: C, tokens a chunk.
-        keys_queries: [T, 2 H, K], the keys and the scaled queries, in the dtype to compute in.
-        v: [T, HV, V].
-        g: [T, HV] float64.
-        beta: [T, HV].
-        states: [M, HV, V, K], in the dtype to compute in.
-
-    Returns:
-        [n * C, HV, V], the outputs by place.
-    """
-    value_heads, value_size, key_size = states.shape[1:]
-    heads = keys_queries.shape[1] // 2
-    compute = states.dtype
-    n = len(group.rows) // chunk
-    b = g.index_select(0, group.rows).view(n, chunk, value_heads).clamp_min(_NO_DECAY_LEFT)
-    weight = beta.index_select(0, group.rows).view(n, chunk, value_heads).to(compute)
-    if group.beyond is not None:
-        b = b.masked_fill(group.beyond, 0)
-        weight = weight.masked_fill(group.beyond, 0)
-    b = b.transpose(1, 2).cumsum(-1)
-    weight = weight.transpose(1, 2)
-    values = v.index_select(0, group.rows).view(n, chunk, value_heads, value_size).transpose(1, 2)
-    by_head = keys_queries.index_select(0, group.rows).view(n, chunk, 2, heads, key_size)
-    by_head = by_head.permute(0, 3, 2, 1, 4).contiguous()
-    keys, queries = by_head[:, :, None, 0], by_head[:, :, None, 1]
-
-    def per_head(x: torch.Tensor) -> torch.Tensor:
-        return x.reshape(n, heads, value_heads // heads, chunk, -1)
-
-    def flat(x: torch.Tensor) -> torch.Tensor:
-        return x.reshape(n * value_heads, chunk, -1)
-
-    # In float64: after a strong decay the sums are large, and their differences must still be exact.
-    between = (b[..., :, None] - b[..., None, :]).to(compute)
-    future = torch.ones(chunk, chunk, dtype=torch.bool, device=b.device).triu(1)
-    between = per_head(between.masked_fill_(future, -torch.inf).exp_())
-    products = torch.bmm(
-        by_head.view(n * heads, 2 * chunk, key_size), keys.reshape(n * heads, chunk, key_size).mT
-    )
-    products = products.view(n, heads, 2, 1, chunk, chunk)
-    inverse = invert_unit_lower(flat(between * products[:, :, 0] * per_head(weight)))
-    attention = flat(between.mul_(products[:, :, 1]))
-
-    since_start = b.exp().to(compute)
-    right = torch.empty(n * value_heads, chunk, value_size + key_size, dtype=compute, device=b.device)
-    torch.mul(values, weight[..., None], out=right[..., :value_size].view_as(values))
-    torch.mul(keys, per_head(weight * since_start), out=per_head(right[..., value_size:]))
-    solved = torch.bmm(inverse, right)
-    return scan(
-        group,
-        states,
-        attention=attention,
-        values=solved[..., :value_size],
-        removal=solved[..., value_size:],
-        keys=flat(keys * per_head((b[..., -1:] - b).exp().to(compute))),
-        queries=flat(queries * per_head(since_start)),
-        decay=since_start[..., -1:].reshape(-1, 1, 1),
-    )
+        since_start = b.exp().to(compute)
+        right = torch.empty(n * value_heads, chunk, value_size + key_size, dtype=compute, device=b.device)
+        torch.mul(values, weight[..., None], out=right[..., :value_size].view_as(values))
+        torch.mul(keys, per_head(weight * since_start), out=per_head(right[..., value_size:]))
+        solved = torch.bmm(inverse, right)
+        return scan(
+            group,
+            states,
+            attention=attention,
+            values=solved[..., :value_size],
+            removal=solved[..., value_size:],
+            keys=flat(keys * per_head((b[..., -1:] - b).exp().to(compute))),
+            queries=flat(queries * per_head(since_start)),
+            decay=since_start[..., -1:].reshape(-1, 1, 1),
+        )
 
 
 __all__ = ["CHUNK", "TorchGatedDelta"]

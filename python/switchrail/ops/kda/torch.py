@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 
 from switchrail.ops.backend import KdaBackend
-from switchrail.ops.batch import Phase, StateBatch
-from switchrail.ops.chunks import ChunkPlan, Group, invert_unit_lower, plan_chunks, scan
+from switchrail.ops.chunks import Group, invert_unit_lower, scan
+from switchrail.ops.delta import Tokens, TorchDelta
 from switchrail.ops.kda.contract import CONTRACT
 
 CHUNK = 32
 """Tokens a chunk; a power of 2."""
 
 
-class TorchKda(KdaBackend):
+class TorchKda(TorchDelta, KdaBackend):
     """The chunked form in float32 (float64 for float64 inputs), derived from the recurrence.
 
     With b_i the sums of the gates g_1 to g_i of a chunk, one a channel, and u_i what token i writes, the
@@ -28,174 +28,80 @@ class TorchKda(KdaBackend):
     otherwise.
     """
 
-    def plan(self, phase: Phase, batch: StateBatch) -> ChunkPlan:
-        """Cuts the sequences into chunks."""
-        return plan_chunks(CONTRACT, phase, batch, CHUNK)
+    contract = CONTRACT
+    chunk = CHUNK
 
-    def prefill(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-        state: torch.Tensor,
-        out: torch.Tensor,
-        batch: StateBatch,
-        plan: object,
-        scale: float,
-        qk_l2norm: bool,
-    ) -> None:
-        """Runs T packed tokens of N sequences of any length."""
-        tensors = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "state": state, "out": out}
-        CONTRACT.check_arguments(batch, {**tensors, "scale": scale, "qk_l2norm": qk_l2norm})
-        assert isinstance(plan, ChunkPlan)
-        if plan.places is None:
-            _run_single_tokens(plan, q, k, v, g, beta, state, out, scale, qk_l2norm)
-            return
-        compute = torch.promote_types(q.dtype, torch.float32)
-        keys_queries = torch.stack([k, q], dim=1).to(compute)
-        if qk_l2norm:
-            keys_queries *= torch.rsqrt(keys_queries.square().sum(-1, keepdim=True) + 1e-6)
-        keys_queries[:, 1] *= scale
-        states = plan.slots.load(state, compute)
-        results = [_run_group(group, plan.chunk, keys_queries, v, g, beta, states) for group in plan.groups]
-        plan.write(results, out)
-        plan.slots.store(state, states)
+    @staticmethod
+    def step(states: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+        """The recurrence, with the old state read once."""
+        count, value_heads, value_size, key_size = states.shape
+        keys_queries = tokens.keys_queries.repeat_interleave(
+            value_heads // tokens.keys_queries.shape[1], dim=1
+        )
+        keys, queries = keys_queries.unbind(2)
+        decay = tokens.g.to(states.dtype).exp()[:, :, None]
+        by_head = states.view(-1, value_size, key_size)
+        products = torch.bmm((keys_queries * decay).view(-1, 2, key_size), by_head.mT)
+        predicted, recalled = products.view(count, value_heads, 2, value_size).unbind(2)
+        written = (tokens.v - predicted) * tokens.beta[:, :, None]
+        states.mul_(decay)
+        by_head.addcmul_(written.view(-1, value_size, 1), keys.reshape(-1, 1, key_size))
+        return recalled.addcmul(written, (keys * queries).sum(-1, keepdim=True))
 
-    def decode(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-        state: torch.Tensor,
-        out: torch.Tensor,
-        batch: StateBatch,
-        plan: object,
-        scale: float,
-        qk_l2norm: bool,
-    ) -> None:
-        """Runs one token a sequence."""
-        tensors = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "state": state, "out": out}
-        CONTRACT.check_arguments(batch, {**tensors, "scale": scale, "qk_l2norm": qk_l2norm})
-        assert isinstance(plan, ChunkPlan)
-        _run_single_tokens(plan, q, k, v, g, beta, state, out, scale, qk_l2norm)
+    @staticmethod
+    def run_group(group: Group, chunk: int, tokens: Tokens, states: torch.Tensor) -> torch.Tensor:
+        """All chunks of a group at once, but for what depends on the state."""
+        value_heads, value_size, key_size = states.shape[1:]
+        repeats = value_heads // tokens.keys_queries.shape[1]
+        compute = states.dtype
+        n = len(group.rows) // chunk
+        gates = tokens.g.index_select(0, group.rows).view(n, chunk, value_heads, key_size).to(compute)
+        weight = tokens.beta.index_select(0, group.rows).view(n, chunk, value_heads).to(compute)
+        if group.beyond is not None:
+            gates = gates.masked_fill(group.beyond[..., None], 0)
+            weight = weight.masked_fill(group.beyond, 0)
+        weight = weight.transpose(1, 2)[..., None]
+        values = tokens.v.index_select(0, group.rows).view(n, chunk, value_heads, value_size).transpose(1, 2)
+        by_head = tokens.keys_queries.repeat_interleave(repeats, dim=1).index_select(0, group.rows)
+        by_head = by_head.view(n, chunk, value_heads, 2, key_size).permute(3, 0, 2, 1, 4).contiguous()
+        keys, queries = by_head
 
+        since_start = gates.transpose(1, 2).contiguous()
+        until_end = torch.zeros_like(since_start)
+        # [key or query, n, HV, C, C]: the products with the keys before, filled in by halves
+        products = torch.zeros(2, n, value_heads, chunk, chunk, dtype=compute, device=gates.device)
+        products[1].diagonal(dim1=-2, dim2=-1).copy_((keys * queries).sum(-1))
+        half = 1
+        while half < chunk:
+            pairs = chunk // (2 * half)
+            split = (n * value_heads, pairs, 2, half, key_size)
+            since, until = since_start.view(split), until_end.view(split)
+            later = by_head.view(2, *split)[:, :, :, 1] * since[:, :, 1].exp()
+            earlier = keys.view(split)[:, :, 0] * until[:, :, 0].exp()
+            blocks = products.view(2, n * value_heads, pairs, 2, half, pairs, 2, half)[:, :, :, 1, :, :, 0]
+            blocks.diagonal(dim1=2, dim2=4).copy_((later @ earlier.mT).movedim(2, -1))
+            total = since[:, :, :, -1:].clone()
+            since[:, :, 1] += total[:, :, 0]
+            until[:, :, 0] += total[:, :, 1]
+            half *= 2
 
-def _run_single_tokens(
-    plan: ChunkPlan,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-    out: torch.Tensor,
-    scale: float,
-    qk_l2norm: bool,
-) -> None:
-    """Runs one token of each sequence that is not empty: the recurrence, with the old state read once."""
-    count, heads, key_size = q.shape
-    value_heads, value_size = v.shape[1:]
-    if count == 0:
-        return
-    compute = torch.promote_types(q.dtype, torch.float32)
-    keys_queries = torch.stack([k, q], dim=2).to(compute)
-    if qk_l2norm:
-        keys_queries *= torch.rsqrt(keys_queries.square().sum(-1, keepdim=True) + 1e-6)
-    keys_queries = keys_queries.repeat_interleave(value_heads // heads, dim=1)
-    keys, queries = keys_queries.unbind(2)
-    decay = g.to(compute).exp()[:, :, None]
-    states = plan.slots.load(state, compute)
-    by_head = states.view(-1, value_size, key_size)
-    products = torch.bmm((keys_queries * decay).view(-1, 2, key_size), by_head.mT)
-    predicted, recalled = products.view(count, value_heads, 2, value_size).unbind(2)
-    written = (v - predicted) * beta[:, :, None]
-    alignment = (keys * queries).sum(-1, keepdim=True)
-    plan.write_rows(recalled.addcmul(written, alignment).mul_(scale), out)
-    states.mul_(decay)
-    by_head.addcmul_(written.view(-1, value_size, 1), keys.reshape(-1, 1, key_size))
-    plan.slots.store(state, states)
+        def flat(x: torch.Tensor) -> torch.Tensor:
+            return x.reshape(n * value_heads, chunk, -1)
 
-
-def _run_group(
-    group: Group,
-    chunk: int,
-    keys_queries: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    states: torch.Tensor,
-) -> torch.Tensor:
-    """Runs the chunks of a group from the states [M, HV, V, K] on, which it brings up to date.
-
-    Args:
-        group: The chunks.
-        chunk: C, tokens a chunk.
-        keys_queries: [T, 2, H, K], the keys and the scaled queries, in the dtype to compute in.
-        v: [T, HV, V].
-        g: [T, HV, K].
-        beta: [T, HV].
-        states: [M, HV, V, K], in the dtype to compute in.
-
-    Returns:
-        [n * C, HV, V], the outputs by place.
-    """
-    value_heads, value_size, key_size = states.shape[1:]
-    repeats = value_heads // keys_queries.shape[2]
-    compute = states.dtype
-    n = len(group.rows) // chunk
-    gates = g.index_select(0, group.rows).view(n, chunk, value_heads, key_size).to(compute)
-    weight = beta.index_select(0, group.rows).view(n, chunk, value_heads).to(compute)
-    if group.beyond is not None:
-        gates = gates.masked_fill(group.beyond[..., None], 0)
-        weight = weight.masked_fill(group.beyond, 0)
-    weight = weight.transpose(1, 2)[..., None]
-    values = v.index_select(0, group.rows).view(n, chunk, value_heads, value_size).transpose(1, 2)
-    by_head = keys_queries.repeat_interleave(repeats, dim=2).index_select(0, group.rows)
-    by_head = by_head.view(n, chunk, 2, value_heads, key_size).permute(2, 0, 3, 1, 4).contiguous()
-    keys, queries = by_head
-
-    since_start = gates.transpose(1, 2).contiguous()
-    until_end = torch.zeros_like(since_start)
-    # [key or query, n, HV, C, C]: the products with the keys before, filled in by halves
-    products = torch.zeros(2, n, value_heads, chunk, chunk, dtype=compute, device=gates.device)
-    products[1].diagonal(dim1=-2, dim2=-1).copy_((keys * queries).sum(-1))
-    half = 1
-    while half < chunk:
-        pairs = chunk // (2 * half)
-        split = (n * value_heads, pairs, 2, half, key_size)
-        since, until = since_start.view(split), until_end.view(split)
-        later = by_head.view(2, *split)[:, :, :, 1] * since[:, :, 1].exp()
-        earlier = keys.view(split)[:, :, 0] * until[:, :, 0].exp()
-        blocks = products.view(2, n * value_heads, pairs, 2, half, pairs, 2, half)[:, :, :, 1, :, :, 0]
-        blocks.diagonal(dim1=2, dim2=4).copy_((later @ earlier.mT).movedim(2, -1))
-        total = since[:, :, :, -1:].clone()
-        since[:, :, 1] += total[:, :, 0]
-        until[:, :, 0] += total[:, :, 1]
-        half *= 2
-
-    def flat(x: torch.Tensor) -> torch.Tensor:
-        return x.reshape(n * value_heads, chunk, -1)
-
-    inverse = invert_unit_lower(flat(products[0] * weight))
-    decayed = since_start.exp()
-    right = torch.cat([values * weight, keys * decayed * weight], dim=-1)
-    solved = torch.bmm(inverse, flat(right))
-    return scan(
-        group,
-        states,
-        attention=flat(products[1]),
-        values=solved[..., :value_size],
-        removal=solved[..., value_size:],
-        keys=flat(keys * until_end.exp()),
-        queries=flat(queries * decayed),
-        decay=flat(decayed)[:, -1:],
-    )
+        inverse = invert_unit_lower(flat(products[0] * weight))
+        decayed = since_start.exp()
+        right = torch.cat([values * weight, keys * decayed * weight], dim=-1)
+        solved = torch.bmm(inverse, flat(right))
+        return scan(
+            group,
+            states,
+            attention=flat(products[1]),
+            values=solved[..., :value_size],
+            removal=solved[..., value_size:],
+            keys=flat(keys * until_end.exp()),
+            queries=flat(queries * decayed),
+            decay=flat(decayed)[:, -1:],
+        )
 
 
 __all__ = ["CHUNK", "TorchKda"]

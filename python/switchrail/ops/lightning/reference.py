@@ -5,17 +5,18 @@ from __future__ import annotations
 import torch
 
 from switchrail.ops.backend import LightningBackend
-from switchrail.ops.batch import StateBatch
+from switchrail.ops.batch import StateBatch, VerifyBatch
 from switchrail.ops.lightning.contract import CONTRACT
+from switchrail.ops.oracle import ReferenceRecurrent, walk
 
 
-class ReferenceLightning(LightningBackend):
+class ReferenceLightning(ReferenceRecurrent, LightningBackend):
     """Qin et al., arXiv 2405.17381, in float64: kv_t = lambda kv_{t-1} + k_t^T v_t and o_t = q_t kv_t.
 
     The state here is the transpose of the paper's kv.
     """
 
-    def prefill(
+    def run(
         self,
         q: torch.Tensor,
         k: torch.Tensor,
@@ -27,30 +28,21 @@ class ReferenceLightning(LightningBackend):
         batch: StateBatch,
         plan: object,
         scale: float,
-    ) -> None:
-        """Runs T packed tokens of N sequences of any length."""
+    ) -> list[list[torch.Tensor]]:
+        """Runs T packed tokens of N sequences of any length, drafted ones where the batch says so."""
         tensors = {"q": q, "k": k, "v": v, "g": g, "state": state, "out": out}
-        CONTRACT.check("prefill", batch, {**tensors, "scale": scale})
+        phase = "verify" if isinstance(batch, VerifyBatch) else "prefill"
+        CONTRACT.check(phase, batch, {**tensors, "scale": scale})
         decay = g.double().exp()[:, None, None]
-        row = 0
-        for n, length in enumerate(batch.seqlens):
-            read, write = int(batch.read_slots[n]), int(batch.write_slots[n])
-            rows = range(row, row + length)
-            row += length
-            if length == 0:
-                continue
-            if write == -1:
-                out[rows.start : rows.stop] = 0
-                continue
-            s = torch.zeros(state.shape[1:], dtype=torch.float64, device=state.device)
-            if batch.has_initial_state[n]:
-                s = state[read].double()
-            for t in rows:
-                s = decay * s + v[t].double()[:, :, None] * k[t].double()[:, None, :]
-                out[t] = scale * (s * q[t].double()[:, None, :]).sum(-1)
-            state[write] = s.to(state.dtype)
 
-    decode = prefill
+        def token(s: torch.Tensor, t: int) -> tuple[torch.Tensor, torch.Tensor]:
+            s = decay * s + v[t].double()[:, :, None] * k[t].double()[:, None, :]
+            return s, scale * (s * q[t].double()[:, None, :]).sum(-1)
+
+        states = walk(batch, state, out, token)
+        if phase == "prefill":
+            self.finish(batch, state, states)
+        return states
 
 
 __all__ = ["ReferenceLightning"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from switchrail.ops.backend import LightningBackend
-from switchrail.ops.batch import Phase, StateBatch
-from switchrail.ops.chunks import ChunkPlan, Group, plan_chunks, scan
+from switchrail.ops.batch import StateBatch
+from switchrail.ops.chunks import ChunkPlan, Group, scan
 from switchrail.ops.lightning.contract import CONTRACT
+from switchrail.ops.recurrent import TorchRecurrent, TreePlan, run_single, run_tree
 
 CHUNK = 64
 """Tokens a chunk."""
@@ -16,7 +17,7 @@ _NO_DECAY_LEFT = -1e3
 """exp of it is 0 in every dtype; finite, so that no token's distance to itself is NaN."""
 
 
-class TorchLightning(LightningBackend):
+class TorchLightning(TorchRecurrent, LightningBackend):
     """The chunked form in float32 (float64 for float64 inputs).
 
     With S_0 the state before a chunk, its token i = 1, 2, ... reads exp(i g) S_0 q_i and, of each token j up
@@ -27,11 +28,10 @@ class TorchLightning(LightningBackend):
     otherwise.
     """
 
-    def plan(self, phase: Phase, batch: StateBatch) -> ChunkPlan:
-        """Cuts the sequences into chunks."""
-        return plan_chunks(CONTRACT, phase, batch, CHUNK)
+    contract = CONTRACT
+    chunk = CHUNK
 
-    def prefill(
+    def run(
         self,
         q: torch.Tensor,
         k: torch.Tensor,
@@ -43,63 +43,33 @@ class TorchLightning(LightningBackend):
         batch: StateBatch,
         plan: object,
         scale: float,
-    ) -> None:
-        """Runs T packed tokens of N sequences of any length."""
+    ) -> torch.Tensor | None:
+        """Runs T packed tokens of N sequences of any length, drafted ones where the plan is for them."""
         tensors = {"q": q, "k": k, "v": v, "g": g, "state": state, "out": out}
         CONTRACT.check_arguments(batch, {**tensors, "scale": scale})
+        compute = torch.promote_types(q.dtype, torch.float32)
+        decay = g.to(compute).clamp_min(_NO_DECAY_LEFT)
+
+        def step(states: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+            queries, keys, values = (
+                (t if rows is None else t.index_select(0, rows)).to(compute) for t in (q, k, v)
+            )
+            states.mul_(decay.exp()[:, None, None])
+            states.addcmul_(values[..., None], keys[:, :, None])
+            return (states.flatten(0, 1) @ (queries * scale).reshape(-1, q.shape[2], 1)).view(values.shape)
+
+        if isinstance(plan, TreePlan):
+            return run_tree(plan, state, out, compute, step)
         assert isinstance(plan, ChunkPlan)
         if plan.places is None:
-            _run_single_tokens(plan, q, k, v, g, state, out, scale)
-            return
-        compute = torch.promote_types(q.dtype, torch.float32)
-        distances = torch.arange(plan.chunk + 1, device=g.device)
-        decays = (g.to(compute).clamp_min(_NO_DECAY_LEFT)[:, None] * distances).exp_()
+            run_single(plan, state, out, compute, step)
+            return None
+        decays = (decay[:, None] * torch.arange(plan.chunk + 1, device=g.device)).exp_()
         states = plan.slots.load(state, compute)
         results = [_run_group(group, plan.chunk, q, k, v, decays, states, scale) for group in plan.groups]
         plan.write(results, out)
         plan.slots.store(state, states)
-
-    def decode(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        g: torch.Tensor,
-        state: torch.Tensor,
-        out: torch.Tensor,
-        batch: StateBatch,
-        plan: object,
-        scale: float,
-    ) -> None:
-        """Runs one token a sequence."""
-        tensors = {"q": q, "k": k, "v": v, "g": g, "state": state, "out": out}
-        CONTRACT.check_arguments(batch, {**tensors, "scale": scale})
-        assert isinstance(plan, ChunkPlan)
-        _run_single_tokens(plan, q, k, v, g, state, out, scale)
-
-
-def _run_single_tokens(
-    plan: ChunkPlan,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    state: torch.Tensor,
-    out: torch.Tensor,
-    scale: float,
-) -> None:
-    """Runs one token of each sequence that is not empty: the recurrence."""
-    if q.shape[0] == 0:
-        return
-    compute = torch.promote_types(q.dtype, torch.float32)
-    states = plan.slots.load(state, compute)
-    states.mul_(g.to(compute).exp()[:, None, None])
-    states.addcmul_(v.to(compute)[..., None], k.to(compute)[:, :, None])
-    queries = q.to(compute) * scale
-    by_head = states.view(-1, *states.shape[2:])
-    plan.write_rows(torch.bmm(by_head, queries.view(len(by_head), -1, 1)).view(out.shape), out)
-    plan.slots.store(state, states)
+        return None
 
 
 def _run_group(

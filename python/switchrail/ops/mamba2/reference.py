@@ -5,17 +5,18 @@ from __future__ import annotations
 import torch
 
 from switchrail.ops.backend import Mamba2Backend
-from switchrail.ops.batch import StateBatch
+from switchrail.ops.batch import StateBatch, VerifyBatch
 from switchrail.ops.mamba2.contract import CONTRACT
+from switchrail.ops.oracle import ReferenceRecurrent, walk
 
 
-class ReferenceMamba2(Mamba2Backend):
+class ReferenceMamba2(ReferenceRecurrent, Mamba2Backend):
     """The recurrence of Dao and Gu, "Transformers are SSMs", arXiv 2405.21060, in float64.
 
     h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T and y_t = h_t C_t + D x_t.
     """
 
-    def prefill(
+    def run(
         self,
         x: torch.Tensor,
         B: torch.Tensor,
@@ -32,8 +33,8 @@ class ReferenceMamba2(Mamba2Backend):
         dt_softplus: bool,
         dt_min: float,
         dt_max: float,
-    ) -> None:
-        """Runs T packed tokens of N sequences of any length."""
+    ) -> list[list[torch.Tensor]]:
+        """Runs T packed tokens of N sequences of any length, drafted ones where the batch says so."""
         tensors = {
             "x": x,
             "B": B,
@@ -46,7 +47,8 @@ class ReferenceMamba2(Mamba2Backend):
             "out": out,
         }
         options = {"dt_softplus": dt_softplus, "dt_min": dt_min, "dt_max": dt_max}
-        CONTRACT.check("prefill", batch, {**tensors, **options})
+        phase = "verify" if isinstance(batch, VerifyBatch) else "prefill"
+        CONTRACT.check(phase, batch, {**tensors, **options})
         group = x.shape[1] // B.shape[1]
         steps = dt.double()
         if dt_bias is not None:
@@ -54,32 +56,20 @@ class ReferenceMamba2(Mamba2Backend):
         if dt_softplus:
             steps = torch.logaddexp(steps, torch.zeros_like(steps))
         steps = steps.clamp(dt_min, dt_max)
-        row = 0
-        for n, length in enumerate(batch.seqlens):
-            read, write = int(batch.read_slots[n]), int(batch.write_slots[n])
-            rows = range(row, row + length)
-            row += length
-            if length == 0:
-                continue
-            if write == -1:
-                out[rows.start : rows.stop] = 0
-                continue
-            h = torch.zeros(state.shape[1:], dtype=torch.float64, device=state.device)
-            if batch.has_initial_state[n]:
-                h = state[read].double()
-            for t in rows:
-                step = steps[t][:, None, None]
-                x_t = x[t].double()[:, :, None]
-                b_t = B[t].double().repeat_interleave(group, dim=0)[:, None, :]
-                c_t = C[t].double().repeat_interleave(group, dim=0)[:, None, :]
-                h = (step * A.double()[:, None, None]).exp() * h + step * x_t * b_t
-                y = (h * c_t).sum(-1)
-                if D is not None:
-                    y = y + D.double()[:, None] * x[t].double()
-                out[t] = y
-            state[write] = h.to(state.dtype)
 
-    decode = prefill
+        def token(h: torch.Tensor, t: int) -> tuple[torch.Tensor, torch.Tensor]:
+            step = steps[t][:, None, None]
+            x_t = x[t].double()[:, :, None]
+            b_t = B[t].double().repeat_interleave(group, dim=0)[:, None, :]
+            c_t = C[t].double().repeat_interleave(group, dim=0)[:, None, :]
+            h = (step * A.double()[:, None, None]).exp() * h + step * x_t * b_t
+            y = (h * c_t).sum(-1)
+            return h, y if D is None else y + D.double()[:, None] * x[t].double()
+
+        states = walk(batch, state, out, token)
+        if phase == "prefill":
+            self.finish(batch, state, states)
+        return states
 
 
 __all__ = ["ReferenceMamba2"]

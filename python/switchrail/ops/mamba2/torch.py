@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from switchrail.ops.backend import Mamba2Backend
-from switchrail.ops.batch import Phase, StateBatch
-from switchrail.ops.chunks import ChunkPlan, Group, plan_chunks, scan
+from switchrail.ops.batch import StateBatch
+from switchrail.ops.chunks import ChunkPlan, Group, scan
 from switchrail.ops.mamba2.contract import CONTRACT
+from switchrail.ops.recurrent import TorchRecurrent, TreePlan, run_single, run_tree
 
 CHUNK = 64
 """Tokens a chunk."""
@@ -16,7 +17,7 @@ _NO_DECAY_LEFT = -1e3
 """exp of it is 0 in every dtype; a bound, so that a sum of gates keeps the difference of what follows."""
 
 
-class TorchMamba2(Mamba2Backend):
+class TorchMamba2(TorchRecurrent, Mamba2Backend):
     """The chunked form in float32 (float64 for float64 inputs).
 
     With b_i the sum of dt A up to token i of a chunk and h_0 the state before it, token i reads exp(b_i) h_0
@@ -26,11 +27,10 @@ class TorchMamba2(Mamba2Backend):
     otherwise.
     """
 
-    def plan(self, phase: Phase, batch: StateBatch) -> ChunkPlan:
-        """Cuts the sequences into chunks."""
-        return plan_chunks(CONTRACT, phase, batch, CHUNK)
+    contract = CONTRACT
+    chunk = CHUNK
 
-    def prefill(
+    def run(
         self,
         x: torch.Tensor,
         B: torch.Tensor,
@@ -47,8 +47,8 @@ class TorchMamba2(Mamba2Backend):
         dt_softplus: bool,
         dt_min: float,
         dt_max: float,
-    ) -> None:
-        """Runs T packed tokens of N sequences of any length."""
+    ) -> torch.Tensor | None:
+        """Runs T packed tokens of N sequences of any length, drafted ones where the plan is for them."""
         tensors = {
             "x": x,
             "B": B,
@@ -62,19 +62,34 @@ class TorchMamba2(Mamba2Backend):
         }
         options = {"dt_softplus": dt_softplus, "dt_min": dt_min, "dt_max": dt_max}
         CONTRACT.check_arguments(batch, {**tensors, **options})
-        assert isinstance(plan, ChunkPlan)
         compute = torch.promote_types(x.dtype, torch.float32)
-        steps = _time_steps(dt.to(compute), dt_bias, dt_softplus, dt_min, dt_max)
+        time_steps = _time_steps(dt.to(compute), dt_bias, dt_softplus, dt_min, dt_max)
+
+        def step(states: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+            inputs, writes, reads, steps = (
+                (t if rows is None else t.index_select(0, rows)).to(compute) for t in (x, B, C, time_steps)
+            )
+            states.mul_((steps * A).exp_()[:, :, None, None])
+            by_group = states.view(len(inputs) * B.shape[1], -1, B.shape[2])
+            written = (inputs * steps[..., None]).view(len(by_group), -1, 1)
+            by_group.addcmul_(written, writes.reshape(len(by_group), 1, -1))
+            result = torch.bmm(by_group, reads.reshape(len(by_group), -1, 1)).view_as(inputs)
+            return result if D is None else result.addcmul_(inputs, D[:, None].to(compute))
+
+        if isinstance(plan, TreePlan):
+            return run_tree(plan, state, out, compute, step)
+        assert isinstance(plan, ChunkPlan)
         if plan.places is None:
-            _run_single_tokens(plan, x, B, C, steps, A, D, state, out)
-            return
+            run_single(plan, state, out, compute, step)
+            return None
         states = plan.slots.load(state, compute)
-        gates = (steps.double() * A).clamp_min_(_NO_DECAY_LEFT)
-        results = [_run_group(group, plan.chunk, x, B, C, steps, gates, D, states) for group in plan.groups]
+        gates = (time_steps.double() * A).clamp_min_(_NO_DECAY_LEFT)
+        results = [
+            _run_group(group, plan.chunk, x, B, C, time_steps, gates, D, states) for group in plan.groups
+        ]
         plan.write(results, out)
         plan.slots.store(state, states)
-
-    decode = prefill
+        return None
 
 
 def _time_steps(
@@ -85,35 +100,6 @@ def _time_steps(
     if dt_softplus:
         dt = torch.nn.functional.softplus(dt)
     return dt.clamp(dt_min, dt_max)
-
-
-def _run_single_tokens(
-    plan: ChunkPlan,
-    x: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    steps: torch.Tensor,
-    A: torch.Tensor,
-    D: torch.Tensor | None,
-    state: torch.Tensor,
-    out: torch.Tensor,
-) -> None:
-    """Runs one token of each sequence that is not empty: the recurrence."""
-    count = len(x)
-    groups, state_size = B.shape[1:]
-    if count == 0:
-        return
-    inputs = x.to(steps.dtype)
-    states = plan.slots.load(state, steps.dtype)
-    states.mul_((steps * A).exp_()[:, :, None, None])
-    by_group = states.view(count * groups, -1, state_size)
-    written = (inputs * steps[..., None]).view(count * groups, -1, 1)
-    by_group.addcmul_(written, B.to(steps.dtype).reshape(count * groups, 1, state_size))
-    result = torch.bmm(by_group, C.to(steps.dtype).reshape(count * groups, state_size, 1)).view_as(inputs)
-    if D is not None:
-        result.addcmul_(inputs, D[:, None].to(steps.dtype))
-    plan.write_rows(result, out)
-    plan.slots.store(state, states)
 
 
 def _run_group(

@@ -53,6 +53,7 @@ class ReferenceMla(MlaBackend):
                 row += 1
 
     decode = prefill
+    verify = prefill
 
 
 __all__ = ["ReferenceMla"]

@@ -83,6 +83,7 @@ class TorchMla(MlaBackend):
                 lse.index_fill_(0, plan.padding_rows, -torch.inf)
 
     decode = prefill
+    verify = prefill
 
 
 def _attend_in_pieces(

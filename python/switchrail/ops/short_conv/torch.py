@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 
 from switchrail.ops.backend import ShortConvBackend
-from switchrail.ops.batch import Phase, StateBatch
+from switchrail.ops.batch import Phase, StateBatch, VerifyBatch
+from switchrail.ops.recurrent import TorchRecurrent, TreePlan, plan_tree, run_tree
 from switchrail.ops.short_conv.contract import CONTRACT
 from switchrail.ops.slots import Slots
 
@@ -43,6 +44,8 @@ class _Plan:
         sequences = [n for n, length in enumerate(batch.seqlens) if length]
         self.slots = Slots(CONTRACT, batch, sequences)
         self._counts = [batch.seqlens[n] for n in sequences]
+        self.single = all(count == 1 for count in self._counts)
+        """Whether each sequence has one row."""
         self._device = batch.read_slots.device
         self._ends: dict[int, _Ends] = {}
         self.padding_rows: torch.Tensor | None = None
@@ -82,18 +85,22 @@ class _Plan:
         return _Ends(*(tensor.to(self._device, non_blocking=True) for tensor in tensors))
 
 
-class TorchShortConv(ShortConvBackend):
+class TorchShortConv(TorchRecurrent, ShortConvBackend):
     """Shifted multiply-adds over all packed rows, then the rows near a sequence's start again with its state.
 
     Computes in float32, in float64 for float64 inputs.
     """
 
-    def plan(self, phase: Phase, batch: StateBatch) -> _Plan:
+    contract = CONTRACT
+
+    def plan(self, phase: Phase, batch: StateBatch) -> object:
         """Prepares which states and rows the sequences need."""
+        if phase == "verify":
+            return plan_tree(CONTRACT, batch)
         CONTRACT.check_batch(phase, batch)
         return _Plan(batch)
 
-    def prefill(
+    def run(
         self,
         x: torch.Tensor,
         weight: torch.Tensor,
@@ -104,75 +111,83 @@ class TorchShortConv(ShortConvBackend):
         batch: StateBatch,
         plan: object,
         activation: Literal["silu"] | None,
-    ) -> None:
-        """Runs T packed rows of N sequences of any length."""
+    ) -> torch.Tensor | None:
+        """Runs T packed rows of N sequences of any length, drafted ones where the plan is for them."""
         tensors = {"x": x, "weight": weight, "bias": bias, "state": state, "out": out}
         CONTRACT.check_arguments(batch, {**tensors, "activation": activation})
-        assert isinstance(plan, _Plan)
-        rows, channels = x.shape
-        if rows == 0:
-            return
-        width = weight.shape[1]
-        compute = torch.float64 if x.dtype == torch.float64 else torch.float32
-        x = x.to(compute, memory_format=torch.contiguous_format)
+        compute = torch.promote_types(x.dtype, torch.float32)
         taps = weight.T.to(compute, memory_format=torch.contiguous_format)
-        y = out if out.dtype == compute else torch.empty_like(x)
-        block = max(BLOCK_NUMBERS // channels, 1)
-        for low in range(0, rows, block):
-            high = min(low + block, rows)
-            torch.mul(x[low:high], taps[-1], out=y[low:high])
-            for back in range(1, min(width, high)):
-                first = max(low, back)
-                y[first:high].addcmul_(x[first - back : high - back], taps[-1 - back])
-        ends = plan.ends(width)
         pool = state.transpose(1, 2)
-        old = plan.slots.load(pool, compute).flatten(0, 1)
-        near = torch.cat([old, x.index_select(0, ends.picked)])
-        windows = near.index_select(0, ends.windows).view(-1, width, channels)
-        y.index_copy_(0, ends.first_rows, (windows * taps).sum(1))
-        plan.slots.store(pool, near.index_select(0, ends.states).view(-1, width - 1, channels))
-        _finish(y, bias, activation, plan, out)
+        if isinstance(plan, TreePlan):
 
-    def decode(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        *,
-        bias: torch.Tensor | None,
-        state: torch.Tensor,
-        out: torch.Tensor,
-        batch: StateBatch,
-        plan: object,
-        activation: Literal["silu"] | None,
-    ) -> None:
-        """Runs one row a sequence."""
-        tensors = {"x": x, "weight": weight, "bias": bias, "state": state, "out": out}
-        CONTRACT.check_arguments(batch, {**tensors, "activation": activation})
+            def step(states: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+                new = x if rows is None else x.index_select(0, rows)
+                window = torch.cat([states, new[:, None].to(compute)], dim=1)
+                states.copy_(window[:, 1:])
+                return _activate(window.mul_(taps).sum(1), bias, activation)
+
+            return run_tree(plan, pool, out, compute, step)
         assert isinstance(plan, _Plan)
-        compute = torch.float64 if x.dtype == torch.float64 else torch.float32
-        pool = state.transpose(1, 2)
-        window = torch.cat([plan.slots.load(pool, compute), x[:, None].to(compute)], dim=1)
-        plan.slots.store(pool, window[:, 1:])
-        y = window.mul_(weight.T.to(compute, memory_format=torch.contiguous_format)).sum(1)
-        _finish(y, bias, activation, plan, out)
+        if len(x) == 0:
+            return None
+        if plan.single:
+            window = torch.cat([plan.slots.load(pool, compute), x[:, None].to(compute)], dim=1)
+            plan.slots.store(pool, window[:, 1:])
+            y = window.mul_(taps).sum(1)
+        else:
+            y = _convolve(plan, x, taps, pool, out)
+        _activate(y, bias, activation)
+        if plan.padding_rows is not None:
+            y.masked_fill_(plan.padding_rows, 0)
+        if y is not out:
+            out.copy_(y)
+        return None
+
+    def commit(
+        self,
+        record: object,
+        accepted: torch.Tensor,
+        *,
+        state: torch.Tensor,
+        batch: VerifyBatch,
+        plan: object,
+    ) -> None:
+        """Writes the window after each sequence's last accepted row."""
+        super().commit(record, accepted, state=state.transpose(1, 2), batch=batch, plan=plan)
 
 
-def _finish(
-    y: torch.Tensor,
-    bias: torch.Tensor | None,
-    activation: Literal["silu"] | None,
-    plan: _Plan,
-    out: torch.Tensor,
-) -> None:
-    """Turns the sums `y` into `out`, which may be `y` itself."""
+def _convolve(
+    plan: _Plan, x: torch.Tensor, taps: torch.Tensor, pool: torch.Tensor, out: torch.Tensor
+) -> torch.Tensor:
+    """The sums over the taps [W, C] of all rows, in their dtype, and in `out` itself where it has it.
+
+    The pool [slots, W - 1, C] is brought up to date.
+    """
+    rows, channels = x.shape
+    width, compute = len(taps), taps.dtype
+    x = x.to(compute, memory_format=torch.contiguous_format)
+    y = out if out.dtype == compute else torch.empty_like(x)
+    block = max(BLOCK_NUMBERS // channels, 1)
+    for low in range(0, rows, block):
+        high = min(low + block, rows)
+        torch.mul(x[low:high], taps[-1], out=y[low:high])
+        for back in range(1, min(width, high)):
+            first = max(low, back)
+            y[first:high].addcmul_(x[first - back : high - back], taps[-1 - back])
+    ends = plan.ends(width)
+    old = plan.slots.load(pool, compute).flatten(0, 1)
+    near = torch.cat([old, x.index_select(0, ends.picked)])
+    windows = near.index_select(0, ends.windows).view(-1, width, channels)
+    y.index_copy_(0, ends.first_rows, (windows * taps).sum(1))
+    plan.slots.store(pool, near.index_select(0, ends.states).view(-1, width - 1, channels))
+    return y
+
+
+def _activate(y: torch.Tensor, bias: torch.Tensor | None, activation: Literal["silu"] | None) -> torch.Tensor:
+    """Adds the bias to the sums and activates them, in place."""
     if bias is not None:
         y += bias
-    if activation == "silu":
-        torch.nn.functional.silu(y, inplace=True)
-    if plan.padding_rows is not None:
-        y.masked_fill_(plan.padding_rows, 0)
-    if y is not out:
-        out.copy_(y)
+    return torch.nn.functional.silu(y, inplace=True) if activation == "silu" else y
 
 
 __all__ = ["TorchShortConv"]

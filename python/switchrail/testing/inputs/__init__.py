@@ -8,7 +8,7 @@ device.
 from __future__ import annotations
 
 from switchrail.testing.inputs.attention import attention_call
-from switchrail.testing.inputs.call import CONTRACTS, REFERENCES, Call, run_reference
+from switchrail.testing.inputs.call import CONTRACTS, REFERENCES, Call, Verification, run_reference
 from switchrail.testing.inputs.common import Gate, Initial
 from switchrail.testing.inputs.delta import gated_delta_call, kda_call
 from switchrail.testing.inputs.lightning import lightning_call
@@ -24,6 +24,7 @@ __all__ = [
     "Call",
     "Gate",
     "Initial",
+    "Verification",
     "attention_call",
     "gated_delta_call",
     "kda_call",

@@ -11,7 +11,7 @@ import torch
 from switchrail.ops.attention.contract import CONTRACT as ATTENTION
 from switchrail.ops.attention.reference import ReferenceAttention
 from switchrail.ops.backend import Backend
-from switchrail.ops.batch import Phase, SequenceBatch
+from switchrail.ops.batch import Phase, SequenceBatch, VerifyBatch
 from switchrail.ops.contract import Contract
 from switchrail.ops.gated_delta.contract import CONTRACT as GATED_DELTA
 from switchrail.ops.gated_delta.reference import ReferenceGatedDelta
@@ -25,6 +25,7 @@ from switchrail.ops.mla.contract import CONTRACT as MLA
 from switchrail.ops.mla.reference import ReferenceMla
 from switchrail.ops.short_conv.contract import CONTRACT as SHORT_CONV
 from switchrail.ops.short_conv.reference import ReferenceShortConv
+from switchrail.testing.inputs.common import Random
 
 CONTRACTS = {
     contract.op: contract for contract in (ATTENTION, GATED_DELTA, KDA, LIGHTNING, MAMBA2, MLA, SHORT_CONV)
@@ -85,12 +86,36 @@ class Call:
             if tensor is not None and specs[name].mutated and specs[name].axes[0] == "T"
         }
 
-    def run(self, backend: Backend) -> None:
-        """Plans and makes the call, which writes into this call's own tensors."""
+    @property
+    def batch_tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors of the batch."""
+        names = [*self.contract.batch, *(["parents"] if isinstance(self.batch, VerifyBatch) else [])]
+        return {name: getattr(self.batch, name) for name in names}
+
+    def run(self, backend: Backend) -> Verification | None:
+        """Plans and makes the call, which writes into this call's own tensors.
+
+        Returns:
+            What commits a verification; None in another phase.
+        """
         plan = backend.plan(self.phase, self.batch)
         named = {name: t for name, t in self.tensors.items() if name not in self.contract.positional}
         positional = [self.tensors[name] for name in self.contract.positional]
-        getattr(backend, self.phase)(*positional, **named, **self.options, batch=self.batch, plan=plan)
+        record = getattr(backend, self.phase)(
+            *positional, **named, **self.options, batch=self.batch, plan=plan
+        )
+        return Verification(self, backend, plan, record) if self.phase == "verify" else None
+
+    def with_trees(self, seed: int = 0) -> Call:
+        """The same verification with random trees: a row follows any of its sequence before it, or none."""
+        assert isinstance(self.batch, VerifyBatch)
+        random = Random(seed)
+        rows = [i for length in self.batch.seqlens for i in range(length)]
+        parents = tuple(int(u * (i + 1)) - 1 for i, u in zip(rows, random.uniform(len(rows)), strict=True))
+        tensor = torch.tensor(parents, dtype=torch.int32, device=self.out.device)
+        return dataclasses.replace(
+            self, batch=dataclasses.replace(self.batch, parents=tensor, parent_rows=parents)
+        )
 
     def clone(self) -> Call:
         """A copy on the same device: `to` that device."""
@@ -111,7 +136,9 @@ class Call:
             tensors[name] = torch.empty(0, dtype=tensor.dtype, device=device).set_(
                 storages[storage.data_ptr()], tensor.storage_offset(), tensor.shape, tensor.stride()
             )
-        moved = {name: getattr(self.batch, name).to(device, copy=True) for name in self.contract.batch}
+        moved: dict[str, Any] = {
+            name: tensor.to(device, copy=True) for name, tensor in self.batch_tensors.items()
+        }
         return dataclasses.replace(self, tensors=tensors, batch=dataclasses.replace(self.batch, **moved))
 
     def double(self) -> Call:
@@ -129,6 +156,28 @@ class Call:
         return tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """A verification that was run, to be committed.
+
+    Attributes:
+        call: The call.
+        backend: What ran it.
+        plan: Its plan.
+        record: What it returned.
+    """
+
+    call: Call
+    backend: Backend
+    plan: object
+    record: object
+
+    def commit(self, accepted: torch.Tensor, state: torch.Tensor) -> None:
+        """Commits into a pool, the call's own or a copy; `accepted` is [N] int64."""
+        assert isinstance(self.call.batch, VerifyBatch)
+        self.backend.commit(self.record, accepted, state=state, batch=self.call.batch, plan=self.plan)
+
+
 def run_reference(call: Call) -> Call:
     """Computes the float64 oracle of a call on the same (rounded) inputs, on the CPU.
 
@@ -140,4 +189,4 @@ def run_reference(call: Call) -> Call:
     return oracle
 
 
-__all__ = ["CONTRACTS", "REFERENCES", "Call", "run_reference"]
+__all__ = ["CONTRACTS", "REFERENCES", "Call", "Verification", "run_reference"]

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from switchrail.ops.batch import Phase, StateBatch
+from switchrail.ops.batch import Phase, StateBatch, VerifyBatch
 
 Gate = Literal["decaying", "near_zero", "near_one", "one", "mixed"]
 Initial = Literal["all", "some", "none"]
@@ -78,7 +78,10 @@ def state_batch(
     in_place: bool,
     padding: Collection[int],
 ) -> tuple[StateBatch, int, frozenset[int]]:
-    """A batch on permuted slots, the number of slots of its pool, and which sequences are padding."""
+    """A batch on permuted slots, the number of slots of its pool, and which sequences are padding.
+
+    In verification each sequence's rows are a chain.
+    """
     count = len(lengths)
     slots = (count if in_place else 2 * count) + 3
     order = random.permutation(slots - 1) + 1
@@ -92,10 +95,17 @@ def state_batch(
         has_initial_state = random.uniform(count) < 0.5
     for n in padding:
         read[n] = write[n] = -1
-    batch = StateBatch(
-        **sequences(lengths), read_slots=read, write_slots=write, has_initial_state=has_initial_state
-    )
-    return batch, slots, frozenset(padding)
+    fields = {
+        **sequences(lengths),
+        "read_slots": read,
+        "write_slots": write,
+        "has_initial_state": has_initial_state,
+    }
+    if phase != "verify":
+        return StateBatch(**fields), slots, frozenset(padding)
+    chain = [i - 1 for length in lengths for i in range(length)]
+    parents = torch.tensor(chain, dtype=torch.int32)
+    return VerifyBatch(**fields, parents=parents, parent_rows=tuple(chain)), slots, frozenset(padding)
 
 
 def unread(batch: StateBatch, slots: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 
 from switchrail.ops.batch import Phase
+from switchrail.ops.gates import GateKind
 from switchrail.testing.inputs.call import Call
 from switchrail.testing.inputs.common import (
     Gate,
@@ -34,6 +35,8 @@ def gated_delta_call(
     state_dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     gate: Gate = "decaying",
+    raw: GateKind | None = None,
+    beta_scale: float | None = None,
     beta_max: float = 1.0,
     correlated: bool = False,
     zero_keys: bool = False,
@@ -59,6 +62,9 @@ def gated_delta_call(
         state_dtype: The dtype of the state; float32 when left out, float64 with a float64 `dtype`.
         device: Where the tensors are.
         gate: The decay, as `log_decay` has it.
+        raw: The kind of the raw gates that make such decays, where they are raw; at least e^-5 a token with
+            `sigmoid`. The arguments that belong to them are left out where they are not.
+        beta_scale: The argument of that name, with which beta is raw, and left out where it is None.
         beta_max: The largest beta.
         correlated: Whether all keys of a head point nearly the same way.
         zero_keys: Whether every third key is zero, and every fifth query.
@@ -86,20 +92,43 @@ def gated_delta_call(
     else:
         q, k = q * norm, k * norm
     v = random.normal(rows, value_heads, value_size) * norm
-    g = log_decay(random, gate, rows, value_heads, *([key_size] if op == "kda" else []))
+    channels = [key_size] if op == "kda" else []
+    g = log_decay(random, gate, rows, value_heads, *channels)
     beta = random.uniform(rows, value_heads) * beta_max
+    options: dict[str, Any] = {"scale": key_size**-0.5, "qk_l2norm": qk_l2norm}
+    raw_tensors: dict[str, torch.Tensor | None] = {}
+    if raw is not None:
+        rate = random.normal(value_heads)
+        bias = random.normal(value_heads, *channels)
+        raw_tensors = {"A_log": rate.to(compute), "dt_bias": bias.to(compute)}
+        options["gate"] = raw
+        if raw == "sigmoid":
+            options["lower_bound"] = -5.0
+        g = _raw_gate(g, raw, rate.exp().view(-1, *[1] * len(channels))) - bias
+    if beta_scale is not None:
+        options["beta_scale"] = beta_scale
+        beta = 3 * random.normal(rows, value_heads)
     batch, slots, padded = state_batch(random, lengths, phase, initial, in_place, padding)
     state = random.normal(slots, value_heads, value_size, key_size) * (0.5 * norm)
     state[unread(batch, slots)] = torch.nan
     tensors: dict[str, torch.Tensor | None] = {}
     tensors["q"], tensors["k"], tensors["v"] = views([q, k, v], dtype, strided)
-    (tensors["g"],) = views([g], compute, strided)
+    (tensors["g"],) = views([g], compute if raw is None else dtype, strided)
+    tensors |= raw_tensors
     (tensors["beta"],) = views([beta], dtype, strided)
     tensors["state"] = state.to(state_dtype or compute)
     tensors["out"] = torch.full((rows, value_heads, value_size), torch.nan, dtype=dtype)
-    options = {"scale": key_size**-0.5, "qk_l2norm": qk_l2norm}
     call = Call(op=op, phase=phase, tensors=tensors, options=options, batch=batch, padding=padded)
     return call.to(device)
+
+
+def _raw_gate(g: torch.Tensor, raw: GateKind, rate: torch.Tensor) -> torch.Tensor:
+    """What a raw gate and its bias come to, for about the log of a decay `g`; finite, and small in size."""
+    if raw == "softplus":
+        target = -g.clamp(-100, -1e-9) / rate
+        return target + torch.log(-torch.expm1(-target))
+    share = (g / -5.0).clamp(1e-9, 1 - 1e-4)
+    return torch.log(share / (1 - share)) / rate
 
 
 def kda_call(lengths: Sequence[int], **arguments: Any) -> Call:

@@ -1,0 +1,98 @@
+"""The walk that all oracles of ops with a state share: one token after the other, and nothing else."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from switchrail.ops.backend import Backend
+from switchrail.ops.batch import StateBatch, VerifyBatch
+
+Token = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
+"""From the state before a packed row, float64, and the row's number to the state after it and its result."""
+
+
+def walk(batch: StateBatch, state: torch.Tensor, out: torch.Tensor, token: Token) -> list[list[torch.Tensor]]:
+    """Runs every row of a batch and writes its result.
+
+    Args:
+        batch: The sequences; in verification a row follows its parent, else the row before it.
+        state: The pool [slots, ...], read only.
+        out: [T, ...].
+        token: What a row does.
+
+    Returns:
+        For each sequence that is not padding the state before it and after each row; nothing for the others.
+    """
+    states: list[list[torch.Tensor]] = []
+    row = 0
+    for n, length in enumerate(batch.seqlens):
+        rows = range(row, row + length)
+        row += length
+        if batch.write_slots[n] == -1:
+            out[rows.start : rows.stop] = 0
+            states.append([])
+            continue
+        first = torch.zeros(state.shape[1:], dtype=torch.float64, device=state.device)
+        if length and batch.has_initial_state[n]:
+            first = state[batch.read_slots[n]].double()
+        after = [first]
+        for i, t in enumerate(rows):
+            parent = batch.parent_rows[t] if isinstance(batch, VerifyBatch) else i - 1
+            s, result = token(after[parent + 1], t)
+            out[t] = result.to(out.dtype)
+            after.append(s)
+        states.append(after)
+    return states
+
+
+class ReferenceRecurrent(Backend):
+    """The phases of an oracle, and how it leaves its states in the pool."""
+
+    @abstractmethod
+    def run(self, *tensors: Any, **arguments: Any) -> Any:
+        """Runs what `prefill`, `decode` or `verify` is given, as the batch says.
+
+        Returns:
+            The record of a verification.
+        """
+
+    def prefill(self, *tensors: Any, **arguments: Any) -> None:
+        """Runs T packed tokens of N sequences of any length."""
+        self.run(*tensors, **arguments)
+
+    def decode(self, *tensors: Any, **arguments: Any) -> None:
+        """Runs one token a sequence."""
+        self.run(*tensors, **arguments)
+
+    def verify(self, *tensors: Any, **arguments: Any) -> Any:
+        """Runs drafted tokens."""
+        return self.run(*tensors, **arguments)
+
+    @staticmethod
+    def finish(batch: StateBatch, state: torch.Tensor, states: list[list[torch.Tensor]]) -> None:
+        """Writes each sequence's last state, of those that `walk` gives."""
+        for n, after in enumerate(states):
+            if len(after) > 1:
+                state[batch.write_slots[n]] = after[-1].to(state.dtype)
+
+    def commit(
+        self,
+        record: object,
+        accepted: torch.Tensor,
+        *,
+        state: torch.Tensor,
+        batch: VerifyBatch,
+        plan: object,
+    ) -> None:
+        """Writes each sequence's state after its last accepted row."""
+        assert isinstance(record, list)
+        for n, after in enumerate(record):
+            if len(after) > 1:
+                state[batch.write_slots[n]] = after[int(accepted[n]) + 1].to(state.dtype)
+
+
+__all__ = ["ReferenceRecurrent", "Token", "walk"]

@@ -1,0 +1,178 @@
+"""What the plain-torch backends of ops with a state share: single tokens, drafted ones, their commit."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from switchrail.ops.backend import Backend
+from switchrail.ops.batch import Phase, StateBatch, VerifyBatch
+from switchrail.ops.chunks import ChunkPlan, plan_chunks
+from switchrail.ops.contract import Contract
+from switchrail.ops.slots import Slots
+
+Step = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""Runs one token from each of the states [R, ...], which it brings up to date, and returns the results
+[R, ...]. The tokens are those of the given packed rows [R], or all rows in order where that is None.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TreePlan:
+    """What all layers of a step share in verification.
+
+    The states are kept in a bank: M initial ones, then one for each of the T rows.
+
+    Attributes:
+        slots: The initial states of the M sequences that are not empty.
+        sequences: [M] int64, their numbers in the batch.
+        starts: [M] int64, their first rows.
+        lengths: [M] int64, their numbers of rows.
+        levels: For each depth of the trees its rows, and the places in the bank of the states before them.
+        padding_rows: [T] bool, the rows of padding; None where it is known that there is none.
+    """
+
+    slots: Slots
+    sequences: torch.Tensor
+    starts: torch.Tensor
+    lengths: torch.Tensor
+    levels: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    padding_rows: torch.Tensor | None
+
+
+def plan_tree(contract: Contract, batch: StateBatch) -> TreePlan:
+    """Sorts the drafted rows of a batch by their depth.
+
+    Raises:
+        ContractError: The batch breaks the contract.
+    """
+    contract.check_batch("verify", batch)
+    assert isinstance(batch, VerifyBatch)
+    device = batch.read_slots.device
+
+    def there(numbers: list[int]) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
+
+    sequences = [n for n, length in enumerate(batch.seqlens) if length]
+    starts: list[int] = []
+    depths: list[int] = []
+    before: list[int] = []
+    levels: list[list[int]] = []
+    for m, n in enumerate(sequences):
+        start = len(depths)
+        starts.append(start)
+        for row in range(start, start + batch.seqlens[n]):
+            parent = batch.parent_rows[row]
+            depths.append(0 if parent < 0 else depths[start + parent] + 1)
+            before.append(m if parent < 0 else len(sequences) + start + parent)
+            if depths[row] == len(levels):
+                levels.append([])
+            levels[depths[row]].append(row)
+    slots = Slots(contract, batch, sequences)
+    lengths = there([batch.seqlens[n] for n in sequences])
+    padding_rows = None
+    if slots.padding is not None:
+        padding_rows = torch.repeat_interleave(slots.padding, lengths, output_size=len(depths))
+    return TreePlan(
+        slots,
+        there(sequences),
+        there(starts),
+        lengths,
+        tuple((there(rows), there([before[row] for row in rows])) for rows in levels),
+        padding_rows,
+    )
+
+
+class TorchRecurrent(Backend):
+    """The phases of an op with a state, made of its chunks and of single tokens."""
+
+    contract: ClassVar[Contract]
+    chunk: ClassVar[int]
+
+    def plan(self, phase: Phase, batch: StateBatch) -> object:
+        """Cuts the sequences into chunks, or the drafted rows into levels."""
+        if phase == "verify":
+            return plan_tree(self.contract, batch)
+        return plan_chunks(self.contract, phase, batch, self.chunk)
+
+    @abstractmethod
+    def run(self, *tensors: Any, **arguments: Any) -> Any:
+        """Runs what `prefill`, `decode` or `verify` is given, as the plan says.
+
+        Returns:
+            The record of a verification.
+        """
+
+    def prefill(self, *tensors: Any, **arguments: Any) -> None:
+        """Runs T packed tokens of N sequences of any length."""
+        self.run(*tensors, **arguments)
+
+    def decode(self, *tensors: Any, **arguments: Any) -> None:
+        """Runs one token a sequence."""
+        self.run(*tensors, **arguments)
+
+    def verify(self, *tensors: Any, **arguments: Any) -> Any:
+        """Runs drafted tokens."""
+        return self.run(*tensors, **arguments)
+
+    def commit(
+        self,
+        record: object,
+        accepted: torch.Tensor,
+        *,
+        state: torch.Tensor,
+        batch: VerifyBatch,
+        plan: object,
+    ) -> None:
+        """Writes the state after each sequence's last accepted row."""
+        assert isinstance(plan, TreePlan)
+        assert isinstance(record, torch.Tensor)
+        last = accepted.index_select(0, plan.sequences)
+        if last.device.type == "cpu":
+            wrong = (last < -1) | (last >= plan.lengths)
+            if plan.slots.padding is not None:
+                wrong &= ~plan.slots.padding
+            for m in wrong.nonzero()[:, 0].tolist():
+                raise self.contract.error(
+                    "accepted",
+                    f"{int(last[m])} for sequence {int(plan.sequences[m])}",
+                    f"-1 to {int(plan.lengths[m]) - 1}, a row of the sequence or none",
+                )
+        count = len(plan.sequences)
+        initial = torch.arange(count, device=last.device)
+        place = count + plan.starts + last.minimum(plan.lengths - 1)
+        plan.slots.store(state, record.index_select(0, torch.where(last < 0, initial, place)))
+
+
+def run_single(
+    plan: ChunkPlan, state: torch.Tensor, out: torch.Tensor, dtype: torch.dtype, step: Step
+) -> None:
+    """Runs one token of each sequence that is not empty, computing in `dtype`."""
+    if len(out) == 0:
+        return
+    states = plan.slots.load(state, dtype)
+    plan.write_rows(step(states, None), out)
+    plan.slots.store(state, states)
+
+
+def run_tree(
+    plan: TreePlan, state: torch.Tensor, out: torch.Tensor, dtype: torch.dtype, step: Step
+) -> torch.Tensor:
+    """Runs drafted rows, computing in `dtype`, and returns the bank of their states."""
+    count = len(plan.sequences)
+    bank = torch.empty(count + len(out), *state.shape[1:], dtype=dtype, device=state.device)
+    bank[:count] = plan.slots.load(state, dtype, copy=True)
+    for rows, before in plan.levels:
+        states = bank.index_select(0, before)
+        out.index_copy_(0, rows, step(states, rows).to(out.dtype))
+        bank.index_copy_(0, rows + count, states)
+    if plan.padding_rows is not None:
+        out.masked_fill_(plan.padding_rows.view(-1, *[1] * (out.ndim - 1)), 0)
+    return bank
+
+
+__all__ = ["Step", "TorchRecurrent", "TreePlan", "plan_tree", "run_single", "run_tree"]
