@@ -224,3 +224,29 @@ class StagedHooks(Hooks):
             super().remove(*hooks)
         else:
             staging.unstage(*hooks)
+
+    def clear(self) -> None:
+        """Takes all hooks out of force; a plugin that is being loaded, only where all are its own."""
+        staging = staging_of(self)
+        if staging is None:
+            super().clear()
+        else:
+            staging.unstage(*staging.staged(), *self.list(), *self.disabled(), *self.waiting())
+
+    def disable(self, *hooks: Hook) -> None:
+        """Lets hooks stay where they are without running; refused to a plugin that is being loaded."""
+        self._refuse_plugins("disable", hooks)
+        super().disable(*hooks)
+
+    def enable(self, *hooks: Hook) -> None:
+        """Lets disabled hooks run again; refused to a plugin that is being loaded."""
+        self._refuse_plugins("enable", hooks)
+        super().enable(*hooks)
+
+    def _refuse_plugins(self, what: str, hooks: Sequence[Hook]) -> None:
+        staging = staging_of(self)
+        if staging is not None and hooks:
+            raise HookError(
+                f"{staging} can't {what} {hooks[0]!r} while it is loaded; valid: to add hooks of its own",
+                target=hooks[0].target_name,
+            )

@@ -18,6 +18,9 @@ from switchrail.staging import Staging
 
 T = TypeVar("T")
 
+THREADS = "switchrail plugin "
+"""How the names of the threads begin that plugins run in where there is a timeout."""
+
 
 class HungError(Exception):
     """A plugin's code takes longer than it may.
@@ -93,7 +96,7 @@ class Attempt:
             return run()
         start = time.monotonic()
         try:
-            return _within(self._left, run, f"switchrail plugin {self.plugin.qualified_name}")
+            return _within(self._left, run, f"{THREADS}{self.plugin.qualified_name}")
         except HungError as error:
             error.args = (what,)
             raise

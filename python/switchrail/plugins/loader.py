@@ -232,7 +232,7 @@ class Loader:
         return Staging(self._core, self._hooks, origin, strict=strict or None)
 
     def _ordered(self, attempts: list[Attempt]) -> list[Attempt]:
-        """Puts plugins in the order that they declare; those whose declarations form a cycle fail."""
+        """Puts plugins in the order that they declare; those whose own declarations form a cycle fail."""
         while True:
             declarations = [attempt.declaration for attempt in attempts]
             try:
@@ -240,10 +240,11 @@ class Loader:
                 return [attempts[index] for index in order]
             except OrderError as error:
                 members = set(error.fields["members"])
-                for attempt in attempts:
-                    if attempt.plugin.qualified_name in members:
+                for attempt in list(attempts):
+                    constrains = attempt.declaration.before or attempt.declaration.after
+                    if attempt.plugin.qualified_name in members and constrains:
+                        attempts.remove(attempt)
                         self._give_up(attempt, error)
-                attempts = [a for a in attempts if a.plugin.qualified_name not in members]
 
     def _step(self, attempt: Attempt, step: Callable[[], None]) -> bool:
         try:

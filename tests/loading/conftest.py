@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import switchrail
+from switchrail.plugins import ALLOW_LIST, LOCK, PLATFORM, TIMEOUT, Plugin
+from switchrail.plugins.attempt import THREADS
+from switchrail.testing import isolated
+
+Install = Callable[..., Path]
+
+TARGET = """
+import threading
+
+go = threading.Event()  # set when the test is over, so that what hangs ends
+
+def greet(name="world"):
+    return f"hello {name}"
+"""
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """None of the variables is set, and what the fake distributions import goes with the test."""
+    for name in (ALLOW_LIST, PLATFORM, LOCK, TIMEOUT):
+        monkeypatch.delenv(name, raising=False)
+    modules = set(sys.modules)
+    yield
+    if "acme_target" in sys.modules:
+        sys.modules["acme_target"].go.set()
+        for thread in threading.enumerate():
+            if thread.name.startswith(THREADS):
+                thread.join(20)
+                assert not thread.is_alive()
+    for name in set(sys.modules) - modules:
+        if name.startswith("acme"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def runtime(environment: None) -> Iterator[switchrail.Runtime]:
+    with isolated() as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Installs a distribution into a folder on sys.path that has nothing else; returns its metadata."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "acme_target.py").write_text(TARGET)
+    monkeypatch.syspath_prepend(str(site))
+
+    def install(
+        distribution: str,
+        code: str | bytes | None = "def register(registry): pass",
+        *,
+        version: str = "1.0",
+        plugin: str | None = None,
+        target: str | None = None,
+        groups: Mapping[str, str] | None = None,
+        files: Mapping[str, str] | None = None,
+    ) -> Path:
+        module = distribution.replace("-", "_")
+        contents = dict(files or {})
+        if code is not None:
+            contents[f"{module}.py"] = code.decode("latin-1") if isinstance(code, bytes) else code
+        for name, text in contents.items():
+            (site / name).parent.mkdir(parents=True, exist_ok=True)
+            is_bytes = isinstance(code, bytes) and name == f"{module}.py"
+            (site / name).write_bytes(text.encode("latin-1" if is_bytes else "utf-8"))
+        info = site / f"{module}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        if groups is None:
+            groups = {"switchrail.plugins": f"{plugin or distribution} = {target or f'{module}:register'}"}
+        (info / "entry_points.txt").write_text("".join(f"[{group}]\n{groups[group]}\n" for group in groups))
+        record = [*contents, *(os.path.join(info.name, file.name) for file in info.iterdir())]
+        (info / "RECORD").write_text("".join(f"{name},,\n" for name in [*record, f"{info.name}/RECORD"]))
+        return info
+
+    return install
+
+
+@pytest.fixture
+def find(runtime: switchrail.Runtime) -> Callable[[str], Plugin]:
+    """The record of a plugin by its name, or its qualified one."""
+
+    def find(name: str) -> Plugin:
+        [plugin] = [each for each in runtime.plugins if name in (each.name, each.qualified_name)]
+        return plugin
+
+    return find
