@@ -12,8 +12,12 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 from switchrail import Engine
+from switchrail.cli.app import app
 from switchrail.cli.run import _speak
+from switchrail.errors import ContractError
+from switchrail.ops.gated_delta.torch import TorchGatedDelta
 from switchrail.testing import isolated
+from typer.testing import CliRunner
 
 PROMPTS = ["In the beginning", "And the king said unto"]
 
@@ -135,6 +139,72 @@ def test_names_are_logged_once_as_typed(run, caplog, tmp_path):
     }
 
 
+class Broken(TorchGatedDelta):
+    """Fails in its fourth call, or in a step's plan."""
+
+    error = OSError("no such kernel")
+    in_plan = False
+
+    def decode(self, *args, **kwargs):
+        self.calls = getattr(self, "calls", 0) + 1
+        if self.calls == 4:
+            raise self.error
+        super().decode(*args, **kwargs)
+
+    def plan(self, phase, batch):
+        if self.in_plan and phase == "decode":
+            raise self.error
+        return super().plan(phase, batch)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(
+    ("error", "in_plan", "code", "message"),
+    [
+        (
+            OSError("no such kernel"),
+            False,
+            1,
+            "failed in gated_delta decode of layer 4: OSError: no such kernel (",
+        ),
+        (
+            OSError("no such kernel"),
+            True,
+            1,
+            "failed in planning gated_delta decode: OSError: no such kernel (",
+        ),
+        (
+            ContractError("wrong"),
+            False,
+            2,
+            "switchrail: wrong; backend broken failed in gated_delta decode of layer 4",
+        ),
+    ],
+)
+def test_a_backend_that_fails(checkpoint, monkeypatch, as_json, error, in_plan, code, message):
+    monkeypatch.setattr(Broken, "error", error)
+    monkeypatch.setattr(Broken, "in_plan", in_plan)
+    command = [
+        "run",
+        str(checkpoint),
+        "--device",
+        "cpu",
+        "--prompt",
+        PROMPTS[0],
+        "--backend",
+        "linear=broken",
+    ]
+    with isolated() as runtime:
+        runtime.register("broken", Broken, op="gated_delta")
+        done = CliRunner().invoke(app, [*command, *(["--json"] if as_json else [])])
+    assert done.exit_code == code
+    assert message in done.stderr
+    assert "broken" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.output
+    if not as_json:  # it begins on a line of its own
+        assert done.stdout.endswith("\n")
+
+
 def test_text_comes_in_the_order_of_the_prompts():
     """The first text that goes on is printed as it comes; later ones wait for it."""
     printed = io.StringIO()
@@ -244,8 +314,9 @@ def test_interrupt(checkpoint):
         assert letter, process.stderr.read()
         seen += letter
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate()
+    rest, errors = process.communicate()
     assert process.returncode == 130
+    assert rest.endswith("\n")  # so what is said of it, on the same terminal, begins on a line of its own
     names, interrupted = errors.splitlines()  # neither a traceback nor, without a terminal, a progress bar
     assert names.startswith("backends: ")
     assert interrupted == "switchrail: interrupted"

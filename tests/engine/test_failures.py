@@ -45,10 +45,13 @@ class Saboteur:
         )
 
         def failing_lookup(op: str, phase: str, layer: int) -> Any:
-            if self.fail == "backend" and (op, layer) == ("gated_delta", 2):
+            call = lookup(op, phase, layer)
+
+            def failing(*args: Any, **kwargs: Any) -> None:
                 self.fail = None
                 raise Broken("a backend")
-            return lookup(op, phase, layer)
+
+            return failing if self.fail == "backend" and (op, layer) == ("gated_delta", 2) else call
 
         def failing_decode(ids: list[int]) -> str:
             if self.fail == "text":
@@ -96,9 +99,22 @@ def test_a_failing_backend_ends_the_requests_of_its_step(engine: Engine) -> None
 def test_generate_raises_what_a_backend_raised(engine: Engine) -> None:
     saboteur = Saboteur(engine)
     saboteur.fail = "backend"
-    with pytest.raises(Broken):
+    with pytest.raises(Broken) as caught:
         engine.generate(["the", "x", "other", "last", "the"], FREE)
+    assert caught.value.__notes__ == ["backend torch failed in gated_delta prefill of layer 2"]  # type: ignore[attr-defined]
     assert is_idle(engine)
+
+
+def test_what_is_no_backends_fault_is_not_put_on_one(engine: Engine) -> None:
+    engine.generate(["the"], FREE)
+
+    def broken(**keywords: Any) -> Any:
+        raise Broken("a layer")
+
+    engine._runner.model.forward = broken
+    with pytest.raises(Broken) as caught:
+        engine.generate(["the"], FREE)
+    assert not hasattr(caught.value, "__notes__")
 
 
 def test_a_step_that_ran_nothing_of_mine_does_not_fail_me(engine: Engine) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -14,8 +13,11 @@ from typing import Any
 import pytest
 import switchrail
 from switchrail import Engine, SamplingParams
+from switchrail.cli.app import app
 from switchrail.errors import BackendUnfitError, NoBackendError, PlatformError, UnknownBackendError
 from switchrail.platforms import detect
+from switchrail.testing import isolated
+from typer.testing import CliRunner
 
 from .conftest import CHECKPOINT
 
@@ -158,23 +160,28 @@ def test_without_the_backends_of_the_family_nothing_serves_it(acme: switchrail.R
         )
 
 
-def run(site: Path, *arguments: object, **environment: str) -> Any:
-    program = f"import sys; sys.path.insert(0, {str(site)!r}); from switchrail.cli import main; main()"
-    command = [sys.executable, "-c", program, *map(str, arguments), "--json"]
-    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), done.stderr
+def run() -> Any:
+    command = ["run", str(CHECKPOINT), "--prompt", PROMPTS[0], "--max-new-tokens", "6", "--json"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
 
 
-def test_on_the_command_line(site: Path) -> None:
-    arguments = ["run", CHECKPOINT, "--prompt", PROMPTS[0], "--max-new-tokens", 6]
-    document, errors = run(site, *arguments, ACME_DEVICE="cpu")
+def test_on_the_command_line(
+    acme: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "switchrail")
+    document = run()
     assert document["platform"]["kind"] == "oot:acme"
     assert document["platform"]["capability"] == [4, 2]
     assert {route["backend"] for route in document["routes"]} == {"acme_ops"}
-    assert "defaults of platform oot:acme: " in errors
-    other, _ = run(site, *arguments, ACME_DEVICE="cpu", SWITCHRAIL_PLATFORM="cpu")
-    assert other["platform"]["kind"] == "cpu"
-    assert other["outputs"] == document["outputs"]
-    left_out = {plugin["name"]: plugin["state"] for plugin in other["plugins"]}
-    assert "blocked" in str(left_out["acme_ops"])
+    (defaults,) = [text for text in caplog.messages if text.startswith("defaults of platform oot:acme: ")]
+    assert "gated_delta.decode=acme_ops" in defaults
+    monkeypatch.setenv("SWITCHRAIL_PLATFORM", "cpu")
+    with isolated() as other:
+        found = run()
+        states = {plugin.name: (plugin.state, plugin.reason) for plugin in other.plugins}
+    assert found["platform"]["kind"] == "cpu"
+    assert found["outputs"] == document["outputs"]
+    reason = 'acme-platform provides the platform "acme", and "cpu" is in use'
+    assert states["acme_ops"] == ("blocked", reason)

@@ -26,7 +26,7 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except SwitchrailError as error:
-            typer.echo(f"switchrail: {error}", err=True)
+            typer.echo(f"switchrail: {'; '.join((str(error), *getattr(error, '__notes__', ())))}", err=True)
             raise typer.Exit(INVALID) from error
         except KeyboardInterrupt as interrupt:
             typer.echo("switchrail: interrupted", err=True)

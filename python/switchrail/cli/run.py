@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,7 +24,7 @@ from switchrail.cli.choices import (
     read_choices,
 )
 from switchrail.cli.show import console, platform_text, plugin_table, print_json, route_table
-from switchrail.errors import RequestError
+from switchrail.errors import RequestError, SwitchrailError
 
 if TYPE_CHECKING:
     from switchrail import Output, RoutePlan
@@ -88,7 +90,8 @@ def run(
         options=choices.engine,
     ) as engine:
         if as_json:
-            outputs = engine.generate(texts, params)
+            with _named_failures():
+                outputs = engine.generate(texts, params)
             print_json(
                 {
                     "platform": asdict(engine.platform.identity),
@@ -108,7 +111,8 @@ def run(
                 sep="\n\n",
             )
             out.print()
-            outputs = _speak(out, engine.stream(texts, params), texts)
+            with _named_failures():
+                outputs = _speak(out, engine.stream(texts, params), texts)
             stats = engine.stats
             out.print(
                 f"prefill {stats.prefill_tokens} tokens, {stats.prefill_tokens_per_s:,.0f} tokens/s; "
@@ -120,6 +124,23 @@ def run(
         typer.echo(f"switchrail: {output.prompt!r} failed: {output.error!r}", err=True)
     if failed:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _named_failures() -> Iterator[None]:
+    """Says which backend raised what ended a step; its traceback is for those who call the engine."""
+    try:
+        yield
+    except SwitchrailError:
+        raise
+    except Exception as error:
+        notes = getattr(error, "__notes__", ())
+        if not notes:
+            raise
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"
+        typer.echo(f"switchrail: {'; '.join(notes)}: {what}", err=True)
+        raise typer.Exit(1) from error
 
 
 def _lines(file: Path) -> list[str]:
@@ -152,18 +173,23 @@ def _speak(out: Console, events: Iterable[Event], prompts: Sequence[str]) -> lis
     outputs: dict[int, Output] = {}
     waiting = [""] * len(prompts)
     begun = current = 0
-    for event in events:
-        waiting[event.request.id] += event.text
-        if event.finish_reason is not None:
-            outputs[event.request.id] = event.request.output
-        while current < len(prompts):
-            if begun == current:
-                out.out(prompts[current], end="", style="bold", highlight=False)
-                begun += 1
-            out.out(waiting[current], end="", highlight=False)
-            waiting[current] = ""
-            if current not in outputs:
-                break
-            out.out("\n", highlight=False)
-            current += 1
+    try:
+        for event in events:
+            waiting[event.request.id] += event.text
+            if event.finish_reason is not None:
+                outputs[event.request.id] = event.request.output
+            while current < len(prompts):
+                if begun == current:
+                    out.out(prompts[current], end="", style="bold", highlight=False)
+                    begun += 1
+                out.out(waiting[current], end="", highlight=False)
+                waiting[current] = ""
+                if current not in outputs:
+                    break
+                out.out("\n", highlight=False)
+                current += 1
+    except BaseException:
+        if begun > current:
+            out.out("")  # what is said of it begins on a line of its own
+        raise
     return [outputs[i] for i in range(len(prompts))]

@@ -36,6 +36,7 @@ class Dispatcher:
         self._routes = frozenset(routes)
         self._left: set[tuple[int, str]] = set()
         self._step: Step | None = None
+        self._at: tuple[str, Phase, int | None] | None = None  # the backend's call that runs
         self._lookup = plan.lookup
         self._backends = {
             (layer, op, phase): plan.backend(op, phase, layer)
@@ -66,18 +67,25 @@ class Dispatcher:
 
         Raises:
             DispatchError: The block ended, and an op of a layer was not run.
+            Exception: What a backend raised, with a note (PEP 678) that says which one, and where.
         """
-        for part in step.parts:
-            for (phase, key), (op, backend) in self._in_use.items():
-                if phase == part.phase:
-                    batch = part.pages if op == "attention" else part.states
-                    step.plans[phase, key] = backend.plan(phase, batch)
-        self._left = set(self._routes)
-        self._step = step
         try:
+            for part in step.parts:
+                for (phase, key), (op, backend) in self._in_use.items():
+                    if phase == part.phase:
+                        batch = part.pages if op == "attention" else part.states
+                        self._at = op, phase, None
+                        step.plans[phase, key] = backend.plan(phase, batch)
+            self._at = None
+            self._left = set(self._routes)
+            self._step = step
             yield
+        except Exception as error:
+            if self._at is not None:
+                error.__notes__ = [*getattr(error, "__notes__", ()), self._place(*self._at)]  # type: ignore[attr-defined]
+            raise
         finally:
-            self._step = None
+            self._step = self._at = None
         if self._left:
             layer, op = min(self._left)
             raise DispatchError(
@@ -209,7 +217,16 @@ class Dispatcher:
         for part in step.parts:
             phase = part.phase
             plan = step.plans[phase, id(self._backends[layer, op, phase])]
+            self._at = op, phase, layer
             yield part, self._lookup(op, phase, layer), plan
+            self._at = None
+
+    def _place(self, op: str, phase: Phase, layer: int | None) -> str:
+        names = {
+            name for other, *key, name in self.plan.table if key == [op, phase] and layer in (None, other)
+        }
+        where = f"{op} {phase} of layer {layer}" if layer is not None else f"planning {op} {phase}"
+        return f"backend {', '.join(sorted(names))} failed in {where}"
 
     def _enter(self, layer: int, op: str) -> Step:
         step = self.step
