@@ -144,7 +144,10 @@ def make_hook(trace, name, kind, behaviour, target):
 
     def replace(*args, **kwargs):
         traced(args, kwargs)
-        return {"generator": iter, "stream": stream}.get(target, list)([name])
+        return {"generator": items, "stream": stream}.get(target, list)([name])
+
+    def items(values):
+        yield from values
 
     async def stream(values):
         for value in values:
