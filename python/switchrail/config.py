@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from switchrail._core import nearest
 from switchrail.errors import ConfigError
+from switchrail.nearest import nearest
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -57,14 +57,14 @@ def validate(config_type: type[Any], values: Mapping[str, Any], where: str) -> A
         details = error.errors(include_url=False)
     valid = tuple(adapter.json_schema().get("properties", {}))
     unknown = [str(detail["loc"][0]) for detail in details if _is_unknown(detail) and len(detail["loc"]) == 1]
-    suggestions = tuple(name for found in unknown for name in nearest(found, list(valid)))
+    near = [nearest(found, valid) for found in unknown]
     problems = tuple(_describe(detail) for detail in details)
-    hint = f"; nearest: {', '.join(suggestions)}" if suggestions else ""
+    hints = "".join(hint for _, hint in near)
     raise ConfigError(
-        f"{where}: {'; '.join(problems)}{hint}; valid fields: {', '.join(valid) or 'none'}",
+        f"{where}: {'; '.join(problems)}{hints}; valid fields: {', '.join(valid) or 'none'}",
         problems=problems,
         valid=valid,
-        nearest=suggestions,
+        nearest=tuple(name for names, _ in near for name in names),
     )
 
 

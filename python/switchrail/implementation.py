@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from switchrail import config
-from switchrail._core import nearest
 from switchrail.errors import BackendImportError
+from switchrail.nearest import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -85,8 +85,7 @@ def _import(name: str, op: str, path: str) -> Any:
         try:
             found = getattr(found, part)
         except AttributeError as error:
-            close = nearest(part, [str(key) for key in vars(found)] if hasattr(found, "__dict__") else [])
-            hint = f"; nearest: {', '.join(close)}" if close else ""
+            _, hint = nearest(part, map(str, vars(found)) if hasattr(found, "__dict__") else ())
             raise _error(name, op, path, f"{found!r} has no attribute {part!r}{hint}") from error
     return found
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from switchrail import _core
 from switchrail import config as configs
-from switchrail.errors import ConfigError, UnknownBackendError
+from switchrail.errors import ArgumentError, ConfigError, UnknownBackendError
 from switchrail.implementation import Implementation
+from switchrail.nearest import nearest
 from switchrail.ops import register_builtins
 from switchrail.platforms import Platform, PlatformChoice
 from switchrail.plugins import Loader, Plugin
@@ -137,14 +138,13 @@ class Runtime(Registrar):
         if stack:
             return stack[-1]
         valid = tuple(backend.name for backend in self.backends(op))
-        close = tuple(_core.nearest(name, list(valid)))
-        hint = f"; nearest: {', '.join(close)}" if close else ""
+        names, hint = nearest(name, valid)
         raise UnknownBackendError(
             f"there is no {op} backend {name!r}{hint}; valid: {', '.join(valid) or 'none is registered'}",
             op=op,
             found=name,
             valid=valid,
-            nearest=close,
+            nearest=names,
         )
 
     def build(self, op: str, name: str) -> Backend:
@@ -204,7 +204,7 @@ class Runtime(Registrar):
                 "dtype": dtype_name(dtype),
                 "state_dtype": None if state_dtype is None else dtype_name(state_dtype),
                 "head_size": head_size,
-                "page_size": page_size,
+                "page_size": _page_size(page_size),
                 "state_layout": state_layout,
                 "features": several("features", features),
                 "preferences": dict(preferences or {}),
@@ -251,7 +251,7 @@ class Runtime(Registrar):
             "device": _device(device, capability),
             "dtype": dtype_name(dtype),
             "state_dtype": None if state_dtype is None else dtype_name(state_dtype),
-            "page_size": page_size,
+            "page_size": _page_size(page_size),
             "phases": several("phases", phases),
             "preferences": dict(preferences or {}),
             "state_layouts": dict(state_layouts or {}),
@@ -284,6 +284,14 @@ class Runtime(Registrar):
 
 def _build(registration: Registration, implementation: Implementation) -> object:
     return implementation.build(registration)
+
+
+def _page_size(page_size: int | None) -> int | None:
+    if page_size == 0:
+        raise ArgumentError(
+            "page_size is 0; valid: None, or 1 token and more", argument="page_size", found=page_size
+        )
+    return page_size
 
 
 def _device(device: Platform | str, capability: tuple[int, int] | None) -> tuple[str, tuple[int, int] | None]:

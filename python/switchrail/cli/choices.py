@@ -13,8 +13,8 @@ from rich.markup import escape
 from typer.core import TyperCommand
 
 import switchrail
-from switchrail import _core
 from switchrail.errors import ConfigError, SwitchrailError
+from switchrail.nearest import nearest
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -118,14 +118,13 @@ def _read_tables(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} can't be read: {error}", path=str(file)) from error
     for name, table in tables.items():
         if name not in valid:
-            nearest = tuple(_core.nearest(name, list(valid)))
+            names, hint = nearest(name, valid)
             raise ConfigError(
-                f"{file} has {name!r}; nearest: {', '.join(nearest) or 'none'}; "
-                "valid: [backends], [config.OP.NAME], [engine]",
+                f"{file} has {name!r}{hint}; valid: [backends], [config.OP.NAME], [engine]",
                 path=str(file),
                 found=name,
                 valid=tuple(valid),
-                nearest=nearest,
+                nearest=names,
             )
         _check_tables(file, name, table, valid[name])
     for key, backend in tables.get("backends", {}).items():

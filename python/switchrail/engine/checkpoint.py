@@ -11,10 +11,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from switchrail import _core
 from switchrail.engine.models.families import FAMILIES, Family
 from switchrail.engine.models.softmax import IMPLEMENTATION
 from switchrail.errors import CheckpointError
+from switchrail.nearest import nearest
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
@@ -65,14 +65,14 @@ def read_config(path: Path) -> dict[str, Any]:
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         valid = tuple(FAMILIES)
-        nearest = tuple(_core.nearest(str(model_type), list(valid)))
+        names, hint = nearest(model_type, valid)
         raise CheckpointError(
-            f"{file} names model_type {model_type!r}, which the engine does not run; nearest: "
-            f"{', '.join(nearest) or 'none'}; valid: {', '.join(valid)}",
+            f"{file} names model_type {model_type!r}, which the engine does not run{hint}; "
+            f"valid: {', '.join(valid)}",
             path=str(file),
             model_type=model_type,
             valid=valid,
-            nearest=nearest,
+            nearest=names,
         )
     return config
 

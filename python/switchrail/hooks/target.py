@@ -9,12 +9,12 @@ from functools import cached_property
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, Final
 
-from switchrail import _core
 from switchrail.errors import HookError
 from switchrail.hooks.classes import Class, own_namespace
 from switchrail.hooks.inherited import forwarding, raw_after
 from switchrail.hooks.site import Function, Site
 from switchrail.hooks.standin import original_of, standing_for, standing_on
+from switchrail.nearest import nearest
 
 
 class MissingTargetError(HookError):
@@ -118,10 +118,9 @@ def _get(owner: Any, name: str, target: str) -> Any:
 
 
 def _missing(target: str, name: str, known: Any) -> MissingTargetError:
-    nearest = tuple(_core.nearest(name, [each for each in known if not each.startswith("__switchrail")]))
-    hint = f"; nearest: {', '.join(nearest)}" if nearest else ""
+    names, hint = nearest(name, [each for each in known if not each.startswith("__switchrail")])
     return MissingTargetError(
-        f"the target {target!r} does not exist: no {name!r} there{hint}", target=target, nearest=nearest
+        f"the target {target!r} does not exist: no {name!r} there{hint}", target=target, nearest=names
     )
 
 

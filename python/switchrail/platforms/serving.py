@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from switchrail import _core
 from switchrail.errors import RegistrationError
+from switchrail.nearest import nearest
 from switchrail.platforms.identity import OUT_OF_TREE
 from switchrail.platforms.operations import OPERATIONS, Operation
 
@@ -88,13 +88,12 @@ class Serving:
             RegistrationError: There is no such operation, it has a function already, or this is none.
         """
         if op not in OPERATIONS:
-            nearest = tuple(_core.nearest(op, list(OPERATIONS)))
+            names, hint = nearest(op, OPERATIONS)
             raise RegistrationError(
-                f"there is no operation {op!r}; nearest: {', '.join(nearest) or 'none'}; "
-                f"valid: {', '.join(OPERATIONS)}",
+                f"there is no operation {op!r}{hint}; valid: {', '.join(OPERATIONS)}",
                 name=op,
                 valid=tuple(OPERATIONS),
-                nearest=nearest,
+                nearest=names,
             )
         if not callable(forward):
             raise RegistrationError(
