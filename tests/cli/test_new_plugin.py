@@ -1,0 +1,157 @@
+"""`new-plugin` writes a distribution that installs, passes its own tests, and serves the engine."""
+
+import os
+import subprocess
+import sys
+
+
+import pytest
+from switchrail import Engine, SamplingParams
+from switchrail.cli.new_plugin import write_plugin
+from switchrail.errors import NewPluginError, UnknownOpError
+from switchrail.testing import isolated
+
+OPS = ["attention", "mla", "gated_delta", "kda", "lightning", "mamba2", "short_conv"]
+RUN = ["attention", "gated_delta", "short_conv"]
+"""The ops of the checkpoint."""
+WITH_PLATFORM, WITH_HOOK = ["attention", "gated_delta", "mla"], ["gated_delta", "kda", "mla"]
+
+
+def name_of(op):
+    return f"made-{op.replace('_', '-')}"
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
+    """A folder with a plugin for each op, and the one that they are installed in."""
+    folder = tmp_path_factory.mktemp("made")
+    for op in OPS:
+        files = write_plugin(
+            folder / name_of(op), name_of(op), op=op, platform=op in WITH_PLATFORM, hook=op in WITH_HOOK
+        )
+        assert len(files) == 5 + (op in WITH_PLATFORM) + (op in WITH_HOOK)
+        assert all(
+            file.read_text("utf-8").endswith("\n") and "$" not in file.read_text("utf-8") for file in files
+        )
+    site = folder / "site"
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    sources = [folder / name_of(op) for op in OPS]
+    subprocess.run([*command, "--no-build-isolation", "--target", site, *sources], check=True)
+    return folder, site
+
+
+@pytest.fixture
+def runtime(made, monkeypatch):
+    monkeypatch.syspath_prepend(made[1])
+    with isolated() as runtime:
+        runtime.load([name_of(op) for op in OPS], strict=True)
+        yield runtime
+    for name in [name for name in sys.modules if name.startswith("made_")]:
+        del sys.modules[name]
+
+
+def test_their_own_tests(made):
+    folder, site = made
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--import-mode=importlib",
+        "-rA",
+    ]
+    environment = os.environ | {"PYTHONPATH": str(site)}
+    done = subprocess.run(
+        [*command, *(folder / name_of(op) / "tests" for op in OPS)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("PASSED") == 3 * len(OPS) + len(WITH_PLATFORM) + len(WITH_HOOK)
+
+
+def speak(runtime, checkpoint, **options):
+    with Engine(checkpoint, runtime=runtime, **options) as engine:
+        outputs = engine.generate(["In the beginning", "And"], SamplingParams(max_new_tokens=6))
+    names = {(op, name) for _, op, _, name in engine.plan.table}
+    return [output.tokens for output in outputs], names
+
+
+def test_the_engine_with_them(runtime, checkpoint):
+    plain, _ = speak(runtime, checkpoint, device="cpu", backends=dict.fromkeys(RUN, "torch"))
+    tokens, names = speak(runtime, checkpoint, device="cpu", backends={op: name_of(op) for op in RUN})
+    assert tokens == plain
+    assert names == {(op, name_of(op)) for op in RUN}
+
+
+@pytest.mark.parametrize("op", WITH_PLATFORM)
+def test_the_engine_on_their_platform(runtime, checkpoint, monkeypatch, op):
+    monkeypatch.setenv(f"MADE_{op.upper()}_DEVICE", "1")
+    runtime.use_platform(name_of(op))
+    _, names = speak(runtime, checkpoint)
+    assert runtime.platform.kind == f"oot:made_{op}"
+    assert names == {(each, name_of(op)) for each in RUN}
+
+
+def test_the_command(switchrail, tmp_path):
+    done = switchrail("new-plugin", "acme-Kernels", "--directory", tmp_path / "new", "--hook", "--platform")
+    assert done.exit_code == 0, done.output
+    assert str(tmp_path / "new" / "acme_kernels" / "backend.py") in done.output.splitlines()
+    project = (tmp_path / "new" / "pyproject.toml").read_text("utf-8")
+    assert 'name = "acme-Kernels"' in project
+    assert '"switchrail.plugins"]\n"acme-Kernels" = "acme_kernels:register"\n' in project
+    assert '"switchrail.platforms"]\n"acme-Kernels" = "acme_kernels:activate"\n' in project
+
+
+def test_here_under_its_own_name(switchrail, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert switchrail("new-plugin", "acme", "--op", "kda").exit_code == 0
+    assert (tmp_path / "acme" / "acme" / "backend.py").read_text("utf-8").count("TorchKda") == 2
+    again = switchrail("new-plugin", "acme", "--op", "kda")
+    assert again.exit_code == 2
+    assert "acme is there already; valid: a folder that is new or empty" in again.stderr
+
+
+def test_an_empty_folder_will_do_and_a_file_will_not(tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert write_plugin(tmp_path / "empty", "acme", op="kda")
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(NewPluginError, match="there already"):
+        write_plugin(tmp_path / "file", "acme", op="kda")
+    with pytest.raises(NewPluginError, match="can't be written"):
+        write_plugin(tmp_path / "file" / "below", "acme", op="kda")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("", "no distribution's name"),
+        ("-acme", "no distribution's name"),
+        ("acme/../..", "no distribution's name"),
+        ("acme gdn", "no distribution's name"),
+        ("9lives", "'9lives', which Python can't import"),
+        ("class", "'class', which Python can't import"),
+        ("json", "a module 'json' is there already"),
+        ("switchrail", "a module 'switchrail' is there already"),
+        ("pytest", "a module 'pytest' is there already"),
+        ("reference", "backends of gated_delta have it"),
+        ("auto", "backends of gated_delta have it"),
+    ],
+)
+def test_names(tmp_path, name, problem):
+    with pytest.raises(NewPluginError, match="valid: ") as caught:
+        write_plugin(tmp_path / "new", name, op="gated_delta")
+    assert problem in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_op_that_is_none(switchrail, tmp_path):
+    with pytest.raises(UnknownOpError, match="gated_delta"):
+        write_plugin(tmp_path / "new", "acme", op="gated_detla")
+    assert not (tmp_path / "new").exists()
