@@ -324,3 +324,76 @@ def test_drafts_that_break_the_contract(op):
     for accepted in ([2, 0], [0, -2]):
         with pytest.raises(ContractError, match="accepted: got"):
             verification.commit(torch.tensor(accepted), call.state)
+
+
+@every_stateful
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    lengths=st.lists(st.one_of(st.integers(0, 3), st.integers(0, 135)), min_size=0, max_size=5),
+    every=st.sampled_from([1, 2, 3, 7, 16, 24, 32, 64, 128]),
+    dtype=st.sampled_from(DTYPES),
+    initial=st.sampled_from(["all", "some", "none"]),
+    in_place=st.booleans(),
+    padded=st.booleans(),
+    seed=st.integers(0, 2**16),
+    data=st.data(),
+)
+def test_any_checkpoints(op, lengths, every, dtype, initial, in_place, padded, seed, data):
+    padding = data.draw(st.sets(st.sampled_from(range(len(lengths))))) if lengths and padded else ()
+    backend, make = STATEFUL[op]
+    call = make(lengths, dtype=dtype, initial=initial, in_place=in_place, padding=padding, seed=seed)
+    verify(backend(), call.with_checkpoints(every, seed))
+
+
+@every_stateful
+def test_a_checkpoint_is_where_a_shorter_call_ends(op):
+    backend, make = STATEFUL[op]
+    call = make([96], initial="all", strided="none" if op == "short_conv" else False, seed=9)
+    whole = call.with_checkpoints(32)
+    slot = whole.state.shape[0] - 1
+    batch = dataclasses.replace(whole.batch, checkpoint_slots=torch.tensor([[-1, slot, -1]]))
+    whole = dataclasses.replace(whole, batch=batch)
+    whole.run(backend())
+    shorter = {
+        name: t[:64] if t is not None and call.contract.tensors[name].axes[0] == "T" else t
+        for name, t in call.tensors.items()
+    }
+    ends = torch.tensor([0, 64], dtype=torch.int32)
+    batch = dataclasses.replace(call.batch, cu_seqlens=ends, seqlens=(64,))
+    dataclasses.replace(call, tensors=shorter, batch=batch).run(backend())
+    expected = call.state[call.batch.write_slots[0]].double()
+    assert measure(whole.state[slot], expected).within(BOUNDS[torch.float32])
+
+
+@every_stateful
+def test_checkpoints_that_break_the_contract(op):
+    backend, make = STATEFUL[op]
+    call = make([40, 50], initial="all").with_checkpoints(16)
+    top = call.state.shape[0]
+    owned = int(call.batch.write_slots[1])
+
+    def broken(phase="prefill", **values):
+        return dataclasses.replace(call, phase=phase, batch=dataclasses.replace(call.batch, **values))
+
+    for batch, message in (
+        ({"checkpoint_every": 0}, "checkpoint_every: got 0; asked is an int of 1 or more"),
+        (
+            {"checkpoint_slots": torch.full((2, 2), -1)},
+            "checkpoint_slots: got 2 a sequence; asked is 3 at least",
+        ),
+        ({"checkpoint_slots": torch.full((3, 4), -1)}, r"checkpoint_slots: got shape \[3, 4\]"),
+        ({"checkpoint_slots": torch.full((2, 4), -2)}, "checkpoint_slots: got -2 for sequence 0"),
+        (
+            {"checkpoint_slots": torch.full((2, 4), owned)},
+            f"got slot {owned} for sequence 0, which sequence 1 has",
+        ),
+        (
+            {"checkpoint_slots": torch.tensor([[top, -1, -1], [-1, -1, -1]])},
+            f"got slot {top}; asked is below {top}",
+        ),
+        ({"phase": "verify"}, "batch: got checkpoints; asked is none"),
+    ):
+        with pytest.raises(ContractError, match=message):
+            broken(**batch).run(backend())
+    with pytest.raises(ContractError, match="batch: got checkpoints; asked is none, of this backend"):
+        call.contract.check_batch("prefill", call.batch)

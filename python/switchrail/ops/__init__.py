@@ -21,12 +21,20 @@ if TYPE_CHECKING:
         MlaBackend,
         ShortConvBackend,
     )
-    from switchrail.ops.batch import PagedBatch, Phase, SequenceBatch, StateBatch, VerifyBatch
+    from switchrail.ops.batch import (
+        CheckpointBatch,
+        PagedBatch,
+        Phase,
+        SequenceBatch,
+        StateBatch,
+        VerifyBatch,
+    )
     from switchrail.ops.contract import Contract, OptionSpec, TensorSpec
 
 _HOMES = {
     "AttentionBackend": "backend",
     "Backend": "backend",
+    "CheckpointBatch": "batch",
     "Contract": "contract",
     "GatedDeltaBackend": "backend",
     "KdaBackend": "backend",
@@ -53,6 +61,7 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "AttentionBackend",
     "Backend",
+    "CheckpointBatch",
     "Contract",
     "GatedDeltaBackend",
     "KdaBackend",

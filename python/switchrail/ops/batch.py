@@ -46,6 +46,22 @@ class StateBatch(SequenceBatch):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointBatch(StateBatch):
+    """A prefill that keeps states on its way, as prefix caching wants them: the feature `checkpoints`.
+
+    Attributes:
+        checkpoint_every: How many rows there are from one kept state to the next, counted from each
+            sequence's first row of the batch; 1 or more.
+        checkpoint_slots: [N, X] int64, where the state after `checkpoint_every`, twice that, and so on, is
+            written; -1 where it is not wanted. What lies beyond a sequence's end is not looked at. No other
+            sequence, and no other state, has such a slot. Of padding they are -1.
+    """
+
+    checkpoint_every: int
+    checkpoint_slots: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyBatch(StateBatch):
     """A batch of drafted tokens, of which each sequence's rows form a chain or a tree.
 

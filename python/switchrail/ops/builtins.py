@@ -9,16 +9,20 @@ if TYPE_CHECKING:
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 
-_RECURRENT = {"state_dtypes": ("float64", "float32", "bfloat16"), "state_layouts": ("VK",)}
+_RECURRENT = {
+    "state_dtypes": ("float64", "float32", "bfloat16"),
+    "state_layouts": ("VK",),
+    "features": ("checkpoints",),
+}
 
 _CAPABILITIES: dict[str, dict[str, Any]] = {
     "attention": {"features": ("lse", "sinks", "soft_cap", "window")},
-    "gated_delta": {**_RECURRENT, "features": ("raw_gates",)},
-    "kda": {**_RECURRENT, "features": ("raw_gates",)},
+    "gated_delta": {**_RECURRENT, "features": ("checkpoints", "raw_gates")},
+    "kda": {**_RECURRENT, "features": ("checkpoints", "raw_gates")},
     "lightning": _RECURRENT,
     "mamba2": _RECURRENT,
     "mla": {"features": ("lse",)},
-    "short_conv": {"state_dtypes": FLOATS},
+    "short_conv": {"state_dtypes": FLOATS, "features": ("checkpoints",)},
 }
 
 

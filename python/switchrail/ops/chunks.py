@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
-from switchrail.ops.batch import Phase, StateBatch
+from switchrail.ops.batch import CheckpointBatch, Phase, StateBatch
 from switchrail.ops.contract import Contract
 from switchrail.ops.slots import Slots
 
 GROUP_TOKENS = 1024
 """About how many tokens are in work at once: what is kept for each takes a chunk's length a head and more."""
+
+
+After = Callable[[int, torch.Tensor], None]
+"""Given a number of chunks within their sequences, from 0, and the states [M, ...] after those chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +29,13 @@ class Group:
         beyond: [n, C, 1] bool, the places past an end; None where there is none.
         levels: For each number within the sequence, the chunks' first and last + 1 in the group. Chunk i of a
             level belongs to sequence i, in the order of `Slots`.
+        first_number: The number of the first level's chunks within their sequences.
     """
 
     rows: torch.Tensor
     beyond: torch.Tensor | None
     levels: tuple[tuple[int, int], ...]
+    first_number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,8 @@ class ChunkPlan:
         places: [T] int64, the place of each packed row among the chunks; None where each sequence has one row
             only, so that there are no chunks.
         padding_rows: [T, 1, 1] bool, the rows of padding; None where it is known that there is none.
+        kept: For a number within the sequence the slots [R] int64 that the states of the first R sequences
+            are written to after their chunks of that number.
     """
 
     slots: Slots
@@ -49,6 +58,13 @@ class ChunkPlan:
     groups: tuple[Group, ...]
     places: torch.Tensor | None
     padding_rows: torch.Tensor | None
+    kept: Mapping[int, torch.Tensor]
+
+    def keep(self, pool: torch.Tensor, number: int, states: torch.Tensor) -> None:
+        """Writes what is to be kept of the states [M, ...] after the chunks of a number."""
+        if number in self.kept:
+            slots = self.kept[number]
+            self.slots.keep(pool, states[: len(slots)], slots)
 
     def write(self, results: list[torch.Tensor], out: torch.Tensor) -> None:
         """Writes what the groups computed, [n * C, heads, size] each, to `out` [T, heads, size]."""
@@ -64,12 +80,14 @@ class ChunkPlan:
 
 
 def plan_chunks(contract: Contract, phase: Phase, batch: StateBatch, size: int) -> ChunkPlan:
-    """Cuts the sequences of a batch into chunks of `size` tokens, or of fewer where all are shorter.
+    """Cuts the sequences of a batch into chunks of `size` tokens, a power of 2.
+
+    Chunks are smaller where all sequences are shorter, or states are to be kept in between.
 
     Raises:
         ContractError: The batch breaks the contract.
     """
-    contract.check_batch(phase, batch)
+    contract.check_batch(phase, batch, checkpoints=True)
     device = batch.read_slots.device
     starts = [0]
     for length in batch.seqlens:
@@ -88,11 +106,20 @@ def plan_chunks(contract: Contract, phase: Phase, batch: StateBatch, size: int) 
             torch.repeat_interleave(slots.padding, counts, output_size=starts[-1])
         )
         padding_rows = padding_rows[:, None, None]
-    if longest == 1:
-        return ChunkPlan(slots, 1, (), None, padding_rows)
     chunk = min(size, 1 << (longest - 1).bit_length())
+    kept: dict[int, torch.Tensor] = {}
+    if isinstance(batch, CheckpointBatch):
+        every = batch.checkpoint_every
+        chunk = min(chunk, every & -every)
+        order = torch.tensor(sequences, dtype=torch.int64).to(device, non_blocking=True)
+        ordered = batch.checkpoint_slots.index_select(0, order)
+        for index in range(longest // every):
+            reached = sum(batch.seqlens[n] >= (index + 1) * every for n in sequences)
+            kept[(index + 1) * every // chunk - 1] = ordered[:reached, index]
+    if longest == 1:
+        return ChunkPlan(slots, 1, (), None, padding_rows, kept)
     groups, places = _cut([(starts[n], starts[n + 1]) for n in sequences], chunk, device)
-    return ChunkPlan(slots, chunk, groups, places, padding_rows)
+    return ChunkPlan(slots, chunk, groups, places, padding_rows, kept)
 
 
 def _cut(
@@ -127,6 +154,7 @@ def _cut(
                 rows.to(device, non_blocking=True),
                 beyond[:, :, None].to(device, non_blocking=True) if beyond.any() else None,
                 tuple(levels),
+                number + 1 - len(levels),
             )
         )
         firsts, lasts, levels = [], [], []
@@ -143,6 +171,7 @@ def scan(
     queries: torch.Tensor,
     decay: torch.Tensor,
     removal: torch.Tensor | None = None,
+    after: After,
 ) -> torch.Tensor:
     """Walks the states over the chunks of a group in order of time.
 
@@ -158,6 +187,7 @@ def scan(
         queries: [n * HV, C, K], with the decay from the chunk's start to each token.
         decay: [n * HV, 1, 1] or [n * HV, 1, K], of the whole chunk.
         removal: [n * HV, C, K], what the delta rule takes off; None where U does not depend on the state.
+        after: Called after each level.
 
     Returns:
         [n * C, HV, V], the results by place.
@@ -166,13 +196,14 @@ def scan(
     chunk = attention.shape[1]
     written = values if removal is None else torch.empty_like(values, memory_format=torch.contiguous_format)
     result = torch.empty(len(attention), chunk, value_size, dtype=states.dtype, device=states.device)
-    for first, last in group.levels:
+    for number, (first, last) in enumerate(group.levels, group.first_number):
         at = slice(first * value_heads, last * value_heads)
         active = states[: last - first].view(-1, value_size, key_size)
         if removal is not None:
             torch.baddbmm(values[at], removal[at], active.mT, alpha=-1, out=written[at])
         torch.bmm(queries[at], active.mT, out=result[at])
         active.mul_(decay[at]).baddbmm_(written[at].mT, keys[at])
+        after(number, states)
     result.baddbmm_(attention, written)
     by_head = result.view(-1, value_heads, chunk, value_size)
     return by_head.transpose(1, 2).reshape(-1, value_heads, value_size)
@@ -185,4 +216,4 @@ def invert_unit_lower(system: torch.Tensor) -> torch.Tensor:
     return inverse
 
 
-__all__ = ["GROUP_TOKENS", "ChunkPlan", "Group", "invert_unit_lower", "plan_chunks", "scan"]
+__all__ = ["GROUP_TOKENS", "After", "ChunkPlan", "Group", "invert_unit_lower", "plan_chunks", "scan"]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from switchrail.errors import ContractError
-from switchrail.ops.batch import SequenceBatch, StateBatch, VerifyBatch
+from switchrail.ops.batch import CheckpointBatch, SequenceBatch, StateBatch, VerifyBatch
 
 INPUT = "input"
 """In a list of dtypes: the dtype of the op's first tensor."""
@@ -165,20 +165,21 @@ class Contract:
         return {**self.tensors, **self.options}
 
     def check(self, phase: str, batch: SequenceBatch, arguments: Mapping[str, Any]) -> None:
-        """Checks one call and its batch: `check_batch`, then `check_arguments`.
+        """Checks one call and its batch: `check_batch`, with checkpoints allowed, then `check_arguments`.
 
         Raises:
             ContractError: An argument is missing, unknown or not as the contract asks.
         """
-        self.check_batch(phase, batch)
+        self.check_batch(phase, batch, checkpoints=True)
         self.check_arguments(batch, arguments)
 
-    def check_batch(self, phase: str, batch: SequenceBatch) -> None:
+    def check_batch(self, phase: str, batch: SequenceBatch, *, checkpoints: bool = False) -> None:
         """Checks what all layers of a step share, without looking at the contents of any tensor.
 
         Args:
             phase: `prefill`, `decode` or `verify`.
             batch: The step's batch.
+            checkpoints: Whether the backend keeps states on the way.
 
         Raises:
             ContractError: The batch is not as the contract asks.
@@ -194,6 +195,23 @@ class Contract:
         owners = {"N": "batch.seqlens", "T": "batch.seqlens"}
         for name, spec in self.batch.items():
             self._check_tensor(f"batch.{name}", spec, getattr(batch, name), batch.cu_seqlens, sizes, owners)
+        if isinstance(batch, CheckpointBatch):
+            if not checkpoints or phase != "prefill":
+                raise self.error("batch", "checkpoints", "none, of this backend in this phase")
+            if type(batch.checkpoint_every) is not int or batch.checkpoint_every < 1:
+                raise self.error(
+                    "batch.checkpoint_every", repr(batch.checkpoint_every), "an int of 1 or more"
+                )
+            self._check_tensor(
+                "batch.checkpoint_slots", CHECKPOINTS, batch.checkpoint_slots, batch.cu_seqlens, sizes, owners
+            )
+            wanted = max(batch.seqlens, default=0) // batch.checkpoint_every
+            if sizes["X"] < wanted:
+                raise self.error(
+                    "batch.checkpoint_slots",
+                    f"{sizes['X']} a sequence",
+                    f"{wanted} at least, one for each {batch.checkpoint_every} rows of the longest",
+                )
         if phase == "verify" and issubclass(self.batch_type, StateBatch):
             if not isinstance(batch, VerifyBatch):
                 raise self.error("batch", type(batch).__name__, "a VerifyBatch in verify")
@@ -404,6 +422,14 @@ STATE_SLOTS: Mapping[str, TensorSpec] = {
 }
 """The tensors of a `StateBatch`."""
 
+CHECKPOINTS = TensorSpec(
+    axes=("N", "X"),
+    dtypes=("int64",),
+    memory=("N", "X"),
+    about="slots of the states to keep on the way; -1: not wanted",
+)
+"""What a `CheckpointBatch` has more than a `StateBatch`."""
+
 PARENTS = TensorSpec(
     axes=("T",),
     dtypes=("int32",),
@@ -427,6 +453,7 @@ PAGES: Mapping[str, TensorSpec] = {
 """The tensors of a `PagedBatch`."""
 
 __all__ = [
+    "CHECKPOINTS",
     "COMPUTE",
     "FLOATS",
     "INPUT",

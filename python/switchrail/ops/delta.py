@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
 
 from switchrail.ops.batch import StateBatch
-from switchrail.ops.chunks import ChunkPlan, Group
+from switchrail.ops.chunks import After, ChunkPlan, Group
 from switchrail.ops.gates import GateKind, activate_beta, activate_gate
 from switchrail.ops.recurrent import TorchRecurrent, TreePlan, run_single, run_tree
 
@@ -55,8 +56,12 @@ class TorchDelta(TorchRecurrent):
 
     @staticmethod
     @abstractmethod
-    def run_group(group: Group, chunk: int, tokens: Tokens, states: torch.Tensor) -> torch.Tensor:
+    def run_group(
+        group: Group, chunk: int, tokens: Tokens, states: torch.Tensor, after: After
+    ) -> torch.Tensor:
         """Runs the chunks of a group from the states [M, HV, V, K] on, which it brings up to date.
+
+        `after` is for `scan`.
 
         Returns:
             [n * C, HV, V], the results by place.
@@ -106,7 +111,8 @@ class TorchDelta(TorchRecurrent):
         if self.gate_dtype is not None:
             tokens = Tokens(keys_queries, v, log_decay.to(self.gate_dtype), weight)
         states = plan.slots.load(state, compute)
-        plan.write([self.run_group(group, plan.chunk, tokens, states) for group in plan.groups], out)
+        after = partial(plan.keep, state)
+        plan.write([self.run_group(group, plan.chunk, tokens, states, after) for group in plan.groups], out)
         plan.slots.store(state, states)
         return None
 

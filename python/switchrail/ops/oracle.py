@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from switchrail.ops.backend import Backend
-from switchrail.ops.batch import StateBatch, VerifyBatch
+from switchrail.ops.batch import CheckpointBatch, StateBatch, VerifyBatch
 
 Token = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
 """From the state before a packed row, float64, and the row's number to the state after it and its result."""
@@ -74,10 +74,15 @@ class ReferenceRecurrent(Backend):
 
     @staticmethod
     def finish(batch: StateBatch, state: torch.Tensor, states: list[list[torch.Tensor]]) -> None:
-        """Writes each sequence's last state, of those that `walk` gives."""
+        """Writes each sequence's last state, and what is to be kept, of those that `walk` gives."""
         for n, after in enumerate(states):
             if len(after) > 1:
                 state[batch.write_slots[n]] = after[-1].to(state.dtype)
+            if isinstance(batch, CheckpointBatch):
+                kept = after[batch.checkpoint_every :: batch.checkpoint_every]
+                for slot, s in zip(batch.checkpoint_slots[n].tolist(), kept, strict=False):
+                    if slot >= 0:
+                        state[slot] = s.to(state.dtype)
 
     def commit(
         self,

@@ -156,6 +156,7 @@ def run_single(
         return
     states = plan.slots.load(state, dtype)
     plan.write_rows(step(states, None), out)
+    plan.keep(state, 0, states)
     plan.slots.store(state, states)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from switchrail.ops.batch import StateBatch
+from switchrail.ops.batch import CheckpointBatch, StateBatch
 from switchrail.ops.contract import Contract
 
 
@@ -36,9 +36,11 @@ class Slots:
         self._highest = -1
         self._run: tuple[int, int] | None = None
         if visible:
-            _check_slots(contract, batch)
+            owners = _check_slots(contract, batch)
+            if isinstance(batch, CheckpointBatch):
+                self._highest = _check_checkpoints(contract, batch, owners)
             reads, writes = read.tolist(), write.tolist()
-            self._highest = max([*reads, *writes], default=-1)
+            self._highest = max([self._highest, *reads, *writes])
             if reads and reads[0] >= 0 and reads == writes == list(range(reads[0], reads[0] + len(reads))):
                 self._run = (reads[0], reads[-1] + 1)
         self.padding = None if visible and not is_padding.any() else is_padding
@@ -71,6 +73,13 @@ class Slots:
             states = torch.where(_broadcast(self._fresh, states), 0, states)
         return states
 
+    def keep(self, pool: torch.Tensor, states: torch.Tensor, slots: torch.Tensor) -> None:
+        """Writes states [R, ...] on the way into slots [R] of the pool, none where the slot is -1."""
+        there = slots.clamp_min(0)
+        # Slot 0, which no sequence owns, is written back what it holds.
+        unwanted = _broadcast(slots < 0, states)
+        pool.index_copy_(0, there, torch.where(unwanted, pool.index_select(0, there), states.to(pool.dtype)))
+
     def store(self, pool: torch.Tensor, states: torch.Tensor) -> None:
         """Writes the final states [M, ...], none for padding."""
         if self._run is not None:
@@ -89,7 +98,8 @@ def _broadcast(mask: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
     return mask.reshape(-1, *[1] * (states.ndim - 1))
 
 
-def _check_slots(contract: Contract, batch: StateBatch) -> None:
+def _check_slots(contract: Contract, batch: StateBatch) -> dict[int, int]:
+    """Checks which slots are read and written; returns the sequence of each slot that is."""
     reads: list[int] = batch.read_slots.tolist()
     writes: list[int] = batch.write_slots.tolist()
     owners: dict[int, int] = {}
@@ -117,6 +127,29 @@ def _check_slots(contract: Contract, batch: StateBatch) -> None:
                 f"slot {read} for sequence {n}, which sequence {owners[read]} writes",
                 "a slot that no other sequence writes",
             )
+    return owners | {read: n for n, read in enumerate(reads) if read >= 0 and batch.seqlens[n]}
+
+
+def _check_checkpoints(contract: Contract, batch: CheckpointBatch, owners: dict[int, int]) -> int:
+    """Checks that each state on the way has a slot of its own; returns the highest slot, -1 for none."""
+    taken = dict(owners)
+    highest = -1
+    for n, slots in enumerate(batch.checkpoint_slots.tolist()):
+        for slot in slots[: batch.seqlens[n] // batch.checkpoint_every]:
+            padding = bool(batch.write_slots[n] < 0)
+            if slot < -1 or (padding and slot != -1):
+                valid = "-1, of padding" if padding else "-1 or more"
+                raise contract.error("batch.checkpoint_slots", f"{slot} for sequence {n}", valid)
+            if slot in taken:
+                raise contract.error(
+                    "batch.checkpoint_slots",
+                    f"slot {slot} for sequence {n}, which sequence {taken[slot]} has already",
+                    "a slot for each state",
+                )
+            if slot >= 0:
+                taken[slot] = n
+            highest = max(highest, slot)
+    return highest
 
 
 __all__ = ["Slots"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from switchrail.ops.backend import Backend
-from switchrail.ops.batch import StateBatch
+from switchrail.ops.batch import CheckpointBatch, StateBatch
 from switchrail.testing.inputs import REFERENCES, Call, run_reference
 
 
@@ -200,8 +200,13 @@ def verify_commit(backend: Backend, call: Call, *, bound: Error | None = None) -
 def _written(call: Call) -> list[int]:
     """The slots that a call may write."""
     assert isinstance(call.batch, StateBatch)
-    slots = zip(call.batch.write_slots.tolist(), call.batch.seqlens, strict=True)
-    return [slot for slot, length in slots if slot >= 0 and length]
+    batch = call.batch
+    slots = zip(batch.write_slots.tolist(), batch.seqlens, strict=True)
+    written = [slot for slot, length in slots if slot >= 0 and length]
+    if isinstance(batch, CheckpointBatch):
+        for kept, length in zip(batch.checkpoint_slots.tolist(), batch.seqlens, strict=True):
+            written += [slot for slot in kept[: length // batch.checkpoint_every] if slot >= 0]
+    return written
 
 
 def _storage(tensor: torch.Tensor) -> torch.Tensor:

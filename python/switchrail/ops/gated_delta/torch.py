@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from switchrail.ops.backend import GatedDeltaBackend
-from switchrail.ops.chunks import Group, invert_unit_lower, scan
+from switchrail.ops.chunks import After, Group, invert_unit_lower, scan
 from switchrail.ops.delta import Tokens, TorchDelta
 from switchrail.ops.gated_delta.contract import CONTRACT
 
@@ -53,7 +53,9 @@ class TorchGatedDelta(TorchDelta, GatedDeltaBackend):
         return result.view(count, value_heads, value_size)
 
     @staticmethod
-    def run_group(group: Group, chunk: int, tokens: Tokens, states: torch.Tensor) -> torch.Tensor:
+    def run_group(
+        group: Group, chunk: int, tokens: Tokens, states: torch.Tensor, after: After
+    ) -> torch.Tensor:
         """All chunks of a group at once, but for what depends on the state."""
         value_heads, value_size, key_size = states.shape[1:]
         heads = tokens.keys_queries.shape[1]
@@ -102,6 +104,7 @@ class TorchGatedDelta(TorchDelta, GatedDeltaBackend):
             keys=flat(keys * per_head((b[..., -1:] - b).exp().to(compute))),
             queries=flat(queries * per_head(since_start)),
             decay=since_start[..., -1:].reshape(-1, 1, 1),
+            after=after,
         )
 
 

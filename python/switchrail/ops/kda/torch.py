@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from switchrail.ops.backend import KdaBackend
-from switchrail.ops.chunks import Group, invert_unit_lower, scan
+from switchrail.ops.chunks import After, Group, invert_unit_lower, scan
 from switchrail.ops.delta import Tokens, TorchDelta
 from switchrail.ops.kda.contract import CONTRACT
 
@@ -49,7 +49,9 @@ class TorchKda(TorchDelta, KdaBackend):
         return recalled.addcmul(written, (keys * queries).sum(-1, keepdim=True))
 
     @staticmethod
-    def run_group(group: Group, chunk: int, tokens: Tokens, states: torch.Tensor) -> torch.Tensor:
+    def run_group(
+        group: Group, chunk: int, tokens: Tokens, states: torch.Tensor, after: After
+    ) -> torch.Tensor:
         """All chunks of a group at once, but for what depends on the state."""
         value_heads, value_size, key_size = states.shape[1:]
         repeats = value_heads // tokens.keys_queries.shape[1]
@@ -101,6 +103,7 @@ class TorchKda(TorchDelta, KdaBackend):
             keys=flat(keys * until_end.exp()),
             queries=flat(queries * decayed),
             decay=flat(decayed)[:, -1:],
+            after=after,
         )
 
 

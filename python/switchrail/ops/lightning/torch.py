@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from switchrail.ops.backend import LightningBackend
 from switchrail.ops.batch import StateBatch
-from switchrail.ops.chunks import ChunkPlan, Group, scan
+from switchrail.ops.chunks import After, ChunkPlan, Group, scan
 from switchrail.ops.lightning.contract import CONTRACT
 from switchrail.ops.recurrent import TorchRecurrent, TreePlan, run_single, run_tree
 
@@ -66,7 +68,10 @@ class TorchLightning(TorchRecurrent, LightningBackend):
             return None
         decays = (decay[:, None] * torch.arange(plan.chunk + 1, device=g.device)).exp_()
         states = plan.slots.load(state, compute)
-        results = [_run_group(group, plan.chunk, q, k, v, decays, states, scale) for group in plan.groups]
+        after = partial(plan.keep, state)
+        results = [
+            _run_group(group, plan.chunk, q, k, v, decays, states, scale, after) for group in plan.groups
+        ]
         plan.write(results, out)
         plan.slots.store(state, states)
         return None
@@ -81,6 +86,7 @@ def _run_group(
     decays: torch.Tensor,
     states: torch.Tensor,
     scale: float,
+    after: After,
 ) -> torch.Tensor:
     """Runs the chunks of a group from the states [M, H, V, K] on, which it brings up to date.
 
@@ -93,6 +99,7 @@ def _run_group(
         decays: [H, C + 1], the decay over each distance, in the dtype to compute in.
         states: [M, H, V, K], in the same dtype.
         scale: Of the queries.
+        after: For `scan`.
 
     Returns:
         [n * C, H, V], the outputs by place.
@@ -125,6 +132,7 @@ def _run_group(
         keys=(per_head(keys) * until_end[..., None]).view_as(keys),
         queries=(per_head(queries) * decays[:, 1:, None]).view_as(queries),
         decay=decays[:, counts].T.reshape(-1, 1, 1),
+        after=after,
     )
 
 

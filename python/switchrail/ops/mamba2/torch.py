@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from switchrail.ops.backend import Mamba2Backend
 from switchrail.ops.batch import StateBatch
-from switchrail.ops.chunks import ChunkPlan, Group, scan
+from switchrail.ops.chunks import After, ChunkPlan, Group, scan
 from switchrail.ops.mamba2.contract import CONTRACT
 from switchrail.ops.recurrent import TorchRecurrent, TreePlan, run_single, run_tree
 
@@ -84,8 +86,10 @@ class TorchMamba2(TorchRecurrent, Mamba2Backend):
             return None
         states = plan.slots.load(state, compute)
         gates = (time_steps.double() * A).clamp_min_(_NO_DECAY_LEFT)
+        after = partial(plan.keep, state)
         results = [
-            _run_group(group, plan.chunk, x, B, C, time_steps, gates, D, states) for group in plan.groups
+            _run_group(group, plan.chunk, x, B, C, time_steps, gates, D, states, after)
+            for group in plan.groups
         ]
         plan.write(results, out)
         plan.slots.store(state, states)
@@ -112,6 +116,7 @@ def _run_group(
     gates: torch.Tensor,
     D: torch.Tensor | None,
     states: torch.Tensor,
+    after: After,
 ) -> torch.Tensor:
     """Runs the chunks of a group from the states [M, H, P, S] on, which it brings up to date.
 
@@ -125,6 +130,7 @@ def _run_group(
         gates: [T, H] float64, the logs of the decays.
         D: [H] or None.
         states: [M, H, P, S], in the dtype to compute in.
+        after: For `scan`.
 
     Returns:
         [n * L, H, P], the outputs by place.
@@ -165,6 +171,7 @@ def _run_group(
         keys=flat(keys * per_group(until_end)),
         queries=flat(queries * per_group(since_start)),
         decay=since_start[:, :, -1:].reshape(-1, 1, 1),
+        after=after,
     )
     if D is not None:
         result.addcmul_(inputs.transpose(1, 2).reshape(result.shape).to(compute), D[:, None].to(compute))

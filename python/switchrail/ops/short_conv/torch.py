@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from switchrail.ops.backend import ShortConvBackend
-from switchrail.ops.batch import Phase, StateBatch, VerifyBatch
+from switchrail.ops.batch import CheckpointBatch, Phase, StateBatch, VerifyBatch
 from switchrail.ops.recurrent import TorchRecurrent, TreePlan, plan_tree, run_tree
 from switchrail.ops.short_conv.contract import CONTRACT
 from switchrail.ops.slots import Slots
@@ -29,12 +29,14 @@ class _Ends:
         first_rows: [R] int64, the first W - 1 rows of each sequence, fewer where it is shorter.
         windows: [R * W] int64, the window of each first row.
         states: [M * (W - 1)] int64, the new states.
+        kept: [R * (W - 1)] int64, the states to keep on the way.
     """
 
     picked: torch.Tensor
     first_rows: torch.Tensor
     windows: torch.Tensor
     states: torch.Tensor
+    kept: torch.Tensor
 
 
 class _Plan:
@@ -47,6 +49,19 @@ class _Plan:
         self.single = all(count == 1 for count in self._counts)
         """Whether each sequence has one row."""
         self._device = batch.read_slots.device
+        self._kept_after: list[int] = []
+        self.kept_slots: torch.Tensor | None = None
+        """[R] int64, the slots of the windows that are kept on the way; None where none is."""
+        if isinstance(batch, CheckpointBatch):
+            every = batch.checkpoint_every
+            places: list[int] = []
+            start = 0
+            for n, length in enumerate(batch.seqlens):
+                self._kept_after += range(start + every, start + length + 1, every)
+                places += [n * batch.checkpoint_slots.shape[1] + i for i in range(length // every)]
+                start += length
+            wanted = torch.tensor(places, dtype=torch.int64).to(self._device, non_blocking=True)
+            self.kept_slots = batch.checkpoint_slots.flatten().index_select(0, wanted)
         self._ends: dict[int, _Ends] = {}
         self.padding_rows: torch.Tensor | None = None
         """[T, 1] bool, the rows of padding; None where it is known that there is none."""
@@ -67,6 +82,7 @@ class _Plan:
         first_rows: list[int] = []
         windows: list[int] = []
         states: list[int] = []
+        kept: list[int] = []
         pool = len(self._counts) * reach
         start = 0
         for m, count in enumerate(self._counts):
@@ -80,8 +96,15 @@ class _Plan:
             tail = list(range(pool + len(picked), pool + len(picked) + near))
             picked += range(start + count - near, start + count)
             states += [*old, *tail][-reach:]
+            for after in self._kept_after:
+                if start < after <= start + count:
+                    near = min(after - start, reach)
+                    last = range(pool + len(picked), pool + len(picked) + near)
+                    picked += range(after - near, after)
+                    kept += [*old, *last][-reach:]
             start += count
-        tensors = (torch.tensor(index, dtype=torch.int64) for index in (picked, first_rows, windows, states))
+        indices = (picked, first_rows, windows, states, kept)
+        tensors = (torch.tensor(index, dtype=torch.int64) for index in indices)
         return _Ends(*(tensor.to(self._device, non_blocking=True) for tensor in tensors))
 
 
@@ -97,7 +120,7 @@ class TorchShortConv(TorchRecurrent, ShortConvBackend):
         """Prepares which states and rows the sequences need."""
         if phase == "verify":
             return plan_tree(CONTRACT, batch)
-        CONTRACT.check_batch(phase, batch)
+        CONTRACT.check_batch(phase, batch, checkpoints=True)
         return _Plan(batch)
 
     def run(
@@ -130,7 +153,7 @@ class TorchShortConv(TorchRecurrent, ShortConvBackend):
         assert isinstance(plan, _Plan)
         if len(x) == 0:
             return None
-        if plan.single:
+        if plan.single and plan.kept_slots is None:
             window = torch.cat([plan.slots.load(pool, compute), x[:, None].to(compute)], dim=1)
             plan.slots.store(pool, window[:, 1:])
             y = window.mul_(taps).sum(1)
@@ -179,6 +202,8 @@ def _convolve(
     near = torch.cat([old, x.index_select(0, ends.picked)])
     windows = near.index_select(0, ends.windows).view(-1, width, channels)
     y.index_copy_(0, ends.first_rows, (windows * taps).sum(1))
+    if plan.kept_slots is not None:
+        plan.slots.keep(pool, near.index_select(0, ends.kept).view(-1, width - 1, channels), plan.kept_slots)
     plan.slots.store(pool, near.index_select(0, ends.states).view(-1, width - 1, channels))
     return y
 

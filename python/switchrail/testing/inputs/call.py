@@ -11,7 +11,7 @@ import torch
 from switchrail.ops.attention.contract import CONTRACT as ATTENTION
 from switchrail.ops.attention.reference import ReferenceAttention
 from switchrail.ops.backend import Backend
-from switchrail.ops.batch import Phase, SequenceBatch, VerifyBatch
+from switchrail.ops.batch import CheckpointBatch, Phase, SequenceBatch, StateBatch, VerifyBatch
 from switchrail.ops.contract import Contract
 from switchrail.ops.gated_delta.contract import CONTRACT as GATED_DELTA
 from switchrail.ops.gated_delta.reference import ReferenceGatedDelta
@@ -89,7 +89,11 @@ class Call:
     @property
     def batch_tensors(self) -> dict[str, torch.Tensor]:
         """The tensors of the batch."""
-        names = [*self.contract.batch, *(["parents"] if isinstance(self.batch, VerifyBatch) else [])]
+        names = list(self.contract.batch)
+        if isinstance(self.batch, VerifyBatch):
+            names.append("parents")
+        if isinstance(self.batch, CheckpointBatch):
+            names.append("checkpoint_slots")
         return {name: getattr(self.batch, name) for name in names}
 
     def run(self, backend: Backend) -> Verification | None:
@@ -105,6 +109,35 @@ class Call:
             *positional, **named, **self.options, batch=self.batch, plan=plan
         )
         return Verification(self, backend, plan, record) if self.phase == "verify" else None
+
+    def with_checkpoints(self, every: int, seed: int = 0) -> Call:
+        """The same prefill with about two states in three kept on the way, in further slots of a new pool."""
+        batch = self.batch
+        assert isinstance(batch, StateBatch)
+        random = Random(seed)
+        most = max(batch.seqlens, default=0) // every + 1
+        wanted = random.uniform(len(batch.seqlens), most) < 2 / 3
+        wanted[list(self.padding)] = False
+        slots = torch.full(wanted.shape, -1, dtype=torch.int64)
+        order = random.permutation(int(wanted.sum())) + self.state.shape[0]
+        slots[wanted] = order
+        # what lies beyond an end is not to be looked at
+        beyond = torch.arange(most) >= torch.tensor(batch.seqlens).reshape(-1, 1) // every
+        slots[beyond & ~wanted] = -7
+        shape = (self.state.shape[0] + len(order), *self.state.shape[1:])
+        axes = sorted(range(self.state.ndim), key=self.state.stride, reverse=True)
+        state = torch.full([shape[axis] for axis in axes], torch.nan, dtype=self.state.dtype)
+        state = state.to(self.out.device).permute([axes.index(axis) for axis in range(len(axes))])
+        state[: self.state.shape[0]] = self.state
+        return dataclasses.replace(
+            self,
+            tensors={**self.tensors, "state": state},
+            batch=CheckpointBatch(
+                **{field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)},
+                checkpoint_every=every,
+                checkpoint_slots=slots.to(self.out.device),
+            ),
+        )
 
     def with_trees(self, seed: int = 0) -> Call:
         """The same verification with random trees: a row follows any of its sequence before it, or none."""
