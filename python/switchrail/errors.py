@@ -178,6 +178,10 @@ class CapabilityError(SwitchrailError, ValueError):
     """A compute capability that can't be written as one number. Fields: `found`, `valid`."""
 
 
+class NewPluginError(SwitchrailError, ValueError):
+    """A plugin that can't be written under that name, or there. Fields: `found`."""
+
+
 class CheckpointError(SwitchrailError, ValueError):
     """A checkpoint folder that can't be read. Fields: `path`."""
 
@@ -188,6 +192,10 @@ class RequestError(SwitchrailError, ValueError):
 
 class DispatchError(SwitchrailError, RuntimeError):
     """A layer's op ran another number of times in a step than once. Fields: `layer`, `op`, `found`."""
+
+
+class NoCaseError(SwitchrailError, LookupError):
+    """The conformance suite has nothing to run. Fields: `found`."""
 
 
 class ContractError(SwitchrailError, ValueError):

@@ -1,7 +1,21 @@
-"""What tests of backends and plugins need: a runtime of their own, and inputs for each op."""
+"""What tests of backends and plugins need: a runtime of their own, inputs, the conformance suite."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from switchrail.testing.isolated import isolated
 
-__all__ = ["isolated"]
+if TYPE_CHECKING:
+    from switchrail.testing.conformance.pytest_entry import backend_test
+
+
+def __getattr__(name: str) -> Any:
+    if name != "backend_test":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from switchrail.testing.conformance.pytest_entry import backend_test  # imports torch and pytest
+
+    return backend_test
+
+
+__all__ = ["backend_test", "isolated"]

@@ -7,7 +7,7 @@ cases follow from the contract and from what the backend's registration claims.
 from __future__ import annotations
 
 from switchrail.testing.conformance.bounds import BOUNDS
-from switchrail.testing.conformance.cases import Case, LeftOut, Selection, select
+from switchrail.testing.conformance.cases import Case, LeftOut, Selection, select, select_named
 from switchrail.testing.conformance.memory import Unavailable
 from switchrail.testing.conformance.run import Outcome, run_case
 from switchrail.testing.conformance.setting import Measured, Setting
@@ -25,4 +25,5 @@ __all__ = [
     "Unavailable",
     "run_case",
     "select",
+    "select_named",
 ]

@@ -1,4 +1,4 @@
-"""How far a result may lie from what was expected: one table, by what is hard about the inputs and by dtype."""
+"""How far a result may lie from what was expected, by what is hard about the inputs and by dtype."""
 
 from __future__ import annotations
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
+from switchrail.errors import SwitchrailError, UnknownBackendError, UnknownDtypeError, UnknownPhaseError
+from switchrail.nearest import nearest
 from switchrail.ops.batch import Phase
 from switchrail.testing.conformance.checks import (
     CHECKS,
@@ -18,7 +21,10 @@ from switchrail.testing.conformance.checks import (
 )
 from switchrail.testing.conformance.setting import GATED, PAGED, Measured, Setting
 from switchrail.testing.conformance.subject import Subject
-from switchrail.testing.inputs import CONTRACTS
+
+if TYPE_CHECKING:
+    from switchrail.platforms import Platform
+    from switchrail.runtime import Runtime
 
 _PHASES: tuple[Phase, ...] = ("prefill", "decode")
 _HEAD_SIZES = ((24, 24), (32, 64), (64, 64), (128, 128), (192, 128), (256, 256))
@@ -83,21 +89,29 @@ def select(
         phases: Only these; all when empty.
         dtypes: Only these, by name; all when empty.
         quick: Whether long cases are made short, and most are run in the first dtype only.
+
+    Raises:
+        UnknownPhaseError: A phase that there is not.
+        UnknownDtypeError: A dtype that there is not.
     """
     device = torch.device(device)
+    _check_names("phase", phases, _PHASES, UnknownPhaseError)
+    _check_names("dtype", dtypes, _DTYPE_ORDER, UnknownDtypeError)
     selection = Selection()
-    reason = _unserved(subject, device)
-    if reason is not None:
-        selection.left_out.append(LeftOut(id=subject.op, reason=reason))
-        return selection
     for phase in _PHASES:
-        if phase not in subject.phases:
-            selection.left_out.append(LeftOut(id=f"{subject.op}/{phase}", reason=f"it does not serve {phase}"))
-            continue
         if phases and phase not in phases:
+            continue
+        if phase not in subject.phases:
+            selection.left_out.append(
+                LeftOut(id=f"{subject.op}/{phase}", reason="it does not serve the phase")
+            )
             continue
         claimed = sorted(subject.dtypes, key=_DTYPE_ORDER.index)
         for number, dtype in enumerate(d for d in claimed if not dtypes or d in dtypes):
+            reason = subject.misfit(phase, dtype)
+            if reason is not None:
+                selection.left_out.append(LeftOut(id=f"{subject.op}/{phase}/{dtype}", reason=reason))
+                continue
             setting = Setting(
                 subject=subject, phase=phase, dtype=getattr(torch, dtype), device=device, quick=quick
             )
@@ -112,6 +126,56 @@ def select(
                     selection.cases.append(case)
                 else:
                     selection.left_out.append(LeftOut(id=case.id, reason=reason))
+    return selection
+
+
+def select_named(
+    runtime: Runtime,
+    name: str,
+    *,
+    platform: Platform,
+    op: str | None = None,
+    phase: str | None = None,
+    dtype: str | None = None,
+    quick: bool = False,
+) -> Selection:
+    """The cases of every backend of a name, or of that of one op.
+
+    Args:
+        runtime: Where they are registered.
+        name: The name.
+        platform: Where the cases run.
+        op: Only this op.
+        phase: Only this phase.
+        dtype: Only this dtype, by name.
+        quick: As in `select`.
+
+    Raises:
+        UnknownBackendError: There is none.
+        SwitchrailError: As in `select`.
+    """
+    ops = [backend.op for backend in runtime.backends(op) if backend.name == name]
+    if not ops:
+        valid = tuple(sorted({backend.name for backend in runtime.backends(op)}))
+        near, hint = nearest(name, valid)
+        raise UnknownBackendError(
+            f"there is no {f'{op} ' if op else ''}backend {name!r}{hint}; valid: {', '.join(valid)}",
+            op=op,
+            found=name,
+            valid=valid,
+            nearest=near,
+        )
+    selection = Selection()
+    for each in ops:
+        found = select(
+            Subject.of(runtime, each, name, platform),
+            device=platform.device,
+            phases=() if phase is None else (phase,),
+            dtypes=() if dtype is None else (dtype,),
+            quick=quick,
+        )
+        selection.cases.extend(found.cases)
+        selection.left_out.extend(found.left_out)
     return selection
 
 
@@ -137,13 +201,18 @@ def _checks(subject: Subject) -> Iterator[Check]:
                 yield state_dtype_check(name)
 
 
-def _unserved(subject: Subject, device: torch.device) -> str | None:
-    if subject.devices and device.type not in subject.devices:
-        return f"it runs on {', '.join(subject.devices)}, not on {device.type}"
-    layout, claimed = CONTRACTS[subject.op].state_layout, subject.claims("state_layouts")
-    if layout is not None and claimed and layout not in claimed:
-        return f"its states are laid out as {', '.join(claimed)}, those of the contract as {layout}"
-    return None
+def _check_names(
+    what: str, names: tuple[str, ...], valid: tuple[str, ...], error: type[SwitchrailError]
+) -> None:
+    for name in names:
+        if name not in valid:
+            near, hint = nearest(name, valid)
+            raise error(
+                f"unknown {what} {name!r}{hint}; valid: {', '.join(valid)}",
+                found=name,
+                valid=valid,
+                nearest=near,
+            )
 
 
 def _unclaimed(check: Check, setting: Setting) -> str | None:
@@ -160,4 +229,4 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-__all__ = ["Case", "LeftOut", "Selection", "dtype_name", "select"]
+__all__ = ["Case", "LeftOut", "Selection", "dtype_name", "select", "select_named"]

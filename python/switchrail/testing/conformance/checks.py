@@ -121,7 +121,9 @@ CHECKS: tuple[Check, ...] = (
         about="a sequence alone has the result that it has among others",
         run=behaviour.company,
     ),
-    Check(name="again", about="the same call has the same bits, also with one plan for two", run=behaviour.again),
+    Check(
+        name="again", about="the same call has the same bits, also with one plan for two", run=behaviour.again
+    ),
     Check(
         name="in-chunks",
         about="a prefill in chunks of any size leaves what one pass leaves",
@@ -161,10 +163,16 @@ CHECKS: tuple[Check, ...] = (
         device="cuda",
     ),
     Check(
-        name="another-stream", about="a stream that is not the default one", run=host.another_stream, device="cuda"
+        name="another-stream",
+        about="a stream that is not the default one",
+        run=host.another_stream,
+        device="cuda",
     ),
     Check(
-        name="another-device", about="a device that is not the current one", run=host.another_device, device="cuda"
+        name="another-device",
+        about="a device that is not the current one",
+        run=host.another_device,
+        device="cuda",
     ),
     Check(
         name="graph",

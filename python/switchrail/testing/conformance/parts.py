@@ -1,4 +1,4 @@
-"""Calls made from others: one sequence alone, a sequence spoilt, the same numbers at other places in memory."""
+"""Calls made from others: one sequence alone, one sequence spoilt."""
 
 from __future__ import annotations
 

@@ -153,9 +153,14 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario(name="empty", about="sequences without a row", prefill=(0, 0), decode=None),
     Scenario(name="one-token", about="one row each", prefill=(1,) * 5, decode=1),
     Scenario(name="many", about="many short sequences", prefill=tuple(n % 7 for n in range(40)), decode=40),
-    Scenario(name="long", about="one long sequence beside a short one", prefill=(1500, 3), decode=None, quick=False),
     Scenario(
-        name="long-quick", about="one sequence of several blocks beside a short one", prefill=(300, 3), decode=None
+        name="long", about="one long sequence beside a short one", prefill=(1500, 3), decode=None, quick=False
+    ),
+    Scenario(
+        name="long-quick",
+        about="one sequence of several blocks beside a short one",
+        prefill=(300, 3),
+        decode=None,
     ),
     *_blocks(),
     Scenario(name="padding", about="a sequence of padding", arguments={"padding": (1,)}, core=True),
@@ -177,7 +182,10 @@ SCENARIOS: tuple[Scenario, ...] = (
         core=True,
     ),
     Scenario(
-        name="initial-states", about="each sequence goes on from a state", ops=RECURRENT, arguments={"initial": "all"}
+        name="initial-states",
+        about="each sequence goes on from a state",
+        ops=RECURRENT,
+        arguments={"initial": "all"},
     ),
     Scenario(
         name="read-not-write",
@@ -193,11 +201,19 @@ SCENARIOS: tuple[Scenario, ...] = (
         ops=GATED,
         arguments={"zero_keys": True, "initial": "all"},
     ),
-    Scenario(name="large-norms", about="large inputs and states", ops=GATED, arguments={"norm": 30.0}),
+    Scenario(
+        name="large-norms", about="large inputs and states", ops=(*DELTA, "mamba2"), arguments={"norm": 30.0}
+    ),
+    Scenario(
+        name="large-norms", about="large inputs and states", ops=("lightning",), arguments={"norm": 6.0}
+    ),
     Scenario(name="normalised", about="q and k come normalised", ops=DELTA, arguments={"qk_l2norm": False}),
     Scenario(name="beta-2", about="beta up to 2", ops=DELTA, arguments={"beta_max": 2.0}, hardness="hard"),
     Scenario(
-        name="activated-steps", about="time steps come activated", ops=("mamba2",), arguments={"dt_softplus": False}
+        name="activated-steps",
+        about="time steps come activated",
+        ops=("mamba2",),
+        arguments={"dt_softplus": False},
     ),
     Scenario(
         name="limited-steps",
@@ -212,7 +228,9 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario(name="bias", about="a bias", ops=("short_conv",), arguments={"bias": True}),
     Scenario(name="linear", about="no activation", ops=("short_conv",), arguments={"activation": None}),
     Scenario(name="dense", about="inputs of their own", ops=("short_conv",), arguments={"strided": "none"}),
-    Scenario(name="time-innermost", about="time innermost", ops=("short_conv",), arguments={"strided": "time"}),
+    Scenario(
+        name="time-innermost", about="time innermost", ops=("short_conv",), arguments={"strided": "time"}
+    ),
     *(
         Scenario(name=f"taps-{width}", about=f"{width} taps", ops=("short_conv",), arguments={"width": width})
         for width in (2, 3, 7)

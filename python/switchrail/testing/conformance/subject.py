@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from switchrail.errors import BackendUnfitError
 from switchrail.ops.backend import Backend
 from switchrail.ops.contract import FLOATS
+from switchrail.testing.inputs import CONTRACTS
 
 if TYPE_CHECKING:
+    from switchrail.platforms import Platform
     from switchrail.runtime import Runtime
 
 
@@ -23,6 +26,7 @@ class Subject:
         phases: The phases that it serves.
         capabilities: As `Registration.capabilities` has them; what is empty or left out restricts nothing.
         build: Constructs it.
+        misfit: Why it can't serve a phase in a dtype where it is checked; None where it can.
     """
 
     op: str
@@ -30,21 +34,38 @@ class Subject:
     phases: tuple[str, ...]
     capabilities: Mapping[str, Any]
     build: Callable[[], Backend]
+    misfit: Callable[[str, str], str | None] = lambda phase, dtype: None
 
     @staticmethod
-    def of(runtime: Runtime, op: str, name: str) -> Subject:
-        """The active backend of a name, with the configuration in effect.
+    def of(runtime: Runtime, op: str, name: str, platform: Platform) -> Subject:
+        """The active backend of a name, with the configuration in effect, on a platform.
 
         Raises:
             UnknownBackendError: There is none.
         """
         registration = runtime.backend(op, name)
+
+        def misfit(phase: str, dtype: str) -> str | None:
+            try:
+                runtime.resolve(
+                    op,
+                    phase,
+                    device=platform,
+                    dtype=dtype,
+                    state_layout=CONTRACTS[op].state_layout,
+                    preferences={op: name},
+                )
+            except BackendUnfitError as error:
+                return str(error).partition("\n")[0].partition(": ")[2]
+            return None
+
         return Subject(
             op=op,
             name=name,
             phases=tuple(registration.phases),
             capabilities=registration.capabilities,
             build=lambda: runtime.build(op, name),
+            misfit=misfit,
         )
 
     def claims(self, kind: str) -> list[Any]:
@@ -60,11 +81,6 @@ class Subject:
     def features(self) -> frozenset[str]:
         """What it can do besides."""
         return frozenset(self.claims("features"))
-
-    @property
-    def devices(self) -> list[str]:
-        """The kinds of devices that it takes."""
-        return [device["kind"] for device in self.claims("devices")]
 
 
 __all__ = ["Subject"]

@@ -1,0 +1,150 @@
+"""`switchrail check-backend`: a backend against the float64 oracle over its op's contract."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from importlib import metadata
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from switchrail.cli.choices import ConfigOption, DeviceOption, JsonOption, loaded_runtime, read_choices
+from switchrail.cli.show import console, platform_text, print_json, table
+from switchrail.errors import NoCaseError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from switchrail.testing.conformance import Case, LeftOut, Measured, Outcome
+
+FAILED = 1
+STATUSES = ("passed", "failed", "skipped")
+
+
+def check_backend(
+    name: Annotated[str, typer.Argument(help="The name that it is registered under.")],
+    op: Annotated[str | None, typer.Option(help="Only this op; else every op that has the name.")] = None,
+    phase: Annotated[str | None, typer.Option(help="Only this phase: prefill, decode or verify.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Only this dtype, such as bfloat16.")] = None,
+    device: DeviceOption = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Shorter sequences, and most cases in one dtype only.")
+    ] = False,
+    matching: Annotated[
+        str | None, typer.Option("-k", metavar="TEXT", help="Only cases with this text in their id.")
+    ] = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a backend against the float64 oracle over all that it claims of its op's contract.
+
+    Exits with 1 where a case fails.
+    """
+    from switchrail.testing.conformance import select_named
+
+    runtime = loaded_runtime(read_choices(config, None))
+    platform = runtime.platform if device is None else runtime.find_platform(device)
+    selection = select_named(runtime, name, op=op, phase=phase, dtype=dtype, platform=platform, quick=quick)
+    cases, left_out = selection.cases, selection.left_out
+    chosen = [case for case in cases if matching is None or matching in case.id]
+    if not chosen:
+        reasons = "".join(f"\n  {what}: {why}" for why, what in _by_reason(left_out).items())
+        wanted = "" if matching is None else f" with {matching!r} in its id, of {len(cases)}"
+        raise NoCaseError(f"there is no case for backend {name!r}{wanted}{reasons}", found=matching)
+    outcomes = list(_run(chosen, quiet=as_json))
+    if as_json:
+        print_json(
+            {
+                "backend": name,
+                "platform": asdict(platform.identity),
+                "packages": {
+                    "torch": metadata.version("torch"),
+                    "switchrail": metadata.version("switchrail"),
+                },
+                "quick": quick,
+                "cases": [outcome.to_dict() for outcome in outcomes],
+                "left_out": [asdict(case) for case in left_out],
+            }
+        )
+    else:
+        out = console()
+        out.print(platform_text(platform))
+        out.print()
+        out.print(_table(name, outcomes))
+        for reason, what in _by_reason(left_out).items():
+            out.print(f"left out: {what}: {reason}", highlight=False, markup=False)
+        for outcome in outcomes:
+            if outcome.status != "passed":
+                out.print(
+                    f"{outcome.status}: {outcome.case.id}: {outcome.message}", highlight=False, markup=False
+                )
+        out.print(_summary(outcomes), highlight=False)
+    if any(outcome.status == "failed" for outcome in outcomes):
+        raise typer.Exit(FAILED)
+
+
+def _run(cases: Sequence[Case], *, quiet: bool) -> Iterator[Outcome]:
+    from switchrail.testing.conformance import run_case
+
+    progress = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=quiet or not sys.stderr.isatty(),
+    )
+    with progress:
+        task = progress.add_task("", total=len(cases))
+        for case in cases:
+            progress.update(task, description=case.id)
+            yield run_case(case)
+            progress.advance(task)
+
+
+def _table(name: str, outcomes: Sequence[Outcome]) -> Table:
+    """A row for each check of each op: how often it held, and the error that came nearest to its bound."""
+    rows: dict[tuple[str, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        rows.setdefault((outcome.case.setting.op, outcome.case.check.name), []).append(outcome)
+    cells = []
+    for (op, check), group in rows.items():
+        ran = [outcome for outcome in group if outcome.status != "skipped"]
+        held = sum(outcome.status == "passed" for outcome in ran)
+        worst = max((o for o in ran if o.measured), key=lambda o: _share(o.measured), default=None)
+        measured, where = ("", "", ""), ""
+        if worst is not None and worst.measured is not None:
+            found = worst.measured
+            measured = (str(found.error), str(found.bound), found.note)
+            where = "/".join(worst.case.id.split("/")[1:3])
+        cells.append((op, check, f"{held} of {len(ran)}", *measured, where, group[0].case.check.about))
+    columns = ("op", "case", "held", "worst error", "its bound", "note", "where", "what must hold")
+    return table(f"backend {name} (errors: relative norm / worst row)", columns, cells, fold=columns[-1:])
+
+
+def _share(measured: Measured | None) -> float:
+    assert measured is not None
+    error, bound = measured.error, measured.bound
+    return max(error.norm / bound.norm, error.row / bound.row)
+
+
+def _by_reason(left_out: Sequence[LeftOut]) -> dict[str, str]:
+    """What was left out for each reason, in short."""
+    reasons: dict[str, list[str]] = {}
+    for case in left_out:
+        names = reasons.setdefault(case.reason, [])
+        name = case.id if case.id.count("/") < 3 else case.id.rsplit("/", 1)[1]
+        if name not in names:
+            names.append(name)
+    return {reason: ", ".join(names) for reason, names in reasons.items()}
+
+
+def _summary(outcomes: Sequence[Outcome]) -> str:
+    counts = {status: sum(outcome.status == status for outcome in outcomes) for status in STATUSES}
+    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    return f"{len(outcomes)} cases: {told}; {sum(outcome.seconds for outcome in outcomes):.1f} s"
