@@ -9,9 +9,11 @@ import typer
 from typer.core import TyperGroup
 
 from switchrail.cli.backends import backends
+from switchrail.cli.check_backend import check_backend
 from switchrail.cli.choices import ListsBackends
 from switchrail.cli.explain import explain
 from switchrail.cli.lock import lock
+from switchrail.cli.new_plugin import new_plugin
 from switchrail.cli.plugins import plugins
 from switchrail.cli.run import run
 from switchrail.errors import SwitchrailError
@@ -46,6 +48,8 @@ app.command()(plugins)
 app.command()(backends)
 app.command(cls=ListsBackends)(explain)
 app.command()(lock)
+app.command()(new_plugin)
+app.command()(check_backend)
 
 
 def main() -> None:
