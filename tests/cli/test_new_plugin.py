@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 
-
 import pytest
 from switchrail import Engine, SamplingParams
 from switchrail.cli.new_plugin import write_plugin
