@@ -57,13 +57,13 @@ def generate(engine: Engine) -> list[tuple[int, ...]]:
     return [output.tokens for output in outputs]
 
 
-def check_engine(runtime: switchrail.Runtime, expected: list[tuple[int, ...]]) -> None:
+def check_engine(runtime: switchrail.Runtime, expected: list[tuple[int, ...]], **arguments: Any) -> None:
     """Runs the checkpoint on the platform in use, which is Acme's, through all that it brings."""
     import acme_platform.operations as operations
     from acme_platform import memory
 
     before = operations.calls
-    with Engine(CHECKPOINT, runtime=runtime) as engine:
+    with Engine(CHECKPOINT, runtime=runtime, **arguments) as engine:
         assert engine.platform is runtime.platform
         assert engine.platform.kind == "oot:acme"
         assert {backend for *_, backend in engine.plan.table} == {"acme_ops"}
@@ -95,10 +95,12 @@ def test_the_same_tokens_as_on_the_cpu(acme: switchrail.Runtime) -> None:
 def test_the_same_tokens_as_on_cuda(acme: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACME_DEVICE", "cuda")
     choices = dict.fromkeys(("attention", "gated_delta", "short_conv"), "torch")
-    with Engine(CHECKPOINT, runtime=acme, device="cuda", backends=choices) as engine:
+    # in float32, and with pages of one size, so that no tie of two tokens can go either way
+    sizes = {"dtype": "float32", "options": {"page_size": 32}}
+    with Engine(CHECKPOINT, runtime=acme, device="cuda", backends=choices, **sizes) as engine:
         assert engine.platform.is_cuda()
         expected = generate(engine)
-    check_engine(acme, expected)
+    check_engine(acme, expected, dtype="float32")
     assert acme.platform.device.startswith("cuda:")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 import sys
 import threading
 import time
@@ -332,6 +334,34 @@ def test_a_failure_is_not_kept_for_the_threads_that_wait(
     assert len(failed) == 3
     assert {id(one) for one in found if one not in failed} == {id(runtime.platform)}
     assert len(acme.calls) == 4
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_chooses_for_itself(runtime: Runtime, vendor: Callable[..., Any]) -> None:
+    """Also while a thread of its parent, which it doesn't have, is choosing."""
+    acme = vendor("acme")
+    began, go_on = threading.Event(), threading.Event()
+    parent = os.getpid()
+
+    def activate() -> str:
+        began.set()
+        if os.getpid() == parent:
+            assert go_on.wait(30)
+        return acme.answer
+
+    acme.activate = activate
+    thread = threading.Thread(target=lambda: runtime.platform)
+    thread.start()
+    assert began.wait(30)
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        os._exit(0 if runtime.platform.kind == "oot:acme" else 1)
+    _, status = os.waitpid(child, 0)
+    go_on.set()
+    thread.join()
+    assert status == 0
+    assert runtime.platform.kind == "oot:acme"
 
 
 def test_threads_that_load_and_threads_that_ask(

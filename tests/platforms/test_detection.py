@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +21,7 @@ from switchrail.platforms import (
     CudaPlatform,
     DeviceCapability,
     Identity,
+    cpu,
     detect,
 )
 
@@ -131,6 +134,17 @@ def test_what_the_host_does() -> None:
     hardware.seed(3)
     assert torch.equal(torch.rand(3), drawn)
     torch.set_rng_state(state)
+
+
+def test_the_hosts_memory_on_other_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hardware = CpuPlatform().hardware
+    monkeypatch.setattr(cpu, "_MEMINFO", tmp_path / "meminfo")
+    assert 0 < hardware.current_memory_usage() < hardware.total_memory()
+    monkeypatch.setattr(os, "sysconf_names", {})
+    used = hardware.current_memory_usage()
+    assert 1 << 24 < used < hardware.total_memory()
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    3 kB\n")
+    assert hardware.current_memory_usage() == hardware.total_memory() - 3 * 1024
 
 
 @pytest.mark.parametrize(

@@ -312,6 +312,7 @@ def test_which_function_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CpuPlatform().serving.forward_of(SiluAndMul) is SiluAndMul.forward_cpu
     assert type("Acme", (CpuHardware,), {"kind": "oot:acme"})().kind == "oot:acme"
     assert Serving(type("Acme", (CpuHardware,), {"kind": "oot:acme"})()).dispatch_key() == "acme"
+    serving.register_oot_forward("rms_norm", silu_and_mul)  # as one that initialises again does
     with pytest.raises(RegistrationError, match=r"'rms_norm' is served by .*silu_and_mul.*override=True"):
         serving.register_oot_forward("rms_norm", rms_norm)
     serving.register_oot_forward("rms_norm", rms_norm, override=True)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import platform as host
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from switchrail.errors import PlatformError
 from switchrail.platforms.hardware import Hardware
 from switchrail.platforms.platform import Platform
 from switchrail.platforms.serving import Serving
+
+_MEMINFO: Final = Path("/proc/meminfo")
 
 
 class CpuHardware(Hardware):
@@ -40,8 +43,12 @@ class CpuHardware(Hardware):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def current_memory_usage(self) -> int:
-        """What would not be given to a program that asked for it; files kept in memory would."""
-        return self.total_memory() - _available()
+        """What would not be given to a program that asked for it; files kept in memory would.
+
+        Where the operating system doesn't tell, the most that this process has had.
+        """
+        available = _available()
+        return self.total_memory() - available if available is not None else _largest_so_far()
 
     def get_device(self) -> str:
         """`cpu`."""
@@ -91,14 +98,21 @@ class CpuPlatform(Platform):
     serving_class = CpuServing
 
 
-def _available() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text("ascii").splitlines():
+def _available() -> int | None:
+    if _MEMINFO.exists():  # Linux
+        for line in _MEMINFO.read_text("ascii").splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
-    except OSError:  # another operating system
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    if "SC_AVPHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    return None
+
+
+def _largest_so_far() -> int:
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 __all__ = ["CpuHardware", "CpuPlatform", "CpuServing"]

@@ -82,10 +82,10 @@ class Serving:
         Args:
             op: A name in `switchrail.platforms.OPERATIONS`, whose class says how the function is called.
             forward: The function.
-            override: Whether it may take the place of one that is registered.
+            override: Whether it may take the place of another one.
 
         Raises:
-            RegistrationError: There is no such operation, it has a function already, or this is none.
+            RegistrationError: There is no such operation, it has another function, or this is none.
         """
         if op not in OPERATIONS:
             names, hint = nearest(op, OPERATIONS)
@@ -99,7 +99,7 @@ class Serving:
             raise RegistrationError(
                 f"{forward!r} can't serve operation {op!r}; valid: a function", name=op, found=forward
             )
-        if op in self._forwards and not override:
+        if self._forwards.get(op, forward) is not forward and not override:
             raise RegistrationError(
                 f"operation {op!r} is served by {self._forwards[op]!r} on platform {self.hardware.kind!r}; "
                 "override=True replaces it",

@@ -11,5 +11,6 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, weight_offset
     """As `switchrail.platforms.operations.RMSNorm` says."""
     global calls
     calls += 1
-    scale = weight.float() + weight_offset
-    return torch.nn.functional.rms_norm(x.float(), (x.shape[-1],), scale, eps).type_as(x)
+    wide = x.float()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * scale * (weight_offset + weight.float())).type_as(x)
