@@ -46,7 +46,11 @@ ConfigOption = Annotated[
     ),
 ]
 DeviceOption = Annotated[
-    str | None, typer.Option(metavar="DEVICE", help="Such as cpu or cuda:0; else the first that there is.")
+    str | None,
+    typer.Option(
+        metavar="DEVICE",
+        help="Such as cpu, cuda:0, or the name of a platform plugin; else the platform in use.",
+    ),
 ]
 DtypeOption = Annotated[
     str | None,
