@@ -182,3 +182,10 @@ def test_a_page_table_that_is_too_narrow(backend):
     batch = dataclasses.replace(call.batch, page_table=call.batch.page_table[:, :2].contiguous())
     with pytest.raises(ContractError, match=r"page_table: got 2 pages of 16 tokens.*longest, 50 tokens"):
         dataclasses.replace(call, batch=batch).run(backend)
+
+
+def test_drafts_are_a_chain_as_prefill_has_it(backend):
+    call = attention_call(
+        [3, 1, 5], kv_lengths=[40, 41, 5], phase="verify", window=20, lse=True, padding=(1,)
+    )
+    verify(backend, call)

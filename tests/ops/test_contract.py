@@ -6,7 +6,7 @@ import pytest
 import torch
 from switchrail.errors import ContractError, SwitchrailError
 from switchrail.ops.attention.torch import TorchAttention
-from switchrail.ops.contract import TensorSpec, parse_axis
+from switchrail.ops.contract import REMEMBERED, TensorSpec, parse_axis
 from switchrail.ops.gated_delta.torch import TorchGatedDelta
 from switchrail.ops.kda.torch import TorchKda
 from switchrail.ops.lightning.torch import TorchLightning
@@ -164,6 +164,41 @@ def test_a_missing_and_an_unknown_argument():
         ContractError, match="bias: got an argument that the contract lacks; asked is one of A_log, beta"
     ):
         call.contract.check("prefill", call.batch, {**arguments, "bias": None})
+
+
+def test_what_was_found_right_does_not_let_through_what_looks_like_it():
+    call = attention_call([3])
+    arguments = {**call.tensors, **call.options}
+
+    def check(**changed):
+        call.contract.check_arguments(call.batch, {**arguments, **changed})
+
+    check(scale=1.0, window=1)
+    check(scale=1.0, window=1)
+    for changed, message in (
+        ({"scale": 1, "window": 1}, "scale: got 1 of type int"),
+        ({"scale": 1.0, "window": True}, "window: got True of type bool"),
+        ({"scale": 1.0, "window": 1.0}, r"window: got 1\.0 of type float"),
+        ({"scale": [1.0], "window": 1}, r"scale: got \[1\.0\] of type list"),
+        ({"scale": 1.0, "window": 1, "q": call.tensors["q"].to_sparse()}, r"q: got layout torch\.sparse_coo"),
+        ({"scale": 1.0, "window": 1, "q": call.tensors["q"].double()}, "k_cache: got dtype float32"),
+        ({"scale": 1.0, "window": 1, "q": call.tensors["q"][:2]}, "q: got shape"),
+        (
+            {"scale": 1.0, "window": 1, "out": call.out.transpose(0, 2).contiguous().transpose(0, 2)},
+            "out: got strides",
+        ),
+    ):
+        for _ in range(2):
+            with pytest.raises(ContractError, match=message):
+                check(**changed)
+
+
+def test_what_a_contract_remembers_is_bounded():
+    call = attention_call([3])
+    arguments = {**call.tensors, **call.options}
+    for window in range(1, 2 * REMEMBERED):
+        call.contract.check_arguments(call.batch, {**arguments, "window": window})
+        assert len(call.contract._passed) <= REMEMBERED
 
 
 def test_a_batch_that_breaks_the_contract():

@@ -9,7 +9,7 @@ from switchrail.ops.lightning.torch import TorchLightning
 from switchrail.ops.mamba2.torch import TorchMamba2
 from switchrail.ops.mla.torch import TorchMla
 from switchrail.ops.short_conv.torch import TorchShortConv
-from switchrail.testing.compare import verify
+from switchrail.testing.compare import verify, verify_commit
 from switchrail.testing.inputs import (
     attention_call,
     gated_delta_call,
@@ -46,14 +46,33 @@ def test_on_a_gpu(op, phase, padding, dtype):
     verify(backend(), make(lengths, phase=phase, padding=padding, dtype=dtype, device="cuda"))
 
 
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
+STATEFUL = [op for op in OPS if op not in ("attention", "mla")]
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode", "verify"])
 @pytest.mark.parametrize("op", OPS)
 def test_the_host_never_waits(op, phase):
     backend, make = OPS[op]
     call = make([1] * 4 if phase == "decode" else [70, 3, 0, 1], phase=phase, padding=(1,), device="cuda")
+    accepted = torch.tensor([60, 0, 0, -1], device="cuda")
     call.clone().run(backend())
     torch.cuda.set_sync_debug_mode("error")
     try:
-        call.run(backend())
+        verification = call.run(backend())
+        if phase == "verify" and op in STATEFUL:
+            verification.commit(accepted, call.state)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("padding", [(), (1,)], ids=str)
+@pytest.mark.parametrize("op", STATEFUL)
+def test_drafts_and_checkpoints_on_a_gpu(op, padding, dtype):
+    backend, make = OPS[op]
+    drafts = make([3, 5, 0, 1], phase="verify", padding=padding, dtype=dtype, device="cuda")
+    verify_commit(backend(), drafts)
+    verify_commit(backend(), drafts.with_trees())
+    call = make([70, 64, 0, 1], padding=padding, dtype=dtype, device="cuda")
+    for every in (1, 24, 32):
+        verify(backend(), call.with_checkpoints(every))

@@ -127,3 +127,7 @@ def test_absorbing_the_weights_changes_nothing():
     whole, latent = run_reference(call), run_reference(absorbed)
     expanded = torch.einsum("thr,hvr->thv", latent.out, t["w_v"])
     assert measure(expanded, whole.out).within(BOUNDS[torch.float64])
+
+
+def test_drafts_are_a_chain_as_prefill_has_it(backend):
+    verify(backend, mla_call([3, 1, 5], kv_lengths=[40, 41, 5], phase="verify", lse=True, padding=(1,)))

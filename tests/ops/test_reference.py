@@ -16,12 +16,14 @@ from switchrail.testing.inputs import (
     run_reference,
     short_conv_call,
 )
-from transformers import DeepseekV3Config, MiniMaxConfig
+from transformers import BailingHybridConfig, DeepseekV3Config, KimiLinearConfig, MiniMaxConfig
+from transformers.models.bailing_hybrid.modeling_bailing_hybrid import BailingHybridForgetGate
 from transformers.models.bamba.modeling_bamba import mamba2_chunk_scan, mamba2_selective_state_update
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as gemma2_attention
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as gpt_oss_attention
 from transformers.models.kimi_linear.modeling_kimi_linear import (
+    KimiLinearForgetGate,
     chunk_kimi_delta_attention,
     recurrent_kimi_delta_attention,
 )
@@ -274,3 +276,41 @@ def test_a_token_of_mamba2_is_what_transformers_computes_in_float32():
     )
     assert measure(out, oracle.out).within(Error(2e-6, 2e-5))
     assert measure(state, oracle.state[call.batch.write_slots]).within(Error(2e-6, 2e-5))
+
+
+def test_raw_gates_are_those_of_transformers_in_float32():
+    torch.manual_seed(1)
+    kimi = KimiLinearForgetGate(
+        KimiLinearConfig(hidden_size=24, linear_head_dim=16, linear_num_heads=4)
+    ).eval()
+    config = BailingHybridConfig(
+        hidden_size=24, linear_head_dim=16, linear_num_heads=4, kda_safe_gate=True, kda_lower_bound=-4.0
+    )
+    bailing = BailingHybridForgetGate(config).eval()
+    hidden = torch.randn(1, 30, 24)
+    for module, project, raw in (
+        (kimi, lambda x: kimi.f_b_proj(kimi.f_a_proj(x)), {"gate": "softplus"}),
+        (bailing, bailing.f_proj, {"gate": "sigmoid", "lower_bound": -4.0}),
+    ):
+        torch.nn.init.normal_(module.A_log)
+        torch.nn.init.normal_(module.dt_bias)
+        call = kda_call([30], heads=4, value_heads=4, initial="all", strided=False)
+        with torch.no_grad():
+            activated = module(hidden).view(30, 4, 16)
+            g = project(hidden).view(30, 4, 16)
+        rate, bias = module.A_log.detach().flatten(), module.dt_bias.detach().view(4, 16)
+        tensors = {**call.tensors, "g": g, "A_log": rate, "dt_bias": bias}
+        given = dataclasses.replace(call, tensors=tensors, options={**call.options, **raw})
+        plain = dataclasses.replace(call, tensors={**call.tensors, "g": activated})
+        assert measure(run_reference(plain).out.float(), run_reference(given).out).within(Error(2e-6, 2e-5))
+
+
+def test_a_raw_gate_of_a_head_is_qwen3_nexts_in_float32():
+    call = gated_delta_call([30], raw="softplus", beta_scale=2.0, initial="all", strided=False)
+    t = call.tensors
+    g = -t["A_log"].float().exp() * torch.nn.functional.softplus(t["g"].float() + t["dt_bias"])
+    tensors = {k: v for k, v in t.items() if k not in ("A_log", "dt_bias")}
+    tensors |= {"g": g, "beta": 2.0 * t["beta"].sigmoid()}
+    options = {k: v for k, v in call.options.items() if k not in ("gate", "beta_scale")}
+    plain = run_reference(dataclasses.replace(call, tensors=tensors, options=options))
+    assert measure(plain.out.float(), run_reference(call).out).within(Error(2e-6, 2e-5))
