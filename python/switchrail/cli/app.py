@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from switchrail.cli.backends import backends
 from switchrail.cli.check_backend import check_backend
 from switchrail.cli.choices import ListsBackends
+from switchrail.cli.doctor import doctor
 from switchrail.cli.explain import explain
 from switchrail.cli.lock import lock
 from switchrail.cli.new_plugin import new_plugin
@@ -49,6 +50,7 @@ app.command()(backends)
 app.command(cls=ListsBackends)(explain)
 app.command()(lock)
 app.command()(new_plugin)
+app.command()(doctor)
 app.command()(check_backend)
 
 

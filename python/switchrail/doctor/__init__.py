@@ -1,0 +1,46 @@
+"""What is wrong in an installation, and what to do. `switchrail doctor` prints it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from switchrail.doctor.device import check_device, check_platform
+from switchrail.doctor.distributions import check_distributions
+from switchrail.doctor.environment import check_environment
+from switchrail.doctor.finding import Finding
+from switchrail.doctor.plugins import check_plugins
+from switchrail.runtime import Runtime
+
+
+def diagnose() -> list[Finding]:
+    """Looks at everything there is: loads all that may be loaded, into a runtime of its own.
+
+    What hooks wait for is imported, and each backend for the platform at hand is constructed once. At the end
+    nothing is hooked.
+    """
+    runtime = Runtime()
+    try:
+        found = list(check_environment(runtime))
+        with _without({finding.subject for finding in found}):
+            found += check_distributions(runtime)
+            found += check_device()
+            found += check_plugins(runtime)
+            found += check_platform(runtime)
+    finally:
+        runtime.hooks.clear()
+    return found
+
+
+@contextmanager
+def _without(variables: set[str]) -> Iterator[None]:
+    """Leaves out of the environment what is wrong there, so that the rest can be looked at."""
+    left_out = {name: os.environ.pop(name) for name in variables if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(left_out)
+
+
+__all__ = ["Finding", "diagnose"]

@@ -1,0 +1,120 @@
+"""The device: whether torch and the driver go together, and whether a platform can be chosen."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from switchrail.doctor.finding import Finding
+from switchrail.errors import SwitchrailError
+from switchrail.plugins import PLATFORM
+from switchrail.runtime import Runtime
+
+DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def check_device() -> Iterator[Finding]:
+    """Where there is an NVIDIA GPU: whether torch can use it, and why not."""
+    try:
+        import torch
+    except Exception as error:  # a broken build raises anything
+        yield Finding("device", "torch", f"it can't be imported: {error!r}", "pip install torch")
+        return
+    if not DRIVER.exists() or torch.version.hip is not None:
+        return
+    built, driver = torch.version.cuda, driver_cuda()
+    subject, advice = "the NVIDIA GPU", "install a torch that was built for CUDA, as pytorch.org describes"
+    if built is None:
+        yield Finding("device", subject, f"torch {torch.__version__} was built without CUDA", advice)
+    elif driver is None:
+        problem = "its kernel driver is there, and the driver's library libcuda.so.1 is not"
+        yield Finding(
+            "device", subject, problem, "give the process the library: in a container, through its runtime"
+        )
+    elif _version(built)[0] > driver[0]:
+        found = ".".join(map(str, driver))
+        problem = (
+            f"its driver knows CUDA up to {found}, and torch {torch.__version__} was built for CUDA {built}"
+        )
+        yield Finding(
+            "device", subject, problem, f"install a newer driver, or a torch built for CUDA {driver[0]}"
+        )
+    elif not torch.cuda.is_available():
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        problem = "torch finds no device, although driver and library are there"
+        if hidden is not None:
+            problem += f"; CUDA_VISIBLE_DEVICES is {hidden!r}"
+        yield Finding("device", subject, problem, "unset CUDA_VISIBLE_DEVICES, or see what `nvidia-smi` says")
+    else:
+        yield from _architectures()
+
+
+def check_platform(runtime: Runtime) -> Iterator[Finding]:
+    """Chooses the platform, asks it what it must know, and constructs the backends for it."""
+    try:
+        platform = runtime.platform
+    except SwitchrailError as error:
+        yield Finding(
+            "platform", "the platform", str(error), f"set {PLATFORM} to one that works, such as cpu"
+        )
+        return
+    subject = f"platform {platform.kind}"
+    for what in ("name", "capability", "total_memory", "current_memory_usage", "supported_dtypes"):
+        try:
+            getattr(platform.hardware, what)()
+        except Exception as error:  # a vendor's code raises anything
+            advice = "ask its vendor: every platform must say that"
+            yield Finding("platform", subject, f"{what} raised {type(error).__name__}: {error}", advice)
+    for backend in runtime.backends():
+        if platform.kind not in {device["kind"] for device in backend.capabilities["devices"]}:
+            continue
+        try:
+            runtime.build(backend.op, backend.name)
+        except Exception as error:  # whatever its module or its constructor raises
+            yield Finding(
+                "backends",
+                f"{backend.op} backend {backend.name}",
+                f"it can't be constructed: {error}",
+                f"it is from {backend.origin}: install what the message says is missing, or ask its vendor",
+            )
+
+
+def driver_cuda() -> tuple[int, int] | None:
+    """The newest CUDA that the driver knows; None where its library is not there."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    found = ctypes.c_int()
+    if library.cuDriverGetVersion(ctypes.byref(found)) != 0:
+        return None
+    return found.value // 1000, found.value % 1000 // 10
+
+
+def _architectures() -> Iterator[Finding]:
+    import torch
+
+    names = torch.cuda.get_arch_list()
+    built = [_number(name) for name in names]
+    for index in range(torch.cuda.device_count()):
+        major, minor = torch.cuda.get_device_capability(index)
+        # Code for an earlier minor of the generation runs too, and PTX ("compute_") on all later ones.
+        fits = [number for number in built if number // 10 == major and number % 10 <= minor]
+        if not fits and not any(name.startswith("compute_") for name in names):
+            yield Finding(
+                "device",
+                f"cuda:{index}",
+                f"it has capability {major}.{minor}, and torch was built for {', '.join(names)}",
+                "install a torch that was built for it",
+            )
+
+
+def _number(name: str) -> int:
+    digits = "".join(letter for letter in name.partition("_")[2] if letter.isdigit())
+    return int(digits or 0)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".")[:2])

@@ -1,0 +1,88 @@
+"""Installed distributions: what can't be read, what hides what, which versions don't go together."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+
+from switchrail import _core
+from switchrail.doctor.finding import Finding
+from switchrail.runtime import Runtime
+
+CORE, KERNELS = "switchrail", "switchrail-kernels"
+
+
+def check_distributions(runtime: Runtime) -> Iterator[Finding]:
+    """Metadata, copies, names and versions."""
+    yield from _metadata()
+    yield from _copies()
+    yield from _names(runtime)
+    yield from _versions(runtime)
+
+
+def _metadata() -> Iterator[Finding]:
+    for path, problem in _core.discover(_folders()).problems:
+        advice = "install its distribution again; where pip can't any more, remove it by hand"
+        yield Finding("metadata", path, problem, advice)
+
+
+def _copies() -> Iterator[Finding]:
+    """Of two copies in different folders the first one on sys.path counts."""
+    copies: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    ours = {CORE, KERNELS}
+    for folder in _folders():
+        found = _core.discover([folder])
+        ours.update(_normalized(plugin.distribution) for plugin in found.plugins)
+        for name, version in found.packages.items():
+            copies[name].append((folder, version))
+    for name in sorted(ours & copies.keys()):
+        first, *hidden = copies[name]
+        for folder, version in hidden:
+            yield Finding(
+                "copies",
+                name,
+                f"{version} in {folder} is hidden by {first[1]} in {first[0]}",
+                f"remove one: `pip uninstall {name}` in the environment that has it, or take its folder "
+                "from PYTHONPATH",
+            )
+
+
+def _names(runtime: Runtime) -> Iterator[Finding]:
+    owners: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for plugin in runtime.plugins:
+        owners[plugin.group, plugin.name].append(plugin.distribution)
+    for (_, name), distributions in owners.items():
+        if len(set(distributions)) > 1:
+            names = " and ".join(f"{distribution}:{name}" for distribution in distributions)
+            yield Finding(
+                "names",
+                name,
+                f"{len(distributions)} distributions have a plugin of this name: {', '.join(distributions)}",
+                f"say {names} to tell them apart, or uninstall one",
+            )
+
+
+def _versions(runtime: Runtime) -> Iterator[Finding]:
+    packages = runtime._loader.packages()
+    core = _core.fingerprint(_core.Runtime(), [], [], []).inputs["switchrail"]
+    for name, found in ((CORE, packages.get(CORE)), (KERNELS, packages.get(KERNELS))):
+        if found is not None and found != core:
+            what = "its metadata say" if name == CORE else "installed is"
+            yield Finding(
+                "versions",
+                name,
+                f"{what} {found}, and the Switchrail that runs is {core}",
+                f"pip install {name}=={core}" if name == KERNELS else f"install {name} again",
+            )
+
+
+def _folders() -> list[str]:
+    """The places on sys.path, each once."""
+    places = {os.path.realpath(path or "."): path for path in reversed(sys.path) if isinstance(path, str)}
+    return list(reversed(places.values()))
+
+
+def _normalized(name: str) -> str:
+    return name.replace("_", "-").replace(".", "-").lower()

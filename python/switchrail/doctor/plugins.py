@@ -1,0 +1,58 @@
+"""Plugins: whether they load, and whether what they hook is there."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+
+from switchrail.doctor.finding import Finding
+from switchrail.errors import SwitchrailError
+from switchrail.hooks.target import modules_of
+from switchrail.plugins import ALLOW_LIST, TIMEOUT
+from switchrail.runtime import Runtime
+
+_ADVICE = {
+    "failed": "ask its vendor, with the traceback that `switchrail plugins --json` shows; until then "
+    f"uninstall it, or leave it out with {ALLOW_LIST}",
+    "hung": f"give it more time with {TIMEOUT}, or leave it out with {ALLOW_LIST}; "
+    "`switchrail plugins --json` shows where its thread is",
+}
+
+
+def check_plugins(runtime: Runtime) -> Iterator[Finding]:
+    """Loads the plugins that may be loaded."""
+    try:
+        runtime.load()
+    except SwitchrailError as error:
+        yield Finding("plugins", "all", str(error), "see the message; nothing is loaded until then")
+        return
+    for plugin in runtime.plugins:
+        name, reason = plugin.qualified_name, plugin.reason or ""
+        if plugin.state in _ADVICE:
+            yield Finding("plugins", name, f"{plugin.state}: {reason}", _ADVICE[plugin.state])
+        elif plugin.state == "blocked" and "lock" not in reason:  # that is the lock's finding
+            yield Finding("plugins", name, f"left out: {reason}", "nothing, where that is meant", False)
+    yield from _hooks(runtime)
+
+
+def _hooks(runtime: Runtime) -> Iterator[Finding]:
+    for hook in runtime.hooks.waiting():
+        problem = ""
+        for module in modules_of(hook.path or ""):
+            try:
+                importlib.import_module(module)
+            except ModuleNotFoundError:
+                break  # from here on the path names what is in a module
+            except (Exception, SystemExit) as error:
+                problem = f"importing {module} failed: {error!r}"
+                break
+        if hook not in runtime.hooks.waiting():
+            continue
+        explained = runtime.hooks.explain(hook.target_name)
+        problem = problem or next((step.reason for step in explained.steps if step.hook is hook), None) or ""
+        yield Finding(
+            "hooks",
+            hook.target_name,
+            f"{hook!r} is not in force: {problem}",
+            f"{hook.source} was made for another version of what it hooks: install versions that go together",
+        )

@@ -1,0 +1,352 @@
+"""`doctor` finds each defect, says what to do, and finds nothing where nothing is wrong."""
+
+import json
+import os
+import shutil
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from switchrail.doctor import device, diagnose
+from switchrail.lock import write_lock
+from switchrail.testing import isolated
+
+NOTHING = "def register(registry): pass"
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch, tmp_path):
+    """No variable of the machine's, no GPU, and whatever the environment has wrong is not ours."""
+    for name in [name for name in os.environ if name.startswith("SWITCHRAIL_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(device, "DRIVER", tmp_path / "no-driver")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    yield
+    for name in [name for name in sys.modules if name.startswith("ill_")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def before(clean):
+    """What is wrong without the test's defect, which is no business of the test."""
+    return diagnose()
+
+
+@pytest.fixture
+def install(tmp_path):
+    def install(
+        name, code=NOTHING, *, version="1.0", plugin=None, group="plugins", target="register", site="site"
+    ):
+        module = name.replace("-", "_")
+        folder = tmp_path / site
+        info = folder / f"{module}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (folder / f"{module}.py").write_text(code)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (info / "RECORD").write_text(
+            f"{module}.py,,\n{info.name}/METADATA,,\n{info.name}/entry_points.txt,,\n"
+        )
+        (info / "entry_points.txt").write_text(
+            f"[switchrail.{group}]\n{plugin or name} = {module}:{target}\n"
+        )
+        return info
+
+    return install
+
+
+@pytest.fixture
+def find(before):
+    """The one finding that a defect makes, checked for what every finding has."""
+
+    def find(check, subject):
+        found = [finding for finding in diagnose() if finding not in before]
+        matching = [finding for finding in found if (finding.check, finding.subject) == (check, subject)]
+        assert len(matching) == 1, found
+        assert all(finding.problem and finding.advice for finding in found)
+        return matching[0]
+
+    return find
+
+
+def test_nothing_is_wrong(switchrail, before):
+    assert before == []
+    done = switchrail("doctor")
+    assert (done.exit_code, done.output) == (0, "nothing is wrong\n")
+    assert json.loads(switchrail("doctor", "--json").output) == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "problem", "advice"),
+    [
+        ("SWITCHRAIL_PLUGINS", "ill-gnd", 'nearest: "ill-gdn"', "name installed plugins"),
+        ("SWITCHRAIL_PLATFORM", "cudda", 'nearest: "cuda"', "built-in kind"),
+        ("SWITCHRAIL_LOCK", "/no/such/lock", "/no/such/lock", "switchrail lock"),
+        ("SWITCHRAIL_LOAD_TIMEOUT", "soon", "soon", "number of seconds"),
+        ("SWITCHRAIL_LOAD_TIMEOUT", "-1", "-1", "number of seconds"),
+        ("SWITCHRAIL_PLUGIN", "ill-gdn", "no such variable", "rename it to SWITCHRAIL_PLUGINS"),
+        ("SWITCHRAIL_QUUX_AND_MORE", "1", "no such variable", "unset it"),
+    ],
+)
+def test_a_variable_that_names_nothing(install, find, monkeypatch, variable, value, problem, advice):
+    install("ill-gdn")
+    monkeypatch.setenv(variable, value)
+    finding = find("environment", variable)
+    assert problem in finding.problem
+    assert advice in finding.advice
+    assert os.environ[variable] == value
+
+
+def test_a_wrong_variable_does_not_hide_the_rest(install, monkeypatch):
+    install("ill-gdn", "raise OSError('no driver')")
+    monkeypatch.setenv("SWITCHRAIL_PLUGINS", "other")
+    found = {(finding.check, finding.subject) for finding in diagnose()}
+    assert found >= {("environment", "SWITCHRAIL_PLUGINS"), ("plugins", "ill-gdn:ill-gdn")}
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("raise OSError('no driver')", "failed: OSError: no driver"),
+        ("def register(registry): raise SystemExit(3)", "failed: SystemExit: 3"),
+        ("def setup(registry): pass", "failed: EntryPointError: "),
+        (
+            "def register(registry): registry.register('torch', 'a:B', op='attention')",
+            "failed: NameTakenError",
+        ),
+    ],
+)
+def test_a_broken_plugin(install, find, code, problem):
+    install("ill-gdn", code)
+    finding = find("plugins", "ill-gdn:ill-gdn")
+    assert finding.problem.startswith(problem)
+    assert "switchrail plugins --json" in finding.advice
+
+
+def test_a_plugin_that_hangs(install, find, monkeypatch):
+    install("ill-gdn", "import threading\ndef register(registry): threading.Event().wait(5)")
+    monkeypatch.setenv("SWITCHRAIL_LOAD_TIMEOUT", "0.2")
+    finding = find("plugins", "ill-gdn:ill-gdn")
+    assert finding.problem.startswith("hung: its function takes longer than 0.2 s")
+    assert "SWITCHRAIL_LOAD_TIMEOUT" in finding.advice
+
+
+def test_a_plugin_that_is_left_out_is_worth_knowing(install, switchrail, monkeypatch):
+    install("ill-gdn")
+    monkeypatch.setenv("SWITCHRAIL_PLUGINS", "")
+    done = switchrail("doctor")
+    assert done.exit_code == 0
+    assert "note: plugins, ill-gdn:ill-gdn: left out: the allow list is empty\n" in done.output
+    assert done.output.endswith("nothing is wrong\n")
+
+
+def test_a_hook_without_a_target(install, find, tmp_path):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "ill_target.py").write_text("def function(value): return value\n")
+    install(
+        "ill-hook",
+        "def fn(*args, **kwargs): pass\n"
+        "def register(registry):\n"
+        "    registry.hook('ill_target.function', fn)\n"
+        "    registry.hook('ill_target.funktion', fn)\n",
+    )
+    finding = find("hooks", "ill_target.funktion")
+    assert "is not in force: " in finding.problem
+    assert "function" in finding.problem
+    assert "ill-hook was made for another version" in finding.advice
+
+
+@pytest.mark.parametrize("what", ["missing", "broken"])
+def test_a_hook_whose_module_is_not_there(install, find, tmp_path, what):
+    if what == "broken":
+        (tmp_path / "site").mkdir()
+        (tmp_path / "site" / "ill_target.py").write_text("raise ImportError('no libacme.so')\n")
+    install("ill-hook", "def register(registry): registry.hook('ill_target.function', print)")
+    finding = find("hooks", "ill_target.function")
+    assert {"missing": "'ill_target'", "broken": "no libacme.so"}[what] in finding.problem
+
+
+def test_a_backend_that_is_not_there(install, find):
+    install("ill-gdn", "def register(registry): registry.register('ill', 'ill_gdn:Missing', op='kda')")
+    finding = find("backends", "kda backend ill")
+    assert "'Missing'" in finding.problem
+    assert 'it is from plugin "ill-gdn" of ill-gdn 1.0' in finding.advice
+
+
+def test_two_plugins_of_one_name(install, find):
+    install("ill-one", plugin="ill")
+    install("ill-two", plugin="ill")
+    finding = find("names", "ill")
+    assert "ill-one, ill-two" in finding.problem
+    assert "ill-one:ill and ill-two:ill" in finding.advice
+
+
+def test_two_copies(install, find, tmp_path, monkeypatch):
+    install("ill-gdn")
+    install("ill-gdn", version="2.0", site="other")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "other"), str(tmp_path / "other" / ".")])
+    finding = find("copies", "ill-gdn")
+    assert finding.problem == f"2.0 in {tmp_path / 'other'} is hidden by 1.0 in {tmp_path / 'site'}"
+    assert "pip uninstall ill-gdn" in finding.advice
+
+
+def test_two_versions_in_one_folder(install, find, tmp_path):
+    install("ill-gdn")
+    info = install("ill-gdn-x", version="2.0")
+    shutil.move(info, info.with_name("ill_gdn-2.0.dist-info"))
+    metadata = tmp_path / "site" / "ill_gdn-2.0.dist-info" / "METADATA"
+    metadata.write_text(metadata.read_text().replace("ill-gdn-x", "ill-gdn"))
+    finding = find("metadata", str(metadata.parent))
+    assert "install its distribution again" in finding.advice
+
+
+def test_metadata_that_cannot_be_read(install, find):
+    info = install("ill-gdn")
+    (info / "entry_points.txt").write_text("[switchrail.plugins]\nthis is no entry point\n")
+    finding = find("metadata", str(info / "entry_points.txt"))
+    assert "install its distribution again" in finding.advice
+
+
+def test_kernels_of_another_version(install, find):
+    info = install("switchrail-kernels", version="9.9")
+    (info / "entry_points.txt").unlink()
+    finding = find("versions", "switchrail-kernels")
+    assert finding.problem == "installed is 9.9, and the Switchrail that runs is 0.1.0"
+    assert finding.advice == "pip install switchrail-kernels==0.1.0"
+
+
+def test_the_lock_differs(install, find, tmp_path, monkeypatch):
+    install("ill-gdn")
+    lock = tmp_path / "lock.json"
+    write_lock(lock)
+    (tmp_path / "site" / "ill_gdn.py").write_text(f"{NOTHING}  # but otherwise\n")
+    monkeypatch.setenv("SWITCHRAIL_LOCK", str(lock))
+    finding = find("lock", "ill-gdn")
+    assert "ill_gdn.py" in finding.problem
+    assert f"switchrail lock --output {lock}" in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("def register(): raise OSError('no device file')", "no device file"),
+        ("def register(): return 'ill_platform:Missing'", "'ill_platform:Missing'"),
+        ("def register(): return 3", "it returned 3"),
+    ],
+)
+def test_a_broken_platform(install, find, code, problem):
+    install("ill-platform", code, group="platforms")
+    finding = find("platform", "the platform")
+    assert problem in finding.problem
+    assert "SWITCHRAIL_PLATFORM" in finding.advice
+
+
+def test_two_platforms_are_active(install, find):
+    code = "def register(): return 'switchrail.platforms:CpuPlatform'"
+    install("ill-one", code, group="platforms")
+    install("ill-two", code, group="platforms")
+    assert "2 platforms are active: ill-one, ill-two" in find("platform", "the platform").problem
+
+
+def test_a_platform_that_does_not_say_what_it_must(install, find):
+    install(
+        "ill-platform",
+        "from switchrail.platforms import CpuHardware, CpuPlatform\n"
+        "class Hardware(CpuHardware):\n"
+        "    kind = 'oot:ill'\n"
+        "    def supported_dtypes(self): raise RuntimeError('ask the driver')\n"
+        "class Mine(CpuPlatform):\n"
+        "    hardware_class = Hardware\n"
+        "def register(): return 'ill_platform:Mine'\n",
+        group="platforms",
+    )
+    finding = find("platform", "platform oot:ill")
+    assert finding.problem == "supported_dtypes raised RuntimeError: ask the driver"
+
+
+@pytest.fixture
+def gpu(monkeypatch, tmp_path):
+    """As if an NVIDIA GPU were there, and a torch and a driver of certain versions."""
+
+    def gpu(*, cuda="13.0", driver=(13, 0), available=True, built=("sm_90",), capability=(9, 0)):
+        (tmp_path / "driver").write_text("NVRM version: 1\n")
+        monkeypatch.setattr(device, "DRIVER", tmp_path / "driver")
+        monkeypatch.setattr(device, "driver_cuda", lambda: driver)
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        monkeypatch.setattr(torch.version, "hip", None)
+        monkeypatch.setattr(
+            torch,
+            "cuda",
+            SimpleNamespace(
+                is_available=lambda: available,
+                get_arch_list=lambda: list(built),
+                device_count=lambda: 1,
+                get_device_capability=lambda index: capability,
+            ),
+        )
+        return list(device.check_device())
+
+    return gpu
+
+
+@pytest.mark.parametrize(
+    ("defect", "problem", "advice"),
+    [
+        ({"cuda": None}, "was built without CUDA", "a torch that was built for CUDA"),
+        ({"driver": None}, "libcuda.so.1 is not", "give the process the library"),
+        ({"driver": (12, 4)}, "knows CUDA up to 12.4", "a newer driver, or a torch built for CUDA 12"),
+        ({"available": False}, "CUDA_VISIBLE_DEVICES is ''", "unset CUDA_VISIBLE_DEVICES"),
+        (
+            {"built": ("sm_80", "sm_89")},
+            "capability 9.0, and torch was built for sm_80, sm_89",
+            "built for it",
+        ),
+    ],
+)
+def test_torch_and_the_driver(gpu, monkeypatch, defect, problem, advice):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    [finding] = gpu(**defect)
+    assert finding.check == "device"
+    assert problem in finding.problem
+    assert advice in finding.advice
+
+
+@pytest.mark.parametrize(
+    "sound",
+    [{}, {"driver": (13, 2)}, {"built": ("sm_80", "compute_80")}, {"cuda": "12.8"}, {"built": ("sm_90a",)}],
+)
+def test_torch_and_the_driver_go_together(gpu, sound):
+    assert gpu(**sound) == []
+
+
+def test_torch_cannot_be_imported(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    [finding] = device.check_device()
+    assert (finding.subject, finding.advice) == ("torch", "pip install torch")
+
+
+def test_the_driver_is_asked():
+    found = device.driver_cuda()
+    assert found is None or found >= (11, 0)
+
+
+def test_the_command(install, switchrail):
+    install("ill-gdn", "raise OSError('no driver')")
+    done = switchrail("doctor")
+    assert done.exit_code == 1
+    problem, advice = done.stdout.splitlines()
+    assert problem == "problem: plugins, ill-gdn:ill-gdn: failed: OSError: no driver"
+    assert advice.startswith("    ask its vendor")
+    done = switchrail("doctor", "--json")
+    assert done.exit_code == 1
+    [finding] = json.loads(done.stdout)
+    assert finding["is_problem"] is True
+    assert list(finding) == ["check", "subject", "problem", "advice", "is_problem"]
+
+
+def test_it_leaves_the_runtime_alone(install):
+    install("ill-hook", "def register(registry): registry.hook('textwrap.dedent', lambda text: None)")
+    with isolated() as runtime:
+        diagnose()
+        assert runtime.plugins == ()
+        assert runtime.hooks.list("textwrap.dedent") == ()
