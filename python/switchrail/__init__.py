@@ -3,9 +3,8 @@
 Importing this package imports nothing else: each name is imported from its home when it is first asked for.
 """
 
-from __future__ import annotations
-
-TYPE_CHECKING = False  # to import it from typing would take longer than all the rest
+# Neither typing nor __future__: to import them would take longer than all the rest.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
@@ -35,7 +34,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     from importlib import import_module
 
     if name == "current_platform":

@@ -281,7 +281,7 @@ fn what_cannot_be_read_is_listed_and_the_rest_is_found() {
         .collect();
     let expected = [
         "-1.dist-info has no name",
-        "folder-1.dist-info/entry_points.txt cannot be read: it is not a file",
+        "folder-1.dist-info/entry_points.txt cannot be read",
         "half-1.dist-info its metadata has no Name",
         "half-1.dist-info its metadata has no Version",
         "huge-1.dist-info/entry_points.txt cannot be read: it has more than 1048576 bytes",
@@ -305,6 +305,23 @@ fn what_cannot_be_read_is_listed_and_the_rest_is_found() {
         .find(|plugin| plugin.name == "latin")
         .unwrap();
     assert!(matches!(latin.state, PluginState::Failed { .. }));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_named_pipe_is_not_waited_for() {
+    let site = tempfile::tempdir().unwrap();
+    install(site.path(), "acme-1.dist-info", "Name: acme\nVersion: 1\n", ACME);
+    for info in ["first-1.dist-info", "last-1.dist-info"] {
+        fs::create_dir(site.path().join(info)).unwrap();
+        let pipe = site.path().join(info).join("entry_points.txt");
+        let made = std::process::Command::new("mkfifo").arg(pipe).status().unwrap();
+        assert!(made.success());
+    }
+    assert_eq!(
+        plugins(&discover(&[site.path()])),
+        ["acme:acme=acme_gdn:register"]
+    );
 }
 
 #[cfg(unix)]

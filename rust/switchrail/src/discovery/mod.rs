@@ -102,7 +102,8 @@ pub fn discover<P: AsRef<Path>>(paths: &[P]) -> Discovery {
 
 #[derive(Default)]
 struct Found {
-    distributions: BTreeMap<String, Distribution>,
+    /// By name.
+    distributions: BTreeMap<String, (Option<String>, PathBuf)>,
     plugins: Vec<(String, PluginRecord)>,
     problems: Vec<DiscoveryProblem>,
 }
@@ -120,29 +121,31 @@ impl Found {
             Ok(None) => return,
             Err(error) => return self.problem(folder, format!("cannot be listed: {error}")),
         };
-        let mut infos: Vec<(OsString, Stem)> = Vec::new();
+        let mut infos: Vec<OsString> = Vec::new();
         for name in names {
             match name {
-                Ok(name) => {
-                    let stem = Stem::of(folder, &name.to_string_lossy());
-                    infos.extend(stem.map(|stem| (name, stem)));
-                }
+                Ok(name) if is_info(&name) => infos.push(name),
+                Ok(_) => {}
                 Err(error) => self.problem(folder, format!("cannot be listed to its end: {error}")),
             }
         }
-        infos.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
-        for (file_name, stem) in infos {
-            self.add(&source, folder, &file_name, stem);
+        infos.sort_unstable();
+        for info in infos {
+            if let Some((name, version)) = name_and_version(folder, &info.to_string_lossy()) {
+                self.add(&source, folder, folder.join(info), name, version);
+            }
         }
     }
 
-    fn add(&mut self, source: &Source, folder: &Path, file_name: &OsStr, stem: Stem) {
-        let Stem {
-            mut name,
-            mut version,
-        } = stem;
-        let path = folder.join(file_name);
-        let headers = || headers::read(|part| source.read(file_name, part, headers::MAX_HEAD));
+    fn add(
+        &mut self,
+        source: &Source,
+        folder: &Path,
+        path: PathBuf,
+        mut name: String,
+        mut version: Option<String>,
+    ) {
+        let headers = || headers::read(|file| source.read(&beside(&path, file), headers::MAX_HEAD));
         if name.is_empty() {
             let Some(spelled) = headers().name else {
                 return self.problem(
@@ -156,38 +159,35 @@ impl Found {
             let message = "is what an interrupted installation left over, and is passed over".to_owned();
             return self.problem(&path, message);
         }
-        if let Some(earlier) = self.distributions.get(&name) {
-            if earlier.path.parent() == Some(folder) && earlier.path != path {
-                let message = format!("is passed over for {}, of the same name", earlier.path.display());
+        if let Some((_, earlier)) = self.distributions.get(&name) {
+            if earlier.parent() == Some(folder) && *earlier != path {
+                let message = format!("is passed over for {}, of the same name", earlier.display());
                 self.problem(&path, message);
             }
             return;
         }
-        let entry_points = self.entry_points(source, file_name, &path.join("entry_points.txt"));
-        let mut spelled = None;
+        let entry_points = self.entry_points(source, &path.join("entry_points.txt"));
         if version.is_none() || !entry_points.is_empty() {
             let headers = headers();
             for problem in headers.problems {
                 self.problem(&path, problem);
             }
             version = headers.version.or(version);
-            spelled = headers.name;
+            let origin = PluginOrigin {
+                distribution: headers.name.unwrap_or_else(|| name.clone()),
+                version: version.clone(),
+                path: path.clone(),
+            };
+            let records = entry_points
+                .into_iter()
+                .map(|entry| (name.clone(), record(entry, origin.clone())));
+            self.plugins.extend(records);
         }
-        let origin = PluginOrigin {
-            distribution: spelled.unwrap_or_else(|| name.clone()),
-            version: version.clone(),
-            path: path.clone(),
-        };
-        let records = entry_points
-            .into_iter()
-            .map(|entry| (name.clone(), record(entry, origin.clone())));
-        self.plugins.extend(records);
-        self.distributions
-            .insert(name.clone(), Distribution { name, version, path });
+        self.distributions.insert(name, (version, path));
     }
 
-    fn entry_points(&mut self, source: &Source, info: &OsStr, path: &Path) -> Vec<EntryPoint> {
-        let text = match source.read(info, "entry_points.txt", MAX_ENTRY_POINTS + 1) {
+    fn entry_points(&mut self, source: &Source, path: &Path) -> Vec<EntryPoint> {
+        let text = match source.read(path, MAX_ENTRY_POINTS + 1) {
             Ok(Some(bytes)) if bytes.len() as u64 > MAX_ENTRY_POINTS => {
                 self.problem(
                     path,
@@ -248,41 +248,52 @@ impl Found {
         self.problems.dedup();
         Discovery {
             schema: Schema,
-            distributions: self.distributions.into_values().collect(),
+            distributions: self
+                .distributions
+                .into_iter()
+                .map(|(name, (version, path))| Distribution { name, version, path })
+                .collect(),
             plugins,
             problems: self.problems,
         }
     }
 }
 
-/// What the name of a metadata folder says.
-struct Stem {
-    name: String,
-    version: Option<String>,
+/// Whether a file name is that of metadata; asked of everything that is in a folder.
+fn is_info(file_name: &OsStr) -> bool {
+    let name = file_name.as_encoded_bytes();
+    name.len()
+        .checked_sub("-info".len())
+        .is_some_and(|start| name[start..].eq_ignore_ascii_case(b"-info"))
 }
 
-impl Stem {
-    fn of(folder: &Path, file_name: &str) -> Option<Self> {
-        let is = |extension: &str, expected: &str| extension.eq_ignore_ascii_case(expected);
-        let egg: String;
-        let stem = match file_name.rsplit_once('.') {
-            Some((stem, extension)) if is(extension, "dist-info") || is(extension, "egg-info") => stem,
-            // An egg's own folder, NAME-VERSION-PYTHON.egg, is on the path.
-            None if is(file_name, "egg-info") => {
-                egg = folder.file_name()?.to_string_lossy().into_owned();
-                egg.rsplit_once('.')
-                    .filter(|(_, extension)| is(extension, "egg"))?
-                    .0
-            }
-            _ => return None,
-        };
-        let mut parts = stem.split('-');
-        let name = normalized_name(parts.next().unwrap_or_default());
-        let version = parts
-            .next()
-            .filter(|version| !version.is_empty())
-            .map(str::to_owned);
-        Some(Self { name, version })
+/// What the name of a metadata folder says.
+fn name_and_version(folder: &Path, file_name: &str) -> Option<(String, Option<String>)> {
+    let is = |extension: &str, expected: &str| extension.eq_ignore_ascii_case(expected);
+    let egg: String;
+    let stem = match file_name.rsplit_once('.') {
+        Some((stem, extension)) if is(extension, "dist-info") || is(extension, "egg-info") => stem,
+        // An egg's own folder, NAME-VERSION-PYTHON.egg, is on the path.
+        None if is(file_name, "egg-info") => {
+            egg = folder.file_name()?.to_string_lossy().into_owned();
+            egg.rsplit_once('.')
+                .filter(|(_, extension)| is(extension, "egg"))?
+                .0
+        }
+        _ => return None,
+    };
+    let mut parts = stem.split('-');
+    let name = normalized_name(parts.next().unwrap_or_default());
+    let version = parts.next().filter(|version| !version.is_empty());
+    Some((name, version.map(str::to_owned)))
+}
+
+/// A file of a metadata folder; without a name the metadata's own.
+fn beside(info: &Path, name: &str) -> PathBuf {
+    if name.is_empty() {
+        info.to_owned()
+    } else {
+        info.join(name)
     }
 }
 

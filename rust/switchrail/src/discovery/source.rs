@@ -2,17 +2,22 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::ffi::{OsStr, OsString};
-use std::fs::{self, File};
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader, Read};
+#[cfg(unix)]
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use zip::{ZipArchive, result::ZipError};
 
+/// Most files have fewer bytes, and are read at once.
+const COMMON: usize = 4096;
+
 /// A folder or an archive with metadata folders in it.
 pub(super) enum Source<'a> {
-    Folder(&'a Path),
-    Archive(RefCell<ZipArchive<BufReader<File>>>),
+    Folder,
+    Archive(&'a Path, RefCell<ZipArchive<BufReader<File>>>),
 }
 
 impl<'a> Source<'a> {
@@ -21,7 +26,7 @@ impl<'a> Source<'a> {
         match fs::read_dir(path) {
             Ok(entries) => {
                 let names = entries.map(|entry| Ok(entry?.file_name()));
-                Ok(Some((Self::Folder(path), names.collect())))
+                Ok(Some((Self::Folder, names.collect())))
             }
             Err(error) if is_absent(&error) && !path.is_file() => Ok(None),
             Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
@@ -32,44 +37,41 @@ impl<'a> Source<'a> {
                 });
                 let names: io::Result<BTreeSet<OsString>> = names.collect();
                 let names = names?.into_iter().map(Ok).collect();
-                Ok(Some((Self::Archive(RefCell::new(archive)), names)))
+                Ok(Some((Self::Archive(path, RefCell::new(archive)), names)))
             }
             Err(error) => Err(error),
         }
     }
 
-    /// The first `limit` bytes of a file of a metadata folder, or of the metadata itself where `name` is empty; `None`
-    /// where there is no such file.
-    pub fn read(&self, info: &OsStr, name: &str, limit: u64) -> io::Result<Option<Vec<u8>>> {
-        match self {
-            Self::Folder(folder) => {
-                let info = folder.join(info);
-                read_file(&if name.is_empty() { info } else { info.join(name) }, limit)
-            }
-            Self::Archive(archive) => {
-                let name = format!("{}/{name}", info.to_string_lossy());
-                match archive.borrow_mut().by_name(name.trim_end_matches('/')) {
-                    Ok(file) => read_all(file, limit).map(Some),
-                    Err(ZipError::FileNotFound) => Ok(None),
-                    Err(error) => Err(error.into()),
-                }
-            }
+    /// The first `limit` bytes of a file in it; `None` where there is no such file.
+    pub fn read(&self, path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
+        let Self::Archive(root, archive) = self else {
+            return read_file(path, limit);
+        };
+        let name = path.strip_prefix(root).unwrap_or(path).to_string_lossy();
+        match archive.borrow_mut().by_name(&name) {
+            Ok(file) => read_all(file, limit).map(Some),
+            Err(ZipError::FileNotFound) => Ok(None),
+            Err(error) => Err(error.into()),
         }
     }
 }
 
 fn read_file(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
-    // Asked first, because opening a named pipe would wait for a writer; most distributions have no such file anyway.
-    match fs::metadata(path) {
-        Ok(metadata) if metadata.is_file() => read_all(File::open(path)?, limit).map(Some),
-        Ok(_) => Err(io::Error::other("it is not a file")),
+    let mut options = OpenOptions::new();
+    options.read(true);
+    // Opening a named pipe would wait for a writer. To ask first what it is would be a question more for each file.
+    #[cfg(unix)]
+    options.custom_flags(libc::O_NONBLOCK);
+    match options.open(path) {
+        Ok(file) => read_all(file, limit).map(Some),
         Err(error) if is_absent(&error) => Ok(None),
         Err(error) => Err(error),
     }
 }
 
 fn read_all(file: impl Read, limit: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
+    let mut bytes = Vec::with_capacity(COMMON);
     file.take(limit).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
