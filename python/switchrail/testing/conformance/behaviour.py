@@ -121,6 +121,15 @@ def following_slots(setting: Setting) -> Measured:
     return setting.verify(dataclasses.replace(call, tensors={**call.tensors, "state": state}, batch=batch))
 
 
+def checkpoints(setting: Setting) -> Measured:
+    """States are kept on the way, each in a slot of its own, where slots are given."""
+    call = setting.call((70, 9, 0, 64), padding=(1,))
+    worst = Measured(Error(0.0, 0.0), BOUNDS["usual"][setting.dtype])
+    for every in (7, 16, 64):
+        worst |= setting.verify(call.with_checkpoints(every))
+    return worst
+
+
 def shared_pages(setting: Setting) -> Measured:
     """Sequences that share pages, as those with one prefix do."""
     call = setting.call((3, 1, 5), kv_lengths=(40, 40, 40))
@@ -194,6 +203,7 @@ def _cache_name(setting: Setting) -> str:
 
 __all__ = [
     "again",
+    "checkpoints",
     "company",
     "following_slots",
     "growth",

@@ -109,6 +109,14 @@ CHECKS: tuple[Check, ...] = (
         run=behaviour.following_slots,
         ops=RECURRENT,
     ),
+    Check(
+        name="checkpoints",
+        about="states are kept on the way, where slots for them are given",
+        run=behaviour.checkpoints,
+        ops=RECURRENT,
+        phases=("prefill",),
+        features=("checkpoints",),
+    ),
     Check(name="shared-pages", about="sequences that share pages", run=behaviour.shared_pages, ops=PAGED),
     Check(
         name="neighbours",

@@ -209,6 +209,18 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
     Scenario(name="normalised", about="q and k come normalised", ops=DELTA, arguments={"qk_l2norm": False}),
     Scenario(name="beta-2", about="beta up to 2", ops=DELTA, arguments={"beta_max": 2.0}, hardness="hard"),
+    *(
+        Scenario(
+            name=f"raw-{kind}",
+            about=f"raw gates of the kind {kind}, and raw betas",
+            ops=DELTA,
+            arguments={"raw": kind, "beta_scale": scale, "gate": "mixed", "initial": "all"},
+            hardness="hard",
+            features=("raw_gates",),
+            core=kind == "softplus",
+        )
+        for kind, scale in (("softplus", 1.0), ("sigmoid", 2.0))
+    ),
     Scenario(
         name="activated-steps",
         about="time steps come activated",
