@@ -444,3 +444,85 @@ def test_mixins_of_the_target(hooks):
     assert Target.explicit(Sub()) == ["mixin", "base"]
     hooks.clear()
     assert Sub().m() == ["sub", "target", "mixin", "base"]
+
+
+def test_a_new_of_its_own_is_refused_where_object_s_would_be_lost(hooks, mod):
+    class Better(mod.Target):
+        def __new__(cls, *args):
+            return super().__new__(cls)
+
+    with pytest.raises(HookError, match="it adds __new__"):
+        hooks.add(mod.Target, Better, "replace")
+    with pytest.raises(HookError, match=r"is object's, .* valid: __init__"):
+        hooks.add("hook_replaced.Target.__new__", lambda *args, **kwargs: None)
+    mod.WithNew = type("WithNew", (mod.Target,), {"__new__": lambda cls, *args: object.__new__(cls)})
+    mod.Inherits = type("Inherits", (mod.WithNew,), {})
+    by = type("By", (mod.WithNew,), {"__new__": lambda cls, *args: object.__new__(cls)})
+    seen = []
+    hooks.add("hook_replaced.Inherits.__new__", lambda cls, *args: seen.append(cls))
+    hooks.add(mod.WithNew, by, "replace")
+    assert (mod.Inherits(4).x, mod.WithNew(5).x, seen) == (4, 5, [mod.Inherits])
+    hooks.clear()
+    assert (mod.Inherits(4).x, mod.WithNew(5).x) == (4, 5)
+
+
+def test_the_target_itself_is_refused(hooks, mod):
+    with pytest.raises(HookError, match="it is the target itself"):
+        hooks.add(mod.Target, mod.Target, "replace")
+
+
+def test_an_object_without_code_in_a_class_that_is_replaced_meanwhile(hooks, mod):
+    mod.Target.cached = functools.lru_cache(lambda self: ["cached"])
+    original = vars(mod.Target)["cached"]
+    for by, expected in (
+        (type("Keeps", (mod.Target,), {}), ["cached", "hooked"]),
+        (type("Own", (mod.Target,), {"cached": lambda self: ["own"]}), ["own"]),
+    ):
+        method = hooks.add("hook_replaced.Target.cached", mark, "after")
+        replaced = hooks.add(mod.Target, by, "replace")
+        assert mod.Target().cached() == expected
+        hooks.remove(method)
+        hooks.remove(replaced)
+        assert vars(mod.Target)["cached"] is original
+
+
+KINDS = """
+import abc, dataclasses, typing
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    x: int = 1
+    def m(self): return [self.x]
+
+class Abstract(abc.ABC):
+    x = 1
+    @abc.abstractmethod
+    def m(self): return ["abstract"]
+
+X = typing.TypeVar("X")
+class Generic(typing.Generic[X]):
+    x = 1
+    def m(self): return ["generic"]
+
+class Error(Exception):
+    x = 1
+    def m(self): return ["error"]
+"""
+
+
+@pytest.mark.parametrize("name", ["Slotted", "Abstract", "Generic", "Error"])
+def test_classes_of_other_kinds(hooks, mod, name):
+    exec(KINDS, vars(mod))
+    target = getattr(mod, name)
+    before = dict(vars(target))
+
+    body = {"m": lambda self: ["better", *target_m(self)]}
+    if name == "Slotted":
+        body["__slots__"] = ()
+    target_m = target.m
+    Better = type(target)("Better", (target,), body)
+    hooks.add(f"hook_replaced.{name}", Better, "replace")
+    made = target()
+    assert made.m()[0] == "better"
+    hooks.clear()
+    assert dict(vars(target)) == before

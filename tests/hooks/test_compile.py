@@ -26,3 +26,26 @@ def test_full_graph_through_hooks(hooks, hooked):
     assert compiled(x).tolist() == [119.0, 159.0, 199.0]
     hooks.clear()
     assert compiled(x).tolist() == [0.0, 2.0, 4.0]
+
+
+def test_a_module_whose_class_is_replaced(hooks):
+    """Its `super()` is found by frame, which breaks the graph there and nothing else."""
+
+    class Scale(torch.nn.Module):
+        def forward(self, x):
+            return x * 2
+
+    class Shifted(Scale):
+        def forward(self, x):
+            return super().forward(x) + 1
+
+    torch._dynamo.reset()
+    module, x = Scale(), torch.ones(2)
+    compiled = torch.compile(module, backend="eager")
+    assert compiled(x).tolist() == [2.0, 2.0]
+    hooks.add(Scale, Shifted, "replace")
+    assert module(x).tolist() == compiled(x).tolist() == [3.0, 3.0]
+    hooks.add(Scale.forward, lambda result, self, x: result * 10, "after")
+    assert module(x).tolist() == compiled(x).tolist() == [30.0, 30.0]
+    hooks.clear()
+    assert module(x).tolist() == compiled(x).tolist() == [2.0, 2.0]

@@ -83,7 +83,7 @@ def test_every_kind_of_place_from_many_threads(hooks, module):
     def change(number):
         registry = Hooks()
         start.wait()
-        for _ in range(3):
+        for _ in range(2):
             registry.add("hook_targets.D.m", lambda result, *args: None, "after")
             registry.add("hook_targets.adder", lambda result, x: None, "after")
             registry.add("hook_targets.C", Other, "replace", source=f"{number}")

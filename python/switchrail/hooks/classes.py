@@ -19,6 +19,7 @@ from itertools import chain, repeat
 from types import CellType, CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any, Final
 
+from switchrail.hooks.holders import Namespace
 from switchrail.hooks.hook import Hook, name_of
 from switchrail.hooks.inherited import attributes_of, inside
 
@@ -51,16 +52,21 @@ class Class:
     def made(self, own: None, hooks: Sequence[Hook]) -> Any:
         """The first of the replacing classes."""
         by: Any = hooks[0].fn
-        _redirect_super(by)
+        functions = _closing_over(by)
+        for function in functions:
+            if _has_attribute_super(function.__code__):
+                problem = f"{name_of(function)} uses an attribute that is called super; valid: another name"
+                raise hooks[0].refusal(problem)
+        _redirect_super(functions)
         return by
 
     def install(self, state: type | None, *, hooked: bool) -> None:
         """Gives the class the namespace of another, or its own back."""
-        present = namespace_of(self.cls)
+        present = Namespace(namespace_of(self.cls))
         before = _replaced.get(self.cls) or _Replaced(self.cls, present, present)
         wanted = before.own
         if state is not None:
-            wanted = {**(before.own if _extends(state, self.cls) else {}), **namespace_of(state)}
+            wanted = Namespace({**(before.own if _extends(state, self.cls) else {}), **namespace_of(state)})
         try:
             self._set(wanted, before.put)
         except BaseException:
@@ -95,6 +101,8 @@ class Class:
             return f"the target is a class, and the hook a {type(fn).__qualname__}; valid: a class"
         if not self.cls.__flags__ & _HEAP_TYPE:
             return "the target is a class in C that can't be changed"
+        if fn is self.cls:
+            return "it is the target itself"
         if type(fn) is not type(self.cls):
             return f"its metaclass is {name_of(type(fn))}; valid: {name_of(type(self.cls))}"
         if fn.__bases__ not in ((self.cls,), self.cls.__bases__):
@@ -102,11 +110,11 @@ class Class:
                 f"its bases are {_names(fn.__bases__)}; "
                 f"valid: {_names((self.cls,))}, or {_names(self.cls.__bases__)}"
             )
+        inherited: Any = self.cls.__new__
+        if "__new__" in vars(fn) and inherited is object.__new__:
+            return "it adds __new__, and the target would never get that of object back; valid: __init__"
         if _layout(fn) != _layout(self.cls):
             return "its instances are laid out in another way; valid: the same __slots__"
-        for function in _closing_over(fn):
-            if _has_attribute_super(function.__code__):
-                return f"{name_of(function)} uses an attribute that is called super; valid: another name"
         return None
 
 
@@ -169,9 +177,9 @@ def redirected(function: FunctionType, code: CodeType) -> CodeType:
 @dataclass(frozen=True)
 class _Replaced:
     by: type
-    own: dict[str, Any]
+    own: Namespace
     """The namespace from before."""
-    put: dict[str, Any]
+    put: Namespace
     """The namespace that was given to it."""
 
 
@@ -198,12 +206,12 @@ def _layout(cls: type) -> tuple[Any, ...]:
     return cls.__basicsize__, cls.__itemsize__, cls.__dictoffset__, cls.__weakrefoffset__, sorted(slots)
 
 
-def _redirect_super(by: type) -> None:
+def _redirect_super(functions: Sequence[FunctionType]) -> None:
     """Has the methods of a replacing class ask for `super` by another name.
 
     Python's own would refuse an instance of the class that is replaced, because that is no instance of `by`.
     """
-    for function in _closing_over(by):
+    for function in functions:
         function.__globals__[_SUPER] = _super
         _redirected.add(function)
         function.__code__ = redirected(function, function.__code__)
@@ -246,33 +254,27 @@ def _super(*args: Any) -> Any:
     of = bound if isinstance(bound, type) else type(bound)
     for cls, replaced in _replaced.items():
         if replaced.by is by and issubclass(of, cls):
-            return _Super(cls, bound, replaced.own) if _extends(by, cls) else super(cls, bound)
+            return _Super((cls, bound, replaced.own)) if _extends(by, cls) else super(cls, bound)
     return super(by, bound)
 
 
-class _Super:
-    """What `super()` gives in a class that replaces its base: the base as it was."""
+class _Super(tuple[type, Any, "dict[str, Any]"]):
+    """What `super()` gives in a class that replaces its base: the base as it was.
 
-    __slots__ = ("_bound", "_cls", "_own")
+    A tuple (class, what is bound, the class's namespace), which has its parts without running Python code:
+    compilers look at such objects at any time.
+    """
 
-    def __init__(self, cls: type, bound: Any, own: dict[str, Any]) -> None:
-        self._cls, self._bound, self._own = cls, bound, own
-
-    def __getattr__(self, name: str) -> Any:
-        return self._find(name)
+    __slots__ = ()
 
     def __getattribute__(self, name: str) -> Any:
         # Special methods asked for by name are those of the class that was replaced, not of this one.
-        if name in ("_bound", "_cls", "_own", "_find"):
-            return object.__getattribute__(self, name)
-        return self._find(name)
-
-    def _find(self, name: str) -> Any:
-        if name not in self._own:
-            return getattr(super(self._cls, self._bound), name)
-        found = self._own[name]
+        cls, bound, own = self
+        if name not in own:
+            return getattr(super(cls, bound), name)
+        found = own[name]
         if not hasattr(type(found), "__get__"):
             return found
-        if isinstance(self._bound, type):
-            return found.__get__(None, self._bound)
-        return found.__get__(self._bound, type(self._bound))
+        if isinstance(bound, type):
+            return found.__get__(None, bound)
+        return found.__get__(bound, type(bound))

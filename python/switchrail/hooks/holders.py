@@ -15,6 +15,10 @@ class Hidden:
     __slots__ = ()
 
 
+class Namespace(dict[str, Any]):
+    """What a class had or was given; held beside the class, so that changing it changes no class."""
+
+
 def replace_held(old: Any, new: Any) -> tuple[int, list[str]]:
     """Puts `new` wherever `old` is held, as far as the garbage collector knows and the holder can be changed.
 
@@ -64,7 +68,8 @@ def _changed(holder: Any, old: Any, new: Any) -> bool:
 def _changed_dict(holder: dict[Any, Any], old: Any, new: Any) -> bool:
     names = [key for key, value in dict.items(holder) if value is old]
     owners: list[type] = []
-    if names and "__doc__" in holder and "__spec__" not in holder:  # not a module's, but perhaps a class's
+    plain = type(holder) is not Namespace
+    if names and plain and "__doc__" in holder and "__spec__" not in holder:  # perhaps a class's
         owners = [
             owner
             for owner in gc.get_referrers(holder)

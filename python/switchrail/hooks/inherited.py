@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 from dataclasses import dataclass
 from functools import cached_property
-from types import FunctionType
+from types import ClassMethodDescriptorType, FunctionType
 from typing import Any, Final
 
 from switchrail.hooks.parameters import Parameters
@@ -99,7 +99,9 @@ def forwarding(owner: type, name: str) -> tuple[FunctionType, Attribute, Paramet
     if has_code:
         function.__annotations__ = dict(inner.__annotations__)
     value: Any = function
-    if isinstance(raw, (staticmethod, classmethod)):
+    if isinstance(raw, ClassMethodDescriptorType):
+        value = classmethod(function)
+    elif isinstance(raw, (staticmethod, classmethod)):
         value = kind(function)
     elif isinstance(raw, property):
         value = raw.getter(function)

@@ -134,6 +134,12 @@ def _attribute_of(owner: type, name: str, target: str) -> Site:
     raw = original_of(raw_after(owner, owner, name))
     if isinstance(raw, type):
         return Class(raw)
+    if raw is object.__new__:
+        raise HookError(
+            f"the target {target!r} is object's, and a class that had a __new__ of its own never gets "
+            "that one back; valid: __init__",
+            target=target,
+        )
     bound = hasattr(type(raw), "__get__")
     stored = type(raw) in _STORAGE or (isinstance(raw, property) and raw.fget is None)
     if not callable(raw) and (stored or not bound):
