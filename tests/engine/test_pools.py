@@ -17,6 +17,8 @@ from switchrail.engine.pools import (
     MultiHeadPool,
     StatePool,
 )
+from switchrail.ops.batch import PagedBatch
+from switchrail.ops.mla.torch import TorchMla
 
 PAGES, PAGE = 6, 4
 CPU = torch.device("cpu")
@@ -65,6 +67,42 @@ def test_latents_and_rotary_parts_lie_in_one_tensor() -> None:
     assert torch.equal(cache.flatten(0, 1)[rows], torch.cat((latents, rotary), dim=-1))
     assert cache.count_nonzero() == 3 * 16
     assert not pool.caches(3)[0].any()
+
+
+def test_latent_attention_reads_the_pool() -> None:
+    """One sequence of 7 tokens over shuffled pages, against softmax attention over what was written."""
+    heads, size, latent, rotary = 3, 5, 12, 4
+    shape = {2: LatentShape(latent=latent, rotary=rotary)}
+    pool = LatentPool(shape, num_pages=PAGES, page_size=PAGE, dtype=torch.float64, device=CPU)
+    c, r = torch.randn(7, latent, dtype=torch.float64), torch.randn(7, rotary, dtype=torch.float64)
+    pages = [4, 2]
+    pool.write(2, torch.tensor([pages[i // PAGE] * PAGE + i % PAGE for i in range(7)]), c, r)
+    q_nope, q_rope = torch.randn(1, heads, size, dtype=torch.float64), torch.randn(1, heads, rotary).double()
+    w_k, w_v = torch.randn(2, heads, size, latent, dtype=torch.float64).unbind(0)
+    out = torch.empty(1, heads, size, dtype=torch.float64)
+    batch = PagedBatch(
+        cu_seqlens=torch.tensor([0, 1], dtype=torch.int32),
+        seqlens=(1,),
+        page_table=torch.tensor([pages], dtype=torch.int32),
+        kv_lens=torch.tensor([7], dtype=torch.int32),
+        kv_seqlens=(7,),
+    )
+    backend = TorchMla()
+    backend.decode(
+        q_nope,
+        q_rope,
+        *pool.caches(2),
+        w_k=w_k,
+        w_v=w_v,
+        out=out,
+        batch=batch,
+        plan=backend.plan("decode", batch),
+        scale=0.3,
+    )
+    keys = torch.cat([torch.einsum("hdr,tr->thd", w_k, c), r[:, None].expand(-1, heads, -1)], dim=-1)
+    scores = torch.einsum("hd,thd->ht", torch.cat([q_nope, q_rope], dim=-1)[0], keys) * 0.3
+    expected = torch.einsum("ht,hvr,tr->hv", scores.softmax(-1), w_v, c)
+    torch.testing.assert_close(out[0], expected)
 
 
 @pytest.mark.parametrize("wrong", [(1,), (1, 2, 3)])

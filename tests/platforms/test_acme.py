@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import subprocess
 import sys
@@ -160,6 +161,21 @@ def test_without_the_backends_of_the_family_nothing_serves_it(acme: switchrail.R
             device=acme.platform,
             backends=dict.fromkeys(("attention", "gated_delta", "short_conv"), "auto"),
         )
+
+
+@pytest.mark.parametrize("asked", ["acme", "instance"])
+def test_in_a_process_that_is_made_like_this_one(asked: str, acme: switchrail.Runtime, site: Path) -> None:
+    acme.use_platform(acme.platform if asked == "instance" else asked)
+    program = (
+        "import os, pickle, sys\n"
+        f"sys.path.insert(0, {str(site)!r})\n"
+        "platform = pickle.load(sys.stdin.buffer).restore().platform\n"
+        "print(platform.kind, platform.device)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=pickle.dumps(acme.state()), capture_output=True, check=False
+    )
+    assert done.stdout.decode().split() == ["oot:acme", "cpu"], done.stderr.decode()
 
 
 def run() -> Any:

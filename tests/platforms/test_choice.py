@@ -164,7 +164,7 @@ def test_by_call(
     expected = CpuPlatform if how == "device" else acme.Vendor
     assert type(runtime.platform) is expected
     asked = runtime._platforms.asked
-    assert asked == {"instance": "acme:Vendor", "path": "acme:Vendor", "device": "cpu"}.get(how, how)
+    assert asked == {"instance": "acme:Vendor:cpu", "path": "acme:Vendor", "device": "cpu"}.get(how, how)
     assert asked is not None
     assert type(Runtime().find_platform(asked)) is expected
 
@@ -225,7 +225,7 @@ FAILURES = {
     ),
     "broken class": (
         "from switchrail import Platform\n"
-        "class Broken(Platform):\n    def __init__(self): raise OSError('no firmware')\n"
+        "class Broken(Platform):\n    def __init__(self, device=None): raise OSError('no firmware')\n"
         "def activate(): return 'acme:Broken'",
         "activate",
         "OSError: no firmware",

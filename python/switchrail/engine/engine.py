@@ -66,7 +66,7 @@ class Engine(AbstractContextManager["Engine"]):
         checkpoint: str | Path,
         *,
         runtime: Runtime | None = None,
-        device: str | torch.device | None = None,
+        device: Platform | str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         backends: Mapping[str, str] | None = None,
         options: EngineOptions | Mapping[str, Any] | None = None,

@@ -81,7 +81,8 @@ class PlatformChoice:
 
         Args:
             platform: A platform; a built-in kind; what torch calls a device; the name of a platform plugin,
-                or `DISTRIBUTION:NAME` where two have one name; or the path of a class, `module:Class`.
+                or `DISTRIBUTION:NAME` where two have one name; or the path of a class, `module:Class` or
+                `module:Class:device`.
 
         Raises:
             PlatformError: There is no such platform or device, or the plugin declines.
@@ -158,10 +159,11 @@ def _find(platform: Platform | str | torch.device, plugins: Sequence[Plugin]) ->
     plugin = _plugin_of(text, plugins)
     if plugin is not None:
         return _named(plugin)
-    module, _, name = text.partition(":")
+    module, _, rest = text.partition(":")
+    name, _, device = rest.partition(":")
     package = module.partition(".")[0]
     if name and package and is_importable(package):
-        return _instance(_import_class(text))
+        return _instance(_import_class(f"{module}:{name}"), device or None)
     raise no_such_device(text, _names(plugins))
 
 
@@ -197,7 +199,7 @@ def _name_of(platform: Platform | str | torch.device) -> str:
     if not platform.is_out_of_tree():
         return platform.device
     cls = type(platform)
-    return f"{cls.__module__}:{cls.__qualname__}"
+    return f"{cls.__module__}:{cls.__qualname__}:{platform.device}"
 
 
 def _named(plugin: Plugin) -> Platform:
@@ -242,8 +244,8 @@ def _import_class(path: str) -> type[Platform]:
     return found
 
 
-def _instance(cls: type[Platform]) -> Platform:
-    platform = cls()
+def _instance(cls: type[Platform], device: str | None = None) -> Platform:
+    platform = cls(device)
     kind = platform.kind
     if kind not in KINDS and not (kind.startswith(OUT_OF_TREE) and kind != OUT_OF_TREE):
         raise PlatformError(

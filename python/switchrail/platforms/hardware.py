@@ -14,8 +14,8 @@ class Hardware:
     """One device of a family. A family derives from it and provides what its devices can do.
 
     What is not provided raises NotProvidedError, a NotImplementedError that names platform and method.
-    `name`, `total_memory` and `current_memory_usage` are mandatory. The engine calls everything below but
-    `distributed_backend`, which is for those who start a process group.
+    `name`, `total_memory` and `current_memory_usage` are mandatory. The engine, or the identity that it
+    shows, asks for everything but `distributed_backend`, which is for those who start a process group.
 
     Attributes:
         kind: The family: one of `switchrail.platforms.KINDS`, or `oot:NAME` for one that a plugin brings.
