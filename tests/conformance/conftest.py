@@ -1,7 +1,15 @@
 from __future__ import annotations
 
+import importlib
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+
 import pytest
 import torch
+from switchrail.ops.backend import Backend
 
 
 @pytest.fixture
@@ -11,3 +19,59 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def mutate(tmp_path):
+    """Makes a backend with one line of source changed; the modules are as they were when the test ends."""
+    with ExitStack() as stack:
+        yield lambda *change, path, reloaded: stack.enter_context(
+            _mutated(*change, path=path, reloaded=reloaded, folder=tmp_path)
+        )
+
+
+@contextmanager
+def _mutated(
+    name: str, old: str, new: str, *, path: str, reloaded: Collection[str], folder: Path
+) -> Iterator[type[Backend]]:
+    """The class of a path `module:Class`, made from the changed source of a module.
+
+    Args:
+        name: The module that is changed.
+        old: What stands there, once.
+        new: What stands there instead.
+        path: The path of the class.
+        reloaded: The modules, and the packages with all their modules, that are run again.
+        folder: Where the changed source is written, for those who read the source of a function.
+    """
+    spec = find_spec(name)
+    assert spec is not None
+    assert spec.origin is not None
+    source = Path(spec.origin).read_text()
+    found = source.count(old)
+    assert found == 1, f"{old!r} stands {found} times in {name}; it must stand there once, to be changed"
+    file = folder / f"{name}.py"
+    file.write_text(source.replace(old, new))
+    entry, _, attribute = path.partition(":")
+
+    def is_reloaded(module: str) -> bool:
+        return module in (entry, name) or not reloaded.isdisjoint((module, module.split(".")[0]))
+
+    before = {module: sys.modules.pop(module) for module in list(sys.modules) if is_reloaded(module)}
+    try:
+        importlib.import_module(name.rpartition(".")[0])
+        changed = spec_from_file_location(name, file)
+        assert changed is not None
+        assert changed.loader is not None
+        module = module_from_spec(changed)
+        sys.modules[name] = module
+        changed.loader.exec_module(module)
+        yield getattr(importlib.import_module(entry), attribute)
+    finally:
+        for each in [module for module in sys.modules if is_reloaded(module)]:
+            del sys.modules[each]
+        sys.modules.update(before)
+        for each, module in before.items():
+            parent, _, child = each.rpartition(".")
+            if parent:
+                setattr(sys.modules[parent], child, module)

@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from switchrail.testing.conformance import behaviour, host, memory
+from switchrail.testing.conformance import behaviour, host, memory, special
 from switchrail.testing.conformance.refusals import refusals
 from switchrail.testing.conformance.scenarios import EVERY, SCENARIOS, Scenario
-from switchrail.testing.conformance.setting import GATED, PAGED, RECURRENT, Measured, Setting, head_size_pair
+from switchrail.testing.conformance.setting import (
+    DELTA,
+    GATED,
+    PAGED,
+    RECURRENT,
+    Measured,
+    Setting,
+    head_size_pair,
+)
 
 BOTH = ("prefill", "decode")
 
@@ -108,6 +116,25 @@ CHECKS: tuple[Check, ...] = (
         about="slots that follow one another",
         run=behaviour.following_slots,
         ops=RECURRENT,
+    ),
+    Check(
+        name="untouched-slots",
+        about="slots that no sequence writes keep what they hold",
+        run=special.untouched_slots,
+        ops=RECURRENT,
+    ),
+    Check(
+        name="forgetting",
+        about="every eighth decay is 0, and the others are near 1",
+        run=special.forgetting,
+        ops=DELTA,
+        core=True,
+    ),
+    Check(
+        name="as-given",
+        about="queries and keys that are not to be normalised count as they are",
+        run=special.as_given,
+        ops=DELTA,
     ),
     Check(
         name="checkpoints",
