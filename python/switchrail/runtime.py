@@ -74,7 +74,7 @@ class Runtime(Registrar):
         self, plugins: Sequence[str] | None = None, *, strict: bool = False, timeout: float | None = None
     ) -> tuple[Plugin, ...]:
         """Loads the installed plugins, or those named; see `Loader.load`."""
-        return self._loader.load(plugins, strict=strict, timeout=timeout)
+        return self._loader.load(plugins, strict=strict, timeout=timeout, platform=self._platforms.asked)
 
     @contextmanager
     def transaction(self) -> Iterator[Registry]:

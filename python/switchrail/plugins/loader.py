@@ -37,8 +37,6 @@ TIMEOUT = "SWITCHRAIL_LOAD_TIMEOUT"
 GROUP = "switchrail.plugins"
 PLATFORMS = "switchrail.platforms"
 
-BUILTIN_PLATFORMS: Final = ("cuda", "rocm", "cpu", "xpu", "musa", "npu", "tpu", "mps")
-
 _log: Final = logging.getLogger("switchrail")
 
 
@@ -113,7 +111,12 @@ class Loader:
             return self.plugins
 
     def load(
-        self, allow: Sequence[str] | None = None, *, strict: bool = False, timeout: float | None = None
+        self,
+        allow: Sequence[str] | None = None,
+        *,
+        strict: bool = False,
+        timeout: float | None = None,
+        platform: str | None = None,
     ) -> tuple[Plugin, ...]:
         """Loads the plugins that may be loaded, each in a transaction of its own.
 
@@ -131,6 +134,8 @@ class Loader:
                 what `SWITCHRAIL_LOAD_TIMEOUT` says, else as long as it takes. With a timeout each plugin's
                 code runs in a thread of its own. After it that thread goes on, for Python can't stop it, but
                 the plugin's transaction is closed.
+            platform: The platform or device that the program has named; None: what `SWITCHRAIL_PLATFORM`
+                says, else any. Blocks the general plugins of distributions that provide only others.
 
         Raises:
             ArgumentError: The allow list is one name, not several; the timeout is no number.
@@ -146,7 +151,7 @@ class Loader:
         with self._single_flight(), self._all_or_nothing():
             if self._discovery is None:
                 self._look(None)
-            refused = self._select(allow)
+            refused = self._select(allow, platform)
             attempts = self._imported(
                 sorted(
                     (plugin for plugin in self.plugins if _is_next(plugin)),
@@ -193,12 +198,13 @@ class Loader:
             for attempt in self._imported(wanted, strict=False, seconds=_seconds(None)):
                 self._step(attempt, attempt.register)
 
-    def _select(self, allow: Sequence[str] | None) -> set[tuple[str, str]]:
+    def _select(self, allow: Sequence[str] | None, platform: str | None = None) -> set[tuple[str, str]]:
         """Blocks what may not be loaded; returns what the lock refuses."""
+        from switchrail.platforms.builtin import KINDS  # which asks this package for platform plugins
+
         assert self._discovery is not None
         known = [self._plugins.get(_key(plugin), plugin) for plugin in self._discovery.plugins]
-        platform = os.environ.get(PLATFORM) or None
-        selected = _core.select(known, allow, platform, list(BUILTIN_PLATFORMS))
+        selected = _core.select(known, allow, _platform(platform, known), list(KINDS))
         locked = self._locked(selected)
         self._plugins = {_key(plugin): plugin for plugin in locked}
         before = {_key(plugin): plugin.state for plugin in selected}
@@ -354,6 +360,19 @@ def _allowed(allow: Sequence[str] | None) -> Sequence[str] | None:
         text = os.environ.get(ALLOW_LIST)
         return None if text is None else _core.parse_allow(text)
     return several("plugins", allow)
+
+
+def _platform(asked: str | None, plugins: Sequence[Plugin]) -> str | None:
+    """The name of the platform in use, as selection takes it; None where none is chosen yet."""
+    from switchrail.platforms.builtin import KINDS
+
+    installed = [plugin for plugin in plugins if plugin.group == PLATFORMS]
+    names = {name for plugin in installed for name in (plugin.name, plugin.qualified_name)}
+    if asked is not None:
+        for name in (asked, asked.partition(":")[0]):  # a device of a kind: cuda:0
+            if name in names or name in KINDS:
+                return name
+    return os.environ.get(PLATFORM, "").strip() or None
 
 
 def _seconds(timeout: float | None) -> float | None:

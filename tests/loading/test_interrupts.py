@@ -1,0 +1,230 @@
+"""An interrupt passes through, and leaves the runtime as it was before the call."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import switchrail
+from switchrail import Runtime
+from switchrail.hooks import Hooks
+from switchrail.plugins import Plugin, loader
+from switchrail.staging import Staging
+
+Install = Callable[..., Path]
+Find = Callable[[str], Plugin]
+
+BOTH = """
+calls = []
+
+def register(registry):
+    calls.append(registry)
+    registry.register("{0}", "a:B", op="kda")
+    registry.register("torch", "a:B", op="short_conv", override=True)
+    registry.hook("acme_target.greet", lambda result, name: result + " {0}", "after")
+"""
+
+
+def state_of(runtime: Runtime) -> tuple[Any, ...]:
+    """Everything but how many commits and undone ones there were."""
+    import acme_target
+
+    hooks = runtime.hooks
+    everything = hooks.list(), hooks.waiting(), hooks.disabled()
+    backends = runtime._core.snapshot().backends
+    return runtime.fingerprint(), backends, everything, runtime.plugins, acme_target.greet()
+
+
+@pytest.fixture
+def host(runtime: Runtime, install: Install) -> Runtime:
+    import acme_target  # noqa: F401
+
+    install("acme-aa", BOTH.format("first"))
+    runtime.register("torch", "u:U", op="short_conv", override=True)
+    runtime.hook("acme_target.greet", lambda result, name: result + "!", "after")
+    return runtime
+
+
+STEPS = {
+    "in the import": "raise KeyboardInterrupt",
+    "in the function": BOTH.format("second") + "    raise KeyboardInterrupt",
+    "in both": BOTH.format("second") + "    import acme_stopped",
+}
+
+
+@pytest.mark.parametrize("timeout", [None, 30])
+@pytest.mark.parametrize("name", STEPS)
+def test_in_a_plugin(host: Runtime, install: Install, find: Find, name: str, timeout: float | None) -> None:
+    info = install("acme-bb", STEPS[name], files={"acme_stopped.py": "raise KeyboardInterrupt"})
+    install("acme-cc", BOTH.format("third"))
+    before = state_of(host)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            host.load(timeout=timeout)
+        assert state_of(host) == before
+    assert getattr(sys.modules.get("acme_cc"), "calls", []) == []
+    sys.modules.pop("acme_bb", None)
+    (info.parent / "acme_bb.py").write_text(BOTH.format("second"))
+    host.load(["acme-aa", "acme-bb", "acme-cc"], strict=True)
+    assert {plugin.state for plugin in host.plugins if plugin.name.startswith("acme")} == {"loaded"}
+    assert state_of(host)[-1] == "hello world! third second first"
+
+
+def interrupting(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, after: bool, at: int) -> None:
+    """Has the n-th call of a function interrupted before or after its work."""
+    function = getattr(owner, name)
+    calls = []
+
+    def call(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == at and not after:
+            raise KeyboardInterrupt
+        result = function(*args, **options)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(owner, name, call)
+
+
+POINTS = [
+    (Staging, "commit", False),
+    (Staging, "commit", True),
+    (Hooks, "commit", True),
+    (loader.Attempt, "find", True),
+    (loader.Attempt, "register", True),
+    (loader.Loader, "_ordered", True),
+    (loader.Loader, "_select", True),
+    (loader.Loader, "_look", True),
+]
+
+
+@pytest.mark.parametrize(("owner", "name", "after"), POINTS)
+@pytest.mark.parametrize("at", [1, 2])
+def test_between_plugins(
+    host: Runtime,
+    install: Install,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    name: str,
+    after: bool,
+    at: int,
+) -> None:
+    install("acme-bb", BOTH.format("second"))
+    before = state_of(host)
+    with monkeypatch.context() as patch:
+        interrupting(patch, owner, name, after=after, at=at)
+        if at == 2 and owner is loader.Loader:  # these happen once
+            host.load()
+            return
+        with pytest.raises(KeyboardInterrupt):
+            host.load()
+    assert state_of(host) == before
+    host.load(["acme-aa", "acme-bb"], strict=True)
+    assert len(sys.modules["acme_bb"].calls) in (1, 2)
+    assert host.backend("kda", "second")
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs setitimer")
+def test_wherever_a_signal_strikes(host: Runtime, install: Install, find: Find) -> None:
+    """A real signal, at moments spread over the whole call, and a load after each."""
+    install("acme-bb", BOTH.format("second"))
+    install("acme-cc", BOTH.format("third"))
+    names = ["acme-aa", "acme-bb", "acme-cc"]
+    host.load(names)
+    loaded = state_of(host)[2:]
+    interrupted = 0
+    for step in range(150):
+        with switchrail.testing.isolated() as runtime:
+            runtime.register("torch", "u:U", op="short_conv", override=True)
+            before = state_of(runtime)
+            handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-5 + step * 1.2e-5)
+                runtime.load(names)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                interrupted += 1
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                signal.signal(signal.SIGALRM, handler)
+            states = {plugin.state for plugin in runtime.plugins if plugin.name.startswith("acme")}
+            if "loaded" not in states:
+                assert state_of(runtime) == before
+            runtime.load(names, strict=True)
+            assert {plugin.state for plugin in runtime.plugins if plugin.name in names} == {"loaded"}
+            assert len(runtime.hooks.list()) == 3
+            assert len(runtime._core.stack("short_conv", "torch")) == 5
+    assert interrupted > 5
+    assert state_of(host)[2:] == loaded
+
+
+def test_a_thread_that_waited_loads_when_the_first_was_interrupted(
+    host: Runtime, install: Install, find: Find
+) -> None:
+    install(
+        "acme-bb",
+        "import threading\n"
+        "entered, go = threading.Event(), threading.Event()\n"
+        "calls = []\n"
+        "def register(registry):\n"
+        "    calls.append(1)\n"
+        "    entered.set()\n"
+        "    if len(calls) == 1:\n"
+        "        assert go.wait(20)\n"
+        "        raise KeyboardInterrupt\n"
+        "    registry.register('second', 'a:B', op='kda')\n",
+    )
+    import acme_bb
+
+    results: list[Any] = []
+    waiting = threading.Thread(target=lambda: results.append(host.load(["acme-bb"])))
+
+    def follow() -> None:
+        assert acme_bb.entered.wait(20)
+        waiting.start()
+        acme_bb.go.set()
+
+    other = threading.Thread(target=follow)
+    other.start()
+    with pytest.raises(KeyboardInterrupt):
+        host.load(["acme-bb"])
+    other.join(20)
+    waiting.join(20)
+    assert [plugin.state for plugin in results[0] if plugin.name == "acme-bb"] == ["loaded"]
+    assert acme_bb.calls == [1, 1]
+    assert host.backend("kda", "second")
+
+
+def test_a_wait_for_another_thread_can_be_interrupted(host: Runtime, install: Install) -> None:
+    entered, go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with host._loader._single_flight():
+            entered.set()
+            go.wait(20)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert entered.wait(20)
+    before = state_of(host)
+    timer = threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        host.load()
+    go.set()
+    thread.join(20)
+    timer.join(20)
+    assert state_of(host) == before
+
+
+@pytest.fixture(autouse=True)
+def plain_interrupts() -> Iterator[None]:
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, handler)
