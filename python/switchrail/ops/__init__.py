@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from switchrail.ops.batch import (
         CheckpointBatch,
         PagedBatch,
+        PagedTreeBatch,
         Phase,
         SequenceBatch,
         StateBatch,
@@ -43,6 +44,7 @@ _HOMES = {
     "MlaBackend": "backend",
     "OptionSpec": "contract",
     "PagedBatch": "batch",
+    "PagedTreeBatch": "batch",
     "Phase": "batch",
     "SequenceBatch": "batch",
     "ShortConvBackend": "backend",
@@ -70,6 +72,7 @@ __all__ = [
     "MlaBackend",
     "OptionSpec",
     "PagedBatch",
+    "PagedTreeBatch",
     "Phase",
     "SequenceBatch",
     "ShortConvBackend",

@@ -93,3 +93,19 @@ class PagedBatch(SequenceBatch):
     page_table: torch.Tensor
     kv_lens: torch.Tensor
     kv_seqlens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedTreeBatch(PagedBatch):
+    """A batch of drafted tokens for softmax attention, of which each sequence's rows form a tree.
+
+    It is the feature `trees`; drafted chains come as a `PagedBatch`. Row i of a sequence stands in the cache
+    where a chain's would, and sees what is before the sequence's rows, the rows that it follows, and itself.
+
+    Attributes:
+        parents: As in a `VerifyBatch`.
+        parent_rows: Likewise.
+    """
+
+    parents: torch.Tensor
+    parent_rows: tuple[int, ...]

@@ -16,12 +16,12 @@ _RECURRENT = {
 }
 
 _CAPABILITIES: dict[str, dict[str, Any]] = {
-    "attention": {"features": ("lse", "sinks", "soft_cap", "window")},
+    "attention": {"features": ("lse", "sinks", "soft_cap", "trees", "window")},
     "gated_delta": {**_RECURRENT, "features": ("checkpoints", "raw_gates")},
     "kda": {**_RECURRENT, "features": ("checkpoints", "raw_gates")},
     "lightning": _RECURRENT,
     "mamba2": _RECURRENT,
-    "mla": {"features": ("lse",)},
+    "mla": {"features": ("lse", "trees")},
     "short_conv": {"state_dtypes": FLOATS, "features": ("checkpoints",)},
 }
 

@@ -87,7 +87,7 @@ def plan_chunks(contract: Contract, phase: Phase, batch: StateBatch, size: int) 
     Raises:
         ContractError: The batch breaks the contract.
     """
-    contract.check_batch(phase, batch, checkpoints=True)
+    contract.check_batch(phase, batch, ("checkpoints",))
     device = batch.read_slots.device
     starts = [0]
     for length in batch.seqlens:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from switchrail.errors import ContractError
-from switchrail.ops.batch import CheckpointBatch, SequenceBatch, StateBatch, VerifyBatch
+from switchrail.ops.batch import CheckpointBatch, PagedTreeBatch, SequenceBatch, StateBatch, VerifyBatch
 
 INPUT = "input"
 """In a list of dtypes: the dtype of the op's first tensor."""
@@ -168,21 +168,21 @@ class Contract:
         return {**self.tensors, **self.options}
 
     def check(self, phase: str, batch: SequenceBatch, arguments: Mapping[str, Any]) -> None:
-        """Checks one call and its batch: `check_batch`, with checkpoints allowed, then `check_arguments`.
+        """Checks one call and its batch: `check_batch`, with all features, then `check_arguments`.
 
         Raises:
             ContractError: An argument is missing, unknown or not as the contract asks.
         """
-        self.check_batch(phase, batch, checkpoints=True)
+        self.check_batch(phase, batch, ("checkpoints", "trees"))
         self.check_arguments(batch, arguments)
 
-    def check_batch(self, phase: str, batch: SequenceBatch, *, checkpoints: bool = False) -> None:
+    def check_batch(self, phase: str, batch: SequenceBatch, features: Collection[str] = ()) -> None:
         """Checks what all layers of a step share, without looking at the contents of any tensor.
 
         Args:
             phase: `prefill`, `decode` or `verify`.
             batch: The step's batch.
-            checkpoints: Whether the backend keeps states on the way.
+            features: Which the backend has of those that are a kind of batch.
 
         Raises:
             ContractError: The batch is not as the contract asks.
@@ -199,25 +199,17 @@ class Contract:
         for name, spec in self.batch.items():
             self._check_tensor(f"batch.{name}", spec, getattr(batch, name), batch.cu_seqlens, sizes, owners)
         if isinstance(batch, CheckpointBatch):
-            if not checkpoints or phase != "prefill":
-                raise self.error("batch", "checkpoints", "none, of this backend in this phase")
-            if type(batch.checkpoint_every) is not int or batch.checkpoint_every < 1:
-                raise self.error(
-                    "batch.checkpoint_every", repr(batch.checkpoint_every), "an int of 1 or more"
-                )
-            self._check_tensor(
-                "batch.checkpoint_slots", CHECKPOINTS, batch.checkpoint_slots, batch.cu_seqlens, sizes, owners
-            )
-            wanted = max(batch.seqlens, default=0) // batch.checkpoint_every
-            if sizes["X"] < wanted:
-                raise self.error(
-                    "batch.checkpoint_slots",
-                    f"{sizes['X']} a sequence",
-                    f"{wanted} at least, one for each {batch.checkpoint_every} rows of the longest",
-                )
-        if phase == "verify" and issubclass(self.batch_type, StateBatch):
-            if not isinstance(batch, VerifyBatch):
-                raise self.error("batch", type(batch).__name__, "a VerifyBatch in verify")
+            self._check_feature("checkpoints", features, phase, "prefill")
+            self._check_checkpoints(batch, sizes, owners)
+        if isinstance(batch, PagedTreeBatch):
+            self._check_feature("trees", features, phase, "verify")
+        if (
+            phase == "verify"
+            and issubclass(self.batch_type, StateBatch)
+            and not isinstance(batch, VerifyBatch)
+        ):
+            raise self.error("batch", type(batch).__name__, "a VerifyBatch in verify")
+        if isinstance(batch, (VerifyBatch, PagedTreeBatch)):
             self._check_tensor("batch.parents", PARENTS, batch.parents, batch.cu_seqlens, sizes, owners)
             self._check_parents(batch)
 
@@ -326,7 +318,29 @@ class Contract:
         if spec.sign and not value * spec.sign > 0:
             raise self.error(name, repr(value), f"{'more' if spec.sign > 0 else 'less'} than 0")
 
-    def _check_parents(self, batch: VerifyBatch) -> None:
+    def _check_feature(self, name: str, features: Collection[str], phase: str, valid: str) -> None:
+        if phase != valid:
+            raise self.error("batch", f"{name} in {phase}", f"{name} in {valid} only")
+        if name not in features:
+            raise self.error("batch", name, f"none: this backend lacks the feature {name}")
+
+    def _check_checkpoints(
+        self, batch: CheckpointBatch, sizes: dict[str, int], owners: dict[str, str]
+    ) -> None:
+        every = batch.checkpoint_every
+        if type(every) is not int or every < 1:
+            raise self.error("batch.checkpoint_every", repr(every), "an int of 1 or more")
+        slots = batch.checkpoint_slots
+        self._check_tensor("batch.checkpoint_slots", CHECKPOINTS, slots, batch.cu_seqlens, sizes, owners)
+        wanted = max(batch.seqlens, default=0) // every
+        if slots.shape[1] < wanted:
+            raise self.error(
+                "batch.checkpoint_slots",
+                f"{slots.shape[1]} a sequence",
+                f"{wanted} at least, one for each {every} rows of the longest",
+            )
+
+    def _check_parents(self, batch: VerifyBatch | PagedTreeBatch) -> None:
         if len(batch.parent_rows) != sum(batch.seqlens):
             raise self.error(
                 "batch.parent_rows",
@@ -466,7 +480,7 @@ PARENTS = TensorSpec(
     memory=("T",),
     about="the row that each follows; -1: the state",
 )
-"""What a `VerifyBatch` has more than a `StateBatch`."""
+"""What a `VerifyBatch` has more than a `StateBatch`, and a `PagedTreeBatch` more than a `PagedBatch`."""
 
 PAGES: Mapping[str, TensorSpec] = {
     **SEQUENCES,

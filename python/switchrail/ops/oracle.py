@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from switchrail.ops.backend import Backend
-from switchrail.ops.batch import CheckpointBatch, StateBatch, VerifyBatch
+from switchrail.ops.batch import CheckpointBatch, PagedBatch, PagedTreeBatch, StateBatch, VerifyBatch
 
 Token = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
 """From the state before a packed row, float64, and the row's number to the state after it and its result."""
@@ -47,6 +47,19 @@ def walk(batch: StateBatch, state: torch.Tensor, out: torch.Tensor, token: Token
             after.append(s)
         states.append(after)
     return states
+
+
+def seen_by(batch: PagedBatch, n: int, i: int, row: int, window: int | None = None) -> list[int]:
+    """The positions that row i of sequence n, the packed row `row`, sees; none for padding."""
+    past = batch.kv_seqlens[n] - batch.seqlens[n]
+    if batch.kv_seqlens[n] == 0:
+        return []
+    if not isinstance(batch, PagedTreeBatch):
+        return list(range(0 if window is None else max(0, past + i + 1 - window), past + i + 1))
+    followed = [i]
+    while batch.parent_rows[row - i + followed[-1]] >= 0:
+        followed.append(batch.parent_rows[row - i + followed[-1]])
+    return [*range(past), *(past + r for r in followed)]
 
 
 class ReferenceRecurrent(Backend):
@@ -100,4 +113,4 @@ class ReferenceRecurrent(Backend):
                 state[batch.write_slots[n]] = after[int(accepted[n]) + 1].to(state.dtype)
 
 
-__all__ = ["ReferenceRecurrent", "Token", "walk"]
+__all__ = ["ReferenceRecurrent", "Token", "seen_by", "walk"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from switchrail.ops.batch import PagedBatch, Phase
+from switchrail.ops.batch import PagedBatch, PagedTreeBatch, Phase
 from switchrail.ops.contract import Contract
 
 WASTE = 512
@@ -89,7 +89,7 @@ class PagedPlan:
     """
 
     def __init__(self, contract: Contract, phase: Phase, batch: PagedBatch) -> None:
-        contract.check_batch(phase, batch)
+        contract.check_batch(phase, batch, ("trees",))
         self._contract = contract
         self._batch = batch
         self._parts: dict[tuple[int, int | None, bool], Parts] = {}
@@ -122,6 +122,10 @@ class PagedPlan:
             window: How many positions a row sees at most, its own included; None: all up to its own.
             causal: Whether the caller can attend causally without a mask.
         """
+        if isinstance(self._batch, PagedTreeBatch):
+            if window is not None:
+                raise self._contract.error("window", f"{window} with trees", "None with trees")
+            causal = False
         key = (page, window, causal)
         if key not in self._parts:
             batch = self._batch
@@ -179,6 +183,16 @@ class PagedPlan:
             None if mask.all() else mask[:, None, None].to(device, non_blocking=True),
         )
 
+    def _ancestors(self, start: int, length: int) -> torch.Tensor | None:
+        """Which rows of a sequence each follows, itself included, [length, length] bool; None for a chain."""
+        if not isinstance(self._batch, PagedTreeBatch):
+            return None
+        follows = torch.eye(length, dtype=torch.bool)
+        for row, parent in enumerate(self._batch.parent_rows[start : start + length]):
+            if parent >= 0:
+                follows[row] |= follows[parent]
+        return follows
+
     def _many_rows(
         self, n: int, page: int, window: int | None, causal: bool, device: torch.device
     ) -> ManyRows:
@@ -188,6 +202,7 @@ class PagedPlan:
         if causal and length == kv and (window is None or window >= kv):
             whole = Block(start, start + length, 0, kv, None)
             return ManyRows(start, start + length, tokens, (whole,))
+        ancestors = self._ancestors(start, length)
         blocks = []
         for low in range(0, length, BLOCK):
             high = min(low + BLOCK, length)
@@ -197,6 +212,8 @@ class PagedPlan:
             mask = positions[first:seen] <= own
             if window is not None:
                 mask &= positions[first:seen] > own - window
+            if ancestors is not None:
+                mask[:, kv - length :] = ancestors[low:high, :high].to(device, non_blocking=True)
             blocks.append(Block(start + low, start + high, first, seen, mask))
         return ManyRows(start, start + length, tokens, tuple(blocks))
 

@@ -6,7 +6,8 @@ import torch
 
 from switchrail.ops.attention.contract import CONTRACT
 from switchrail.ops.backend import AttentionBackend
-from switchrail.ops.batch import PagedBatch
+from switchrail.ops.batch import PagedBatch, PagedTreeBatch
+from switchrail.ops.oracle import seen_by
 
 
 class ReferenceAttention(AttentionBackend):
@@ -30,7 +31,8 @@ class ReferenceAttention(AttentionBackend):
         """Attends T packed query rows of N sequences of any length."""
         tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "sinks": sinks, "out": out, "lse": lse}
         options = {"scale": scale, "window": window, "soft_cap": soft_cap}
-        CONTRACT.check("prefill", batch, {**tensors, **options})
+        phase = "verify" if isinstance(batch, PagedTreeBatch) else "prefill"
+        CONTRACT.check(phase, batch, {**tensors, **options})
         page = k_cache.shape[1]
         group = q.shape[1] // k_cache.shape[2]
         row = 0
@@ -39,15 +41,14 @@ class ReferenceAttention(AttentionBackend):
             keys = k_cache[used].flatten(0, 1)[:kv_length].double().repeat_interleave(group, dim=1)
             values = v_cache[used].flatten(0, 1)[:kv_length].double().repeat_interleave(group, dim=1)
             for i in range(length):
-                end = max(0, kv_length - length + i + 1)
-                first = 0 if window is None else max(0, end - window)
-                logits = torch.einsum("hd,shd->hs", scale * q[row].double(), keys[first:end])
+                seen = seen_by(batch, n, i, row, window)
+                logits = torch.einsum("hd,shd->hs", scale * q[row].double(), keys[seen])
                 if soft_cap is not None:
                     logits = soft_cap * torch.tanh(logits / soft_cap)
-                if sinks is not None and kv_length:
+                if sinks is not None and seen:
                     logits = torch.cat([logits, sinks.double()[:, None]], dim=1)
-                weights = torch.softmax(logits, dim=-1)[:, : end - first]
-                out[row] = torch.einsum("hs,shd->hd", weights, values[first:end]).to(out.dtype)
+                weights = torch.softmax(logits, dim=-1)[:, : len(seen)]
+                out[row] = torch.einsum("hs,shd->hd", weights, values[seen]).to(out.dtype)
                 if lse is not None:
                     lse[row] = torch.logsumexp(logits, dim=-1)
                 row += 1

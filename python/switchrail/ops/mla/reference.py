@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from switchrail.ops.backend import MlaBackend
-from switchrail.ops.batch import PagedBatch
+from switchrail.ops.batch import PagedBatch, PagedTreeBatch
 from switchrail.ops.mla.contract import CONTRACT
+from switchrail.ops.oracle import seen_by
 
 
 class ReferenceMla(MlaBackend):
@@ -31,7 +32,8 @@ class ReferenceMla(MlaBackend):
     ) -> None:
         """Attends T packed query rows of N sequences of any length."""
         tensors = {"q_nope": q_nope, "q_rope": q_rope, "kv_cache": kv_cache, "w_k": w_k, "w_v": w_v}
-        CONTRACT.check("prefill", batch, {**tensors, "out": out, "lse": lse, "scale": scale})
+        phase = "verify" if isinstance(batch, PagedTreeBatch) else "prefill"
+        CONTRACT.check(phase, batch, {**tensors, "out": out, "lse": lse, "scale": scale})
         page = kv_cache.shape[1]
         heads, rope_size = q_rope.shape[1:]
         row = 0
@@ -44,10 +46,10 @@ class ReferenceMla(MlaBackend):
             keys = torch.cat([plain_keys, rotated[:, None].expand(-1, heads, -1)], dim=-1)
             values = shared if w_v is None else torch.einsum("hvr,sr->shv", w_v.double(), latents)
             for i in range(length):
-                seen = max(0, kv_length - length + i + 1)
+                seen = seen_by(batch, n, i, row)
                 query = torch.cat([q_nope[row], q_rope[row]], dim=-1).double()
-                logits = torch.einsum("hd,shd->hs", scale * query, keys[:seen])
-                out[row] = torch.einsum("hs,shd->hd", torch.softmax(logits, dim=-1), values[:seen])
+                logits = torch.einsum("hd,shd->hs", scale * query, keys[seen])
+                out[row] = torch.einsum("hs,shd->hd", torch.softmax(logits, dim=-1), values[seen])
                 if lse is not None:
                     lse[row] = torch.logsumexp(logits, dim=-1)
                 row += 1

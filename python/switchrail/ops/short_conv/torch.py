@@ -120,7 +120,7 @@ class TorchShortConv(TorchRecurrent, ShortConvBackend):
         """Prepares which states and rows the sequences need."""
         if phase == "verify":
             return plan_tree(CONTRACT, batch)
-        CONTRACT.check_batch(phase, batch, checkpoints=True)
+        CONTRACT.check_batch(phase, batch, ("checkpoints",))
         return _Plan(batch)
 
     def run(

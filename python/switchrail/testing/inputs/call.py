@@ -11,7 +11,15 @@ import torch
 from switchrail.ops.attention.contract import CONTRACT as ATTENTION
 from switchrail.ops.attention.reference import ReferenceAttention
 from switchrail.ops.backend import Backend
-from switchrail.ops.batch import CheckpointBatch, Phase, SequenceBatch, StateBatch, VerifyBatch
+from switchrail.ops.batch import (
+    CheckpointBatch,
+    PagedBatch,
+    PagedTreeBatch,
+    Phase,
+    SequenceBatch,
+    StateBatch,
+    VerifyBatch,
+)
 from switchrail.ops.contract import Contract
 from switchrail.ops.gated_delta.contract import CONTRACT as GATED_DELTA
 from switchrail.ops.gated_delta.reference import ReferenceGatedDelta
@@ -90,7 +98,7 @@ class Call:
     def batch_tensors(self) -> dict[str, torch.Tensor]:
         """The tensors of the batch."""
         names = list(self.contract.batch)
-        if isinstance(self.batch, VerifyBatch):
+        if isinstance(self.batch, (VerifyBatch, PagedTreeBatch)):
             names.append("parents")
         if isinstance(self.batch, CheckpointBatch):
             names.append("checkpoint_slots")
@@ -141,14 +149,15 @@ class Call:
 
     def with_trees(self, seed: int = 0) -> Call:
         """The same verification with random trees: a row follows any of its sequence before it, or none."""
-        assert isinstance(self.batch, VerifyBatch)
+        batch = self.batch
         random = Random(seed)
-        rows = [i for length in self.batch.seqlens for i in range(length)]
+        rows = [i for length in batch.seqlens for i in range(length)]
         parents = tuple(int(u * (i + 1)) - 1 for i, u in zip(rows, random.uniform(len(rows)), strict=True))
         tensor = torch.tensor(parents, dtype=torch.int32, device=self.out.device)
-        return dataclasses.replace(
-            self, batch=dataclasses.replace(self.batch, parents=tensor, parent_rows=parents)
-        )
+        fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+        fields |= {"parents": tensor, "parent_rows": parents}
+        kind = PagedTreeBatch if isinstance(batch, PagedBatch) else VerifyBatch
+        return dataclasses.replace(self, batch=kind(**fields))
 
     def clone(self) -> Call:
         """A copy on the same device: `to` that device."""
