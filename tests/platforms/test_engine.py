@@ -11,7 +11,7 @@ import pytest
 import switchrail
 import torch
 from switchrail import Engine, Platform, SamplingParams
-from switchrail.engine.pools import ConvShape, KVShape, LatentShape, Pools
+from switchrail.engine.pools import ConvShape, KVShape, LatentPool, LatentShape, Pools
 from switchrail.errors import NotProvidedError, PlatformError, RegistrationError, UnknownDtypeError
 from switchrail.platforms import OPERATIONS, CpuHardware, CpuPlatform, CpuServing, Hardware, Serving
 from switchrail.platforms.operations import ChooseTokens, GatedRMSNorm, RMSNorm, Rotary, SiluAndMul
@@ -141,8 +141,8 @@ def test_backends_may_draw_what_the_seed_starts(runtime: switchrail.Runtime) -> 
     ("members", "words"),
     [
         (
-            {"kv_pool_class": lambda self, kind: dict},
-            r"gives <class 'dict'> for kv_pool_class\('mha'\); valid: .*KVPool",
+            {"kv_pool_class": lambda self, kind: LatentPool},
+            r"gives <class .*LatentPool'> for kv_pool_class\('mha'\); valid: .*MultiHeadPool",
         ),
         ({"state_pool_class": lambda self: None}, r"gives None for state_pool_class\(\); valid: .*StatePool"),
         ({"paged_allocator_class": lambda self: list}, r"for paged_allocator_class\(\); valid: .*FreeList"),

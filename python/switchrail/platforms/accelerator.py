@@ -81,8 +81,8 @@ class Accelerator(Hardware):
 
     def current_memory_usage(self) -> int:
         """What is not free."""
-        free, total = self._module().mem_get_info(self.index)
-        return int(total - free)
+        free, _ = self._module().mem_get_info(self.index)
+        return self.total_memory() - int(free)
 
     def get_device(self) -> str:
         """As torch has it."""

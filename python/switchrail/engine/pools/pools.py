@@ -9,7 +9,7 @@ import torch
 
 from switchrail.engine.options import EngineOptions
 from switchrail.engine.pools.free import FreeList
-from switchrail.engine.pools.kv import KVPool
+from switchrail.engine.pools.kv import KVPool, LatentPool, MultiHeadPool
 from switchrail.engine.pools.shapes import KVShape, LatentShape, Shape, StateShape
 from switchrail.engine.pools.state import StatePool
 from switchrail.errors import ConfigError, PlatformError
@@ -17,6 +17,8 @@ from switchrail.platforms import Platform
 from switchrail.platforms.serving import KVKind
 
 _FRACTION = 0.85
+
+_BASES: dict[KVKind, type] = {"mha": MultiHeadPool, "mla": LatentPool}
 
 T = TypeVar("T", bound=type)
 
@@ -69,7 +71,7 @@ class Pools:
             else:
                 states[layer, op] = shape
         kv_classes: dict[KVKind, type[KVPool[Any]]] = {
-            kind: _checked(serving.kv_pool_class(kind), KVPool, platform, f"kv_pool_class({kind!r})")
+            kind: _checked(serving.kv_pool_class(kind), _BASES[kind], platform, f"kv_pool_class({kind!r})")
             for kind in tokens
         }
         state_class = _checked(serving.state_pool_class(), StatePool, platform, "state_pool_class()")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "ACME_DEVICE"
 
-_BACKENDS = {
+BACKENDS = {
     "attention": "switchrail.ops.attention.torch:TorchAttention",
     "gated_delta": "switchrail.ops.gated_delta.torch:TorchGatedDelta",
     "short_conv": "switchrail.ops.short_conv.torch:TorchShortConv",
@@ -28,5 +28,5 @@ def activate() -> str | None:
 
 def register(registry: Registry) -> None:
     """Registers backends for the family; the target of the entry point in `switchrail.plugins`."""
-    for op, path in _BACKENDS.items():
+    for op, path in BACKENDS.items():
         registry.register("acme_ops", path, op=op, devices=("oot:acme",))

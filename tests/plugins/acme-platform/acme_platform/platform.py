@@ -10,7 +10,7 @@ from switchrail import Platform
 from switchrail.engine.pools import FreeList, KVPool, StatePool
 from switchrail.platforms import DeviceCapability, Hardware, Serving, detect
 
-from acme_platform import VARIABLE
+from acme_platform import BACKENDS, VARIABLE
 from acme_platform.memory import AcmeAllocator, AcmeKVPool, AcmeStatePool
 from acme_platform.operations import rms_norm
 
@@ -72,7 +72,7 @@ class AcmeServing(Serving):
         return {"page_size": 32, "memory_fraction": 0.1}
 
     def default_backend(self, op: str, phase: str) -> str | None:
-        return "acme_ops"
+        return "acme_ops" if op in BACKENDS else None
 
     def after_weights_loaded(self, model: Any) -> None:
         for weight in model.parameters():  # what the family wants of weights
