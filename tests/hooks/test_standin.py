@@ -4,6 +4,7 @@ import asyncio
 import collections
 import copy
 import functools
+import inspect
 import math
 import pickle
 import sys
@@ -472,3 +473,87 @@ def test_subclasses_of_the_descriptors(hooks, objects):
         assert [made.static(), made.cls(), made.prop, made.cached] == [[i, "h"] for i in (1, 2, 3, 4)]
         hooks.clear()
         assert dict(vars(owner)) == before
+
+
+class Rich:
+    """A docstring."""
+
+    __hash__ = None
+
+    def __call__(self, x: int, *, y: str = "") -> list[int]:
+        return [x]
+
+    def __add__(self, other):
+        return ("add", other)
+
+    def __radd__(self, other):
+        return ("radd", other)
+
+    def __lt__(self, other):
+        return "lt"
+
+    def __int__(self):
+        return 5
+
+    def __str__(self):
+        return "text"
+
+    def __format__(self, spec):
+        return f"formatted {spec}"
+
+    def __reversed__(self):
+        return "reversed"
+
+    def __await__(self):
+        yield from ()
+        return "awaited"
+
+    def __deepcopy__(self, memo):
+        return "copied"
+
+    async def __aenter__(self):
+        return "entered"
+
+    async def __aexit__(self, *args):
+        return None
+
+
+async def entering(it):
+    async with it as entered:
+        return entered, await it
+
+
+SPECIAL = {
+    "add": lambda it: (it + 1, 1 + it),
+    "compare": lambda it: (it < 1, it == it, it != it),
+    "convert": lambda it: (int(it), str(it), f"{it:spec}"),
+    "reversed": reversed,
+    "await": lambda it: asyncio.run(entering(it)),
+    "copy": copy.deepcopy,
+    "signature": inspect.signature,
+    "documentation": inspect.getdoc,
+    "callable": callable,
+    "class": lambda it: it.__class__,
+}
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_special_methods_are_the_objects(hooks, objects, name):
+    objects.rich = Rich()
+    expected = SPECIAL[name](objects.rich)
+    hooks.add("hook_objects.rich", lambda result, x, *, y="": [*result, "hooked"], "after")
+    assert SPECIAL[name](objects.rich) == expected
+    assert objects.rich(1) == [1, "hooked"]
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(objects.rich)
+    with pytest.raises(TypeError):
+        len(objects.rich)
+
+
+def test_methods_of_one_instance(hooks, objects):
+    with pytest.raises(HookError, match=r"of one instance; valid: 'hook_objects\.Kernel\.run'"):
+        hooks.add("hook_objects.kernel.run", lambda *args, **kwargs: None)
+    objects.launch = objects.kernel.run
+    hooks.add("hook_objects.launch", lambda result, *args, **kwargs: -result, "after")
+    assert objects.launch(1, 2, grid=1) == -3
+    assert objects.kernel.run(1, 2, grid=1) == 3

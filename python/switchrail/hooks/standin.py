@@ -22,20 +22,6 @@ from switchrail.hooks.trampoline import forwarder
 
 _log: Final = logging.getLogger(__name__)
 
-# A class that has one of these is given it back: special methods are looked up on the class, not forwarded.
-_FORWARDED: Final = (
-    "__getitem__",
-    "__setitem__",
-    "__delitem__",
-    "__contains__",
-    "__len__",
-    "__iter__",
-    "__next__",
-    "__enter__",
-    "__exit__",
-    "__bool__",
-)
-
 
 class StandIn(Hidden):
     """Takes an object's place: its attributes are the object's, its calls go through hooks.
@@ -81,6 +67,13 @@ class StandIn(Hidden):
     def __dict__(self) -> Any:  # type: ignore[override]
         return self._switchrail_original.__dict__
 
+    @property
+    def __signature__(self) -> inspect.Signature:
+        try:
+            return inspect.signature(self._switchrail_original)
+        except (TypeError, ValueError) as error:
+            raise AttributeError(str(error)) from None
+
     def __dir__(self) -> Any:
         return dir(self._switchrail_original)
 
@@ -97,6 +90,19 @@ class StandIn(Hidden):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self._switchrail_original.__reduce_ex__(protocol)
+
+
+# Special methods are looked up on the class, which so has those of the object's class, but these and its own.
+_KEPT: Final = frozenset(vars(StandIn)) | {
+    "__class_getitem__",
+    "__del__",
+    "__getattribute__",
+    "__init__",
+    "__init_subclass__",
+    "__ne__",
+    "__new__",
+    "__subclasshook__",
+}
 
 
 def _forwarded(name: str) -> Callable[..., Any]:
@@ -119,7 +125,9 @@ def _class_for(cls: type) -> type[StandIn]:
     # A class statement, or `type`, would set these two.
     namespace: dict[str, Any] = {name: vars(StandIn)[name] for name in ("__module__", "__doc__")}
     namespace["__slots__"] = ()
-    namespace.update((name, _forwarded(name)) for name in _FORWARDED if hasattr(cls, name))
+    for name in dir(cls):
+        if name[:2] == name[-2:] == "__" and name not in _KEPT and callable(getattr(cls, name)):
+            namespace[name] = _forwarded(name)
     if hasattr(cls, "__getitem__"):
         namespace["__getitem__"] = _subscripted
     if hasattr(cls, "__get__"):

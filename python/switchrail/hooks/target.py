@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from switchrail.errors import HookError
 from switchrail.hooks.classes import Class, own_namespace
+from switchrail.hooks.hook import name_of
 from switchrail.hooks.inherited import forwarding, raw_after
 from switchrail.hooks.site import Function, Site
 from switchrail.hooks.standin import original_of, standing_for, standing_on
@@ -49,11 +50,7 @@ def resolve(target: object, *, done: str | None = None) -> Site | None:
                 target.__func__.__name__,
                 f"{target.__self__.__module__}.{target.__qualname__}",
             )
-        raise HookError(
-            f"the target {target!r} is a method of one instance; valid: its __func__, which every instance "
-            "shares, or a dotted path",
-            target=repr(target),
-        )
+        raise _of_one_instance(target, repr(target))
     return _site(target, repr(target), None)
 
 
@@ -153,6 +150,14 @@ def _attribute_of(owner: type, name: str, target: str) -> Site:
     return site
 
 
+def _of_one_instance(method: MethodType, target: str) -> HookError:
+    return HookError(
+        f"the target {target} is a method of one instance; valid: {name_of(method.__func__)!r}, which every "
+        "instance shares",
+        target=target,
+    )
+
+
 def _not_callable(found: Any, target: str) -> HookError:
     within = [name for name in ("func", "fset", "fdel") if callable(getattr(found, name, None))]
     valid = " or ".join(f"its {name}" for name in within) or "something that can be called, or a property"
@@ -174,6 +179,8 @@ def _site(found: Any, target: str, owner: tuple[Any, str] | None) -> Site:
         return Class(found)
     if not callable(found):
         raise _not_callable(found, target)
+    if isinstance(found, MethodType) and owner is not None and found is not _get(*owner, target):
+        raise _of_one_instance(found, target)
     original = original_of(found)
     of = getattr(original, "__objclass__", None) or getattr(original, "__self__", None)
     if isinstance(of, type) and not of.__flags__ & _HEAP_TYPE:
