@@ -1,11 +1,14 @@
 """Whoever holds a function sees its hooks, whether it was taken before or after hooking."""
 
 import collections
+import contextlib
 import contextvars
+import copy
 import dataclasses
 import enum
 import functools
 import operator
+import pickle
 import threading
 import types
 import weakref
@@ -183,6 +186,67 @@ def bound_by_hand(module):
     return types.MethodType(module.f, 1)
 
 
+def keyword_default(module):
+    def call(*, f=module.f):
+        return f(1)
+
+    return call
+
+
+def tuple_item(module):
+    held = (module.f,)
+    return lambda: held[0](1)
+
+
+def frozen_set(module):
+    held = frozenset([module.f])
+    return lambda: next(iter(held))(1)
+
+
+def exit_callback(module):
+    results = []
+    stack = contextlib.ExitStack()
+    stack.callback(lambda f: results.append(f(1)), module.f)
+
+    def call():
+        with stack.pop_all() as now:
+            stack.callback(lambda f: results.append(f(1)), module.f)
+            assert now
+        return results.pop()
+
+    return call
+
+
+def copied(module):
+    held = copy.deepcopy({"f": module.f})
+    return lambda: held["f"](1)
+
+
+def unpickled(module):
+    module.f.__module__ = "hook_targets"
+    held = pickle.loads(pickle.dumps(module.f))
+    return lambda: held(1)
+
+
+def single_dispatch_method(module):
+    class Holder:
+        @functools.singledispatchmethod
+        def f(self, a):
+            return "general"
+
+        f.register(int, staticmethod(module.f))
+
+    return functools.partial(Holder().f, 1)
+
+
+def super_call(module):
+    class Child(module.C):
+        def m(self, a, b=2):
+            return super().m(a, b)
+
+    return functools.partial(Child().m, 1)
+
+
 HOLDERS = [
     from_import,
     module_attribute,
@@ -214,7 +278,20 @@ HOLDERS = [
     suspended_generator,
     context_variable,
     bound_by_hand,
+    keyword_default,
+    tuple_item,
+    frozen_set,
+    exit_callback,
+    copied,
+    unpickled,
+    single_dispatch_method,
+    super_call,
 ]
+"""The table: each makes a way to hold `module.f` or `module.C.m`, and returns what calls it through that."""
+
+
+def test_the_table_is_as_long_as_promised():
+    assert len({holder.__name__ for holder in HOLDERS}) == len(HOLDERS) >= 19
 
 
 @pytest.mark.parametrize("taken", ["before", "after"])

@@ -1,7 +1,11 @@
+import functools
 import sys
 import threading
+import time
+import types
 
 import pytest
+from switchrail import Runtime
 from switchrail.hooks import Hooks
 
 
@@ -100,3 +104,100 @@ def test_every_kind_of_place_from_many_threads(hooks, module):
     assert module.adder is original
     assert "m" not in vars(module.D)
     assert (module.C().m(1), module.D().m(1)) == (3, 3)
+
+
+@pytest.mark.parametrize("where", ["function", "inherited method", "class", "object"])
+def test_no_call_runs_unhooked_once_the_change_has_returned(hooks, module, where):
+    """Each thread reads whether the hook is in force, and then calls: whoever read yes must see it."""
+    module.adder = functools.partial(module.f, b=2)
+    target, kind, fn, use = {
+        "function": ("hook_targets.f", "replace", lambda a, b: "hooked", lambda: module.f(1)),
+        "inherited method": (
+            "hook_targets.D.m",
+            "replace",
+            lambda self, a, b: "hooked",
+            lambda: module.D().m(1),
+        ),
+        "class": (
+            "hook_targets.C",
+            "replace",
+            type("Other", (module.C,), {"m": lambda self, a, b=2: "hooked"}),
+            lambda: module.D().n(),
+        ),
+        "object": ("hook_targets.adder", "replace", lambda a, *, b=0: "hooked", lambda: module.adder(1)),
+    }[where]
+    in_force, wrong, calls, stop = [False], [], [0] * 4, threading.Event()
+
+    def call(i):
+        while not stop.is_set():
+            before = in_force[0]
+            result = use()
+            if before and in_force[0] and result != "hooked":
+                wrong.append(result)
+            calls[i] += 1
+
+    callers = [threading.Thread(target=call, args=(i,)) for i in range(4)]
+    for caller in callers:
+        caller.start()
+    for _ in range(10):
+        hook = hooks.add(target, fn, kind)
+        in_force[0] = True
+        seen = list(calls)
+        while any(now < then + 3 for now, then in zip(calls, seen, strict=True)):
+            time.sleep(0)
+        in_force[0] = False
+        hooks.remove(hook)
+    stop.set()
+    for caller in callers:
+        caller.join()
+    assert wrong == []
+    assert use() == 3
+
+
+def test_hooks_and_registrations_together():
+    """Eight threads change hooks and backends of one runtime; eight call, resolve and take fingerprints."""
+    runtime, name = Runtime(), "hook_together"
+    module = sys.modules[name] = types.ModuleType(name)
+    exec("def f(a): return a", vars(module))
+    code = module.f.__code__
+    start, stop, wrong = threading.Barrier(16), threading.Event(), []
+
+    def register(runtime, backend):
+        with runtime.transaction() as registry:
+            registry.register(backend, "acme:Acme", op="gated_delta", priority=-1)
+
+    def change(i):
+        start.wait()
+        for turn in range(6):
+            register(runtime, f"b{i}-{turn}")
+            hook = runtime.hooks.add(f"{name}.f", lambda result, a: result + 1, "after", source=f"s{i}")
+            if hook not in runtime.hooks.list(module.f):
+                wrong.append(hook)
+            runtime.hooks.remove(hook)
+
+    def read(i):
+        start.wait()
+        while not stop.is_set():
+            if not 0 <= module.f(0) <= 8:
+                wrong.append("chain")
+            runtime.resolve("gated_delta", "prefill", device="cpu", dtype="float32")
+            runtime.fingerprint()
+            runtime.hooks.explain(module.f)
+
+    changers = [threading.Thread(target=change, args=(i,)) for i in range(8)]
+    readers = [threading.Thread(target=read, args=(i,)) for i in range(8)]
+    for thread in (*changers, *readers):
+        thread.start()
+    for thread in changers:
+        thread.join()
+    stop.set()
+    for thread in readers:
+        thread.join()
+    del sys.modules[name]
+    assert wrong == []
+    assert module.f.__code__ is code
+    alone = Runtime()
+    for i in range(8):
+        for turn in range(6):
+            register(alone, f"b{i}-{turn}")
+    assert runtime.fingerprint() == alone.fingerprint()
