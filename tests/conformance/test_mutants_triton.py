@@ -1,0 +1,186 @@
+"""The same proof with Triton kernels: compiled where there is a GPU, interpreted elsewhere."""
+
+import pytest
+import switchrail
+import torch
+from switchrail.testing.conformance import Subject, run_case, select
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PATHS = {
+    "attention": "switchrail_kernels.attention.triton:TritonAttention",
+    "short_conv": "switchrail_kernels.short_conv.triton:TritonShortConv",
+}
+
+# what is wrong: (the op, what stands in its module, what stands there instead, cases)
+MUTANTS = {
+    "k and v swapped": (
+        "attention",
+        "(q, k_cache, v_cache, out, out, out, tiles,",
+        "(q, v_cache, k_cache, out, out, out, tiles,",
+        ["prefill/float32/ragged"],
+    ),
+    "TF32 operands": (
+        "attention",
+        "    b_acc = tl.zeros((BT * BG, BD), tl.float32)\n",
+        "    b_acc = tl.zeros((BT * BG, BD), tl.float32)\n"
+        "    b_q = (b_q.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)\n",
+        ["prefill/float32/past", "decode/float32/ragged"],
+    ),
+    "a 32-bit offset of pages": (
+        "attention",
+        "o_token = tl.load(p_pages + o_n // PAGE, mask=m_kv, other=0).to(tl.int64) * PAGE",
+        "o_token = tl.load(p_pages + o_n // PAGE, mask=m_kv, other=0).to(tl.int32) * PAGE",
+        ["decode/float32/far-slots"],
+    ),
+    "a 32-bit offset of rows": (
+        "attention",
+        "        row = tl.load(p_tiles + 4 * tl.program_id(0) + 2).to(tl.int64)\n",
+        "        row = tl.load(p_tiles + 4 * tl.program_id(0) + 2).to(tl.int32)\n",
+        ["prefill/float32/far-rows"],
+    ),
+    "causal by one": (
+        "attention",
+        "o_position[:, None] >= o_n[None, :]",
+        "o_position[:, None] > o_n[None, :]",
+        ["prefill/float32/past"],
+    ),
+    "the last piece of a cache dropped": (
+        "attention",
+        "    pieces = tl.cdiv(kv_len, _piece_length(kv_len))\n",
+        "    pieces = tl.maximum(kv_len // _piece_length(kv_len), 1)\n",
+        ["decode/float32/long-past"],
+    ),
+    "a sum not rescaled": (
+        "attention",
+        "b_sum = b_sum * b_scale + tl.sum(b_p, 1)",
+        "b_sum = b_sum + tl.sum(b_p, 1)",
+        ["prefill/float32/past", "decode/float32/long-past"],
+    ),
+    "scale forgotten": (
+        "attention",
+        "            (scale * LOG2E, *q.stride()[:2], batch.page_table.stride(0), kv_heads),\n"
+        "            (*shape.constants(tokens,",
+        "            (LOG2E, *q.stride()[:2], batch.page_table.stride(0), kv_heads),\n"
+        "            (*shape.constants(tokens,",
+        ["prefill/float32/ragged"],
+    ),
+    "rows of padding divided by zero": (
+        "attention",
+        "    b_acc = b_acc / tl.where(b_sum > 0, b_sum, 1.0)[:, None]",
+        "    b_acc = b_acc / b_sum[:, None]",
+        ["prefill/float32/padding"],
+    ),
+    "a stale slot": (
+        "short_conv",
+        "b_s = tl.load(p_state + read * s_slot + j * C + o_c, mask=m_old, other=0.0)",
+        "b_s = tl.load(p_state + write * s_slot + j * C + o_c, mask=m_old, other=0.0)",
+        ["decode/float32/read-not-write"],
+    ),
+    "a dirty slot read": (
+        "short_conv",
+        "tl.where(tl.load(p_has_initial_state + i_n), tl.where(read >= 0, C, 0), 0)",
+        "tl.where(tl.load(p_has_initial_state + i_n) >= 0, tl.where(read >= 0, C, 0), 0)",
+        ["prefill/float32/dirty-slots"],
+    ),
+    "a 32-bit offset of slots": (
+        "short_conv",
+        "    m_old = o_c < tl.where(read >= 0, C, 0)\n    m_new",
+        "    m_old = o_c < tl.where(read >= 0, C, 0); read = read.to(tl.int32)\n    m_new",
+        ["decode/float32/far-slots"],
+    ),
+    "rows of padding written": (
+        "short_conv",
+        "    b_y = tl.where(write >= 0, b_y, 0.0)\n",
+        "    b_y = tl.where(write >= -1, b_y, 0.0)\n",
+        ["decode/float32/padding"],
+    ),
+    "the slots of a neighbour": (
+        "short_conv",
+        "    i_n = tl.load(p_pieces + 4 * i_p)\n",
+        "    i_n = tl.maximum(tl.load(p_pieces + 4 * i_p) - 1, 0)\n",
+        ["prefill/float32/neighbours", "prefill/float32/ragged"],
+    ),
+    "a bias that is not added": (
+        "short_conv",
+        "    if BIAS:\n",
+        "    if BIAS and not SILU:\n",
+        ["prefill/float32/bias", "decode/float32/bias"],
+    ),
+    "the oldest tap dropped": (
+        "short_conv",
+        "        b_y += b_s.to(tl.float32) * tl.load(",
+        "        b_y += (j > 0) * b_s.to(tl.float32) * tl.load(",
+        ["decode/float32/ragged", "decode/float32/token-by-token"],
+    ),
+}
+COMPILED = {
+    "TF32 products": (
+        "attention",
+        'input_precision="ieee") * scale',
+        'input_precision="tf32") * scale',
+        ["prefill/float32/ragged", "decode/float32/long-past"],
+    ),
+}
+"""What makes a difference only where the kernel is compiled."""
+
+needs_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device; torch sees none"),
+]
+each_case = pytest.mark.parametrize(
+    ("mutant", "case"),
+    [
+        *(
+            pytest.param(mutant, case, id=f"{what}-{case}")
+            for what, mutant in MUTANTS.items()
+            for case in mutant[3]
+        ),
+        *(
+            pytest.param(mutant, case, id=f"{what}-{case}", marks=needs_gpu)
+            for what, mutant in COMPILED.items()
+            for case in mutant[3]
+        ),
+    ],
+)
+
+
+@pytest.fixture(scope="module")
+def claims():
+    with switchrail.testing.isolated() as runtime:
+        runtime.load()
+        return {op: runtime.backend(op, "triton") for op in PATHS}
+
+
+def find(claims, op, case, build):
+    phase, dtype, _ = case.split("/")
+    subject = Subject(
+        op=op,
+        name="mutant",
+        phases=tuple(claims[op].phases),
+        capabilities=claims[op].capabilities,
+        build=build,
+    )
+    cases = select(subject, device=DEVICE, phases=(phase,), dtypes=(dtype,), quick=True).cases
+    (found,) = [each for each in cases if each.id == f"{op}/{case}"]
+    return found
+
+
+@each_case
+def test_a_mutant_is_caught(mutate, claims, mutant, case):
+    op, old, new, _ = mutant
+    path = PATHS[op]
+    cls = mutate(path.partition(":")[0], old, new, path=path, reloaded=frozenset({"switchrail_kernels"}))
+    outcome = run_case(find(claims, op, case, cls))
+    assert outcome.status == "failed"
+    assert "it raised" not in outcome.message, outcome.message
+
+
+@each_case
+def test_the_same_kernel_unchanged_passes(mutate, claims, mutant, case):
+    op, old, _, _ = mutant
+    path = PATHS[op]
+    cls = mutate(path.partition(":")[0], old, old, path=path, reloaded=frozenset({"switchrail_kernels"}))
+    outcome = run_case(find(claims, op, case, cls))
+    assert outcome.status == "passed", outcome.message
