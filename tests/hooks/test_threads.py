@@ -160,6 +160,7 @@ def test_hooks_and_registrations_together():
     module = sys.modules[name] = types.ModuleType(name)
     exec("def f(a): return a", vars(module))
     code = module.f.__code__
+    runtime.discover()
     start, stop, wrong = threading.Barrier(16), threading.Event(), []
 
     def register(runtime, backend):
@@ -197,6 +198,7 @@ def test_hooks_and_registrations_together():
     assert wrong == []
     assert module.f.__code__ is code
     alone = Runtime()
+    alone.discover()
     for i in range(8):
         for turn in range(6):
             register(alone, f"b{i}-{turn}")
