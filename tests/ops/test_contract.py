@@ -303,6 +303,7 @@ def test_the_built_in_backends_are_what_their_registration_says():
         assert capabilities["priority"] == (0 if name == "torch" else -100)
         for phase in capabilities["phases"]:
             assert getattr(backend, phase) is not getattr(Backend, phase, None)
+        assert set(capabilities["features"]) == set(contract.features)
         if contract.state_layout is not None:
             assert capabilities["state_layouts"] == (contract.state_layout,)
 

@@ -70,12 +70,13 @@ class AttentionBackend(Backend):
     dtype (float32, float16 or bfloat16). q may be a strided view with its last axis contiguous; out is
     contiguous.
 
-    Features, each an argument that only a backend which declares it is ever given, and only where it is used:
+    Features, each of which only a backend that declares it is ever given, and only where it is used:
 
     - `window`: position i sees j only where i - j < window (Beltagy et al., arXiv 2004.05150).
     - `soft_cap`: each x becomes soft_cap tanh(x / soft_cap) (Gemma 2, arXiv 2408.00118).
     - `sinks`: [H], float32 or q's dtype; exp of it is added to each row's sum (gpt-oss, arXiv 2508.10925).
     - `lse`: [T, H] float32, to be filled with the natural log of each row's sum.
+    - `trees`: the batch of a verification is a `PagedTreeBatch`.
     """
 
     op = "attention"
@@ -121,7 +122,8 @@ class MlaBackend(Backend):
     latent, so that V is R; out [T, H, V]; all of one dtype. q_nope, q_rope, w_k and w_v may be strided views
     with their last axis contiguous; out is contiguous.
 
-    A feature: `lse`, [T, H] float32, to be filled with the natural log of each row's sum.
+    Features: `lse`, [T, H] float32, to be filled with the natural log of each row's sum; `trees`, with which
+    the batch of a verification is a `PagedTreeBatch`.
     """
 
     op = "mla"
@@ -169,6 +171,14 @@ class GatedDeltaBackend(Backend):
     i // (HV / H); g [T, HV] float32, the log of the decay, <= 0; beta [T, HV], float32 or q's dtype;
     state [slots, HV, V, K] float32 or bfloat16, updated in place. q, k, v may be strided views with their
     last axis contiguous; out is contiguous, of q's dtype.
+
+    Features, each of which only a backend that declares it is ever given, and only where it is used:
+
+    - `raw_gates`: with `gate` "softplus", the log of the decay is -exp(A_log) softplus(g + dt_bias); with
+      "sigmoid" it is lower_bound sigmoid(exp(A_log) (g + dt_bias)); with `beta_scale`, the weight of the
+      write is beta_scale sigmoid(beta). A_log [HV] float32; dt_bias [HV], float32 or q's dtype, or None; g
+      and beta then float32 or q's dtype.
+    - `checkpoints`: states on the way are kept in slots of their own; the batch is a `CheckpointBatch`.
     """
 
     op = "gated_delta"
@@ -220,6 +230,14 @@ class KdaBackend(Backend):
     i // (HV / H); g [T, HV, K] float32, the log of the decay, <= 0; beta [T, HV], float32 or q's dtype;
     state [slots, HV, V, K] float32 or bfloat16, updated in place. q, k, v and g may be strided views with
     their last axis contiguous; out is contiguous, of q's dtype.
+
+    Features, each of which only a backend that declares it is ever given, and only where it is used:
+
+    - `raw_gates`: with `gate` "softplus", the log of the decay is -exp(A_log) softplus(g + dt_bias); with
+      "sigmoid" it is lower_bound sigmoid(exp(A_log) (g + dt_bias)); with `beta_scale`, the weight of the
+      write is beta_scale sigmoid(beta). A_log [HV] float32; dt_bias [HV, K], float32 or q's dtype, or None; g
+      and beta then float32 or q's dtype.
+    - `checkpoints`: states on the way are kept in slots of their own; the batch is a `CheckpointBatch`.
     """
 
     op = "kda"
@@ -269,6 +287,9 @@ class LightningBackend(Backend):
     Shapes: q and k [T, H, K]; v and out [T, H, V]; g [H] float32, the log of the decay, <= 0 (MiniMax's and
     Ring's slope, negated); state [slots, H, V, K] float32 or bfloat16, updated in place. q, k and v may be
     strided views with their last axis contiguous; out is contiguous, of q's dtype.
+
+    A feature: `checkpoints`, where states on the way are kept in slots of their own; the batch is a
+    `CheckpointBatch`.
     """
 
     op = "lightning"
@@ -317,6 +338,9 @@ class Mamba2Backend(Backend):
     [T, H], float32 or x's dtype; A [H] float32, 0 or less (-exp of a model's A_log); D and dt_bias [H],
     float32 or x's dtype, or None; state [slots, H, P, S] float32 or bfloat16, updated in place. x, B and C
     may be strided views with their last axis contiguous; out is contiguous, of x's dtype.
+
+    A feature: `checkpoints`, where states on the way are kept in slots of their own; the batch is a
+    `CheckpointBatch`.
     """
 
     op = "mamba2"
@@ -373,6 +397,9 @@ class ShortConvBackend(Backend):
     Shapes: x and out [T, C]; weight [C, W]; bias [C] or None; state logically [slots, C, W - 1] with the C
     axis contiguous in memory (strides (C (W - 1), 1, C)), of x's dtype or float32, updated in place. x may be
     a strided view with either axis contiguous; out is contiguous, of x's dtype.
+
+    A feature: `checkpoints`, where states on the way are kept in slots of their own; the batch is a
+    `CheckpointBatch`.
     """
 
     op = "short_conv"

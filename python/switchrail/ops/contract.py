@@ -126,6 +126,7 @@ class Contract:
         multiples: Pairs of axes of which the first is a multiple of the second.
         needs: An option, a value of it, and another argument that must then be given.
         sums: Axes of which the first is as long as the others together.
+        batch_features: The features that are a kind of batch, and that kind.
         state_layout: The name of the layout of the state, as registrations give it; None where it has none.
         gate: What the gate holds: its space, kind and range, by name; empty where there is none.
         notes: What the shapes can't say.
@@ -140,6 +141,7 @@ class Contract:
     multiples: tuple[tuple[str, str], ...] = ()
     needs: tuple[tuple[str, Any, str], ...] = ()
     sums: tuple[tuple[str, ...], ...] = ()
+    batch_features: Mapping[str, type[SequenceBatch]] = field(default_factory=dict)
     state_layout: str | None = None
     gate: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -156,8 +158,8 @@ class Contract:
 
     @cached_property
     def features(self) -> Mapping[str, tuple[str, ...]]:
-        """The arguments that belong to each feature."""
-        table: dict[str, tuple[str, ...]] = {}
+        """The arguments that belong to each feature; of one that is a kind of batch, `batch`."""
+        table: dict[str, tuple[str, ...]] = dict.fromkeys(self.batch_features, ("batch",))
         for name, spec in self._arguments.items():
             if spec.feature is not None:
                 table[spec.feature] = (*table.get(spec.feature, ()), name)

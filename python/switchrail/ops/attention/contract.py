@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from switchrail.ops.batch import PagedBatch
+from switchrail.ops.batch import PagedBatch, PagedTreeBatch
 from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, PAGES, Contract, OptionSpec, TensorSpec
 
 _CACHE = ("pages", "page", "HKV", "D")
@@ -51,6 +51,7 @@ CONTRACT = Contract(
     },
     batch=PAGES,
     batch_type=PagedBatch,
+    batch_features={"trees": PagedTreeBatch},
     multiples=(("H", "HKV"),),
     notes=(
         "row i of sequence n stands at position kv_lens[n] - seqlens[n] + i and sees every one up to its own",

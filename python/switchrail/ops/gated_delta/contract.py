@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from switchrail.ops.batch import StateBatch
+from switchrail.ops.batch import CheckpointBatch, StateBatch
 from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, STATE_SLOTS, Contract, OptionSpec, TensorSpec
 from switchrail.ops.gates import RAW_NEEDS, RAW_OPTIONS, raw_tensors
 
@@ -24,7 +24,6 @@ CONTRACT = Contract(
             axes=("T", "HV"),
             dtypes=(INPUT, COMPUTE),
             unit_stride=("T", "HV"),
-            raw_with="beta_scale",
             about="weight of the write, 0 to 2, or what `beta_scale` makes it of",
         ),
         **raw_tensors(("HV",)),
@@ -48,6 +47,7 @@ CONTRACT = Contract(
     },
     batch=STATE_SLOTS,
     batch_type=StateBatch,
+    batch_features={"checkpoints": CheckpointBatch},
     multiples=(("HV", "H"),),
     needs=RAW_NEEDS,
     state_layout="VK",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from switchrail.ops.batch import StateBatch
+from switchrail.ops.batch import CheckpointBatch, StateBatch
 from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, STATE_SLOTS, Contract, OptionSpec, TensorSpec
 
 CONTRACT = Contract(
@@ -29,6 +29,7 @@ CONTRACT = Contract(
     options={"scale": OptionSpec(types=(float,), finite_nonzero=True, about="factor of the queries")},
     batch=STATE_SLOTS,
     batch_type=StateBatch,
+    batch_features={"checkpoints": CheckpointBatch},
     state_layout="VK",
     gate={"space": "log", "kind": "activated, one value a head", "range": "-inf to 0, both included"},
     notes=(

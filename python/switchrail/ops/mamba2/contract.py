@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from switchrail.ops.batch import StateBatch
+from switchrail.ops.batch import CheckpointBatch, StateBatch
 from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, STATE_SLOTS, Contract, OptionSpec, TensorSpec
 
 CONTRACT = Contract(
@@ -47,6 +47,7 @@ CONTRACT = Contract(
     },
     batch=STATE_SLOTS,
     batch_type=StateBatch,
+    batch_features={"checkpoints": CheckpointBatch},
     multiples=(("H", "G"),),
     state_layout="VK",
     gate={

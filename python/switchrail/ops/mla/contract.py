@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from switchrail.ops.batch import PagedBatch
+from switchrail.ops.batch import PagedBatch, PagedTreeBatch
 from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, PAGES, Contract, OptionSpec, TensorSpec
 
 _CACHE = ("pages", "page", "L")
@@ -57,6 +57,7 @@ CONTRACT = Contract(
     options={"scale": OptionSpec(types=(float,), finite_nonzero=True, about="factor of the logits")},
     batch=PAGES,
     batch_type=PagedBatch,
+    batch_features={"trees": PagedTreeBatch},
     sums=(("L", "R", "E"),),
     notes=(
         "row i of sequence n stands at position kv_lens[n] - seqlens[n] + i and sees every one up to its own",

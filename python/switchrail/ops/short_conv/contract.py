@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from switchrail.ops.batch import StateBatch
+from switchrail.ops.batch import CheckpointBatch, StateBatch
 from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, STATE_SLOTS, Contract, OptionSpec, TensorSpec
 
 CONTRACT = Contract(
@@ -35,6 +35,7 @@ CONTRACT = Contract(
     },
     batch=STATE_SLOTS,
     batch_type=StateBatch,
+    batch_features={"checkpoints": CheckpointBatch},
     notes=(
         "the state holds inputs, not outputs; fewer than W - 1 rows shift the rest of the old state in",
         "a slot that is not read may hold anything",

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from switchrail.ops.attention.contract import CONTRACT as ATTENTION
 from switchrail.ops.attention.reference import ReferenceAttention
 from switchrail.ops.backend import Backend
 from switchrail.ops.batch import (
@@ -20,24 +19,16 @@ from switchrail.ops.batch import (
     StateBatch,
     VerifyBatch,
 )
+from switchrail.ops.catalog import CONTRACTS
 from switchrail.ops.contract import Contract
-from switchrail.ops.gated_delta.contract import CONTRACT as GATED_DELTA
 from switchrail.ops.gated_delta.reference import ReferenceGatedDelta
-from switchrail.ops.kda.contract import CONTRACT as KDA
 from switchrail.ops.kda.reference import ReferenceKda
-from switchrail.ops.lightning.contract import CONTRACT as LIGHTNING
 from switchrail.ops.lightning.reference import ReferenceLightning
-from switchrail.ops.mamba2.contract import CONTRACT as MAMBA2
 from switchrail.ops.mamba2.reference import ReferenceMamba2
-from switchrail.ops.mla.contract import CONTRACT as MLA
 from switchrail.ops.mla.reference import ReferenceMla
-from switchrail.ops.short_conv.contract import CONTRACT as SHORT_CONV
 from switchrail.ops.short_conv.reference import ReferenceShortConv
 from switchrail.testing.inputs.common import Random
 
-CONTRACTS = {
-    contract.op: contract for contract in (ATTENTION, GATED_DELTA, KDA, LIGHTNING, MAMBA2, MLA, SHORT_CONV)
-}
 REFERENCES: dict[str, type[Backend]] = {
     "attention": ReferenceAttention,
     "gated_delta": ReferenceGatedDelta,

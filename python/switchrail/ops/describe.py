@@ -1,0 +1,116 @@
+"""The contracts as a document: `python -m switchrail.ops.describe > docs/contracts.md`."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+
+from switchrail.ops import backend
+from switchrail.ops.batch import CheckpointBatch, VerifyBatch
+from switchrail.ops.catalog import CONTRACTS
+from switchrail.ops.contract import CHECKPOINTS, COMPUTE, INPUT, PARENTS, Contract, OptionSpec, TensorSpec
+
+_HEAD = """# Contracts
+
+What a call of each op may be given, what it means, and what it writes. This page is made from the contracts
+themselves (`python -m switchrail.ops.describe`), as are the checks of inputs and the calls that backends are
+tested with.
+
+- A tensor's axes are named, outermost first; an axis has one size in all tensors of a call. T is the number
+  of packed rows, N the number of sequences.
+- *{input}* is the dtype of the op's first tensor. *{compute}* is float32, or float64 where that is float64.
+- *dense* is the order in which the axes must lie in memory without gaps, innermost last. *stride 1* is along
+  an axis, or one of several; the others may have any stride.
+- A feature is something that not every backend of the op has. What belongs to one is left out of a call, or
+  None, where it isn't used; only a backend that declares the feature is given it, and one that doesn't is
+  refused with that reason.
+- `prefill` and `decode` return nothing. `verify` takes what `prefill` takes and returns what `commit` needs.
+"""
+
+
+def describe(contract: Contract) -> str:
+    """One contract as Markdown."""
+    interface = next(
+        cls
+        for cls in vars(backend).values()
+        if inspect.isclass(cls) and getattr(cls, "op", None) == contract.op
+    )
+    parts = [f"## `{contract.op}`", inspect.cleandoc(interface.__doc__ or "")]
+    tensors = [_tensor_row(name, spec, contract) for name, spec in contract.tensors.items()]
+    parts.append(_table(("tensor", "axes", "dtypes", "memory", "about"), tensors))
+    options = [_option_row(name, spec) for name, spec in contract.options.items()]
+    parts.append(_table(("option", "type", "about"), options))
+    rows = [_tensor_row(name, spec, contract) for name, spec in contract.batch.items()]
+    kinds = {f"feature `{name}`: a `{kind.__name__}`": kind for name, kind in contract.batch_features.items()}
+    if "read_slots" in contract.batch:
+        kinds["in verify: a `VerifyBatch`"] = VerifyBatch
+    for condition, kind in kinds.items():
+        name, spec = ("checkpoint_slots", CHECKPOINTS) if kind is CheckpointBatch else ("parents", PARENTS)
+        *row, about = _tensor_row(name, spec, contract)
+        rows.append((*row, f"{about}; {condition}"))
+    parts.append(_table((f"`{contract.batch_type.__name__}`", "axes", "dtypes", "memory", "about"), rows))
+    facts = [f"{axis} is a multiple of {divisor}" for axis, divisor in contract.multiples]
+    facts += [f"{whole} = {' + '.join(rest)}" for whole, *rest in contract.sums]
+    facts += [
+        f"`{needed}` must be given where `{option}` is {value!r}" for option, value, needed in contract.needs
+    ]
+    if contract.state_layout is not None:
+        facts.append(f"the layout of the state is called `{contract.state_layout}`")
+    facts += [f"gate: {name}: {text}" for name, text in contract.gate.items()]
+    parts.append("\n".join(f"- {fact}" for fact in [*facts, *contract.notes]))
+    return "\n\n".join(parts) + "\n"
+
+
+def document() -> str:
+    """All contracts as one Markdown document."""
+    return "\n".join([_HEAD.format(input=INPUT, compute=COMPUTE), *map(describe, CONTRACTS.values())])
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _tensor_row(name: str, spec: TensorSpec, contract: Contract) -> tuple[str, ...]:
+    dtypes = [f"*{d}*" if d in (INPUT, COMPUTE) else d for d in spec.dtypes]
+    if spec.raw_with is not None:
+        dtypes.append(f"*{INPUT}* with `{spec.raw_with}`")
+    if spec.optional:
+        dtypes.append("or None")
+    memory = (
+        f"dense [{', '.join(spec.memory)}]" if spec.memory else f"stride 1 along {_any(spec.unit_stride)}"
+    )
+    about = [spec.about]
+    if spec.same_if_none is not None:
+        about.append(f"where it is None, {' = '.join(spec.same_if_none)}")
+    if spec.mutated:
+        about.append("written to")
+    if name in contract.positional:
+        about.append("by position")
+    if spec.feature is not None:
+        about.append(f"feature `{spec.feature}`")
+    return f"`{name}`", f"[{', '.join(spec.axes)}]", ", ".join(dtypes), memory, "; ".join(about)
+
+
+def _option_row(name: str, spec: OptionSpec) -> tuple[str, ...]:
+    names = ["None" if t is type(None) else t.__name__ for t in spec.types]
+    kinds = [repr(value) for value in spec.values] or names
+    about = [spec.about]
+    if spec.finite_nonzero:
+        about.append("finite, not 0")
+    if spec.sign:
+        about.append("more than 0" if spec.sign > 0 else "less than 0")
+    if spec.feature is not None:
+        about.append(f"feature `{spec.feature}`")
+    return f"`{name}`", _any(tuple(kinds)), "; ".join(about)
+
+
+def _any(names: tuple[str, ...]) -> str:
+    return " or ".join(names)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(document())
+
+
+__all__ = ["describe", "document"]
