@@ -8,9 +8,9 @@ EXAMPLES = re.findall(r"^```python\n(.*?)^```", DOCUMENT.read_text(), re.DOTALL 
 
 
 def test_there_are_examples():
-    assert len(EXAMPLES) == 2
+    assert len(EXAMPLES) == 3
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=["changes", "nesting"])
+@pytest.mark.parametrize("example", EXAMPLES, ids=["changes", "nesting", "what runs"])
 def test_examples_run(example):
     exec(compile(example, str(DOCUMENT), "exec"), {"__name__": "example"})

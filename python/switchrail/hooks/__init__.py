@@ -23,7 +23,7 @@ target takes, defaults filled in:
 Known limits. A frame of the trampoline's lies above the original's: `stacklevel` and `sys._getframe` count
 one more, and what the arguments hold lives until the call returns. A copy made of a hooked function's code
 keeps the chain that it was made with. `original` has the defaults that the target had when its chain last
-changed.
+changed. `Hooks.explain` shows what runs on a target, what doesn't, and what passes it by.
 """
 
 from __future__ import annotations
