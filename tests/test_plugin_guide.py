@@ -1,0 +1,105 @@
+"""The vendor's guide, read from the document itself: each file is written, each command run in a new environment."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENT = ROOT / "docs" / "plugins.md"
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", DOCUMENT.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def commands(block: str) -> Iterator[tuple[str, str]]:
+    """The commands of a block, each with what it prints."""
+    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+        command, _, printed = part.partition("\n")
+        yield command, printed
+
+
+def matches(expected: str, printed: str) -> bool:
+    """Whether a text is as the document has it, where `...` stands for anything; blanks at line ends don't count."""
+    lines = [line.rstrip() for line in expected.strip().splitlines()]
+    pattern = ".*".join(re.escape(part) for part in "\n".join(lines).split("..."))
+    found = "\n".join(line.rstrip() for line in printed.strip().splitlines())
+    return re.fullmatch(pattern, found, re.DOTALL) is not None
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A new virtual environment, in which what is installed here is there too."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    python = folder / "bin" / "python"
+    asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = Path(
+        subprocess.run([python, "-c", asked], check=True, capture_output=True, text=True).stdout.strip()
+    )
+    parent = sysconfig.get_path("purelib")
+    (site / "parent.pth").write_text(f"import site; site.addsitedir({parent!r})\n")
+    programs = {
+        "pip": "-m pip",
+        "pytest": "-m pytest -p no:cacheprovider",
+        "switchrail": "-c 'from switchrail.cli import main; main()'",
+    }
+    for name, arguments in programs.items():
+        script = folder / "bin" / name
+        script.write_text(f'#!/bin/sh\nexec {python} {arguments} "$@"\n')
+        script.chmod(0o755)
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SWITCHRAIL_", "PYTEST_", "PYTHONPATH"))
+    }
+    return inherited | {
+        "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "CHECKPOINT": str(ROOT / "tests" / "checkpoints" / "kjv-qwen3-next"),
+        "PIP_NO_INDEX": "1",
+        "PYTHONWARNINGS": "ignore",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    }
+
+
+def test_it_has_all_three() -> None:
+    assert {language for language, _ in BLOCKS} == {"toml", "python", "console"}
+    assert sum(len(list(commands(block))) for language, block in BLOCKS if language == "console") >= 15
+
+
+def test_every_block(environment: dict[str, str], tmp_path: Path) -> None:
+    for language, block in BLOCKS:
+        if language == "console":
+            for command, expected in commands(block):
+                done = subprocess.run(
+                    command,
+                    shell=True,
+                    cwd=tmp_path,
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+                assert done.returncode == 0, f"{command}\n{done.stdout}"
+                assert matches(expected, done.stdout), f"{command}\n{done.stdout}\nis not\n{expected}"
+            continue
+        head, _, text = block.partition("\n")
+        name, _, rest = head.removeprefix("# ").partition(",")
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        assert rest in ("", " appended")
+        assert file.exists() == bool(rest), f"{name} is written once, and appended to afterwards"
+        with file.open("a", encoding="utf-8") as open_file:
+            open_file.write(text)
+
+
+def test_what_counts_as_printed() -> None:
+    assert matches("a ... c\n", "a b\n c  \n")
+    assert matches("", " \n")
+    assert not matches("a ... c\n", "a b\n d\n")
+    assert not matches("", "something\n")
