@@ -27,7 +27,7 @@ def nearby(site: Site) -> tuple[str, ...]:
     namespaces: list[Any] = [function.__globals__]
     owner: Any = sys.modules.get(function.__module__ or "")
     for part in function.__qualname__.split(".")[:-1]:
-        owner = getattr(owner, part, None)
+        owner = getattr(owner, "__dict__", {}).get(part)  # a module may import for what it doesn't have
     if isinstance(owner, type):
         namespaces.append(vars(owner))
     return _notes(site, (value for namespace in namespaces for value in [*namespace.values()]))

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from types import MethodType
 from typing import Any, Final
 
-from switchrail import _core
 from switchrail.errors import HookError
 from switchrail.hooks import bypass
-from switchrail.hooks.classes import Class, function_of, namespace_of, pairs, redirected
-from switchrail.hooks.hook import Hook
-from switchrail.hooks.inherited import Attribute
+from switchrail.hooks.classes import Class, redirected
+from switchrail.hooks.hook import Hook, ordered
+from switchrail.hooks.moves import moves
 from switchrail.hooks.site import Function, Site
 
 _log: Final = logging.getLogger(__name__)
@@ -65,8 +64,9 @@ if hasattr(os, "register_at_fork"):  # else a child could inherit the lock from 
 
 
 def table() -> Table:
-    """What there is now."""
-    return _table
+    """What there is, once no other thread changes it."""
+    with _lock:
+        return _table
 
 
 def running(site: Site | None = None) -> tuple[Hook, ...]:
@@ -175,7 +175,7 @@ def _change(
 ) -> None:
     global _table
     before = _table
-    moved, lost = _moved(sites, disabled)
+    moved, lost = moves(sites, disabled)
     wanted: dict[Site, list[Hook]] = {}
     for hook, places in sites.items():
         for site in dict.fromkeys(moved.get(site, site) for site in places):
@@ -230,34 +230,6 @@ def _change(
         raise
 
 
-def _moved(
-    sites: Mapping[Hook, tuple[Site, ...]], disabled: frozenset[Hook]
-) -> tuple[dict[Site, Site], dict[Site, Hook]]:
-    """Where the hooks on methods of replaced classes go; and which have nowhere to go, for what replaces."""
-    replacing: dict[type, list[Hook]] = {}
-    for hook, places in sites.items():
-        for site in places:
-            if isinstance(site, Class) and hook not in disabled:
-                replacing.setdefault(site.cls, []).append(hook)
-    moved: dict[Site, Site] = {}
-    lost: dict[Site, Hook] = {}
-    by = {cls: ordered(hooks)[0] for cls, hooks in replacing.items()}
-    for cls, hook in by.items():
-        for old, new in pairs(cls, hook.fn):
-            if new is None:
-                lost[Function(old)] = hook
-            else:
-                moved[Function(old)] = Function(new)
-    for site in {site for places in sites.values() for site in places if isinstance(site, Function)}:
-        at = site.placement  # of a function for what a class inherits; its replacement may have its own
-        if isinstance(at, Attribute) and at.owner in by:
-            replacing_class: Any = by[at.owner].fn
-            function = function_of(namespace_of(replacing_class).get(at.name))
-            if function is not None:
-                moved[site] = Function(function)
-    return moved, lost
-
-
 def _refuse_unfit(hook: Hook, site: Site, hooks: Sequence[Hook], *, swapped: bool) -> None:
     if swapped:
         problem: str | None = "somebody else has swapped the target's code since it was hooked"
@@ -284,22 +256,3 @@ def _refuse_second_replace(site: Site, ordered: Sequence[Hook], known: Sequence[
             "valid in strict mode: one replace hook",
             target=site.name,
         )
-
-
-def ordered(hooks: Sequence[Hook]) -> tuple[Hook, ...]:
-    """Hooks of one target in their running order.
-
-    Raises:
-        OrderError: Their constraints form a cycle.
-    """
-    items = [
-        {
-            "key": hook.name,
-            "source": hook.source,
-            "priority": hook.priority,
-            "before": list(hook.before),
-            "after": list(hook.after),
-        }
-        for hook in hooks
-    ]
-    return tuple(hooks[i] for i in _core.order(items))

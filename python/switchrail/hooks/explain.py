@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from switchrail.errors import HookError
 from switchrail.hooks import bypass, chain
 from switchrail.hooks.chain import Chain, Table
-from switchrail.hooks.hook import Hook
+from switchrail.hooks.hook import Hook, ordered
 from switchrail.hooks.site import Function, Site
 from switchrail.hooks.standin import Replaced
 from switchrail.hooks.target import MissingTargetError, resolve
@@ -114,7 +114,7 @@ def everything() -> tuple[Explanation, ...]:
 
 
 def _waiting(table: Table, hooks: list[Hook]) -> tuple[Step, ...]:
-    enabled = chain.ordered([hook for hook in hooks if hook not in table.disabled])
+    enabled = ordered([hook for hook in hooks if hook not in table.disabled])
     disabled = [hook for hook in hooks if hook in table.disabled]
     return (
         *(Step(hook, "waiting", _lacking(hook)) for hook in enabled),

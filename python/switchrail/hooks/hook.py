@@ -1,13 +1,14 @@
-"""One hook."""
+"""One hook, and the order of several."""
 
 from __future__ import annotations
 
 import enum
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
+from switchrail import _core
 from switchrail.errors import HookError
 
 Kind = Literal["before", "after", "around", "replace"]
@@ -125,3 +126,22 @@ class Hook:
 
     def __repr__(self) -> str:
         return f"<{self._described}>"
+
+
+def ordered(hooks: Sequence[Hook]) -> tuple[Hook, ...]:
+    """Hooks of one target in their running order.
+
+    Raises:
+        OrderError: Their constraints form a cycle.
+    """
+    items = [
+        {
+            "key": hook.name,
+            "source": hook.source,
+            "priority": hook.priority,
+            "before": list(hook.before),
+            "after": list(hook.after),
+        }
+        for hook in hooks
+    ]
+    return tuple(hooks[i] for i in _core.order(items))

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar, overload
 from switchrail.errors import HookError
 from switchrail.hooks import chain, explain, imports
 from switchrail.hooks.explain import Explanation
-from switchrail.hooks.hook import Hook, Kind
+from switchrail.hooks.hook import Hook, Kind, ordered
 from switchrail.hooks.site import Site
 from switchrail.hooks.target import MissingTargetError, resolve
 
@@ -256,7 +256,7 @@ class Hooks:
             if hook.owner is self and chain.is_enabled(hook):
                 enabled.setdefault(hook.target_name, []).append(hook)
         return [
-            (target, [f"{hook.kind} {hook.name} from {hook.source}" for hook in chain.ordered(hooks)])
+            (target, [f"{hook.kind} {hook.name} from {hook.source}" for hook in ordered(hooks)])
             for target, hooks in enabled.items()
         ]
 
