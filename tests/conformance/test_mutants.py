@@ -252,6 +252,36 @@ MUTANTS = {
         "kept[(index + 1) * every // chunk]",
         ["gated_delta/prefill/float32/checkpoints"],
     ),
+    "a commit of nothing taken for one of a row": (
+        "recurrent",
+        "torch.where(last < 0, initial, place)",
+        "torch.where(last < -1, initial, place)",
+        [f"{op}/verify/float32/ragged" for op in ("gated_delta", "lightning", "mamba2", "short_conv")],
+    ),
+    "a commit one row late": (
+        "recurrent",
+        "place = count + plan.starts + last.minimum(plan.lengths - 1)",
+        "place = count + plan.starts + (last + 1).minimum(plan.lengths - 1)",
+        ["kda/verify/float32/ragged", "short_conv/verify/float32/ragged"],
+    ),
+    "a tree of states taken for a chain": (
+        "recurrent",
+        "            parent = batch.parent_rows[row]\n",
+        "            parent = row - start - 1\n",
+        ["gated_delta/verify/float32/trees", "mamba2/verify/bfloat16/trees"],
+    ),
+    "a tree of rows that see their parents only": (
+        "pages",
+        "follows[row] |= follows[parent]",
+        "follows[row][parent] = True",
+        ["attention/verify/float32/trees", "mla/verify/float32/trees"],
+    ),
+    "live states written by a verification": (
+        "recurrent",
+        "plan.slots.load(state, dtype, copy=True)",
+        "plan.slots.load(state, dtype)",
+        ["lightning/verify/float32/following-slots"],
+    ),
     "a plan that is used up": (
         "recurrent",
         "    plan.write_rows(step(states, None), out)\n",

@@ -121,6 +121,12 @@ def following_slots(setting: Setting) -> Measured:
     return setting.verify(dataclasses.replace(call, tensors={**call.tensors, "state": state}, batch=batch))
 
 
+def trees(setting: Setting) -> Measured:
+    """Drafted rows form trees."""
+    call = setting.call((5, 9, 0, 1), padding=(3,))
+    return setting.verify(call.with_trees()) | setting.verify(call.with_trees(seed=1))
+
+
 def checkpoints(setting: Setting) -> Measured:
     """States are kept on the way, each in a slot of its own, where slots are given."""
     call = setting.call((70, 9, 0, 64), padding=(1,))
@@ -212,4 +218,5 @@ __all__ = [
     "neighbours",
     "shared_pages",
     "token_by_token",
+    "trees",
 ]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from switchrail.platforms import Platform
     from switchrail.runtime import Runtime
 
-_PHASES: tuple[Phase, ...] = ("prefill", "decode")
+_PHASES: tuple[Phase, ...] = ("prefill", "decode", "verify")
 _HEAD_SIZES = ((24, 24), (32, 64), (64, 64), (128, 128), (192, 128), (256, 256))
 """Of a backend that restricts none."""
 _QUICK_HEAD_SIZES = 2

@@ -18,7 +18,7 @@ from switchrail.testing.conformance.setting import (
     head_size_pair,
 )
 
-BOTH = ("prefill", "decode")
+EVERY_PHASE = ("prefill", "decode", "verify")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Check:
     about: str
     run: Callable[[Setting], Measured | None]
     ops: tuple[str, ...] = EVERY
-    phases: tuple[str, ...] = BOTH
+    phases: tuple[str, ...] = EVERY_PHASE
     features: tuple[str, ...] = ()
     serves: tuple[str, ...] = ()
     device: str | None = None
@@ -52,18 +52,23 @@ class Check:
 
 def _of_scenario(scenario: Scenario) -> Check:
     def run(setting: Setting) -> Measured:
-        decode = setting.phase == "decode"
-        lengths = (1,) * (scenario.decode or 0) if decode else scenario.prefill or ()
-        past = True if scenario.past and not decode else None
-        return setting.verify(setting.call(lengths, past=past, **scenario.arguments), scenario.hardness)
+        lengths = rows[setting.phase]
+        assert lengths is not None
+        return setting.verify(
+            setting.call(lengths, past=scenario.past or None, **scenario.arguments), scenario.hardness
+        )
 
-    counts = {"prefill": scenario.prefill, "decode": scenario.decode}
+    rows = {
+        "prefill": scenario.prefill,
+        "decode": None if scenario.decode is None else (1,) * scenario.decode,
+        "verify": scenario.verify,
+    }
     return Check(
         name=scenario.name,
         about=scenario.about,
         run=run,
         ops=scenario.ops,
-        phases=tuple(phase for phase, count in counts.items() if count is not None),
+        phases=tuple(phase for phase, lengths in rows.items() if lengths is not None),
         features=scenario.features,
         core=scenario.core,
         quick=scenario.quick,
@@ -143,6 +148,18 @@ CHECKS: tuple[Check, ...] = (
         ops=RECURRENT,
         phases=("prefill",),
         features=("checkpoints",),
+    ),
+    *(
+        Check(
+            name="trees",
+            about="drafted rows form trees",
+            run=behaviour.trees,
+            ops=ops,
+            phases=("verify",),
+            features=features,
+            core=True,
+        )
+        for ops, features in ((RECURRENT, ()), (PAGED, ("trees",)))
     ),
     Check(name="shared-pages", about="sequences that share pages", run=behaviour.shared_pages, ops=PAGED),
     Check(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from switchrail.ops.batch import PagedBatch, StateBatch
+from switchrail.ops.batch import PagedBatch, StateBatch, VerifyBatch
 from switchrail.testing.inputs import Call
 
 
@@ -43,6 +43,9 @@ def alone(call: Call, n: int) -> Call:
     }
     fields["cu_seqlens"] = torch.tensor([0, length], dtype=torch.int32, device=call.out.device)
     fields["seqlens"] = (length,)
+    if isinstance(call.batch, VerifyBatch):
+        fields["parents"] = call.batch.parents[rows]
+        fields["parent_rows"] = call.batch.parent_rows[rows]
     if isinstance(call.batch, PagedBatch):
         fields["kv_seqlens"] = call.batch.kv_seqlens[n : n + 1]
     return dataclasses.replace(
@@ -88,9 +91,9 @@ def written_slots(call: Call) -> torch.Tensor:
 
 
 def results(call: Call) -> dict[str, torch.Tensor]:
-    """All that a call has written, by name: the outputs, and the states of its sequences."""
+    """All that a call has written, by name: the outputs, and but for verify the states of its sequences."""
     found = dict(call.outputs)
-    if isinstance(call.batch, StateBatch):
+    if isinstance(call.batch, StateBatch) and call.phase != "verify":
         found["state"] = call.state[written_slots(call)]
     return found
 

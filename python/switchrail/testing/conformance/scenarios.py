@@ -22,6 +22,7 @@ class Scenario:
         ops: The ops that have it.
         prefill: The lengths in prefill; None where there is nothing of the kind.
         decode: The number of sequences in decode; None likewise.
+        verify: The numbers of drafted rows in verify; None likewise.
         arguments: Of the op's generator.
         past: Whether, in prefill, there are tokens in the cache before those of the call.
         hardness: The row of the table of bounds.
@@ -35,6 +36,7 @@ class Scenario:
     ops: tuple[str, ...] = EVERY
     prefill: tuple[int, ...] | None = (70, 9, 0, 33)
     decode: int | None = 4
+    verify: tuple[int, ...] | None = (3, 5, 0, 1)
     arguments: Mapping[str, Any] = field(default_factory=dict)
     past: bool = False
     hardness: Hardness = "usual"
@@ -51,6 +53,7 @@ def _blocks() -> list[Scenario]:
             about=f"lengths around a block of {size}",
             prefill=(size - 1, size, size + 1, 2 * size + 1),
             decode=None,
+            verify=None,
             quick=size in (16, 64),
         )
         for size in sizes
@@ -61,7 +64,7 @@ def _blocks() -> list[Scenario]:
             ops=PAGED,
             prefill=(5, 1, 2, 7),
             arguments={"kv_lengths": (size - 1 + 5, size, size + 1, 2 * size + 1)},
-            decode=4,
+            verify=(5, 1, 2, 7),
             quick=size in (16, 64),
         )
         for size in sizes
@@ -149,18 +152,30 @@ SCENARIOS: tuple[Scenario, ...] = (
         decode=7,
         core=True,
     ),
-    Scenario(name="none", about="no sequence at all", prefill=(), decode=0),
-    Scenario(name="empty", about="sequences without a row", prefill=(0, 0), decode=None),
-    Scenario(name="one-token", about="one row each", prefill=(1,) * 5, decode=1),
-    Scenario(name="many", about="many short sequences", prefill=tuple(n % 7 for n in range(40)), decode=40),
+    Scenario(name="none", about="no sequence at all", prefill=(), decode=0, verify=()),
+    Scenario(name="empty", about="sequences without a row", prefill=(0, 0), decode=None, verify=(0, 0)),
+    Scenario(name="one-token", about="one row each", prefill=(1,) * 5, decode=1, verify=(1,) * 3),
     Scenario(
-        name="long", about="one long sequence beside a short one", prefill=(1500, 3), decode=None, quick=False
+        name="many",
+        about="many short sequences",
+        prefill=tuple(n % 7 for n in range(40)),
+        decode=40,
+        verify=tuple(n % 4 for n in range(20)),
+    ),
+    Scenario(
+        name="long",
+        about="one long sequence beside a short one",
+        prefill=(1500, 3),
+        decode=None,
+        verify=None,
+        quick=False,
     ),
     Scenario(
         name="long-quick",
         about="one sequence of several blocks beside a short one",
         prefill=(300, 3),
         decode=None,
+        verify=None,
     ),
     *_blocks(),
     Scenario(name="padding", about="a sequence of padding", arguments={"padding": (1,)}, core=True),
@@ -273,6 +288,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         prefill=(5, 1, 2),
         decode=3,
         arguments={"kv_lengths": (700, 1029, 258)},
+        verify=(5, 1, 2),
     ),
     Scenario(name="large-norms", about="large logits", ops=PAGED, past=True, arguments={"norm": 4.0}),
     *(

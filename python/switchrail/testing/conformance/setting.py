@@ -12,7 +12,7 @@ import torch
 from switchrail.ops.backend import Backend
 from switchrail.ops.batch import Phase
 from switchrail.ops.contract import Contract
-from switchrail.testing.compare import Error, measure, verify
+from switchrail.testing.compare import Error, measure, verify, verify_commit
 from switchrail.testing.conformance.bounds import BOUNDS, Hardness
 from switchrail.testing.conformance.parts import results
 from switchrail.testing.conformance.subject import Subject
@@ -107,8 +107,8 @@ class Setting:
 
         Args:
             lengths: The rows of each sequence; in decode only their number counts.
-            past: Of a paged op, whether its sequences have tokens in the cache already; in decode they have
-                unless this is False.
+            past: Of a paged op, whether its sequences have tokens in the cache already; unless in prefill
+                they have where this is None.
             arguments: As the op's generator takes them.
         """
         phase = arguments.get("phase", self.phase)
@@ -117,21 +117,23 @@ class Setting:
         if (
             self.op in PAGED
             and "kv_lengths" not in arguments
-            and (past or (past is None and phase == "decode"))
+            and (past or (past is None and phase != "prefill"))
         ):
             pasts = [_PASTS[n % len(_PASTS)] for n in range(len(lengths))]
             arguments["kv_lengths"] = [length + past for length, past in zip(lengths, pasts, strict=True)]
         given = {"phase": phase, "dtype": self.dtype, "device": self.device, **self._sizes(), **arguments}
         return _GENERATORS[self.op](lengths, **given)
 
-    def verify(self, call: Call, hardness: Hardness = "usual", **arguments: Any) -> Measured:
-        """Holds a call against the oracle.
+    def verify(self, call: Call, hardness: Hardness = "usual") -> Measured:
+        """Holds a call against the oracle, in verify with every number of accepted rows.
 
         Raises:
             AssertionError: It is off, or something was written that is not the call's to write.
         """
         bound = BOUNDS[hardness][self.dtype]
-        return Measured(verify(self.backend, call, bound=bound, **arguments), bound)
+        if call.phase == "verify" and self.op in RECURRENT:
+            return Measured(verify_commit(self.backend, call, bound=bound), bound)
+        return Measured(verify(self.backend, call, bound=bound), bound)
 
     def compare(self, actual: Call, expected: Call) -> Measured:
         """Holds what a call has written against the oracle's copy of it.
