@@ -102,6 +102,7 @@ def test_reload_keeps_hooks(hooks, package):
     importlib.reload(rope)
     assert rope.get_rope is not old
     assert [rope.get_rope(), old(), rope.C().m()] == [2, 2, 2]
+    assert len(hooks.explain_all()) == 2
     assert hooks.list() == (hook, added_as_object)
     hooks.clear()
     assert [rope.get_rope(), old(), rope.C().m()] == [1, 1, 1]

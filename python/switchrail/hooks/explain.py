@@ -110,7 +110,9 @@ def everything() -> tuple[Explanation, ...]:
         if not sites:
             waiting.setdefault(hook.target_name, []).append(hook)
     found += [Explanation(target, _waiting(table, hooks), None) for target, hooks in waiting.items()]
-    return tuple(sorted(found, key=lambda each: each.target))
+    # A module that was imported again has left functions of the same name, with the same hooks.
+    once = {(each.target, each.steps): each for each in found}
+    return tuple(sorted(once.values(), key=lambda each: each.target))
 
 
 def _waiting(table: Table, hooks: list[Hook]) -> tuple[Step, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from types import ClassMethodDescriptorType, FunctionType
@@ -96,7 +97,9 @@ def forwarding(owner: type, name: str) -> tuple[FunctionType, Attribute, Paramet
     function.__kwdefaults__ = model.__kwdefaults__
     function.__module__, function.__qualname__ = owner.__module__, f"{owner.__qualname__}.{name}"
     function.__doc__ = inner.__doc__
-    if has_code:
+    if sys.version_info >= (3, 14) and has_code:  # where names in them may not be there yet
+        function.__annotate__ = inner.__annotate__
+    elif has_code:
         function.__annotations__ = dict(inner.__annotations__)
     value: Any = function
     if isinstance(raw, ClassMethodDescriptorType):
