@@ -69,9 +69,10 @@ def check_class(cls: object, name: str, op: str, path: str, phases: Iterable[str
     if found != op:
         raise _error(name, op, path, f"it is a backend for {found!r}; valid: a class whose `op` is {op!r}")
     for phase in phases:
-        owner = next((base for base in cls.__mro__ if phase in vars(base)), None)
-        if owner is None or owner.__module__ == backend.__name__:
-            raise _error(name, op, path, f"it is registered for {phase} but has no method {phase!r}")
+        for method in (phase, "commit") if phase == "verify" and cls.has_state else (phase,):
+            owner = next((base for base in cls.__mro__ if method in vars(base)), None)
+            if owner is None or owner.__module__ == backend.__name__:
+                raise _error(name, op, path, f"it is registered for {phase} but has no method {method!r}")
     return cls
 
 

@@ -321,8 +321,13 @@ def test_drafts_that_break_the_contract(op):
     with pytest.raises(ContractError, match="batch: got StateBatch; asked is a VerifyBatch in verify"):
         dataclasses.replace(make([2, 3]), phase="verify").run(backend())
     verification = call.clone().run(backend())
-    for accepted in ([2, 0], [0, -2]):
-        with pytest.raises(ContractError, match="accepted: got"):
+    for accepted, message in (
+        ([2, 0], "accepted: got 2 for sequence 0; asked is -1 to 1"),
+        ([0, -2], "accepted: got -2 for sequence 1"),
+        ([0], r"accepted: got shape \[1\]; asked is \[N\] with N = 2"),
+        ([0.0, 1.0], "accepted: got dtype float32; asked is one of: int64"),
+    ):
+        with pytest.raises(ContractError, match=message):
             verification.commit(torch.tensor(accepted), call.state)
 
 

@@ -154,6 +154,21 @@ def test_a_class_that_can_not_be_constructed(runtime: Runtime) -> None:
     assert caught.value is failure
 
 
+def test_what_verifies_a_state_must_commit_it(runtime: Runtime) -> None:
+    class Verifies(Acme):
+        def verify(self, *args: Any, **kwargs: Any) -> object:
+            return None
+
+    with pytest.raises(BackendImportError, match="registered for verify but has no method 'commit'"):
+        runtime.register("acme", Verifies, op="gated_delta", phases=("verify",))
+
+    class Commits(Verifies):
+        def commit(self, *args: Any, **kwargs: Any) -> None:
+            return None
+
+    runtime.register("acme", Commits, op="gated_delta", phases=("verify",))
+
+
 @pytest.mark.parametrize("cls", [NoBackend, PrefillOnly, OfAnotherOp, Backend])
 def test_a_class_is_checked_when_it_is_registered(runtime: Runtime, cls: type) -> None:
     before = runtime.backends()

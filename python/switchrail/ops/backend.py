@@ -19,6 +19,8 @@ class Backend:
     """
 
     op: ClassVar[str]
+    has_state: ClassVar[bool] = False
+    """Whether the op has a recurrent state, which a verification must commit."""
 
     def __init__(self, config: Any = None) -> None:
         self.config = config
@@ -182,6 +184,7 @@ class GatedDeltaBackend(Backend):
     """
 
     op = "gated_delta"
+    has_state = True
 
     def prefill(
         self,
@@ -241,6 +244,7 @@ class KdaBackend(Backend):
     """
 
     op = "kda"
+    has_state = True
 
     def prefill(
         self,
@@ -293,6 +297,7 @@ class LightningBackend(Backend):
     """
 
     op = "lightning"
+    has_state = True
 
     def prefill(
         self,
@@ -344,6 +349,7 @@ class Mamba2Backend(Backend):
     """
 
     op = "mamba2"
+    has_state = True
 
     def prefill(
         self,
@@ -403,6 +409,7 @@ class ShortConvBackend(Backend):
     """
 
     op = "short_conv"
+    has_state = True
 
     def prefill(
         self,

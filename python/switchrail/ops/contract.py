@@ -290,6 +290,15 @@ class Contract:
                     f"a multiple of {divisor} = {sizes[divisor]} ({owners[divisor]})",
                 )
 
+    def check_accepted(self, batch: SequenceBatch, accepted: object) -> None:
+        """Checks what a commit is given, without looking at the contents.
+
+        Raises:
+            ContractError: It isn't as `ACCEPTED` asks.
+        """
+        sizes, owners = {"N": len(batch.seqlens)}, {"N": "batch.seqlens"}
+        self._check_tensor("accepted", ACCEPTED, accepted, batch.cu_seqlens, sizes, owners)
+
     def error(self, argument: str, found: str, valid: str) -> ContractError:
         """The error for one argument: what was given, and what is asked."""
         return ContractError(
@@ -476,6 +485,11 @@ CHECKPOINTS = TensorSpec(
 )
 """What a `CheckpointBatch` has more than a `StateBatch`."""
 
+ACCEPTED = TensorSpec(
+    axes=("N",), dtypes=("int64",), memory=("N",), about="the last accepted row of each sequence; -1: none"
+)
+"""What `commit` is told."""
+
 PARENTS = TensorSpec(
     axes=("T",),
     dtypes=("int32",),
@@ -499,6 +513,7 @@ PAGES: Mapping[str, TensorSpec] = {
 """The tensors of a `PagedBatch`."""
 
 __all__ = [
+    "ACCEPTED",
     "CHECKPOINTS",
     "COMPUTE",
     "FLOATS",

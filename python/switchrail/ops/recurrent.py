@@ -129,6 +129,7 @@ class TorchRecurrent(Backend):
         plan: object,
     ) -> None:
         """Writes the state after each sequence's last accepted row."""
+        self.contract.check_accepted(batch, accepted)
         assert isinstance(plan, TreePlan)
         assert isinstance(record, torch.Tensor)
         last = accepted.index_select(0, plan.sequences)
