@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from switchrail.errors import HookError, TransactionClosedError
 from switchrail.hooks import Hook, Hooks, Kind
 
 if TYPE_CHECKING:
     from switchrail import _core
+
+T = TypeVar("T")
 
 _local = threading.local()
 
@@ -119,15 +120,14 @@ class Staging:
         """The hooks that are staged."""
         return tuple(self._staged or ())
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Has what this thread changes in the runtime staged here, for the length of a block."""
-        stagings: list[Staging] = getattr(_local, "stagings", [])
-        _local.stagings = [*stagings, self]
+    def run(self, work: Callable[[], T]) -> T:
+        """Does something; what that changes in the runtime, in this thread, is staged here."""
+        outer: tuple[Staging, ...] = getattr(_local, "stagings", ())
         try:
-            yield
+            _local.stagings = (*outer, self)
+            return work()
         finally:
-            _local.stagings = stagings
+            _local.stagings = outer
 
     def commit(self) -> None:
         """Puts everything in force, or nothing.

@@ -74,7 +74,7 @@ CASES = {
         "raise RuntimeError('no driver')", "RuntimeError: no driver", frame="raise Runt"
     ),
     "its syntax is wrong": Case("def register(registry:", "SyntaxError: '(' was never closed"),
-    "it is no text": Case(b"\x00\xff\xfe", "SyntaxError"),
+    "it is no text": Case(b"name = '\xff\xfe'", "SyntaxError"),
     "its module is missing": Case(
         None, "there is no module 'acme_bad'; valid: a module that acme-bad installs"
     ),

@@ -205,11 +205,10 @@ def test_a_wait_for_another_thread_can_be_interrupted(host: Runtime, install: In
     entered, go = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with host._loader._single_flight():
-            entered.set()
-            go.wait(20)
+        entered.set()
+        go.wait(20)
 
-    thread = threading.Thread(target=hold)
+    thread = threading.Thread(target=host._loader._alone, args=(hold,))
     thread.start()
     assert entered.wait(20)
     before = state_of(host)

@@ -229,12 +229,15 @@ def test_a_variable_that_is_no_timeout(runtime: Runtime, monkeypatch: pytest.Mon
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_fork_while_this_thread_loads_can_load(runtime: Runtime, install: Install, find: Find) -> None:
     install("acme-good", GOOD)
-    with runtime._loader._single_flight():
+
+    def fork() -> int:
         child = os.fork()
         if child == 0:
             runtime.load()
             os._exit(0 if find("acme-good").state == "loaded" else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    assert runtime._loader._alone(fork) == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

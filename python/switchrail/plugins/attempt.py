@@ -88,15 +88,11 @@ class Attempt:
             raise error_of(self.plugin, problem)
 
     def _run(self, what: str, work: Callable[[], T]) -> T:
-        def run() -> T:
-            with self.staging.running():
-                return work()
-
         if self._left is None:
-            return run()
+            return self.staging.run(work)
         start = time.monotonic()
         try:
-            return _within(self._left, run, f"{THREADS}{self.plugin.qualified_name}")
+            return _within(self._left, lambda: self.staging.run(work), self.plugin.qualified_name)
         except HungError as error:
             error.args = (what,)
             raise
@@ -137,7 +133,7 @@ def _within(seconds: float, work: Callable[[], T], name: str) -> T:
         finally:
             done.set()
 
-    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread = threading.Thread(target=run, name=f"{THREADS}{name}", daemon=True)
     thread.start()
     if not done.wait(max(seconds, 0)):
         raise HungError(thread)

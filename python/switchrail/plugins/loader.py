@@ -9,9 +9,8 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeVar
 
 from switchrail import _core
 from switchrail._core import Discovery, Plugin
@@ -36,6 +35,8 @@ TIMEOUT = "SWITCHRAIL_LOAD_TIMEOUT"
 
 GROUP = "switchrail.plugins"
 PLATFORMS = "switchrail.platforms"
+
+T = TypeVar("T")
 
 _log: Final = logging.getLogger("switchrail")
 
@@ -83,10 +84,7 @@ class Loader:
             SwitchrailError: As `load`, where what the environment says can't be met.
         """
         if not self._is_selected:
-            with self._single_flight():
-                if self._discovery is None:
-                    self._look(None)
-                self._select(_allowed(None))
+            self._alone(lambda: self._select(_allowed(None)))
         return tuple(plugin for plugin in self.plugins if plugin.group == PLATFORMS)
 
     def packages(self) -> dict[str, str]:
@@ -106,9 +104,12 @@ class Loader:
             ArgumentError: It is one path, not several.
             LoadReentryError: A plugin that is being loaded asked for it.
         """
-        with self._single_flight():
+
+        def work() -> tuple[Plugin, ...]:
             self._look(paths)
             return self.plugins
+
+        return self._alone(work)
 
     def load(
         self,
@@ -148,9 +149,8 @@ class Loader:
         """
         allow = _allowed(allow)
         seconds = _seconds(timeout)
-        with self._single_flight(), self._all_or_nothing():
-            if self._discovery is None:
-                self._look(None)
+
+        def work() -> tuple[set[tuple[str, str]], tuple[Plugin, ...]]:
             refused = self._select(allow, platform)
             attempts = self._imported(
                 sorted(
@@ -162,7 +162,9 @@ class Loader:
             )
             for attempt in self._ordered(attempts):
                 self._step(attempt, attempt.register)
-            plugins = self.plugins
+            return refused, self.plugins
+
+        refused, plugins = self._alone(work)
         failed = [
             plugin for plugin in plugins if plugin.state in ("failed", "hung") or _key(plugin) in refused
         ]
@@ -182,7 +184,8 @@ class Loader:
         Raises:
             LockError: The lock file can't be read, or Switchrail itself differs from it.
         """
-        with self._single_flight(), self._all_or_nothing():
+
+        def work() -> None:
             self._look(paths)
             self._plugins = {_key(plugin): plugin for plugin in self._locked(self.plugins)}
             self._is_selected = True
@@ -198,10 +201,14 @@ class Loader:
             for attempt in self._imported(wanted, strict=False, seconds=_seconds(None)):
                 self._step(attempt, attempt.register)
 
+        self._alone(work)
+
     def _select(self, allow: Sequence[str] | None, platform: str | None = None) -> set[tuple[str, str]]:
         """Blocks what may not be loaded; returns what the lock refuses."""
         from switchrail.platforms.builtin import KINDS  # which asks this package for platform plugins
 
+        if self._discovery is None:
+            self._look(None)
         assert self._discovery is not None
         known = [self._plugins.get(_key(plugin), plugin) for plugin in self._discovery.plugins]
         selected = _core.select(known, allow, _platform(platform, known), list(KINDS))
@@ -287,13 +294,26 @@ class Loader:
         self._plugins = {_key(plugin): _kept(known.get(_key(plugin)), plugin) for plugin in discovery.plugins}
         self._discovery, self.paths, self._is_selected = discovery, given, False
 
-    @contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
-        """Leaves the runtime as it was where the block raises, which plugins can't make it do."""
+    # No generators: an interrupt could come between one and the block of its `with`, and leave it suspended.
+    def _alone(self, work: Callable[[], T]) -> T:
+        """Does something while no other thread does; waits for that. What raises changes nothing."""
+        if self._loading == threading.get_ident() or staging_of(self._hooks) is not None:
+            raise LoadReentryError(
+                "a plugin asked for plugins while it was being loaded itself; valid: to register with the "
+                "registry that its function is given, and to leave loading to the program"
+            )
+        with self._lock:
+            try:
+                self._loading = threading.get_ident()
+                return self._whole(work)
+            finally:
+                self._loading = None
+
+    def _whole(self, work: Callable[[], T]) -> T:
         before = self._plugins, self._order, self._discovery, self.paths, self._is_selected
-        self._plugins, self._order = dict(self._plugins), list(self._order)
         try:
-            yield
+            self._plugins, self._order = dict(self._plugins), list(self._order)
+            return work()
         except BaseException:
             for attempt in reversed(self._attempts):
                 attempt.staging.undo()
@@ -301,20 +321,6 @@ class Loader:
             raise
         finally:
             self._attempts = ()
-
-    @contextmanager
-    def _single_flight(self) -> Iterator[None]:
-        if self._loading == threading.get_ident() or staging_of(self._hooks) is not None:
-            raise LoadReentryError(
-                "a plugin asked for plugins while it was being loaded itself; valid: to register with the "
-                "registry that its function is given, and to leave loading to the program"
-            )
-        with self._lock:
-            self._loading = threading.get_ident()
-            try:
-                yield
-            finally:
-                self._loading = None
 
     def _reset(self) -> None:
         if (
