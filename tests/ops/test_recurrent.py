@@ -409,3 +409,11 @@ def test_checkpoints_that_break_the_contract(op):
         match="batch: got checkpoints; asked is none: this backend lacks the feature checkpoints",
     ):
         call.contract.check_batch("prefill", call.batch)
+
+
+def test_decays_that_follow_one_of_any_size_in_mamba2():
+    call = mamba2_call([70], dt_softplus=False, bias=False, initial="all")
+    call.tensors["A"].fill_(-1e20)
+    call.tensors["dt"].mul_(1e-20)
+    call.tensors["dt"][::7] = 1.0
+    verify(TorchMamba2(), call)
