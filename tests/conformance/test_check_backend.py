@@ -1,0 +1,148 @@
+"""The suite as a vendor meets it: on the command line, and in two lines of a test file."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from switchrail.cli.app import app
+from switchrail.errors import UnknownBackendError, UnknownDtypeError, UnknownPhaseError
+from switchrail.testing import backend_test, isolated
+from switchrail.testing.conformance import Subject, select
+from typer.testing import CliRunner
+
+VENDOR = """
+from dataclasses import dataclass
+from switchrail.ops.gated_delta.torch import TorchGatedDelta
+
+@dataclass(frozen=True)
+class Config:
+    scale: float = 1.0
+
+class Boreal(TorchGatedDelta):
+    def prefill(self, *tensors, out, **arguments):
+        super().prefill(*tensors, out=out, **arguments)
+        out.mul_(self.config.scale)
+
+class Broken(TorchGatedDelta):
+    def prefill(self, *tensors, **arguments):
+        raise OSError("no such device")
+
+def register(registry):
+    claims = {"op": "gated_delta", "phases": ("prefill",), "dtypes": ("float32",), "state_layouts": ("VK",)}
+    registry.register("boreal", Boreal, config=Config, head_sizes=(24, (32, 48)), **claims)
+    registry.register("broken", Broken, **claims)
+    registry.register("cuda", Broken, devices=("cuda",), **claims)
+    registry.register("turned", Broken, **{**claims, "state_layouts": ("KV",)})
+"""
+
+
+@pytest.fixture
+def vendor(tmp_path, monkeypatch):
+    metadata = tmp_path / "boreal_gdn-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: boreal-gdn\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[switchrail.plugins]\nboreal = boreal_gdn:register\n")
+    (tmp_path / "boreal_gdn.py").write_text(VENDOR)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    sys.modules.pop("boreal_gdn", None)
+
+
+@pytest.fixture
+def check(vendor, one_thread):
+    def run(*arguments):
+        with isolated():
+            return CliRunner().invoke(app, ["check-backend", *arguments, "--device", "cpu"])
+
+    return run
+
+
+def test_a_good_backend(check):
+    done = check("boreal", "--quick")
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    ragged = next(line.split() for line in lines if line.startswith("gated_delta  ragged"))
+    assert ragged[2:5] == ["1", "of", "1"]
+    assert lines[-1].endswith(" s")
+    assert " passed; " in lines[-1]
+    assert "head-size-32-48" in done.output
+    assert "left out: gated_delta/decode, gated_delta/verify: it does not serve the phase" in lines
+
+
+def test_a_bad_backend(check, vendor):
+    (vendor / "config.toml").write_text("[config.gated_delta.boreal]\nscale = 1.01\n")
+    done = check("boreal", "--quick", "--json", "--config", str(vendor / "config.toml"))
+    assert done.exit_code == 1
+    document = json.loads(done.output)
+    assert list(document) == ["backend", "platform", "packages", "quick", "cases", "left_out"]
+    cases = {case["id"].rsplit("/", 1)[1]: case for case in document["cases"]}
+    assert cases["ragged"]["status"] == "failed"
+    assert cases["ragged"]["message"].startswith("gated_delta: out is off by 1.00e-02")
+    assert {cases[name]["status"] for name in ("none", "again", "neighbours", "guards")} == {"passed"}
+
+
+def test_a_backend_that_raises(check):
+    done = check("broken", "-k", "prefill/float32/ragged")
+    assert done.exit_code == 1
+    assert "failed: gated_delta/prefill/float32/ragged: it raised OSError('no such device')" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["boreel"], "there is no backend 'boreel'; nearest: boreal; valid: "),
+        (["boreal", "--op", "kda"], "there is no kda backend 'boreal'"),
+        (["boreal", "--op", "kad"], "kda"),
+        (["boreal", "--phase", "decoding"], "unknown phase 'decoding'; nearest: decode"),
+        (["boreal", "--phase", "decode"], "gated_delta/decode: it does not serve the phase"),
+        (["boreal", "--dtype", "float31"], "unknown dtype 'float31'; nearest: float"),
+        (["boreal", "-k", "nothing"], "there is no case for backend 'boreal' with 'nothing' in its id"),
+        (["cuda"], "does not run on cpu, only on cuda"),
+        (["turned"], "state layout"),
+    ],
+)
+def test_nothing_to_run(check, arguments, message):
+    done = check(*arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert message in done.stderr
+
+
+def test_in_a_test_file_of_two_lines(vendor):
+    (vendor / "test_it.py").write_text(
+        "from switchrail.testing import backend_test\n"
+        "test_boreal = backend_test('boreal', device='cpu', quick=True)\n"
+        "test_broken = backend_test('broken', device='cpu', quick=True)\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "test_it.py"]
+    chosen = ["-k", "test_boreal or guards"]
+    environment = {"PYTHONPATH": str(vendor), "OMP_NUM_THREADS": "1", "PATH": ""}
+    done = subprocess.run([*command, *chosen], cwd=vendor, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "it does not serve the phase" in done.stdout
+    assert "OSError: no such device" in done.stdout
+    assert "1 failed" in done.stdout.splitlines()[-1]
+
+
+def test_what_a_pytest_function_is_made_for(vendor):
+    with isolated() as runtime:
+        runtime.load()
+        with pytest.raises(UnknownBackendError, match="nearest: boreal"):
+            backend_test("boreel", runtime=runtime, device="cpu")
+        with pytest.raises(UnknownPhaseError):
+            backend_test("boreal", runtime=runtime, device="cpu", phase="prefil")
+        with pytest.raises(UnknownDtypeError):
+            backend_test("boreal", runtime=runtime, device="cpu", dtype="f32")
+
+
+def test_the_same_cases_every_time(vendor):
+    with isolated() as runtime:
+        runtime.load()
+        subject = Subject.of(runtime, "gated_delta", "boreal", runtime.find_platform("cpu"))
+        first, second = (select(subject, quick=quick) for quick in (True, True))
+        whole = select(subject)
+    ids = [case.id for case in first.cases]
+    assert ids == [case.id for case in second.cases]
+    assert len(set(ids)) == len(ids) > 40
+    assert set(ids) < {case.id for case in whole.cases}
+    assert {left.id for left in first.left_out} >= {"gated_delta/decode", "gated_delta/verify"}
