@@ -146,10 +146,14 @@ def test_the_users_choice_comes_first(key: str, acme: switchrail.Runtime) -> Non
     acme.register("own", path, op="gated_delta", devices=["oot:acme"])
     with Engine(CHECKPOINT, runtime=acme, backends={key: "own"}) as engine:
         found = {(op, phase): backend for _, op, phase, backend in engine.plan.table}
+        because = {(decision.op, decision.phase): decision.because for decision in engine.plan.decisions}
     prefill = "acme_ops" if key.endswith(".decode") else "own"
     assert found["gated_delta", "decode"] == "own"
     assert found["gated_delta", "prefill"] == prefill
-    assert found["attention", "decode"] == found["short_conv", "decode"] == "acme_ops"
+    assert because["gated_delta", "decode"] == f"chosen for {key}"
+    for op in ("attention", "short_conv"):
+        assert found[op, "decode"] == "acme_ops"
+        assert because[op, "decode"] == f"chosen for {op}.decode"
 
 
 def test_without_the_backends_of_the_family_nothing_serves_it(acme: switchrail.Runtime) -> None:

@@ -74,6 +74,7 @@ def test_the_engine_calls_every_method(runtime: switchrail.Runtime) -> None:
     assert platform.of_serving["after_weights_loaded"] == 2
     assert platform.of_serving["default_backend"] == 2 * 3 * 2  # engines, ops, phases
     assert platform.of_hardware["active"] == 2 * steps
+    assert platform.of_hardware["empty_cache"] == 2 * 2  # before memory is sized, and at the end
 
 
 def test_work_is_launched_on_the_engines_device(runtime: switchrail.Runtime) -> None:
@@ -340,9 +341,12 @@ def test_others_hooks_stay_around_a_platforms_function(
     seen = []
     before = modelling.Qwen3NextMLP.forward.__code__
     engine = make_engine(CpuPlatform())  # which has one
-    hook = runtime.hooks.add(
-        f"{modelling.__name__}.Qwen3NextMLP.forward", lambda self, x: seen.append(x.shape)
-    )
+
+    def around(original: Forward, module: Any, x: torch.Tensor) -> torch.Tensor:
+        seen.append(x.shape)
+        return original(module, x)
+
+    hook = runtime.hooks.add(f"{modelling.__name__}.Qwen3NextMLP.forward", around, "around")
     engine.generate(PROMPTS, PARAMS)
     modules = sum(isinstance(part, modelling.Qwen3NextMLP) for part in engine._runner.model.modules())
     assert len(seen) == modules * engine.stats.steps > 0

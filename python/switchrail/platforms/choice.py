@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from switchrail.errors import PlatformError, PlatformPluginError, PlatformReentryError
 from switchrail.nearest import nearest
@@ -24,6 +24,8 @@ from switchrail.plugins.entry_point import import_target
 
 if TYPE_CHECKING:
     import torch
+
+T = TypeVar("T")
 
 
 class PlatformChoice:
@@ -61,20 +63,27 @@ class PlatformChoice:
             PlatformPluginError: A plugin failed.
             PlatformReentryError: A plugin asked for the platform while it was asked itself.
         """
-        if self._platform is None:
-            name = os.environ.get(PLATFORM, "").strip()
-            plugins = () if name in KINDS else self._plugins()
-            with self._single_flight():
-                if self._platform is None:
-                    self._platform = _choose(name, plugins)
-        return self._platform
+        if self._platform is not None:
+            return self._platform
+        name = os.environ.get(PLATFORM, "").strip()
+        plugins = () if name in KINDS else self._plugins()
+
+        def work() -> Platform:
+            if self._platform is None:
+                self._platform = _choose(name, plugins)
+            return self._platform
+
+        return self._alone(work)
 
     def use(self, platform: Platform | str | torch.device) -> None:
         """Makes another platform the one that counts; takes what `find` takes, and raises what it raises."""
         plugins = self._plugins_for(platform)
-        with self._single_flight():
+
+        def work() -> None:
             self._platform = _find(platform, plugins)
             self._asked = _name_of(platform)
+
+        self._alone(work)
 
     def find(self, platform: Platform | str | torch.device) -> Platform:
         """A platform by what a user says; the choice stays as it is.
@@ -90,20 +99,19 @@ class PlatformChoice:
             PlatformReentryError: A plugin asked for a platform while it was asked itself.
         """
         plugins = self._plugins_for(platform)
-        with self._single_flight():
-            return _find(platform, plugins)
+        return self._alone(lambda: _find(platform, plugins))
 
     def _plugins_for(self, platform: Platform | str | torch.device) -> Sequence[Plugin]:
         return () if isinstance(platform, Platform) or is_builtin(platform) else self._plugins()
 
-    @contextmanager
-    def _single_flight(self) -> Iterator[None]:
+    # No generator: an interrupt could come between one and the block of its `with`, and leave the lock taken.
+    def _alone(self, work: Callable[[], T]) -> T:
         if self._choosing == threading.get_ident():
             raise PlatformReentryError("a platform plugin asked for the platform while it was asked itself")
         with self._lock:
-            self._choosing = threading.get_ident()
             try:
-                yield
+                self._choosing = threading.get_ident()
+                return work()
             finally:
                 self._choosing = None
 
