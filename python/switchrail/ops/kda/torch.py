@@ -10,7 +10,7 @@ from switchrail.ops.delta import Tokens, TorchDelta
 from switchrail.ops.kda.contract import CONTRACT
 
 CHUNK = 32
-"""Tokens a chunk; a power of 2."""
+"""Tokens a chunk, a power of 2. Of 16, 32, 64 and 128 the fastest on a CPU for head sizes 32 and 128."""
 
 
 class TorchKda(TorchDelta, KdaBackend):

@@ -12,8 +12,8 @@ from switchrail.ops.chunks import After, ChunkPlan, Group, scan
 from switchrail.ops.lightning.contract import CONTRACT
 from switchrail.ops.recurrent import TorchRecurrent, TreePlan, run_single, run_tree
 
-CHUNK = 64
-"""Tokens a chunk."""
+CHUNK = 32
+"""Tokens a chunk. On a CPU 16, 32 and 64 take about the same time, 128 takes longer."""
 
 _NO_DECAY_LEFT = -1e3
 """exp of it is 0 in every dtype; finite, so that no token's distance to itself is NaN."""
