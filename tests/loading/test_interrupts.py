@@ -164,6 +164,35 @@ def test_wherever_a_signal_strikes(host: Runtime, install: Install, find: Find) 
     assert state_of(host)[2:] == loaded
 
 
+class Handler:
+    def end(self, *_: Any) -> None:
+        raise SystemExit(15)
+
+
+def end(*_: Any) -> None:
+    raise SystemExit(15)
+
+
+@pytest.mark.parametrize("handler", [end, Handler().end], ids=["function", "method"])
+@pytest.mark.parametrize("timeout", [None, 30])
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs setitimer")
+def test_what_a_handler_raises_is_no_failure_of_the_plugin(
+    host: Runtime, install: Install, find: Find, handler: Any, timeout: float | None
+) -> None:
+    install("acme-bb", BOTH.format("second") + "    import acme_target\n    acme_target.go.wait(5)\n")
+    before = state_of(host)
+    former = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(SystemExit) as caught:
+            host.load(["acme-aa", "acme-bb"], timeout=timeout)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
+    assert caught.value.code == 15
+    assert state_of(host) == before
+
+
 def test_a_thread_that_waited_loads_when_the_first_was_interrupted(
     host: Runtime, install: Install, find: Find
 ) -> None:

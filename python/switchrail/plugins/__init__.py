@@ -10,7 +10,8 @@ was: modules that it imported are in `sys.modules` (a module whose own import fa
 threads that it started run. A module whose import hangs stays locked: who imports it later waits as well.
 What ends the process is beyond this: a crash in C code, `os._exit`.
 
-An interrupt (KeyboardInterrupt) passes through `load` and leaves the runtime as it was before the call.
+An interrupt (KeyboardInterrupt, or what the handler of a signal raises) passes through `load` and leaves the
+runtime as it was before the call.
 """
 
 from __future__ import annotations

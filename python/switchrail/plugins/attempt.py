@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import signal
 import sys
 import threading
 import time
@@ -98,6 +99,17 @@ class Attempt:
             raise
         finally:
             self._left -= time.monotonic() - start
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether the program was interrupted: by Ctrl-C, or by what a handler of a signal raised."""
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    handlers = (signal.getsignal(number) for number in signal.valid_signals())
+    codes = {getattr(getattr(handler, "__func__", handler), "__code__", None) for handler in handlers} - {
+        None
+    }
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def described(error: BaseException) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from switchrail import _core
 from switchrail._core import Discovery, Plugin
 from switchrail.errors import ArgumentError, ConfigError, LoadReentryError, OrderError, PluginError
 from switchrail.hooks import Hooks
-from switchrail.plugins.attempt import Attempt
+from switchrail.plugins.attempt import Attempt, is_interrupt
 from switchrail.plugins.declaration import in_order
 from switchrail.registration import several
 from switchrail.staging import Staging, staging_of
@@ -174,12 +174,15 @@ class Loader:
             raise PluginError(f"plugins failed to load: {reasons}\n{details}".strip(), plugins=tuple(failed))
         return plugins
 
-    def load_as(self, plugins: Sequence[Plugin], paths: Sequence[str] | None) -> None:
+    def load_as(
+        self, plugins: Sequence[Plugin], paths: Sequence[str] | None, after_each: Callable[[], None]
+    ) -> None:
         """Loads what another process loaded, in its order, and takes its word for the rest.
 
         Args:
             plugins: What `in_order` gave there.
             paths: What `paths` was there.
+            after_each: Called after each one.
 
         Raises:
             LockError: The lock file can't be read, or Switchrail itself differs from it.
@@ -200,6 +203,7 @@ class Loader:
                     self._plugins[_key(plugin)] = plugin
             for attempt in self._imported(wanted, strict=False, seconds=_seconds(None)):
                 self._step(attempt, attempt.register)
+                after_each()
 
         self._alone(work)
 
@@ -262,9 +266,9 @@ class Loader:
     def _step(self, attempt: Attempt, step: Callable[[], None]) -> bool:
         try:
             step()
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:  # SystemExit too: a plugin does not end its host
+            if is_interrupt(error):
+                raise
             self._give_up(attempt, error)
             return False
         if attempt.staging.is_committed:
