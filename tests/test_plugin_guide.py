@@ -1,4 +1,4 @@
-"""The vendor's guide, read from the document itself: each file is written, each command run in a new environment."""
+"""The vendor's guide, from the document itself: each file written, each command run, in a new environment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def commands(block: str) -> Iterator[tuple[str, str]]:
 
 
 def matches(expected: str, printed: str) -> bool:
-    """Whether a text is as the document has it, where `...` stands for anything; blanks at line ends don't count."""
+    """Whether a text is as the document has it; `...` is anything, blanks at line ends don't count."""
     lines = [line.rstrip() for line in expected.strip().splitlines()]
     pattern = ".*".join(re.escape(part) for part in "\n".join(lines).split("..."))
     found = "\n".join(line.rstrip() for line in printed.strip().splitlines())

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from switchrail import Runtime
 from switchrail.current import swap_current
@@ -72,6 +72,8 @@ def take(runtime: Runtime, userland: Any, step: tuple[Any, ...]) -> None:
             getattr(runtime.hooks, what)(hooks[index % len(hooks)])
 
 
+# A plugin that may take a name only because another one's was cleared before.
+@example(steps=[("load", "acme-first"), ("clear", "x"), ("load", "acme-second")])
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, max_size=12))
 def test_it_comes_across(plugins: None, userland: Any, steps: list[tuple[Any, ...]]) -> None:

@@ -146,6 +146,15 @@ def test_what_has_no_name(runtime: Runtime, module: Any) -> None:
     assert ["it has no name" in problem or "leads elsewhere" in problem for problem in problems] == [True] * 3
 
 
+def test_a_hook_in_the_name_of_a_plugin_that_is_not_loaded(runtime: Runtime, module: Any) -> None:
+    runtime.hooks.add("textwrap.dedent", lambda text: None, source="acme", plugin="acme")
+    [problem] = refused(runtime)
+    assert "it is a lambda" in problem
+    runtime.hooks.clear()
+    runtime.hooks.add("textwrap.dedent", module.hook, source="acme", plugin="acme")
+    assert runtime.state().hooks[0].fn == "userland_found:hook"
+
+
 def test_modules_that_only_this_process_has(
     runtime: Runtime, module: Any, make: Callable[[str], Any], tmp_path: Path
 ) -> None:

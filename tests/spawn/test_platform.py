@@ -55,5 +55,5 @@ def test_a_platform_without_a_name(runtime: Runtime, platforms: Any) -> None:
         pass
 
     runtime.use_platform(Local())
-    with pytest.raises(UnpicklableError, match=r"platform .*Local: it is local to test_a_platform"):
+    with pytest.raises(UnpicklableError, match=r"platform .*Local:cpu: it is local to test_a_platform"):
         runtime.state()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pkgutil
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +74,8 @@ def _bring(runtime: Runtime, state: RuntimeState) -> Iterator[str]:
             runtime.use_platform(state.platform)
     except SwitchrailError as error:
         yield str(error)
-    runtime._loader.load_as(state.plugins, state.paths)
+    wanted = {_owned(backend.registration) for backend in state.backends}
+    runtime._loader.load_as(state.plugins, state.paths, lambda: _withdraw_cleared(runtime, wanted))
     found: dict[str, Any] = {}
     for path in dict.fromkeys(_paths(state)):
         try:
@@ -86,9 +87,22 @@ def _bring(runtime: Runtime, state: RuntimeState) -> Iterator[str]:
         stacks[registration.op, registration.name] = []
     for backend in state.backends:
         stacks.setdefault((backend.registration.op, backend.registration.name), []).append(backend)
-    for wanted in stacks.items():
-        yield from _stack(runtime, *wanted, found)
+    for key, stack in stacks.items():
+        yield from _stack(runtime, key, stack, found)
     yield from _hooks(runtime, state.hooks, found)
+
+
+def _owned(registration: Registration) -> tuple[str, str, object]:
+    origin = registration.to_dict()["origin"]
+    return registration.op, registration.name, (origin.get("distribution"), origin.get("plugin"))
+
+
+def _withdraw_cleared(runtime: Runtime, wanted: Collection[tuple[str, str, object]]) -> None:
+    """Takes out what was cleared there: a plugin that was loaded later may have taken the name."""
+    with runtime._open() as staging:
+        for registration in runtime._core.snapshot().backends:
+            if _owned(registration) not in wanted:
+                staging.registrations.withdraw(registration)
 
 
 def _paths(state: RuntimeState) -> Iterator[str]:

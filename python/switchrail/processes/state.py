@@ -182,7 +182,14 @@ def read(runtime: Runtime, plans: Sequence[RoutePlan] = ()) -> tuple[RuntimeStat
         )
         fingerprint = runtime._fingerprint()
         needed = sorted({_distribution(text) for state in backends for text in _packages(state)})
-        hooks = tuple(_hook(hook, problems) for hook in chain.added() if hook.owner is runtime.hooks)
+        loaded = {
+            (plugin.distribution, plugin.name) for plugin in runtime.plugins if plugin.state == "loaded"
+        }
+        hooks = tuple(
+            _hook(hook, problems, is_users=(hook.source, hook.plugin) not in loaded)
+            for hook in chain.added()
+            if hook.owner is runtime.hooks
+        )
         state = RuntimeState(
             fingerprint=fingerprint.digest,
             version=fingerprint.inputs["switchrail"],
@@ -196,9 +203,7 @@ def read(runtime: Runtime, plans: Sequence[RoutePlan] = ()) -> tuple[RuntimeStat
             platform=_platform(runtime, problems),
             plans=tuple(map(_plan, plans)),
         )
-        if (
-            runtime._core.version == snapshot.version
-        ):  # else another thread has registered something meanwhile
+        if runtime._core.version == snapshot.version:  # else another thread has registered something
             return state, problems
 
 
@@ -235,9 +240,9 @@ def _backend(
     return BackendState(registration, is_imported, config_type)
 
 
-def _hook(hook: Hook, problems: list[str]) -> HookState:
+def _hook(hook: Hook, problems: list[str], *, is_users: bool) -> HookState:
     fn = None
-    if hook.plugin is None:
+    if is_users:
         try:
             fn = named.path_of(hook.fn)
         except named.NotFoundByNameError as error:
@@ -270,7 +275,7 @@ def _platform(runtime: Runtime, problems: list[str]) -> str | None:
         return None
     cls = type(runtime.platform)
     try:
-        if asked == f"{cls.__module__}:{cls.__qualname__}":
+        if asked.startswith(f"{cls.__module__}:{cls.__qualname__}:"):
             named.path_of(cls)
     except named.NotFoundByNameError as error:
         problems.append(f"platform {asked}: {error}")
