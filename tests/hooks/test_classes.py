@@ -116,6 +116,9 @@ def test_a_method_is_hooked_in_either_order(hooks, mod, first, make):
     replaced, method = (one, other) if first == "class" else (other, one)
     assert mod.Target().m() == expected
     assert hooks.list("hook_replaced.Target.m") == (method,)
+    explained = ["hook_replaced.Target", "hook_replaced.Target.m"]
+    assert [each.target for each in hooks.explain_all()] == explained
+    assert hooks.explain("hook_replaced.Target.m").target == explained[1]
     assert hooks.list(mod.Target) == (replaced,)
     hooks.remove(replaced)
     assert mod.Target().m() == ["m", 1, 1, "hooked"]

@@ -73,8 +73,8 @@ def test_waiting_ones(hooks, module, tmp_path, monkeypatch):
     hooks.add("hook_targets.ff", named("missing"))
     explanation = hooks.explain("late_explained.f")
     assert rows(explanation) == [
-        ("before", "a", "waiting"),
         ("before", "b", "waiting"),
+        ("before", "a", "waiting"),
         ("before", "c", "disabled"),
     ]
     assert explanation.steps[0].reason == "its module is not imported"

@@ -7,7 +7,8 @@ import sys
 import threading
 
 import pytest
-from switchrail.errors import HookError
+from switchrail import Runtime
+from switchrail.errors import HookError, OrderError
 from switchrail.hooks import Hooks
 
 FILES = {
@@ -219,3 +220,27 @@ def test_a_name_that_means_something_else_is_not_followed(hooks, package, caplog
     importlib.reload(rope)
     assert rope.get_rope() == 11
     assert not caplog.records
+
+
+def test_a_cycle_of_waiting_hooks(hooks, package):
+    first = hooks.add("late_package.rope.get_rope", double, "after", source="a", before=["b"])
+    with pytest.raises(OrderError, match="no order is possible"):
+        hooks.add("late_package.rope.get_rope", lambda result, x: result, "after", source="b", before=["a"])
+    assert hooks.waiting() == (first,)
+
+
+def test_a_cycle_that_only_the_import_shows(hooks, package, caplog):
+    """Two paths to one function: the second hook can't stand there, and the import goes on."""
+    runtime = Runtime()
+    with (package / "rope.py").open("a") as file:
+        file.write("alias = get_rope\n")
+    runtime.hooks.add("late_package.rope.get_rope", double, "after", source="a", before=["b"])
+    second = runtime.hooks.add("late_package.rope.alias", lambda r, x: 0, "after", source="b", before=["a"])
+    assert importlib.import_module("late_package.rope").get_rope() == 2
+    assert "is not in force in late_package.rope: no order is possible" in caplog.text
+    assert runtime.hooks.waiting() == (second,)
+    (step,) = [step for each in runtime.hooks.explain_all() for step in each.steps if step.hook is second]
+    assert step.state == "waiting"
+    assert "the log of the import says why" in step.reason
+    assert runtime.fingerprint()
+    runtime.hooks.clear()

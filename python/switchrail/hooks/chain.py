@@ -176,6 +176,13 @@ def _change(
     global _table
     before = _table
     moved, lost = moves(sites, disabled)
+    waiting: dict[str, list[Hook]] = {}
+    for hook, places in sites.items():
+        if not places and hook not in disabled:
+            waiting.setdefault(hook.target_name, []).append(hook)
+    for hooks in waiting.values():
+        if not all(hook in before.sites for hook in hooks):
+            ordered(hooks)  # no order now is none later
     wanted: dict[Site, list[Hook]] = {}
     for hook, places in sites.items():
         for site in dict.fromkeys(moved.get(site, site) for site in places):

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from switchrail.errors import HookError
 from switchrail.hooks import bypass, chain
 from switchrail.hooks.chain import Chain, Table
-from switchrail.hooks.hook import Hook, ordered
+from switchrail.hooks.hook import Hook
 from switchrail.hooks.site import Function, Site
 from switchrail.hooks.standin import Replaced
 from switchrail.hooks.target import MissingTargetError, resolve
@@ -85,7 +85,9 @@ def of(target: object) -> Explanation:
         HookError: The target is not there, and nothing waits for it; or it can't be hooked.
     """
     table = chain.table()
-    hooks = [hook for hook, sites in table.sites.items() if hook.path == target and not sites]
+    hooks = []
+    if isinstance(target, str):
+        hooks = [hook for hook, sites in table.sites.items() if hook.path == target and not sites]
     waiting = Explanation(str(target), _waiting(table, hooks), None)
     try:
         site = resolve(target)
@@ -116,11 +118,9 @@ def everything() -> tuple[Explanation, ...]:
 
 
 def _waiting(table: Table, hooks: list[Hook]) -> tuple[Step, ...]:
-    enabled = ordered([hook for hook in hooks if hook not in table.disabled])
-    disabled = [hook for hook in hooks if hook in table.disabled]
     return (
-        *(Step(hook, "waiting", _lacking(hook)) for hook in enabled),
-        *(Step(hook, "disabled") for hook in disabled),
+        *(Step(hook, "waiting", _lacking(hook)) for hook in hooks if hook not in table.disabled),
+        *(Step(hook, "disabled") for hook in hooks if hook in table.disabled),
     )
 
 
@@ -129,15 +129,18 @@ def _lacking(hook: Hook) -> str:
         site = resolve(hook.path)
     except HookError as error:
         return str(error)
-    return (
-        "its module is not imported" if site is None else site.problem_of(hook) or "it comes with the module"
-    )
+    if site is None:
+        return "its module is not imported"
+    return site.problem_of(hook) or "it could not be put there; the log of the import says why"
 
 
 def _explained(table: Table, site: Site, found: Chain) -> Explanation:
     # Two objects of one class have the same name; the paths that lead to them tell them apart.
     nameless = isinstance(site, Function) and isinstance(site.placement, Replaced)
-    target = min(hook.target_name for hook in found.hooks) if nameless else site.name
+    if nameless:
+        target = min(hook.target_name for hook in found.hooks)
+    else:  # methods of a replaced class are called what they stand for
+        target = next((old.name for old, new in table.moved.items() if new == site), site.name)
     return Explanation(target, (*_steps(table, site, found),), site)
 
 

@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Final
 
-from switchrail.errors import HookError
+from switchrail.errors import HookError, OrderError
 from switchrail.hooks import chain
 from switchrail.hooks.hook import Hook
 from switchrail.hooks.target import modules_of, resolve
@@ -37,6 +37,7 @@ def attach(hooks: Sequence[Hook], module: str | None = None) -> None:
 
     Raises:
         HookError: It can't be, and the hook is strict.
+        OrderError: So are constraints that form a cycle.
     """
     for hook in hooks:
         try:
@@ -47,7 +48,7 @@ def attach(hooks: Sequence[Hook], module: str | None = None) -> None:
             if problem is not None:
                 raise hook.refusal(problem)
             chain.change(attach={hook: site}, strict=hook.strict)
-        except HookError as error:
+        except (HookError, OrderError) as error:
             if module is None:  # said when it was prepared
                 continue
             if hook.strict:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar, overload
 
-from switchrail.errors import HookError
+from switchrail.errors import HookError, OrderError
 from switchrail.hooks import chain, explain, imports
 from switchrail.hooks.explain import Explanation
 from switchrail.hooks.hook import Hook, Kind, ordered
@@ -23,6 +23,13 @@ def _leads_to(path: str, site: Site | None) -> bool:
         return resolve(path) == site
     except HookError:  # a function within a function, a name that means something else
         return False
+
+
+def _in_order(hooks: Sequence[Hook]) -> Sequence[Hook]:
+    try:
+        return ordered(hooks)
+    except OrderError:  # not all of them are in force
+        return sorted(hooks, key=lambda hook: (hook.name, hook.source))
 
 
 class Hooks:
@@ -256,7 +263,7 @@ class Hooks:
             if hook.owner is self and chain.is_enabled(hook):
                 enabled.setdefault(hook.target_name, []).append(hook)
         return [
-            (target, [f"{hook.kind} {hook.name} from {hook.source}" for hook in ordered(hooks)])
+            (target, [f"{hook.kind} {hook.name} from {hook.source}" for hook in _in_order(hooks)])
             for target, hooks in enabled.items()
         ]
 
