@@ -351,6 +351,13 @@ def test_any_checkpoints(op, lengths, every, dtype, initial, in_place, padded, s
 
 
 @every_stateful
+def test_checkpoints_of_more_tokens_than_are_worked_on_at_once(op):
+    backend, make = STATEFUL[op]
+    call = make([2 * GROUP_TOKENS + 7, 1100], initial="all").with_checkpoints(512)
+    verify(backend(), call)
+
+
+@every_stateful
 def test_a_checkpoint_is_where_a_shorter_call_ends(op):
     backend, make = STATEFUL[op]
     call = make([96], initial="all", strided="none" if op == "short_conv" else False, seed=9)

@@ -64,3 +64,12 @@ def test_a_sink_takes_its_part():
     part = (lse.exp() / (lse.exp() + sinks.exp()))[..., None]
     assert measure(with_sink, out * part).within(FLOAT64)
     assert measure(total, (lse.exp() + sinks.exp()).log()).within(FLOAT64)
+
+
+def test_a_sink_that_overflows_an_exponential():
+    q, k, v = (t.float() for t in tensors(6))
+    out, lse = attend(q, k, v, scale=1.0, sinks=torch.tensor([[0.0], [300.0], [-300.0]]))
+    assert out.isfinite().all()
+    assert not out[1].any()
+    assert (lse[1] == 300).all()
+    assert torch.equal(out[2], attend(q, k, v, scale=1.0)[0][2])
