@@ -89,7 +89,11 @@ fn write(runtime: &Arc<Runtime>, thread: usize) -> Written {
 
         let op = OPS[random.below(3)];
         if random.below(2) == 0 {
-            registrar.clear(op, "contested").unwrap();
+            match registrar.clear(op, "contested") {
+                Ok(_) => (),
+                Err(RegisterError::NotOwn { name, .. }) => assert_eq!(name, "contested"),
+                Err(other) => panic!("{other}"),
+            }
         } else {
             match registrar.add(spec(op, "contested"), Entry::Foreign, random.below(3) == 0) {
                 Ok(_) => (),
