@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 from switchrail import Runtime, RuntimeState, current_runtime
 from switchrail.errors import InstallationError, SwitchrailError
+from switchrail.hooks import chain
 from switchrail.processes import state as states
+from switchrail.processes.differences import differences, digest
 
 ONE = """
 def near(text): return None
@@ -142,7 +144,7 @@ def test_each_difference_is_named(
         assert text in str(caught.value)
     assert len(differences) <= 2 * len(expected) + 2, "what is the same is not named"
     assert current_runtime() is runtime
-    assert set(runtime.hooks.list()) == hooks
+    assert set(runtime.hooks.list()) == hooks == set(chain.running()), "nothing of the other one is left"
     assert runtime.hooks.list("textwrap.dedent")
 
 
@@ -151,6 +153,51 @@ def test_without_a_change_there_is_no_difference(state: RuntimeState, runtime: R
     other = state.restore()
     assert other is not runtime
     assert other.fingerprint() == state.fingerprint
+
+
+def test_the_order_of_loading(runtime: Runtime, install: Callable[..., Path]) -> None:
+    install("acme-one", ONE)
+    install("acme-two")
+    other = Runtime()
+    for name in ("acme-one", "acme-two"):
+        runtime.load([name], strict=True)
+    for name in ("acme-two", "acme-one"):
+        other.load([name], strict=True)
+    found, expected = runtime.state(), other.state()
+    other.hooks.clear()
+    assert found.fingerprint == expected.fingerprint
+    order = "acme-one:acme-one, acme-two:acme-two, not acme-two:acme-two, acme-one:acme-one"
+    assert differences(found, expected) == (f"order of plugins: it is {order}",)
+    assert digest(found) != digest(expected)
+    assert digest(found) == digest(runtime.state())
+
+
+def test_the_order_of_hooks(runtime: Runtime, userland: Any) -> None:
+    states = []
+    for one, two in ((1, 0), (0, 1)):
+        runtime.hooks.add("userland.target", userland.double, priority=one, source="one")
+        runtime.hooks.add("userland.target", userland.Owner.bound, priority=two, source="two")
+        states.append(runtime.state())
+        runtime.hooks.clear()
+    assert any(line.startswith("order of hooks on userland.target: ") for line in differences(*states))
+
+
+def test_a_state_is_of_one_moment(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = runtime._fingerprint
+    calls: list[str] = []
+
+    def meanwhile(*plans: Any) -> Any:
+        found = plain(*plans)
+        if not calls:
+            runtime.register("meanwhile", "a:B", op="kda")
+        calls.append(found.digest)
+        return found
+
+    monkeypatch.setattr(runtime, "_fingerprint", meanwhile)
+    state = runtime.state()
+    assert len(calls) == 2
+    assert state.fingerprint == calls[1] == plain().digest
+    assert "meanwhile" in {backend.registration.name for backend in state.backends}
 
 
 def test_another_version_of_switchrail(runtime: Runtime) -> None:

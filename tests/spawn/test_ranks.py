@@ -30,6 +30,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "default": {"ranks": {}, "sites": [], "default": True},
     "differ": {"ranks": {1: "configuration"}, "sites": ["one", "two", "three"]},
     "more": {"ranks": {1: "hook", 2: "platform", 3: "plan"}, "sites": []},
+    "most": {"ranks": {0: "hook"}, "sites": ["one"]},
     "group": {"ranks": {1: "hook", 2: "backend"}, "sites": ["one"], "members": [0, 2]},
     "lazy": {"ranks": {2: "lazy"}, "sites": [], "default": True},
     "gone": {"ranks": {3: "gone"}, "sites": [], "timeout": 2},
@@ -107,6 +108,10 @@ def test_ranks_that_differ_in_more(results: list[dict[str, Any]]) -> None:
         "plan 1: attention decode by layers is {'reference': [0, 1, 2]}, not {'torch': [0, 1, 2]}"
         in differences
     )
+
+
+def test_what_most_ranks_have_counts(results: list[dict[str, Any]]) -> None:
+    assert set(common(results, "most")["ranks"]) == {"0"}
 
 
 def test_a_rank_whose_load_fails(results: list[dict[str, Any]]) -> None:

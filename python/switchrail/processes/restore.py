@@ -121,18 +121,15 @@ def _stack(
 ) -> Iterator[str]:
     """Makes the registrations of an op and name those that are wanted, in their order."""
     here = runtime._core.stack(*key)
-    kept = 0
-    while kept < min(len(here), len(wanted)) and _document(here[kept]) == _document(
-        wanted[kept].registration
-    ):
-        kept += 1
+    if [*map(_document, here)] == [_document(backend.registration) for backend in wanted]:
+        return
     known = [
         (_document(registration, configured=False), runtime._core.object(registration.id))
-        for registration in here[kept:]
+        for registration in here
     ]
     made: list[tuple[Registration, Implementation]] = []
     try:
-        for backend in wanted[kept:]:
+        for backend in wanted:
             document = _document(backend.registration, configured=False)
             same = [implementation for other, implementation in known if other == document]
             implementation = same[0] if same else _implementation(backend, found)
@@ -140,7 +137,7 @@ def _stack(
                 return  # what is missing then is for the comparison to say
             made.append((backend.registration, implementation))
         with runtime._open() as staging:
-            for registration in here[kept:]:
+            for registration in here:
                 staging.registrations.withdraw(registration)
         for registration, implementation in made:
             _register(runtime, registration, implementation)
