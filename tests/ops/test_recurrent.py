@@ -400,6 +400,10 @@ def test_checkpoints_that_break_the_contract(op):
             f"got slot {owned} for sequence 0, which sequence 1 has",
         ),
         (
+            {"checkpoint_slots": torch.tensor([[-1, top - 1, -1], [top - 1, -1, -1]])},
+            f"got slot {top - 1} for sequence 1, which sequence 0 has already",
+        ),
+        (
             {"checkpoint_slots": torch.tensor([[top, -1, -1], [-1, -1, -1]])},
             f"got slot {top}; asked is below {top}",
         ),
