@@ -12,7 +12,7 @@ from switchrail.lock import lock_differences
 from switchrail.nearest import nearest
 from switchrail.platforms import KINDS
 from switchrail.plugins import ALLOW_LIST, LOCK, PLATFORM, TIMEOUT
-from switchrail.plugins.loader import _seconds
+from switchrail.plugins.environment import seconds_allowed
 from switchrail.runtime import Runtime
 
 _PREFIX = "SWITCHRAIL_"
@@ -31,7 +31,7 @@ def check_environment(runtime: Runtime) -> Iterator[Finding]:
             "name a built-in kind or an installed platform, or unset it: then what is there is used",
         ),
         LOCK: (lambda path: _core.Lock.read(path), "write the lock anew with `switchrail lock`, or unset it"),
-        TIMEOUT: (lambda _: _seconds(None), "set it to a number of seconds above 0, or unset it"),
+        TIMEOUT: (lambda _: seconds_allowed(None), "set it to a number of seconds above 0, or unset it"),
     }
     for variable in sorted(name for name in os.environ if name.startswith(_PREFIX)):
         if variable not in readers:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import math
 import os
 import sys
 import threading
@@ -14,27 +13,15 @@ from typing import Final, TypeVar
 
 from switchrail import _core
 from switchrail._core import Discovery, Plugin
-from switchrail.errors import ArgumentError, ConfigError, LoadReentryError, OrderError, PluginError
+from switchrail.errors import LoadReentryError, OrderError, PluginError
 from switchrail.hooks import Hooks
 from switchrail.plugins.attempt import Attempt, is_interrupt
 from switchrail.plugins.declaration import in_order
+from switchrail.plugins.environment import LOCK, PLATFORMS, allowed, platform_in_use, seconds_allowed
 from switchrail.registration import several
 from switchrail.staging import Staging, staging_of
 
-ALLOW_LIST = "SWITCHRAIL_PLUGINS"
-"""Environment variable: names of the plugins that may be loaded, separated by commas; not set: all."""
-
-PLATFORM = "SWITCHRAIL_PLATFORM"
-"""Environment variable: the platform in use, a built-in kind or a platform plugin; not set: what is found."""
-
-LOCK = "SWITCHRAIL_LOCK"
-"""Environment variable: a lock file; plugins that differ from it are not imported."""
-
-TIMEOUT = "SWITCHRAIL_LOAD_TIMEOUT"
-"""Environment variable: how many seconds one plugin may take to load; not set: as long as it takes."""
-
 GROUP = "switchrail.plugins"
-PLATFORMS = "switchrail.platforms"
 
 T = TypeVar("T")
 
@@ -84,7 +71,7 @@ class Loader:
             SwitchrailError: As `load`, where what the environment says can't be met.
         """
         if not self._is_selected:
-            self._alone(lambda: self._select(_allowed(None)))
+            self._alone(lambda: self._select(allowed(None)))
         return tuple(plugin for plugin in self.plugins if plugin.group == PLATFORMS)
 
     def packages(self) -> dict[str, str]:
@@ -147,8 +134,8 @@ class Loader:
             PluginError: In strict mode, for the plugins that did not load, with their tracebacks.
             LoadReentryError: A plugin that is being loaded asked for it.
         """
-        allow = _allowed(allow)
-        seconds = _seconds(timeout)
+        allow = allowed(allow)
+        seconds = seconds_allowed(timeout)
 
         def work() -> tuple[set[tuple[str, str]], tuple[Plugin, ...]]:
             refused = self._select(allow, platform)
@@ -201,7 +188,7 @@ class Loader:
                     wanted.append(found)
                 elif found is not None and (found.version, found.target) == (plugin.version, plugin.target):
                     self._plugins[_key(plugin)] = plugin
-            for attempt in self._imported(wanted, strict=False, seconds=_seconds(None)):
+            for attempt in self._imported(wanted, strict=False, seconds=seconds_allowed(None)):
                 self._step(attempt, attempt.register)
                 after_each()
 
@@ -215,7 +202,7 @@ class Loader:
             self._look(None)
         assert self._discovery is not None
         known = [self._plugins.get(_key(plugin), plugin) for plugin in self._discovery.plugins]
-        selected = _core.select(known, allow, _platform(platform, known), list(KINDS))
+        selected = _core.select(known, allow, platform_in_use(platform, known), list(KINDS))
         locked = self._locked(selected)
         self._plugins = {_key(plugin): plugin for plugin in locked}
         before = {_key(plugin): plugin.state for plugin in selected}
@@ -363,46 +350,3 @@ def _kept(known: Plugin | None, found: Plugin) -> Plugin:
 
 def _is_next(plugin: Plugin) -> bool:
     return plugin.group == GROUP and plugin.state == "discovered"
-
-
-def _allowed(allow: Sequence[str] | None) -> Sequence[str] | None:
-    if allow is None:
-        text = os.environ.get(ALLOW_LIST)
-        return None if text is None else _core.parse_allow(text)
-    return several("plugins", allow)
-
-
-def _platform(asked: str | None, plugins: Sequence[Plugin]) -> str | None:
-    """The name of the platform in use, as selection takes it; None where none is chosen yet."""
-    from switchrail.platforms.builtin import KINDS
-
-    installed = [plugin for plugin in plugins if plugin.group == PLATFORMS]
-    names = {name for plugin in installed for name in (plugin.name, plugin.qualified_name)}
-    if asked is not None:
-        for name in (asked, asked.partition(":")[0]):  # a device of a kind: cuda:0
-            if name in names or name in KINDS:
-                return name
-    return os.environ.get(PLATFORM, "").strip() or None
-
-
-def _seconds(timeout: float | None) -> float | None:
-    name: str = "timeout"
-    found: str | None = f"{timeout!r}"
-    if timeout is None:
-        name, found = TIMEOUT, os.environ.get(TIMEOUT)
-        if found is None:
-            return None
-        try:
-            timeout = float(found)
-        except ValueError:
-            timeout = math.nan
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-        raise ArgumentError(
-            f"timeout is {timeout!r}; valid: a number of seconds, or None", argument=name, found=timeout
-        )
-    if not 0 < timeout <= threading.TIMEOUT_MAX:
-        raise ConfigError(
-            f"{name} is {found}; valid: a number of seconds above 0, at most {threading.TIMEOUT_MAX:g}",
-            found=found,
-        )
-    return float(timeout)

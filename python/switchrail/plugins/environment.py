@@ -1,0 +1,82 @@
+"""What the program and its environment say of loading."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Sequence
+
+from switchrail import _core
+from switchrail._core import Plugin
+from switchrail.errors import ArgumentError, ConfigError
+from switchrail.registration import several
+
+ALLOW_LIST = "SWITCHRAIL_PLUGINS"
+"""Environment variable: names of the plugins that may be loaded, separated by commas; not set: all."""
+
+PLATFORM = "SWITCHRAIL_PLATFORM"
+"""Environment variable: the platform in use, a built-in kind or a platform plugin; not set: what is found."""
+
+LOCK = "SWITCHRAIL_LOCK"
+"""Environment variable: a lock file; plugins that differ from it are not imported."""
+
+TIMEOUT = "SWITCHRAIL_LOAD_TIMEOUT"
+"""Environment variable: how many seconds one plugin may take to load; not set: as long as it takes."""
+
+PLATFORMS = "switchrail.platforms"
+"""The group of the platform plugins."""
+
+
+def allowed(allow: Sequence[str] | None) -> Sequence[str] | None:
+    """The names of the plugins that may be loaded, None for all: those given, else the environment's.
+
+    Raises:
+        ArgumentError: It is one name, not several.
+    """
+    if allow is None:
+        text = os.environ.get(ALLOW_LIST)
+        return None if text is None else _core.parse_allow(text)
+    return several("plugins", allow)
+
+
+def platform_in_use(asked: str | None, plugins: Sequence[Plugin]) -> str | None:
+    """The name of the platform in use, as selection takes it; None where none is chosen yet."""
+    from switchrail.platforms.builtin import KINDS  # which asks this package for platform plugins
+
+    installed = [plugin for plugin in plugins if plugin.group == PLATFORMS]
+    names = {name for plugin in installed for name in (plugin.name, plugin.qualified_name)}
+    if asked is not None:
+        for name in (asked, asked.partition(":")[0]):  # a device of a kind: cuda:0
+            if name in names or name in KINDS:
+                return name
+    return os.environ.get(PLATFORM, "").strip() or None
+
+
+def seconds_allowed(timeout: float | None) -> float | None:
+    """How long one plugin may take, None for as long as it takes: the time given, else the environment's.
+
+    Raises:
+        ArgumentError: It is no number.
+        ConfigError: It is not above 0.
+    """
+    name: str = "timeout"
+    found: str | None = f"{timeout!r}"
+    if timeout is None:
+        name, found = TIMEOUT, os.environ.get(TIMEOUT)
+        if found is None:
+            return None
+        try:
+            timeout = float(found)
+        except ValueError:
+            timeout = math.nan
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise ArgumentError(
+            f"timeout is {timeout!r}; valid: a number of seconds, or None", argument=name, found=timeout
+        )
+    if not 0 < timeout <= threading.TIMEOUT_MAX:
+        raise ConfigError(
+            f"{name} is {found}; valid: a number of seconds above 0, at most {threading.TIMEOUT_MAX:g}",
+            found=found,
+        )
+    return float(timeout)
