@@ -76,6 +76,8 @@ lint-python: build
 	$(PY) -m mypy.stubtest switchrail._core
 
 bench: build
+	$(PY) -m pip install --quiet --group bench
+	$(PY) benchmarks/discovery.py
 	$(PY) benchmarks/dispatch.py
 	$(PY) benchmarks/hooks.py
 	$(PY) benchmarks/engine.py
