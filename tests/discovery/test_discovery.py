@@ -31,7 +31,7 @@ def found(paths: list[str]) -> dict[str, Any]:
         [p.group, normalised(p.distribution), p.version, p.name, p.target, list(p.to_dict()["extras"])]
         for p in discovery.plugins
     ]
-    return {"entries": sorted(entries), "versions": dict(discovery.packages)}
+    return {"entries": sorted(entries, key=repr), "versions": dict(discovery.packages)}
 
 
 def install(folder: Path, info: str, head: str, entry_points: str | bytes | None = None) -> Path:

@@ -18,7 +18,7 @@ use crate::{
     objects::{Calls, own_id},
     op::{DeviceForm, parse, parse_all},
     registry::Runtime,
-    resolve::Decision,
+    resolve::{Decision, Measurement, measurements},
 };
 
 /// A `PlanRequest` as `switchrail.runtime` writes it.
@@ -34,6 +34,7 @@ pub struct Request {
     state_layouts: BTreeMap<String, String>,
     features: BTreeMap<String, Vec<String>>,
     packages: BTreeMap<String, String>,
+    measurements: Vec<Measurement>,
 }
 
 impl Request {
@@ -56,6 +57,7 @@ impl Request {
             state_layouts: layouts.collect::<PyResult<_>>()?,
             features: features.collect::<PyResult<_>>()?,
             packages: self.packages.into_iter().collect(),
+            measurements: measurements(self.measurements)?,
         })
     }
 }

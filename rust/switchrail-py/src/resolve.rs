@@ -28,12 +28,41 @@ pub struct Query {
     features: Vec<String>,
     preferences: BTreeMap<String, String>,
     packages: BTreeMap<String, String>,
+    measurements: Vec<Measurement>,
+}
+
+/// A `Measurement` as `switchrail.times` writes it.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub struct Measurement {
+    op: String,
+    phase: String,
+    dtype: String,
+    head_size: Option<Heads>,
+    nanoseconds: BTreeMap<String, u64>,
+}
+
+impl Measurement {
+    fn into_core(self) -> PyResult<switchrail::Measurement> {
+        Ok(switchrail::Measurement {
+            op: parse(&self.op)?,
+            phase: parse(&self.phase)?,
+            dtype: parse(&self.dtype)?,
+            head_size: self.head_size.map(Into::into),
+            nanoseconds: self.nanoseconds,
+        })
+    }
+}
+
+/// The core's form of what was measured.
+pub fn measurements(given: Vec<Measurement>) -> PyResult<Vec<switchrail::Measurement>> {
+    given.into_iter().map(Measurement::into_core).collect()
 }
 
 impl Query {
     /// Asks a snapshot.
     pub fn resolve(self, snapshot: &switchrail::Snapshot) -> PyResult<Decision> {
-        let query = switchrail::Query {
+        let mut query = switchrail::Query {
             op: parse(&self.op)?,
             phase: parse(&self.phase)?,
             device: self.device.into_core()?,
@@ -43,7 +72,9 @@ impl Query {
             page_size: self.page_size,
             state_layout: self.state_layout,
             features: self.features.into_iter().collect(),
+            measured: BTreeMap::new(),
         };
+        query.measured = switchrail::Measurement::of(&query, &measurements(self.measurements)?);
         let preferences = preferences(self.preferences, snapshot)?;
         let packages: Packages = self.packages.into_iter().collect();
         snapshot

@@ -18,6 +18,8 @@
 mod backend;
 mod discovery;
 mod fingerprint;
+#[cfg(any(fuzzing, test))]
+pub mod fuzz;
 mod layout;
 mod lock;
 mod name;

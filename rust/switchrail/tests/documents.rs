@@ -10,9 +10,9 @@ use common::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use switchrail::{
-    BackendSpec, Commit, ComputeCapability, Decision, DeviceSupport, Entry, Fingerprint, FingerprintInputs,
-    HeadSize, Op, OrderItem, Origin, Packages, PlanRequest, Preferences, Query, RoutePlan, Runtime,
-    SCHEMA_VERSION, Snapshot,
+    BackendSpec, Commit, ComputeCapability, Decision, DeviceSupport, Dtype, Entry, Fingerprint,
+    FingerprintInputs, HeadSize, Measurement, Op, OrderItem, Origin, Packages, Phase, PlanRequest,
+    Preferences, Query, RoutePlan, Runtime, SCHEMA_VERSION, Snapshot,
 };
 
 /// Reads what was written, and gives the JSON.
@@ -83,12 +83,20 @@ fn specs_and_requests_read_what_they_write() {
     });
     round_trip(&Query {
         head_size: Some(16.into()),
+        measured: [("torch".to_owned(), 12_300)].into(),
         ..query(Op::Kda)
     });
     let mut rich = request();
     rich.preferences = preferences([("linear.decode", "acme"), ("attention", "auto")]);
     rich.packages = packages();
     rich.state_layouts = [(Op::Kda, "VK".to_owned())].into();
+    rich.measurements = vec![Measurement {
+        op: Op::Kda,
+        phase: Phase::Decode,
+        dtype: Dtype::Bfloat16,
+        head_size: Some(128.into()),
+        nanoseconds: [("torch".to_owned(), 12_300)].into(),
+    }];
     assert_eq!(
         round_trip(&rich)["preferences"],
         json!({"attention": "auto", "linear.decode": "acme"})

@@ -8,8 +8,8 @@ use common::{plugin, preferences, query, register, spec};
 use serde_json::json;
 use switchrail::{
     BackendSpec, Because, ComputeCapability, CoreError, Decision, Device, DeviceKind, DeviceSupport, Dtype,
-    HeadSize, Op, Origin, Packages, Phase, PreferenceError, Preferences, Query, Reason, ResolveError,
-    Runtime,
+    HeadSize, Measurement, Op, Origin, Packages, Phase, PreferenceError, Preferences, Query, Reason,
+    ResolveError, Runtime,
 };
 
 const OP: Op = Op::GatedDelta;
@@ -468,6 +468,106 @@ fn reason_lower_priority() {
         decision.rejected[0].to_string(),
         "reference: fits, but its priority -100 is below 0"
     );
+}
+
+#[test]
+fn the_fastest_measured() {
+    let runtime = Runtime::new();
+    for (name, priority) in [("top", 100), ("slow", 50), ("quick", 0), ("new", 0), ("unfit", 0)] {
+        let mut spec = BackendSpec {
+            priority,
+            ..spec(OP, name)
+        };
+        if name == "unfit" {
+            spec.phases = [Phase::Prefill].into();
+        }
+        register(&runtime, Origin::User, spec, false);
+    }
+    let ask = |times: &[(&str, u64)]| {
+        let measured = times.iter().map(|(name, time)| ((*name).to_owned(), *time));
+        let query = Query {
+            measured: measured.collect(),
+            ..query(OP)
+        };
+        resolve(&runtime, &query).unwrap()
+    };
+    let times = [("top", 12_340), ("slow", 40_000), ("quick", 2_000), ("unfit", 1)];
+    let decision = ask(&times);
+    assert_eq!(
+        (decision.chosen.name.as_str(), &decision.because),
+        ("quick", &Because::Measured { nanoseconds: 2_000 })
+    );
+    assert_eq!(
+        decision.because.to_string(),
+        "fastest that fits, as measured here (2.0 us)"
+    );
+    let told: Vec<_> = decision.rejected.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        told,
+        [
+            "top: fits, but takes 12.3 us as measured here, the chosen one 2.0 us",
+            "slow: fits, but takes 40.0 us as measured here, the chosen one 2.0 us",
+            "new: fits, but was not measured here; the chosen one takes 2.0 us",
+            "unfit: does not serve decode, only prefill",
+        ]
+    );
+
+    let untimed = ask(&times[1..]);
+    assert_eq!(
+        (untimed.chosen.name.as_str(), &untimed.because),
+        ("top", &Because::Priority { priority: 100 }),
+        "what has the highest priority was not measured, so that nothing is known of it"
+    );
+    let even = ask(&[("top", 5), ("slow", 5)]);
+    assert_eq!(even.chosen.name, "top");
+
+    let key = "gated_delta".parse().unwrap();
+    let query = Query {
+        measured: [("top".to_owned(), 2), ("quick".to_owned(), 1)].into(),
+        ..query(OP)
+    };
+    let chosen = preferences([("gated_delta", "slow")]);
+    let decision = runtime
+        .snapshot()
+        .resolve(&query, &chosen, &Packages::default())
+        .unwrap();
+    assert_eq!(
+        (decision.chosen.name.as_str(), &decision.because),
+        ("slow", &Because::Preferred { key })
+    );
+}
+
+#[test]
+fn a_measurement_is_of_one_op_phase_dtype_and_head_size() {
+    let known = Measurement {
+        op: OP,
+        phase: Phase::Decode,
+        dtype: Dtype::Float32,
+        head_size: Some(64.into()),
+        nanoseconds: [("torch".to_owned(), 7)].into(),
+    };
+    let asked = Query {
+        head_size: Some(64.into()),
+        ..query(OP)
+    };
+    let of = |query: &Query| Measurement::of(query, std::slice::from_ref(&known));
+    assert_eq!(of(&asked), known.nanoseconds);
+    assert!(of(&query(OP)).is_empty(), "another head size, or none");
+    let others = [
+        Query {
+            op: Op::Lightning,
+            ..asked.clone()
+        },
+        Query {
+            phase: Phase::Prefill,
+            ..asked.clone()
+        },
+        Query {
+            dtype: Dtype::Bfloat16,
+            ..asked
+        },
+    ];
+    assert!(others.iter().all(|other| of(other).is_empty()));
 }
 
 #[test]

@@ -5,14 +5,14 @@ use crate::PluginGroup;
 
 /// One line of a group that Switchrail reads.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct EntryPoint {
+pub(crate) struct EntryPoint {
     pub name: String,
     pub group: PluginGroup,
     pub value: String,
 }
 
 /// The entry points of Switchrail's groups, and what is wrong with lines of theirs.
-pub(super) fn parse(text: &str) -> (Vec<EntryPoint>, Vec<String>) {
+pub(crate) fn parse(text: &str) -> (Vec<EntryPoint>, Vec<String>) {
     let (mut entries, mut problems) = (Vec::new(), Vec::new());
     let mut group = None;
     let heads = |rest: &str| {
@@ -51,7 +51,7 @@ pub(super) fn parse(text: &str) -> (Vec<EntryPoint>, Vec<String>) {
 }
 
 /// The target, `module` or `module:attribute`, and the extras of a value such as `acme.gdn : register [fast, big]`.
-pub(super) fn parse_value(value: &str) -> Option<(String, Vec<String>)> {
+pub(crate) fn parse_value(value: &str) -> Option<(String, Vec<String>)> {
     let (object, extras) = match value.split_once('[') {
         Some((object, extras)) => (object, strip(extras).strip_suffix(']')?),
         None => (value, ""),

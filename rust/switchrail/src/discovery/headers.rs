@@ -3,18 +3,18 @@
 use std::io;
 
 /// Headers end at the first empty line; a file that has none is not read further than this.
-pub(super) const MAX_HEAD: u64 = 1 << 20;
+pub(crate) const MAX_HEAD: u64 = 1 << 20;
 
 /// What the headers say.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Headers {
+pub(crate) struct Headers {
     pub name: Option<String>,
     pub version: Option<String>,
     pub problems: Vec<String>,
 }
 
 /// Reads the headers of a metadata folder, or of an egg's single metadata file, which has no name of its own.
-pub(super) fn read(file: impl Fn(&str) -> io::Result<Option<Vec<u8>>>) -> Headers {
+pub(crate) fn read(file: impl Fn(&str) -> io::Result<Option<Vec<u8>>>) -> Headers {
     let mut problems = Vec::new();
     for name in ["METADATA", "PKG-INFO", ""] {
         match file(name) {
@@ -50,7 +50,7 @@ impl Headers {
 }
 
 /// The first `Name` and the first `Version`; stops when it has both, or where the headers end.
-pub(super) fn parse(bytes: &[u8]) -> Headers {
+pub(crate) fn parse(bytes: &[u8]) -> Headers {
     let mut headers = Headers::default();
     let mut folded: Option<Vec<u8>> = None;
     // An empty line comes after the last, so that the last header is taken too.

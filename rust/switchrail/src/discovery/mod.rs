@@ -1,9 +1,9 @@
 //! Finds the distributions on a path and the plugins in them, as Python's `importlib.metadata` would.
 
-mod entry_points;
-mod headers;
+pub(crate) mod entry_points;
+pub(crate) mod headers;
 mod source;
-mod text;
+pub(crate) mod text;
 
 use std::collections::{BTreeMap, btree_map::Entry};
 use std::ffi::{OsStr, OsString};

@@ -1,12 +1,12 @@
 //! White space as Python's `str.strip` and `str.splitlines` see it.
 
 /// Python counts the four separators U+001C to U+001F as white space, Unicode does not.
-pub(super) fn strip(text: &str) -> &str {
+pub(crate) fn strip(text: &str) -> &str {
     text.trim_matches(|letter: char| letter.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&letter))
 }
 
 /// The lines of a text; empty ones may be added where a line ends in two characters.
-pub(super) fn lines(text: &str) -> impl Iterator<Item = &str> {
+pub(crate) fn lines(text: &str) -> impl Iterator<Item = &str> {
     text.split(|letter: char| {
         matches!(
             letter,

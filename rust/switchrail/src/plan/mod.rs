@@ -14,8 +14,8 @@ pub use document::PlanDocumentError;
 pub use error::{PlanError, RouteError};
 
 use crate::{
-    BackendId, Decision, Device, Dtype, HeadSize, Layer, LayerKind, Layout, Op, Packages, Phase, Preferences,
-    Query, Registration, Runtime, Snapshot,
+    BackendId, Decision, Device, Dtype, HeadSize, Layer, LayerKind, Layout, Measurement, Op, Packages, Phase,
+    Preferences, Query, Registration, Runtime, Snapshot,
 };
 use document::Document;
 
@@ -50,6 +50,9 @@ pub struct PlanRequest {
     /// The distributions that are installed.
     #[serde(default)]
     pub packages: Packages,
+    /// What calls of backends took on the device.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub measurements: Vec<Measurement>,
 }
 
 impl PlanRequest {
@@ -66,6 +69,7 @@ impl PlanRequest {
             state_layouts: BTreeMap::new(),
             features: BTreeMap::new(),
             packages: Packages::default(),
+            measurements: Vec::new(),
         }
     }
 
@@ -76,7 +80,7 @@ impl PlanRequest {
         if op == Op::Attention && (kind == LayerKind::SlidingAttention || shape.window.is_some()) {
             features.insert(SLIDING_WINDOW.to_owned());
         }
-        Query {
+        let mut query = Query {
             op,
             phase,
             device: self.device.clone(),
@@ -89,7 +93,10 @@ impl PlanRequest {
             page_size: self.page_size.filter(|_| op.is_paged()),
             state_layout: self.state_layouts.get(&op).cloned(),
             features,
-        }
+            measured: BTreeMap::new(),
+        };
+        query.measured = Measurement::of(&query, &self.measurements);
+        query
     }
 }
 

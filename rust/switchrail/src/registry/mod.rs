@@ -2,17 +2,10 @@
 
 mod error;
 mod snapshot;
+mod sync;
 mod transaction;
 
-use std::{
-    num::NonZeroU64,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
-};
-
-use arc_swap::ArcSwap;
+use std::{num::NonZeroU64, sync::Arc};
 
 pub use error::{CommitError, Conflict, RegisterError, ReplayError};
 pub use snapshot::{Change, Commit, Snapshot};
@@ -20,6 +13,7 @@ pub use transaction::{Registrar, Transaction};
 
 use crate::{BackendId, Origin, Schema};
 use snapshot::Request;
+use sync::{AtomicU64, Cell, Mutex, Ordering, lock};
 
 /// Owns what is registered.
 ///
@@ -48,7 +42,7 @@ use snapshot::Request;
 /// ```
 #[derive(Debug)]
 pub struct Runtime {
-    snapshot: ArcSwap<Snapshot>,
+    snapshot: Cell<Snapshot>,
     commit: Mutex<()>,
     next_id: AtomicU64,
 }
@@ -58,7 +52,7 @@ impl Runtime {
     #[must_use]
     pub fn new() -> Arc<Self> {
         Arc::new(Self {
-            snapshot: ArcSwap::from_pointee(Snapshot::default()),
+            snapshot: Cell::new(Snapshot::default()),
             commit: Mutex::new(()),
             next_id: AtomicU64::new(1),
         })
@@ -67,7 +61,7 @@ impl Runtime {
     /// The current state. Takes no lock.
     #[must_use]
     pub fn snapshot(&self) -> Arc<Snapshot> {
-        self.snapshot.load_full()
+        self.snapshot.load()
     }
 
     /// Opens a transaction in the name of `origin`. Any number may be open at once.
@@ -88,7 +82,7 @@ impl Runtime {
         let (current, mut next);
         let mut changes = Vec::new();
         let _guard = lock(&self.commit);
-        current = self.snapshot.load_full();
+        current = self.snapshot.load();
         next = Snapshot::clone(&current);
         for request in requests {
             next.carry_out(request, &mut changes)?;
@@ -107,9 +101,4 @@ impl Runtime {
             changes,
         }))
     }
-}
-
-/// Nothing that a panicking thread could leave half-done is behind these locks.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,8 +1,12 @@
 //! Changes that are staged, validated, and committed together.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
-use super::{Commit, CommitError, RegisterError, Runtime, Snapshot, lock, snapshot::Request};
+use super::{
+    Commit, CommitError, RegisterError, Runtime, Snapshot,
+    snapshot::Request,
+    sync::{Mutex, MutexGuard, lock},
+};
 use crate::{
     AUTO, BackendId, BackendSpec, Config, DeviceKind, Entry, Op, Origin, Phase, Registration, UnknownName,
     quoted,

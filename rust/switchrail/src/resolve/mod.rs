@@ -1,19 +1,27 @@
 //! Which backend serves a query, and why each other one does not.
 
 mod error;
+mod measured;
 mod reason;
 
-use std::{cmp::Reverse, collections::BTreeSet, fmt, sync::Arc};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::Arc,
+};
 
 use serde::{Deserialize, Serialize};
 
 pub use error::ResolveError;
+pub use measured::Measurement;
 pub use reason::{Reason, Rejection};
 
 use crate::{
     BackendId, Device, DeviceSupport, Dtype, HeadSize, Op, Origin, Packages, Phase, PreferenceKey,
     Preferences, Registration, Schema, Snapshot, UnknownName,
 };
+use measured::Microseconds;
 use reason::list;
 
 /// What a backend is wanted for.
@@ -46,6 +54,9 @@ pub struct Query {
     /// What the backend must be able to do besides.
     #[serde(default)]
     pub features: BTreeSet<String>,
+    /// Nanoseconds that such a call takes there, by backend, where they were measured.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub measured: BTreeMap<String, u64>,
 }
 
 impl Query {
@@ -62,6 +73,7 @@ impl Query {
             page_size: None,
             state_layout: None,
             features: BTreeSet::new(),
+            measured: BTreeMap::new(),
         }
     }
 }
@@ -143,6 +155,11 @@ pub enum Because {
     },
     /// No other one fits.
     OnlyFit,
+    /// Of those that fit and were measured it is the fastest.
+    Measured {
+        /// What a call takes.
+        nanoseconds: u64,
+    },
     /// Of those that fit it has the highest priority.
     Priority {
         /// Its priority.
@@ -156,13 +173,20 @@ pub enum Because {
 }
 
 impl Because {
-    /// What speaks for a backend that fits: `rival` is the priority of the next one that fits.
-    fn new(choice: Option<(PreferenceKey, &str)>, priority: i32, rival: Option<i32>) -> Self {
-        match (choice, rival) {
-            (Some((key, _)), _) => Self::Preferred { key },
-            (None, None) => Self::OnlyFit,
-            (None, Some(rival)) if rival == priority => Self::First { priority },
-            (None, Some(_)) => Self::Priority { priority },
+    /// What speaks for a backend that fits: `rival` is the priority of the next one that fits, `measured` its time
+    /// where times decided.
+    fn new(
+        choice: Option<(PreferenceKey, &str)>,
+        priority: i32,
+        rival: Option<i32>,
+        measured: Option<u64>,
+    ) -> Self {
+        match (choice, rival, measured) {
+            (Some((key, _)), _, _) => Self::Preferred { key },
+            (None, None, _) => Self::OnlyFit,
+            (None, Some(_), Some(nanoseconds)) => Self::Measured { nanoseconds },
+            (None, Some(rival), None) if rival == priority => Self::First { priority },
+            (None, Some(_), None) => Self::Priority { priority },
         }
     }
 }
@@ -172,6 +196,13 @@ impl fmt::Display for Because {
         match self {
             Self::Preferred { key } => write!(f, "chosen for {key}"),
             Self::OnlyFit => f.write_str("the only one that fits"),
+            Self::Measured { nanoseconds } => {
+                write!(
+                    f,
+                    "fastest that fits, as measured here ({})",
+                    Microseconds(*nanoseconds)
+                )
+            }
             Self::Priority { priority } => write!(f, "highest priority that fits ({priority})"),
             Self::First { priority } => {
                 write!(
@@ -187,7 +218,8 @@ impl Snapshot {
     /// Decides which backend serves a query.
     ///
     /// The user's choice counts, if there is one ([`Preferences::choice`]); it is never replaced by another. Else, of
-    /// the active backends that fit, the one of the highest priority, then the first by [`Origin`], then by name.
+    /// the active backends that fit, the one of the highest priority, then the first by [`Origin`], then by name. Where
+    /// that one was measured ([`Query::measured`]), the fastest of those that fit and were measured takes its place.
     ///
     /// # Errors
     /// [`ResolveError`]; it carries the reasons of every candidate.
@@ -224,15 +256,20 @@ impl Snapshot {
                         }
                     })?,
             ),
-            None => ranked.iter().position(|(_, reasons)| reasons.is_empty()),
+            None => fastest(&ranked, query).or_else(|| ranked.iter().position(fits)),
         };
+        let times_decide = choice.is_none() && fastest(&ranked, query).is_some();
         let chosen = position.map(|position| ranked.remove(position));
         let rival = ranked
             .iter()
-            .find(|(_, reasons)| reasons.is_empty())
+            .find(|candidate| fits(candidate))
             .map(|(rival, _)| rival.spec.priority);
+        let measured = chosen
+            .as_ref()
+            .filter(|_| times_decide)
+            .and_then(|(backend, _)| query.measured.get(&backend.spec.name).copied());
         let priority = chosen.as_ref().map(|(backend, _)| backend.spec.priority);
-        let rejected = self.rejections(query.op, ranked, choice, priority);
+        let rejected = self.rejections(query, ranked, choice, priority, measured);
         let version = self.version();
         match (chosen, choice) {
             (Some((backend, reasons)), _) if reasons.is_empty() => Ok(Decision {
@@ -240,7 +277,7 @@ impl Snapshot {
                 version,
                 query: query.clone(),
                 chosen: BackendRef::from(&**backend),
-                because: Because::new(choice, backend.spec.priority, rival),
+                because: Because::new(choice, backend.spec.priority, rival, measured),
                 rejected,
             }),
             (Some((backend, reasons)), Some((key, _))) => Err(ResolveError::UnfitChoice {
@@ -264,35 +301,43 @@ impl Snapshot {
     /// Gives those that fit the reason why another was chosen, and adds those that are overridden.
     fn rejections(
         &self,
-        op: Op,
+        query: &Query,
         candidates: Vec<Candidate<'_>>,
         choice: Option<(PreferenceKey, &str)>,
         chosen: Option<i32>,
+        measured: Option<u64>,
     ) -> Vec<Rejection> {
         let candidates = candidates.into_iter().map(|(backend, mut reasons)| {
             if reasons.is_empty() {
                 let priority = backend.spec.priority;
-                reasons.push(match (choice, chosen) {
-                    (Some((key, name)), _) => Reason::NotPreferred {
+                let own = query.measured.get(&backend.spec.name).copied();
+                reasons.push(match (choice, measured, chosen) {
+                    (Some((key, name)), _, _) => Reason::NotPreferred {
                         key,
                         chosen: name.to_owned(),
                     },
-                    (None, Some(chosen)) if chosen != priority => Reason::LowerPriority { priority, chosen },
-                    (None, _) => Reason::LaterInOrder { priority },
+                    (None, Some(chosen), _) => match own {
+                        Some(nanoseconds) => Reason::Slower { nanoseconds, chosen },
+                        None => Reason::NotMeasured { chosen },
+                    },
+                    (None, None, Some(chosen)) if chosen != priority => {
+                        Reason::LowerPriority { priority, chosen }
+                    }
+                    (None, None, _) => Reason::LaterInOrder { priority },
                 });
             }
             (backend, reasons)
         });
-        let overridden = self
-            .stacks_of(op)
-            .filter_map(<[_]>::split_last)
-            .flat_map(|(active, below)| {
-                let reason = Reason::Overridden {
-                    by: active.id,
-                    origin: active.origin.clone(),
-                };
-                below.iter().map(move |backend| (backend, vec![reason.clone()]))
-            });
+        let overridden =
+            self.stacks_of(query.op)
+                .filter_map(<[_]>::split_last)
+                .flat_map(|(active, below)| {
+                    let reason = Reason::Overridden {
+                        by: active.id,
+                        origin: active.origin.clone(),
+                    };
+                    below.iter().map(move |backend| (backend, vec![reason.clone()]))
+                });
         let rejection = |(backend, reasons): Candidate<'_>| Rejection {
             backend: BackendRef::from(&**backend),
             reasons,
@@ -303,6 +348,22 @@ impl Snapshot {
 
 /// A registration, with the reasons why it does not fit.
 type Candidate<'a> = (&'a Arc<Registration>, Vec<Reason>);
+
+fn fits((_, reasons): &Candidate<'_>) -> bool {
+    reasons.is_empty()
+}
+
+/// The fastest of those that fit, where the first of them was measured.
+fn fastest(ranked: &[Candidate<'_>], query: &Query) -> Option<usize> {
+    let time = |(index, (backend, _)): (usize, &Candidate<'_>)| {
+        let nanoseconds = *query.measured.get(&backend.spec.name)?;
+        Some((nanoseconds, index))
+    };
+    let mut fitting = ranked.iter().enumerate().filter(|(_, candidate)| fits(candidate));
+    let first = time(fitting.next()?)?;
+    let fastest = fitting.filter_map(time).fold(first, Ord::min);
+    Some(fastest.1)
+}
 
 /// Every reason why a backend can't serve a query.
 fn misfits(backend: &Registration, query: &Query, packages: &Packages) -> Vec<Reason> {

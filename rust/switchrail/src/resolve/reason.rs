@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fmt};
 
 use serde::{Deserialize, Serialize};
 
-use super::BackendRef;
+use super::{BackendRef, measured::Microseconds};
 use crate::{
     BackendId, ComputeCapability, DeviceKind, DeviceSupport, Dtype, HeadSize, Origin, PackageRequirement,
     Phase, PreferenceKey,
@@ -124,6 +124,18 @@ pub enum Reason {
         /// The backend chosen.
         chosen: String,
     },
+    /// It fits, but the chosen one is faster.
+    Slower {
+        /// What a call of it takes.
+        nanoseconds: u64,
+        /// What a call of the chosen one takes.
+        chosen: u64,
+    },
+    /// It fits and was not measured, as the chosen one was.
+    NotMeasured {
+        /// What a call of the chosen one takes, in nanoseconds.
+        chosen: u64,
+    },
     /// It fits, but the chosen one has a higher priority.
     LowerPriority {
         /// Its own.
@@ -174,6 +186,20 @@ impl fmt::Display for Reason {
             }
             Self::Overridden { origin, .. } => write!(f, "overridden by {origin}"),
             Self::NotPreferred { key, chosen } => write!(f, "fits, but {chosen} was chosen for {key}"),
+            Self::Slower { nanoseconds, chosen } => {
+                let (own, chosen) = (Microseconds(*nanoseconds), Microseconds(*chosen));
+                write!(
+                    f,
+                    "fits, but takes {own} as measured here, the chosen one {chosen}"
+                )
+            }
+            Self::NotMeasured { chosen } => {
+                let chosen = Microseconds(*chosen);
+                write!(
+                    f,
+                    "fits, but was not measured here; the chosen one takes {chosen}"
+                )
+            }
             Self::LowerPriority { priority, chosen } => {
                 write!(f, "fits, but its priority {priority} is below {chosen}")
             }

@@ -1,0 +1,60 @@
+//! What threads share, exchanged for models of the same where the commit protocol is checked by loom.
+
+#[cfg(not(loom))]
+pub(super) use std::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicU64, Ordering},
+};
+
+#[cfg(loom)]
+pub(super) use loom::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicU64, Ordering},
+};
+
+use std::sync::{Arc, PoisonError};
+
+/// An `Arc` that is read without waiting, and exchanged.
+#[cfg(not(loom))]
+#[derive(Debug)]
+pub(super) struct Cell<T>(arc_swap::ArcSwap<T>);
+
+#[cfg(not(loom))]
+impl<T> Cell<T> {
+    pub fn new(value: T) -> Self {
+        Self(arc_swap::ArcSwap::from_pointee(value))
+    }
+
+    pub fn load(&self) -> Arc<T> {
+        self.0.load_full()
+    }
+
+    pub fn store(&self, value: Arc<T>) {
+        self.0.store(value);
+    }
+}
+
+/// The model: every load and store is one step, and between any two of them other threads may run.
+#[cfg(loom)]
+#[derive(Debug)]
+pub(super) struct Cell<T>(Mutex<Arc<T>>);
+
+#[cfg(loom)]
+impl<T> Cell<T> {
+    pub fn new(value: T) -> Self {
+        Self(Mutex::new(Arc::new(value)))
+    }
+
+    pub fn load(&self) -> Arc<T> {
+        Arc::clone(&lock(&self.0))
+    }
+
+    pub fn store(&self, value: Arc<T>) {
+        *lock(&self.0) = value;
+    }
+}
+
+/// Nothing that a panicking thread could leave half-done is behind these locks.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
