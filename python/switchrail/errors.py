@@ -194,6 +194,10 @@ class DispatchError(SwitchrailError, RuntimeError):
     """A layer's op ran another number of times in a step than once. Fields: `layer`, `op`, `found`."""
 
 
+class TimesError(SwitchrailError, ValueError):
+    """Measured times that can't be read or written. Fields: `path`, `problem`."""
+
+
 class NoCaseError(SwitchrailError, LookupError):
     """The conformance suite has nothing to run. Fields: `found`."""
 

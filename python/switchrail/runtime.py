@@ -17,6 +17,7 @@ from switchrail.platforms import Platform, PlatformChoice
 from switchrail.plugins import Loader, Plugin
 from switchrail.registration import Registrar, Registry, dtype_name, several
 from switchrail.staging import StagedHooks, Staging, staging_of
+from switchrail.times import as_arguments, measurements_for
 
 if TYPE_CHECKING:
     import torch
@@ -173,6 +174,7 @@ class Runtime(Registrar):
         state_layout: str | None = None,
         features: Iterable[str] = (),
         preferences: Mapping[str, str] | None = None,
+        measurements: Iterable[Mapping[str, Any]] | None = None,
     ) -> Decision:
         """Which backend would serve a query, and why each other one would not. Imports no backend.
 
@@ -188,8 +190,11 @@ class Runtime(Registrar):
             state_layout: Axis order of the recurrent state.
             features: What the backend must be able to do besides.
             preferences: Backend names by `OP`, `OP.PHASE`, `linear` or `linear.PHASE`.
+            measurements: What calls take, each with `op`, `phase`, `dtype`, `head_size` and `nanoseconds`, a
+                mapping by backend; None: what `switchrail tune` found on the platform, if `device` is one.
 
         Raises:
+            TimesError: What it found can't be read.
             BackendUnfitError: The preferred backend can't do it; no other one is taken instead.
             NoBackendError: None can; the error has every candidate's reasons.
             UnknownBackendError: A preference names no backend of its ops.
@@ -209,6 +214,7 @@ class Runtime(Registrar):
                 "features": several("features", features),
                 "preferences": dict(preferences or {}),
                 "packages": self._loader.packages(),
+                "measurements": self._measurements(device, measurements),
             }
         )
 
@@ -225,6 +231,7 @@ class Runtime(Registrar):
         features: Mapping[str, Iterable[str]] | None = None,
         preferences: Mapping[str, str] | None = None,
         phases: Iterable[str] = ("prefill", "decode"),
+        measurements: Iterable[Mapping[str, Any]] | None = None,
     ) -> RoutePlan:
         """Decides which backend serves each layer, imports these backends and constructs them, each once.
 
@@ -241,6 +248,7 @@ class Runtime(Registrar):
             features: What backends must be able to do besides, by op.
             preferences: As in `resolve`.
             phases: What is planned.
+            measurements: As in `resolve`.
 
         Raises:
             BackendImportError: The path of a chosen backend doesn't lead to one.
@@ -257,8 +265,18 @@ class Runtime(Registrar):
             "state_layouts": dict(state_layouts or {}),
             "features": {op: several("features", names) for op, names in (features or {}).items()},
             "packages": self._loader.packages(),
+            "measurements": self._measurements(device, measurements),
         }
         return _core.RoutePlan(self._core, layout, request, _build)
+
+    def _measurements(
+        self, device: Platform | str, given: Iterable[Mapping[str, Any]] | None
+    ) -> list[dict[str, Any]]:
+        if given is None:
+            given = ()
+            if isinstance(device, Platform):
+                given = measurements_for(device, self._loader.packages())
+        return as_arguments(given)
 
     def fingerprint(self, *plans: RoutePlan) -> str:
         """A digest of plugins, hooks, backends, configurations and the given plans.

@@ -122,13 +122,37 @@ def test_one_that_fits_may_come_later_in_order(runtime: Runtime) -> None:
     assert (reason["kind"], "comes later by origin and name" in text) == ("later_in_order", True)
 
 
+def test_one_that_fits_may_be_slower_or_not_measured(runtime: Runtime) -> None:
+    runtime.register("acme", "acme:Acme", op="gated_delta")
+    runtime.register("boreal", "boreal:Boreal", op="gated_delta")
+    measured = {"op": "gated_delta", "phase": "decode", "dtype": QUERY["dtype"], "head_size": None}
+    times = {"acme": 45_000, "torch": 12_340}
+    decision = runtime.resolve(
+        "gated_delta", "decode", **QUERY, measurements=[{**measured, "nanoseconds": times}]
+    )
+    assert (decision.chosen, decision.because) == ("torch", "fastest that fits, as measured here (12.3 us)")
+    reason, text = rejection(decision, "acme")
+    assert (reason["kind"], reason["nanoseconds"], reason["chosen"]) == ("slower", 45_000, 12_340)
+    assert text == "fits, but takes 45.0 us as measured here, the chosen one 12.3 us"
+    reason, text = rejection(decision, "boreal")
+    assert (reason["kind"], reason["chosen"]) == ("not_measured", 12_340)
+    assert text == "fits, but was not measured here; the chosen one takes 12.3 us"
+
+
 def test_no_reason_is_left_out_here() -> None:
     [text] = [text for file in CORE.rglob("*.rs") if "pub enum Reason {" in (text := file.read_text())]
     body = text.split("pub enum Reason {")[1].split("\n}")[0]
     variants = re.findall(r"^    ([A-Z]\w+)", body, re.MULTILINE)
     kinds = {re.sub(r"(?<!^)(?=[A-Z])", "_", variant).lower() for variant in variants}
-    others = {"overridden", "not_preferred", "lower_priority", "later_in_order"}
-    assert len(kinds) == 16
+    others = {
+        "overridden",
+        "not_preferred",
+        "slower",
+        "not_measured",
+        "lower_priority",
+        "later_in_order",
+    }
+    assert len(kinds) == 18
     assert {case[2] for case in REASONS} | others == kinds
 
 

@@ -17,6 +17,7 @@ from switchrail.cli.lock import lock
 from switchrail.cli.new_plugin import new_plugin
 from switchrail.cli.plugins import plugins
 from switchrail.cli.run import run
+from switchrail.cli.tune import tune
 from switchrail.errors import SwitchrailError
 
 INVALID, INTERRUPTED = 2, 130
@@ -52,6 +53,7 @@ app.command()(lock)
 app.command()(new_plugin)
 app.command()(doctor)
 app.command()(check_backend)
+app.command()(tune)
 
 
 def main() -> None:

@@ -1,0 +1,182 @@
+"""The choice by measurement: timing, the file, and what `auto` makes of it."""
+
+import json
+import time
+
+import pytest
+import switchrail
+from switchrail.errors import TimesError
+from switchrail.ops.short_conv.torch import TorchShortConv
+from switchrail.testing import isolated
+from switchrail.times import measurements_for, read_machines, times_path, write_machine
+from switchrail.tune import machine, tune
+
+
+class Slow(TorchShortConv):
+    def run(self, *tensors, **arguments):
+        time.sleep(0.002)
+        return super().run(*tensors, **arguments)
+
+
+class Wrong(TorchShortConv):
+    def run(self, *tensors, out, **arguments):
+        super().run(*tensors, out=out, **arguments)
+        out.mul_(1.01)
+
+
+@pytest.fixture
+def runtime(tmp_path, monkeypatch):
+    monkeypatch.setenv("SWITCHRAIL_TIMES", str(tmp_path / "times.json"))
+    with isolated() as runtime:
+        runtime.register("slow", Slow, op="short_conv", priority=10)
+        runtime.register("wrong", Wrong, op="short_conv", priority=5)
+        runtime.register("elsewhere", Slow, op="short_conv", devices=("cuda",), priority=5)
+        yield runtime
+
+
+@pytest.fixture
+def platform(runtime):
+    return runtime.find_platform("cpu")
+
+
+@pytest.fixture
+def timings(runtime, platform):
+    return list(tune(runtime, platform, ops=("short_conv",), phases=("decode",), dtypes=("float32",)))
+
+
+def chosen(runtime, platform, **arguments):
+    decision = runtime.resolve("short_conv", "decode", device=platform, dtype="float32", **arguments)
+    return decision.chosen, decision.because
+
+
+def test_what_was_measured_decides(runtime, platform, timings):
+    assert chosen(runtime, platform) == ("slow", "highest priority that fits (10)")
+    (timing,) = timings
+    assert set(timing.typical) == {"slow", "torch"}
+    assert all(times["slow"] > 2e6 > times["torch"] > 0 for times in timing.nanoseconds.values())
+    assert timing.left_out["wrong"].startswith(
+        "it fails short_conv/decode/float32/ragged: short_conv: out is off"
+    )
+    assert timing.left_out["elsewhere"].startswith("does not run on cpu")
+    assert "reference" not in timing.left_out
+
+    write_machine(times_path(), machine(runtime, platform, timings), runtime._loader.packages())
+    name, because = chosen(runtime, platform)
+    assert name == "torch"
+    assert because == f"fastest that fits, as measured here ({timing.typical['torch'] / 1000:.1f} us)"
+    decision = runtime.resolve("short_conv", "decode", device=platform, dtype="float32")
+    reasons = {other.name: other.reasons for other in decision.rejected}
+    assert reasons["slow"][0].startswith("fits, but takes ")
+    assert reasons["wrong"][0].startswith("fits, but was not measured here")
+    assert chosen(runtime, "cpu") == ("slow", "highest priority that fits (10)")
+    assert chosen(runtime, platform, measurements=()) == ("slow", "highest priority that fits (10)")
+    assert chosen(runtime, platform, preferences={"short_conv": "slow"})[0] == "slow"
+    assert chosen(runtime, platform, preferences={"short_conv": "auto"})[0] == "torch"
+    other = runtime.resolve("short_conv", "prefill", device=platform, dtype="float32")
+    assert other.chosen == "slow"
+
+
+def test_a_plan_takes_it_and_says_so(runtime, platform, timings):
+    write_machine(times_path(), machine(runtime, platform, timings), runtime._loader.packages())
+    config = {
+        "model_type": "qwen3_next",
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention"] * 2,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "linear_conv_kernel_dim": 4,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "hidden_size": 32,
+        "head_dim": 16,
+    }
+    layout = switchrail.Layout.from_config(config)
+    plan = runtime.plan(layout, device=platform, dtype="float32")
+    served = {(route.decision.op, route.decision.phase): route.decision for route in plan.routes}
+    assert served["short_conv", "decode"].chosen == "torch"
+    assert served["short_conv", "prefill"].chosen == "slow"
+    request = plan.to_dict()["request"]
+    assert [measured["op"] for measured in request["measurements"]] == ["short_conv"]
+    again = runtime.plan(layout, device="cpu", dtype="float32", measurements=request["measurements"])
+    assert again.table == plan.table
+
+
+@pytest.mark.parametrize("change", ["torch", "device"])
+def test_another_version_or_device_falls_back_to_priorities(runtime, platform, timings, change):
+    found = machine(runtime, platform, timings)
+    assert set(found["packages"]) >= {"switchrail", "torch"}
+    if change == "device":
+        found["device"]["name"] = "another"
+    else:
+        found["packages"]["torch"] = "0.1"
+    write_machine(times_path(), found, runtime._loader.packages())
+    assert chosen(runtime, platform)[0] == "slow"
+
+
+def test_what_is_not_measured_again_stays(runtime, platform, timings):
+    installed = runtime._loader.packages()
+    first = machine(runtime, platform, timings)
+    write_machine(times_path(), first, installed)
+    prefill = {**first, "measurements": [{**first["measurements"][0], "phase": "prefill"}]}
+    write_machine(times_path(), prefill, installed)
+    other = {**first, "device": {**first["device"], "name": "another"}}
+    write_machine(times_path(), other, installed)
+    again = {**first, "measurements": [{**first["measurements"][0], "nanoseconds": {"torch": 1}}]}
+    write_machine(times_path(), again, installed)
+    phases = [measured["phase"] for measured in measurements_for(platform, installed)]
+    assert phases == ["prefill", "decode"]
+    assert measurements_for(platform, installed)[1]["nanoseconds"] == {"torch": 1}
+    assert len(read_machines(times_path())) == 2
+    write_machine(times_path(), first, {**installed, "torch": "99"})
+    assert [m["phase"] for m in measurements_for(platform, installed)] == ["decode"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"schema": 2, "machines": []}',
+        '{"schema": 1}',
+        '{"schema": 1, "machines": [{"device": {}, "packages": {}}]}',
+        '{"schema": 1, "machines": [{"device": {}, "packages": {}, "measurements": [{"op": "mla"}]}]}',
+    ],
+)
+def test_a_file_that_means_nothing(runtime, platform, text):
+    times_path().write_text(text)
+    with pytest.raises(TimesError, match=r"times\.json can't be used"):
+        runtime.resolve("short_conv", "decode", device=platform, dtype="float32")
+
+
+def test_where_the_file_is(monkeypatch, tmp_path):
+    monkeypatch.delenv("SWITCHRAIL_TIMES", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert times_path() == tmp_path / "switchrail" / "times.json"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert times_path() == tmp_path / ".cache" / "switchrail" / "times.json"
+
+
+def test_the_command(tmp_path, monkeypatch):
+    from switchrail.cli.app import app
+    from typer.testing import CliRunner
+
+    monkeypatch.setenv("SWITCHRAIL_TIMES", str(tmp_path / "times.json"))
+    chosen = ["--op", "short_conv", "--phase", "decode", "--device", "cpu"]
+    with isolated():
+        done = CliRunner().invoke(app, ["tune", *chosen])
+    assert done.exit_code == 0, done.output
+    assert f"kept in {tmp_path / 'times.json'}" in done.output
+    typical = next(line.split() for line in done.output.splitlines() if " typical " in line)
+    assert typical[:5] == ["short_conv", "decode", "float32", "typical", "torch"]
+    (kept,) = json.loads((tmp_path / "times.json").read_text())["machines"]
+    assert [measured["op"] for measured in kept["measurements"]] == ["short_conv"]
+    with isolated():
+        done = CliRunner().invoke(app, ["tune", *chosen, "--json", "--output", str(tmp_path / "other.json")])
+    assert json.loads(done.stdout)["path"] == str(tmp_path / "other.json")
+    assert read_machines(tmp_path / "other.json")
+    with isolated():
+        done = CliRunner().invoke(app, ["tune", "--phase", "verify"])
+    assert (done.exit_code, "'verify' is not timed" in done.stderr) == (2, True)
