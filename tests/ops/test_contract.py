@@ -192,6 +192,12 @@ def test_what_was_found_right_does_not_let_through_what_looks_like_it():
             with pytest.raises(ContractError, match=message):
                 check(**changed)
 
+    for _ in range(2):
+        with pytest.raises(ContractError, match=r"q: got shape .*T = 4 \(batch.seqlens\)"):
+            call.contract.check_arguments(attention_call([4]).batch, {**arguments, "scale": 1.0, "window": 1})
+        with pytest.raises(ContractError, match="widow: got an argument that the contract lacks"):
+            check(scale=1.0, widow=1)
+
 
 def test_what_a_contract_remembers_is_bounded():
     call = attention_call([3])
