@@ -176,16 +176,12 @@ mod tests {
 
     /// The definition, word for word: place the best item whose predecessors are placed, until none can be.
     fn naive(items: &[OrderItem]) -> Option<Vec<usize>> {
-        let comes_before = |a: usize, b: usize| {
-            let is = |index: usize, name: &String| items[index].key == *name || items[index].source == *name;
-            a != b && (items[a].before.iter().any(|n| is(b, n)) || items[b].after.iter().any(|n| is(a, n)))
-        };
         let mut placed: Vec<usize> = Vec::new();
         while placed.len() < items.len() {
             let left: Vec<usize> = (0..items.len()).filter(|index| !placed.contains(index)).collect();
             let free = left
                 .iter()
-                .filter(|index| !left.iter().any(|other| comes_before(*other, **index)));
+                .filter(|index| !left.iter().any(|other| comes_before(items, *other, **index)));
             let best = free.min_by(|a, b| {
                 let (x, y) = (&items[**a], &items[**b]);
                 y.priority
@@ -208,7 +204,43 @@ mod tests {
         prop::collection::vec(one, 0..8)
     }
 
+    /// Whether a constraint between two items, by index, says that the first comes first.
+    fn comes_before(items: &[OrderItem], a: usize, b: usize) -> bool {
+        let is = |index: usize, name: &String| items[index].key == *name || items[index].source == *name;
+        a != b && (items[a].before.iter().any(|n| is(b, n)) || items[b].after.iter().any(|n| is(a, n)))
+    }
+
     proptest! {
+        #[test]
+        fn every_constraint_holds_and_nothing_is_lost(items in items()) {
+            if let Ok(placed) = order(&items) {
+                let mut indices = placed.clone();
+                indices.sort_unstable();
+                prop_assert_eq!(indices, (0..items.len()).collect::<Vec<_>>());
+                for (place, later) in placed.iter().enumerate() {
+                    for earlier in &placed[..place] {
+                        prop_assert!(!comes_before(&items, *later, *earlier));
+                    }
+                }
+            }
+        }
+
+        /// Where no two items share source and priority, the order in which they were registered changes nothing.
+        #[test]
+        fn registered_in_any_order_they_come_out_the_same(
+            (items, shuffled) in items().prop_flat_map(|mut items| {
+                let mut seen = BTreeSet::new();
+                items.retain(|item| seen.insert((item.source.clone(), item.priority)));
+                (Just(items.clone()), Just(items).prop_shuffle())
+            })
+        ) {
+            let placed = |items: &[OrderItem]| -> Option<Vec<OrderItem>> {
+                let indices = order(items).ok()?;
+                Some(indices.into_iter().map(|index| items[index].clone()).collect())
+            };
+            prop_assert_eq!(placed(&items), placed(&shuffled));
+        }
+
         #[test]
         fn the_order_is_the_naive_one(items in items()) {
             match order(&items) {
