@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_is_abi3(wheel: Path) -> None:
     assert "-cp310-abi3-" in wheel.name
+
+
+def test_the_wheel_has_what_new_plugin_writes(wheel: Path) -> None:
+    folder = "switchrail/cli/templates"
+    templates = {file.name for file in (ROOT / "python" / folder).iterdir()}
+    assert len(templates) > 5
+    assert {f"{folder}/{name}" for name in templates} <= set(zipfile.ZipFile(wheel).namelist())
 
 
 @pytest.mark.parametrize("version", sorted(interpreters()))
