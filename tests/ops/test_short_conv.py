@@ -1,5 +1,3 @@
-import dataclasses
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -123,35 +121,3 @@ def test_decoding_step_by_step_equals_prefill(backend):
     assert measure(actual.out, expected.out).within(BOUNDS[torch.float32])
     slots = call.batch.write_slots
     assert same_bits(actual.state[slots], expected.state[slots].float())
-
-
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_a_sequence_of_nan_harms_no_other(backend, phase):
-    lengths = [1] * 4 if phase == "decode" else [5, 9, 1, 2]
-    clean = short_conv_call(lengths, phase=phase, strided="none", initial="all")
-    dirty = clean.clone()
-    rows = slice(*dirty.batch.cu_seqlens[1:3].tolist())
-    dirty.tensors["x"][rows] = torch.nan
-    dirty.state[dirty.batch.read_slots[1]] = torch.nan
-    clean.run(backend)
-    dirty.run(backend)
-    assert dirty.out[rows].isnan().all()
-    others = torch.ones(len(clean.out), dtype=torch.bool)
-    others[rows] = False
-    assert same_bits(clean.out[others], dirty.out[others])
-    slots = clean.batch.write_slots[[0, 2, 3]]
-    assert same_bits(clean.state[slots], dirty.state[slots])
-
-
-@pytest.mark.parametrize("initial", ["all", "some", "none"])
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_slots_that_follow_one_another_are_changed_in_place(backend, phase, initial):
-    lengths = [1] * 4 if phase == "decode" else [2, 1, 9, 0]
-    call = short_conv_call(lengths, phase=phase, initial=initial, seed=8)
-    call.state[2:6] = call.state[call.batch.read_slots]
-    call.state[[0, 1, 6]] = torch.nan
-    slots = torch.arange(2, 6)
-    verify(
-        backend,
-        dataclasses.replace(call, batch=dataclasses.replace(call.batch, read_slots=slots, write_slots=slots)),
-    )

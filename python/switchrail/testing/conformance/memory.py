@@ -110,6 +110,7 @@ def far_rows(setting: Setting) -> Measured:
 def _memory(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     size = elements * dtype.itemsize
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # what torch keeps for later is free
         free, _ = torch.cuda.mem_get_info(device)
         if size + 2**30 > free:
             raise Unavailable(f"it needs {size / 2**30:.0f} GiB on the device, {free / 2**30:.0f} are free")
