@@ -19,6 +19,7 @@ from switchrail.testing.conformance import Outcome, Setting, Subject, run_case, 
 from switchrail.times import Machine, device_of
 
 if TYPE_CHECKING:
+    from switchrail._core import Layout
     from switchrail.platforms import Platform
     from switchrail.runtime import Runtime
 
@@ -126,6 +127,18 @@ class Timing:
         }
 
 
+def head_sizes_of(layout: Layout) -> dict[str, list[tuple[int, int] | None]]:
+    """The head sizes of a model, by op."""
+    found: dict[str, list[tuple[int, int] | None]] = {}
+    for layer in layout.layers:
+        for op in layer.ops:
+            shape = layout.shape(layer.kind, op)
+            size = None if op == "short_conv" else (shape["head_size_k"], shape["head_size_v"])
+            if size not in found.setdefault(op, []):
+                found[op].append(size)
+    return found
+
+
 def tune(
     runtime: Runtime,
     platform: Platform,
@@ -152,7 +165,9 @@ def tune(
     """
     device = torch.device(platform.device)
     big = device.type == "cuda" if large is None else large
-    for op in ops or head_sizes:
+    for op in head_sizes:
+        if ops and op not in ops:
+            continue
         for dtype in dtypes:
             for size in head_sizes[op]:
                 for phase in ("prefill", "decode"):
@@ -278,4 +293,4 @@ def _on_host(once: Callable[[], None], platform: Platform) -> float:
     return time.perf_counter() - began
 
 
-__all__ = ["HEADS", "HEAD_SIZES", "SECONDS", "Shape", "Timing", "machine", "shapes", "tune"]
+__all__ = ["HEADS", "HEAD_SIZES", "SECONDS", "Shape", "Timing", "head_sizes_of", "machine", "shapes", "tune"]

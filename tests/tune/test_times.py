@@ -2,6 +2,7 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 import switchrail
@@ -177,6 +178,13 @@ def test_the_command(tmp_path, monkeypatch):
         done = CliRunner().invoke(app, ["tune", *chosen, "--json", "--output", str(tmp_path / "other.json")])
     assert json.loads(done.stdout)["path"] == str(tmp_path / "other.json")
     assert read_machines(tmp_path / "other.json")
+    checkpoint = str(Path(__file__).parents[1] / "checkpoints" / "kjv-qwen3-next")
+    only = ["--op", "gated_delta", "--phase", "decode", "--device", "cpu"]
+    with isolated():
+        assert CliRunner().invoke(app, ["tune", checkpoint, *only]).exit_code == 0
+    with isolated():
+        explained = CliRunner().invoke(app, ["explain", checkpoint, "--device", "cpu", "--phase", "decode"])
+    assert explained.output.count("fastest that fits, as measured here") == 2  # short_conv's times were kept
     with isolated():
         done = CliRunner().invoke(app, ["tune", "--phase", "verify"])
     assert (done.exit_code, "'verify' is not timed" in done.stderr) == (2, True)

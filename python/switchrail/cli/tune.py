@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+import switchrail
 from switchrail import _core
 from switchrail.cli.choices import Choices, DeviceOption, JsonOption, loaded_runtime
 from switchrail.cli.show import console, platform_text, print_json, table
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 
 def tune(
+    checkpoint: Annotated[
+        Path | None,
+        typer.Argument(help="For the head sizes of this model; else for those that many models have."),
+    ] = None,
     op: Annotated[list[str] | None, typer.Option(help="Only this op; can be given several times.")] = None,
     phase: Annotated[str | None, typer.Option(help="Only this phase: prefill or decode.")] = None,
     dtype: Annotated[
@@ -40,7 +45,7 @@ def tune(
     is removed.
     """
     from switchrail.engine.dtypes import parse_dtype
-    from switchrail.tune import machine
+    from switchrail.tune import HEAD_SIZES, head_sizes_of, machine
     from switchrail.tune import tune as timings_of
 
     if phase not in (None, "prefill", "decode"):
@@ -57,6 +62,7 @@ def tune(
     dtypes = [
         str(parse_dtype(name, {}, platform.hardware)).removeprefix("torch.") for name in dtype or (usual,)
     ]
+    sizes = None if checkpoint is None else head_sizes_of(switchrail.Layout.from_config(checkpoint))
     found: list[Timing] = []
     with Console(stderr=True).status("") as status:
         for timing in timings_of(
@@ -65,6 +71,7 @@ def tune(
             ops=[_core.parse_op(name) for name in op or ()],
             phases=() if phase is None else (phase,),
             dtypes=dtypes,
+            head_sizes=HEAD_SIZES if sizes is None else sizes,
         ):
             status.update(f"{timing.op} {timing.phase} in {timing.dtype}")
             found.append(timing)
