@@ -64,18 +64,23 @@ class Runtime(Registrar):
 
     @property
     def plugins(self) -> tuple[Plugin, ...]:
-        """What is known of each installed plugin, as of the last `discover` or `load`."""
-        return self._loader.plugins
+        """What is known of each installed plugin, as of the last `discover` or `load`.
+
+        A platform plugin is `discovered` until the platform is chosen; then the one in use is `loaded`.
+        """
+        return tuple(map(self._platforms.record_of, self._loader.plugins))
 
     def discover(self, paths: Iterable[str | os.PathLike[str]] | None = None) -> tuple[Plugin, ...]:
         """Looks for installed plugins; see `Loader.discover`."""
-        return self._loader.discover(paths)
+        self._loader.discover(paths)
+        return self.plugins
 
     def load(
         self, plugins: Sequence[str] | None = None, *, strict: bool = False, timeout: float | None = None
     ) -> tuple[Plugin, ...]:
         """Loads the installed plugins, or those named; see `Loader.load`."""
-        return self._loader.load(plugins, strict=strict, timeout=timeout, platform=self._platforms.asked)
+        self._loader.load(plugins, strict=strict, timeout=timeout, platform=self._platforms.asked)
+        return self.plugins
 
     @contextmanager
     def transaction(self) -> Iterator[Registry]:
@@ -279,15 +284,15 @@ class Runtime(Registrar):
         return as_arguments(given)
 
     def fingerprint(self, *plans: RoutePlan) -> str:
-        """A digest of plugins, hooks, backends, configurations and the given plans.
+        """A digest of loaded plugins, hooks, backends, configurations and the given plans.
 
         It is equal exactly where what decides is equal: in any process, on any machine, in any order of
-        installation and registration.
+        installation and registration. A plugin that is not loaded, or failed to load, does not count.
         """
         return self._fingerprint(*plans).digest
 
     def _fingerprint(self, *plans: RoutePlan) -> Fingerprint:
-        return _core.fingerprint(self._core, list(self.plugins), self.hooks.chains(), list(plans))
+        return _core.fingerprint(self._core, list(self._loader.plugins), self.hooks.chains(), list(plans))
 
     def state(self, *plans: RoutePlan) -> RuntimeState:
         """This runtime, and what plans were made from, as a small value for other processes.

@@ -59,7 +59,7 @@ def test_backends(switchrail, plugins):
     done = switchrail("backends")
     assert done.exit_code == 0, done.output
     rows = [line.split() for line in done.output.splitlines()]
-    assert ["attention", "torch", "prefill,", "decode", "cpu,", "cuda", "0", "switchrail"] in rows
+    assert ["attention", "torch", "prefill,", "decode,", "verify", "cpu,", "cuda", "0", "switchrail"] in rows
     boreal = next(row for row in rows if row[1:2] == ["aurora"])
     assert boreal == ["gated_delta", "aurora", "prefill,", "decode", "cuda", "7", *boreal[6:]]
     assert boreal[6:] == ["plugin", '"boreal"', "of", "boreal-gdn", "1.0"]
@@ -79,6 +79,9 @@ def test_explain(switchrail, plugins, checkpoint):
     boreal = next(line for line in decisions[0].splitlines() if line.startswith("aurora"))
     assert "cpu" in boreal
 
+    verified = switchrail(*explain, "--layer", 0, "--phase", "verify").output.strip().split("\n\n")[1:]
+    assert [decision.split(",")[0] for decision in verified] == ["gated_delta verify", "short_conv verify"]
+
     document = json.loads(switchrail(*explain, "--json").output)
     assert list(document) == ["model", "platform", "layers", "routes"]
     assert document["platform"]["kind"] == "cpu"
@@ -97,7 +100,6 @@ def test_explain(switchrail, plugins, checkpoint):
     [
         (["--layer", "99"], "valid: 0 to"),
         (["--phase", "decoding"], "decode"),
-        (["--phase", "verify"], "verify"),
         (["--backend", "linear=aurora"], "cpu"),
         (["--backend", "gated_delta.decode=troch"], "torch"),
         (["--backend", "gated_detla=torch"], "gated_delta"),

@@ -40,18 +40,31 @@ def test_it_is_the_same_in_every_process() -> None:
     assert [len(digest) for digest in text.split()] == [64, 64]
 
 
-def test_order_of_installation_does_not_count(tmp_path: Path) -> None:
+def test_order_of_loading_does_not_count(install: Callable[..., Path]) -> None:
     digests = set()
-    for folder, names in (("one", ["acme", "bolt"]), ("two", ["bolt", "acme"])):
-        for name in names:
-            info = tmp_path / folder / f"{name}-1.0.dist-info"
-            info.mkdir(parents=True)
-            (info / "METADATA").write_text(f"Name: {name}\nVersion: 1.0\n")
-            (info / "entry_points.txt").write_text(f"[switchrail.plugins]\n{name} = {name}:register\n")
+    for name in ("acme-first", "acme-second"):
+        install(name, "def register(registry): pass")
+    for names in (["acme-first", "acme-second"], ["acme-second", "acme-first"]):
         runtime = Runtime()
-        assert len(runtime.discover([tmp_path / folder])) == 2
+        for name in names:
+            runtime.load([name])
         digests.add(runtime.fingerprint())
     assert len(digests) == 1
+
+
+def test_a_plugin_that_is_not_loaded_does_not_count(runtime: Runtime, install: Callable[..., Path]) -> None:
+    plain = runtime.fingerprint()
+    install("acme-plain", "def register(registry): pass")
+    install("acme-broken", "raise OSError('no driver')")
+    runtime.resolve("gated_delta", "decode", device="cpu", dtype="float32")  # which looks for packages
+    assert {plugin.state for plugin in runtime.plugins} == {"discovered"}
+    assert runtime.fingerprint() == plain
+    runtime.load(["acme-broken"])
+    assert {plugin.state for plugin in runtime.plugins} == {"failed", "blocked"}
+    assert runtime.fingerprint() == plain
+    runtime.load()
+    assert {plugin.state for plugin in runtime.plugins} == {"failed", "loaded"}
+    assert runtime.fingerprint() != plain
 
 
 @dataclass
@@ -71,8 +84,10 @@ def changes(install: Callable[..., Path]) -> dict[str, Callable[[Runtime], Any]]
         ),
         "a configuration": lambda runtime: runtime.configure("gated_delta", "acme", scale=2.0),
         "a hook": lambda runtime: runtime.hooks.add("textwrap.dedent", lambda text: None, "before"),
-        "a plugin": lambda runtime: (install("acme-fp", "def register(registry): pass"), runtime.discover()),
-        "a loaded plugin": lambda runtime: runtime.load(["acme-fp"]),
+        "a plugin": lambda runtime: (
+            install("acme-fp", "def register(registry): pass"),
+            runtime.load(["acme-fp"]),
+        ),
     }
 
 

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::{Op, PluginRecord, Registration, RoutePlan, Schema, Snapshot};
+use crate::{Op, PluginRecord, PluginState, Registration, RoutePlan, Schema, Snapshot};
 
 /// The hooks of one target, in the order in which they run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,7 +20,8 @@ pub struct HookChain {
 /// What a fingerprint is of.
 #[derive(Debug, Clone, Copy)]
 pub struct FingerprintInputs<'a> {
-    /// The plugins: name, group, target, distribution, version and state count; where they are installed does not.
+    /// The plugins: of those that are loaded, name, group, target, distribution and version; where they are installed
+    /// does not count, and what is not loaded decides nothing.
     pub plugins: &'a [PluginRecord],
     /// The hooks: of each target in order; the order of targets does not count.
     pub hooks: &'a [HookChain],
@@ -47,14 +48,17 @@ impl Fingerprint {
     /// Digests the inputs.
     #[must_use]
     pub fn new(inputs: FingerprintInputs<'_>) -> Self {
-        let plugins = inputs.plugins.iter().map(|plugin| {
+        let loaded = inputs
+            .plugins
+            .iter()
+            .filter(|plugin| plugin.state == PluginState::Loaded);
+        let plugins = loaded.map(|plugin| {
             json!({
                 "name": plugin.name,
                 "group": plugin.group,
                 "target": plugin.target,
                 "distribution": plugin.origin.distribution,
                 "version": plugin.origin.version,
-                "state": json!(plugin.state)["state"],
             })
         });
         let active = Op::ALL.into_iter().flat_map(|op| inputs.snapshot.of_op(op));
