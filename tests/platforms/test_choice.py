@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
@@ -17,8 +18,10 @@ import pytest
 import switchrail
 import torch
 from switchrail import Runtime
+from switchrail.cli.app import app
 from switchrail.errors import PlatformError, PlatformPluginError, PlatformReentryError
-from switchrail.platforms import CpuPlatform
+from switchrail.platforms import CpuPlatform, CpuServing
+from typer.testing import CliRunner
 
 pytestmark = pytest.mark.usefixtures("no_cuda")
 
@@ -385,3 +388,216 @@ def test_threads_that_load_and_threads_that_ask(
         found = [future.result(30) for future in [pool.submit(work, number) for number in range(4)]]
     assert {one.kind for one in found if one is not None} == {"oot:acme"}
     assert {plugin.state for plugin in runtime.plugins if plugin.name == "beta"} == {"loaded"}
+
+
+DEVICES = """
+    @classmethod
+    def devices(cls):
+        return ("cards:0", "cards:3")
+
+    def __init__(self, device=None):
+        self.device = device or "cards:0"
+
+"""
+
+
+def test_a_device_of_a_plugins_by_number(runtime: Runtime, install: Callable[..., Path]) -> None:
+    code = ACTIVE.format(module="acme")
+    install("acme", code.replace('"oot:acme"\n', '"oot:acme"\n' + DEVICES))
+    assert runtime.find_platform("acme").device == "cards:0"
+    for name in ("acme:3", "acme:acme:3"):
+        assert runtime.find_platform(name).device == "cards:3"
+    with pytest.raises(PlatformError, match=r"no device 'acme:1' here; valid: acme:0, acme:3$") as caught:
+        runtime.find_platform("acme:1")
+    assert not isinstance(caught.value, PlatformPluginError)
+    runtime.use_platform("acme:3")
+    assert runtime.platform.device == "cards:3"
+    assert runtime._platforms.asked == "acme:3"
+
+
+def test_a_plugin_that_lists_no_devices(runtime: Runtime, install: Callable[..., Path]) -> None:
+    code = ACTIVE.format(module="acme").replace("CpuHardware, ", "Hardware as Bare, ")
+    install("acme", code.replace("(CpuHardware)", "(Bare)"))
+    with pytest.raises(PlatformError, match=r"no device 'acme:0' here; valid: acme, whose devices\(\) lists"):
+        runtime.find_platform("acme:0")
+
+
+def test_one_platform_for_a_device(runtime: Runtime, vendor: Callable[..., Any]) -> None:
+    """However it is named, so that what was registered with it counts, and it is initialised once."""
+    acme = vendor("acme")
+    found = runtime.find_platform("acme")
+    assert runtime.platform is found
+    assert runtime.find_platform("acme:Vendor") is runtime.find_platform("acme:Vendor:cpu") is found
+    assert runtime.find_platform("cpu") is runtime.find_platform(torch.device("cpu")) is not found
+    own = acme.Vendor()
+    assert runtime.find_platform(own) is own is not found
+    runtime.use_platform(own)
+    assert runtime.platform is runtime.find_platform("acme") is own
+    assert Runtime().find_platform("acme") is not own
+
+
+def test_an_object_of_no_kind(runtime: Runtime) -> None:
+    for use in (runtime.use_platform, runtime.find_platform):
+        with pytest.raises(PlatformError, match=r"Platform is of kind 'unspecified'; valid: .*oot:NAME"):
+            use(switchrail.Platform())
+
+
+def test_a_class_of_the_users_own_with_a_kind_that_is_built_in(runtime: Runtime, install: Any) -> None:
+    install("acme", "from switchrail.platforms import CpuPlatform\nclass Own(CpuPlatform): pass")
+    own = __import__("acme").Own()
+    runtime.use_platform(own)
+    assert runtime._platforms.asked == "acme:Own:cpu"
+    runtime.use_platform(CpuPlatform())
+    assert runtime._platforms.asked == "cpu"
+
+
+def test_a_class_of_the_program(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "Own", type("Own", (CpuPlatform,), {}), raising=False)
+    assert type(runtime.find_platform("__main__:Own")).__name__ == "Own"
+    with pytest.raises(PlatformError, match="no class '__main__:Owm'"):
+        runtime.find_platform("__main__:Owm")
+
+
+def states(runtime: Runtime) -> dict[str, tuple[str, str | None]]:
+    return {
+        plugin.name: (plugin.state, plugin.reason)
+        for plugin in runtime.plugins
+        if plugin.group == "switchrail.platforms"
+    }
+
+
+def test_the_records_say_what_came_of_each(
+    runtime: Runtime, vendor: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acme, umbrella = vendor("acme"), vendor("umbrella")
+    umbrella.answer = None
+    found = {plugin.name: plugin.state for plugin in runtime.load()}
+    assert (found["acme"], found["umbrella"]) == ("discovered", "discovered")
+    before = runtime.fingerprint()
+    declines = ("blocked", "it declines: it finds no device of its own here")
+    assert runtime.platform.kind == "oot:acme"
+    assert states(runtime) == {"acme": ("loaded", None), "umbrella": declines}
+    assert {plugin.state for plugin in runtime.load() if plugin.name == "acme"} == {"loaded"}
+    assert {plugin.state for plugin in runtime.discover() if plugin.name == "acme"} == {"loaded"}
+    assert runtime.fingerprint() == before, "asking for the platform changes nothing that decides"
+    runtime.use_platform("cpu")
+    assert states(runtime)["acme"] == ("discovered", None)
+    acme.answer = 5
+    with pytest.raises(PlatformPluginError):
+        runtime.use_platform("acme")
+    assert states(runtime)["acme"] == ("discovered", None), "the choice is what it was"
+    other = Runtime()
+    with pytest.raises(PlatformPluginError) as caught:
+        other.platform  # noqa: B018
+    (record,) = [plugin for plugin in other.plugins if plugin.name == "acme"]
+    assert (record.state, record.traceback) == ("failed", caught.value.traceback)
+    assert record.reason.startswith("TypeError: it returned 5; valid: a class path")
+    acme.answer = "acme:Vendor"
+    assert other.platform.kind == "oot:acme"
+    assert states(other) == {"acme": ("loaded", None), "umbrella": declines}
+
+
+def test_on_the_command_line(runtime: Runtime, vendor: Callable[..., Any]) -> None:
+    acme, umbrella = vendor("acme"), vendor("umbrella")
+
+    def listed() -> tuple[dict[str, str], str]:
+        done = CliRunner().invoke(app, ["plugins", "--json"])
+        assert done.exit_code == 0
+        return {plugin["name"]: plugin["state"] for plugin in json.loads(done.stdout)}, done.stderr
+
+    found, told = listed()
+    assert (found["acme"], found["umbrella"]) == ("discovered", "discovered")
+    assert "2 platforms are active: acme, umbrella; set SWITCHRAIL_PLATFORM" in told
+    acme.answer = 5
+    found, told = listed()
+    assert (found["acme"], found["umbrella"]) == ("failed", "discovered")
+    assert "platform plugin acme:acme (acme:activate) failed: TypeError: it returned 5" in told
+    acme.answer, umbrella.answer = None, "umbrella:Vendor"
+    found, told = listed()
+    assert (found["acme"], found["umbrella"], told) == ("blocked", "loaded", "")
+
+
+def test_a_plugin_that_loads_plugins(runtime: Runtime, install: Callable[..., Path]) -> None:
+    """It could wait for a thread that loads, whose plugin waits for the platform."""
+    install("acme", "import switchrail\ndef activate(): return switchrail.current_runtime().load()")
+    with pytest.raises(PlatformPluginError, match="loaded plugins while it was asked itself") as caught:
+        runtime.platform  # noqa: B018
+    assert isinstance(caught.value.__cause__, PlatformReentryError)
+
+
+def test_what_a_signals_handler_raises_passes(
+    runtime: Runtime, install: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("acme", "import signal\ndef activate(): signal.raise_signal(signal.SIGUSR1)")
+
+    def handler(number: int, frame: Any) -> None:
+        raise SystemExit(7)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(SystemExit):
+            runtime.platform  # noqa: B018
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    monkeypatch.setenv("SWITCHRAIL_PLATFORM", "cpu")
+    assert runtime.platform.is_cpu()
+
+
+GENERAL = """
+import switchrail
+def register(registry): registry.register("{name}_ops", "x:Y", op="attention", devices=["oot:{name}"])
+"""
+
+
+@pytest.mark.parametrize("how", ["acme", "acme:acme", "acme:0", "object", "cpu"])
+@pytest.mark.parametrize("environment", ["cpu", "umbrella"])
+def test_a_call_comes_before_the_environment_for_general_plugins_too(
+    how: str,
+    environment: str,
+    runtime: Runtime,
+    install: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("acme", "umbrella"):
+        code = ACTIVE.format(module=name) + GENERAL.format(name=name)
+        devices = '    @classmethod\n    def devices(cls): return ("cpu:0",)\n'
+        info = install(name, code.replace(f'"oot:{name}"\n', f'"oot:{name}"\n{devices}'))
+        with (info / "entry_points.txt").open("a") as file:
+            file.write(f"[switchrail.plugins]\n{name}_ops = {name}:register\n")
+    monkeypatch.setenv("SWITCHRAIL_PLATFORM", environment)
+    runtime.use_platform(__import__("acme").Vendor() if how == "object" else how)
+    found = {plugin.name: plugin.state for plugin in runtime.load()}
+    general = (found["acme_ops"], found["umbrella_ops"])
+    assert general == {"object": ("loaded", "loaded"), "cpu": ("blocked", "blocked")}.get(
+        how, ("loaded", "blocked")
+    )
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_initialises_for_itself() -> None:
+    """Also while a thread of its parent, which it doesn't have, is at it."""
+    began, go_on = threading.Event(), threading.Event()
+    parent, calls = os.getpid(), []
+
+    class Slow(CpuServing):
+        def initialize(self) -> None:
+            calls.append(1)
+            began.set()
+            if os.getpid() == parent:
+                assert go_on.wait(30)
+
+    platform = type("SlowPlatform", (CpuPlatform,), {"serving_class": Slow})()
+    thread = threading.Thread(target=platform.initialize)
+    thread.start()
+    assert began.wait(30)
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        platform.initialize()
+        os._exit(0 if len(calls) == 2 else 1)
+    _, status = os.waitpid(child, 0)
+    go_on.set()
+    thread.join()
+    assert status == 0
+    platform.initialize()
+    assert len(calls) == 1

@@ -9,6 +9,8 @@ import typer
 from switchrail.cli.choices import Choices, JsonOption, loaded_runtime
 from switchrail.cli.hooks import show_hooks
 from switchrail.cli.show import console, plugin_table, print_json
+from switchrail.errors import PlatformError
+from switchrail.plugins.environment import PLATFORMS
 
 
 def plugins(
@@ -19,6 +21,11 @@ def plugins(
 ) -> None:
     """List the installed plugins: loaded, left out or failed, and why."""
     runtime = loaded_runtime(Choices())
+    if not hooks and any(plugin.group == PLATFORMS for plugin in runtime.plugins):
+        try:
+            runtime.platform  # noqa: B018 - so that the records say which one is in use
+        except PlatformError as error:
+            typer.echo(f"switchrail: {error}", err=True)
     found = runtime.plugins
     if hooks:
         explanations = runtime.hooks.explain_all()

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import threading
-import traceback
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from importlib import import_module
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
-from switchrail.errors import PlatformError, PlatformPluginError, PlatformReentryError
+from switchrail.errors import PlatformError, PlatformReentryError
 from switchrail.nearest import nearest
 from switchrail.platforms.accelerator import is_importable
-from switchrail.platforms.builtin import KINDS, detect, is_builtin, no_such_device
-from switchrail.platforms.identity import OUT_OF_TREE
+from switchrail.platforms.builtin import KINDS, detect, is_builtin, no_such_device, platform_class
+from switchrail.platforms.candidate import Candidate, check_kind, import_class, instance_of
 from switchrail.platforms.platform import Platform
 from switchrail.plugins import PLATFORM, Plugin
-from switchrail.plugins.entry_point import import_target
+from switchrail.plugins.environment import PLATFORMS
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +31,7 @@ class PlatformChoice:
     What was asked for by name counts, by `use` before `SWITCHRAIL_PLATFORM`. Else the installed platform
     plugins are asked, and the one that does not decline serves; where several don't, that is an error. Where
     none is left, the first built-in kind of which a device is there serves. A choice that fails is not kept:
-    who asks next tries again.
+    who asks next tries again. Each device has one platform of a class, however it is named.
     """
 
     def __init__(self, plugins: Callable[[], Sequence[Plugin]]) -> None:
@@ -46,14 +43,26 @@ class PlatformChoice:
         self._plugins = plugins
         self._platform: Platform | None = None
         self._asked: str | None = None
+        self._records: Mapping[str, Plugin] = {}
+        self._made: dict[tuple[type[Platform], str], Platform] = {}
         self._lock = threading.Lock()
         self._choosing: int | None = None
         _choices.add(self)
 
     @property
     def asked(self) -> str | None:
-        """What was asked for with `use`, as `use` takes it in another process; None: nothing was."""
+        """What was asked for with `use`, as `use` takes it in another process; None: nothing was.
+
+        Raises:
+            PlatformReentryError: A plugin that is being asked wants to know, to load plugins by it.
+        """
+        if self._choosing == threading.get_ident():
+            raise PlatformReentryError("a platform plugin loaded plugins while it was asked itself")
         return self._asked
+
+    def record_of(self, plugin: Plugin) -> Plugin:
+        """A platform plugin's record with what came of it in the last choice; others as they are."""
+        return self._records.get(plugin.qualified_name, plugin) if _may_be_asked(plugin) else plugin
 
     def get(self) -> Platform:
         """The platform.
@@ -66,22 +75,29 @@ class PlatformChoice:
         if self._platform is not None:
             return self._platform
         name = os.environ.get(PLATFORM, "").strip()
-        plugins = () if name in KINDS else self._plugins()
+        candidates = () if name in KINDS else self._candidates()
 
         def work() -> Platform:
             if self._platform is None:
-                self._platform = _choose(name, plugins)
+                try:
+                    self._platform = self._kept(_choose(name, candidates))
+                finally:
+                    self._keep_records(candidates)
             return self._platform
 
         return self._alone(work)
 
     def use(self, platform: Platform | str | torch.device) -> None:
         """Makes another platform the one that counts; takes what `find` takes, and raises what it raises."""
-        plugins = self._plugins_for(platform)
+        candidates = self._candidates_for(platform)
 
         def work() -> None:
-            self._platform = _find(platform, plugins)
+            found = _find(platform, candidates)
+            if found is platform:
+                self._made[type(found), found.device] = found
+            self._platform = self._kept(found)
             self._asked = _name_of(platform)
+            self._keep_records(candidates)
 
         self._alone(work)
 
@@ -90,19 +106,38 @@ class PlatformChoice:
 
         Args:
             platform: A platform; a built-in kind; what torch calls a device; the name of a platform plugin,
-                or `DISTRIBUTION:NAME` where two have one name; or the path of a class, `module:Class` or
-                `module:Class:device`.
+                or `DISTRIBUTION:NAME` where two have one name, also with the number of a device (`acme:1`);
+                or the path of a class, `module:Class` or `module:Class:device`.
 
         Raises:
             PlatformError: There is no such platform or device, or the plugin declines.
             PlatformPluginError: The plugin failed.
             PlatformReentryError: A plugin asked for a platform while it was asked itself.
         """
-        plugins = self._plugins_for(platform)
-        return self._alone(lambda: _find(platform, plugins))
+        candidates = self._candidates_for(platform)
 
-    def _plugins_for(self, platform: Platform | str | torch.device) -> Sequence[Plugin]:
-        return () if isinstance(platform, Platform) or is_builtin(platform) else self._plugins()
+        def work() -> Platform:
+            found = _find(platform, candidates)
+            return found if found is platform else self._kept(found)
+
+        return self._alone(work)
+
+    def _candidates(self) -> Sequence[Candidate]:
+        return [Candidate(plugin) for plugin in self._plugins()]
+
+    def _candidates_for(self, platform: Platform | str | torch.device) -> Sequence[Candidate]:
+        return () if isinstance(platform, Platform) or is_builtin(platform) else self._candidates()
+
+    def _kept(self, platform: Platform) -> Platform:
+        """The one that was made before, so that a device is initialised once."""
+        return self._made.setdefault((type(platform), platform.device), platform)
+
+    def _keep_records(self, candidates: Sequence[Candidate]) -> None:
+        self._records = {
+            candidate.plugin.qualified_name: candidate.record
+            for candidate in candidates
+            if candidate.record is not candidate.plugin
+        }
 
     # No generator: an interrupt could come between one and the block of its `with`, and leave the lock taken.
     def _alone(self, work: Callable[[], T]) -> T:
@@ -131,14 +166,18 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_reset_after_fork)
 
 
-def _choose(name: str, plugins: Sequence[Plugin]) -> Platform:
+def _may_be_asked(plugin: Plugin) -> bool:
+    return plugin.group == PLATFORMS and plugin.state == "discovered"
+
+
+def _choose(name: str, candidates: Sequence[Candidate]) -> Platform:
     if name in KINDS:
         return detect(name)
     if name:
-        plugin = _plugin_of(name, plugins)
-        if plugin is not None:
-            return _named(plugin)
-        valid = (*KINDS, *_names(plugins))
+        candidate = _candidate_of(name, candidates)
+        if candidate is not None:
+            return _named(candidate)
+        valid = (*KINDS, *_names(candidates))
         near, hint = nearest(name, valid)
         raise PlatformError(
             f"{PLATFORM} is {name!r}, which is no platform{hint}; valid: {', '.join(valid)}",
@@ -146,41 +185,49 @@ def _choose(name: str, plugins: Sequence[Plugin]) -> Platform:
             valid=valid,
             nearest=near,
         )
-    active = [(plugin, path) for plugin in plugins if (path := _ask(plugin)) is not None]
+    active = [(candidate, path) for candidate in candidates if (path := candidate.ask()) is not None]
     if len(active) > 1:
-        names = _names([plugin for plugin, _ in active])
+        names = _names([candidate for candidate, _ in active])
         raise PlatformError(
             f"{len(active)} platforms are active: {', '.join(names)}; set {PLATFORM} to one of them, or call "
             "use_platform",
             found=names,
             valid=names,
         )
-    return _make(*active[0]) if active else detect()
+    if not active:
+        return detect()
+    ((candidate, path),) = active
+    return candidate.make(path)
 
 
-def _find(platform: Platform | str | torch.device, plugins: Sequence[Plugin]) -> Platform:
+def _find(platform: Platform | str | torch.device, candidates: Sequence[Candidate]) -> Platform:
     if isinstance(platform, Platform):
+        check_kind(platform)
         return platform
     text = str(platform)
     if is_builtin(text):
         return detect(text)
-    plugin = _plugin_of(text, plugins)
-    if plugin is not None:
-        return _named(plugin)
+    name, _, index = text.rpartition(":")
+    candidate = _candidate_of(text, candidates)
+    if candidate is not None:
+        return _named(candidate)
+    if index.isdecimal() and (candidate := _candidate_of(name, candidates)) is not None:
+        return _named(candidate, index)
     module, _, rest = text.partition(":")
     name, _, device = rest.partition(":")
     package = module.partition(".")[0]
-    if name and package and is_importable(package):
-        return _instance(_import_class(f"{module}:{name}"), device or None)
-    raise no_such_device(text, _names(plugins))
+    if name and package and (package in sys.modules or is_importable(package)):
+        return instance_of(import_class(f"{module}:{name}"), device or None)
+    raise no_such_device(text, _names(candidates))
 
 
-def _plugin_of(name: str, plugins: Sequence[Plugin]) -> Plugin | None:
+def _candidate_of(name: str, candidates: Sequence[Candidate]) -> Candidate | None:
     distribution, _, own = name.rpartition(":")
     found = [
-        plugin
-        for plugin in plugins
-        if plugin.name == own and _canonical(distribution) in ("", _canonical(plugin.distribution))
+        candidate
+        for candidate in candidates
+        if candidate.plugin.name == own
+        and _canonical(distribution) in ("", _canonical(candidate.plugin.distribution))
     ]
     if len(found) > 1:
         valid = _names(found)
@@ -196,7 +243,8 @@ def _canonical(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
-def _names(plugins: Sequence[Plugin]) -> tuple[str, ...]:
+def _names(candidates: Sequence[Candidate]) -> tuple[str, ...]:
+    plugins = [candidate.plugin for candidate in candidates]
     names = [plugin.name for plugin in plugins]
     return tuple(plugin.qualified_name if names.count(plugin.name) > 1 else plugin.name for plugin in plugins)
 
@@ -204,85 +252,21 @@ def _names(plugins: Sequence[Plugin]) -> tuple[str, ...]:
 def _name_of(platform: Platform | str | torch.device) -> str:
     if not isinstance(platform, Platform):
         return str(platform)
-    if not platform.is_out_of_tree():
-        return platform.device
     cls = type(platform)
+    if platform.kind in KINDS and cls is platform_class(platform.kind):
+        return platform.device
     return f"{cls.__module__}:{cls.__qualname__}:{platform.device}"
 
 
-def _named(plugin: Plugin) -> Platform:
-    path = _ask(plugin)
+def _named(candidate: Candidate, index: str = "") -> Platform:
+    path = candidate.ask()
     if path is None:
+        plugin = candidate.plugin
         raise PlatformError(
             f"platform {plugin.name!r} of {plugin.distribution} declines: it finds no device of its own here",
             found=plugin.name,
         )
-    return _make(plugin, path)
-
-
-def _ask(plugin: Plugin) -> str | None:
-    """The class path that a plugin's function returns."""
-    if plugin.state != "discovered":
-        raise _failure(plugin, f"{plugin.state}: {plugin.reason}")
-    with _blamed(plugin):
-        function = import_target(plugin)
-        if isinstance(function, type) or not callable(function):
-            raise TypeError(f"it is {function!r}; valid: a function without arguments")
-        path = function()
-        if path is not None and not (isinstance(path, str) and all(path.partition(":"))):
-            raise TypeError(f"it returned {path!r}; valid: a class path 'module:Class', or None to decline")
-        return path
-
-
-def _make(plugin: Plugin, path: str) -> Platform:
-    with _blamed(plugin):
-        return _instance(_import_class(path))
-
-
-def _import_class(path: str) -> type[Platform]:
-    module, _, name = path.partition(":")
-    try:
-        found: Any = attrgetter(name)(import_module(module))
-    except (ImportError, AttributeError) as error:
-        raise PlatformError(f"there is no class {path!r}: {error}", found=path) from error
-    if not isinstance(found, type) or not issubclass(found, Platform):
-        raise PlatformError(
-            f"{path!r} is {found!r}; valid: a class derived from switchrail.Platform", found=path
-        )
-    return found
-
-
-def _instance(cls: type[Platform], device: str | None = None) -> Platform:
-    platform = cls(device)
-    kind = platform.kind
-    if kind not in KINDS and not (kind.startswith(OUT_OF_TREE) and kind != OUT_OF_TREE):
-        raise PlatformError(
-            f"{cls.__qualname__} is of kind {kind!r}; valid: {', '.join(KINDS)}, {OUT_OF_TREE}NAME",
-            found=kind,
-            valid=(*KINDS, f"{OUT_OF_TREE}NAME"),
-        )
-    return platform
-
-
-@contextmanager
-def _blamed(plugin: Plugin) -> Iterator[None]:
-    """Turns whatever a plugin's code raises into one error that says whose it is."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # SystemExit too: a plugin does not end its host
-        text = "".join(traceback.format_exception_only(error)).strip()
-        raise _failure(plugin, text, traceback="".join(traceback.format_exception(error))) from error
-
-
-def _failure(plugin: Plugin, problem: str, **fields: Any) -> PlatformPluginError:
-    return PlatformPluginError(
-        f"platform plugin {plugin.qualified_name} ({plugin.target}) failed: {problem}; {PLATFORM}=cpu does "
-        "without it",
-        plugin=plugin.qualified_name,
-        **fields,
-    )
+    return candidate.make(path, index)
 
 
 __all__ = ["PlatformChoice"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any, ClassVar
 
@@ -14,6 +15,17 @@ from switchrail.platforms.identity import (
     Identity,
 )
 from switchrail.platforms.serving import Serving
+
+_initializing = threading.RLock()
+
+
+def _reset_after_fork() -> None:
+    global _initializing
+    _initializing = threading.RLock()  # a thread that the child doesn't have could hold its parent's
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 class Platform:
@@ -51,7 +63,6 @@ class Platform:
         """
         self.hardware = self.hardware_class(device)
         self.serving = self.serving_class(self.hardware)
-        self._initializing = threading.RLock()
         self._initialized = False
 
     @property
@@ -91,7 +102,7 @@ class Platform:
 
     def initialize(self) -> None:
         """Lets the serving part prepare the process, unless it has; a failure is tried again next time."""
-        with self._initializing:
+        with _initializing:
             if not self._initialized:
                 self.serving.initialize()
                 self._initialized = True

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from switchrail.errors import RegistrationError
+from switchrail.errors import PlatformError, RegistrationError
 from switchrail.nearest import nearest
 from switchrail.platforms.identity import OUT_OF_TREE
 from switchrail.platforms.operations import OPERATIONS, Operation
@@ -73,8 +74,11 @@ class Serving:
         return FreeList
 
     def dispatch_key(self) -> str:
-        """Which `forward_<dispatch key>` of an operation serves; the family's name, unless changed."""
-        return self.hardware.kind.removeprefix(OUT_OF_TREE)
+        """Which `forward_<dispatch key>` of an operation serves; the family's name, unless changed.
+
+        What can't be in the name of a method is `_` in it: `acme_x1` for the kind `oot:acme-x1`.
+        """
+        return re.sub(r"\W", "_", self.hardware.kind.removeprefix(OUT_OF_TREE))
 
     def register_oot_forward(self, op: str, forward: Forward, *, override: bool = False) -> None:
         """Lets a function serve an operation in engines that are made from now on.
@@ -109,11 +113,22 @@ class Serving:
         self._forwards[op] = forward
 
     def forward_of(self, operation: type[Operation]) -> Forward | None:
-        """The function that serves an operation; None: the native one."""
+        """The function that serves an operation; None: the native one.
+
+        Raises:
+            PlatformError: The dispatch key can't be in the name of a method.
+        """
         registered = self._forwards.get(operation.name)
         if registered is not None:
             return registered
-        forward: Forward | None = getattr(operation, f"forward_{self.dispatch_key()}", None)
+        key = self.dispatch_key()
+        if not isinstance(key, str) or not f"forward_{key}".isidentifier():
+            raise PlatformError(
+                f"platform {self.hardware.kind!r} gives {key!r} for dispatch_key(); valid: what follows "
+                "'forward_' in the name of a method, such as 'cpu'",
+                found=key,
+            )
+        forward: Forward | None = getattr(operation, f"forward_{key}", None)
         return forward
 
 

@@ -46,11 +46,10 @@ def platform_in_use(asked: str | None, plugins: Sequence[Plugin]) -> str | None:
 
     installed = [plugin for plugin in plugins if plugin.group == PLATFORMS]
     names = {name for plugin in installed for name in (plugin.name, plugin.qualified_name)}
-    if asked is not None:
-        for name in (asked, asked.partition(":")[0]):  # a device of a kind: cuda:0
-            if name in names or name in KINDS:
-                return name
-    return os.environ.get(PLATFORM, "").strip() or None
+    if asked is None:
+        return os.environ.get(PLATFORM, "").strip() or None
+    family = asked.rpartition(":")[0]  # of a device: cuda:0
+    return next((name for name in (asked, family) if name in names or name in KINDS), None)
 
 
 def seconds_allowed(timeout: float | None) -> float | None:

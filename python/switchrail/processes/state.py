@@ -183,7 +183,9 @@ def read(runtime: Runtime, plans: Sequence[RoutePlan] = ()) -> tuple[RuntimeStat
         fingerprint = runtime._fingerprint()
         needed = sorted({_distribution(text) for state in backends for text in _packages(state)})
         loaded = {
-            (plugin.distribution, plugin.name) for plugin in runtime.plugins if plugin.state == "loaded"
+            (plugin.distribution, plugin.name)
+            for plugin in runtime._loader.plugins
+            if plugin.state == "loaded"
         }
         hooks = tuple(
             _hook(hook, problems, is_users=(hook.source, hook.plugin) not in loaded)

@@ -1,0 +1,150 @@
+"""From a platform plugin, or the path of a class, to a platform."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from operator import attrgetter
+from typing import Any, TypeVar
+
+from switchrail.errors import PlatformError, PlatformPluginError
+from switchrail.platforms.builtin import KINDS
+from switchrail.platforms.identity import OUT_OF_TREE
+from switchrail.platforms.platform import Platform
+from switchrail.plugins import PLATFORM, Plugin
+from switchrail.plugins.attempt import described, is_interrupt
+from switchrail.plugins.entry_point import import_target
+
+T = TypeVar("T")
+
+
+class Candidate:
+    """A platform plugin that may be chosen.
+
+    Attributes:
+        plugin: Its record as it was found.
+        record: Its record with what came of it: `loaded`, `failed`, or `blocked` where it declined.
+    """
+
+    def __init__(self, plugin: Plugin) -> None:
+        self.plugin = self.record = plugin
+
+    def ask(self) -> str | None:
+        """The class path that its function returns; None: it declines.
+
+        Raises:
+            PlatformPluginError: It fails, or may not be asked.
+        """
+        if self.plugin.state != "discovered":
+            raise self._failure(f"{self.plugin.state}: {self.plugin.reason}")
+        path = self._blamed(self._ask)
+        if path is None:
+            self.record = self.plugin.blocked("it declines: it finds no device of its own here")
+        return path
+
+    def make(self, path: str, index: str = "") -> Platform:
+        """Its platform.
+
+        Args:
+            path: What `ask` returned.
+            index: The number of the device; empty: the one that is current.
+
+        Raises:
+            PlatformError: There is no device of that number.
+            PlatformPluginError: It fails.
+        """
+        cls = self._blamed(lambda: import_class(path))
+        device = self._device(cls, index) if index else None
+        platform = self._blamed(lambda: instance_of(cls, device))
+        self.record = self.plugin.loaded()
+        return platform
+
+    def _ask(self) -> str | None:
+        function = import_target(self.plugin)
+        if isinstance(function, type) or not callable(function):
+            raise TypeError(f"it is {function!r}; valid: a function without arguments")
+        path = function()
+        if path is not None and not (isinstance(path, str) and all(path.partition(":"))):
+            raise TypeError(f"it returned {path!r}; valid: a class path 'module:Class', or None to decline")
+        return path
+
+    def _device(self, cls: type[Platform], index: str) -> str:
+        there = self._blamed(cls.hardware_class.devices)
+        names = {f"{self.plugin.name}:{device.rpartition(':')[2]}": device for device in there}
+        name = f"{self.plugin.name}:{index}"
+        if name not in names:
+            raise PlatformError(
+                f"there is no device {name!r} here; valid: "
+                f"{', '.join(names) or f'{self.plugin.name}, whose devices() lists none'}",
+                found=name,
+                valid=tuple(names),
+            )
+        return names[name]
+
+    def _blamed(self, work: Callable[[], T]) -> T:
+        """Turns whatever the plugin's code raises into one error that says whose it is."""
+        try:
+            return work()
+        except BaseException as error:  # SystemExit too: a plugin does not end its host
+            if is_interrupt(error):
+                raise
+            reason, traceback = described(error)
+            self.record = self.plugin.failed(reason, traceback)
+            raise self._failure(reason, traceback=traceback) from error
+
+    def _failure(self, problem: str, **fields: Any) -> PlatformPluginError:
+        plugin = self.plugin
+        return PlatformPluginError(
+            f"platform plugin {plugin.qualified_name} ({plugin.target}) failed: {problem}; {PLATFORM}=cpu "
+            "does without it",
+            plugin=plugin.qualified_name,
+            **fields,
+        )
+
+
+def import_class(path: str) -> type[Platform]:
+    """The class of a platform, by `module:Class`.
+
+    Raises:
+        PlatformError: There is no such class, or it is no platform's.
+    """
+    module, _, name = path.partition(":")
+    try:
+        found: Any = attrgetter(name)(import_module(module))
+    except (ImportError, AttributeError) as error:
+        raise PlatformError(f"there is no class {path!r}: {error}", found=path) from error
+    if not isinstance(found, type) or not issubclass(found, Platform):
+        raise PlatformError(
+            f"{path!r} is {found!r}; valid: a class derived from switchrail.Platform", found=path
+        )
+    return found
+
+
+def instance_of(cls: type[Platform], device: str | None) -> Platform:
+    """A platform of a class, on a device; None: the one that is current.
+
+    Raises:
+        PlatformError: There is no such device, or the platform's kind is none.
+    """
+    platform = cls(device)
+    check_kind(platform)
+    return platform
+
+
+def check_kind(platform: Platform) -> None:
+    """Checks that backends can be registered for a platform's kind.
+
+    Raises:
+        PlatformError: They can't.
+    """
+    kind = platform.kind
+    if kind not in KINDS and not (kind.startswith(OUT_OF_TREE) and kind != OUT_OF_TREE):
+        raise PlatformError(
+            f"{type(platform).__qualname__} is of kind {kind!r}; valid: {', '.join(KINDS)}, "
+            f"{OUT_OF_TREE}NAME",
+            found=kind,
+            valid=(*KINDS, f"{OUT_OF_TREE}NAME"),
+        )
+
+
+__all__ = ["Candidate", "check_kind", "import_class", "instance_of"]
