@@ -73,13 +73,13 @@ def test_the_engine_calls_every_method(runtime: switchrail.Runtime) -> None:
     assert platform.of_serving["initialize"] == 1
     assert platform.of_serving["after_weights_loaded"] == 2
     assert platform.of_serving["default_backend"] == 2 * 3 * 2  # engines, ops, phases
-    assert platform.of_hardware["active"] == 2 * steps
+    assert platform.of_hardware["active"] == 2 * (1 + steps)  # making the engine, and each step
     assert platform.of_hardware["empty_cache"] == 2 * 2  # before memory is sized, and at the end
 
 
 def test_work_is_launched_on_the_engines_device(runtime: switchrail.Runtime) -> None:
     """Whatever device is current in the thread, which it is again afterwards."""
-    log = []
+    log, seen = [], []
     current = ["other:0"]
 
     class Elsewhere(CpuHardware):
@@ -90,13 +90,29 @@ def test_work_is_launched_on_the_engines_device(runtime: switchrail.Runtime) -> 
             log.append(device)
             current[0] = device
 
-    class ElsewherePlatform(CpuPlatform):
-        hardware_class = Elsewhere
+    class ElsewhereServing(CpuServing):
+        def after_weights_loaded(self, model: Any) -> None:
+            seen.append(current[0])
 
-    runtime.use_platform(ElsewherePlatform())
+        def state_pool_class(self) -> Any:
+            seen.append(current[0])
+            return super().state_pool_class()
+
+    class ElsewherePlatform(CpuPlatform):
+        hardware_class, serving_class = Elsewhere, ElsewhereServing
+
+    def choose_tokens(logits: Any, params: Any, draws: Any) -> list[int]:
+        seen.append(current[0])
+        return [41] * len(params)
+
+    platform = ElsewherePlatform()
+    platform.serving.register_oot_forward(ChooseTokens.name, choose_tokens)
+    runtime.use_platform(platform)
     with Engine(CHECKPOINT, runtime=runtime) as engine:
+        assert log == ["cpu", "other:0"]
         engine.generate(PROMPTS, PARAMS)
-        assert log == ["cpu", "other:0"] * engine.stats.steps
+        assert log == ["cpu", "other:0"] * (1 + engine.stats.steps)
+        assert seen == ["cpu"] * (2 + engine.stats.steps)
 
 
 def serving_platform(**members: Any) -> Platform:
@@ -138,6 +154,12 @@ def test_backends_may_draw_what_the_seed_starts(runtime: switchrail.Runtime) -> 
     assert drawn == [5, 5, 6]
 
 
+def test_defaults_of_none_are_left_open(runtime: switchrail.Runtime) -> None:
+    platform = serving_platform(engine_defaults=lambda self: {"page_size": None, "max_sequences": 3})
+    with Engine(CHECKPOINT, runtime=runtime, device=platform) as engine:
+        assert (engine.options.page_size, engine.options.max_sequences) == (16, 3)
+
+
 @pytest.mark.parametrize(
     ("members", "words"),
     [
@@ -155,6 +177,16 @@ def test_backends_may_draw_what_the_seed_starts(runtime: switchrail.Runtime) -> 
             {"engine_defaults": lambda self: {"page_size": 0}},
             "engine defaults .* page_size must be an integer",
         ),
+        (
+            {"engine_defaults": lambda self: switchrail.EngineOptions()},
+            r"gives EngineOptions\(.* for engine_defaults\(\); valid: a mapping",
+        ),
+        (
+            {"default_backend": lambda self, op, phase: 5},
+            r"gives 5 for default_backend\('attention', 'prefill'\); valid: the name of a backend, or None",
+        ),
+        ({"dispatch_key": lambda self: None}, r"gives None for dispatch_key\(\); valid: what follows"),
+        ({"dispatch_key": lambda self: "a-b"}, r"gives 'a-b' for dispatch_key\(\)"),
     ],
 )
 def test_what_a_platform_gives_is_checked(
@@ -183,6 +215,19 @@ def test_a_dtype_that_the_device_does_not_compute_in(runtime: switchrail.Runtime
         UnknownDtypeError, match=r"cpu does not compute in bfloat16; .*valid: float32, float16$"
     ):
         Engine(CHECKPOINT, runtime=runtime, device=platform, dtype="bfloat16")
+
+
+def test_dtypes_that_are_no_names(runtime: switchrail.Runtime) -> None:
+    class Wrong(CpuHardware):
+        def supported_dtypes(self) -> Any:
+            return (torch.float32,)
+
+    platform = type("WrongPlatform", (CpuPlatform,), {"hardware_class": Wrong})()
+    with pytest.raises(
+        PlatformError,
+        match=r"'cpu' gives \(torch.float32,\) for supported_dtypes\(\); valid: names, such as 'float32'",
+    ):
+        Engine(CHECKPOINT, runtime=runtime, device=platform)
 
 
 def make_pools(platform: Platform, shapes: dict[tuple[int, str], Any]) -> Pools:
@@ -303,8 +348,7 @@ def test_the_one_for_token_choice(make_engine: Callable[..., Engine]) -> None:
 
 def test_which_function_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RMSNorm, "forward_acme", rms_norm, raising=False)
-    platform = serving_platform(dispatch_key=lambda self: "acme")
-    serving = platform.serving
+    serving = serving_platform(dispatch_key=lambda self: "acme").serving
     assert serving.forward_of(GatedRMSNorm) is None
     assert serving.forward_of(RMSNorm) is rms_norm
     serving.register_oot_forward("rms_norm", silu_and_mul)
@@ -313,6 +357,7 @@ def test_which_function_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CpuPlatform().serving.forward_of(SiluAndMul) is SiluAndMul.forward_cpu
     assert type("Acme", (CpuHardware,), {"kind": "oot:acme"})().kind == "oot:acme"
     assert Serving(type("Acme", (CpuHardware,), {"kind": "oot:acme"})()).dispatch_key() == "acme"
+    assert Serving(type("Acme", (CpuHardware,), {"kind": "oot:acme-x.1"})()).dispatch_key() == "acme_x_1"
     serving.register_oot_forward("rms_norm", silu_and_mul)  # as one that initialises again does
     with pytest.raises(RegistrationError, match=r"'rms_norm' is served by .*silu_and_mul.*override=True"):
         serving.register_oot_forward("rms_norm", rms_norm)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from switchrail.errors import UnknownDtypeError
+from switchrail.errors import PlatformError, UnknownDtypeError
 from switchrail.nearest import nearest
 from switchrail.platforms import Hardware
 
@@ -22,13 +22,21 @@ def parse_dtype(dtype: str | torch.dtype | None, config: dict[str, Any], hardwar
         hardware: Where the model runs.
 
     Raises:
+        PlatformError: The hardware names no such dtype.
         UnknownDtypeError: It is none that an engine on this hardware computes in.
     """
     if dtype is None:
         own = config.get("dtype") or config.get("torch_dtype") or "float32"
         dtype = "float32" if torch.device(hardware.device).type == "cpu" else own
     name = str(dtype).removeprefix("torch.")
-    valid = tuple(known for known in _DTYPES if known in hardware.supported_dtypes())
+    supported = hardware.supported_dtypes()
+    valid = tuple(known for known in _DTYPES if known in supported)
+    if not valid:
+        raise PlatformError(
+            f"platform {hardware.kind!r} gives {supported!r} for supported_dtypes(); valid: names, such as "
+            f"{', '.join(map(repr, _DTYPES))}",
+            found=supported,
+        )
     if name not in valid:
         near, hint = nearest(name, valid)
         problem = (

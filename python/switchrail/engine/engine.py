@@ -102,6 +102,22 @@ class Engine(AbstractContextManager["Engine"]):
         self.options = options_on(self.platform, options)
         self.dtype = parse_dtype(dtype, config, self.platform.hardware)
         self.platform.initialize()
+        self._choose = self.platform.serving.forward_of(ChooseTokens)
+        with self.platform.hardware.active():
+            self._make(runtime, path, config, backends)
+        self.pools = self._runner.pools
+        self._scheduler = Scheduler(self.pools.pages, self.pools.slots, self.options)
+        self._stats = Stats()
+        self._events: deque[Event] = deque()
+        self._submitted = 0
+        self._lock = threading.RLock()
+        self._stepping = False
+        self._held_up: list[Request] = []  # to be cancelled when the step is over
+
+    def _make(
+        self, runtime: Runtime, path: Path, config: dict[str, Any], backends: Mapping[str, str] | None
+    ) -> None:
+        """Plans the routes, loads the model and makes what runs it."""
         if self.options.seed is not None:
             self.platform.hardware.seed(self.options.seed)
         self.plan: RoutePlan = plan_routes(
@@ -128,7 +144,6 @@ class Engine(AbstractContextManager["Engine"]):
         self._end_tokens = loaded.end_tokens
         self._vocab_size = loaded.vocab_size
         self._decode = _decoder(loaded.tokenizer)
-
         self._runner = Runner(
             loaded,
             self.plan,
@@ -138,16 +153,7 @@ class Engine(AbstractContextManager["Engine"]):
             state_dtype=STATE_DTYPE,
             max_length=self.max_length,
         )
-        self._choose = self.platform.serving.forward_of(ChooseTokens)
         self._unhook = weakref.finalize(self, self._runner.hooks.clear)
-        self.pools = self._runner.pools
-        self._scheduler = Scheduler(self.pools.pages, self.pools.slots, self.options)
-        self._stats = Stats()
-        self._events: deque[Event] = deque()
-        self._submitted = 0
-        self._lock = threading.RLock()
-        self._stepping = False
-        self._held_up: list[Request] = []  # to be cancelled when the step is over
 
     @property
     def stats(self) -> Stats:
@@ -415,12 +421,13 @@ class Engine(AbstractContextManager["Engine"]):
         self, schedule: Schedule, admitted: Sequence[Request]
     ) -> tuple[list[Request], list[int | None]]:
         """Runs the model; returns the requests that got a token, and their tokens."""
-        logits = self._runner.run(schedule, admitted)
-        ready = self._scheduler.advance(schedule)
-        if not ready:
-            return [], []
-        params = [request.params for request in ready]
-        return ready, (self._choose or choose)(logits, params, [request.draws for request in ready])
+        with self.platform.hardware.active():
+            logits = self._runner.run(schedule, admitted)
+            ready = self._scheduler.advance(schedule)
+            if not ready:
+                return [], []
+            params = [request.params for request in ready]
+            return ready, (self._choose or choose)(logits, params, [request.draws for request in ready])
 
     def _accept(self, request: Request, token: int) -> None:
         """Adds a token to a request, ends the request where it must, and tells about it."""

@@ -128,6 +128,13 @@ def options_on(platform: Platform, values: EngineOptions | Mapping[str, Any] | N
         PlatformError: The platform's defaults are no options.
     """
     defaults = platform.serving.engine_defaults()
+    if not isinstance(defaults, Mapping):
+        raise PlatformError(
+            f"platform {platform.kind!r} gives {defaults!r:.80} for engine_defaults(); valid: a mapping of "
+            "names in EngineOptions to values",
+            found=defaults,
+        )
+    defaults = {name: value for name, value in defaults.items() if value is not None}
     try:
         EngineOptions.of(defaults)
     except ConfigError as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from switchrail._core import LINEAR_OPS
-from switchrail.errors import BackendUnfitError, UnknownBackendError
+from switchrail.errors import BackendUnfitError, PlatformError, UnknownBackendError
 
 if TYPE_CHECKING:
     from switchrail._core import Layout, RoutePlan
@@ -45,7 +45,7 @@ def plan_routes(
         for op in sorted(ops)
         for phase in phases
         if not any(key in chosen for key in _keys(op, phase))
-        and (backend := platform.serving.default_backend(op, phase)) is not None
+        and (backend := _default_backend(platform, op, phase)) is not None
     }
     if defaults:
         listed = " ".join(f"{key}={name}" for key, name in defaults.items())
@@ -71,6 +71,17 @@ def plan_routes(
             **error.fields,
             platform=platform.kind,
         ) from error
+
+
+def _default_backend(platform: Platform, op: str, phase: str) -> str | None:
+    backend = platform.serving.default_backend(op, phase)
+    if backend is not None and not isinstance(backend, str):
+        raise PlatformError(
+            f"platform {platform.kind!r} gives {backend!r} for default_backend({op!r}, {phase!r}); valid: "
+            "the name of a backend, or None",
+            found=backend,
+        )
+    return backend
 
 
 def _keys(op: str, phase: str) -> tuple[str, ...]:

@@ -76,7 +76,6 @@ class Runner:
             pin_memory=platform.hardware.pin_memory_available(),
         )
         self.dispatcher = Dispatcher(plan, self.pools, shapes)
-        self._hardware = platform.hardware
         self.hooks = connect(self.model, mixers, checkpoint.family, self.dispatcher, platform.serving)
 
     def run(self, schedule: Schedule, admitted: Sequence[Request]) -> torch.Tensor:
@@ -91,17 +90,16 @@ class Runner:
         """
         for request in admitted:
             self.builder.admit(request)
-        with self._hardware.active():
-            step = self.builder.build(schedule)
-            with self.dispatcher.running(step):
-                logits: torch.Tensor = self.model(
-                    input_ids=step.input_ids,
-                    attention_mask=None,
-                    position_ids=step.position_ids,
-                    past_key_values=None,
-                    use_cache=False,
-                    logits_to_keep=step.logit_rows,
-                ).logits
+        step = self.builder.build(schedule)
+        with self.dispatcher.running(step):
+            logits: torch.Tensor = self.model(
+                input_ids=step.input_ids,
+                attention_mask=None,
+                position_ids=step.position_ids,
+                past_key_values=None,
+                use_cache=False,
+                logits_to_keep=step.logit_rows,
+            ).logits
         self.builder.advance(schedule)
         return logits.squeeze(0)
 
