@@ -6,7 +6,7 @@ Importing this package, and registering its backends, imports neither torch nor 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from switchrail.registration import Registry
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 HEAD_SIZES = (8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 """Of attention: those that models have, and that are tested; the kernels pad others as well."""
 
-_GATED_DELTA_SIZES = (16, 24, 32, 48, 64, 96, 128, 192, 256)
-GATED_DELTA_SIZES = tuple((k, v) for k in _GATED_DELTA_SIZES for v in _GATED_DELTA_SIZES)
-"""Of q and k, and of v."""
+_RECURRENT_SIZES = (16, 24, 32, 48, 64, 96, 128, 192, 256)
+RECURRENT_SIZES = tuple((k, v) for k in _RECURRENT_SIZES for v in _RECURRENT_SIZES)
+"""Of q and k, and of v, in the ops with a recurrent state."""
 
 
 def register(registry: Registry) -> None:
@@ -31,20 +31,27 @@ def register(registry: Registry) -> None:
     devices: list[str | DeviceSupport] = [DeviceSupport("cuda", min_capability=(8, 0))]
     if interpreted:
         devices.append("cpu")
-    for op, name, head_sizes in (
-        ("attention", "Attention", HEAD_SIZES),
-        ("gated_delta", "GatedDelta", GATED_DELTA_SIZES),
-        ("short_conv", "ShortConv", None),
-    ):
+    recurrent = {
+        "head_sizes": RECURRENT_SIZES,
+        "state_dtypes": ("float32", "bfloat16"),
+        "state_layouts": ("VK",),
+    }
+    capabilities: dict[str, tuple[str, dict[str, Any]]] = {
+        "attention": ("Attention", {"head_sizes": HEAD_SIZES}),
+        "gated_delta": ("GatedDelta", recurrent),
+        "kda": ("Kda", recurrent),
+        "lightning": ("Lightning", recurrent),
+        "mamba2": ("Mamba2", recurrent),
+        "short_conv": ("ShortConv", {}),
+    }
+    for op, (name, capability) in capabilities.items():
         registry.register(
             "triton",
             f"switchrail_kernels.{op}.triton:Triton{name}",
             op=op,
-            head_sizes=head_sizes,
+            **capability,
             devices=devices,
             dtypes=("float32", "float16") if interpreted else ("float32", "float16", "bfloat16"),
-            state_dtypes=("float32", "bfloat16") if op == "gated_delta" else None,
-            state_layouts=("VK",) if op == "gated_delta" else None,
             packages=("triton>=3.6",),
             priority=-1000 if interpreted else 100,
         )

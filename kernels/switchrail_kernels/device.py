@@ -16,4 +16,10 @@ def has_large_shared_memory(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.get_device_capability(device) not in _SMALL
 
 
-__all__ = ["has_large_shared_memory"]
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """The device's multiprocessors; as many as an H200 has where the kernels are interpreted."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+
+
+__all__ = ["has_large_shared_memory", "multiprocessors"]

@@ -6,9 +6,21 @@ import dataclasses
 import pytest
 import torch
 from switchrail.testing.compare import same_bits, verify
-from switchrail.testing.inputs import attention_call, gated_delta_call, short_conv_call
+from switchrail.testing.inputs import (
+    attention_call,
+    gated_delta_call,
+    kda_call,
+    lightning_call,
+    mamba2_call,
+    short_conv_call,
+)
+from switchrail_kernels import segments
 from switchrail_kernels.attention.triton import TritonAttention
 from switchrail_kernels.gated_delta.triton import TritonGatedDelta
+from switchrail_kernels.kda.triton import TritonKda
+from switchrail_kernels.lightning.triton import TritonLightning
+from switchrail_kernels.mamba2.triton import TritonMamba2
+from switchrail_kernels.segments import Segments
 from switchrail_kernels.short_conv.triton import TritonShortConv
 
 pytestmark = pytest.mark.gpu
@@ -20,21 +32,23 @@ def attention(phase, seed):
     return attention_call(lengths, kv_lengths=kv, phase=phase, dtype=torch.bfloat16, device="cuda", seed=seed)
 
 
-def gated_delta(phase, seed):
-    lengths = [1] * 3 if phase == "decode" else [70, 3, 9]
-    return gated_delta_call(
-        lengths, phase=phase, initial="all", padding=(seed,), dtype=torch.bfloat16, device="cuda", seed=seed
-    )
+def stateful(make):
+    def call(phase, seed):
+        lengths = [1] * 3 if phase == "decode" else [70, 3, 9]
+        options = {"dtype": torch.bfloat16, "device": "cuda", "seed": seed}
+        return make(lengths, phase=phase, initial="all", padding=(seed,), **options)
+
+    return call
 
 
-def short_conv(phase, seed):
-    lengths = [1] * 3 if phase == "decode" else [70, 3, 9]
-    return short_conv_call(
-        lengths, phase=phase, initial="all", padding=(seed,), dtype=torch.bfloat16, device="cuda", seed=seed
-    )
-
-
-OPS = [(attention, TritonAttention), (gated_delta, TritonGatedDelta), (short_conv, TritonShortConv)]
+OPS = [
+    pytest.param(attention, TritonAttention, id="attention"),
+    pytest.param(stateful(gated_delta_call), TritonGatedDelta, id="gated_delta"),
+    pytest.param(stateful(kda_call), TritonKda, id="kda"),
+    pytest.param(stateful(lightning_call), TritonLightning, id="lightning"),
+    pytest.param(stateful(mamba2_call), TritonMamba2, id="mamba2"),
+    pytest.param(stateful(short_conv_call), TritonShortConv, id="short_conv"),
+]
 
 
 def _replace(target, source):
@@ -131,3 +145,25 @@ def test_launches_after_the_first_and_tensors_of_other_alignment(make, backend, 
     )
     for call in (dense, fused, dense, fused, dense):
         verify(backend, call)
+
+
+@pytest.mark.parametrize(("make", "backend"), OPS[1:5])
+def test_a_split_prefill_is_captured_and_replayed_with_other_numbers(make, backend, monkeypatch):
+    monkeypatch.setattr(segments, "plan_segments", lambda *arguments: Segments(1, 1, 3, 1))
+    backend = backend()
+    first, second = make("prefill", 0), make("prefill", 1)
+    first.clone().run(backend)
+    plan = backend.plan("prefill", first.batch)
+    graph = torch.cuda.CUDAGraph()
+    named = {n: t for n, t in first.tensors.items() if n not in first.contract.positional}
+    positional = [first.tensors[n] for n in first.contract.positional]
+    with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
+        backend.prefill(*positional, **named, **first.options, batch=first.batch, plan=plan)
+    _replace(first, second)
+    graph.replay()
+    eager = second.clone()
+    eager.run(backend)
+    torch.cuda.synchronize()
+    assert same_bits(first.out, eager.out)
+    assert same_bits(first.state, eager.state)
+    verify(backend, second)

@@ -4,9 +4,23 @@ import sys
 
 import pytest
 import switchrail_kernels
-from switchrail.ops.backend import AttentionBackend, GatedDeltaBackend, ShortConvBackend
+from switchrail.ops.backend import (
+    AttentionBackend,
+    GatedDeltaBackend,
+    KdaBackend,
+    LightningBackend,
+    Mamba2Backend,
+    ShortConvBackend,
+)
 
-BASES = {"attention": AttentionBackend, "gated_delta": GatedDeltaBackend, "short_conv": ShortConvBackend}
+BASES = {
+    "attention": AttentionBackend,
+    "gated_delta": GatedDeltaBackend,
+    "kda": KdaBackend,
+    "lightning": LightningBackend,
+    "mamba2": Mamba2Backend,
+    "short_conv": ShortConvBackend,
+}
 
 
 class Recorder:

@@ -23,7 +23,7 @@ from switchrail.ops.backend import AttentionBackend
 from switchrail.ops.batch import PagedBatch, Phase
 
 from switchrail_kernels.device import has_large_shared_memory
-from switchrail_kernels.launch import Launcher, launch_options
+from switchrail_kernels.launch import Launcher, launch_options, padded
 from switchrail_kernels.tables import split_rows, to_device
 
 LOG2E = 1.4426950408889634
@@ -235,6 +235,32 @@ class _Tiles:
 
 
 @dataclass(frozen=True, slots=True)
+class _Pieces:
+    """The pieces that the caches of a decode are cut into.
+
+    Attributes:
+        count: Their number, that of the longest cache.
+        parts: For what comes of each piece and its log-sum-exp, by size and device: one for all layers, which
+            run one after another.
+    """
+
+    count: int
+    parts: dict[tuple[int, int, int, int], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def scratch(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Room for a layer with queries `q`, made at the first call."""
+        sequences, heads, head_size = q.shape
+        key = (sequences, heads, head_size, q.get_device())
+        known = self.parts.get(key)
+        if known is None:
+            parts = torch.empty(
+                (sequences, heads, self.count, head_size), dtype=torch.float32, device=q.device
+            )
+            known = self.parts[key] = parts, parts.new_empty((sequences, heads, self.count))
+        return known
+
+
+@dataclass(frozen=True, slots=True)
 class _Shape:
     """What a call's tensors say about the kernel's shape."""
 
@@ -245,7 +271,7 @@ class _Shape:
     @classmethod
     def of(cls, q: torch.Tensor, k_cache: torch.Tensor) -> _Shape:
         group = q.shape[1] // k_cache.shape[2]
-        return cls(group, triton.next_power_of_2(group), max(16, triton.next_power_of_2(q.shape[2])))
+        return cls(group, padded(group), padded(q.shape[2], 16))
 
     def constants(self, tokens: int, block_n: int, k_cache: torch.Tensor) -> tuple[int, ...]:
         """Those from GROUP to PAGE, with rows for at least the 16 that a product of matrices needs."""
@@ -267,9 +293,9 @@ class TritonAttention(AttentionBackend):
             return _Tiles(batch)
         device = batch.cu_seqlens.device
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return MAX_PIECES.value  # a replay may find any length
+            return _Pieces(MAX_PIECES.value)  # a replay may find any length
         longest = max(batch.kv_seqlens, default=0)
-        return min(triton.cdiv(longest, PIECE.value), MAX_PIECES.value)
+        return _Pieces(max(1, min(-(-longest // PIECE.value), MAX_PIECES.value)))
 
     def prefill(
         self,
@@ -319,18 +345,15 @@ class TritonAttention(AttentionBackend):
         scale: float,
     ) -> None:
         """Attends one query row a sequence."""
-        assert isinstance(plan, int)
+        assert isinstance(plan, _Pieces)
         sequences, heads, head_size = q.shape
         if sequences == 0:
             return
         shape = _Shape.of(q, k_cache)
         full = q.dtype == torch.float32
         kv_heads = k_cache.shape[2]
-        pieces = max(plan, 1)
-        parts = lse = out
-        if pieces > 1:
-            parts = torch.empty((sequences, heads, pieces, head_size), dtype=torch.float32, device=q.device)
-            lse = torch.empty((sequences, heads, pieces), dtype=torch.float32, device=q.device)
+        pieces = plan.count
+        parts, lse = plan.scratch(q) if pieces > 1 else (out, out)
         stages = 1 if full else 5
         _launch_attend(
             (sequences, kv_heads, pieces),

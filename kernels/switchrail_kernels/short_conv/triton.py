@@ -18,7 +18,7 @@ from switchrail.ops.backend import ShortConvBackend
 from switchrail.ops.batch import Phase, StateBatch
 from switchrail.ops.short_conv.contract import CONTRACT
 
-from switchrail_kernels.launch import Launcher
+from switchrail_kernels.launch import Launcher, padded
 from switchrail_kernels.tables import split_rows, to_device
 
 ROWS = 16
@@ -206,10 +206,10 @@ class TritonShortConv(ShortConvBackend):
             raise CONTRACT.error("weight", f"W = {width}", f"2 to {ROWS + 1} for the backend 'triton'")
         if plan.shape[0] == 0:
             return
-        block = min(128, triton.next_power_of_2(channels))
+        block = min(128, padded(channels))
         slots = (batch.cu_seqlens, batch.read_slots, batch.write_slots, batch.has_initial_state)
         _launch_convolve(
-            (plan.shape[0], triton.cdiv(channels, block), 1),
+            (plan.shape[0], -(-channels // block), 1),
             (x, weight, weight if bias is None else bias, state, out, plan, *slots),
             (*x.stride(), state.stride(0), channels),
             (width, ROWS, block, bias is not None, activation == "silu"),
@@ -232,9 +232,9 @@ class TritonShortConv(ShortConvBackend):
         channels, width = weight.shape
         if x.shape[0] == 0:
             return
-        block = min(256, triton.next_power_of_2(channels))
+        block = min(256, padded(channels))
         _launch_step(
-            (x.shape[0], triton.cdiv(channels, block), 1),
+            (x.shape[0], -(-channels // block), 1),
             (x, weight, weight if bias is None else bias, state, out, batch.read_slots, batch.write_slots),
             (*x.stride(), state.stride(0), channels),
             (width, block, bias is not None, activation == "silu"),

@@ -1,0 +1,578 @@
+"""What the chunked kernels of the delta rule share: the solve inside a chunk, the walk over the chunks.
+
+A chunk has 32 tokens. With A strictly lower triangular, T = (I + A)^-1 diag(beta) and P the causal scores,
+none of which depends on a state, and S the state before the chunk:
+
+    u = T v - T (from S^T)        out = read S^T + P u        S <- S decay + u^T write
+
+`from`, `read` and `write` are k, q and k times what decays from the chunk's start to the token, or from the
+token to the chunk's end: a number a token in `gated_delta`, a number a channel in `kda`.
+
+Where the time axis is split (`switchrail_kernels.segments`), a segment takes the state S before it to
+S M + B, where B is what it makes of no state, and M of the identity without values.
+"""
+
+# Triton reads the types of a kernel's arguments at the call.
+# ruff: noqa: ANN001, ANN201, ANN202, SIM102
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from switchrail.ops.batch import StateBatch
+
+from switchrail_kernels.device import has_large_shared_memory
+from switchrail_kernels.launch import Launcher, launch_options, padded
+from switchrail_kernels.segments import Chunks, Costs, Segments, locate
+
+CHUNK = tl.constexpr(32)
+
+BLOCK = tl.constexpr(64)
+"""Tokens that one program prepares: two chunks."""
+
+
+@triton.jit
+def halves(x):
+    """The first and the second half of each chunk, [2, 16] each, of what a block has a number a token of."""
+    return tl.split(tl.permute(tl.reshape(x, (2, 2, 16)), (0, 2, 1)))
+
+
+@triton.jit
+def solve_dot(a, b, FULL: tl.constexpr):
+    """A product in the triangular solve: in float32, or of float16 operands, which keep 11 bits."""
+    if FULL:
+        return tl.dot(a, b, input_precision="ieee")
+    return tl.dot(a.to(tl.float16), b.to(tl.float16))
+
+
+@triton.jit
+def invert_16(b_d, FULL: tl.constexpr):
+    """(I + D)^-1 of a batch [4, 16, 16] of D, whose numbers on and above the diagonal are 0.
+
+    Inverses of blocks on the diagonal, doubling their size: [[P, 0], [R, Q]]^-1 has -Q^-1 R P^-1 below.
+    """
+    o_i = tl.arange(0, 16)[:, None]
+    o_j = tl.arange(0, 16)[None, :]
+    b_x = tl.where((o_i == o_j)[None], 1.0, 0.0)
+    b_x -= tl.where((o_i // 2 == o_j // 2)[None], b_d, 0.0)
+    for i_level in tl.static_range(1, 4):
+        m_level = (o_i // (2 << i_level) == o_j // (2 << i_level)) & (
+            o_i // (1 << i_level) != o_j // (1 << i_level)
+        )
+        b_r = solve_dot(b_x, tl.where(m_level[None], b_d, 0.0), FULL)
+        b_x -= solve_dot(b_r, b_x, FULL)
+    return b_x
+
+
+@triton.jit
+def store_chunks(p, b_16, b_32, HV: tl.constexpr):
+    """Stores the lower triangular [32, 32] of a block's two chunks, `HV` such apart.
+
+    Args:
+        p: Where the first goes.
+        b_16: [4, 16, 16], the blocks on the diagonals.
+        b_32: [2, 16, 16], what is below them.
+        HV: The number of value heads.
+    """
+    dtype = p.dtype.element_ty
+    o_16 = tl.arange(0, 16)
+    o_2 = tl.arange(0, 2)[:, None, None]
+    o_4 = tl.arange(0, 4)[:, None, None]
+    p_16 = p + (o_16[:, None] * CHUNK + o_16[None, :])[None]
+    p_32 = p_16 + o_2 * (HV * CHUNK * CHUNK)
+    tl.store(p_16 + (o_4 // 2 * (HV * CHUNK * CHUNK) + o_4 % 2 * (16 * CHUNK + 16)), b_16.to(dtype))
+    tl.store(p_32 + 16 * CHUNK, b_32.to(dtype))
+    tl.store(p_32 + 16, tl.zeros((2, 16, 16), dtype))
+
+
+@triton.jit
+def store_inverses(p, b_d16, b_r32, b_beta, HV: tl.constexpr, FULL: tl.constexpr):
+    """Stores T = (I + A)^-1 diag(beta) of a block's two chunks; A is as in `store_chunks`, beta [64]."""
+    b_x = invert_16(b_d16, FULL)
+    b_p, b_q = tl.split(tl.permute(tl.reshape(b_x, (2, 2, 16, 16)), (0, 2, 3, 1)))
+    b_y = -solve_dot(solve_dot(b_q, b_r32, FULL), b_p, FULL)
+    b_beta0, _ = halves(b_beta)
+    b_x *= tl.reshape(b_beta, (4, 16))[:, None, :]
+    store_chunks(p, b_x, b_y * b_beta0[:, None, :], HV)
+
+
+@triton.jit
+def _walk_chunk(
+    b_s,
+    p_q,
+    p_k,
+    p_from,
+    p_v,
+    p_inverse,
+    p_scores,
+    p_factors,
+    p_out,
+    o_v,
+    rows,
+    s_qt: tl.constexpr,
+    s_kt: tl.constexpr,
+    s_vt: tl.constexpr,
+    HV: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    VALUES: tl.constexpr,
+    OUT: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """The state after one chunk, of `rows` tokens where MASKED else of all; with OUT, writes its output.
+
+    It works on the transposes of u and out, so that every product that depends on the state has it, or a
+    value made from it, as its left operand, which tensor cores read from registers.
+    """
+    dtype = p_k.dtype.element_ty
+    o_t = tl.arange(0, CHUNK)
+    o_k = tl.arange(0, BK)
+    o_block = o_t[:, None] * CHUNK + o_t[None, :]
+    o_rows = o_t[:, None]
+    p_k += o_rows * s_kt + o_k[None, :]
+    m_k = (o_rows < rows) & (o_k < K)[None, :]
+    m_v = (o_rows < rows) & (o_v < V)[None, :]
+    b_k = tl.load(p_k, mask=m_k, other=0.0) if MASKED else tl.load(p_k)
+    if CHANNELS:
+        p_from += o_rows * s_kt + o_k[None, :]
+        b_f = tl.load(p_from, mask=m_k, other=0.0) if MASKED else tl.load(p_from)
+    else:
+        b_f = b_k
+    b_inverse = tl.load(p_inverse + o_block)
+
+    b_low = b_s.to(dtype)
+    b_r = tl.dot(b_low, tl.trans(b_f), input_precision="ieee")
+    if CHANNELS:
+        b_decay = tl.load(p_factors + o_k)[None, :]
+        b_r = (-b_r).to(dtype)
+    else:
+        b_decay = tl.load(p_factors + 3 * CHUNK)
+        b_r = (b_r * -tl.load(p_factors + o_t)[None, :]).to(dtype)
+    if VALUES:
+        p_v += o_rows * s_vt + o_v[None, :]
+        b_v = tl.load(p_v, mask=m_v, other=0.0) if MASKED else tl.load(p_v)
+        b_u = tl.dot(tl.trans(b_v), tl.trans(b_inverse), input_precision="ieee")
+        b_u = tl.dot(b_r, tl.trans(b_inverse), acc=b_u, input_precision="ieee")
+    else:
+        b_u = tl.dot(b_r, tl.trans(b_inverse), input_precision="ieee")
+    if OUT:
+        p_q += o_rows * s_qt + o_k[None, :]
+        b_q = tl.load(p_q, mask=m_k, other=0.0) if MASKED else tl.load(p_q)
+        b_o = tl.dot(b_low, tl.trans(b_q), input_precision="ieee")
+        if not CHANNELS:
+            b_o *= tl.load(p_factors + CHUNK + o_t)[None, :]
+    b_uw = b_u if CHANNELS else b_u * tl.load(p_factors + 2 * CHUNK + o_t)[None, :]
+    b_s = tl.dot(b_uw.to(dtype), b_k, acc=b_s * b_decay, input_precision="ieee")
+    if OUT:
+        b_scores = tl.load(p_scores + o_block)
+        b_o = tl.dot(b_u.to(dtype), tl.trans(b_scores), acc=b_o, input_precision="ieee")
+        b_o = tl.trans(b_o).to(dtype)
+        p_out += o_rows * (HV * V) + o_v[None, :]
+        if MASKED:
+            tl.store(p_out, b_o, mask=m_v)
+        else:
+            tl.store(p_out, b_o)
+    return b_s
+
+
+@triton.jit
+def _walk_chunks(
+    b_s,
+    p_q,
+    p_k,
+    p_from,
+    p_v,
+    p_inverse,
+    p_scores,
+    p_factors,
+    p_out,
+    o_v,
+    rows,
+    s_qt: tl.constexpr,
+    s_kt: tl.constexpr,
+    s_vt: tl.constexpr,
+    HV: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    FACTORS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    VALUES: tl.constexpr,
+    OUT: tl.constexpr,
+    WHOLE: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The state after `rows` tokens; whole chunks, where there are such, without masks."""
+    whole = rows // CHUNK * CHUNK
+    if STAGES == 1 or not WHOLE:
+        whole = 0
+    for _ in tl.range(0, whole, CHUNK, num_stages=STAGES):
+        b_s = _walk_chunk(
+            b_s, p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors, p_out, o_v, CHUNK,
+            s_qt, s_kt, s_vt, HV, K, V, BK, CHANNELS, VALUES, OUT, False,
+        )  # fmt: skip
+        p_q += CHUNK * s_qt
+        p_k += CHUNK * s_kt
+        p_from += CHUNK * s_kt
+        p_v += CHUNK * s_vt
+        p_out += CHUNK * HV * V
+        p_inverse += HV * CHUNK * CHUNK
+        p_scores += HV * CHUNK * CHUNK
+        p_factors += HV * FACTORS
+    for i_t in tl.range(whole, rows, CHUNK, num_stages=1):
+        b_s = _walk_chunk(
+            b_s, p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors, p_out, o_v, rows - i_t,
+            s_qt, s_kt, s_vt, HV, K, V, BK, CHANNELS, VALUES, OUT, True,
+        )  # fmt: skip
+        p_q += CHUNK * s_qt
+        p_k += CHUNK * s_kt
+        p_from += CHUNK * s_kt
+        p_v += CHUNK * s_vt
+        p_out += CHUNK * HV * V
+        p_inverse += HV * CHUNK * CHUNK
+        p_scores += HV * CHUNK * CHUNK
+        p_factors += HV * FACTORS
+    return b_s
+
+
+@triton.jit
+def _scan(
+    p_q,
+    p_k,
+    p_from,
+    p_v,
+    p_inverse,
+    p_scores,
+    p_factors,
+    p_state,
+    p_out,
+    p_ends,
+    p_sequences,
+    p_cu_seqlens,
+    p_read_slots,
+    p_write_slots,
+    p_has_initial_state,
+    s_slot,
+    sequences,
+    first,
+    length,
+    most,
+    s_qt: tl.constexpr,
+    s_qh: tl.constexpr,
+    s_kt: tl.constexpr,
+    s_kh: tl.constexpr,
+    s_vt: tl.constexpr,
+    s_vh: tl.constexpr,
+    HV: tl.constexpr,
+    GROUP: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    FACTORS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    PASS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """One segment of a sequence, one value head and `BV` rows of its state, or of its M.
+
+    `p_ends` holds, for each split sequence, each of its segments and each value head: B, below it M, then
+    room for a state.
+    """
+    i_b = tl.program_id(0)
+    i_hv = tl.program_id(1)
+    i_z, i_seg, i_n, i_c, row, rows, is_last, total = locate(
+        p_sequences, p_cu_seqlens, sequences, first, length, most, CHUNK, PASS
+    )
+    read = tl.load(p_read_slots + i_n)
+    write = tl.load(p_write_slots + i_n)
+    has = tl.load(p_has_initial_state + i_n)
+
+    VALUE_BLOCKS: tl.constexpr = (V + BV - 1) // BV
+    o_k = tl.arange(0, BK)
+    o_v = i_b * BV + tl.arange(0, BV)
+    if write < 0:  # padding
+        if i_seg == 0 and i_b < VALUE_BLOCKS:
+            p_out += (row * HV + i_hv) * V
+            o_t = tl.arange(0, CHUNK)
+            for i_t in range(0, total, CHUNK):
+                m_v = (i_t + o_t < total)[:, None] & (o_v < V)[None, :]
+                p_row = p_out + (i_t + o_t)[:, None].to(tl.int64) * (HV * V)
+                tl.store(p_row + o_v[None, :], tl.zeros((CHUNK, BV), p_out.dtype.element_ty), mask=m_v)
+        return
+
+    if PASS == 1:
+        if i_seg == 0:
+            if i_b >= VALUE_BLOCKS:
+                return
+        elif is_last:
+            return
+    if PASS == 2:
+        if rows <= 0:
+            return
+    i_h = i_hv // GROUP
+    p_q += row * s_qt + i_h * s_qh
+    p_k += row * s_kt + i_h * s_kh
+    p_from += row * s_kt + i_h * s_kh
+    p_v += row * s_vt + i_hv * s_vh
+    p_out += (row * HV + i_hv) * V
+    p_inverse += (i_c * HV + i_hv) * (CHUNK * CHUNK)
+    p_scores += (i_c * HV + i_hv) * (CHUNK * CHUNK)
+    p_factors += (i_c * HV + i_hv) * FACTORS
+
+    o_state = (i_hv * V + o_v)[:, None] * K + o_k[None, :]
+    m_state = (o_v < V)[:, None] & (o_k < K)[None, :]
+    WHOLE: tl.constexpr = K == BK and V % BV == 0
+    COMPOSE: tl.constexpr = "ieee" if p_k.dtype.element_ty == tl.float32 else "tf32x3"
+    SEGMENT: tl.constexpr = (2 * VALUE_BLOCKS * BV + BK) * BK
+    if PASS != 0:
+        p_ends += (i_z * (most - 1) * HV + i_hv).to(tl.int64) * SEGMENT
+        s_segment = HV * SEGMENT
+        o_segment = o_v[:, None] * BK + o_k[None, :]
+    if PASS == 1:
+        if i_seg > 0:
+            p_end = p_ends + i_seg * s_segment + o_segment
+            if i_b < VALUE_BLOCKS:
+                b_s = tl.zeros((BV, BK), tl.float32)
+                b_s = _walk_chunks(
+                    b_s, p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors, p_out, o_v, rows,
+                    s_qt, s_kt, s_vt, HV, K, V, BK, FACTORS, CHANNELS, True, False, WHOLE, STAGES,
+                )  # fmt: skip
+                tl.store(p_end, b_s)
+            else:
+                b_s = tl.where((o_v - VALUE_BLOCKS * BV)[:, None] == o_k[None, :], 1.0, 0.0)
+                b_s = _walk_chunks(
+                    b_s, p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors, p_out, o_v, rows,
+                    s_qt, s_kt, s_vt, HV, K, V, BK, FACTORS, CHANNELS, False, False, WHOLE, STAGES,
+                )  # fmt: skip
+                tl.store(p_end, b_s)
+            return
+    if PASS == 2:
+        # By blocks of M's rows, for which the state is read again: whole, they would take all shared memory.
+        p_from_end = p_ends
+        p_mine = p_ends + (i_seg - 1) * s_segment + (VALUE_BLOCKS * BV + BK) * BK
+        b_s = tl.load(p_ends + o_segment)
+        for i in tl.range(1, i_seg, num_stages=1):
+            p_end = p_ends + i * s_segment
+            b_s = tl.load(p_end + o_segment)
+            for i_k in tl.range(0, BK, 16, num_stages=STAGES):
+                o_m = i_k + tl.arange(0, 16)
+                b_left = tl.load(p_from_end + o_v[:, None] * BK + o_m[None, :])
+                b_m = tl.load(p_end + (VALUE_BLOCKS * BV + o_m)[:, None] * BK + o_k[None, :])
+                b_s = tl.dot(b_left, b_m, acc=b_s, input_precision=COMPOSE)
+            p_from_end = p_mine
+            tl.store(p_mine + o_segment, b_s)
+            tl.debug_barrier()
+    else:
+        m_read = (o_v < tl.where(has, tl.where(read >= 0, V, 0), 0))[:, None] & (o_k < K)[None, :]
+        b_s = tl.load(p_state + read * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)
+    b_s = _walk_chunks(
+        b_s, p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors, p_out, o_v, rows,
+        s_qt, s_kt, s_vt, HV, K, V, BK, FACTORS, CHANNELS, True, True, WHOLE, STAGES,
+    )  # fmt: skip
+    if is_last:
+        tl.store(p_state + write * s_slot + o_state, b_s.to(p_state.dtype.element_ty), mask=m_state)
+    elif PASS == 1:
+        tl.store(p_ends + o_segment, b_s)
+
+
+@triton.jit
+def _step(
+    p_q,
+    p_k,
+    p_v,
+    p_g,
+    p_beta,
+    p_state,
+    p_out,
+    p_read_slots,
+    p_write_slots,
+    scale,
+    s_qt,
+    s_qh,
+    s_kt,
+    s_kh,
+    s_vt,
+    s_vh,
+    s_gt,
+    s_gh,
+    s_bt,
+    s_bh,
+    s_slot,
+    HV,
+    GROUP: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    L2NORM: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    i_v = tl.program_id(0)
+    i_hv = tl.program_id(1)
+    i_n = tl.program_id(2).to(tl.int64)
+    read = tl.load(p_read_slots + i_n)
+    write = tl.load(p_write_slots + i_n)
+
+    o_k = tl.arange(0, BK)
+    o_v = i_v * BV + tl.arange(0, BV)
+    m_k = o_k < K
+    m_v = o_v < V
+    o_state = (i_hv * V + o_v)[:, None] * K + o_k[None, :]
+    m_read = (o_v < tl.where(read >= 0, V, 0))[:, None] & m_k[None, :]
+    m_write = (o_v < tl.where(write >= 0, V, 0))[:, None] & m_k[None, :]
+    b_s = tl.load(p_state + read * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)
+
+    i_h = i_hv // GROUP
+    b_q = tl.load(p_q + i_n * s_qt + i_h * s_qh + o_k, mask=m_k, other=0.0).to(tl.float32)
+    b_k = tl.load(p_k + i_n * s_kt + i_h * s_kh + o_k, mask=m_k, other=0.0).to(tl.float32)
+    b_v = tl.load(p_v + i_n * s_vt + i_hv * s_vh + o_v, mask=m_v, other=0.0).to(tl.float32)
+    p_g += i_n * s_gt + i_hv * s_gh
+    o_g = o_k if CHANNELS else o_k * 0
+    b_g = tl.exp(tl.load(p_g + o_g, mask=m_k, other=0.0))
+    b_beta = tl.load(p_beta + i_n * s_bt + i_hv * s_bh).to(tl.float32)
+    if L2NORM:
+        b_k *= tl.rsqrt(tl.sum(b_k * b_k, 0) + 1e-6)
+        b_q *= tl.rsqrt(tl.sum(b_q * b_q, 0) + 1e-6)
+    b_q *= scale
+
+    # Both readouts are of the old state, so that neither waits for the other: S' q = S exp(g) q + u (k . q).
+    b_u = b_beta * (b_v - tl.sum(b_s * (b_k * b_g)[None, :], 1))
+    b_o = tl.sum(b_s * (b_q * b_g)[None, :], 1) + b_u * tl.sum(b_k * b_q, 0)
+    b_o = tl.where(write >= 0, b_o, 0.0)
+    tl.store(p_out + (i_n * HV + i_hv) * V + o_v, b_o.to(p_out.dtype.element_ty), mask=m_v)
+    b_s = b_s * b_g[None, :] + b_u[:, None] * b_k[None, :]
+    tl.store(p_state + write * s_slot + o_state, b_s.to(p_state.dtype.element_ty), mask=m_write)
+
+
+_launch_scan = Launcher(_scan)
+_launch_step = Launcher(_step)
+
+COSTS = Costs(
+    pace=lambda load: max(min(0.5 + 0.85 * load, 2.0), 0.67 * load),
+    end=0.5,
+    compose=15.0,
+    parts=2,
+    end_parts=4,
+    first=0.75,
+    resident=3.5,
+    least=96,
+)
+
+
+def scan(
+    chunks: Chunks,
+    *,
+    read: torch.Tensor,
+    write: torch.Tensor,
+    origin: torch.Tensor,
+    v: torch.Tensor,
+    inverse: torch.Tensor,
+    scores: torch.Tensor,
+    factors: torch.Tensor,
+    state: torch.Tensor,
+    out: torch.Tensor,
+    batch: StateBatch,
+    channels: bool,
+) -> None:
+    """Walks the states over the chunks, in one launch, or in two where the time axis is split.
+
+    Args:
+        chunks: The plan.
+        read: q, [T, H or HV, K].
+        write: k, of the same heads and sizes.
+        origin: `write`, or with `channels` k times what decays from the chunk's start.
+        v: [T, HV, V].
+        inverse: T, [chunks * HV, 32, 32].
+        scores: P, the same.
+        factors: [chunks * HV, factors] float32: of the tokens, from, read and write, then the chunk's decay;
+            with `channels` the chunk's decay alone.
+        state: The pool.
+        out: [T, HV, V].
+        batch: The batch.
+        channels: Whether the decays of channels differ.
+    """
+    _, heads, key_size = write.shape
+    _, value_heads, value_size = v.shape
+    block_k, block_v = padded(key_size, 16), padded(value_size, 16)
+    sequences = chunks.sequences.shape[0]
+    large = has_large_shared_memory(v.device)
+    options = launch_options(v.dtype)
+    if v.dtype == torch.float32:
+        block_v, warps, stages = min(block_v, 16), 8, 1
+    elif not large:
+        block_v, warps, stages = (min(block_v, 32), 4, 1) if block_k > 128 else (min(block_v, 64), 4, 2)
+    else:
+        block_v, warps, stages = min(block_v, 64), 4, 3
+        if block_k <= 128:
+            options = {"maxnreg": 168}  # three programs on a multiprocessor
+    value_blocks, key_blocks = -(-value_size // block_v), -(-block_k // block_v)
+    segments = Segments()
+    if block_k <= 128 and large:
+        segments = chunks.split(value_heads, v.device, COSTS)
+    ends = factors
+    if segments.split:
+        rows = 2 * value_blocks * block_v + block_k
+        ends = factors.new_empty((segments.split, segments.most - 1, value_heads, rows, block_k))
+    slots = (batch.cu_seqlens, batch.read_slots, batch.write_slots, batch.has_initial_state)
+    tensors = (read, write, origin, v, inverse, scores, factors, state, out, ends, chunks.sequences, *slots)
+    lengths = (segments.first * CHUNK.value, segments.length * CHUNK.value)
+    numbers = (state.stride(0), sequences, *lengths, segments.most)
+    strides = (*read.stride()[:2], *write.stride()[:2], *v.stride()[:2])
+    sizes = (value_heads, value_heads // heads, key_size, value_size, block_k, block_v)
+    for number, programs in segments.programs(sequences):
+        blocks = value_blocks + key_blocks if number == 1 else value_blocks
+        _launch_scan(
+            (blocks, value_heads, programs),
+            tensors,
+            numbers,
+            (*strides, *sizes, factors.shape[1], channels, number, stages),
+            num_warps=warps,
+            num_stages=stages,
+            **options,
+        )
+
+
+def step(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+    out: torch.Tensor,
+    batch: StateBatch,
+    scale: float,
+    qk_l2norm: bool,
+    channels: bool,
+) -> None:
+    """One token a sequence, as the contracts of `gated_delta` and, with `channels`, of `kda` have it."""
+    sequences, heads, key_size = q.shape
+    _, value_heads, value_size = v.shape
+    if sequences == 0:
+        return
+    block_v = min(4 if sequences == 1 else 8, padded(value_size))
+    _launch_step(
+        (-(-value_size // block_v), value_heads, sequences),
+        (q, k, v, g, beta, state, out, batch.read_slots, batch.write_slots),
+        (
+            scale,
+            *q.stride()[:2],
+            *k.stride()[:2],
+            *v.stride()[:2],
+            *g.stride()[:2],
+            *beta.stride(),
+            state.stride(0),
+            value_heads,
+        ),
+        (value_heads // heads, key_size, value_size, padded(key_size), block_v, qk_l2norm, channels),
+        num_warps=1,
+    )
+
+
+__all__ = ["BLOCK", "CHUNK", "COSTS", "halves", "invert_16", "scan", "step", "store_chunks", "store_inverses"]

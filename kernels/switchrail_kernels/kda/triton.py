@@ -1,0 +1,356 @@
+"""Kimi delta attention in Triton: chunked prefill in two launches or three, recurrent decode in one.
+
+The delta rule of arXiv 2510.26692, whose decay differs from channel to channel. With G the running sum of g
+inside a chunk of 32 tokens, A[i, j] = beta_i sum over channels of k_i exp(G_i - G_j) k_j for i > j. As a
+product of matrices that is k exp(G - R) times k exp(R - G), for any R. With R the sum up to the middle of the
+chunk, neither exponent is large unless decays are near 0. Where one is, A is found by levels: of each pair of
+neighbouring blocks of 16, 8, 4, 2 and 1 tokens, with R the sum up to the end of the first, rows of the second
+are multiplied by rows of the first, and no exponent is positive. `_prepare` does the same for P, and writes
+the q and k that the walk of `switchrail_kernels.delta` needs with their decays.
+"""
+
+# Triton reads the types of a kernel's arguments at the call.
+# ruff: noqa: ANN001, ANN202
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from switchrail.ops.backend import KdaBackend
+from switchrail.ops.batch import Phase, StateBatch
+
+from switchrail_kernels.delta import BLOCK, CHUNK, scan, step, store_inverses
+from switchrail_kernels.device import multiprocessors
+from switchrail_kernels.launch import Launcher, launch_options, padded
+from switchrail_kernels.segments import Chunks
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _decay(p_from, p_to, FULL: tl.constexpr, PLANE: tl.constexpr):
+    """What decays between two places, in either order: exp2 of minus the distance of their sums.
+
+    Sums fall along a chunk. In float32 they have two parts, of which the first is exact.
+    """
+    b_x = tl.load(p_to) - tl.load(p_from)
+    if FULL:
+        b_x += tl.load(p_to + PLANE) - tl.load(p_from + PLANE)
+    return tl.exp2(-tl.abs(b_x))
+
+
+@triton.jit
+def _by_levels(
+    p_q,
+    p_k,
+    p_g,
+    p_sums,
+    p_read,
+    p_write,
+    p_origin,
+    b_nq,
+    b_nk,
+    row,
+    rows,
+    i_hv,
+    s_qt,
+    s_kt,
+    s_gt,
+    HV: tl.constexpr,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+    PART: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    """A (without beta) and P of a block, and what the walk reads, for gates of any size."""
+    o_t = tl.arange(0, BLOCK)
+    o_r = o_t[:, None]
+    dtype = p_q.dtype.element_ty
+    PLANE: tl.constexpr = BLOCK * BK
+    EXACT: tl.constexpr = "ieee" if FULL else "tf32"
+    for i_k in tl.range(0, BK, PART, num_stages=1):
+        o_k = i_k + tl.arange(0, PART)[None, None, :]
+        o_c = (tl.arange(0, 2)[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :])[:, :, None]
+        b_g = tl.load(p_g + o_c * s_gt + o_k, mask=(o_c < rows) & (o_k < K), other=0.0)
+        b_g = tl.maximum(b_g * LOG2E, -192.0)
+        if FULL:  # sums of multiples of 2^-10 are exact
+            b_coarse = tl.floor(b_g * 1024.0) * (1.0 / 1024.0)
+            tl.store(p_sums + o_c * BK + o_k, tl.cumsum(b_coarse, 1))
+            tl.store(p_sums + PLANE + o_c * BK + o_k, tl.cumsum(b_g - b_coarse, 1))
+        else:
+            tl.store(p_sums + o_c * BK + o_k, tl.cumsum(b_g, 1))
+    tl.debug_barrier()
+
+    b_a = tl.zeros((BLOCK, BLOCK), tl.float32)
+    b_p = tl.zeros((BLOCK, BLOCK), tl.float32)
+    for i_k in tl.range(0, BK, PART, num_stages=1):
+        o_k = i_k + tl.arange(0, PART)[None, :]
+        m_r = (o_r < rows) & (o_k < K)
+        p_at = p_sums + o_r * BK + o_k
+        b_k = tl.load(p_k + o_r * s_kt + o_k, mask=m_r, other=0.0) * b_nk[:, None]
+        b_q = tl.load(p_q + o_r * s_qt + o_k, mask=m_r, other=0.0) * b_nq[:, None]
+        o_out = ((row + o_r) * HV + i_hv) * K + o_k
+        b_x = tl.load(p_at)
+        if FULL:
+            b_x += tl.load(p_at + PLANE)
+        b_x = tl.exp2(b_x)
+        tl.store(p_read + o_out, (b_q * b_x).to(dtype), mask=m_r)
+        tl.store(p_origin + o_out, (b_k * b_x).to(dtype), mask=m_r)
+        b_x = _decay(p_sums + (o_r // CHUNK * CHUNK + (CHUNK - 1)) * BK + o_k, p_at, FULL, PLANE)
+        tl.store(p_write + o_out, (b_k * b_x).to(dtype), mask=m_r)
+
+        b_pl = tl.dot(b_q, tl.trans(b_k), input_precision=EXACT)
+        b_p += tl.where(o_r == o_t[None, :], b_pl, 0.0)
+        for i_level in tl.range(0, 5, num_stages=1):
+            size = 1 << i_level
+            o_ref = o_r // (2 * size) * (2 * size) + (size - 1)
+            b_x = _decay(p_sums + o_ref * BK + o_k, p_at, FULL, PLANE)
+            b_kx = b_k * b_x
+            b_al = tl.dot(b_kx, tl.trans(b_kx), input_precision=EXACT)
+            b_pl = tl.dot(b_q * b_x, tl.trans(b_kx), input_precision=EXACT)
+            m_level = (o_r // (2 * size) == o_t[None, :] // (2 * size)) & (o_r // size > o_t[None, :] // size)
+            b_a += tl.where(m_level, b_al, 0.0)
+            b_p += tl.where(m_level, b_pl, 0.0)
+    return b_a, b_p
+
+
+@triton.jit
+def _prepare(
+    p_q,
+    p_k,
+    p_g,
+    p_beta,
+    p_blocks,
+    p_inverse,
+    p_scores,
+    p_factors,
+    p_read,
+    p_write,
+    p_origin,
+    p_sums,
+    scale,
+    total,
+    s_qt,
+    s_qh,
+    s_kt,
+    s_kh,
+    s_gt,
+    s_gh,
+    s_bt,
+    s_bh,
+    HV: tl.constexpr,
+    GROUP: tl.constexpr,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+    L2NORM: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    o_t = tl.arange(0, BLOCK)
+    o_r = o_t[:, None]
+    o_2 = tl.arange(0, 2)
+    o_16 = tl.arange(0, 16)
+    o_chunk = tl.arange(0, CHUNK)
+    dtype = p_q.dtype.element_ty
+    PLANE: tl.constexpr = BLOCK * BK
+    PART: tl.constexpr = min(BK, 64)
+    LIMIT: tl.constexpr = 60.0
+    EXACT: tl.constexpr = "ieee" if FULL else "tf32"  # three bits more than bfloat16 has, and its range
+    # Few programs, each for many blocks, so that what a program stores for itself stays in the L2 cache.
+    p_sums += tl.program_id(0).to(tl.int64) * (2 * PLANE + BLOCK * BLOCK)
+    p_a = p_sums + 2 * PLANE
+    for i_turn in tl.range(0, tl.cdiv(total - tl.program_id(0), tl.num_programs(0)), num_stages=1):
+        i_p = tl.program_id(0) + i_turn * tl.num_programs(0)
+        i_block = (i_p // HV).to(tl.int64)
+        i_hv = i_p % HV
+        i_h = i_hv // GROUP
+        row = tl.load(p_blocks + 4 * i_block + 2).to(tl.int64)
+        rows = tl.load(p_blocks + 4 * i_block + 3)
+        p_qb = p_q + row * s_qt + i_h * s_qh
+        p_kb = p_k + row * s_kt + i_h * s_kh
+        p_gb = p_g + row * s_gt + i_hv * s_gh
+        i_first = 2 * i_block * HV + i_hv
+
+        b_nk = tl.full((BLOCK,), 1.0, tl.float32)
+        b_nq = tl.full((BLOCK,), 1.0, tl.float32)
+        if L2NORM:
+            b_nk = tl.zeros((BLOCK,), tl.float32)
+            b_nq = tl.zeros((BLOCK,), tl.float32)
+            for i_k in tl.range(0, BK, PART, num_stages=1):
+                o_k = i_k + tl.arange(0, PART)[None, :]
+                m_r = (o_r < rows) & (o_k < K)
+                b_k = tl.load(p_kb + o_r * s_kt + o_k, mask=m_r, other=0.0).to(tl.float32)
+                b_q = tl.load(p_qb + o_r * s_qt + o_k, mask=m_r, other=0.0).to(tl.float32)
+                b_nk += tl.sum(b_k * b_k, 1)
+                b_nq += tl.sum(b_q * b_q, 1)
+            b_nk = tl.rsqrt(b_nk + 1e-6)
+            b_nq = tl.rsqrt(b_nq + 1e-6)
+        b_nq *= scale
+
+        # With the sums up to the middle of the chunk for R, one product does where no exponent is too large.
+        b_a = tl.zeros((BLOCK, BLOCK), tl.float32)
+        b_p = tl.zeros((BLOCK, BLOCK), tl.float32)
+        b_far = tl.zeros((2,), tl.float32)
+        for i_k in tl.range(0, BK, PART, num_stages=1):
+            o_k = i_k + tl.arange(0, PART)[None, None, :]
+            o_c = (o_2[:, None] * CHUNK + o_chunk[None, :])[:, :, None]
+            b_g = tl.load(p_gb + o_c * s_gt + o_k, mask=(o_c < rows) & (o_k < K), other=0.0)
+            b_g = tl.maximum(b_g * LOG2E, -192.0)
+            b_last = tl.sum(b_g, 1)
+            b_middle = tl.sum(tl.where((o_chunk < 16)[None, :, None], b_g, 0.0), 1)
+            b_x = tl.cumsum(b_g, 1) - b_middle[:, None, :]
+            b_far = tl.maximum(b_far, tl.max(tl.max(tl.abs(b_x), 2), 1))
+            b_x = tl.minimum(tl.maximum(b_x, -LIMIT), LIMIT)
+            b_before = tl.reshape(tl.exp2(b_x), (BLOCK, PART))
+            b_after = tl.reshape(tl.exp2(-b_x), (BLOCK, PART))
+            b_start = tl.broadcast_to(tl.exp2(b_middle)[:, None, :], (2, CHUNK, PART))
+            b_end = tl.broadcast_to(tl.exp2(b_last - b_middle)[:, None, :], (2, CHUNK, PART))
+            o_k = i_k + tl.arange(0, PART)[None, :]
+            tl.store(p_factors + (i_first + o_2[:, None] * HV) * BK + o_k, tl.exp2(b_last))
+
+            m_r = (o_r < rows) & (o_k < K)
+            b_k = tl.load(p_kb + o_r * s_kt + o_k, mask=m_r, other=0.0) * b_nk[:, None]
+            b_q = tl.load(p_qb + o_r * s_qt + o_k, mask=m_r, other=0.0) * b_nq[:, None]
+            b_left = b_k * b_after
+            b_k *= b_before
+            b_q *= b_before
+            b_a = tl.dot(b_k, tl.trans(b_left), acc=b_a, input_precision=EXACT)
+            b_p = tl.dot(b_q, tl.trans(b_left), acc=b_p, input_precision=EXACT)
+
+            # What the walk reads: decays from the chunk's start, and to its end.
+            o_out = ((row + o_r) * HV + i_hv) * K + o_k
+            b_start = tl.reshape(b_start, (BLOCK, PART))
+            tl.store(p_read + o_out, (b_q * b_start).to(dtype), mask=m_r)
+            tl.store(p_origin + o_out, (b_k * b_start).to(dtype), mask=m_r)
+            tl.store(p_write + o_out, (b_left * tl.reshape(b_end, (BLOCK, PART))).to(dtype), mask=m_r)
+
+        if tl.max(b_far, 0) > LIMIT:
+            b_a, b_p = _by_levels(
+                p_qb, p_kb, p_gb, p_sums, p_read, p_write, p_origin, b_nq, b_nk, row, rows, i_hv,
+                s_qt, s_kt, s_gt, HV, K, BK, PART, FULL,
+            )  # fmt: skip
+
+        b_beta = tl.load(p_beta + (row + o_t) * s_bt + i_hv * s_bh, mask=o_t < rows, other=0.0).to(tl.float32)
+        b_p = tl.where(o_t[:, None] >= o_t[None, :], b_p, 0.0)
+        b_a = tl.where(o_t[:, None] > o_t[None, :], b_a * b_beta[:, None], 0.0)
+        o_at = (
+            o_t[:, None] // CHUNK * (HV * CHUNK * CHUNK) + o_t[:, None] % CHUNK * CHUNK + o_t[None, :] % CHUNK
+        )
+        m_chunk = o_t[:, None] // CHUNK == o_t[None, :] // CHUNK
+        tl.store(p_scores + i_first * (CHUNK * CHUNK) + o_at, b_p.to(dtype), mask=m_chunk)
+        tl.store(p_a + o_t[:, None] * BLOCK + o_t[None, :], b_a)
+
+        tl.debug_barrier()
+        o_at = (o_16[:, None] * BLOCK + o_16[None, :])[None]
+        b_a16 = tl.load(p_a + o_at + tl.arange(0, 4)[:, None, None] * (16 * BLOCK + 16))
+        b_a32 = tl.load(p_a + o_at + o_2[:, None, None] * (CHUNK * BLOCK + CHUNK) + 16 * BLOCK)
+        store_inverses(p_inverse + i_first * (CHUNK * CHUNK), b_a16, b_a32, b_beta, HV, FULL)
+        tl.debug_barrier()  # what was stored is overwritten
+
+
+_launch_prepare = Launcher(_prepare)
+
+
+class TritonKda(KdaBackend):
+    """Kimi delta attention for compute capability 8.0 and later; any head sizes, groups and strides."""
+
+    def plan(self, phase: Phase, batch: StateBatch) -> Chunks | None:
+        """Cuts the sequences of a prefill into chunks."""
+        return None if phase == "decode" else Chunks.of(batch, CHUNK.value, BLOCK.value // CHUNK.value)
+
+    def prefill(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        state: torch.Tensor,
+        out: torch.Tensor,
+        batch: StateBatch,
+        plan: object,
+        scale: float,
+        qk_l2norm: bool,
+    ) -> None:
+        """Runs T packed tokens of N sequences of any length."""
+        assert isinstance(plan, Chunks)
+        count = plan.blocks.shape[0]
+        if count == 0:
+            return
+        rows, heads, key_size = q.shape
+        value_heads = v.shape[1]
+        block_k = padded(key_size, 16)
+        full = q.dtype == torch.float32
+        chunks = count * (BLOCK.value // CHUNK.value) * value_heads
+        programs = min(count * value_heads, _PROGRAMS * multiprocessors(q.device))
+        inverse, scores = q.new_empty((2, chunks, CHUNK.value, CHUNK.value)).unbind()
+        read, write, origin = q.new_empty((3, rows, value_heads, key_size)).unbind()
+        factors = torch.empty((chunks, block_k), dtype=torch.float32, device=q.device)
+        sums = factors.new_empty((programs, BLOCK.value, 2 * block_k + BLOCK.value))
+        _launch_prepare(
+            (programs, 1, 1),
+            (q, k, g, beta, plan.blocks, inverse, scores, factors, read, write, origin, sums),
+            (
+                scale,
+                count * value_heads,
+                *q.stride()[:2],
+                *k.stride()[:2],
+                *g.stride()[:2],
+                *beta.stride(),
+            ),
+            (value_heads, value_heads // heads, key_size, block_k, qk_l2norm, full),
+            num_warps=8 if full else 4,
+            **launch_options(q.dtype),
+        )
+        scan(
+            plan,
+            read=read,
+            write=write,
+            origin=origin,
+            v=v,
+            inverse=inverse,
+            scores=scores,
+            factors=factors,
+            state=state,
+            out=out,
+            batch=batch,
+            channels=True,
+        )
+
+    def decode(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        state: torch.Tensor,
+        out: torch.Tensor,
+        batch: StateBatch,
+        plan: object,
+        scale: float,
+        qk_l2norm: bool,
+    ) -> None:
+        """Runs one token a sequence."""
+        step(
+            q,
+            k,
+            v,
+            g=g,
+            beta=beta,
+            state=state,
+            out=out,
+            batch=batch,
+            scale=scale,
+            qk_l2norm=qk_l2norm,
+            channels=True,
+        )
+
+
+_PROGRAMS = 2
+"""Programs of `_prepare` that run at once on a multiprocessor."""
+
+__all__ = ["TritonKda"]

@@ -1,0 +1,555 @@
+"""Linear attention with a decay a head and token, which `lightning` and `mamba2` are.
+
+For a state S [V, K] of a head: S <- exp(g_t) S + w_t v_t k_t^T, out = scale S q_t + skip v_t. In `lightning` g
+is a number a head, w is 1 and there is no skip; in `mamba2` w is the time step, g its product with A, and k, v
+and q are B, x and C. With G the running sum of g inside a chunk of 64 tokens:
+
+    P[i, j] = scale exp(G_i - G_j) w_j q_i . k_j for i >= j, and skip on the diagonal
+    out = scale exp(G) q S^T + P v
+    S   <- exp(G_last) S + v^T (w exp(G_last - G) k)
+
+`_walk` does all of a chunk at once, with the state in registers. Where the time axis is split
+(`switchrail_kernels.segments`), a segment takes the state S before it to exp(G) S + B.
+"""
+
+# Triton reads the types of a kernel's arguments at the call.
+# ruff: noqa: ANN001, ANN202, E501, SIM102
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from switchrail.ops.batch import StateBatch
+
+from switchrail_kernels.device import has_large_shared_memory
+from switchrail_kernels.launch import Launcher, launch_options, padded
+from switchrail_kernels.segments import Chunks, Costs, Segments, locate
+
+CHUNK = tl.constexpr(64)
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _time_step(b_dt, p_bias, i_h, dt_min, dt_max, BIAS: tl.constexpr, SOFTPLUS: tl.constexpr):
+    """The time step: raw, with its bias, its softplus and its limits."""
+    b_dt = b_dt.to(tl.float32)
+    if BIAS:
+        b_dt += tl.load(p_bias + i_h).to(tl.float32)
+    if SOFTPLUS:
+        # log(1 + e^x) as max(x, 0) + log(1 + e^-|x|); where e^-|x| is small, its logarithm's first terms.
+        b_e = tl.exp(-tl.abs(b_dt))
+        b_dt = tl.maximum(b_dt, 0.0) + tl.where(b_e < 1e-3, b_e - 0.5 * b_e * b_e, tl.log(1.0 + b_e))
+    return tl.minimum(tl.maximum(b_dt, dt_min), dt_max)
+
+
+@triton.jit
+def _walk_chunk(
+    b_s,
+    b_all,
+    p_q,
+    p_k,
+    p_v,
+    p_dt,
+    p_bias,
+    p_out,
+    b_rate,
+    b_skip,
+    i_h,
+    o_v,
+    rows,
+    scale,
+    dt_min,
+    dt_max,
+    s_dt,
+    s_qt: tl.constexpr,
+    s_kt: tl.constexpr,
+    s_vt: tl.constexpr,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    STEPS: tl.constexpr,
+    BIAS: tl.constexpr,
+    SOFTPLUS: tl.constexpr,
+    OUT: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """The state after one chunk, of `rows` tokens where MASKED else of all, and `b_all` times its decay.
+
+    It works on the transposes of out and P, as the walk of the delta rule does.
+    """
+    dtype = p_k.dtype.element_ty
+    o_t = tl.arange(0, CHUNK)
+    o_k = tl.arange(0, BK)
+    o_rows = o_t[:, None]
+    m_k = (o_rows < rows) & (o_k < K)[None, :]
+    m_v = (o_rows < rows) & (o_v < V)[None, :]
+    p_k += o_rows * s_kt + o_k[None, :]
+    p_v += o_rows * s_vt + o_v[None, :]
+    b_k = tl.load(p_k, mask=m_k, other=0.0) if MASKED else tl.load(p_k)
+    b_v = tl.load(p_v, mask=m_v, other=0.0) if MASKED else tl.load(p_v)
+
+    # In powers of 2, and 2^-192 is 0 in float32.
+    if STEPS:
+        b_w = tl.load(p_dt + o_t * s_dt, mask=o_t < rows, other=0.0) if MASKED else tl.load(p_dt + o_t * s_dt)
+        b_w = _time_step(b_w, p_bias, i_h, dt_min, dt_max, BIAS, SOFTPLUS)
+        if MASKED:
+            b_w = tl.where(o_t < rows, b_w, 0.0)
+        # Changes nothing; but what comes of it is computed once, not again in the layout of each use.
+        b_w = tl.gather(b_w, o_t, 0)
+        # Sums of multiples of 2^-10 are exact, so that a difference keeps what is small after a huge gate.
+        b_g = tl.maximum(b_w * b_rate, -192.0)
+        b_coarse = tl.floor(b_g * 1024.0) * (1.0 / 1024.0)
+        b_hi = tl.cumsum(b_coarse, 0)
+        b_lo = tl.cumsum(b_g - b_coarse, 0)
+        b_hi_last = tl.sum(b_coarse, 0)
+        b_lo_last = tl.sum(b_g - b_coarse, 0)
+        b_decay = tl.exp2(b_hi_last + b_lo_last)
+        b_end = b_w * tl.exp2((b_hi_last - b_hi) + (b_lo_last - b_lo))
+    else:
+        count = tl.minimum(rows, CHUNK)
+        b_decay = tl.exp2(b_rate * count)
+        b_end = tl.exp2(b_rate * tl.maximum(count - 1 - o_t, 0).to(tl.float32))
+    if OUT:
+        p_q += o_rows * s_qt + o_k[None, :]
+        p_out += o_rows * (H * V) + o_v[None, :]
+        b_q = tl.load(p_q, mask=m_k, other=0.0) if MASKED else tl.load(p_q)
+        if STEPS:
+            b_x = tl.minimum(b_hi[None, :] - b_hi[:, None], 0.0) + (b_lo[None, :] - b_lo[:, None])
+            b_x = tl.exp2(b_x) * (b_w * scale)[:, None]
+            b_start = tl.exp2(b_hi + b_lo) * scale
+        else:
+            b_x = tl.exp2(b_rate * tl.maximum(o_t[None, :] - o_t[:, None], 0).to(tl.float32)) * scale
+            b_start = tl.exp2(b_rate * (o_t + 1).to(tl.float32)) * scale
+        b_x = tl.where(o_t[None, :] >= o_t[:, None], b_x, 0.0)
+        b_p = tl.dot(b_k, tl.trans(b_q), input_precision="ieee") * b_x
+        if STEPS:
+            b_p += tl.where(o_t[None, :] == o_t[:, None], b_skip, 0.0)
+        b_o = tl.dot(b_s.to(dtype), tl.trans(b_q), input_precision="ieee") * b_start[None, :]
+        b_o = tl.dot(tl.trans(b_v), b_p.to(dtype), acc=b_o, input_precision="ieee")
+        b_o = tl.trans(b_o).to(dtype)
+        if MASKED:
+            tl.store(p_out, b_o, mask=m_v)
+        else:
+            tl.store(p_out, b_o)
+    b_kw = (b_k * b_end[:, None]).to(dtype)
+    b_s = tl.dot(tl.trans(b_v), b_kw, acc=b_s * b_decay, input_precision="ieee")
+    return b_s, b_all * b_decay
+
+
+@triton.jit
+def _walk_chunks(
+    b_s,
+    p_q,
+    p_k,
+    p_v,
+    p_dt,
+    p_bias,
+    p_out,
+    b_rate,
+    b_skip,
+    i_h,
+    o_v,
+    rows,
+    scale,
+    dt_min,
+    dt_max,
+    s_dt,
+    s_qt: tl.constexpr,
+    s_kt: tl.constexpr,
+    s_vt: tl.constexpr,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    STEPS: tl.constexpr,
+    BIAS: tl.constexpr,
+    SOFTPLUS: tl.constexpr,
+    OUT: tl.constexpr,
+    WHOLE: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The state after `rows` tokens and what decays in all; whole chunks go without masks."""
+    b_all = tl.exp2(b_rate * 0.0)
+    whole = rows // CHUNK * CHUNK
+    if STAGES == 1 or not WHOLE:
+        whole = 0
+    for _ in tl.range(0, whole, CHUNK, num_stages=STAGES):
+        b_s, b_all = _walk_chunk(
+            b_s, b_all, p_q, p_k, p_v, p_dt, p_bias, p_out, b_rate, b_skip, i_h, o_v, CHUNK, scale, dt_min, dt_max,
+            s_dt, s_qt, s_kt, s_vt, H, K, V, BK, STEPS, BIAS, SOFTPLUS, OUT, False,
+        )  # fmt: skip
+        p_q += CHUNK * s_qt
+        p_k += CHUNK * s_kt
+        p_v += CHUNK * s_vt
+        p_dt += CHUNK * s_dt
+        p_out += CHUNK * H * V
+    for i_t in tl.range(whole, rows, CHUNK, num_stages=1):
+        b_s, b_all = _walk_chunk(
+            b_s, b_all, p_q, p_k, p_v, p_dt, p_bias, p_out, b_rate, b_skip, i_h, o_v, rows - i_t, scale, dt_min,
+            dt_max, s_dt, s_qt, s_kt, s_vt, H, K, V, BK, STEPS, BIAS, SOFTPLUS, OUT, True,
+        )  # fmt: skip
+        p_q += CHUNK * s_qt
+        p_k += CHUNK * s_kt
+        p_v += CHUNK * s_vt
+        p_dt += CHUNK * s_dt
+        p_out += CHUNK * H * V
+    return b_s, b_all
+
+
+@triton.jit
+def _walk(
+    p_q,
+    p_k,
+    p_v,
+    p_rate,
+    p_dt,
+    p_bias,
+    p_skip,
+    p_state,
+    p_out,
+    p_ends,
+    p_sequences,
+    p_cu_seqlens,
+    p_read_slots,
+    p_write_slots,
+    p_has_initial_state,
+    scale,
+    dt_min,
+    dt_max,
+    s_dt,
+    s_dth,
+    s_slot,
+    sequences,
+    first,
+    length,
+    most,
+    s_qt: tl.constexpr,
+    s_qh: tl.constexpr,
+    s_kt: tl.constexpr,
+    s_kh: tl.constexpr,
+    s_vt: tl.constexpr,
+    s_vh: tl.constexpr,
+    H: tl.constexpr,
+    GROUP: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    STEPS: tl.constexpr,
+    BIAS: tl.constexpr,
+    SOFTPLUS: tl.constexpr,
+    SKIP: tl.constexpr,
+    PASS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """One segment of a sequence, one head and `BV` rows of its state.
+
+    `p_ends` holds, for each split sequence, each of its segments and each head, B and, after it, the
+    segment's decay.
+    """
+    i_h = tl.program_id(1)
+    i_z, i_seg, i_n, _, row, rows, is_last, total = locate(
+        p_sequences, p_cu_seqlens, sequences, first, length, most, CHUNK, PASS
+    )
+    read = tl.load(p_read_slots + i_n)
+    write = tl.load(p_write_slots + i_n)
+    has = tl.load(p_has_initial_state + i_n)
+    o_k = tl.arange(0, BK)
+    o_v = tl.program_id(0) * BV + tl.arange(0, BV)
+    if write < 0:  # padding
+        if i_seg == 0:
+            p_out += (row * H + i_h) * V
+            o_t = tl.arange(0, CHUNK)
+            for i_t in range(0, total, CHUNK):
+                m_v = (i_t + o_t < total)[:, None] & (o_v < V)[None, :]
+                p_row = p_out + (i_t + o_t)[:, None].to(tl.int64) * (H * V)
+                tl.store(p_row + o_v[None, :], tl.zeros((CHUNK, BV), p_out.dtype.element_ty), mask=m_v)
+        return
+    if PASS == 1:
+        if i_seg > 0 and is_last:
+            return
+    if PASS == 2:
+        if rows <= 0:
+            return
+
+    p_q += row * s_qt + i_h // GROUP * s_qh
+    p_k += row * s_kt + i_h // GROUP * s_kh
+    p_v += row * s_vt + i_h * s_vh
+    p_dt += row * s_dt + i_h * s_dth
+    p_out += (row * H + i_h) * V
+    b_rate = tl.load(p_rate + i_h) * LOG2E
+    if not STEPS:
+        b_rate = tl.maximum(b_rate, -192.0)
+    b_skip = tl.load(p_skip + i_h).to(tl.float32) if SKIP else 0.0
+    o_state = (i_h * V + o_v)[:, None] * K + o_k[None, :]
+    m_state = (o_v < V)[:, None] & (o_k < K)[None, :]
+    WHOLE: tl.constexpr = K == BK and V % BV == 0
+    if PASS != 0:
+        BLOCKS: tl.constexpr = (V + BV - 1) // BV
+        SEGMENT: tl.constexpr = (BLOCKS * BV + 1) * BK
+        p_ends += (i_z * (most - 1) * H + i_h).to(tl.int64) * SEGMENT
+        o_end = o_v[:, None] * BK + o_k[None, :]
+    if PASS == 1:
+        if i_seg > 0:
+            p_end = p_ends + i_seg * (H * SEGMENT)
+            b_s = tl.zeros((BV, BK), tl.float32)
+            b_s, b_all = _walk_chunks(
+                b_s, p_q, p_k, p_v, p_dt, p_bias, p_out, b_rate, b_skip, i_h, o_v, rows, scale, dt_min, dt_max, s_dt,
+                s_qt, s_kt, s_vt, H, K, V, BK, STEPS, BIAS, SOFTPLUS, False, WHOLE, STAGES,
+            )  # fmt: skip
+            tl.store(p_end + o_end, b_s)
+            if tl.program_id(0) == 0:
+                tl.store(p_end + BLOCKS * BV * BK, b_all)
+            return
+    if PASS == 2:
+        b_s = tl.load(p_ends + o_end)
+        for i in tl.range(1, i_seg, num_stages=1):
+            p_end = p_ends + i * (H * SEGMENT)
+            b_s = b_s * tl.load(p_end + BLOCKS * BV * BK) + tl.load(p_end + o_end)
+    else:
+        m_read = (o_v < tl.where(has, tl.where(read >= 0, V, 0), 0))[:, None] & (o_k < K)[None, :]
+        b_s = tl.load(p_state + read * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)
+    b_s, _ = _walk_chunks(
+        b_s, p_q, p_k, p_v, p_dt, p_bias, p_out, b_rate, b_skip, i_h, o_v, rows, scale, dt_min, dt_max, s_dt,
+        s_qt, s_kt, s_vt, H, K, V, BK, STEPS, BIAS, SOFTPLUS, True, WHOLE, STAGES,
+    )  # fmt: skip
+    if is_last:
+        tl.store(p_state + write * s_slot + o_state, b_s.to(p_state.dtype.element_ty), mask=m_state)
+    elif PASS == 1:
+        tl.store(p_ends + o_end, b_s)
+
+
+@triton.jit
+def _step(
+    p_q,
+    p_k,
+    p_v,
+    p_rate,
+    p_dt,
+    p_bias,
+    p_skip,
+    p_state,
+    p_out,
+    p_read_slots,
+    p_write_slots,
+    scale,
+    dt_min,
+    dt_max,
+    s_qt,
+    s_qh,
+    s_kt,
+    s_kh,
+    s_vt,
+    s_vh,
+    s_dt,
+    s_dth,
+    s_slot,
+    H,
+    GROUP: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    STEPS: tl.constexpr,
+    BIAS: tl.constexpr,
+    SOFTPLUS: tl.constexpr,
+    SKIP: tl.constexpr,
+):
+    i_h = tl.program_id(1)
+    i_n = tl.program_id(2).to(tl.int64)
+    read = tl.load(p_read_slots + i_n)
+    write = tl.load(p_write_slots + i_n)
+    o_k = tl.arange(0, BK)
+    o_v = tl.program_id(0) * BV + tl.arange(0, BV)
+    m_k = o_k < K
+    m_v = o_v < V
+    o_state = (i_h * V + o_v)[:, None] * K + o_k[None, :]
+    m_read = (o_v < tl.where(read >= 0, V, 0))[:, None] & m_k[None, :]
+    m_write = (o_v < tl.where(write >= 0, V, 0))[:, None] & m_k[None, :]
+    b_s = tl.load(p_state + read * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)
+    b_q = tl.load(p_q + i_n * s_qt + i_h // GROUP * s_qh + o_k, mask=m_k, other=0.0).to(tl.float32) * scale
+    b_k = tl.load(p_k + i_n * s_kt + i_h // GROUP * s_kh + o_k, mask=m_k, other=0.0).to(tl.float32)
+    b_v = tl.load(p_v + i_n * s_vt + i_h * s_vh + o_v, mask=m_v, other=0.0).to(tl.float32)
+    b_rate = tl.load(p_rate + i_h)
+    b_x = b_v
+    if STEPS:
+        b_dt = tl.load(p_dt + i_n * s_dt + i_h * s_dth)
+        b_dt = _time_step(b_dt, p_bias, i_h, dt_min, dt_max, BIAS, SOFTPLUS)
+        b_rate *= b_dt
+        b_x = b_v * b_dt
+    # The readout is of the old state, so that it needn't wait for the new one.
+    b_decay = tl.exp(b_rate)
+    b_o = b_decay * tl.sum(b_s * b_q[None, :], 1) + b_x * tl.sum(b_k * b_q, 0)
+    if SKIP:
+        b_o += b_v * tl.load(p_skip + i_h).to(tl.float32)
+    b_o = tl.where(write >= 0, b_o, 0.0)
+    tl.store(p_out + (i_n * H + i_h) * V + o_v, b_o.to(p_out.dtype.element_ty), mask=m_v)
+    b_s = b_s * b_decay + b_x[:, None] * b_k[None, :]
+    tl.store(p_state + write * s_slot + o_state, b_s.to(p_state.dtype.element_ty), mask=m_write)
+
+
+_launch_walk = Launcher(_walk)
+_launch_step = Launcher(_step)
+
+COSTS = Costs(
+    pace=lambda load: 2.8 * math.ceil(load),
+    end=0.5,
+    compose=1.0,
+    parts=1,
+    end_parts=1,
+    first=0.7,
+    resident=1.5,
+    least=32,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSteps:
+    """What `mamba2` has of time steps, as arguments of the kernels.
+
+    Attributes:
+        tensors: dt, and its bias and the skip, or anything where there is none.
+        limits: The least and the largest time step.
+        strides: Of dt.
+        constants: Whether there are time steps, a bias, softplus, and a skip.
+    """
+
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    limits: tuple[float, float] = (0.0, 0.0)
+    strides: tuple[int, ...] = (0, 0)
+    constants: tuple[bool, bool, bool, bool] = (False, False, False, False)
+
+    @classmethod
+    def of(
+        cls,
+        dt: torch.Tensor,
+        bias: torch.Tensor | None,
+        skip: torch.Tensor | None,
+        softplus: bool,
+        limits: tuple[float, float],
+    ) -> TimeSteps:
+        """Those of a call of `mamba2`."""
+        tensors = (dt, dt if bias is None else bias, dt if skip is None else skip)
+        limits = limits[0], min(limits[1], _MOST)
+        return cls(tensors, limits, dt.stride(), (True, bias is not None, softplus, skip is not None))
+
+    @classmethod
+    def none(cls, rate: torch.Tensor) -> TimeSteps:
+        """Those of an op without any."""
+        return cls((rate, rate, rate))
+
+
+_MOST = 3e38
+"""Instead of an infinite limit: float32 has no larger time step."""
+
+
+def walk(
+    chunks: Chunks,
+    *,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    rate: torch.Tensor,
+    steps: TimeSteps,
+    state: torch.Tensor,
+    out: torch.Tensor,
+    batch: StateBatch,
+    scale: float,
+) -> None:
+    """Walks the states over the chunks, in one launch, or in two where the time axis is split.
+
+    Args:
+        chunks: The plan.
+        q: [T, G, K].
+        k: [T, G, K].
+        v: [T, H, V].
+        rate: [H] float32, the log of the decay of a token, or in a unit of time.
+        steps: The time steps.
+        state: The pool.
+        out: [T, H, V].
+        batch: The batch.
+        scale: The factor of the queries.
+    """
+    sequences = chunks.sequences.shape[0]
+    if sequences == 0:
+        return
+    _, groups, key_size = k.shape
+    _, heads, value_size = v.shape
+    block_k, block_v = padded(key_size, 16), padded(value_size, 16)
+    large = has_large_shared_memory(v.device)
+    if v.dtype == torch.float32:
+        block_v, warps, stages = min(block_v, 16), 8, 1
+    elif not large:
+        block_v, warps, stages = min(block_v, 32), 4, 1
+    elif block_k > 128:
+        block_v, warps, stages = min(block_v, 64), 4, 2
+    elif block_v >= 128:
+        block_v, warps, stages = 128, 8, 3
+    else:
+        warps, stages = 4, 2
+    value_blocks = -(-value_size // block_v)
+    segments = chunks.split(heads, v.device, COSTS) if large else Segments()
+    ends = rate
+    if segments.split:
+        size = (value_blocks * block_v + 1) * block_k
+        ends = torch.empty(
+            (segments.split, segments.most - 1, heads, size), dtype=torch.float32, device=v.device
+        )
+    slots = (batch.cu_seqlens, batch.read_slots, batch.write_slots, batch.has_initial_state)
+    lengths = (segments.first * CHUNK.value, segments.length * CHUNK.value)
+    sizes = (heads, heads // groups, key_size, value_size, block_k, block_v)
+    for number, programs in segments.programs(sequences):
+        _launch_walk(
+            (value_blocks, heads, programs),
+            (q, k, v, rate, *steps.tensors, state, out, ends, chunks.sequences, *slots),
+            (scale, *steps.limits, *steps.strides, state.stride(0), sequences, *lengths, segments.most),
+            (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *sizes, *steps.constants, number, stages),
+            num_warps=warps,
+            num_stages=stages,
+            **launch_options(v.dtype),
+        )
+
+
+def step(
+    *,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    rate: torch.Tensor,
+    steps: TimeSteps,
+    state: torch.Tensor,
+    out: torch.Tensor,
+    batch: StateBatch,
+    scale: float,
+) -> None:
+    """One token a sequence; the arguments are those of `walk`."""
+    sequences, groups, key_size = k.shape
+    _, heads, value_size = v.shape
+    if sequences == 0:
+        return
+    block_v = min(4 if sequences == 1 else 8, padded(value_size))
+    _launch_step(
+        (-(-value_size // block_v), heads, sequences),
+        (q, k, v, rate, *steps.tensors, state, out, batch.read_slots, batch.write_slots),
+        (
+            scale,
+            *steps.limits,
+            *q.stride()[:2],
+            *k.stride()[:2],
+            *v.stride()[:2],
+            *steps.strides,
+            state.stride(0),
+            heads,
+        ),
+        (heads // groups, key_size, value_size, padded(key_size), block_v, *steps.constants),
+        num_warps=1,
+    )
+
+
+__all__ = ["CHUNK", "TimeSteps", "step", "walk"]

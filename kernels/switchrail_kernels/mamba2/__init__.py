@@ -1,0 +1,1 @@
+"""The selective state space of Mamba 2."""

@@ -1,0 +1,206 @@
+"""Splitting the time axis where few long sequences would leave most of the device idle.
+
+A sequence is cut into segments of equal length, the first of them shorter, since its launch does more. A
+segment takes the state before it to a linear function of it. So a first launch (`PASS` 1) walks the first
+segment of each sequence, and finds the functions of all others but the last; a second one (`PASS` 2) composes
+them, in float32, to the state before each segment, and walks all other segments. `PASS` is 0 where no
+sequence is split and one launch does it all.
+"""
+
+# Triton reads the types of a kernel's arguments at the call.
+# ruff: noqa: ANN001, ANN201, SIM102
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from switchrail.ops.batch import StateBatch
+
+from switchrail_kernels.device import multiprocessors
+from switchrail_kernels.tables import split_rows, to_device
+
+
+@triton.jit
+def locate(
+    p_sequences, p_cu_seqlens, sequences, first, length, most, CHUNK: tl.constexpr, PASS: tl.constexpr
+):
+    """What program `tl.program_id(2)` of `Segments.programs` works on.
+
+    Args:
+        p_sequences: `Chunks.sequences`.
+        p_cu_seqlens: Of the batch.
+        sequences: Sequences that are not empty.
+        first: Tokens in a first segment.
+        length: Tokens in another.
+        most: Segments of the longest sequence.
+        CHUNK: Tokens a chunk.
+        PASS: The launch.
+
+    Returns:
+        The sequence's place among `Chunks.sequences`, the segment's number, the sequence's number, the
+        segment's first chunk, its first row, its number of rows (0 or less where there is no such segment),
+        whether it is the last, and the rows of the whole sequence.
+    """
+    i_z = tl.program_id(2)
+    i_seg = 0
+    if PASS == 1:
+        if i_z >= sequences:
+            i_seg = (i_z - sequences) % (most - 2) + 1
+            i_z = (i_z - sequences) // (most - 2)
+    if PASS == 2:
+        i_seg = i_z % (most - 1) + 1
+        i_z = i_z // (most - 1)
+    i_n = tl.load(p_sequences + 2 * i_z)
+    i_c = tl.load(p_sequences + 2 * i_z + 1).to(tl.int64)
+    row = tl.load(p_cu_seqlens + i_n).to(tl.int64)
+    total = (tl.load(p_cu_seqlens + i_n + 1) - row).to(tl.int32)
+    rows = total
+    is_last = True
+    if PASS != 0:
+        start = 0
+        if i_seg > 0:
+            start = first + (i_seg - 1) * length
+        rows = tl.minimum(total - start, tl.where(i_seg > 0, length, first))
+        is_last = start + rows >= total
+        row += start
+        i_c += start // CHUNK
+    return i_z, i_seg, i_n, i_c, row, rows, is_last, total
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What an op's kernel takes, in microseconds on an H200 with head sizes of 128.
+
+    Attributes:
+        pace: A chunk, by the number of programs for each of the device's multiprocessors.
+        end: The work on a chunk of a segment whose function is looked for, over that on another.
+        compose: Composing one segment's function.
+        parts: Programs that walk a segment of one head.
+        end_parts: Programs that look for its function.
+        first: The length of a first segment over that of the others.
+        resident: The most programs for each multiprocessor that a first launch should have.
+        least: The fewest chunks of a sequence that is split.
+    """
+
+    pace: Callable[[float], float]
+    end: float
+    compose: float
+    parts: int
+    end_parts: int
+    first: float
+    resident: float
+    least: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """How the time axis is split.
+
+    Attributes:
+        first: Chunks in a first segment.
+        length: Chunks in another.
+        most: Segments of the longest sequence.
+        split: How many sequences have more than one.
+    """
+
+    first: int = 0
+    length: int = 0
+    most: int = 1
+    split: int = 0
+
+    def programs(self, sequences: int) -> tuple[tuple[int, int], ...]:
+        """The launches, each a `PASS` and the programs for a head and block of values."""
+        if not self.split:
+            return ((0, sequences),)
+        return (1, sequences + self.split * (self.most - 2)), (2, self.split * (self.most - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """What the chunked kernels walk.
+
+    Attributes:
+        blocks: [blocks, 4] int32, blocks of some chunks as `split_rows` gives them.
+        sequences: [sequences that are not empty, 2] int32, longest first: sequence, its first chunk.
+        counts: Their numbers of chunks.
+        segments: What `plan_segments` found, by number of heads.
+    """
+
+    blocks: torch.Tensor
+    sequences: torch.Tensor
+    counts: np.ndarray
+    segments: dict[int, Segments] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, batch: StateBatch, chunk: int, per_block: int = 1) -> Chunks:
+        """Cuts the sequences of a batch into chunks of `chunk` tokens and blocks of `per_block` chunks."""
+        blocks = split_rows(batch.seqlens, chunk * per_block)
+        first = np.flatnonzero(blocks[:, 1] == 0)
+        sequence = blocks[first, 0]
+        counts = -(-np.asarray(batch.seqlens, dtype=np.int64)[sequence] // chunk)
+        order = np.argsort(-counts, kind="stable")
+        sequences = np.stack([sequence, first * per_block], axis=1)[order]
+        device = batch.cu_seqlens.device
+        return cls(to_device(blocks, device), to_device(sequences.astype(np.int32), device), counts[order])
+
+    def split(self, heads: int, device: torch.device, costs: Costs) -> Segments:
+        """How the time axis is split for a layer of so many heads with a state."""
+        if heads not in self.segments:
+            self.segments[heads] = plan_segments(self.counts, heads, multiprocessors(device), costs)
+        return self.segments[heads]
+
+
+def plan_segments(counts: np.ndarray, heads: int, programs: int, costs: Costs) -> Segments:
+    """Decides on the segments by what each choice would take.
+
+    Args:
+        counts: The sequences' numbers of chunks, most first.
+        heads: Heads, each of which is walked for itself.
+        programs: The device's multiprocessors.
+        costs: What a chunk takes.
+    """
+    longest, total = int(counts[0]), int(counts.sum())
+    busy = costs.pace(_MANY) / _MANY * heads / programs
+    best = Segments()
+
+    def time(longest: int, segments: float, work: float) -> float:
+        return max(longest * costs.pace(segments * heads / programs), work * busy)
+
+    least = 0.95 * time(longest, len(counts) * costs.parts, total * costs.parts)
+    if longest < costs.least:
+        return best
+    for most in range(3, 13):
+        length = math.ceil(longest / (most - 1 + costs.first))
+        first = longest - (most - 1) * length
+        if first < 1:
+            continue
+        after = np.maximum(counts - first, 0)
+        later = -(-after // length)
+        inner = np.maximum(later - 1, 0).sum() * costs.end_parts
+        if (len(counts) * costs.parts + inner) * heads > costs.resident * programs:
+            break
+        inner *= costs.end
+        launches = (
+            time(
+                first, len(counts) * costs.parts + inner, (total - after.sum()) * costs.parts + inner * length
+            ),
+            time(length, later.sum() * costs.parts, after.sum() * costs.parts),
+        )
+        total_time = sum(launches) + (most - 2) * costs.compose
+        if total_time < least:
+            least = total_time
+            best = Segments(first, length, most, int((counts > first).sum()))
+    return best
+
+
+_MANY = 1000.0
+"""So many programs on a multiprocessor that all are busy to the end."""
+
+__all__ = ["Chunks", "Costs", "Segments", "locate", "plan_segments"]
