@@ -105,6 +105,18 @@ def test_the_same_tokens_as_on_cuda(acme: switchrail.Runtime, monkeypatch: pytes
     assert acme.platform.device.startswith("cuda:")
 
 
+@pytest.mark.gpu
+def test_each_of_its_devices_has_a_number(acme: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACME_DEVICE", "cuda")
+    assert acme.find_platform("acme:0").device == "cuda:0"
+
+
+def test_a_device_without_a_number_is_the_first(acme: switchrail.Runtime) -> None:
+    assert acme.find_platform("acme:0") is acme.platform
+    with pytest.raises(PlatformError, match=r"no device 'acme:1' here; valid: acme:0$"):
+        acme.find_platform("acme:1")
+
+
 def test_its_identity(acme: switchrail.Runtime) -> None:
     identity = switchrail.current_platform.identity
     assert (identity.kind, identity.device) == ("oot:acme", "cpu")

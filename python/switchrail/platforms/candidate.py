@@ -70,7 +70,7 @@ class Candidate:
 
     def _device(self, cls: type[Platform], index: str) -> str:
         there = self._blamed(cls.hardware_class.devices)
-        names = {f"{self.plugin.name}:{device.rpartition(':')[2]}": device for device in there}
+        names = {f"{self.plugin.name}:{device.partition(':')[2] or 0}": device for device in there}
         name = f"{self.plugin.name}:{index}"
         if name not in names:
             raise PlatformError(

@@ -34,7 +34,10 @@ class Hardware:
 
     @classmethod
     def devices(cls) -> tuple[str, ...]:
-        """What torch calls the devices of this family that are there, in order; a plugin needs none."""
+        """What torch calls the devices of this family that are there, in order.
+
+        A plugin's are looked at only where a user names one of them by its number, as in `acme:1`.
+        """
         return ()
 
     def name(self) -> str:

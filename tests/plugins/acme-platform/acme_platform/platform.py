@@ -25,6 +25,10 @@ class AcmeHardware(Hardware):
         super().__init__(behind.device)
         self._behind = behind.hardware
 
+    @classmethod
+    def devices(cls) -> tuple[str, ...]:
+        return type(detect(os.environ.get(VARIABLE, "cpu")).hardware).devices()
+
     def name(self) -> str:
         return f"Acme A1 ({self._behind.name()})"
 
