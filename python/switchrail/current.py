@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
+from switchrail.forks import lock_across_forks
 from switchrail.registration import Registrar
 from switchrail.runtime import Runtime
 
@@ -15,11 +14,8 @@ if TYPE_CHECKING:
     from switchrail._core import Plugin
     from switchrail.staging import Staging
 
-_lock = threading.RLock()  # a plugin or a signal handler may fork while this thread makes the runtime
+_lock = lock_across_forks()
 _current: Runtime | None = None
-
-if hasattr(os, "register_at_fork"):  # else a child could inherit the lock from a thread that it doesn't have
-    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 def current_runtime() -> Runtime:

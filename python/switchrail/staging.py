@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from switchrail.errors import HookError, TransactionClosedError
+from switchrail.forks import lock_across_forks
 from switchrail.hooks import Hook, Hooks, Kind
 
 if TYPE_CHECKING:
@@ -18,10 +18,7 @@ T = TypeVar("T")
 _local = threading.local()
 
 # Held for a look or a swap alone.
-_lock = threading.RLock()
-
-if hasattr(os, "register_at_fork"):  # else a child could inherit the lock from a thread that it doesn't have
-    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+_lock = lock_across_forks()
 
 
 def staging_of(hooks: Hooks) -> Staging | None:
@@ -185,6 +182,20 @@ class Staging:
 
 class StagedHooks(Hooks):
     """A runtime's hooks. What plugin code changes here while it is loaded belongs to its transaction."""
+
+    @property
+    def strict(self) -> bool:
+        """As of `Hooks`; a plugin that is being loaded can't set it."""
+        return self._strict
+
+    @strict.setter
+    def strict(self, value: bool) -> None:
+        staging = staging_of(self)
+        if staging is not None:
+            raise HookError(
+                f"{staging} can't set `strict` while it is loaded; valid: to leave it to the program"
+            )
+        self._strict = value
 
     def prepare(
         self,

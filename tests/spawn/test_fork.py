@@ -8,12 +8,14 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import switchrail
-from switchrail import Runtime
-from switchrail.current import _lock
+from switchrail import Runtime, current, staging
+from switchrail.hooks import chain, imports
+from switchrail.processes import restore
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork"),
@@ -76,19 +78,24 @@ def test_restoring_there_changes_nothing(runtime: Runtime) -> None:
     in_a_fork(work)
 
 
-def test_a_fork_waits_until_no_thread_makes_the_default_runtime(runtime: Runtime) -> None:
+@pytest.mark.parametrize("module", [current, chain, imports, staging, restore])
+def test_a_fork_waits_until_no_thread_holds_a_lock(runtime: Runtime, module: ModuleType) -> None:
     """Else the child would have a lock that nobody there releases."""
     entered, go = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with _lock:
+        with module._lock:
             entered.set()
             assert go.wait(20)
+
+    def work() -> None:
+        runtime.hooks.add("not_there_yet.function", print)
+        runtime.state().restore()
 
     holder = threading.Thread(target=hold)
     holder.start()
     assert entered.wait(20)
     threading.Timer(0.05, go.set).start()
-    in_a_fork(switchrail.current_runtime)
+    in_a_fork(work)
     assert go.is_set()
     holder.join(20)

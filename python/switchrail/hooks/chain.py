@@ -6,14 +6,13 @@ A function's code belongs to the process, so this table does too, whatever numbe
 from __future__ import annotations
 
 import logging
-import os
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any, Final
 
 from switchrail.errors import HookError
+from switchrail.forks import lock_across_forks
 from switchrail.hooks import bypass
 from switchrail.hooks.classes import Class, redirected
 from switchrail.hooks.hook import Hook, ordered
@@ -52,15 +51,12 @@ class Table:
 
 
 # A finalizer can run inside a change, on the same thread, and may want to remove hooks of its own.
-_lock: Final = threading.RLock()
+_lock: Final = lock_across_forks()
 _changing = False
 _removed_meanwhile: Final[list[Hook]] = []
 
 # Replaced, never changed in place: readers take the reference and no lock.
 _table = Table({}, frozenset(), {}, {}, {})
-
-if hasattr(os, "register_at_fork"):  # else a child could inherit the lock from a thread that it doesn't have
-    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 def table() -> Table:
@@ -206,6 +202,8 @@ def _change(
         for i, hook in enumerate(hooks):
             if hook not in chain.hooks:
                 _refuse_unfit(hook, site, hooks[:i], swapped=swapped)
+                if isinstance(site, Class):
+                    _refuse_linked(hook, site, wanted)
         order = ordered(enabled)
         if strict:
             _refuse_second_replace(site, order, chain.running)
@@ -246,6 +244,20 @@ def _refuse_unfit(hook: Hook, site: Site, hooks: Sequence[Hook], *, swapped: boo
         problem = site.problem_of(hook)
     if problem is not None:
         raise hook.refusal(problem)
+
+
+def _refuse_linked(hook: Hook, site: Class, wanted: Mapping[Site, Sequence[Hook]]) -> None:
+    """Refuses a class that replaces two, whose functions would carry the hooks of both; or is replaced itself."""
+    for place, others in wanted.items():
+        if not isinstance(place, Class) or hook in others:  # there too, if its module was imported again
+            continue
+        for other in others:
+            if other.fn is hook.fn:
+                raise hook.refusal(f"the class replaces {place.name} already; valid: a class for each")
+            if other.fn is site.cls:
+                raise hook.refusal(f"the target replaces {place.name}; valid: to replace {place.name}")
+            if place.cls is hook.fn:
+                raise hook.refusal(f"the class is replaced itself, by {other.name}; valid: {other.name}")
 
 
 def _same(one: Hook, other: Hook) -> bool:

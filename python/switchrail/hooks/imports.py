@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from switchrail.errors import HookError, OrderError
+from switchrail.forks import lock_across_forks
 from switchrail.hooks import chain
 from switchrail.hooks.hook import Hook
 from switchrail.hooks.target import modules_of, resolve
@@ -98,7 +99,7 @@ class _Loader(importlib.abc.Loader):
         attach([hook for hook in chain.added() if (hook.path or "").startswith(prefix)], name)
 
 
-_lock: Final = threading.Lock()
+_lock: Final = lock_across_forks()
 _watched: Final[set[str]] = set()
 _finder: Final = _Finder()
 _local: Final = threading.local()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pkgutil
-import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from switchrail import config as configs
 from switchrail.current import peek_current, swap_current
 from switchrail.errors import InstallationError, SwitchrailError
+from switchrail.forks import lock_across_forks
 from switchrail.hooks import chain
 from switchrail.implementation import Implementation, check_class
 from switchrail.processes.differences import differences
@@ -23,10 +22,7 @@ if TYPE_CHECKING:
     from switchrail.hooks import Hook
 
 # Of two threads of a worker that begin with it the second finds what the first one made.
-_lock = threading.RLock()
-
-if hasattr(os, "register_at_fork"):  # else a child could inherit the lock from a thread that it doesn't have
-    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+_lock = lock_across_forks()
 
 
 def restore(state: RuntimeState) -> Runtime:
