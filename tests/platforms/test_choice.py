@@ -452,6 +452,7 @@ def test_a_class_of_the_users_own_with_a_kind_that_is_built_in(runtime: Runtime,
 
 
 def test_a_class_of_the_program(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)  # a script's
     monkeypatch.setattr(sys.modules["__main__"], "Own", type("Own", (CpuPlatform,), {}), raising=False)
     assert type(runtime.find_platform("__main__:Own")).__name__ == "Own"
     with pytest.raises(PlatformError, match="no class '__main__:Owm'"):

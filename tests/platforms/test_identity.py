@@ -107,6 +107,14 @@ def test_what_is_not_provided_names_platform_and_method(method: str) -> None:
     assert caught.value.fields == {"platform": "oot:acme", "method": method}
 
 
+def test_without_a_device_the_current_one_is_taken() -> None:
+    class Made(Hardware):
+        def get_device(self) -> str:
+            return "acme:1"
+
+    assert (Made().device, Made("acme:0").device, Hardware().device) == ("acme:1", "acme:0", "cpu")
+
+
 def test_the_parts_share_no_base() -> None:
     bases = [set(cls.__mro__) - {object} for cls in (Hardware, Serving, Platform)]
     assert all(one.isdisjoint(other) for one, other in itertools.combinations(bases, 2))

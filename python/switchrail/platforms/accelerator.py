@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from switchrail.errors import PlatformError
-from switchrail.platforms.hardware import Hardware
+from switchrail.platforms.hardware import Hardware, check_device
 
 
 class Accelerator(Hardware):
@@ -30,12 +30,7 @@ class Accelerator(Hardware):
         there = self.devices()
         if device is None or device == self.torch_type:
             device = self._current() if there else self.torch_type
-        if device not in there:
-            raise PlatformError(
-                f"there is no device {device!r} here; valid: {', '.join(there) or 'none of this family'}",
-                found=device,
-                valid=there,
-            )
+        check_device(device, there)
         super().__init__(device)
 
     @classmethod

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from switchrail.errors import PlatformError
-from switchrail.platforms.hardware import Hardware
+from switchrail.platforms.hardware import Hardware, check_device
 from switchrail.platforms.platform import Platform
 from switchrail.platforms.serving import Serving
 
@@ -23,10 +22,8 @@ class CpuHardware(Hardware):
     kind = "cpu"
 
     def __init__(self, device: str | None = None) -> None:
-        if device not in (None, "cpu", "cpu:0"):
-            raise PlatformError(
-                f"there is no device {device!r} here; valid: cpu", found=device, valid=("cpu",)
-            )
+        if device not in (None, "cpu:0"):
+            check_device(device, self.devices())
         super().__init__("cpu")
 
     @classmethod

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
 
-from switchrail.errors import NotProvidedError
+from switchrail.errors import NotProvidedError, PlatformError
 from switchrail.platforms.identity import UNSPECIFIED, DeviceCapability
 
 
@@ -28,9 +28,13 @@ class Hardware:
         """Takes a device; opens nothing.
 
         Args:
-            device: What torch calls it; None: the one that is current.
+            device: What torch calls it; None: the one that is current, `cpu` where `get_device` is not
+                provided.
         """
-        self.device = "cpu" if device is None else device
+        if device is None:
+            is_told = type(self).get_device is not Hardware.get_device
+            device = self.get_device() if is_told else "cpu"
+        self.device = device
 
     @classmethod
     def devices(cls) -> tuple[str, ...]:
@@ -118,4 +122,18 @@ class Hardware:
         )
 
 
-__all__ = ["Hardware"]
+def check_device(device: str, there: Sequence[str]) -> None:
+    """Checks that a device is one of those that are there.
+
+    Raises:
+        PlatformError: It is none.
+    """
+    if device not in there:
+        raise PlatformError(
+            f"there is no device {device!r} here; valid: {', '.join(there) or 'none of this family'}",
+            found=device,
+            valid=tuple(there),
+        )
+
+
+__all__ = ["Hardware", "check_device"]

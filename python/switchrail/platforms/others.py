@@ -5,9 +5,8 @@ from __future__ import annotations
 import platform as host
 from typing import Any, ClassVar
 
-from switchrail.errors import PlatformError
 from switchrail.platforms.accelerator import Accelerator, import_package, is_importable
-from switchrail.platforms.hardware import Hardware
+from switchrail.platforms.hardware import Hardware, check_device
 from switchrail.platforms.identity import DeviceCapability
 from switchrail.platforms.platform import Platform
 
@@ -102,15 +101,9 @@ class TpuHardware(Hardware):
 
     def __init__(self, device: str | None = None) -> None:
         there = self.devices()
-        if device in (None, "xla") and there:
-            device = there[0]
-        if device not in there:
-            raise PlatformError(
-                f"there is no device {device or 'xla'!r} here; valid: "
-                f"{', '.join(there) or 'none of this family'}",
-                found=device,
-                valid=there,
-            )
+        if device is None or device == "xla":
+            device = there[0] if there else "xla"
+        check_device(device, there)
         super().__init__(device)
 
     @classmethod
