@@ -10,10 +10,19 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PATHS = {
     "attention": "switchrail_kernels.attention.triton:TritonAttention",
+    "gated_delta": "switchrail_kernels.gated_delta.triton:TritonGatedDelta",
+    "kda": "switchrail_kernels.kda.triton:TritonKda",
     "short_conv": "switchrail_kernels.short_conv.triton:TritonShortConv",
 }
+HOMES = {
+    **{op: path.partition(":")[0] for op, path in PATHS.items()},
+    "gated_delta": "switchrail_kernels.delta",
+    "kda": "switchrail_kernels.delta",
+}
+"""Where an op's kernels are, of which a line is changed."""
 
-# what is wrong: (the op, what stands in its module, what stands there instead, cases)
+
+# what is wrong: (the op, what stands at its home, what stands there instead, cases)
 MUTANTS = {
     "k and v swapped": (
         "attention",
@@ -102,6 +111,48 @@ MUTANTS = {
         "    i_n = tl.maximum(tl.load(p_pieces + 4 * i_p) - 1, 0)\n",
         ["prefill/float32/neighbours", "prefill/float32/ragged"],
     ),
+    "decay dropped from one chunk to the next": (
+        "gated_delta",
+        "b_s = tl.dot(b_uw.to(dtype), b_k, acc=b_s * b_decay, input_precision",
+        "b_s = tl.dot(b_uw.to(dtype), b_k, acc=b_s, input_precision",
+        ["prefill/float32/gate-decaying"],
+    ),
+    "the last partial chunk dropped": (
+        "gated_delta",
+        "    for i_t in tl.range(whole, rows, CHUNK, num_stages=1):\n",
+        "    for i_t in tl.range(whole, rows - CHUNK + 1, CHUNK, num_stages=1):\n",
+        ["prefill/float32/around-16"],
+    ),
+    "a gate in the wrong space": (
+        "kda",
+        "b_g = tl.exp(tl.load(p_g + o_g, mask=m_k, other=0.0))",
+        "b_g = tl.load(p_g + o_g, mask=m_k, other=0.0)",
+        ["decode/float32/gate-decaying"],
+    ),
+    "beta dropped": (
+        "gated_delta",
+        "b_u = b_beta * (b_v - ",
+        "b_u = 1.0 * (b_v - ",
+        ["decode/float32/ragged"],
+    ),
+    "a stale slot of decode": (
+        "gated_delta",
+        "\n    b_s = tl.load(p_state + read * s_slot",
+        "\n    b_s = tl.load(p_state + write * s_slot",
+        ["decode/float32/read-not-write"],
+    ),
+    "initial states ignored": (
+        "kda",
+        "m_read = (o_v < tl.where(has, tl.where(read >= 0, V, 0), 0))",
+        "m_read = (o_v < tl.where(has, 0, 0))",
+        ["prefill/float32/initial-states"],
+    ),
+    "a state that NaN leaks into": (
+        "gated_delta",
+        "m_read = (o_v < tl.where(has, tl.where(read >= 0, V, 0), 0))",
+        "m_read = (o_v < tl.where(read >= 0, V, 0))",
+        ["prefill/float32/dirty-slots"],
+    ),
     "a bias that is not added": (
         "short_conv",
         "    if BIAS:\n",
@@ -116,6 +167,18 @@ MUTANTS = {
     ),
 }
 COMPILED = {
+    "a segment that forgets what it wrote": (
+        "gated_delta",
+        "            b_s = tl.load(p_end + o_segment)\n            for",
+        "            b_s = 0.0 * tl.load(p_end + o_segment)\n            for",
+        ["prefill/float32/growth"],
+    ),
+    "a segment that is passed on without its transition": (
+        "gated_delta",
+        "b_s = tl.dot(b_left, b_m, acc=b_s, input_precision=COMPOSE)",
+        "b_s += 0.0 * tl.dot(b_left, b_m, input_precision=COMPOSE)",
+        ["prefill/float32/remembering"],
+    ),
     "TF32 products": (
         "attention",
         'input_precision="ieee") * scale',
@@ -123,7 +186,7 @@ COMPILED = {
         ["prefill/float32/ragged", "decode/float32/long-past"],
     ),
 }
-"""What makes a difference only where the kernel is compiled."""
+"""What shows only where the kernel is compiled, or with sequences that are too long to interpret."""
 
 needs_gpu = [
     pytest.mark.gpu,
@@ -162,7 +225,7 @@ def find(claims, op, case, build):
         capabilities=claims[op].capabilities,
         build=build,
     )
-    cases = select(subject, device=DEVICE, phases=(phase,), dtypes=(dtype,), quick=True).cases
+    cases = select(subject, device=DEVICE, phases=(phase,), dtypes=(dtype,)).cases
     (found,) = [each for each in cases if each.id == f"{op}/{case}"]
     return found
 
@@ -170,8 +233,7 @@ def find(claims, op, case, build):
 @each_case
 def test_a_mutant_is_caught(mutate, claims, mutant, case):
     op, old, new, _ = mutant
-    path = PATHS[op]
-    cls = mutate(path.partition(":")[0], old, new, path=path, reloaded=frozenset({"switchrail_kernels"}))
+    cls = mutate(HOMES[op], old, new, path=PATHS[op], reloaded=frozenset({"switchrail_kernels"}))
     outcome = run_case(find(claims, op, case, cls))
     assert outcome.status == "failed"
     assert "it raised" not in outcome.message, outcome.message
@@ -180,7 +242,6 @@ def test_a_mutant_is_caught(mutate, claims, mutant, case):
 @each_case
 def test_the_same_kernel_unchanged_passes(mutate, claims, mutant, case):
     op, old, _, _ = mutant
-    path = PATHS[op]
-    cls = mutate(path.partition(":")[0], old, old, path=path, reloaded=frozenset({"switchrail_kernels"}))
+    cls = mutate(HOMES[op], old, old, path=PATHS[op], reloaded=frozenset({"switchrail_kernels"}))
     outcome = run_case(find(claims, op, case, cls))
     assert outcome.status == "passed", outcome.message

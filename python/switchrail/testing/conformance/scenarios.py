@@ -222,6 +222,19 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario(
         name="large-norms", about="large inputs and states", ops=("lightning",), arguments={"norm": 6.0}
     ),
+    *(
+        Scenario(
+            name=name,
+            about="small beta and decays near 1, so that the end still remembers the beginning",
+            ops=DELTA,
+            prefill=lengths,
+            decode=None,
+            verify=None,
+            arguments={"gate": "near_one", "beta_max": 1e-3, "initial": "all"},
+            quick=quick,
+        )
+        for name, lengths, quick in (("remembering", (4096, 3), False), ("remembering-quick", (300, 3), True))
+    ),
     Scenario(name="normalised", about="q and k come normalised", ops=DELTA, arguments={"qk_l2norm": False}),
     Scenario(name="beta-2", about="beta up to 2", ops=DELTA, arguments={"beta_max": 2.0}, hardness="hard"),
     *(
