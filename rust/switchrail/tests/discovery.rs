@@ -103,6 +103,19 @@ fn distributions_without_plugins_are_known_by_their_folder() {
 }
 
 #[test]
+fn a_version_that_a_folder_name_cannot_spell_is_read() {
+    let site = tempfile::tempdir().unwrap();
+    install(
+        site.path(),
+        "acme-1.0_1.dist-info",
+        "Name: acme\nVersion: 1.0-1\n",
+        "",
+    );
+    let version = discover(&[site.path()]).distributions[0].version.clone();
+    assert_eq!(version.as_deref(), Some("1.0-1"));
+}
+
+#[test]
 fn eggs_are_distributions_too() {
     let site = tempfile::tempdir().unwrap();
     let egg = site.path().join("acme-1.0-py3.11.egg");

@@ -142,6 +142,67 @@ fn files_that_come_and_go_are_named() {
 }
 
 #[test]
+fn what_would_be_imported_in_the_place_of_a_recorded_module_is_noticed() {
+    let (_root, site) = installed();
+    write(site.join("space/part/tool.py"), "");
+    write(site.join("space/other/module.py"), "of another distribution");
+    let record = site.join("acme-1.0.dist-info/RECORD");
+    let recorded = fs::read_to_string(&record).unwrap();
+    write(record, recorded + "space/part/tool.py,,\n");
+    let lock = lock_of(&site);
+    for rival in [
+        "acme.abi3.so",
+        "acme_extra/__init__.py",
+        "acme_extra.cpython-311-x86_64-linux-gnu.so",
+        "space.py",
+        "space/__init__.py",
+        "space/part/__init__.pyc",
+        "space/part/tool.so",
+        "space/part/tool/__init__.py",
+    ] {
+        write(site.join(rival), "");
+        let told = told(&lock, &site);
+        let expected = format!("acme differs from the lock: files added: {rival}");
+        assert!(told.len() == 1 && told[0].starts_with(&expected), "{told:?}");
+        fs::remove_file(site.join(rival)).unwrap();
+    }
+    for other in [
+        "space/other/new.py",
+        "space/part/data.json",
+        "bcme.so",
+        "acme_extra.txt",
+    ] {
+        write(site.join(other), "");
+        assert_eq!(told(&lock, &site), [""; 0], "{other}");
+    }
+}
+
+#[test]
+fn a_module_that_is_not_recorded_is_held_to_the_lock_or_refused() {
+    let (_root, site) = installed();
+    let record = site.join("acme-1.0.dist-info/RECORD");
+    write(record, "acme-1.0.dist-info/RECORD,,\n");
+    let lock = lock_of(&site);
+    assert!(files(&lock, "acme").contains(&"acme/gdn.py".to_owned()));
+    write(site.join("acme/gdn.py"), "changed");
+    assert_eq!(
+        told(&lock, &site),
+        ["acme differs from the lock: files changed: acme/gdn.py"]
+    );
+    fs::remove_dir_all(site.join("acme")).unwrap();
+    let error = Lock::of(&discover(&[&site])).unwrap_err();
+    assert!(
+        error.to_string().contains("leads to the module \"acme\""),
+        "{error}"
+    );
+    write(
+        site.join("acme-1.0.dist-info/entry_points.txt"),
+        "[switchrail.plugins]\nacme = no target\n",
+    );
+    assert_eq!(files(&lock_of(&site), "acme"), [""; 0]);
+}
+
+#[test]
 fn another_version_and_other_entry_points_are_told() {
     let (_root, site) = installed();
     let lock = lock_of(&site);
@@ -367,7 +428,8 @@ fn egg_info_stands_for_what_is_beside_it_or_recorded() {
         info.join("installed-files.txt"),
         "../acme_too.py\nPKG-INFO\n../lost.py\n",
     );
-    assert_eq!(locked(), ["acme.egg-info/PKG-INFO", "acme_too.py"]);
+    // Of the module that its entry point names nothing is recorded, and it is imported nevertheless.
+    assert_eq!(locked(), ["acme.egg-info/PKG-INFO", "acme/gdn.py", "acme_too.py"]);
 }
 
 #[test]
@@ -396,6 +458,40 @@ fn an_archive_is_one_file() {
     assert_eq!(
         told(&lock, &path),
         ["acme differs from the lock: files changed: acme-1.0-py3-none-any.whl"]
+    );
+}
+
+#[cfg(unix)]
+#[test]
+fn a_link_is_what_it_leads_to() {
+    use std::os::unix::fs::symlink;
+    let (_root, site) = installed();
+    write(site.join("acme/tables/__init__.py"), "");
+    write(site.join("acme/zero/__init__.py"), "other");
+    symlink("tables", site.join("acme/alias")).unwrap();
+    symlink("../acme_extra.py", site.join("acme/linked.py")).unwrap();
+    let lock = lock_of(&site);
+    for (link, to, change) in [
+        ("acme/alias", "zero", "changed: acme/alias/__init__.py"),
+        ("acme/linked.py", "nowhere", "missing: acme/linked.py"),
+        ("acme/linked.py", "gdn.py", "changed: acme/linked.py"),
+    ] {
+        let before = fs::read_link(site.join(link)).unwrap();
+        fs::remove_file(site.join(link)).unwrap();
+        symlink(to, site.join(link)).unwrap();
+        assert_eq!(
+            told(&lock, &site),
+            [format!("acme differs from the lock: files {change}")]
+        );
+        fs::remove_file(site.join(link)).unwrap();
+        symlink(before, site.join(link)).unwrap();
+    }
+    fs::remove_file(site.join("acme/linked.py")).unwrap();
+    symlink("linked.py", site.join("acme/linked.py")).unwrap();
+    let told = told(&lock, &site);
+    assert!(
+        told[0].starts_with("acme cannot be held to the lock: "),
+        "{told:?}"
     );
 }
 

@@ -49,12 +49,21 @@ impl Headers {
     }
 }
 
+/// Lines that end as Python's do in texts: in `\n`, `\r\n` or `\r`.
+fn lines(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
+    bytes.split(|byte| *byte == b'\n').flat_map(|line| {
+        line.strip_suffix(b"\r")
+            .unwrap_or(line)
+            .split(|byte| *byte == b'\r')
+    })
+}
+
 /// The first `Name` and the first `Version`; stops when it has both, or where the headers end.
 pub(crate) fn parse(bytes: &[u8]) -> Headers {
     let mut headers = Headers::default();
     let mut folded: Option<Vec<u8>> = None;
     // An empty line comes after the last, so that the last header is taken too.
-    for line in bytes.split(|byte| *byte == b'\n').chain([&b""[..]]) {
+    for line in lines(bytes).chain([&b""[..]]) {
         let text = line
             .strip_prefix(b"\xef\xbb\xbf")
             .unwrap_or(line)
@@ -136,6 +145,14 @@ mod tests {
         assert_eq!(
             parsed(b"Summary: a\n b\n\tc\nName:\n acme\nVersion: 1\n .2\n"),
             both("acme", "1 .2")
+        );
+    }
+
+    #[test]
+    fn lines_end_as_in_python() {
+        assert_eq!(
+            parsed(b"Author: J\rName: acme\r\nVersion: 1\r\rName: body\n"),
+            both("acme", "1")
         );
     }
 

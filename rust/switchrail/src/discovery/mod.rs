@@ -71,9 +71,9 @@ impl Discovery {
 /// A distribution's name as PEP 503 normalises it: lower case, and each run of `-`, `_` and `.` a single `-`.
 pub(crate) fn normalized_name(name: &str) -> String {
     let mut normalized = String::with_capacity(name.len());
-    for letter in name.chars() {
+    for letter in name.to_lowercase().chars() {
         if !matches!(letter, '-' | '_' | '.') {
-            normalized.extend(letter.to_lowercase());
+            normalized.push(letter);
         } else if !normalized.ends_with('-') {
             normalized.push('-');
         }
@@ -284,7 +284,10 @@ fn name_and_version(folder: &Path, file_name: &str) -> Option<(String, Option<St
     };
     let mut parts = stem.split('-');
     let name = normalized_name(parts.next().unwrap_or_default());
-    let version = parts.next().filter(|version| !version.is_empty());
+    // What is written as `_` there may be `-` in the version.
+    let version = parts
+        .next()
+        .filter(|version| !version.is_empty() && !version.contains('_'));
     Some((name, version.map(str::to_owned)))
 }
 

@@ -40,11 +40,13 @@ impl Unreadable {
 
 /// The files of the distribution whose metadata is `info`.
 ///
-/// A wheel's are those in its `RECORD`, and whatever else could be imported from its packages. An editable install's
-/// `RECORD` has only `.pth` files and modules that lead to the sources: then the packages and modules there. Where
-/// nothing is recorded, as beside a project's own `egg-info`, the top-level packages and modules. An archive is one file.
+/// A wheel's are those in its `RECORD`, and whatever else could be imported from its packages or in their place. An
+/// editable install's `RECORD` has only `.pth` files and modules that lead to the sources: then the packages and modules
+/// there. Where nothing is recorded, as beside a project's own `egg-info`, the top-level packages and modules. An archive
+/// is one file.
 ///
-/// `modules` are the top-level modules that its entry points name.
+/// `modules` are the top-level modules that its entry points name; one that is nowhere is an error, for it would be
+/// imported unseen.
 pub(super) fn of(info: &Path, modules: &BTreeSet<&str>) -> Result<Files, Unreadable> {
     if let Some(archive) = info.ancestors().skip(1).find(|path| path.is_file()) {
         return Ok(Files::from([(file_name(archive), archive.to_owned())]));
@@ -63,21 +65,19 @@ pub(super) fn of(info: &Path, modules: &BTreeSet<&str>) -> Result<Files, Unreada
             .collect(),
         every_module: top_level.is_none(),
         files: Files::new(),
-        visited: BTreeSet::new(),
+        above: Vec::new(),
     };
-    let recorded = search.recorded()?;
-    let editable = recorded.as_ref().is_some_and(|paths| search.is_editable(paths));
-    match &recorded {
-        Some(paths) => search.add_recorded(paths, editable)?,
-        None => search.add_unrecorded()?,
+    match search.recorded()? {
+        Some(paths) => search.add_recorded(&paths)?,
+        None => search.add_metadata()?,
     }
-    let absent = modules.iter().find(|module| !search.has(module));
-    match absent {
-        Some(module) if editable || recorded.is_none() => Err(Unreadable::new(
+    search.add_unrecorded()?;
+    match modules.iter().find(|module| !search.has(module)) {
+        Some(module) => Err(Unreadable::new(
             info,
             &format!("nothing of it leads to the module {module:?}, which its entry point names"),
         )),
-        _ => Ok(search.files),
+        None => Ok(search.files),
     }
 }
 
@@ -91,8 +91,8 @@ struct Search<'a> {
     /// Whether all that a `.pth` file leads to counts as its own too.
     every_module: bool,
     files: Files,
-    /// Folders that were walked, links resolved.
-    visited: BTreeSet<PathBuf>,
+    /// The folders that are being walked, one in another, links resolved.
+    above: Vec<PathBuf>,
 }
 
 impl Search<'_> {
@@ -110,8 +110,8 @@ impl Search<'_> {
 
     fn is_editable(&self, paths: &[String]) -> bool {
         let noted = || {
-            let text = fs::read(self.site.join(&self.info).join("direct_url.json")).ok()?;
-            let url: serde_json::Value = serde_json::from_slice(&text).ok()?;
+            let text = read(&self.site.join(&self.info).join("direct_url.json")).ok()??;
+            let url: serde_json::Value = serde_json::from_str(&text).ok()?;
             url["dir_info"]["editable"].as_bool()
         };
         let leads = |path: &String| {
@@ -122,8 +122,9 @@ impl Search<'_> {
         noted().unwrap_or(false) || paths.iter().any(leads)
     }
 
-    fn add_recorded(&mut self, paths: &[String], editable: bool) -> Result<(), Unreadable> {
-        let mut packages = BTreeSet::new();
+    fn add_recorded(&mut self, paths: &[String]) -> Result<(), Unreadable> {
+        let editable = self.is_editable(paths);
+        self.add_rivals(if editable { &[] } else { paths })?;
         for path in paths {
             let full = self.site.join(path);
             if path.is_empty() || self.is_left_out(path) {
@@ -138,14 +139,22 @@ impl Search<'_> {
             if editable && is_top_level(path, "py") && self.add_mapped(&full)? {
                 continue;
             }
-            if let Some(package) = path.strip_suffix("/__init__.py") {
-                packages.insert(package);
-            }
             self.add_file(path.clone(), full)?;
         }
+        self.add_packages()
+    }
+
+    /// Whatever could be imported from the packages that are known in the site folder.
+    fn add_packages(&mut self) -> Result<(), Unreadable> {
+        let known = self.files.iter().filter_map(|(name, path)| {
+            let (package, module) = name.rsplit_once('/')?;
+            let is_its_own = stem(module) == "__init__" && is_imported(path) && *path == self.site.join(name);
+            is_its_own.then(|| package.to_owned())
+        });
+        let packages: BTreeSet<String> = known.collect();
         let is_inner = |package: &str| {
-            let mut outer = Path::new(package).ancestors().skip(1);
-            outer.any(|outer| outer.to_str().is_some_and(|outer| packages.contains(outer)))
+            let mut outer = package.rmatch_indices('/').map(|(at, _)| &package[..at]);
+            outer.any(|outer| packages.contains(outer))
         };
         for package in packages.iter().filter(|package| !is_inner(package)) {
             self.walk(&self.site.join(package), package, is_imported)?;
@@ -153,11 +162,66 @@ impl Search<'_> {
         Ok(())
     }
 
-    fn add_unrecorded(&mut self) -> Result<(), Unreadable> {
+    /// What Python would import in the place of a recorded module or of the sources: in the same folder a package, or
+    /// a file of another extension.
+    fn add_rivals(&mut self, paths: &[String]) -> Result<(), Unreadable> {
+        let mut modules = BTreeMap::from([("", self.modules.clone())]);
+        let recorded = paths.iter().filter(|path| {
+            is_imported(Path::new(path)) && !path.starts_with("../") && !self.is_left_out(path)
+        });
+        for path in recorded {
+            for (at, _) in path.match_indices('/').chain([(path.len(), "")]) {
+                let (folder, name) = path[..at].rsplit_once('/').unwrap_or(("", &path[..at]));
+                let names = modules.entry(folder).or_default();
+                names.insert(stem(name).to_owned());
+            }
+        }
+        for (folder, names) in modules {
+            let within = self.site.join(folder);
+            for path in within
+                .is_dir()
+                .then(|| list(&within))
+                .transpose()?
+                .unwrap_or_default()
+            {
+                let name = file_name(&path);
+                if !names.contains(stem(&name)) {
+                    continue;
+                }
+                let candidates = if path.is_dir() {
+                    list(&path)?
+                } else {
+                    vec![path.clone()]
+                };
+                let is_rival = |file: &&PathBuf| {
+                    is_imported(file) && (**file == path || stem(&file_name(file)) == "__init__")
+                };
+                for file in candidates.iter().filter(is_rival) {
+                    let key = file.strip_prefix(self.site).unwrap_or(file);
+                    self.add_file(normal(&key.to_string_lossy()), file.clone())?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn add_metadata(&mut self) -> Result<(), Unreadable> {
         for name in ["METADATA", "PKG-INFO", "entry_points.txt"] {
             let path = format!("{}/{name}", self.info);
             self.add_file(path.clone(), self.site.join(path))?;
         }
+        Ok(())
+    }
+
+    /// The modules beside its metadata of which no file is known yet.
+    fn add_unrecorded(&mut self) -> Result<(), Unreadable> {
+        let known: Vec<String> = self
+            .modules
+            .iter()
+            .filter(|module| self.has(module))
+            .cloned()
+            .collect();
+        self.modules.retain(|module| !known.contains(module));
         self.add_modules(self.site, false)
     }
 
@@ -176,7 +240,7 @@ impl Search<'_> {
     fn add_modules(&mut self, folder: &Path, every: bool) -> Result<(), Unreadable> {
         for path in list(folder)? {
             let name = file_name(&path);
-            let module = name.split('.').next().unwrap_or_default();
+            let module = stem(&name);
             let own = self.modules.contains(module);
             if path.is_dir() {
                 if name == module && (own || every && path.join("__init__.py").is_file()) {
@@ -213,11 +277,13 @@ impl Search<'_> {
         Ok(found)
     }
 
+    /// Adds the files of a folder and of those in it. A link to a folder that it is in leads no further.
     fn walk(&mut self, folder: &Path, name: &str, wanted: fn(&Path) -> bool) -> Result<(), Unreadable> {
         let resolved = fs::canonicalize(folder).map_err(|error| Unreadable::new(folder, &error))?;
-        if !self.visited.insert(resolved) {
+        if self.above.contains(&resolved) {
             return Ok(());
         }
+        self.above.push(resolved);
         for path in list(folder)? {
             let part = file_name(&path);
             if part.starts_with('.') || part == "__pycache__" {
@@ -230,6 +296,7 @@ impl Search<'_> {
                 self.add_file(name, path)?;
             }
         }
+        self.above.pop();
         Ok(())
     }
 
@@ -248,10 +315,11 @@ impl Search<'_> {
     }
 
     fn has(&self, module: &str) -> bool {
-        let after = |name: &String| name.strip_prefix(module).and_then(|rest| rest.chars().next());
-        self.files
+        let mut imported = self
+            .files
             .keys()
-            .any(|name| matches!(after(name), Some('.' | '/')))
+            .filter(|name| !Path::new(name).starts_with(&self.info));
+        imported.any(|name| name.split(['/', '.']).next() == Some(module))
     }
 }
 
@@ -330,6 +398,11 @@ fn is_absent(error: &io::Error) -> bool {
     )
 }
 
+/// The name of the module that a file or folder is.
+fn stem(name: &str) -> &str {
+    name.split('.').next().unwrap_or_default()
+}
+
 fn file_name(path: &Path) -> String {
     path.file_name()
         .unwrap_or_default()
@@ -337,17 +410,29 @@ fn file_name(path: &Path) -> String {
         .into_owned()
 }
 
+/// What is in a folder, by name: file systems list in any order.
 fn list(folder: &Path) -> Result<Vec<PathBuf>, Unreadable> {
-    let entries = fs::read_dir(folder).map_err(|error| Unreadable::new(folder, &error))?;
-    let paths = entries.map(|entry| entry.map(|entry| entry.path()));
-    paths
-        .collect::<Result<_, _>>()
-        .map_err(|error| Unreadable::new(folder, &error))
+    let paths = || {
+        fs::read_dir(folder)?
+            .map(|entry| Ok(entry?.path()))
+            .collect::<io::Result<Vec<_>>>()
+    };
+    let mut paths = paths().map_err(|error| Unreadable::new(folder, &error))?;
+    paths.sort_unstable();
+    Ok(paths)
 }
 
 /// The text of a file, where there is one.
 fn read(path: &Path) -> Result<Option<String>, Unreadable> {
-    match fs::read(path) {
+    // Opening a named pipe would wait for a writer.
+    let bytes = fs::metadata(path).and_then(|metadata| {
+        if metadata.is_file() {
+            fs::read(path)
+        } else {
+            Err(io::Error::other("is no file"))
+        }
+    });
+    match bytes {
         Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
         Err(error) if is_absent(&error) => Ok(None),
         Err(error) => Err(Unreadable::new(path, &error)),

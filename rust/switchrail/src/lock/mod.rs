@@ -263,7 +263,10 @@ fn locked(discovery: &Discovery) -> Vec<(&Distribution, Result<LockedDistributio
         .filter(|(found, plugins)| found.name == HOST || !plugins.is_empty())
         .collect();
     let files = concerned.iter().map(|(found, plugins)| {
-        let modules = plugins.iter().map(|plugin| top_module(&plugin.target));
+        let sound = plugins
+            .iter()
+            .filter(|plugin| plugin.state == PluginState::Discovered);
+        let modules = sound.map(|plugin| top_module(&plugin.target));
         let own = (found.name == HOST).then_some(HOST);
         files::of(&found.path, &modules.chain(own).collect())
     });
