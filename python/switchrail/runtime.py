@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from switchrail import _core
 from switchrail import config as configs
-from switchrail.errors import ArgumentError, ConfigError, UnknownBackendError
+from switchrail.errors import ArgumentError, ConfigError, PlatformError, UnknownBackendError
 from switchrail.implementation import Implementation
 from switchrail.nearest import nearest
 from switchrail.ops import register_builtins
@@ -55,7 +55,17 @@ class Runtime(Registrar):
         return self._platforms.get()
 
     def use_platform(self, platform: Platform | str | torch.device) -> None:
-        """Names the platform, for all who ask from now on; takes what `find_platform` takes."""
+        """Names the platform, for all who ask from now on; takes what `find_platform` takes.
+
+        Raises:
+            PlatformError: As `find_platform`; or a plugin that is being loaded calls this.
+        """
+        staging = staging_of(self.hooks)
+        if staging is not None:
+            raise PlatformError(
+                f"{staging} can't name the platform while it is loaded; valid: an entry point in the group "
+                "switchrail.platforms, and to leave the choice to the program"
+            )
         self._platforms.use(platform)
 
     def find_platform(self, platform: Platform | str | torch.device) -> Platform:

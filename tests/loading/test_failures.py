@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,19 @@ CASES = {
     "it enables a hook": half(
         "runtime = switchrail.current_runtime()\nruntime.hooks.enable(*runtime.hooks.list())", "can't enable"
     ),
+    "it makes hooks strict": half(
+        "switchrail.current_runtime().hooks.strict = True", "can't set `strict` while it is loaded"
+    ),
+    "it names the platform": half(
+        "switchrail.current_runtime().use_platform('cpu')", "can't name the platform while it is loaded"
+    ),
+    "its own handler of a signal raises": half(
+        "import signal\n"
+        "def late(*_): raise TimeoutError('the driver is silent')\n"
+        "signal.signal(signal.SIGTERM, late)\n"
+        "signal.raise_signal(signal.SIGTERM)",
+        "TimeoutError: the driver is silent",
+    ),
     "it goes round its registry": half(
         "switchrail.register('x', 'a:X', op='gated_delta')\n"
         "switchrail.hook('acme_target.greet', lambda name: None)\n"
@@ -307,6 +321,14 @@ def use(runtime: Runtime) -> None:
     runtime.load()
 
 
+@pytest.fixture
+def sigterm() -> Iterator[None]:
+    """Takes off what a plugin sets for SIGTERM."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
+
+
 def make_backend() -> type[GatedDeltaBackend]:
     methods = {"prefill": lambda self: None, "decode": lambda self: None}
     return type("Users", (GatedDeltaBackend,), methods)
@@ -315,7 +337,7 @@ def make_backend() -> type[GatedDeltaBackend]:
 def state_of(runtime: Runtime) -> tuple[Any, ...]:
     """Everything in a runtime but the records of its plugins."""
     hooks = runtime.hooks
-    everything = (hooks.list(), hooks.waiting(), hooks.disabled())
+    everything = (hooks.list(), hooks.waiting(), hooks.disabled(), hooks.strict, runtime._platforms.asked)
     greet = sys.modules["acme_target"].greet
     return runtime._core.snapshot(), everything, greet.__code__, greet()
 
@@ -326,6 +348,7 @@ def test_a_plugin_that_fails_leaves_only_its_record(
     install: Install,
     find: Callable[[str], Plugin],
     caplog: pytest.LogCaptureFixture,
+    sigterm: None,
     name: str,
 ) -> None:
     case = CASES[name]

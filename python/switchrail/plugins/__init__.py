@@ -7,11 +7,13 @@ it registers and hooks comes into force when it returns, whole or not at all.
 A plugin can fail in any way that Python can tell; then its record says how, with the traceback, nothing of
 it stays in the runtime, and the others load. What it did elsewhere stays done, for nobody can know what that
 was: modules that it imported are in `sys.modules` (a module whose own import failed is taken out by Python),
-threads that it started run. A module whose import hangs stays locked: who imports it later waits as well.
+threads that it started run. What these register belongs to the plugin where they use the registry that its
+function was given; without it nothing tells them from the program's threads, and it is the user's. A module
+whose import hangs stays locked: who imports it later waits as well.
 What ends the process is beyond this: a crash in C code, `os._exit`.
 
-An interrupt (KeyboardInterrupt, or what the handler of a signal raises) passes through `load` and leaves the
-runtime as it was before the call.
+An interrupt (KeyboardInterrupt, or what the program's handler of a signal raises) passes through `load` and
+leaves the runtime as it was before the call.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import signal
 import sys
@@ -21,6 +22,9 @@ T = TypeVar("T")
 
 THREADS = "switchrail plugin "
 """How the names of the threads begin that plugins run in where there is a timeout."""
+
+
+_GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.10 has none
 
 
 class HungError(Exception):
@@ -101,15 +105,24 @@ class Attempt:
             self._left -= time.monotonic() - start
 
 
-def is_interrupt(error: BaseException) -> bool:
-    """Whether the program was interrupted: by Ctrl-C, or by what a handler of a signal raised."""
+def handlers() -> frozenset[object]:
+    """The code of those who now handle signals."""
+    found = map(signal.getsignal, signal.valid_signals())
+    return frozenset(getattr(getattr(each, "__func__", each), "__code__", None) for each in found) - {None}
+
+
+def is_interrupt(error: BaseException, handlers: frozenset[object]) -> bool:
+    """Whether the program was interrupted: by Ctrl-C, or by what a handler of a signal raised.
+
+    Args:
+        error: What was raised.
+        handlers: What `handlers` gave before: a plugin's own handlers interrupt only the plugin.
+    """
     if isinstance(error, KeyboardInterrupt):
         return True
-    handlers = (signal.getsignal(number) for number in signal.valid_signals())
-    codes = {getattr(getattr(handler, "__func__", handler), "__code__", None) for handler in handlers} - {
-        None
-    }
-    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+    if isinstance(error, _GROUP):
+        return any(is_interrupt(inner, handlers) for inner in error.exceptions)
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def described(error: BaseException) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from switchrail import _core
 from switchrail._core import Discovery, Plugin
 from switchrail.errors import LoadReentryError, OrderError, PluginError
 from switchrail.hooks import Hooks
-from switchrail.plugins.attempt import Attempt, is_interrupt
+from switchrail.plugins.attempt import Attempt, handlers, is_interrupt
 from switchrail.plugins.declaration import in_order
 from switchrail.plugins.environment import LOCK, PLATFORMS, allowed, platform_in_use, seconds_allowed
 from switchrail.registration import several
@@ -251,10 +251,11 @@ class Loader:
                         self._give_up(attempt, error)
 
     def _step(self, attempt: Attempt, step: Callable[[], None]) -> bool:
+        before = handlers()
         try:
             step()
         except BaseException as error:  # SystemExit too: a plugin does not end its host
-            if is_interrupt(error):
+            if is_interrupt(error, before):
                 raise
             self._give_up(attempt, error)
             return False
