@@ -1,9 +1,10 @@
 """The gated delta rule in Triton: chunked prefill in two launches or three, recurrent decode in one.
 
 With G the running sum of g inside a chunk of 32 tokens, A[i, j] = beta_i exp(G_i - G_j) k_i . k_j for i > j
-and P[i, j] = scale exp(G_i - G_j) q_i . k_j for i >= j, the WY form of Yang et al. (arXiv 2406.06484) with the gates of arXiv 2412.06464. `_prepare` computes T = (I + A)^-1 diag(beta) and P for all chunks at
-once, and the row factors exp(G) and exp(G_last - G); `switchrail_kernels.delta` walks the chunks, and has the
-step of decode. The factors of the L2 norm are per token and are folded into T, P and the row factors.
+and P[i, j] = scale exp(G_i - G_j) q_i . k_j for i >= j: the WY form of Yang et al. (arXiv 2406.06484) with
+the gates of arXiv 2412.06464. `_prepare` computes T = (I + A)^-1 diag(beta) and P for all chunks at once, and
+the row factors exp(G) and exp(G_last - G); `switchrail_kernels.delta` walks the chunks, and has the step of
+decode. The factors of the L2 norm are per token and are folded into T, P and the row factors.
 """
 
 # Triton reads the types of a kernel's arguments at the call.

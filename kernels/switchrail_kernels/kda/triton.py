@@ -200,8 +200,7 @@ def _prepare(
             b_last = tl.sum(b_g, 1)
             b_middle = tl.sum(tl.where((o_chunk < 16)[None, :, None], b_g, 0.0), 1)
             b_x = tl.cumsum(b_g, 1) - b_middle[:, None, :]
-            b_far = tl.maximum(b_far, tl.max(tl.max(tl.abs(b_x), 2), 1))
-            b_x = tl.minimum(tl.maximum(b_x, -LIMIT), LIMIT)
+            b_far = tl.maximum(b_far, tl.max(tl.maximum(-b_middle, b_middle - b_last), 1))
             b_before = tl.reshape(tl.exp2(b_x), (BLOCK, PART))
             b_after = tl.reshape(tl.exp2(-b_x), (BLOCK, PART))
             b_start = tl.broadcast_to(tl.exp2(b_middle)[:, None, :], (2, CHUNK, PART))
