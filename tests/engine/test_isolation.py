@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -54,6 +55,29 @@ def test_two_engines_run_side_by_side(make_engine: Callable[..., Engine]) -> Non
     assert second.generate(["the"], GREEDY)[0].tokens == tuple(b.tokens)
     second.close()
     assert codes() == before
+
+
+def test_engines_are_made_in_threads(
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers can't load two models at once: it loses tied weights, from then on too."""
+    load = AutoModelForCausalLM.from_pretrained
+    inside: list[int] = []
+
+    def loading(*args: object, **kwargs: object) -> object:
+        inside.append(1)
+        time.sleep(0.05)
+        assert len(inside) == 1
+        try:
+            return load(*args, **kwargs)
+        finally:
+            inside.pop()
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", loading)
+    with ThreadPoolExecutor(4) as pool:
+        engines = [future.result() for future in [pool.submit(make_engine) for _ in range(4)]]
+    found = {engine.generate(["the"], GREEDY)[0].tokens for engine in engines}
+    assert found == {make_engine().generate(["the"], GREEDY)[0].tokens}
 
 
 def test_engines_of_several_backends_run_in_threads_beside_plain_transformers(

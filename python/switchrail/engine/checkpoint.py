@@ -14,7 +14,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from switchrail.engine.models.families import FAMILIES, Family
 from switchrail.engine.models.softmax import IMPLEMENTATION
 from switchrail.errors import CheckpointError
+from switchrail.forks import lock_across_forks
 from switchrail.nearest import nearest
+
+# transformers changes its own classes while it loads: two threads at it at once break them for good.
+_loading = lock_across_forks()
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
@@ -99,15 +103,16 @@ def load(path: Path, config: dict[str, Any], *, device: torch.device, dtype: tor
     except Exception as error:
         raise CheckpointError(f"the tokenizer in {path} can't be loaded: {error}", path=str(path)) from error
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            path,
-            dtype=dtype,
-            attn_implementation=IMPLEMENTATION,
-            local_files_only=True,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,  # they are in the report, which names them
-            output_loading_info=True,
-        )
+        with _loading:
+            model, report = AutoModelForCausalLM.from_pretrained(
+                path,
+                dtype=dtype,
+                attn_implementation=IMPLEMENTATION,
+                local_files_only=True,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,  # they are in the report, which names them
+                output_loading_info=True,
+            )
     except Exception as error:
         raise CheckpointError(f"the model in {path} can't be loaded: {error}", path=str(path)) from error
     _check_report(path, report)
