@@ -20,7 +20,7 @@ import torch
 from switchrail import Runtime
 from switchrail.cli.app import app
 from switchrail.errors import PlatformError, PlatformPluginError, PlatformReentryError
-from switchrail.platforms import CpuPlatform, CpuServing
+from switchrail.platforms import CpuHardware, CpuPlatform, CpuServing
 from typer.testing import CliRunner
 
 pytestmark = pytest.mark.usefixtures("no_cuda")
@@ -440,6 +440,18 @@ def test_an_object_of_no_kind(runtime: Runtime) -> None:
     for use in (runtime.use_platform, runtime.find_platform):
         with pytest.raises(PlatformError, match=r"Platform is of kind 'unspecified'; valid: .*oot:NAME"):
             use(switchrail.Platform())
+    nameless = type(
+        "Nameless", (CpuPlatform,), {"hardware_class": type("H", (CpuHardware,), {"kind": "oot:"})}
+    )
+    with pytest.raises(PlatformError, match=r"Nameless is of kind 'oot:'; valid: .*oot:NAME"):
+        runtime.use_platform(nameless())
+
+
+def test_distributions_are_named_as_pip_takes_their_names(
+    runtime: Runtime, vendor: Callable[..., Any]
+) -> None:
+    vendor("Acme_Two")
+    assert runtime.find_platform("acme-two:Acme_Two").kind == "oot:Acme_Two"
 
 
 def test_a_class_of_the_users_own_with_a_kind_that_is_built_in(runtime: Runtime, install: Any) -> None:
