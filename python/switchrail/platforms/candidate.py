@@ -12,7 +12,7 @@ from switchrail.platforms.builtin import KINDS
 from switchrail.platforms.identity import OUT_OF_TREE
 from switchrail.platforms.platform import Platform
 from switchrail.plugins import PLATFORM, Plugin
-from switchrail.plugins.attempt import described, is_interrupt
+from switchrail.plugins.attempt import described, handlers, is_interrupt
 from switchrail.plugins.entry_point import import_target
 
 T = TypeVar("T")
@@ -83,10 +83,11 @@ class Candidate:
 
     def _blamed(self, work: Callable[[], T]) -> T:
         """Turns whatever the plugin's code raises into one error that says whose it is."""
+        before = handlers()
         try:
             return work()
         except BaseException as error:  # SystemExit too: a plugin does not end its host
-            if is_interrupt(error):
+            if is_interrupt(error, before):
                 raise
             reason, traceback = described(error)
             self.record = self.plugin.failed(reason, traceback)
