@@ -61,6 +61,21 @@ def several(argument: str, values: Iterable[T] | None, *, optional: bool = False
     return list(values)
 
 
+def names(argument: str, values: Iterable[str]) -> list[str]:
+    """The names that an argument gives.
+
+    Raises:
+        ArgumentError: One text was given, or something in it is no text.
+    """
+    found = several(argument, values)
+    for name in found:
+        if not isinstance(name, str):
+            raise ArgumentError(
+                f"{argument} has {name!r}; valid: names, each a str", argument=argument, found=name
+            )
+    return found
+
+
 def dtype_name(dtype: str | torch.dtype) -> str:
     """A dtype's name without its module: `bfloat16`."""
     return str(dtype).removeprefix("torch.")

@@ -67,6 +67,29 @@ def test_loading_again_changes_nothing(runtime: Runtime, install: Install) -> No
     assert len(sys.modules["acme_count"].calls) == 1
 
 
+def test_what_is_loaded_stays_so_wherever_plugins_are_looked_for(
+    runtime: Runtime, install: Install, find: Find, tmp_path: Path
+) -> None:
+    install("acme-good", GOOD)
+    install("acme-other")
+    runtime.load(["acme-good"])
+    before = runtime.fingerprint()
+    assert [plugin.name for plugin in runtime.discover([tmp_path / "nothing"])] == ["acme-good"]
+    assert runtime.load(["acme-good"], strict=True) == runtime.plugins == (find("acme-good"),)
+    runtime.discover()
+    runtime.load(["acme-good", "acme-other"], strict=True)
+    assert (find("acme-good").state, find("acme-other").state) == ("loaded", "loaded")
+    assert len(runtime._core.stack("gated_delta", "acme")) == 1
+    assert runtime.fingerprint() != before
+
+
+@pytest.mark.parametrize("call", ["discover", "load"])
+def test_a_list_of_something_else(runtime: Runtime, call: str) -> None:
+    for found in (5, b"name"):
+        with pytest.raises(ArgumentError, match=rf"(paths|plugins) has {found!r}; valid: .*str"):
+            getattr(runtime, call)([found])
+
+
 def test_two_distributions_with_one_name_both_load(runtime: Runtime, install: Install, find: Find) -> None:
     install("acme-one", "def register(registry):\n    registry.register('a', 'a:A', op='kda')", plugin="acme")
     install("acme-two", "def register(registry):\n    registry.register('b', 'b:B', op='kda')", plugin="acme")
@@ -221,7 +244,7 @@ def test_a_timeout_of_another_type(runtime: Runtime, timeout: Any) -> None:
 @pytest.mark.parametrize("text", ["soon", "", "-3", "nan"])
 def test_a_variable_that_is_no_timeout(runtime: Runtime, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv(TIMEOUT, text)
-    with pytest.raises(ConfigError, match=f"{TIMEOUT} is {text}; valid"):
+    with pytest.raises(ConfigError, match=f"{TIMEOUT} is {text!r}; valid"):
         runtime.load()
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from switchrail import _core
 from switchrail._core import Plugin
 from switchrail.errors import ArgumentError
-from switchrail.registration import several
+from switchrail.registration import names
 
 _ATTRIBUTE = "__switchrail_plugin__"
 
@@ -45,7 +45,7 @@ def plugin(*, priority: int = 0, before: Iterable[str] = (), after: Iterable[str
         raise ArgumentError(
             f"priority is {priority!r}; valid: an int of 32 bits", argument="priority", found=priority
         )
-    declaration = Declaration(priority, _names("before", before), _names("after", after))
+    declaration = Declaration(priority, (*names("before", before),), (*names("after", after),))
 
     def decorate(function: F) -> F:
         setattr(function, _ATTRIBUTE, declaration)
@@ -90,18 +90,6 @@ def in_order(plugins: Sequence[Plugin], declarations: Sequence[Declaration]) -> 
             for plugin, declaration in zip(plugins, declarations, strict=True)
         ]
     )
-
-
-def _names(argument: str, names: Iterable[str]) -> tuple[str, ...]:
-    found = several(argument, names)
-    for name in found:
-        if not isinstance(name, str):
-            raise ArgumentError(
-                f"{argument} has {name!r}; valid: names of plugins and distributions",
-                argument=argument,
-                found=name,
-            )
-    return tuple(found)
 
 
 def _normalized(distribution: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from switchrail import _core
 from switchrail._core import Plugin
 from switchrail.errors import ArgumentError, ConfigError
-from switchrail.registration import several
+from switchrail.registration import names
 
 ALLOW_LIST = "SWITCHRAIL_PLUGINS"
 """Environment variable: names of the plugins that may be loaded, separated by commas; not set: all."""
@@ -32,12 +32,12 @@ def allowed(allow: Sequence[str] | None) -> Sequence[str] | None:
     """The names of the plugins that may be loaded, None for all: those given, else the environment's.
 
     Raises:
-        ArgumentError: It is one name, not several.
+        ArgumentError: It is one name, not several, or has something that is no name.
     """
     if allow is None:
         text = os.environ.get(ALLOW_LIST)
         return None if text is None else _core.parse_allow(text)
-    return several("plugins", allow)
+    return names("plugins", allow)
 
 
 def platform_in_use(asked: str | None, plugins: Sequence[Plugin]) -> str | None:
@@ -60,22 +60,22 @@ def seconds_allowed(timeout: float | None) -> float | None:
         ConfigError: It is not above 0.
     """
     name: str = "timeout"
-    found: str | None = f"{timeout!r}"
+    found: float | str | None = timeout
     if timeout is None:
         name, found = TIMEOUT, os.environ.get(TIMEOUT)
         if found is None:
             return None
-        try:
-            timeout = float(found)
-        except ValueError:
-            timeout = math.nan
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+    elif isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
         raise ArgumentError(
             f"timeout is {timeout!r}; valid: a number of seconds, or None", argument=name, found=timeout
         )
-    if not 0 < timeout <= threading.TIMEOUT_MAX:
+    try:
+        seconds = float(found)
+    except (ValueError, OverflowError):
+        seconds = math.nan
+    if not 0 < seconds <= threading.TIMEOUT_MAX:
         raise ConfigError(
-            f"{name} is {found}; valid: a number of seconds above 0, at most {threading.TIMEOUT_MAX:g}",
+            f"{name} is {found!r}; valid: a number of seconds above 0, at most {threading.TIMEOUT_MAX:g}",
             found=found,
         )
-    return float(timeout)
+    return seconds

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from switchrail import _core
 from switchrail._core import Discovery, Plugin
-from switchrail.errors import LoadReentryError, OrderError, PluginError
+from switchrail.errors import ArgumentError, LoadReentryError, OrderError, PluginError
 from switchrail.hooks import Hooks
 from switchrail.plugins.attempt import Attempt, handlers, is_interrupt
 from switchrail.plugins.declaration import in_order
@@ -201,7 +201,7 @@ class Loader:
         if self._discovery is None:
             self._look(None)
         assert self._discovery is not None
-        known = [self._plugins.get(_key(plugin), plugin) for plugin in self._discovery.plugins]
+        known = list(self._known(self._discovery).values())
         selected = _core.select(known, allow, platform_in_use(platform, known), list(KINDS))
         locked = self._locked(selected)
         self._plugins = {_key(plugin): plugin for plugin in locked}
@@ -278,13 +278,26 @@ class Loader:
             _log.warning("%s", message)
 
     def _look(self, paths: Iterable[str | os.PathLike[str]] | None) -> None:
-        given = None if paths is None else tuple(os.fspath(path) for path in several("paths", paths))
+        given = None if paths is None else tuple(_text_of(path) for path in several("paths", paths))
         # Of sys.path, importlib passes over what is no text too.
         searched = [path for path in sys.path if isinstance(path, str)] if given is None else list(given)
         discovery = _core.discover(searched)
-        known = self._plugins
-        self._plugins = {_key(plugin): _kept(known.get(_key(plugin)), plugin) for plugin in discovery.plugins}
+        self._plugins = self._known(discovery)
         self._discovery, self.paths, self._is_selected = discovery, given, False
+
+    def _known(self, discovery: Discovery) -> dict[tuple[str, str], Plugin]:
+        """What a look found, with what is known of it; and what is loaded, wherever that was found."""
+        known = {}
+        for found in discovery.plugins:
+            plugin = self._plugins.get(_key(found), found)
+            is_same = (plugin.version, plugin.target, plugin.path) == (
+                found.version,
+                found.target,
+                found.path,
+            )
+            is_through = plugin.state in ("failed", "hung") and is_same  # another version may be tried
+            known[_key(found)] = plugin if is_through else found
+        return known | {key: plugin for key, plugin in self._plugins.items() if plugin.state == "loaded"}
 
     # No generators: an interrupt could come between one and the block of its `with`, and leave it suspended.
     def _alone(self, work: Callable[[], T]) -> T:
@@ -341,12 +354,11 @@ def _key(plugin: Plugin) -> tuple[str, str]:
     return plugin.group, plugin.qualified_name
 
 
-def _kept(known: Plugin | None, found: Plugin) -> Plugin:
-    """What holds of a plugin after a look: one that runs is what it was; another version may be tried."""
-    if known is None or known.state not in ("loaded", "failed", "hung"):
-        return found
-    is_same = (known.version, known.target, known.path) == (found.version, found.target, found.path)
-    return known if known.state == "loaded" or is_same else found
+def _text_of(path: str | os.PathLike[str]) -> str:
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str):
+        raise ArgumentError(f"paths has {path!r}; valid: str or os.PathLike", argument="paths", found=path)
+    return text
 
 
 def _is_next(plugin: Plugin) -> bool:
