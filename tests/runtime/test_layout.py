@@ -44,3 +44,21 @@ def test_what_says_nothing_of_layers(tmp_path: Path) -> None:
 def test_what_json_can_not_hold(config: Any) -> None:
     with pytest.raises(SchemaError, match="valid: mappings"):
         switchrail.Layout.from_config(config)
+
+
+def test_a_layer_with_a_window_asks_for_the_feature_that_backends_declare() -> None:
+    layout = switchrail.Layout.from_config(
+        {
+            "model_type": "lfm3",
+            "num_hidden_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 8,
+            "head_dim": 16,
+            "hidden_size": 64,
+            "num_attention_heads": 4,
+        }
+    )
+    runtime = switchrail.Runtime()
+    runtime.register("blind", "switchrail.ops.attention.torch:TorchAttention", op="attention", priority=1)
+    plan = runtime.plan(layout, device="cpu", dtype="float32", page_size=16, phases=("decode",))
+    assert [(layer, name) for layer, _, _, name in plan.table] == [(0, "torch"), (1, "blind")]

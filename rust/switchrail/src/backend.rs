@@ -128,7 +128,7 @@ pub struct Capabilities {
     pub page_sizes: BTreeSet<u32>,
     /// Axis orders of the recurrent state that it takes, such as `VK`.
     pub state_layouts: BTreeSet<String>,
-    /// What it can do that not every backend of its op can, such as `sliding_window`.
+    /// What it can do that not every backend of its op can, such as `window`.
     pub features: BTreeSet<String>,
     /// Distributions that must be installed for it.
     pub packages: Vec<PackageRequirement>,

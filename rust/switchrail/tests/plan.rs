@@ -10,7 +10,7 @@ use common::{
 use serde_json::json;
 use switchrail::{
     BackendSpec, ComputeCapability, CoreError, Device, DeviceKind, DeviceSupport, Dtype, HeadSize, LayerKind,
-    Layout, Op, Origin, Phase, PlanError, PlanRequest, RouteError, RoutePlan, Runtime, SLIDING_WINDOW,
+    Layout, Op, Origin, Phase, PlanError, PlanRequest, RouteError, RoutePlan, Runtime, WINDOW,
 };
 
 fn plan(runtime: &Runtime, layout: &Arc<Layout>, request: PlanRequest) -> Result<RoutePlan, PlanError> {
@@ -214,7 +214,7 @@ fn windows_need_the_feature() {
         ("layer_no_backend", &json!([1]))
     );
     let mut windowed = spec(Op::Attention, "windowed");
-    windowed.capabilities.features = [SLIDING_WINDOW.to_owned()].into();
+    windowed.capabilities.features = [WINDOW.to_owned()].into();
     windowed.priority = -1;
     let windowed = register(&runtime, Origin::User, windowed, false);
     let plan = plan(&runtime, &layout, request()).unwrap();

@@ -20,7 +20,7 @@ use crate::{
 use document::Document;
 
 /// The feature that a backend of `attention` needs for layers that attend to a window.
-pub const SLIDING_WINDOW: &str = "sliding_window";
+pub const WINDOW: &str = "window";
 
 /// What a route plan is for, besides the layout.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,7 +44,7 @@ pub struct PlanRequest {
     /// Axis order of the recurrent states, by op.
     #[serde(default)]
     pub state_layouts: BTreeMap<Op, String>,
-    /// What backends must be able to do besides, by op. Layers with a window add [`SLIDING_WINDOW`] by themselves.
+    /// What backends must be able to do besides, by op. Layers with a window add [`WINDOW`] by themselves.
     #[serde(default)]
     pub features: BTreeMap<Op, BTreeSet<String>>,
     /// The distributions that are installed.
@@ -78,7 +78,7 @@ impl PlanRequest {
         let shape = layout.shape(kind, op);
         let mut features = self.features.get(&op).cloned().unwrap_or_default();
         if op == Op::Attention && (kind == LayerKind::SlidingAttention || shape.window.is_some()) {
-            features.insert(SLIDING_WINDOW.to_owned());
+            features.insert(WINDOW.to_owned());
         }
         let mut query = Query {
             op,
