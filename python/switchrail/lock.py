@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -17,21 +18,24 @@ from switchrail.errors import LockError
 def write_lock(path: str | os.PathLike[str]) -> Lock:
     """Writes a lock of what is installed on `sys.path` now; an earlier one is replaced whole or not at all.
 
+    Where the path is a link, what it leads to is replaced.
+
     Raises:
         LockError: The files of a plugin can't be told or read, or the lock can't be written.
     """
-    lock, file = Lock.of(_installed()), Path(path)
-    written = file.with_name(f".{file.name}.{os.getpid()}")
+    lock, file = Lock.of(_installed()), Path(os.path.realpath(path))
+    written = file.parent / f".{file.name}.{os.getpid()}"
     try:
         written.write_text(str(lock), encoding="utf-8")
         os.replace(written, file)
     except OSError as error:
         problem = error.strerror or str(error)
         raise LockError(
-            f"the lock {file} can't be written: {problem}", path=str(file), problem=problem
+            f"the lock {os.fspath(path)!r} can't be written: {problem}", path=os.fspath(path), problem=problem
         ) from error
     finally:
-        written.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # where it could not be written, it is not there
+            written.unlink()
     return lock
 
 

@@ -240,11 +240,25 @@ def test_switchrail_itself_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyP
         switchrail.Runtime().load()
 
 
-def test_a_lock_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "lock").mkdir()
-    with pytest.raises(LockError, match="can't be written"):
-        write_lock(tmp_path / "lock")
-    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+@pytest.mark.parametrize("path", ["folder", "file/lock", "absent/lock", "", "/"])
+def test_a_lock_that_cannot_be_written_leaves_nothing(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here := tmp_path / "here").mkdir()
+    monkeypatch.chdir(here)
+    Path("folder").mkdir()
+    Path("file").write_text("")
+    with pytest.raises(LockError, match="can't be written") as raised:
+        write_lock(path)
+    assert raised.value.fields["path"] == path
+    assert {found.name for found in tmp_path.rglob("*")} == {"here", "folder", "file"}
+
+
+def test_a_lock_is_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("lock")
+    lock = write_lock(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert Lock.read(tmp_path / "lock") == lock
 
 
 def test_differences_are_data(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,11 +31,15 @@ pub(crate) fn read(file: impl Fn(&str) -> io::Result<Option<Vec<u8>>>) -> Header
             Err(error) => problems.push(format!("its metadata cannot be read: {error}")),
         }
     }
-    Headers {
+    let nothing = Headers {
         problems,
         ..Headers::default()
+    };
+    if nothing.problems.is_empty() {
+        nothing.complained()
+    } else {
+        nothing
     }
-    .complained()
 }
 
 impl Headers {

@@ -255,26 +255,30 @@ impl Search<'_> {
 
     /// The packages and modules whose absolute paths a finder module has as texts; whether there is one.
     fn add_mapped(&mut self, finder: &Path) -> Result<bool, Unreadable> {
-        let mut found = false;
-        for text in read(finder)?.unwrap_or_default().lines().flat_map(texts) {
-            let mut path = Path::new(&text);
-            if !path.is_absolute() {
-                continue;
-            }
-            if path.ends_with("__init__.py") {
-                path = path.parent().unwrap_or(path);
-            }
-            let name = file_name(path);
-            if path.is_file() && is_imported(path) {
-                self.add_file(name, path.to_owned())?;
-            } else if path.is_dir() && (self.modules.contains(&name) || path.join("__init__.py").is_file()) {
-                self.walk(path, &name, |_| true)?;
+        let text = read(finder)?.unwrap_or_default();
+        let mapped = text
+            .lines()
+            .flat_map(texts)
+            .map(PathBuf::from)
+            .filter_map(|path| {
+                let package = path.parent().filter(|_| path.ends_with("__init__.py"));
+                let path = package.map_or(path.clone(), Path::to_owned);
+                let is_package =
+                    self.modules.contains(&file_name(&path)) || path.join("__init__.py").is_file();
+                let counts = path.is_absolute()
+                    && (path.is_dir() && is_package || path.is_file() && is_imported(&path));
+                counts.then_some(path)
+            });
+        let mapped: BTreeSet<PathBuf> = mapped.collect();
+        let is_inner = |path: &Path| path.ancestors().skip(1).any(|outer| mapped.contains(outer));
+        for path in mapped.iter().filter(|path| !is_inner(path)) {
+            if path.is_dir() {
+                self.walk(path, &file_name(path), |_| true)?;
             } else {
-                continue;
+                self.add_file(file_name(path), path.clone())?;
             }
-            found = true;
         }
-        Ok(found)
+        Ok(!mapped.is_empty())
     }
 
     /// Adds the files of a folder and of those in it. A link to a folder that it is in leads no further.

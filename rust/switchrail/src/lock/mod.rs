@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::{Discovery, Distribution, PluginGroup, PluginOrigin, PluginRecord, PluginState, Schema};
 pub use difference::{LockChange, LockDifference};
 pub use error::LockError;
+use files::Unreadable;
 
 /// The distribution that this crate is installed with.
 const HOST: &str = "switchrail";
@@ -111,7 +112,13 @@ impl Lock {
     pub fn of(discovery: &Discovery) -> Result<Self, LockError> {
         let distributions = locked(discovery)
             .into_iter()
-            .map(|(_, locked)| locked)
+            .map(|(found, locked)| {
+                locked.map_err(|Unreadable { path, problem }| LockError::File {
+                    distribution: found.name.clone(),
+                    path,
+                    problem,
+                })
+            })
             .collect::<Result<_, _>>()?;
         Ok(Self {
             schema: Schema,
@@ -163,9 +170,9 @@ impl Lock {
             };
             match now {
                 Ok(now) => LockDifference::between(known, now),
-                Err(error) => Some(LockDifference::Unreadable {
+                Err(Unreadable { path, problem }) => Some(LockDifference::Unreadable {
                     distribution: found.name.clone(),
-                    problem: error.to_string(),
+                    problem: format!("{}: {problem}", path.display()),
                 }),
             }
         });
@@ -251,7 +258,7 @@ fn is_same(plugin: &PluginRecord, other: &PluginRecord) -> bool {
 }
 
 /// What a lock of now has for each distribution that a lock is about.
-fn locked(discovery: &Discovery) -> Vec<(&Distribution, Result<LockedDistribution, LockError>)> {
+fn locked(discovery: &Discovery) -> Vec<(&Distribution, Result<LockedDistribution, Unreadable>)> {
     let mut plugins: BTreeMap<&Path, Vec<&PluginRecord>> = BTreeMap::new();
     for plugin in &discovery.plugins {
         plugins.entry(&plugin.origin.path).or_default().push(plugin);
@@ -274,13 +281,7 @@ fn locked(discovery: &Discovery) -> Vec<(&Distribution, Result<LockedDistributio
     let distributions = concerned.into_iter().zip(digests);
     distributions
         .map(|((found, plugins), files)| {
-            let locked = files
-                .map(|files| locked_distribution(found, &plugins, files))
-                .map_err(|files::Unreadable { path, problem }| LockError::File {
-                    distribution: found.name.clone(),
-                    path,
-                    problem,
-                });
+            let locked = files.map(|files| locked_distribution(found, &plugins, files));
             (found, locked)
         })
         .collect()
