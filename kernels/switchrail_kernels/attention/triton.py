@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
+from switchrail.ops.attention.contract import CONTRACT
 from switchrail.ops.backend import AttentionBackend
 from switchrail.ops.batch import PagedBatch, Phase
 
@@ -289,6 +290,7 @@ class TritonAttention(AttentionBackend):
 
     def plan(self, phase: Phase, batch: PagedBatch) -> object:
         """Prepares a prefill's tiles, or the number of pieces that a decode's caches are cut into."""
+        CONTRACT.check_batch(phase, batch)
         if phase == "prefill":
             return _Tiles(batch)
         device = batch.cu_seqlens.device
@@ -309,6 +311,9 @@ class TritonAttention(AttentionBackend):
         scale: float,
     ) -> None:
         """Attends T packed query rows of N sequences of any length."""
+        CONTRACT.check_arguments(
+            batch, {"q": q, "k_cache": k_cache, "v_cache": v_cache, "out": out, "scale": scale}
+        )
         assert isinstance(plan, _Tiles)
         if q.shape[0] == 0:
             return
@@ -345,6 +350,9 @@ class TritonAttention(AttentionBackend):
         scale: float,
     ) -> None:
         """Attends one query row a sequence."""
+        CONTRACT.check_arguments(
+            batch, {"q": q, "k_cache": k_cache, "v_cache": v_cache, "out": out, "scale": scale}
+        )
         assert isinstance(plan, _Pieces)
         sequences, heads, head_size = q.shape
         if sequences == 0:

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from switchrail.ops.backend import GatedDeltaBackend
 from switchrail.ops.batch import Phase, StateBatch
+from switchrail.ops.gated_delta.contract import CONTRACT
 
 from switchrail_kernels.delta import BLOCK, CHUNK, halves, scan, step, store_chunks, store_inverses
 from switchrail_kernels.launch import Launcher, launch_options, padded
@@ -154,6 +155,7 @@ class TritonGatedDelta(GatedDeltaBackend):
 
     def plan(self, phase: Phase, batch: StateBatch) -> Chunks | None:
         """Cuts the sequences of a prefill into chunks of 64."""
+        CONTRACT.check_batch(phase, batch)
         return None if phase == "decode" else Chunks.of(batch, CHUNK.value, BLOCK.value // CHUNK.value)
 
     def prefill(
@@ -172,6 +174,20 @@ class TritonGatedDelta(GatedDeltaBackend):
         qk_l2norm: bool,
     ) -> None:
         """Runs T packed tokens of N sequences of any length."""
+        CONTRACT.check_arguments(
+            batch,
+            {
+                "q": q,
+                "k": k,
+                "v": v,
+                "g": g,
+                "beta": beta,
+                "state": state,
+                "out": out,
+                "scale": scale,
+                "qk_l2norm": qk_l2norm,
+            },
+        )
         assert isinstance(plan, Chunks)
         count = plan.blocks.shape[0]
         if count == 0:
@@ -221,6 +237,20 @@ class TritonGatedDelta(GatedDeltaBackend):
         qk_l2norm: bool,
     ) -> None:
         """Runs one token a sequence."""
+        CONTRACT.check_arguments(
+            batch,
+            {
+                "q": q,
+                "k": k,
+                "v": v,
+                "g": g,
+                "beta": beta,
+                "state": state,
+                "out": out,
+                "scale": scale,
+                "qk_l2norm": qk_l2norm,
+            },
+        )
         step(
             q,
             k,

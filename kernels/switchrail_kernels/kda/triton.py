@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from switchrail.ops.backend import KdaBackend
 from switchrail.ops.batch import Phase, StateBatch
+from switchrail.ops.kda.contract import CONTRACT
 
 from switchrail_kernels.delta import BLOCK, CHUNK, scan, step, store_inverses
 from switchrail_kernels.device import multiprocessors
@@ -256,6 +257,7 @@ class TritonKda(KdaBackend):
 
     def plan(self, phase: Phase, batch: StateBatch) -> Chunks | None:
         """Cuts the sequences of a prefill into chunks."""
+        CONTRACT.check_batch(phase, batch)
         return None if phase == "decode" else Chunks.of(batch, CHUNK.value, BLOCK.value // CHUNK.value)
 
     def prefill(
@@ -274,6 +276,20 @@ class TritonKda(KdaBackend):
         qk_l2norm: bool,
     ) -> None:
         """Runs T packed tokens of N sequences of any length."""
+        CONTRACT.check_arguments(
+            batch,
+            {
+                "q": q,
+                "k": k,
+                "v": v,
+                "g": g,
+                "beta": beta,
+                "state": state,
+                "out": out,
+                "scale": scale,
+                "qk_l2norm": qk_l2norm,
+            },
+        )
         assert isinstance(plan, Chunks)
         count = plan.blocks.shape[0]
         if count == 0:
@@ -334,6 +350,20 @@ class TritonKda(KdaBackend):
         qk_l2norm: bool,
     ) -> None:
         """Runs one token a sequence."""
+        CONTRACT.check_arguments(
+            batch,
+            {
+                "q": q,
+                "k": k,
+                "v": v,
+                "g": g,
+                "beta": beta,
+                "state": state,
+                "out": out,
+                "scale": scale,
+                "qk_l2norm": qk_l2norm,
+            },
+        )
         step(
             q,
             k,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from switchrail.ops.backend import LightningBackend
 from switchrail.ops.batch import Phase, StateBatch
+from switchrail.ops.lightning.contract import CONTRACT
 
 from switchrail_kernels.linear import CHUNK, TimeSteps, step, walk
 from switchrail_kernels.segments import Chunks
@@ -15,6 +16,7 @@ class TritonLightning(LightningBackend):
 
     def plan(self, phase: Phase, batch: StateBatch) -> Chunks | None:
         """Cuts the sequences of a prefill into chunks."""
+        CONTRACT.check_batch(phase, batch)
         return None if phase == "decode" else Chunks.of(batch, CHUNK.value)
 
     def prefill(
@@ -31,6 +33,9 @@ class TritonLightning(LightningBackend):
         scale: float,
     ) -> None:
         """Runs T packed tokens of N sequences of any length."""
+        CONTRACT.check_arguments(
+            batch, {"q": q, "k": k, "v": v, "g": g, "state": state, "out": out, "scale": scale}
+        )
         assert isinstance(plan, Chunks)
         walk(
             plan,
@@ -59,6 +64,9 @@ class TritonLightning(LightningBackend):
         scale: float,
     ) -> None:
         """Runs one token a sequence."""
+        CONTRACT.check_arguments(
+            batch, {"q": q, "k": k, "v": v, "g": g, "state": state, "out": out, "scale": scale}
+        )
         step(q=q, k=k, v=v, rate=g, steps=TimeSteps.none(g), state=state, out=out, batch=batch, scale=scale)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from switchrail.ops.backend import Mamba2Backend
 from switchrail.ops.batch import Phase, StateBatch
+from switchrail.ops.mamba2.contract import CONTRACT
 
 from switchrail_kernels.linear import CHUNK, TimeSteps, step, walk
 from switchrail_kernels.segments import Chunks
@@ -15,6 +16,7 @@ class TritonMamba2(Mamba2Backend):
 
     def plan(self, phase: Phase, batch: StateBatch) -> Chunks | None:
         """Cuts the sequences of a prefill into chunks."""
+        CONTRACT.check_batch(phase, batch)
         return None if phase == "decode" else Chunks.of(batch, CHUNK.value)
 
     def prefill(
@@ -36,6 +38,23 @@ class TritonMamba2(Mamba2Backend):
         dt_max: float,
     ) -> None:
         """Runs T packed tokens of N sequences of any length."""
+        CONTRACT.check_arguments(
+            batch,
+            {
+                "x": x,
+                "B": B,
+                "C": C,
+                "dt": dt,
+                "A": A,
+                "D": D,
+                "dt_bias": dt_bias,
+                "state": state,
+                "out": out,
+                "dt_softplus": dt_softplus,
+                "dt_min": dt_min,
+                "dt_max": dt_max,
+            },
+        )
         assert isinstance(plan, Chunks)
         steps = TimeSteps.of(dt, dt_bias, D, dt_softplus, (dt_min, dt_max))
         walk(plan, q=C, k=B, v=x, rate=A, steps=steps, state=state, out=out, batch=batch, scale=1.0)
@@ -59,6 +78,23 @@ class TritonMamba2(Mamba2Backend):
         dt_max: float,
     ) -> None:
         """Runs one token a sequence."""
+        CONTRACT.check_arguments(
+            batch,
+            {
+                "x": x,
+                "B": B,
+                "C": C,
+                "dt": dt,
+                "A": A,
+                "D": D,
+                "dt_bias": dt_bias,
+                "state": state,
+                "out": out,
+                "dt_softplus": dt_softplus,
+                "dt_min": dt_min,
+                "dt_max": dt_max,
+            },
+        )
         steps = TimeSteps.of(dt, dt_bias, D, dt_softplus, (dt_min, dt_max))
         step(q=C, k=B, v=x, rate=A, steps=steps, state=state, out=out, batch=batch, scale=1.0)
 

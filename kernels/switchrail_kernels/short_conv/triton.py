@@ -183,6 +183,7 @@ class TritonShortConv(ShortConvBackend):
 
     def plan(self, phase: Phase, batch: StateBatch) -> torch.Tensor | None:
         """Cuts the sequences of a prefill into pieces of 16 rows."""
+        CONTRACT.check_batch(phase, batch)
         if phase == "decode":
             return None
         return to_device(split_rows(batch.seqlens, ROWS), batch.cu_seqlens.device)
@@ -200,6 +201,10 @@ class TritonShortConv(ShortConvBackend):
         activation: Literal["silu"] | None,
     ) -> None:
         """Runs T packed rows of N sequences of any length."""
+        CONTRACT.check_arguments(
+            batch,
+            {"x": x, "weight": weight, "bias": bias, "state": state, "out": out, "activation": activation},
+        )
         assert isinstance(plan, torch.Tensor)
         channels, width = weight.shape
         if width > ROWS + 1:  # the state reaches into a sequence's first piece only
@@ -229,6 +234,10 @@ class TritonShortConv(ShortConvBackend):
         activation: Literal["silu"] | None,
     ) -> None:
         """Runs one row a sequence."""
+        CONTRACT.check_arguments(
+            batch,
+            {"x": x, "weight": weight, "bias": bias, "state": state, "out": out, "activation": activation},
+        )
         channels, width = weight.shape
         if x.shape[0] == 0:
             return
