@@ -5,8 +5,8 @@ import pickle
 import traceback
 
 import pytest
-from switchrail.errors import HookError, OrderError
-from switchrail.hooks import RETURN_NONE, Hooks
+from switchrail.errors import ArgumentError, HookError, OrderError
+from switchrail.hooks import RETURN_NONE, Hooks, chain
 
 
 def test_each_kind(hooks, module):
@@ -90,6 +90,24 @@ def test_a_cycle_is_refused_and_changes_nothing(hooks, module):
         hooks.add(module.f, lambda result, a, b: result + 1, "after", source="b", before=["a"])
     assert module.f(1) == 4
     assert len(hooks.list()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"source": None}, "None is no name of a hook or source"),
+        ({"before": [3]}, "3 is no name of a hook or source"),
+        ({"before": "abc"}, "before is 'abc'; valid: a list"),
+        ({"after": None}, "after is None; valid: a list"),
+        ({"priority": 1.5}, "its priority is 1.5; valid: an int of 32 bits"),
+        ({"priority": 2**31}, "its priority is 2147483648; valid: an int of 32 bits"),
+    ],
+    ids=str,
+)
+def test_what_can_be_no_place_in_the_order_is_refused(hooks, module, options, why):
+    with pytest.raises((HookError, ArgumentError), match=why):
+        hooks.add(module.f, lambda a, b: None, **options)
+    assert chain.added() == {}
 
 
 def test_first_replace_counts_and_the_other_is_reported(hooks, module, caplog):

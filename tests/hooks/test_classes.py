@@ -210,10 +210,29 @@ def test_a_class_that_refuses_an_attribute_is_put_back(hooks, mod):
     target = Guarded("T", (), {"m": lambda self: 1})
     before = dict(vars(target))
     by = Guarded("B", (), {"m": lambda self: 2, "refused": 1, "z": 3})
-    with pytest.raises(AttributeError, match="no"):
+    with pytest.raises(HookError, match=r"test_classes\.T can't be changed: no"):
         hooks.add(target, by, "replace")
     assert dict(vars(target)) == before
     assert hooks.list() == ()
+
+
+def test_a_class_replaces_one_class_and_is_not_replaced_itself(hooks):
+    def of(name):
+        return type(name, (), {"m": lambda self: name})
+
+    first, second, by, last = (of(name) for name in ("first", "second", "by", "last"))
+    hooks.add(first, by, "replace")
+    for target, hook, why in (
+        (second, by, r"replaces \S+first already; valid: a class for each"),
+        (by, last, r"the target replaces \S+first; valid: to replace \S+first"),
+        (last, first, r"is replaced itself, by \S+by; valid: \S+by"),
+    ):
+        with pytest.raises(HookError, match=why):
+            hooks.add(target, hook, "replace")
+    assert [cls().m() for cls in (first, second, by, last)] == ["by", "second", "by", "last"]
+    hooks.clear()
+    assert hooks.add(second, by, "replace").kind == "replace"
+    assert [cls().m() for cls in (first, second, by, last)] == ["first", "by", "by", "last"]
 
 
 def replaced_over_and_over(hooks, target, by, look):

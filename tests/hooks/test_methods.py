@@ -212,3 +212,19 @@ def test_what_cannot_work_is_refused_at_registration(hooks, classes, name, owner
         hooks.add(f"hook_classes.{owner}.{name}", fn, kind)
     assert dict(vars(getattr(classes, owner))) == before
     assert chain.added() == {}
+
+
+def test_a_setter_is_hooked_on_the_class_that_has_it(hooks, classes):
+    with pytest.raises(
+        HookError, match="part of a property that Middle inherits; valid: 'prop' of the class"
+    ):
+        hooks.add("hook_classes.Middle.prop.fset", lambda self, value: None)
+
+
+@pytest.mark.parametrize(
+    "target", ["builtins.list.append", "builtins.bool.bit_length", "functools.partial.__new__"]
+)
+def test_methods_of_classes_in_c_are_refused(hooks, target):
+    with pytest.raises(HookError, match="a class in C that can't be changed; valid: the same method of a"):
+        hooks.add(target, lambda *args, **kwargs: None)
+    assert chain.added() == {}

@@ -256,7 +256,7 @@ UNREACHED = {
 def test_who_cannot_be_updated_is_reported(hooks, objects, caplog, kind):
     held = UNREACHED[kind](objects.adder)
     hooks.add("hook_objects.adder", lambda result, x: result * 100, "after")
-    assert f"{type(held).__qualname__} keeps the unhooked hook_objects.Adder" in caplog.text
+    assert f"{type(held).__qualname__} keeps it unhooked" in caplog.text
     assert objects.adder(1) == 600
 
 
@@ -557,3 +557,29 @@ def test_methods_of_one_instance(hooks, objects):
     hooks.add("hook_objects.launch", lambda result, *args, **kwargs: -result, "after")
     assert objects.launch(1, 2, grid=1) == -3
     assert objects.kernel.run(1, 2, grid=1) == 3
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_what_breaks_off_half_way_is_undone(hooks, objects, error):
+    class Refusing(type):
+        def __setattr__(cls, name, value):
+            raise error
+
+    original = objects.adder
+    held = [original], {"adder": original}, Refusing("Holder", (), {"adder": original}), [original]
+    with pytest.raises(error):
+        hooks.add("hook_objects.adder", lambda x: None)
+    for found in (objects.adder, held[0][0], held[1]["adder"], held[2].adder, held[3][0]):
+        assert found is original
+    assert hooks.list() == ()
+
+
+def test_a_class_that_refuses_the_stand_in_is_reported(hooks, objects, caplog):
+    class Refusing(type):
+        def __setattr__(cls, name, value):
+            raise AttributeError("no")
+
+    holder = Refusing("Holder", (), {"adder": objects.adder})
+    hooks.add("hook_objects.adder", lambda result, x: 0, "after")
+    assert "a builtins.dict keeps it unhooked" in caplog.text
+    assert (objects.adder(1), holder.adder(1)) == (0, 6)

@@ -247,7 +247,7 @@ def _refuse_unfit(hook: Hook, site: Site, hooks: Sequence[Hook], *, swapped: boo
 
 
 def _refuse_linked(hook: Hook, site: Class, wanted: Mapping[Site, Sequence[Hook]]) -> None:
-    """Refuses a class that replaces two, whose functions would carry the hooks of both; or is replaced itself."""
+    """Refuses a class that is replaced itself, or replaces two: its methods would carry the hooks of both."""
     for place, others in wanted.items():
         if not isinstance(place, Class) or hook in others:  # there too, if its module was imported again
             continue

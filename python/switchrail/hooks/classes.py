@@ -19,9 +19,10 @@ from itertools import chain, repeat
 from types import CellType, CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any, Final
 
+from switchrail.errors import HookError
 from switchrail.hooks.holders import Namespace
 from switchrail.hooks.hook import Hook, name_of
-from switchrail.hooks.inherited import attributes_of, inside
+from switchrail.hooks.inherited import attributes_of, inside, is_immutable
 
 # What belongs to the class object itself, whatever its namespace.
 _KEPT: Final = frozenset(
@@ -69,8 +70,10 @@ class Class:
             wanted = Namespace({**(before.own if _extends(state, self.cls) else {}), **namespace_of(state)})
         try:
             self._set(wanted, before.put)
-        except BaseException:
+        except BaseException as error:
             self._set(present, namespace_of(self.cls))
+            if isinstance(error, (AttributeError, TypeError)):  # which its metaclass raises
+                raise HookError(f"{self.name} can't be changed: {error}", target=self.name) from error
             raise
         if state is None:
             _replaced.pop(self.cls, None)
@@ -99,7 +102,7 @@ class Class:
             return "the target is a class; valid: replace, or a hook on one of its methods"
         if not isinstance(fn, type):
             return f"the target is a class, and the hook a {type(fn).__qualname__}; valid: a class"
-        if not self.cls.__flags__ & _HEAP_TYPE:
+        if is_immutable(self.cls):
             return "the target is a class in C that can't be changed"
         if fn is self.cls:
             return "it is the target itself"
@@ -183,7 +186,6 @@ class _Replaced:
     """The namespace that was given to it."""
 
 
-_HEAP_TYPE: Final = 1 << 9
 _replaced: Final[dict[type, _Replaced]] = {}
 _redirected: Final[weakref.WeakSet[FunctionType]] = weakref.WeakSet()
 

@@ -79,7 +79,10 @@ def _changed_dict(holder: dict[Any, Any], old: Any, new: Any) -> bool:
             return False
     for name in names:
         if owners:
-            setattr(owners[0], name, new)
+            try:
+                setattr(owners[0], name, new)
+            except (AttributeError, TypeError):  # a class in C, a metaclass that refuses it
+                return False
         else:
             dict.__setitem__(holder, name, new)
     return bool(names)

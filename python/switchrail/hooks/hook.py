@@ -89,7 +89,7 @@ class Hook:
         """Refuses what can't work.
 
         Raises:
-            HookError: An unknown kind, a priority out of range, or something that can't be called.
+            HookError: An unknown kind, a priority out of range, a name that is no str, or no callable.
         """
         if self.kind not in KINDS:
             raise HookError(
@@ -105,6 +105,9 @@ class Hook:
             or abs(self.priority) >= 2**31
         ):
             raise self.refusal(f"its priority is {self.priority!r}; valid: an int of 32 bits")
+        for name in (self.source, *self.before, *self.after):
+            if not isinstance(name, str):
+                raise self.refusal(f"{name!r} is no name of a hook or source; valid: a str")
 
     def refusal(self, why: str) -> HookError:
         """The error that says why this hook can't be."""

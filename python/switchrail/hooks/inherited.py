@@ -30,6 +30,11 @@ def raw_after(owner: type, cls: type, name: str) -> Any:
     return next(vars(base)[name] for base in order[order.index(owner) + 1 :] if name in vars(base))
 
 
+def is_immutable(cls: type) -> bool:
+    """Whether no attribute of a class can be set: one in C."""
+    return bool(cls.__flags__ & 1 << 8)  # Py_TPFLAGS_IMMUTABLETYPE
+
+
 _put: Final[dict[tuple[type, str], Any]] = {}
 
 

@@ -12,6 +12,7 @@ from switchrail.hooks.explain import Explanation
 from switchrail.hooks.hook import Hook, Kind, ordered
 from switchrail.hooks.site import Site
 from switchrail.hooks.target import MissingTargetError, resolve
+from switchrail.registration import several
 
 _log: Final = logging.getLogger(__name__)
 
@@ -78,8 +79,8 @@ class Hooks:
             kind=kind,
             source=source,
             priority=priority,
-            before=tuple(before),
-            after=tuple(after),
+            before=(*several("before", before),),
+            after=(*several("after", after),),
             owner=self,
             site=place,
             path=path,
@@ -188,6 +189,7 @@ class Hooks:
             HookError: The target can't be hooked, or in strict mode isn't there; the hook can't work on it,
                 or the target has it already; somebody else has swapped the target's code since it was hooked.
             OrderError: The constraints of the hooks on the target form a cycle.
+            ArgumentError: `before` or `after` is one name, not several.
         """
         options: dict[str, Any] = {
             "source": source,

@@ -152,13 +152,14 @@ class Replaced(Hidden):
         self.unreached = ()
 
     def put(self) -> None:
-        """Updates every holder that can be found, and reports every one that can't be updated.
+        """Updates every holder that can be found, and keeps in mind every one that can't be updated.
 
         Raises:
             HookError: The object is not replaced where its dotted path says that it is, or nowhere.
         """
         if self._placed:
             return
+        self._placed = True  # also where it is only half done, for `take`
         whole = name_of(self.original)
         count, unreached = replace_held(self.original, self._stand_in)
         owner: Any
@@ -167,7 +168,6 @@ class Replaced(Hidden):
             try:
                 setattr(owner, name, self._stand_in)
             except (AttributeError, TypeError) as error:
-                replace_held(self._stand_in, self.original)
                 raise HookError(f"{whole} can't be replaced where it is: {error}", target=whole) from None
             count += 1
         if not count:
@@ -176,9 +176,7 @@ class Replaced(Hidden):
                 f"found: {', '.join(unreached) or 'nobody'}",
                 target=whole,
             )
-        self._placed, self.unreached = True, tuple(unreached)
-        for holder in unreached:
-            _log.warning("%s keeps the unhooked %s", holder, whole)
+        self.unreached = tuple(unreached)
 
     def take(self) -> None:
         """Puts the object back, also where the stand-in was handed on to since."""

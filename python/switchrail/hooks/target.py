@@ -12,7 +12,7 @@ from typing import Any, Final
 from switchrail.errors import HookError
 from switchrail.hooks.classes import Class, own_namespace
 from switchrail.hooks.hook import name_of
-from switchrail.hooks.inherited import forwarding, raw_after
+from switchrail.hooks.inherited import forwarding, is_immutable, raw_after
 from switchrail.hooks.site import Function, Site
 from switchrail.hooks.standin import original_of, standing_for, standing_on
 from switchrail.nearest import nearest
@@ -26,8 +26,6 @@ class MissingTargetError(HookError):
 # site lives, so do the objects whose ids are its key.
 _made: Final[weakref.WeakValueDictionary[tuple[int, str], Function]] = weakref.WeakValueDictionary()
 
-
-_HEAP_TYPE: Final = 1 << 9
 
 _STORAGE: Final = (MemberDescriptorType, GetSetDescriptorType)
 
@@ -84,7 +82,13 @@ def _at(target: str, done: str | None) -> Site | None:
                 return None
         if _is_being_imported(found, done) and not hasattr(found, part):
             return None
-        found = _get(found, part, target)
+        owner, found = found, _get(found, part, target)
+        if isinstance(owner, type) and isinstance(found, property) and part not in own_namespace(owner):
+            raise HookError(
+                f"the target {target!r} is a part of a property that {owner.__qualname__} inherits; "
+                f"valid: {part!r} of the class that has it",
+                target=target,
+            )
     name = parts[-1]
     if isinstance(found, type):
         return _attribute_of(found, name, target)
@@ -131,6 +135,8 @@ def _attribute_of(owner: type, name: str, target: str) -> Site:
     raw = original_of(raw_after(owner, owner, name))
     if isinstance(raw, type):
         return Class(raw)
+    if is_immutable(owner):
+        raise _of_immutable(owner, repr(target))
     if raw is object.__new__:
         raise HookError(
             f"the target {target!r} is object's, and a class that had a __new__ of its own never gets "
@@ -148,6 +154,14 @@ def _attribute_of(owner: type, name: str, target: str) -> Site:
         site = _made.setdefault(key, Function(*made))
         _made[id(site.function), ""] = site
     return site
+
+
+def _of_immutable(cls: type, target: str) -> HookError:
+    return HookError(
+        f"the target {target} belongs to {cls.__qualname__}, a class in C that can't be changed; "
+        "valid: the same method of a subclass",
+        target=target,
+    )
 
 
 def _of_one_instance(method: MethodType, target: str) -> HookError:
@@ -183,11 +197,7 @@ def _site(found: Any, target: str, owner: tuple[Any, str] | None) -> Site:
         raise _of_one_instance(found, target)
     original = original_of(found)
     of = getattr(original, "__objclass__", None) or getattr(original, "__self__", None)
-    if isinstance(of, type) and not of.__flags__ & _HEAP_TYPE:
-        raise HookError(
-            f"the target {target} belongs to {of.__qualname__}, a class in C that can't be changed; "
-            "valid: the same method of a subclass",
-            target=target,
-        )
+    if isinstance(of, type) and is_immutable(of):
+        raise _of_immutable(of, target)
     key = id(original), ""
     return _made.get(key) or _made.setdefault(key, Function(*standing_for(original, owner)))
