@@ -61,17 +61,17 @@ def several(argument: str, values: Iterable[T] | None, *, optional: bool = False
     return list(values)
 
 
-def names(argument: str, values: Iterable[str]) -> list[str]:
-    """The names that an argument gives.
+def texts(argument: str, values: Iterable[str]) -> list[str]:
+    """The values of an argument that takes several texts.
 
     Raises:
-        ArgumentError: One text was given, or something in it is no text.
+        ArgumentError: One text was given, or something among them is no text.
     """
     found = several(argument, values)
-    for name in found:
-        if not isinstance(name, str):
+    for text in found:
+        if not isinstance(text, str):
             raise ArgumentError(
-                f"{argument} has {name!r}; valid: names, each a str", argument=argument, found=name
+                f"{argument} has {text!r}; valid: values that are each a str", argument=argument, found=text
             )
     return found
 

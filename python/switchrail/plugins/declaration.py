@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from switchrail import _core
 from switchrail._core import Plugin
 from switchrail.errors import ArgumentError
-from switchrail.registration import names
+from switchrail.registration import texts
 
 _ATTRIBUTE = "__switchrail_plugin__"
 
@@ -45,7 +45,7 @@ def plugin(*, priority: int = 0, before: Iterable[str] = (), after: Iterable[str
         raise ArgumentError(
             f"priority is {priority!r}; valid: an int of 32 bits", argument="priority", found=priority
         )
-    declaration = Declaration(priority, (*names("before", before),), (*names("after", after),))
+    declaration = Declaration(priority, (*texts("before", before),), (*texts("after", after),))
 
     def decorate(function: F) -> F:
         setattr(function, _ATTRIBUTE, declaration)

@@ -6,11 +6,12 @@ import math
 import os
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 from switchrail import _core
 from switchrail._core import Plugin
 from switchrail.errors import ArgumentError, ConfigError
-from switchrail.registration import names
+from switchrail.registration import texts
 
 ALLOW_LIST = "SWITCHRAIL_PLUGINS"
 """Environment variable: names of the plugins that may be loaded, separated by commas; not set: all."""
@@ -37,7 +38,7 @@ def allowed(allow: Sequence[str] | None) -> Sequence[str] | None:
     if allow is None:
         text = os.environ.get(ALLOW_LIST)
         return None if text is None else _core.parse_allow(text)
-    return names("plugins", allow)
+    return texts("plugins", allow)
 
 
 def platform_in_use(asked: str | None, plugins: Sequence[Plugin]) -> str | None:
@@ -60,7 +61,7 @@ def seconds_allowed(timeout: float | None) -> float | None:
         ConfigError: It is not above 0.
     """
     name: str = "timeout"
-    found: float | str | None = timeout
+    found: Any = timeout
     if timeout is None:
         name, found = TIMEOUT, os.environ.get(TIMEOUT)
         if found is None:

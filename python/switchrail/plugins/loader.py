@@ -9,16 +9,16 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from switchrail import _core
 from switchrail._core import Discovery, Plugin
-from switchrail.errors import ArgumentError, LoadReentryError, OrderError, PluginError
+from switchrail.errors import LoadReentryError, OrderError, PluginError
 from switchrail.hooks import Hooks
 from switchrail.plugins.attempt import Attempt, handlers, is_interrupt
 from switchrail.plugins.declaration import in_order
 from switchrail.plugins.environment import LOCK, PLATFORMS, allowed, platform_in_use, seconds_allowed
-from switchrail.registration import several
+from switchrail.registration import several, texts
 from switchrail.staging import Staging, staging_of
 
 GROUP = "switchrail.plugins"
@@ -139,14 +139,11 @@ class Loader:
 
         def work() -> tuple[set[tuple[str, str]], tuple[Plugin, ...]]:
             refused = self._select(allow, platform)
-            attempts = self._imported(
-                sorted(
-                    (plugin for plugin in self.plugins if _is_next(plugin)),
-                    key=lambda plugin: (plugin.distribution.lower(), plugin.distribution, plugin.name),
-                ),
-                strict=strict,
-                seconds=seconds,
-            )
+            selected = [
+                plugin for plugin in self.plugins if (plugin.group, plugin.state) == (GROUP, "discovered")
+            ]
+            selected.sort(key=lambda plugin: (plugin.distribution.lower(), plugin.distribution, plugin.name))
+            attempts = self._imported(selected, strict=strict, seconds=seconds)
             for attempt in self._ordered(attempts):
                 self._step(attempt, attempt.register)
             return refused, self.plugins
@@ -278,7 +275,11 @@ class Loader:
             _log.warning("%s", message)
 
     def _look(self, paths: Iterable[str | os.PathLike[str]] | None) -> None:
-        given = None if paths is None else tuple(_text_of(path) for path in several("paths", paths))
+        given = None
+        if paths is not None:
+            found: Iterable[Any] = several("paths", paths)
+            found = (os.fspath(path) if isinstance(path, os.PathLike) else path for path in found)
+            given = tuple(texts("paths", found))
         # Of sys.path, importlib passes over what is no text too.
         searched = [path for path in sys.path if isinstance(path, str)] if given is None else list(given)
         discovery = _core.discover(searched)
@@ -328,9 +329,8 @@ class Loader:
             self._attempts = ()
 
     def _reset(self) -> None:
-        if (
-            self._loading != threading.get_ident()
-        ):  # the thread that loads isn't there: what it began won't end
+        # Where another thread loads, it isn't there: what it began won't end.
+        if self._loading != threading.get_ident():
             for attempt in self._attempts:
                 if self._plugins[_key(attempt.plugin)].state != "loaded":
                     attempt.staging.undo()
@@ -352,14 +352,3 @@ if hasattr(os, "register_at_fork"):
 
 def _key(plugin: Plugin) -> tuple[str, str]:
     return plugin.group, plugin.qualified_name
-
-
-def _text_of(path: str | os.PathLike[str]) -> str:
-    text = os.fspath(path) if isinstance(path, os.PathLike) else path
-    if not isinstance(text, str):
-        raise ArgumentError(f"paths has {path!r}; valid: str or os.PathLike", argument="paths", found=path)
-    return text
-
-
-def _is_next(plugin: Plugin) -> bool:
-    return plugin.group == GROUP and plugin.state == "discovered"
