@@ -67,12 +67,18 @@ pub(super) fn of(info: &Path, modules: &BTreeSet<&str>) -> Result<Files, Unreada
         files: Files::new(),
         above: Vec::new(),
     };
-    match search.recorded()? {
-        Some(paths) => search.add_recorded(&paths)?,
+    let recorded = search.recorded()?;
+    match &recorded {
+        Some(paths) => search.add_recorded(paths)?,
         None => search.add_metadata()?,
     }
     search.add_unrecorded()?;
-    match modules.iter().find(|module| !search.has(module)) {
+    // One that is recorded and not there differs from the lock, and need not be refused.
+    let is_recorded = |module: &str| recorded.iter().flatten().any(|path| is_of(module, path));
+    match modules
+        .iter()
+        .find(|module| !search.has(module) && !is_recorded(module))
+    {
         Some(module) => Err(Unreadable::new(
             info,
             &format!("nothing of it leads to the module {module:?}, which its entry point names"),
@@ -319,11 +325,15 @@ impl Search<'_> {
     }
 
     fn has(&self, module: &str) -> bool {
-        let mut imported = self
-            .files
-            .keys()
-            .filter(|name| !Path::new(name).starts_with(&self.info));
-        imported.any(|name| name.split(['/', '.']).next() == Some(module))
+        self.files.keys().any(|name| is_of(module, name))
+    }
+}
+
+/// Whether a file is a module, or in the package that a module is.
+fn is_of(module: &str, path: &str) -> bool {
+    match path.split_once('/') {
+        Some((package, _)) => package == module,
+        None => stem(path) == module && is_imported(Path::new(path)),
     }
 }
 
