@@ -71,6 +71,7 @@ def test_the_cpu_is_what_is_left() -> None:
     assert (platform.kind, platform.device, platform.capability) == ("cpu", "cpu", None)
     assert platform.name
     assert platform == detect("cpu") == detect("cpu:0") == detect(torch.device("cpu"))
+    assert platform != type("Own", (CpuPlatform,), {})()
 
 
 def test_a_gpu_comes_first(two_cuda_devices: SimpleNamespace) -> None:
