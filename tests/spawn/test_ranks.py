@@ -33,7 +33,8 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "most": {"ranks": {0: "hook"}, "sites": ["one"]},
     "group": {"ranks": {1: "hook", 2: "backend"}, "sites": ["one"], "members": [0, 2]},
     "lazy": {"ranks": {2: "lazy"}, "sites": [], "default": True},
-    "gone": {"ranks": {3: "gone"}, "sites": [], "timeout": 2},
+    "gone": {"ranks": {1: "late", 3: "gone"}, "sites": [], "timeout": 2},
+    "unserved": {"ranks": {0: "gone"}, "sites": []},
 }
 
 
@@ -51,7 +52,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank got in each scenario. Rank 2 has another version of a plugin; one of rank 3's fails."""
     folder = tmp_path_factory.mktemp("job")
     (folder / "scenarios.json").write_text(json.dumps(SCENARIOS))
-    processes = []
     for rank in range(RANKS):
         own = folder / f"rank{rank}"
         install(own / "one", "acme-one", PLUGIN)
@@ -61,11 +61,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
             "acme-three",
             "raise OSError('no driver')" if rank == 3 else "def register(r): pass",
         )
-        command = [sys.executable, str(PROGRAM), str(folder), str(rank), str(RANKS)]
-        environment = {**os.environ, "PYTHONPATH": str(own / "one"), "OMP_NUM_THREADS": "1"}
-        processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
-    errors = [process.communicate(timeout=100)[1] for process in processes]
-    assert len([*folder.glob("*.json")]) == RANKS + 1, "\n".join(errors)
+    command = [sys.executable, str(PROGRAM), str(folder), str(RANKS)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert len([*folder.glob("*.json")]) == RANKS + 1, done.stderr
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
 
 
@@ -130,6 +129,13 @@ def test_a_group_of_some_ranks(results: list[dict[str, Any]]) -> None:
 def test_a_rank_that_never_comes(results: list[dict[str, Any]]) -> None:
     assert common(results, "gone", [0, 1, 2])["ranks"] == {"3": ["it did not come within 2 s"]}
     assert "gone" not in results[3]
+
+
+def test_a_store_whose_process_has_ended(results: list[dict[str, Any]]) -> None:
+    """Rank 0 serves it, and rank 3 has gone before."""
+    for rank in (1, 2):
+        assert results[rank]["unserved"]["type"] == "RankError"
+        assert "the job's store does not answer" in results[rank]["unserved"]["error"]
 
 
 def test_without_a_job(runtime: switchrail.Runtime) -> None:

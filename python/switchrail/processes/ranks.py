@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ from switchrail.processes.differences import differences, digest
 from switchrail.processes.state import RuntimeState, read
 
 if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
     from switchrail._core import RoutePlan
     from switchrail.runtime import Runtime
 
@@ -49,7 +52,8 @@ def check_ranks(
         The fingerprint that all ranks have.
 
     Raises:
-        RankError: Ranks differ; the error names each one, and in what. Or a rank did not come in time.
+        RankError: Ranks differ; the error names each one, and in what. Or a rank did not come in time, or the
+            process that serves the job's store has ended.
     """
     reports = _exchanged(_report(runtime, plan), group, timeout)
     alike: dict[str, list[int]] = {}
@@ -89,14 +93,31 @@ def _report(runtime: Runtime | None, plan: RoutePlan | None) -> _Report:
 
 
 def _exchanged(report: _Report, group: Any, timeout: float) -> dict[int, _Report]:
-    """Every rank's report, through the job's store: that takes no device, and tells who did not come."""
+    """Every rank's report, through the job's store.
+
+    A collective would need the device of the group's backend, and can't tell which rank did not come. Not all
+    versions of torch that Switchrail runs with have a public way to the store.
+    """
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import _get_default_store
 
     if not dist.is_initialized():
         raise RankError("there is no job yet; valid: after torch.distributed.init_process_group", ranks={})
-    store, here = _get_default_store(), dist.get_rank()
     ranks = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
+    try:
+        return _through(_get_default_store(), report, dist.get_rank(), ranks, timeout)
+    except dist.DistNetworkError as error:
+        raise RankError(
+            f"the job's store does not answer; the process that serves it, as a rule rank 0, has ended: {error}",
+            ranks={},
+        ) from error
+
+
+def _through(
+    store: Store, report: _Report, here: int, ranks: Sequence[int], timeout: float
+) -> dict[int, _Report]:
+    from torch.distributed import DistNetworkError
+
     name = f"switchrail/ranks/{','.join(map(str, ranks))}"
     name = f"{name}/{store.add(f'{name}/calls of {here}', 1)}"
     end = time.monotonic() + timeout
@@ -104,6 +125,8 @@ def _exchanged(report: _Report, group: Any, timeout: float) -> dict[int, _Report
     def has(key: str) -> bool:
         try:
             store.wait([f"{name}/{key}"], timedelta(seconds=max(end - time.monotonic(), 0.1)))
+        except DistNetworkError:
+            raise
         except RuntimeError:  # of another class in each version of torch and for each kind of store
             return False
         return True
@@ -121,6 +144,7 @@ def _exchanged(report: _Report, group: Any, timeout: float) -> dict[int, _Report
         reports[rank] = known[digest]
     store.set(f"{name}/end of {here}", "")
     if here == 0:  # which often serves the store, and ends with the error: the others are to have read
+        end = time.monotonic() + timeout  # they may have begun later
         for rank in ranks:
             if reports[rank].digest:
                 has(f"end of {rank}")

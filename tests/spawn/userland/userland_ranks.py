@@ -1,8 +1,12 @@
-"""One rank of a job: goes through scenarios, and writes down what `check_ranks` said in each."""
+"""A job: each rank goes through scenarios, and writes down what `check_ranks` said in each."""
 
 import json
 import os
+import socket
 import sys
+import time
+import traceback
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,14 +38,23 @@ def run(sites, what, group, timeout):
         runtime.hooks.clear()
 
 
-def main():
-    folder, rank, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+def work(folder, rank, size, listener):
+    """One rank; rank 0 serves the store."""
+    sys.path.insert(0, str(folder / f"rank{rank}" / "one"))
+    port, options = listener.getsockname()[1], {}
+    if rank == 0:
+        options = {"is_master": True, "master_listen_fd": listener.detach(), "wait_for_workers": False}
+    else:
+        listener.close()
+    store = dist.TCPStore("127.0.0.1", port, size, timeout=timedelta(seconds=60), **options)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     results = {}
     for name, scenario in json.loads((folder / "scenarios.json").read_text()).items():
         what = scenario["ranks"].get(str(rank))
         if what == "gone":
             break
+        if what == "late":
+            time.sleep(0.5)
         members = scenario.get("members")
         group = None if members is None else dist.new_group(members)
         if members is not None and rank not in members:
@@ -64,7 +77,25 @@ def main():
             }
         os.environ.pop("SWITCHRAIL_PLUGINS", None)
     (folder / f"{rank}.json").write_text(json.dumps(results))
-    os._exit(0)  # others may have gone, for whom torch would wait
+
+
+def main():
+    """Forks the ranks, so that torch is imported once."""
+    folder, size = Path(sys.argv[1]), int(sys.argv[2])
+    listener = socket.create_server(("127.0.0.1", 0))
+    children = []
+    for rank in range(size):
+        child = os.fork()
+        if child == 0:
+            try:
+                work(folder, rank, size, listener)
+            except BaseException:
+                traceback.print_exc()
+            os._exit(0)  # others may have gone, for whom torch would wait
+        children.append(child)
+    listener.close()
+    for child in children:
+        os.waitpid(child, 0)
 
 
 if __name__ == "__main__":
