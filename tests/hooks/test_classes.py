@@ -235,6 +235,49 @@ def test_a_class_replaces_one_class_and_is_not_replaced_itself(hooks):
     assert [cls().m() for cls in (first, second, by, last)] == ["first", "by", "by", "last"]
 
 
+@pytest.mark.parametrize("extends", [True, False])
+def test_a_call_that_outlasts_the_replacement_finds_super(hooks, extends):
+    class Base:
+        def m(self):
+            return ["base"]
+
+    class Target(Base):
+        def m(self):
+            return ["target", *super().m()]
+
+    class By(Target if extends else Base):
+        def m(self):
+            hooks.clear()
+            return ["by", *super().m()]
+
+    target, by = Target(), By()
+    for instance in (target, by):
+        hooks.add(Target, By, "replace")
+        assert instance.m() == (["by", "target", "base"] if extends else ["by", "base"])
+        assert hooks.list() == ()
+    assert target.m() == ["target", "base"]
+
+
+def test_methods_find_super_while_others_replace_their_class(hooks):
+    class Target:
+        def m(self):
+            return 1
+
+    class By(Target):
+        def m(self):
+            return super().m() + 1
+
+    target = Target()
+
+    def look():
+        try:
+            return target.m()
+        except TypeError as error:
+            return str(error)
+
+    assert replaced_over_and_over(hooks, Target, By, look) <= {1, 2}
+
+
 def replaced_over_and_over(hooks, target, by, look):
     """What two threads see that look all the time, while a class is replaced and put back."""
     seen, looks, stop = set(), itertools.count(), threading.Event()

@@ -68,17 +68,23 @@ class Class:
         wanted = before.own
         if state is not None:
             wanted = Namespace({**(before.own if _extends(state, self.cls) else {}), **namespace_of(state)})
+            _remember(state, self.cls)
+        known = _replaced.get(self.cls)
         try:
+            if state is not None:  # before the first call of its methods, which may ask for `super`
+                _replaced[self.cls] = _Replaced(state, before.own, wanted)
             self._set(wanted, before.put)
         except BaseException as error:
             self._set(present, namespace_of(self.cls))
+            if known is not None:
+                _replaced[self.cls] = known
+            else:
+                _replaced.pop(self.cls, None)
             if isinstance(error, (AttributeError, TypeError)):  # which its metaclass raises
                 raise HookError(f"{self.name} can't be changed: {error}", target=self.name) from error
             raise
         if state is None:
             _replaced.pop(self.cls, None)
-        else:
-            _replaced[self.cls] = _Replaced(state, before.own, wanted)
 
     def _set(self, wanted: dict[str, Any], put: dict[str, Any]) -> None:
         """Goes from what was put there to what is wanted; what others have set or deleted since stays so."""
@@ -189,6 +195,14 @@ class _Replaced:
 _replaced: Final[dict[type, _Replaced]] = {}
 _redirected: Final[weakref.WeakSet[FunctionType]] = weakref.WeakSet()
 
+# What each class has ever replaced: a call of one of its methods may outlast that.
+_targets: Final[weakref.WeakKeyDictionary[type, tuple[weakref.ref[type], ...]]] = weakref.WeakKeyDictionary()
+
+
+def _remember(by: type, cls: type) -> None:
+    known = [reference for reference in _targets.get(by, ()) if reference() not in (None, cls)]
+    _targets[by] = (*known, weakref.ref(cls))
+
 
 def _extends(by: type, cls: type) -> bool:
     return cls in by.__bases__
@@ -254,9 +268,15 @@ def _super(*args: Any) -> Any:
         args = frame.f_locals["__class__"], frame.f_locals[frame.f_code.co_varnames[0]]
     by, bound = args
     of = bound if isinstance(bound, type) else type(bound)
-    for cls, replaced in _replaced.items():
-        if replaced.by is by and issubclass(of, cls):
-            return _Super((cls, bound, replaced.own)) if _extends(by, cls) else super(cls, bound)
+    for reference in _targets.get(by, ()):
+        cls = reference()
+        if cls is None or not issubclass(of, cls):
+            continue
+        replaced = _replaced.get(cls)
+        if (replaced is not None and replaced.by is by) or not issubclass(of, by):
+            if not _extends(by, cls):
+                return super(cls, bound)
+            return _Super((cls, bound, namespace_of(cls) if replaced is None else replaced.own))
     return super(by, bound)
 
 
