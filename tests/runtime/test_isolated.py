@@ -8,6 +8,10 @@ from switchrail import Platform
 from switchrail.testing import isolated
 
 
+class MadeUp(Platform):
+    kind = "oot:made-up"
+
+
 def test_registry_hooks_and_platform_are_restored() -> None:
     outer = switchrail.current_runtime()
     before = outer.backends(), outer.hooks.list(), outer.platform, textwrap.dedent.__code__
@@ -15,14 +19,14 @@ def test_registry_hooks_and_platform_are_restored() -> None:
         assert switchrail.current_runtime() is runtime is not outer
         switchrail.register("acme", "acme:Acme", op="gated_delta")
         runtime.register("torch", "acme:Acme", op="gated_delta", override=True)
-        runtime.use_platform(Platform("made up:7"))
+        runtime.use_platform(MadeUp("made-up:7"))
         runtime.hooks.add("textwrap.dedent", lambda text: ((text.upper(),), {}), "before")
         assert textwrap.dedent("  a") == "A"
         with isolated() as inner:
             assert switchrail.current_runtime() is inner
             assert [backend.name for backend in inner.backends("gated_delta")] == ["reference", "torch"]
         assert switchrail.current_runtime() is runtime
-        assert runtime.platform.device == "made up:7"
+        assert runtime.platform.device == "made-up:7"
     assert switchrail.current_runtime() is outer
     assert (outer.backends(), outer.hooks.list(), outer.platform, textwrap.dedent.__code__) == before
     assert textwrap.dedent("  a") == "a"
