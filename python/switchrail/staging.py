@@ -158,7 +158,7 @@ class Staging:
     def undo(self) -> None:
         """Closes it, and takes out what its origin, a plugin, has in the runtime."""
         self.close()
-        self.hooks.remove(*self._committed)
+        Hooks.remove(self.hooks, *self._committed)  # also where a plugin's thread has forked, and does it
         if not self.is_committed:
             return
         backends = self._core.snapshot().backends

@@ -108,7 +108,7 @@ def _exchanged(report: _Report, group: Any, timeout: float) -> dict[int, _Report
         return _through(_get_default_store(), report, dist.get_rank(), ranks, timeout)
     except dist.DistNetworkError as error:
         raise RankError(
-            f"the job's store does not answer; the process that serves it, as a rule rank 0, has ended: {error}",
+            f"the job's store does not answer; what serves it, as a rule rank 0, has ended: {error}",
             ranks={},
         ) from error
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pkgutil
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from switchrail import config as configs
 from switchrail.current import peek_current, swap_current
 from switchrail.errors import InstallationError, SwitchrailError
-from switchrail.forks import lock_across_forks
 from switchrail.hooks import chain
 from switchrail.implementation import Implementation, check_class
 from switchrail.processes.differences import differences
@@ -21,8 +22,18 @@ if TYPE_CHECKING:
     from switchrail._core import Registration, RoutePlan
     from switchrail.hooks import Hook
 
-# Of two threads of a worker that begin with it the second finds what the first one made.
-_lock = lock_across_forks()
+# Of two threads of a worker that begin with it the second finds what the first one made. A fork doesn't wait
+# for it: a plugin that is being loaded here may fork, in a thread of its own.
+_lock = threading.RLock()
+
+
+def _reset_after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def restore(state: RuntimeState) -> Runtime:
