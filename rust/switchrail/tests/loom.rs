@@ -1,5 +1,5 @@
 //! The commit protocol in every order in which threads can run:
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p switchrail --test loom --target-dir target/loom`.
+//! `RUSTFLAGS="--cfg loom" cargo test -p switchrail --test loom --target-dir target/loom`.
 //!
 //! The cell is a model here. The cell itself, arc-swap, is under `stress`, and under Miri with the registry's tests:
 //! `MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 cargo +nightly miri test -p switchrail --test registry`

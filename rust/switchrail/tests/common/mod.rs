@@ -1,6 +1,7 @@
 //! Small specs, queries and layouts for the integration tests.
 #![allow(dead_code, reason = "each test binary uses some of it")]
 
+#[cfg(not(loom))]
 pub mod load;
 
 use std::sync::Arc;
