@@ -55,6 +55,7 @@ wheel: $(STAMPS)/requirements
 test-rust:
 	cargo test --workspace --quiet
 	cargo test --release --quiet -p switchrail --test lookup_cost
+	CARGO_PROFILE_DEV_DEBUG=0 RUSTFLAGS="--cfg loom" cargo test --quiet -p switchrail --test loom --target-dir target/loom
 	cargo run --quiet -p switchrail --example embed
 
 lint-rust: $(DENY)
