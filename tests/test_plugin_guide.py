@@ -62,6 +62,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "CHECKPOINT": str(ROOT / "tests" / "checkpoints" / "kjv-qwen3-next"),
         "PIP_NO_INDEX": "1",
+        "PIP_NO_BUILD_ISOLATION": "0",  # which is how pip is told to build with the setuptools that is here
         "PYTHONWARNINGS": "ignore",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     }

@@ -190,6 +190,23 @@ def test_two_copies(install, find, tmp_path, monkeypatch):
     assert "pip uninstall ill-gdn" in finding.advice
 
 
+def test_the_source_of_an_editable_installation_is_no_copy(install, before, tmp_path, monkeypatch):
+    info = install("ill-gdn")
+    source = install("ill-gdn", site="tree/src")
+    source.rename(source.with_name("ill_gdn.egg-info"))
+    (source.with_name("ill_gdn.egg-info") / "METADATA").rename(
+        source.with_name("ill_gdn.egg-info") / "PKG-INFO"
+    )
+    origin = {"url": (tmp_path / "tree").as_uri(), "dir_info": {"editable": True}}
+    (info / "direct_url.json").write_text(json.dumps(origin))
+    for place in (0, len(sys.path)):
+        path = [*sys.path[:place], str(tmp_path / "tree" / "src"), *sys.path[place:]]
+        monkeypatch.setattr(sys, "path", path)
+        assert diagnose() == before
+    (info / "direct_url.json").write_text(json.dumps({**origin, "url": (tmp_path / "more").as_uri()}))
+    assert {finding.check for finding in diagnose()} == {"copies"}
+
+
 def test_two_versions_in_one_folder(install, find, tmp_path):
     install("ill-gdn")
     info = install("ill-gdn-x", version="2.0")
@@ -198,6 +215,14 @@ def test_two_versions_in_one_folder(install, find, tmp_path):
     metadata.write_text(metadata.read_text().replace("ill-gdn-x", "ill-gdn"))
     finding = find("metadata", str(metadata.parent))
     assert "install its distribution again" in finding.advice
+
+
+@pytest.mark.parametrize(("group", "valid"), [("plugin", "plugins"), ("platform", "platforms")])
+def test_a_group_that_nobody_reads(install, find, group, valid):
+    install("ill-gdn", group=group)
+    finding = find("groups", "ill-gdn:ill-gdn")
+    assert f"in switchrail.{group}, which" in finding.problem
+    assert f"rename the group to switchrail.{valid}, and install ill-gdn again" in finding.advice
 
 
 def test_metadata_that_cannot_be_read(install, find):

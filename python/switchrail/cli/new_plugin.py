@@ -42,7 +42,7 @@ def new_plugin(
     written = write_plugin(folder, name, op=op, platform=platform, hook=hook)
     for file in written:
         typer.echo(file)
-    typer.echo(f"next: cd {folder} && pip install --no-build-isolation --editable . && pytest")
+    typer.echo(f"next: cd {folder} && pip install --editable . && pytest")
 
 
 def write_plugin(

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from switchrail import _core
 from switchrail.doctor.finding import Finding
+from switchrail.nearest import nearest
+from switchrail.plugins.environment import PLATFORMS
+from switchrail.plugins.loader import GROUP
 from switchrail.runtime import Runtime
 
 CORE, KERNELS = "switchrail", "switchrail-kernels"
+GROUPS = (GROUP, PLATFORMS)
 
 
 def check_distributions(runtime: Runtime) -> Iterator[Finding]:
     """Metadata, copies, names and versions."""
     yield from _metadata()
     yield from _copies()
+    yield from _groups()
     yield from _names(runtime)
     yield from _versions(runtime)
 
@@ -40,12 +50,48 @@ def _copies() -> Iterator[Finding]:
     for name in sorted(ours & copies.keys()):
         first, *hidden = copies[name]
         for folder, version in hidden:
+            if _is_source_of(name, first[0], folder) or _is_source_of(name, folder, first[0]):
+                continue
             yield Finding(
                 "copies",
                 name,
-                f"{version} in {folder} is hidden by {first[1]} in {first[0]}",
+                f"{version} in {folder} is hidden by {first[1]} in {first[0] or os.getcwd()}",
                 f"remove one: `pip uninstall {name}` in the environment that has it, or take its folder "
                 "from PYTHONPATH",
+            )
+
+
+def _is_source_of(name: str, source: str, folder: str) -> bool:
+    """Whether one folder is of the tree that an editable installation in the other one has its code in.
+
+    Building leaves metadata in the tree.
+    """
+    for distribution in metadata.distributions(name=name, path=[folder]):
+        origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+        if origin.get("dir_info", {}).get("editable"):
+            tree = Path(url2pathname(urlsplit(origin["url"]).path)).resolve()
+            return Path(source).resolve().is_relative_to(tree)
+    return False
+
+
+def _groups() -> Iterator[Finding]:
+    """A group's name that is misspelt is found by nobody."""
+    seen: set[tuple[str, str, str]] = set()
+    for distribution in metadata.distributions():
+        try:
+            seen.update((distribution.name, point.name, point.group) for point in distribution.entry_points)
+        except Exception:  # what can't be read is the finding of another check
+            continue
+    for owner, name, group in sorted(seen, key=str):
+        if group.partition(".")[0] == CORE and group not in GROUPS:
+            valid = {known.removeprefix(f"{CORE}."): known for known in GROUPS}
+            close, _ = nearest(group.removeprefix(f"{CORE}."), tuple(valid))
+            names = [valid[name] for name in close] or GROUPS
+            yield Finding(
+                "groups",
+                f"{owner}:{name}",
+                f"it is an entry point in {group}, which Switchrail doesn't read",
+                f"rename the group to {' or '.join(names)}, and install {owner} again",
             )
 
 
