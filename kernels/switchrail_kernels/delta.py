@@ -537,6 +537,11 @@ def scan(
         )
 
 
+def step_again(key: tuple[object, ...] | None, tensors: tuple[torch.Tensor, ...], batch: StateBatch) -> bool:
+    """Runs `step` as it ran before with `key`, on q, k, v, g, beta, state and out; False where it didn't."""
+    return _launch_step.again(key, (*tensors, batch.read_slots, batch.write_slots))
+
+
 def step(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -547,11 +552,12 @@ def step(
     state: torch.Tensor,
     out: torch.Tensor,
     batch: StateBatch,
+    key: tuple[object, ...] | None,
     scale: float,
     qk_l2norm: bool,
     channels: bool,
 ) -> None:
-    """One token a sequence, as the contracts of `gated_delta` and, with `channels`, of `kda` have it."""
+    """One token a sequence, as `gated_delta` and, with `channels`, `kda` have it; remembered by `key`."""
     sequences, heads, key_size = q.shape
     _, value_heads, value_size = v.shape
     if sequences == 0:
@@ -572,7 +578,19 @@ def step(
         ),
         (value_heads // heads, key_size, value_size, padded(key_size), block_v, qk_l2norm, channels),
         num_warps=1,
+        remember=key,
     )
 
 
-__all__ = ["BLOCK", "CHUNK", "COSTS", "halves", "invert_16", "scan", "step", "store_chunks", "store_inverses"]
+__all__ = [
+    "BLOCK",
+    "CHUNK",
+    "COSTS",
+    "halves",
+    "invert_16",
+    "scan",
+    "step",
+    "step_again",
+    "store_chunks",
+    "store_inverses",
+]

@@ -516,6 +516,17 @@ def walk(
         )
 
 
+def step_again(key: tuple[object, ...] | None, tensors: tuple[torch.Tensor, ...], batch: StateBatch) -> bool:
+    """Runs `step` as it ran before with `key`; False where it didn't.
+
+    Args:
+        key: The call's signature.
+        tensors: q, k, v, the rate, those of the time steps, the state and out.
+        batch: The batch.
+    """
+    return _launch_step.again(key, (*tensors, batch.read_slots, batch.write_slots))
+
+
 def step(
     *,
     q: torch.Tensor,
@@ -526,9 +537,10 @@ def step(
     state: torch.Tensor,
     out: torch.Tensor,
     batch: StateBatch,
+    key: tuple[object, ...] | None,
     scale: float,
 ) -> None:
-    """One token a sequence; the arguments are those of `walk`."""
+    """One token a sequence; the arguments are those of `walk`, and what it is remembered by."""
     sequences, groups, key_size = k.shape
     _, heads, value_size = v.shape
     if sequences == 0:
@@ -549,7 +561,8 @@ def step(
         ),
         (heads // groups, key_size, value_size, padded(key_size), block_v, *steps.constants),
         num_warps=1,
+        remember=key,
     )
 
 
-__all__ = ["CHUNK", "TimeSteps", "step", "walk"]
+__all__ = ["CHUNK", "TimeSteps", "step", "step_again", "walk"]

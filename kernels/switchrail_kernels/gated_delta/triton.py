@@ -20,8 +20,17 @@ from switchrail.ops.backend import GatedDeltaBackend
 from switchrail.ops.batch import Phase, StateBatch
 from switchrail.ops.gated_delta.contract import CONTRACT
 
-from switchrail_kernels.delta import BLOCK, CHUNK, halves, scan, step, store_chunks, store_inverses
-from switchrail_kernels.launch import Launcher, launch_options, padded
+from switchrail_kernels.delta import (
+    BLOCK,
+    CHUNK,
+    halves,
+    scan,
+    step,
+    step_again,
+    store_chunks,
+    store_inverses,
+)
+from switchrail_kernels.launch import Launcher, launch_options, padded, signature
 from switchrail_kernels.segments import Chunks
 
 
@@ -237,6 +246,9 @@ class TritonGatedDelta(GatedDeltaBackend):
         qk_l2norm: bool,
     ) -> None:
         """Runs one token a sequence."""
+        key = signature(batch, (q, k, v, g, beta, state, out), (scale, qk_l2norm, False))
+        if step_again(key, (q, k, v, g, beta, state, out), batch):
+            return
         CONTRACT.check_arguments(
             batch,
             {
@@ -260,6 +272,7 @@ class TritonGatedDelta(GatedDeltaBackend):
             state=state,
             out=out,
             batch=batch,
+            key=key,
             scale=scale,
             qk_l2norm=qk_l2norm,
             channels=False,

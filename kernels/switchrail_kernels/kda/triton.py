@@ -22,9 +22,9 @@ from switchrail.ops.backend import KdaBackend
 from switchrail.ops.batch import Phase, StateBatch
 from switchrail.ops.kda.contract import CONTRACT
 
-from switchrail_kernels.delta import BLOCK, CHUNK, scan, step, store_inverses
+from switchrail_kernels.delta import BLOCK, CHUNK, scan, step, step_again, store_inverses
 from switchrail_kernels.device import multiprocessors
-from switchrail_kernels.launch import Launcher, launch_options, padded
+from switchrail_kernels.launch import Launcher, launch_options, padded, signature
 from switchrail_kernels.segments import Chunks
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -350,6 +350,9 @@ class TritonKda(KdaBackend):
         qk_l2norm: bool,
     ) -> None:
         """Runs one token a sequence."""
+        key = signature(batch, (q, k, v, g, beta, state, out), (scale, qk_l2norm, True))
+        if step_again(key, (q, k, v, g, beta, state, out), batch):
+            return
         CONTRACT.check_arguments(
             batch,
             {
@@ -373,6 +376,7 @@ class TritonKda(KdaBackend):
             state=state,
             out=out,
             batch=batch,
+            key=key,
             scale=scale,
             qk_l2norm=qk_l2norm,
             channels=True,

@@ -7,7 +7,8 @@ from switchrail.ops.backend import Mamba2Backend
 from switchrail.ops.batch import Phase, StateBatch
 from switchrail.ops.mamba2.contract import CONTRACT
 
-from switchrail_kernels.linear import CHUNK, TimeSteps, step, walk
+from switchrail_kernels.launch import signature
+from switchrail_kernels.linear import CHUNK, TimeSteps, step, step_again, walk
 from switchrail_kernels.segments import Chunks
 
 
@@ -78,6 +79,12 @@ class TritonMamba2(Mamba2Backend):
         dt_max: float,
     ) -> None:
         """Runs one token a sequence."""
+        options = (dt_softplus, dt_min, dt_max)
+        key = signature(batch, (x, B, C, dt, A, D, dt_bias, state, out), options)
+        if key is not None:
+            skip, bias = dt if D is None else D, dt if dt_bias is None else dt_bias
+            if step_again(key, (C, B, x, A, dt, bias, skip, state, out), batch):
+                return
         CONTRACT.check_arguments(
             batch,
             {
@@ -96,7 +103,7 @@ class TritonMamba2(Mamba2Backend):
             },
         )
         steps = TimeSteps.of(dt, dt_bias, D, dt_softplus, (dt_min, dt_max))
-        step(q=C, k=B, v=x, rate=A, steps=steps, state=state, out=out, batch=batch, scale=1.0)
+        step(q=C, k=B, v=x, rate=A, steps=steps, state=state, out=out, batch=batch, key=key, scale=1.0)
 
 
 __all__ = ["TritonMamba2"]

@@ -18,7 +18,7 @@ from switchrail.ops.backend import ShortConvBackend
 from switchrail.ops.batch import Phase, StateBatch
 from switchrail.ops.short_conv.contract import CONTRACT
 
-from switchrail_kernels.launch import Launcher, padded
+from switchrail_kernels.launch import Launcher, padded, signature
 from switchrail_kernels.tables import split_rows, to_device
 
 ROWS = 16
@@ -234,6 +234,11 @@ class TritonShortConv(ShortConvBackend):
         activation: Literal["silu"] | None,
     ) -> None:
         """Runs one row a sequence."""
+        key = signature(batch, (x, weight, bias, state, out), (activation,))
+        tensors = (x, weight, weight if bias is None else bias, state, out)
+        slots = (batch.read_slots, batch.write_slots)
+        if _launch_step.again(key, (*tensors, *slots)):
+            return
         CONTRACT.check_arguments(
             batch,
             {"x": x, "weight": weight, "bias": bias, "state": state, "out": out, "activation": activation},
@@ -244,10 +249,11 @@ class TritonShortConv(ShortConvBackend):
         block = min(256, padded(channels))
         _launch_step(
             (x.shape[0], -(-channels // block), 1),
-            (x, weight, weight if bias is None else bias, state, out, batch.read_slots, batch.write_slots),
+            (*tensors, *slots),
             (*x.stride(), state.stride(0), channels),
             (width, block, bias is not None, activation == "silu"),
             num_warps=2,
+            remember=key,
         )
 
 
