@@ -99,7 +99,9 @@ def plan_chunks(contract: Contract, phase: Phase, batch: StateBatch, size: int) 
     slots = Slots(contract, batch, sequences)
     padding_rows = None
     if slots.padding is not None:
-        counts = torch.tensor([batch.seqlens[n] for n in sequences]).to(device, non_blocking=True)
+        counts = torch.tensor([batch.seqlens[n] for n in sequences], dtype=torch.int64).to(
+            device, non_blocking=True
+        )
         owned = [row for n in sequences for row in range(starts[n], starts[n + 1])]
         padding_rows = torch.empty(starts[-1], dtype=torch.bool, device=device)
         padding_rows[torch.tensor(owned, dtype=torch.int64).to(device, non_blocking=True)] = (

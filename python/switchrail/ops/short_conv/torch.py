@@ -66,7 +66,7 @@ class _Plan:
         self.padding_rows: torch.Tensor | None = None
         """[T, 1] bool, the rows of padding; None where it is known that there is none."""
         if self.slots.padding is not None:
-            counts = torch.tensor(self._counts).to(self._device, non_blocking=True)
+            counts = torch.tensor(self._counts, dtype=torch.int64).to(self._device, non_blocking=True)
             rows = torch.repeat_interleave(self.slots.padding, counts, output_size=sum(self._counts))
             self.padding_rows = rows[:, None]
 
