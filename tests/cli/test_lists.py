@@ -34,11 +34,11 @@ def plugins(tmp_path, monkeypatch):
 def test_plugins(switchrail, plugins):
     done = switchrail("plugins")
     assert done.exit_code == 0, done.output
-    lines = [line.split(maxsplit=4) for line in done.output.splitlines()]
-    assert ["boreal", "boreal-gdn", "1.0", "loaded"] in lines
+    lines = [line.split(maxsplit=5) for line in done.output.splitlines()]
+    assert ["boreal", "plugin", "boreal-gdn", "1.0", "loaded"] in lines
     broken = next(line for line in lines if line[0] == "broken")
-    assert broken[1:4] == ["broken-gdn", "1.0", "failed"]
-    assert "no driver" in broken[4]
+    assert broken[1:5] == ["plugin", "broken-gdn", "1.0", "failed"]
+    assert "no driver" in broken[5]
     found = {plugin["name"]: plugin for plugin in json.loads(switchrail("plugins", "--json").output)}
     assert found["boreal"]["state"] == "loaded"
     assert found["broken"]["state"] == "failed"

@@ -391,7 +391,7 @@ def test_a_plugin_that_fails_leaves_only_its_record(
     shown = CliRunner().invoke(app, ["plugins"])
     assert shown.exit_code == 0
     [line] = [line for line in shown.output.splitlines() if line.startswith("acme-bad")]
-    assert line.split()[:4] == ["acme-bad", "acme-bad", "1.0", case.state]
+    assert line.split()[:5] == ["acme-bad", "plugin", "acme-bad", "1.0", case.state]
     listed = json.loads(CliRunner().invoke(app, ["plugins", "--json"]).output)
     [document] = [document for document in listed if document["name"] == "acme-bad"]
     assert Plugin.from_json(json.dumps(document)) == record

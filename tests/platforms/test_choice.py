@@ -518,6 +518,8 @@ def test_on_the_command_line(runtime: Runtime, vendor: Callable[..., Any]) -> No
         assert done.exit_code == 0
         return {plugin["name"]: plugin["state"] for plugin in json.loads(done.stdout)}, done.stderr
 
+    rows = [line.split()[:2] for line in CliRunner().invoke(app, ["plugins"]).stdout.splitlines()]
+    assert ["acme", "platform"] in rows
     found, told = listed()
     assert (found["acme"], found["umbrella"]) == ("discovered", "discovered")
     assert "2 platforms are active: acme, umbrella; set SWITCHRAIL_PLATFORM" in told

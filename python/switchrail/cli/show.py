@@ -65,8 +65,12 @@ def plugin_table(plugins: Sequence[Plugin]) -> Table | Text:
     """What is installed, and how far it got."""
     if not plugins:
         return Text.assemble(("plugins ", "bold"), "none is installed")
-    rows = [(p.name, p.distribution, p.version or "", p.state, p.reason or "") for p in plugins]
-    return table("plugins", ("name", "distribution", "version", "state", "reason"), rows, fold=("reason",))
+    kinds = {"switchrail.plugins": "plugin", "switchrail.platforms": "platform"}
+    rows = [
+        (p.name, kinds[p.group], p.distribution, p.version or "", p.state, p.reason or "") for p in plugins
+    ]
+    columns = ("name", "kind", "distribution", "version", "state", "reason")
+    return table("plugins", columns, rows, fold=("reason",))
 
 
 def route_table(plan: RoutePlan) -> Table:
