@@ -163,7 +163,7 @@ class TritonGatedDelta(GatedDeltaBackend):
     """The gated delta rule for compute capability 8.0 and later; any head sizes, groups and strides."""
 
     def plan(self, phase: Phase, batch: StateBatch) -> Chunks | None:
-        """Cuts the sequences of a prefill into chunks of 64."""
+        """Cuts the sequences of a prefill into chunks."""
         CONTRACT.check_batch(phase, batch)
         return None if phase == "decode" else Chunks.of(batch, CHUNK.value, BLOCK.value // CHUNK.value)
 

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from switchrail.plugins import GROUP
+
 if TYPE_CHECKING:
     from switchrail import Platform, Plugin, RoutePlan
 
@@ -65,9 +67,16 @@ def plugin_table(plugins: Sequence[Plugin]) -> Table | Text:
     """What is installed, and how far it got."""
     if not plugins:
         return Text.assemble(("plugins ", "bold"), "none is installed")
-    kinds = {"switchrail.plugins": "plugin", "switchrail.platforms": "platform"}
     rows = [
-        (p.name, kinds[p.group], p.distribution, p.version or "", p.state, p.reason or "") for p in plugins
+        (
+            p.name,
+            "plugin" if p.group == GROUP else "platform",
+            p.distribution,
+            p.version or "",
+            p.state,
+            p.reason or "",
+        )
+        for p in plugins
     ]
     columns = ("name", "kind", "distribution", "version", "state", "reason")
     return table("plugins", columns, rows, fold=("reason",))

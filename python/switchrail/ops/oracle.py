@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
-from switchrail.ops.backend import Backend
 from switchrail.ops.batch import CheckpointBatch, PagedBatch, PagedTreeBatch, StateBatch, VerifyBatch
+from switchrail.ops.phases import OneRun
 
 Token = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
 """From the state before a packed row, float64, and the row's number to the state after it and its result."""
@@ -62,28 +60,8 @@ def seen_by(batch: PagedBatch, n: int, i: int, row: int, window: int | None = No
     return [*range(past), *(past + r for r in followed)]
 
 
-class ReferenceRecurrent(Backend):
-    """The phases of an oracle, and how it leaves its states in the pool."""
-
-    @abstractmethod
-    def run(self, *tensors: Any, **arguments: Any) -> Any:
-        """Runs what `prefill`, `decode` or `verify` is given, as the batch says.
-
-        Returns:
-            The record of a verification.
-        """
-
-    def prefill(self, *tensors: Any, **arguments: Any) -> None:
-        """Runs T packed tokens of N sequences of any length."""
-        self.run(*tensors, **arguments)
-
-    def decode(self, *tensors: Any, **arguments: Any) -> None:
-        """Runs one token a sequence."""
-        self.run(*tensors, **arguments)
-
-    def verify(self, *tensors: Any, **arguments: Any) -> Any:
-        """Runs drafted tokens."""
-        return self.run(*tensors, **arguments)
+class ReferenceRecurrent(OneRun):
+    """How an oracle leaves its states in the pool."""
 
     @staticmethod
     def finish(batch: StateBatch, state: torch.Tensor, states: list[list[torch.Tensor]]) -> None:

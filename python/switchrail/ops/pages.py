@@ -109,10 +109,17 @@ class PagedPlan:
             if kv == 0
             for row in range(self._starts[n], self._starts[n + 1])
         ]
-        self.padding_rows: torch.Tensor | None = None
-        """int64, the rows of padding; None where there is none."""
+        self._padding_rows: torch.Tensor | None = None
+        """int64; None where there is no padding."""
         if padding:
-            self.padding_rows = torch.tensor(padding).to(batch.page_table.device, non_blocking=True)
+            self._padding_rows = torch.tensor(padding).to(batch.page_table.device, non_blocking=True)
+
+    def clear_padding(self, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+        """Writes what the rows of padding are to hold: results of 0, and log-sum-exps of nothing."""
+        if self._padding_rows is not None:
+            out.index_fill_(0, self._padding_rows, 0)
+            if lse is not None:
+                lse.index_fill_(0, self._padding_rows, -torch.inf)
 
     def parts(self, page: int, *, window: int | None = None, causal: bool = True) -> Parts:
         """The calls for pages of `page` tokens, prepared when the first layer of a step asks.

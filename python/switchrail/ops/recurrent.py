@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
-from switchrail.ops.backend import Backend
 from switchrail.ops.batch import Phase, StateBatch, VerifyBatch
 from switchrail.ops.chunks import ChunkPlan, plan_chunks
 from switchrail.ops.contract import Contract
+from switchrail.ops.phases import OneRun
 from switchrail.ops.slots import Slots
 
 Step = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
@@ -87,7 +86,7 @@ def plan_tree(contract: Contract, batch: StateBatch) -> TreePlan:
     )
 
 
-class TorchRecurrent(Backend):
+class TorchRecurrent(OneRun):
     """The phases of an op with a state, made of its chunks and of single tokens."""
 
     contract: ClassVar[Contract]
@@ -98,26 +97,6 @@ class TorchRecurrent(Backend):
         if phase == "verify":
             return plan_tree(self.contract, batch)
         return plan_chunks(self.contract, phase, batch, self.chunk)
-
-    @abstractmethod
-    def run(self, *tensors: Any, **arguments: Any) -> Any:
-        """Runs what `prefill`, `decode` or `verify` is given, as the plan says.
-
-        Returns:
-            The record of a verification.
-        """
-
-    def prefill(self, *tensors: Any, **arguments: Any) -> None:
-        """Runs T packed tokens of N sequences of any length."""
-        self.run(*tensors, **arguments)
-
-    def decode(self, *tensors: Any, **arguments: Any) -> None:
-        """Runs one token a sequence."""
-        self.run(*tensors, **arguments)
-
-    def verify(self, *tensors: Any, **arguments: Any) -> Any:
-        """Runs drafted tokens."""
-        return self.run(*tensors, **arguments)
 
     def commit(
         self,

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
 from typing import Any
 
+from switchrail.plugins import GROUP
 from switchrail.processes.state import BackendState, HookState, PlanState, RuntimeState
 
 _Things = dict[str, Mapping[str, Any]]
@@ -58,7 +59,7 @@ def _things(state: RuntimeState) -> Iterator[tuple[str, Mapping[str, Any]]]:
     yield "platform", {"choice": state.platform}
     yield "hooks", {"strictness": state.strict_hooks}
     for plugin in state.plugins:
-        group = "" if plugin.group == "switchrail.plugins" else "platform "
+        group = "" if plugin.group == GROUP else "platform "
         yield (
             f"{group}plugin {plugin.qualified_name}",
             {"version": plugin.version, "target": plugin.target, "state": plugin.state},

@@ -50,10 +50,7 @@ class TorchAttention(AttentionBackend):
             _attend_fused(plan, q, k_cache, v_cache, out, scale, window)
         else:
             _attend_plainly(plan, q, k_cache, v_cache, out, scale, window, soft_cap, sinks, lse)
-        if plan.padding_rows is not None:
-            out.index_fill_(0, plan.padding_rows, 0)
-            if lse is not None:
-                lse.index_fill_(0, plan.padding_rows, -torch.inf)
+        plan.clear_padding(out, lse)
 
     decode = prefill
     verify = prefill

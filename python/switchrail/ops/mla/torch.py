@@ -77,10 +77,7 @@ class TorchMla(MlaBackend):
             out[rows] = result.transpose(0, 1)
             if lse is not None:
                 lse[rows] = total.T
-        if plan.padding_rows is not None:
-            out.index_fill_(0, plan.padding_rows, 0)
-            if lse is not None:
-                lse.index_fill_(0, plan.padding_rows, -torch.inf)
+        plan.clear_padding(out, lse)
 
     decode = prefill
     verify = prefill
