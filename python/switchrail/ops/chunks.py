@@ -9,7 +9,7 @@ import torch
 
 from switchrail.ops.batch import CheckpointBatch, Phase, StateBatch
 from switchrail.ops.contract import Contract
-from switchrail.ops.slots import Slots
+from switchrail.ops.slots import Slots, indices
 
 GROUP_TOKENS = 1024
 """About how many tokens are in work at once: what is kept for each takes a chunk's length a head and more."""
@@ -99,13 +99,11 @@ def plan_chunks(contract: Contract, phase: Phase, batch: StateBatch, size: int) 
     slots = Slots(contract, batch, sequences)
     padding_rows = None
     if slots.padding is not None:
-        counts = torch.tensor([batch.seqlens[n] for n in sequences], dtype=torch.int64).to(
-            device, non_blocking=True
-        )
+        counts = indices([batch.seqlens[n] for n in sequences], device)
         owned = [row for n in sequences for row in range(starts[n], starts[n + 1])]
         padding_rows = torch.empty(starts[-1], dtype=torch.bool, device=device)
-        padding_rows[torch.tensor(owned, dtype=torch.int64).to(device, non_blocking=True)] = (
-            torch.repeat_interleave(slots.padding, counts, output_size=starts[-1])
+        padding_rows[indices(owned, device)] = torch.repeat_interleave(
+            slots.padding, counts, output_size=starts[-1]
         )
         padding_rows = padding_rows[:, None, None]
     chunk = min(size, 1 << (longest - 1).bit_length())
@@ -113,7 +111,7 @@ def plan_chunks(contract: Contract, phase: Phase, batch: StateBatch, size: int) 
     if isinstance(batch, CheckpointBatch):
         every = batch.checkpoint_every
         chunk = min(chunk, every & -every)
-        order = torch.tensor(sequences, dtype=torch.int64).to(device, non_blocking=True)
+        order = indices(sequences, device)
         ordered = batch.checkpoint_slots.index_select(0, order)
         for index in range(longest // every):
             reached = sum(batch.seqlens[n] >= (index + 1) * every for n in sequences)

@@ -8,6 +8,7 @@ import torch
 
 from switchrail.ops.batch import PagedBatch, PagedTreeBatch, Phase
 from switchrail.ops.contract import Contract
+from switchrail.ops.slots import indices
 
 WASTE = 512
 """How many tokens of padding a group of single rows may gather before another group is worth its calls."""
@@ -112,7 +113,7 @@ class PagedPlan:
         self._padding_rows: torch.Tensor | None = None
         """int64; None where there is no padding."""
         if padding:
-            self._padding_rows = torch.tensor(padding).to(batch.page_table.device, non_blocking=True)
+            self._padding_rows = indices(padding, batch.page_table.device)
 
     def clear_padding(self, out: torch.Tensor, lse: torch.Tensor | None) -> None:
         """Writes what the rows of padding are to hold: results of 0, and log-sum-exps of nothing."""
@@ -181,11 +182,10 @@ class PagedPlan:
         place = torch.arange(int(counts.max()))
         mask = place < counts
         positions = (ends - counts + place * mask).to(device, non_blocking=True)
-        table = self._batch.page_table[torch.tensor(members).to(device, non_blocking=True)].long()
+        table = self._batch.page_table[indices(members, device)].long()
         tokens = table.gather(1, positions // page) * page + positions % page
-        rows = torch.tensor([self._starts[n] for n in members])
         return SingleRows(
-            rows.to(device, non_blocking=True),
+            indices([self._starts[n] for n in members], device),
             tokens.flatten(),
             None if mask.all() else mask[:, None, None].to(device, non_blocking=True),
         )

@@ -12,7 +12,7 @@ from switchrail.ops.batch import Phase, StateBatch, VerifyBatch
 from switchrail.ops.chunks import ChunkPlan, plan_chunks
 from switchrail.ops.contract import Contract
 from switchrail.ops.phases import OneRun
-from switchrail.ops.slots import Slots
+from switchrail.ops.slots import Slots, indices
 
 Step = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 """Runs one token from each of the states [R, ...], which it brings up to date, and returns the results
@@ -53,9 +53,6 @@ def plan_tree(contract: Contract, batch: StateBatch) -> TreePlan:
     assert isinstance(batch, VerifyBatch)
     device = batch.read_slots.device
 
-    def there(numbers: list[int]) -> torch.Tensor:
-        return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
-
     sequences = [n for n, length in enumerate(batch.seqlens) if length]
     starts: list[int] = []
     depths: list[int] = []
@@ -72,16 +69,16 @@ def plan_tree(contract: Contract, batch: StateBatch) -> TreePlan:
                 levels.append([])
             levels[depths[row]].append(row)
     slots = Slots(contract, batch, sequences)
-    lengths = there([batch.seqlens[n] for n in sequences])
+    lengths = indices([batch.seqlens[n] for n in sequences], device)
     padding_rows = None
     if slots.padding is not None:
         padding_rows = torch.repeat_interleave(slots.padding, lengths, output_size=len(depths))
     return TreePlan(
         slots,
-        there(sequences),
-        there(starts),
+        indices(sequences, device),
+        indices(starts, device),
         lengths,
-        tuple((there(rows), there([before[row] for row in rows])) for rows in levels),
+        tuple((indices(rows, device), indices([before[row] for row in rows], device)) for rows in levels),
         padding_rows,
     )
 

@@ -10,6 +10,11 @@ from switchrail.ops.batch import CheckpointBatch, StateBatch
 from switchrail.ops.contract import Contract
 
 
+def indices(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Numbers that the host has, none included, as int64 on a device that the host doesn't wait for."""
+    return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
+
+
 class Slots:
     """The states of M sequences of a batch, read from and written to a pool [slots, ...] by slot.
 
@@ -29,7 +34,7 @@ class Slots:
         self._contract = contract
         device = batch.read_slots.device
         visible = device.type == "cpu"
-        index = torch.tensor(sequences, dtype=torch.int64).to(device, non_blocking=True)
+        index = indices(sequences, device)
         read, write = batch.read_slots[index], batch.write_slots[index]
         is_padding = write < 0
         fresh = ~batch.has_initial_state[index]
@@ -152,4 +157,4 @@ def _check_checkpoints(contract: Contract, batch: CheckpointBatch, owners: dict[
     return highest
 
 
-__all__ = ["Slots"]
+__all__ = ["Slots", "indices"]

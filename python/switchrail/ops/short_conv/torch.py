@@ -11,7 +11,7 @@ from switchrail.ops.backend import ShortConvBackend
 from switchrail.ops.batch import CheckpointBatch, Phase, StateBatch, VerifyBatch
 from switchrail.ops.recurrent import TorchRecurrent, TreePlan, plan_tree, run_tree
 from switchrail.ops.short_conv.contract import CONTRACT
-from switchrail.ops.slots import Slots
+from switchrail.ops.slots import Slots, indices
 
 BLOCK_NUMBERS = 2**17
 """How many numbers are summed over all taps before the next: half a megabyte, which stays in the cache."""
@@ -60,13 +60,13 @@ class _Plan:
                 self._kept_after += range(start + every, start + length + 1, every)
                 places += [n * batch.checkpoint_slots.shape[1] + i for i in range(length // every)]
                 start += length
-            wanted = torch.tensor(places, dtype=torch.int64).to(self._device, non_blocking=True)
+            wanted = indices(places, self._device)
             self.kept_slots = batch.checkpoint_slots.flatten().index_select(0, wanted)
         self._ends: dict[int, _Ends] = {}
         self.padding_rows: torch.Tensor | None = None
         """[T, 1] bool, the rows of padding; None where it is known that there is none."""
         if self.slots.padding is not None:
-            counts = torch.tensor(self._counts, dtype=torch.int64).to(self._device, non_blocking=True)
+            counts = indices(self._counts, self._device)
             rows = torch.repeat_interleave(self.slots.padding, counts, output_size=sum(self._counts))
             self.padding_rows = rows[:, None]
 
@@ -103,9 +103,7 @@ class _Plan:
                     picked += range(after - near, after)
                     kept += [*old, *last][-reach:]
             start += count
-        indices = (picked, first_rows, windows, states, kept)
-        tensors = (torch.tensor(index, dtype=torch.int64) for index in indices)
-        return _Ends(*(tensor.to(self._device, non_blocking=True) for tensor in tensors))
+        return _Ends(*(indices(it, self._device) for it in (picked, first_rows, windows, states, kept)))
 
 
 class TorchShortConv(TorchRecurrent, ShortConvBackend):
