@@ -1,15 +1,31 @@
-"""Triton kernels for switchrail, registered like any vendor's plugin.
+"""Kernels of switchrail's own and adapters to libraries of kernels, registered like any vendor's plugin.
 
-Importing this package, and registering its backends, imports neither torch nor triton.
+Importing this package, and registering its backends, imports neither torch nor triton nor a library.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
-    from switchrail.registration import Registry
+    from switchrail.registration import DeviceSupport, Registry
+
+
+class Claims(TypedDict, total=False):
+    """What a backend's registration says of it; `Registrar.register` has the meanings."""
+
+    phases: tuple[str, ...]
+    devices: tuple[str | DeviceSupport, ...]
+    dtypes: tuple[str, ...]
+    state_dtypes: tuple[str, ...]
+    head_sizes: tuple[int | tuple[int, int], ...]
+    page_sizes: tuple[int, ...]
+    state_layouts: tuple[str, ...]
+    features: tuple[str, ...]
+    packages: tuple[str, ...]
+    priority: int
+
 
 HEAD_SIZES = (8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 """Of attention: those that models have, and that are tested; the kernels pad others as well."""
@@ -18,43 +34,99 @@ _RECURRENT_SIZES = (16, 24, 32, 48, 64, 96, 128, 192, 256)
 RECURRENT_SIZES = tuple((k, v) for k in _RECURRENT_SIZES for v in _RECURRENT_SIZES)
 """Of q and k, and of v, in the ops with a recurrent state."""
 
+_RECURRENT: Claims = {
+    "head_sizes": RECURRENT_SIZES,
+    "state_dtypes": ("float32", "bfloat16"),
+    "state_layouts": ("VK",),
+}
+
+CAPABILITIES: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
+    "triton": ((8, 0), None),
+}
+"""By backend: the compute capabilities from which and up to which, itself included, it runs."""
+
+COMMON: dict[str, Claims] = {
+    "triton": {
+        "dtypes": ("float32", "float16", "bfloat16"),
+        "packages": ("triton>=3.6",),
+        "priority": 100,
+    },
+}
+"""By backend: what is claimed for each op, unless `BACKENDS` says otherwise."""
+
+_INTERPRETED: Claims = {"devices": ("cpu",), "dtypes": ("float32", "float16"), "priority": -1000}
+
+BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
+    ("attention", "triton"): (
+        "TritonAttention",
+        {
+            "phases": ("prefill", "decode"),
+            "head_sizes": HEAD_SIZES,
+            "features": (),
+        },
+    ),
+    ("gated_delta", "triton"): (
+        "TritonGatedDelta",
+        {
+            **_RECURRENT,
+            "phases": ("prefill", "decode"),
+            "features": (),
+        },
+    ),
+    ("kda", "triton"): (
+        "TritonKda",
+        {
+            **_RECURRENT,
+            "phases": ("prefill", "decode"),
+            "features": (),
+        },
+    ),
+    ("lightning", "triton"): (
+        "TritonLightning",
+        {
+            **_RECURRENT,
+            "phases": ("prefill", "decode"),
+            "features": (),
+        },
+    ),
+    ("mamba2", "triton"): (
+        "TritonMamba2",
+        {
+            **_RECURRENT,
+            "phases": ("prefill", "decode"),
+            "features": (),
+        },
+    ),
+    ("short_conv", "triton"): (
+        "TritonShortConv",
+        {
+            "phases": ("prefill", "decode"),
+            "features": (),
+        },
+    ),
+}
+"""By op and backend: the class in `switchrail_kernels.OP.BACKEND`, and what it claims."""
+
 
 def register(registry: Registry) -> None:
-    """Registers the backend `triton` of each op: the target of this distribution's entry point.
+    """Registers each backend of `BACKENDS`: the target of this distribution's entry point.
 
-    Where Triton's interpreter is switched on (`TRITON_INTERPRET=1`), the kernels run on CPU tensors as well,
-    so slowly that they are never chosen unasked.
+    Where Triton's interpreter is switched on (`TRITON_INTERPRET=1`), the kernels in Triton run on CPU tensors
+    as well, so slowly that they are never chosen unasked.
     """
     from switchrail.registration import DeviceSupport
 
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    devices: list[str | DeviceSupport] = [DeviceSupport("cuda", min_capability=(8, 0))]
-    if interpreted:
-        devices.append("cpu")
-    recurrent = {
-        "head_sizes": RECURRENT_SIZES,
-        "state_dtypes": ("float32", "bfloat16"),
-        "state_layouts": ("VK",),
-    }
-    capabilities: dict[str, tuple[str, dict[str, Any]]] = {
-        "attention": ("Attention", {"head_sizes": HEAD_SIZES}),
-        "gated_delta": ("GatedDelta", recurrent),
-        "kda": ("Kda", recurrent),
-        "lightning": ("Lightning", recurrent),
-        "mamba2": ("Mamba2", recurrent),
-        "short_conv": ("ShortConv", {}),
-    }
-    for op, (name, capability) in capabilities.items():
-        registry.register(
-            "triton",
-            f"switchrail_kernels.{op}.triton:Triton{name}",
-            op=op,
-            **capability,
-            devices=devices,
-            dtypes=("float32", "float16") if interpreted else ("float32", "float16", "bfloat16"),
-            packages=("triton>=3.6",),
-            priority=-1000 if interpreted else 100,
-        )
+    for (op, name), (attribute, own) in BACKENDS.items():
+        claims: Claims = {
+            "devices": (DeviceSupport("cuda", *CAPABILITIES[name]),),
+            **COMMON[name],
+            **own,
+        }
+        if interpreted and name == "triton":
+            devices = claims["devices"] + _INTERPRETED["devices"]
+            claims = {**claims, **_INTERPRETED, "devices": devices}
+        registry.register(name, f"switchrail_kernels.{op}.{name}:{attribute}", op=op, **claims)
 
 
 __all__ = ["register"]
