@@ -42,6 +42,7 @@ _RECURRENT: Claims = {
 
 CAPABILITIES: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
     "triton": ((8, 0), None),
+    "flashqla": ((9, 0), (9, 0)),
 }
 """By backend: the compute capabilities from which and up to which, itself included, it runs."""
 
@@ -50,6 +51,11 @@ COMMON: dict[str, Claims] = {
         "dtypes": ("float32", "float16", "bfloat16"),
         "packages": ("triton>=3.6",),
         "priority": 100,
+    },
+    "flashqla": {
+        "dtypes": ("float16", "bfloat16"),
+        "packages": ("flash-qla>=0.1.3,<0.2", "tilelang>=0.1.15", "triton>=3.6"),
+        "priority": 50,
     },
 }
 """By backend: what is claimed for each op, unless `BACKENDS` says otherwise."""
@@ -70,6 +76,16 @@ BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
         {
             **_RECURRENT,
             "phases": ("prefill", "decode"),
+            "features": (),
+        },
+    ),
+    ("gated_delta", "flashqla"): (
+        "FlashQlaGatedDelta",
+        {
+            "phases": ("prefill",),
+            "head_sizes": ((128, 128),),
+            "state_dtypes": ("float32", "bfloat16"),
+            "state_layouts": ("VK",),
             "features": (),
         },
     ),

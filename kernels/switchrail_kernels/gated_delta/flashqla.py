@@ -1,0 +1,187 @@
+"""FlashQLA's kernels (TileLang, Hopper) behind the contract of the gated delta rule: prefill."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from flash_qla.ops.gated_delta_rule.chunk import CHUNK_SIZE, kkt_solve
+from flash_qla.ops.gated_delta_rule.chunk.cp import FlashQLACPContext, build_cp_context, cp_preprocess_fwd
+from flash_qla.ops.gated_delta_rule.chunk.hopper.fused_fwd import tilelang_fused_chunk_gdr_fwd
+from flash_qla.ops.utils import chunk_local_cumsum
+from flash_qla.utils.index import prepare_chunk_offsets, prepare_varlen_metadata
+from switchrail.ops.backend import GatedDeltaBackend
+from switchrail.ops.batch import Phase, StateBatch
+from switchrail.ops.gated_delta.contract import CONTRACT
+
+from switchrail_kernels.device import multiprocessors
+from switchrail_kernels.gated_delta.dense import gather, pack, scatter
+from switchrail_kernels.tables import to_device
+
+
+@dataclass(frozen=True)
+class _Sequences:
+    """The sequences of a batch that are not empty; the library knows of no others.
+
+    Attributes:
+        indices: [M] int32, which they are.
+        starts: [M + 1] int32 on the host, their first rows, and the end.
+        device: Where the call's tensors are.
+        contexts: By the number of value heads, where the library cuts them.
+    """
+
+    indices: torch.Tensor
+    starts: torch.Tensor
+    device: torch.device
+    contexts: dict[int, FlashQLACPContext] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, batch: StateBatch) -> _Sequences:
+        lengths = np.asarray(batch.seqlens, dtype=np.int32)
+        present = np.flatnonzero(lengths).astype(np.int32)
+        starts = np.concatenate([[0], lengths[present].cumsum()]).astype(np.int32)
+        device = batch.cu_seqlens.device
+        return cls(to_device(present, device), torch.from_numpy(starts), device)
+
+    def context(self, value_heads: int) -> FlashQLACPContext:
+        """Where the library cuts the sequences; made once, and not while a stream is captured."""
+        if value_heads not in self.contexts:
+            host = build_cp_context(
+                self.starts, enable_intra=True, num_v_heads=value_heads, chunk_size=CHUNK_SIZE
+            )
+            moved = {
+                name: to_device(value.numpy(), self.device)
+                for name, value in vars(host).items()
+                if isinstance(value, torch.Tensor)
+            }
+            for name in ("cu_seqlens", "intra_cp_cu_seqlens"):
+                if name in moved:
+                    prepare_varlen_metadata(moved[name], getattr(host, name))
+            self.contexts[value_heads] = dataclasses.replace(host, **moved)
+        return self.contexts[value_heads]
+
+
+class FlashQlaGatedDelta(GatedDeltaBackend):
+    """The gated delta rule for compute capability 9.0, head sizes of 128, float16 and bfloat16.
+
+    It cuts a long sequence where it leaves much of the device idle, and where the gates between two cuts
+    multiply to less than e^-10, takes what was before the first as nothing.
+    """
+
+    def plan(self, phase: Phase, batch: StateBatch) -> _Sequences:
+        """Finds the sequences that are not empty."""
+        CONTRACT.check_batch(phase, batch)
+        return _Sequences.of(batch)
+
+    def prefill(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        state: torch.Tensor,
+        out: torch.Tensor,
+        batch: StateBatch,
+        plan: object,
+        scale: float,
+        qk_l2norm: bool,
+    ) -> None:
+        """Runs T packed tokens of N sequences of any length."""
+        CONTRACT.check_arguments(
+            batch,
+            {
+                "q": q,
+                "k": k,
+                "v": v,
+                "g": g,
+                "beta": beta,
+                "state": state,
+                "out": out,
+                "scale": scale,
+                "qk_l2norm": qk_l2norm,
+            },
+        )
+        assert isinstance(plan, _Sequences)
+        if q.shape[0] == 0:
+            return
+        with torch.cuda.device(q.get_device()), torch.inference_mode():
+            tensors = pack(q, k, v, g, beta, qk_l2norm)
+            states = gather(state, batch, plan.indices)
+            q, k, v, g, beta = (tensor[None] for tensor in tensors)
+            final = _run(q, k, v, g, beta, states, out[None], plan.context(v.shape[2]), scale)
+            scatter(final, state, out, batch, plan.indices)
+
+
+def _run(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    states: torch.Tensor,
+    out: torch.Tensor,
+    context: FlashQLACPContext,
+    scale: float,
+) -> torch.Tensor:
+    """`flash_qla.chunk_gated_delta_rule_fwd`, which would allocate its output, and so have it copied.
+
+    Returns:
+        The states after the sequences, [M, HV, V, K] float32.
+    """
+    _, _, heads, key_size = k.shape
+    value_heads, value_size = v.shape[2:]
+    whole = context.cu_seqlens
+    cut = context.intra_cp_cu_seqlens if context.is_intra else whole
+    g = chunk_local_cumsum(g=g, cu_seqlens=whole, chunk_size=CHUNK_SIZE)
+    a = kkt_solve(k=k, b=beta, cu_seqlens=whole, chunk_size=CHUNK_SIZE)
+    initial, _ = cp_preprocess_fwd(
+        context,
+        k=k,
+        v=v,
+        a=a,
+        g=g,
+        beta=beta,
+        initial_state=states,
+        state_v_first=True,
+        enable_fwd_cp_cache=False,
+    )
+    final = torch.empty_like(states)
+    offsets, _ = prepare_chunk_offsets(cut, CHUNK_SIZE)
+    programs = (cut.shape[0] - 1) * value_heads
+    enough = 0.7 * multiprocessors(q.device)
+    kernel = tilelang_fused_chunk_gdr_fwd(
+        value_heads,
+        heads,
+        key_size,
+        value_size,
+        CHUNK_SIZE,
+        scale,
+        accum_dtype="float32",
+        qkva_dtype=q.dtype,
+        g_dtype=g.dtype,
+        b_dtype=beta.dtype,
+        h0_dtype=initial.dtype,
+        ht_dtype=final.dtype,
+        h_dtype=q.dtype,
+        o_dtype=out.dtype,
+        seqlen_dtype=cut.dtype,
+        use_initial_state=True,
+        store_final_state=True,
+        store_h=False,
+        store_o=True,
+        is_varlen=True,
+        is_cp=context.is_intra,
+        state_v_first=True,
+        block_DV=128 if programs >= enough else 64 if 2 * programs >= enough else 32,
+    )
+    chunk_states = q.new_empty((1, 0, *states.shape[1:]))
+    owners = context.seq_map_c2r if context.is_intra else cut[:-1]
+    kernel(q, k, v, a, g, beta, initial, cut, offsets, owners, whole, out, chunk_states, final)
+    return final
+
+
+__all__ = ["FlashQlaGatedDelta"]
