@@ -35,9 +35,9 @@ def _copy_rows(
 
 
 @triton.jit
-def _copy_gate(p_from, p_to, o_t, rows, s_t, i_h, s_h, heads, LEAST: tl.constexpr):
+def _copy_gate(p_from, p_to, o_t, rows, s_t, i_h, s_h, heads, least):
     b = tl.load(p_from + o_t * s_t + i_h * s_h, mask=o_t < rows, other=0.0).to(tl.float32)
-    tl.store(p_to + o_t * heads + i_h, tl.maximum(b, LEAST), mask=o_t < rows)
+    tl.store(p_to + o_t * heads + i_h, tl.maximum(b, least), mask=o_t < rows)
 
 
 @triton.jit
@@ -53,6 +53,7 @@ def _pack(
     p_to_g,
     p_to_beta,
     rows,
+    least,
     s_qt,
     s_qh,
     s_kt,
@@ -71,7 +72,6 @@ def _pack(
     BV: tl.constexpr,
     L2NORM: tl.constexpr,
     ROWS: tl.constexpr,
-    LEAST: tl.constexpr,
 ):
     # Heads innermost: programs that run together read whole rows.
     i_h = tl.program_id(0) % (2 * H + HV)
@@ -83,7 +83,7 @@ def _pack(
     else:
         i_h -= 2 * H
         _copy_rows(p_v, p_to_v, o_t, rows, s_vt, i_h, s_vh, HV, V, BV, False)
-        _copy_gate(p_g, p_to_g, o_t, rows, s_gt, i_h, s_gh, HV, LEAST)
+        _copy_gate(p_g, p_to_g, o_t, rows, s_gt, i_h, s_gh, HV, least)
         _copy_gate(p_beta, p_to_beta, o_t, rows, s_bt, i_h, s_bh, HV, 0.0)
 
 
@@ -144,17 +144,14 @@ def pack(
     """
     rows, heads, key_size = q.shape
     value_heads, value_size = v.shape[1:]
-    dense = (
-        torch.empty_like(q, memory_format=torch.contiguous_format),
-        q.new_empty(k.shape),
-        v.new_empty(v.shape),
-    )
-    gates = torch.empty((2, rows, value_heads), dtype=torch.float32, device=q.device).unbind()
+    dense_q, dense_k, dense_v = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    log_decay = q.new_empty((rows, value_heads), dtype=torch.float32)
+    weight = torch.empty_like(log_decay)
     strides = (s for t in (q, k, v, g, beta) for s in t.stride()[:2])
     _launch_pack(
         (-(-rows // _ROWS) * (2 * heads + value_heads), 1, 1),
-        (q, k, v, g, beta, *dense, *gates),
-        (rows, *strides),
+        (q, k, v, g, beta, dense_q, dense_k, dense_v, log_decay, weight),
+        (rows, LEAST_LOG_DECAY, *strides),
         (
             heads,
             value_heads,
@@ -164,11 +161,10 @@ def pack(
             padded(value_size),
             qk_l2norm,
             _ROWS,
-            LEAST_LOG_DECAY,
         ),
         num_warps=4,
     )
-    return *dense, *gates
+    return dense_q, dense_k, dense_v, log_decay, weight
 
 
 def gather(state: torch.Tensor, batch: StateBatch, sequences: torch.Tensor) -> torch.Tensor:
