@@ -5,7 +5,7 @@ import pytest
 import torch
 from switchrail.testing.compare import BOUNDS, Error, measure, same_bits, verify
 from switchrail.testing.inputs import gated_delta_call, run_reference
-from switchrail_kernels import delta
+from switchrail_kernels.delta import scan
 from switchrail_kernels.gated_delta.triton import TritonGatedDelta
 
 HARD = {
@@ -93,7 +93,7 @@ def test_a_bfloat16_state_is_rounded_once(backend, device, phase):
 
 
 def test_tiles_for_little_shared_memory(backend, device, monkeypatch):
-    monkeypatch.setattr(delta, "has_large_shared_memory", lambda device: False)
+    monkeypatch.setattr(scan, "has_large_shared_memory", lambda device: False)
     for size in (16, 256) if device.type == "cuda" else (16,):
         call = gated_delta_call([70, 9], key_size=size, value_size=size, dtype=torch.float16, device=device)
         verify(backend, call)

@@ -17,20 +17,13 @@ import torch
 import triton
 import triton.language as tl
 from switchrail.ops.backend import GatedDeltaBackend
-from switchrail.ops.batch import Phase, StateBatch
+from switchrail.ops.batch import StateBatch
 from switchrail.ops.gated_delta.contract import CONTRACT
 
-from switchrail_kernels.delta import (
-    BLOCK,
-    CHUNK,
-    halves,
-    scan,
-    step,
-    step_again,
-    store_chunks,
-    store_inverses,
-)
-from switchrail_kernels.launch import Launcher, launch_options, padded, signature
+from switchrail_kernels.delta.backend import TritonDelta
+from switchrail_kernels.delta.scan import scan
+from switchrail_kernels.delta.solve import BLOCK, CHUNK, halves, store_chunks, store_inverses
+from switchrail_kernels.launch import Launcher, launch_options, padded
 from switchrail_kernels.segments import Chunks
 
 
@@ -159,16 +152,14 @@ def _prepare(
 _launch_prepare = Launcher(_prepare)
 
 
-class TritonGatedDelta(GatedDeltaBackend):
+class TritonGatedDelta(TritonDelta, GatedDeltaBackend):
     """The gated delta rule for compute capability 8.0 and later; any head sizes, groups and strides."""
 
-    def plan(self, phase: Phase, batch: StateBatch) -> Chunks | None:
-        """Cuts the sequences of a prefill into chunks."""
-        CONTRACT.check_batch(phase, batch)
-        return None if phase == "decode" else Chunks.of(batch, CHUNK.value, BLOCK.value // CHUNK.value)
+    contract = CONTRACT
+    channels = False
 
-    def prefill(
-        self,
+    @staticmethod
+    def run_chunks(
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
@@ -178,29 +169,12 @@ class TritonGatedDelta(GatedDeltaBackend):
         state: torch.Tensor,
         out: torch.Tensor,
         batch: StateBatch,
-        plan: object,
+        plan: Chunks,
         scale: float,
         qk_l2norm: bool,
     ) -> None:
         """Runs T packed tokens of N sequences of any length."""
-        CONTRACT.check_arguments(
-            batch,
-            {
-                "q": q,
-                "k": k,
-                "v": v,
-                "g": g,
-                "beta": beta,
-                "state": state,
-                "out": out,
-                "scale": scale,
-                "qk_l2norm": qk_l2norm,
-            },
-        )
-        assert isinstance(plan, Chunks)
-        count = plan.blocks.shape[0]
-        if count == 0:
-            return
+        count = len(plan.blocks)
         _, heads, key_size = q.shape
         value_heads = v.shape[1]
         full = q.dtype == torch.float32
@@ -227,54 +201,6 @@ class TritonGatedDelta(GatedDeltaBackend):
             state=state,
             out=out,
             batch=batch,
-            channels=False,
-        )
-
-    def decode(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-        state: torch.Tensor,
-        out: torch.Tensor,
-        batch: StateBatch,
-        plan: object,
-        scale: float,
-        qk_l2norm: bool,
-    ) -> None:
-        """Runs one token a sequence."""
-        key = signature(batch, (q, k, v, g, beta, state, out), (scale, qk_l2norm, False))
-        if step_again(key, (q, k, v, g, beta, state, out), batch):
-            return
-        CONTRACT.check_arguments(
-            batch,
-            {
-                "q": q,
-                "k": k,
-                "v": v,
-                "g": g,
-                "beta": beta,
-                "state": state,
-                "out": out,
-                "scale": scale,
-                "qk_l2norm": qk_l2norm,
-            },
-        )
-        step(
-            q,
-            k,
-            v,
-            g=g,
-            beta=beta,
-            state=state,
-            out=out,
-            batch=batch,
-            key=key,
-            scale=scale,
-            qk_l2norm=qk_l2norm,
             channels=False,
         )
 

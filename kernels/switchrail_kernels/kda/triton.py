@@ -19,12 +19,14 @@ import torch
 import triton
 import triton.language as tl
 from switchrail.ops.backend import KdaBackend
-from switchrail.ops.batch import Phase, StateBatch
+from switchrail.ops.batch import StateBatch
 from switchrail.ops.kda.contract import CONTRACT
 
-from switchrail_kernels.delta import BLOCK, CHUNK, scan, step, step_again, store_inverses
+from switchrail_kernels.delta.backend import TritonDelta
+from switchrail_kernels.delta.scan import scan
+from switchrail_kernels.delta.solve import BLOCK, CHUNK, store_inverses
 from switchrail_kernels.device import multiprocessors
-from switchrail_kernels.launch import Launcher, launch_options, padded, signature
+from switchrail_kernels.launch import Launcher, launch_options, padded
 from switchrail_kernels.segments import Chunks
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -252,16 +254,14 @@ def _prepare(
 _launch_prepare = Launcher(_prepare)
 
 
-class TritonKda(KdaBackend):
+class TritonKda(TritonDelta, KdaBackend):
     """Kimi delta attention for compute capability 8.0 and later; any head sizes, groups and strides."""
 
-    def plan(self, phase: Phase, batch: StateBatch) -> Chunks | None:
-        """Cuts the sequences of a prefill into chunks."""
-        CONTRACT.check_batch(phase, batch)
-        return None if phase == "decode" else Chunks.of(batch, CHUNK.value, BLOCK.value // CHUNK.value)
+    contract = CONTRACT
+    channels = True
 
-    def prefill(
-        self,
+    @staticmethod
+    def run_chunks(
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
@@ -271,29 +271,12 @@ class TritonKda(KdaBackend):
         state: torch.Tensor,
         out: torch.Tensor,
         batch: StateBatch,
-        plan: object,
+        plan: Chunks,
         scale: float,
         qk_l2norm: bool,
     ) -> None:
         """Runs T packed tokens of N sequences of any length."""
-        CONTRACT.check_arguments(
-            batch,
-            {
-                "q": q,
-                "k": k,
-                "v": v,
-                "g": g,
-                "beta": beta,
-                "state": state,
-                "out": out,
-                "scale": scale,
-                "qk_l2norm": qk_l2norm,
-            },
-        )
-        assert isinstance(plan, Chunks)
-        count = plan.blocks.shape[0]
-        if count == 0:
-            return
+        count = len(plan.blocks)
         rows, heads, key_size = q.shape
         value_heads = v.shape[1]
         block_k = padded(key_size, 16)
@@ -331,54 +314,6 @@ class TritonKda(KdaBackend):
             state=state,
             out=out,
             batch=batch,
-            channels=True,
-        )
-
-    def decode(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-        state: torch.Tensor,
-        out: torch.Tensor,
-        batch: StateBatch,
-        plan: object,
-        scale: float,
-        qk_l2norm: bool,
-    ) -> None:
-        """Runs one token a sequence."""
-        key = signature(batch, (q, k, v, g, beta, state, out), (scale, qk_l2norm, True))
-        if step_again(key, (q, k, v, g, beta, state, out), batch):
-            return
-        CONTRACT.check_arguments(
-            batch,
-            {
-                "q": q,
-                "k": k,
-                "v": v,
-                "g": g,
-                "beta": beta,
-                "state": state,
-                "out": out,
-                "scale": scale,
-                "qk_l2norm": qk_l2norm,
-            },
-        )
-        step(
-            q,
-            k,
-            v,
-            g=g,
-            beta=beta,
-            state=state,
-            out=out,
-            batch=batch,
-            key=key,
-            scale=scale,
-            qk_l2norm=qk_l2norm,
             channels=True,
         )
 

@@ -1,19 +1,7 @@
-"""What the chunked kernels of the delta rule share: the solve inside a chunk, the walk over the chunks.
-
-A chunk has 32 tokens. With A strictly lower triangular, T = (I + A)^-1 diag(beta) and P the causal scores,
-none of which depends on a state, and S the state before the chunk:
-
-    u = T v - T (from S^T)        out = read S^T + P u        S <- S decay + u^T write
-
-`from`, `read` and `write` are k, q and k times what decays from the chunk's start to the token, or from the
-token to the chunk's end: a number a token in `gated_delta`, a number a channel in `kda`.
-
-Where the time axis is split (`switchrail_kernels.segments`), a segment takes the state S before it to
-S M + B, where B is what it makes of no state, and M of the identity without values.
-"""
+"""The walk over the chunks, in one launch, or in two where the time axis is split."""
 
 # Triton reads the types of a kernel's arguments at the call.
-# ruff: noqa: ANN001, ANN201, ANN202, SIM102
+# ruff: noqa: ANN001, ANN202, SIM102
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
 from __future__ import annotations
@@ -23,79 +11,10 @@ import triton
 import triton.language as tl
 from switchrail.ops.batch import StateBatch
 
+from switchrail_kernels.delta.solve import CHUNK
 from switchrail_kernels.device import has_large_shared_memory
 from switchrail_kernels.launch import Launcher, launch_options, padded
 from switchrail_kernels.segments import Chunks, Costs, Segments, locate
-
-CHUNK = tl.constexpr(32)
-
-BLOCK = tl.constexpr(64)
-"""Tokens that one program prepares: two chunks."""
-
-
-@triton.jit
-def halves(x):
-    """The first and the second half of each chunk, [2, 16] each, of what a block has a number a token of."""
-    return tl.split(tl.permute(tl.reshape(x, (2, 2, 16)), (0, 2, 1)))
-
-
-@triton.jit
-def solve_dot(a, b, FULL: tl.constexpr):
-    """A product in the triangular solve: in float32, or of float16 operands, which keep 11 bits."""
-    if FULL:
-        return tl.dot(a, b, input_precision="ieee")
-    return tl.dot(a.to(tl.float16), b.to(tl.float16))
-
-
-@triton.jit
-def invert_16(b_d, FULL: tl.constexpr):
-    """(I + D)^-1 of a batch [4, 16, 16] of D, whose numbers on and above the diagonal are 0.
-
-    Inverses of blocks on the diagonal, doubling their size: [[P, 0], [R, Q]]^-1 has -Q^-1 R P^-1 below.
-    """
-    o_i = tl.arange(0, 16)[:, None]
-    o_j = tl.arange(0, 16)[None, :]
-    b_x = tl.where((o_i == o_j)[None], 1.0, 0.0)
-    b_x -= tl.where((o_i // 2 == o_j // 2)[None], b_d, 0.0)
-    for i_level in tl.static_range(1, 4):
-        m_level = (o_i // (2 << i_level) == o_j // (2 << i_level)) & (
-            o_i // (1 << i_level) != o_j // (1 << i_level)
-        )
-        b_r = solve_dot(b_x, tl.where(m_level[None], b_d, 0.0), FULL)
-        b_x -= solve_dot(b_r, b_x, FULL)
-    return b_x
-
-
-@triton.jit
-def store_chunks(p, b_16, b_32, HV: tl.constexpr):
-    """Stores the lower triangular [32, 32] of a block's two chunks, `HV` such apart.
-
-    Args:
-        p: Where the first goes.
-        b_16: [4, 16, 16], the blocks on the diagonals.
-        b_32: [2, 16, 16], what is below them.
-        HV: The number of value heads.
-    """
-    dtype = p.dtype.element_ty
-    o_16 = tl.arange(0, 16)
-    o_2 = tl.arange(0, 2)[:, None, None]
-    o_4 = tl.arange(0, 4)[:, None, None]
-    p_16 = p + (o_16[:, None] * CHUNK + o_16[None, :])[None]
-    p_32 = p_16 + o_2 * (HV * CHUNK * CHUNK)
-    tl.store(p_16 + (o_4 // 2 * (HV * CHUNK * CHUNK) + o_4 % 2 * (16 * CHUNK + 16)), b_16.to(dtype))
-    tl.store(p_32 + 16 * CHUNK, b_32.to(dtype))
-    tl.store(p_32 + 16, tl.zeros((2, 16, 16), dtype))
-
-
-@triton.jit
-def store_inverses(p, b_d16, b_r32, b_beta, HV: tl.constexpr, FULL: tl.constexpr):
-    """Stores T = (I + A)^-1 diag(beta) of a block's two chunks; A is as in `store_chunks`, beta [64]."""
-    b_x = invert_16(b_d16, FULL)
-    b_p, b_q = tl.split(tl.permute(tl.reshape(b_x, (2, 2, 16, 16)), (0, 2, 3, 1)))
-    b_y = -solve_dot(solve_dot(b_q, b_r32, FULL), b_p, FULL)
-    b_beta0, _ = halves(b_beta)
-    b_x *= tl.reshape(b_beta, (4, 16))[:, None, :]
-    store_chunks(p, b_x, b_y * b_beta0[:, None, :], HV)
 
 
 @triton.jit
@@ -380,77 +299,7 @@ def _scan(
         tl.store(p_ends + o_segment, b_s)
 
 
-@triton.jit
-def _step(
-    p_q,
-    p_k,
-    p_v,
-    p_g,
-    p_beta,
-    p_state,
-    p_out,
-    p_read_slots,
-    p_write_slots,
-    scale,
-    s_qt,
-    s_qh,
-    s_kt,
-    s_kh,
-    s_vt,
-    s_vh,
-    s_gt,
-    s_gh,
-    s_bt,
-    s_bh,
-    s_slot,
-    HV,
-    GROUP: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    L2NORM: tl.constexpr,
-    CHANNELS: tl.constexpr,
-):
-    i_v = tl.program_id(0)
-    i_hv = tl.program_id(1)
-    i_n = tl.program_id(2).to(tl.int64)
-    read = tl.load(p_read_slots + i_n)
-    write = tl.load(p_write_slots + i_n)
-
-    o_k = tl.arange(0, BK)
-    o_v = i_v * BV + tl.arange(0, BV)
-    m_k = o_k < K
-    m_v = o_v < V
-    o_state = (i_hv * V + o_v)[:, None] * K + o_k[None, :]
-    m_read = (o_v < tl.where(read >= 0, V, 0))[:, None] & m_k[None, :]
-    m_write = (o_v < tl.where(write >= 0, V, 0))[:, None] & m_k[None, :]
-    b_s = tl.load(p_state + read * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)
-
-    i_h = i_hv // GROUP
-    b_q = tl.load(p_q + i_n * s_qt + i_h * s_qh + o_k, mask=m_k, other=0.0).to(tl.float32)
-    b_k = tl.load(p_k + i_n * s_kt + i_h * s_kh + o_k, mask=m_k, other=0.0).to(tl.float32)
-    b_v = tl.load(p_v + i_n * s_vt + i_hv * s_vh + o_v, mask=m_v, other=0.0).to(tl.float32)
-    p_g += i_n * s_gt + i_hv * s_gh
-    o_g = o_k if CHANNELS else o_k * 0
-    b_g = tl.exp(tl.load(p_g + o_g, mask=m_k, other=0.0))
-    b_beta = tl.load(p_beta + i_n * s_bt + i_hv * s_bh).to(tl.float32)
-    if L2NORM:
-        b_k *= tl.rsqrt(tl.sum(b_k * b_k, 0) + 1e-6)
-        b_q *= tl.rsqrt(tl.sum(b_q * b_q, 0) + 1e-6)
-    b_q *= scale
-
-    # Both readouts are of the old state, so that neither waits for the other: S' q = S exp(g) q + u (k . q).
-    b_u = b_beta * (b_v - tl.sum(b_s * (b_k * b_g)[None, :], 1))
-    b_o = tl.sum(b_s * (b_q * b_g)[None, :], 1) + b_u * tl.sum(b_k * b_q, 0)
-    b_o = tl.where(write >= 0, b_o, 0.0)
-    tl.store(p_out + (i_n * HV + i_hv) * V + o_v, b_o.to(p_out.dtype.element_ty), mask=m_v)
-    b_s = b_s * b_g[None, :] + b_u[:, None] * b_k[None, :]
-    tl.store(p_state + write * s_slot + o_state, b_s.to(p_state.dtype.element_ty), mask=m_write)
-
-
 _launch_scan = Launcher(_scan)
-_launch_step = Launcher(_step)
 
 COSTS = Costs(
     pace=lambda load: max(min(0.5 + 0.85 * load, 2.0), 0.67 * load),
@@ -537,60 +386,4 @@ def scan(
         )
 
 
-def step_again(key: tuple[object, ...] | None, tensors: tuple[torch.Tensor, ...], batch: StateBatch) -> bool:
-    """Runs `step` as it ran before with `key`, on q, k, v, g, beta, state and out; False where it didn't."""
-    return _launch_step.again(key, (*tensors, batch.read_slots, batch.write_slots))
-
-
-def step(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-    out: torch.Tensor,
-    batch: StateBatch,
-    key: tuple[object, ...] | None,
-    scale: float,
-    qk_l2norm: bool,
-    channels: bool,
-) -> None:
-    """One token a sequence, as `gated_delta` and, with `channels`, `kda` have it; remembered by `key`."""
-    sequences, heads, key_size = q.shape
-    _, value_heads, value_size = v.shape
-    if sequences == 0:
-        return
-    block_v = min(4 if sequences == 1 else 8, padded(value_size))
-    _launch_step(
-        (-(-value_size // block_v), value_heads, sequences),
-        (q, k, v, g, beta, state, out, batch.read_slots, batch.write_slots),
-        (
-            scale,
-            *q.stride()[:2],
-            *k.stride()[:2],
-            *v.stride()[:2],
-            *g.stride()[:2],
-            *beta.stride(),
-            state.stride(0),
-            value_heads,
-        ),
-        (value_heads // heads, key_size, value_size, padded(key_size), block_v, qk_l2norm, channels),
-        num_warps=1,
-        remember=key,
-    )
-
-
-__all__ = [
-    "BLOCK",
-    "CHUNK",
-    "COSTS",
-    "halves",
-    "invert_16",
-    "scan",
-    "step",
-    "step_again",
-    "store_chunks",
-    "store_inverses",
-]
+__all__ = ["COSTS", "scan"]

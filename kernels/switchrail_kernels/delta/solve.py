@@ -1,0 +1,83 @@
+"""The triangular solve inside a chunk of 32 tokens."""
+
+# Triton reads the types of a kernel's arguments at the call.
+# ruff: noqa: ANN001, ANN201, ANN202
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+CHUNK = tl.constexpr(32)
+
+BLOCK = tl.constexpr(64)
+"""Tokens that one program prepares: two chunks."""
+
+
+@triton.jit
+def halves(x):
+    """The first and the second half of each chunk, [2, 16] each, of what a block has a number a token of."""
+    return tl.split(tl.permute(tl.reshape(x, (2, 2, 16)), (0, 2, 1)))
+
+
+@triton.jit
+def solve_dot(a, b, FULL: tl.constexpr):
+    """A product in the triangular solve: in float32, or of float16 operands, which keep 11 bits."""
+    if FULL:
+        return tl.dot(a, b, input_precision="ieee")
+    return tl.dot(a.to(tl.float16), b.to(tl.float16))
+
+
+@triton.jit
+def invert_16(b_d, FULL: tl.constexpr):
+    """(I + D)^-1 of a batch [4, 16, 16] of D, whose numbers on and above the diagonal are 0.
+
+    Inverses of blocks on the diagonal, doubling their size: [[P, 0], [R, Q]]^-1 has -Q^-1 R P^-1 below.
+    """
+    o_i = tl.arange(0, 16)[:, None]
+    o_j = tl.arange(0, 16)[None, :]
+    b_x = tl.where((o_i == o_j)[None], 1.0, 0.0)
+    b_x -= tl.where((o_i // 2 == o_j // 2)[None], b_d, 0.0)
+    for i_level in tl.static_range(1, 4):
+        m_level = (o_i // (2 << i_level) == o_j // (2 << i_level)) & (
+            o_i // (1 << i_level) != o_j // (1 << i_level)
+        )
+        b_r = solve_dot(b_x, tl.where(m_level[None], b_d, 0.0), FULL)
+        b_x -= solve_dot(b_r, b_x, FULL)
+    return b_x
+
+
+@triton.jit
+def store_chunks(p, b_16, b_32, HV: tl.constexpr):
+    """Stores the lower triangular [32, 32] of a block's two chunks, `HV` such apart.
+
+    Args:
+        p: Where the first goes.
+        b_16: [4, 16, 16], the blocks on the diagonals.
+        b_32: [2, 16, 16], what is below them.
+        HV: The number of value heads.
+    """
+    dtype = p.dtype.element_ty
+    o_16 = tl.arange(0, 16)
+    o_2 = tl.arange(0, 2)[:, None, None]
+    o_4 = tl.arange(0, 4)[:, None, None]
+    p_16 = p + (o_16[:, None] * CHUNK + o_16[None, :])[None]
+    p_32 = p_16 + o_2 * (HV * CHUNK * CHUNK)
+    tl.store(p_16 + (o_4 // 2 * (HV * CHUNK * CHUNK) + o_4 % 2 * (16 * CHUNK + 16)), b_16.to(dtype))
+    tl.store(p_32 + 16 * CHUNK, b_32.to(dtype))
+    tl.store(p_32 + 16, tl.zeros((2, 16, 16), dtype))
+
+
+@triton.jit
+def store_inverses(p, b_d16, b_r32, b_beta, HV: tl.constexpr, FULL: tl.constexpr):
+    """Stores T = (I + A)^-1 diag(beta) of a block's two chunks; A is as in `store_chunks`, beta [64]."""
+    b_x = invert_16(b_d16, FULL)
+    b_p, b_q = tl.split(tl.permute(tl.reshape(b_x, (2, 2, 16, 16)), (0, 2, 3, 1)))
+    b_y = -solve_dot(solve_dot(b_q, b_r32, FULL), b_p, FULL)
+    b_beta0, _ = halves(b_beta)
+    b_x *= tl.reshape(b_beta, (4, 16))[:, None, :]
+    store_chunks(p, b_x, b_y * b_beta0[:, None, :], HV)
+
+
+__all__ = ["BLOCK", "CHUNK", "halves", "invert_16", "store_chunks", "store_inverses"]
