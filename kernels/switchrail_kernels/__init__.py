@@ -66,9 +66,9 @@ BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
     ("attention", "triton"): (
         "TritonAttention",
         {
-            "phases": ("prefill", "decode"),
+            "phases": ("prefill", "decode", "verify"),
             "head_sizes": HEAD_SIZES,
-            "features": (),
+            "features": ("window", "soft_cap", "sinks", "lse", "trees"),
         },
     ),
     ("gated_delta", "triton"): (
@@ -76,7 +76,7 @@ BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
         {
             **_RECURRENT,
             "phases": ("prefill", "decode"),
-            "features": (),
+            "features": ("raw_gates",),
         },
     ),
     ("gated_delta", "flashqla"): (
@@ -94,7 +94,7 @@ BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
         {
             **_RECURRENT,
             "phases": ("prefill", "decode"),
-            "features": (),
+            "features": ("raw_gates",),
         },
     ),
     ("lightning", "triton"): (

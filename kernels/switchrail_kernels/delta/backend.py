@@ -8,8 +8,10 @@ from typing import ClassVar
 import torch
 from switchrail.ops.batch import Phase, StateBatch
 from switchrail.ops.contract import Contract
+from switchrail.ops.gates import GateKind
 from switchrail.ops.phases import OneRun
 
+from switchrail_kernels.delta.gates import Gates
 from switchrail_kernels.delta.solve import BLOCK, CHUNK
 from switchrail_kernels.delta.step import step, step_again
 from switchrail_kernels.launch import signature
@@ -30,8 +32,7 @@ class TritonDelta(OneRun):
         k: torch.Tensor,
         v: torch.Tensor,
         *,
-        g: torch.Tensor,
-        beta: torch.Tensor,
+        gates: Gates,
         state: torch.Tensor,
         out: torch.Tensor,
         batch: StateBatch,
@@ -60,23 +61,28 @@ class TritonDelta(OneRun):
         plan: object,
         scale: float,
         qk_l2norm: bool,
+        gate: GateKind | None = None,
+        A_log: torch.Tensor | None = None,
+        dt_bias: torch.Tensor | None = None,
+        lower_bound: float | None = None,
+        beta_scale: float | None = None,
     ) -> None:
         """Runs T packed tokens of N sequences of any length, or one each where there is no plan."""
-        tensors = (q, k, v, g, beta, state, out)
+        gates = Gates(g, beta, A_log, dt_bias, gate, lower_bound, beta_scale)
         key = None
         if plan is None:
-            key = signature(batch, tensors, (scale, qk_l2norm, self.channels))
-            if step_again(key, tensors, batch):
+            options = (scale, qk_l2norm, self.channels, gate, lower_bound, beta_scale)
+            key = signature(batch, (q, k, v, g, beta, A_log, dt_bias, state, out), options)
+            if step_again(key, (q, k, v, *gates.tensors, state, out), batch):
                 return
-        named = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "state": state, "out": out}
+        named = {"q": q, "k": k, "v": v, "state": state, "out": out, **gates._asdict()}
         self.contract.check_arguments(batch, {**named, "scale": scale, "qk_l2norm": qk_l2norm})
         if plan is None:
             step(
                 q,
                 k,
                 v,
-                g=g,
-                beta=beta,
+                gates=gates,
                 state=state,
                 out=out,
                 batch=batch,
@@ -92,8 +98,7 @@ class TritonDelta(OneRun):
                 q,
                 k,
                 v,
-                g=g,
-                beta=beta,
+                gates=gates,
                 state=state,
                 out=out,
                 batch=batch,

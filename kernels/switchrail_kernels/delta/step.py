@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from switchrail.ops.batch import StateBatch
 
+from switchrail_kernels.delta.gates import Gates, log2_decay, write_weight
 from switchrail_kernels.launch import Launcher, padded
 
 
@@ -21,11 +22,15 @@ def _step(
     p_v,
     p_g,
     p_beta,
+    p_rate,
+    p_bias,
     p_state,
     p_out,
     p_read_slots,
     p_write_slots,
     scale,
+    lower,
+    beta_scale,
     s_qt,
     s_qh,
     s_kt,
@@ -45,6 +50,9 @@ def _step(
     BV: tl.constexpr,
     L2NORM: tl.constexpr,
     CHANNELS: tl.constexpr,
+    GATE: tl.constexpr,
+    BIAS: tl.constexpr,
+    RAW_BETA: tl.constexpr,
 ):
     i_v = tl.program_id(0)
     i_hv = tl.program_id(1)
@@ -67,8 +75,15 @@ def _step(
     b_v = tl.load(p_v + i_n * s_vt + i_hv * s_vh + o_v, mask=m_v, other=0.0).to(tl.float32)
     p_g += i_n * s_gt + i_hv * s_gh
     o_g = o_k if CHANNELS else o_k * 0
-    b_g = tl.exp(tl.load(p_g + o_g, mask=m_k, other=0.0))
-    b_beta = tl.load(p_beta + i_n * s_bt + i_hv * s_bh).to(tl.float32)
+    b_rate = 0.0
+    b_bias = 0.0
+    if GATE != 0:
+        b_rate = tl.exp(tl.load(p_rate + i_hv))
+    if BIAS:
+        p_bias += i_hv * K if CHANNELS else i_hv
+        b_bias = tl.load(p_bias + o_g, mask=m_k, other=0.0).to(tl.float32)
+    b_g = tl.exp2(log2_decay(tl.load(p_g + o_g, mask=m_k, other=0.0), b_rate, b_bias, lower, GATE))
+    b_beta = write_weight(tl.load(p_beta + i_n * s_bt + i_hv * s_bh), beta_scale, RAW_BETA)
     if L2NORM:
         b_k *= tl.rsqrt(tl.sum(b_k * b_k, 0) + 1e-6)
         b_q *= tl.rsqrt(tl.sum(b_q * b_q, 0) + 1e-6)
@@ -87,7 +102,11 @@ _launch_step = Launcher(_step)
 
 
 def step_again(key: tuple[object, ...] | None, tensors: tuple[torch.Tensor, ...], batch: StateBatch) -> bool:
-    """Runs `step` as it ran before with `key`, on q, k, v, g, beta, state and out; False where it didn't."""
+    """Runs `step` as it ran before with `key`, on q, k, v, what `Gates.tensors` has, state and out.
+
+    Returns:
+        False where it didn't run before.
+    """
     return _launch_step.again(key, (*tensors, batch.read_slots, batch.write_slots))
 
 
@@ -96,8 +115,7 @@ def step(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    g: torch.Tensor,
-    beta: torch.Tensor,
+    gates: Gates,
     state: torch.Tensor,
     out: torch.Tensor,
     batch: StateBatch,
@@ -112,20 +130,22 @@ def step(
     if sequences == 0:
         return
     block_v = min(4 if sequences == 1 else 8, padded(value_size))
+    sizes = (value_heads // heads, key_size, value_size, padded(key_size), block_v)
     _launch_step(
         (-(-value_size // block_v), value_heads, sequences),
-        (q, k, v, g, beta, state, out, batch.read_slots, batch.write_slots),
+        (q, k, v, *gates.tensors, state, out, batch.read_slots, batch.write_slots),
         (
             scale,
+            *gates.numbers,
             *q.stride()[:2],
             *k.stride()[:2],
             *v.stride()[:2],
-            *g.stride()[:2],
-            *beta.stride(),
+            *gates.g.stride()[:2],
+            *gates.beta.stride(),
             state.stride(0),
             value_heads,
         ),
-        (value_heads // heads, key_size, value_size, padded(key_size), block_v, qk_l2norm, channels),
+        (*sizes, qk_l2norm, channels, *gates.constants),
         num_warps=1,
         remember=key,
     )

@@ -21,6 +21,7 @@ from switchrail.ops.batch import StateBatch
 from switchrail.ops.gated_delta.contract import CONTRACT
 
 from switchrail_kernels.delta.backend import TritonDelta
+from switchrail_kernels.delta.gates import Gates, log2_decay, write_weight
 from switchrail_kernels.delta.scan import scan
 from switchrail_kernels.delta.solve import BLOCK, CHUNK, halves, store_chunks, store_inverses
 from switchrail_kernels.launch import Launcher, launch_options, padded
@@ -42,11 +43,15 @@ def _prepare(
     p_k,
     p_g,
     p_beta,
+    p_rate,
+    p_bias,
     p_blocks,
     p_inverse,
     p_scores,
     p_factors,
     scale,
+    lower,
+    beta_scale,
     s_qt,
     s_qh,
     s_kt,
@@ -61,6 +66,9 @@ def _prepare(
     BK: tl.constexpr,
     L2NORM: tl.constexpr,
     FULL: tl.constexpr,
+    GATE: tl.constexpr,
+    BIAS: tl.constexpr,
+    RAW_BETA: tl.constexpr,
 ):
     # Heads innermost: programs that run together read whole rows.
     i_block = (tl.program_id(0) // H).to(tl.int64)
@@ -102,11 +110,21 @@ def _prepare(
         i_hv = i_h * GROUP + i_r
         i_first = 2 * i_block * HV + i_hv
         b_g = tl.load(p_g + o_t * s_gt + i_hv * s_gh, mask=o_t < rows, other=0.0)
-        b_beta = tl.load(p_beta + o_t * s_bt + i_hv * s_bh, mask=o_t < rows, other=0.0).to(tl.float32)
-        # In powers of 2, and 2^-192 is 0 in float32. The sums of the coarse parts, multiples of 2^-10, are
-        # exact, so that a difference of sums keeps what is small after a huge gate; the rest sums to less
-        # than 1/32.
-        b_g = tl.maximum(b_g * 1.4426950408889634, -192.0)
+        b_beta = tl.load(p_beta + o_t * s_bt + i_hv * s_bh, mask=o_t < rows, other=0.0)
+        b_rate = 0.0
+        b_bias = 0.0
+        if GATE != 0:
+            b_rate = tl.exp(tl.load(p_rate + i_hv))
+        if BIAS:
+            b_bias = tl.load(p_bias + i_hv).to(tl.float32)
+        b_g = log2_decay(b_g, b_rate, b_bias, lower, GATE)
+        b_beta = write_weight(b_beta, beta_scale, RAW_BETA)
+        if GATE != 0:
+            b_g = tl.where(o_t < rows, b_g, 0.0)
+        if RAW_BETA:
+            b_beta = tl.where(o_t < rows, b_beta, 0.0)
+        # The sums of the coarse parts, multiples of 2^-10, are exact, so that a difference of sums keeps what
+        # is small after a huge gate; the rest sums to less than 1/32.
         b_coarse = tl.reshape(tl.floor(b_g * 1024.0) * (1.0 / 1024.0), (2, CHUNK))
         b_rest = tl.reshape(b_g, (2, CHUNK)) - b_coarse
         b_hi2 = tl.cumsum(b_coarse, 1)
@@ -164,8 +182,7 @@ class TritonGatedDelta(TritonDelta, GatedDeltaBackend):
         k: torch.Tensor,
         v: torch.Tensor,
         *,
-        g: torch.Tensor,
-        beta: torch.Tensor,
+        gates: Gates,
         state: torch.Tensor,
         out: torch.Tensor,
         batch: StateBatch,
@@ -181,11 +198,19 @@ class TritonGatedDelta(TritonDelta, GatedDeltaBackend):
         chunks = count * (BLOCK.value // CHUNK.value) * value_heads
         inverse, scores = q.new_empty((2, chunks, CHUNK.value, CHUNK.value)).unbind()
         factors = torch.empty((chunks, 4 * CHUNK.value), dtype=torch.float32, device=q.device)
+        sizes = (heads, value_heads // heads, key_size, padded(key_size, 16))
         _launch_prepare(
             (count * heads, 1, 1),
-            (q, k, g, beta, plan.blocks, inverse, scores, factors),
-            (scale, *q.stride()[:2], *k.stride()[:2], *g.stride(), *beta.stride()),
-            (heads, value_heads // heads, key_size, padded(key_size, 16), qk_l2norm, full),
+            (q, k, *gates.tensors, plan.blocks, inverse, scores, factors),
+            (
+                scale,
+                *gates.numbers,
+                *q.stride()[:2],
+                *k.stride()[:2],
+                *gates.g.stride(),
+                *gates.beta.stride(),
+            ),
+            (*sizes, qk_l2norm, full, *gates.constants),
             num_warps=8 if full else 2,
             **launch_options(q.dtype),
         )

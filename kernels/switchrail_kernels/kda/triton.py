@@ -23,13 +23,12 @@ from switchrail.ops.batch import StateBatch
 from switchrail.ops.kda.contract import CONTRACT
 
 from switchrail_kernels.delta.backend import TritonDelta
+from switchrail_kernels.delta.gates import Gates, log2_decay, write_weight
 from switchrail_kernels.delta.scan import scan
 from switchrail_kernels.delta.solve import BLOCK, CHUNK, store_inverses
 from switchrail_kernels.device import multiprocessors
 from switchrail_kernels.launch import Launcher, launch_options, padded
 from switchrail_kernels.segments import Chunks
-
-LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -45,16 +44,45 @@ def _decay(p_from, p_to, FULL: tl.constexpr, PLANE: tl.constexpr):
 
 
 @triton.jit
+def _load_gates(
+    p_g,
+    p_bias,
+    b_rate,
+    lower,
+    o_r,
+    o_k,
+    rows,
+    s_gt,
+    K: tl.constexpr,
+    GATE: tl.constexpr,
+    BIAS: tl.constexpr,
+):
+    """The logs of decays to base 2, 0 beyond the sequence's end: [*o_r.shape, *o_k.shape]."""
+    m_g = (o_r < rows) & (o_k < K)
+    b_g = tl.load(p_g + o_r * s_gt + o_k, mask=m_g, other=0.0)
+    b_bias = 0.0
+    if BIAS:
+        b_bias = tl.load(p_bias + o_k, mask=o_k < K, other=0.0).to(tl.float32)
+    b_g = log2_decay(b_g, b_rate, b_bias, lower, GATE)
+    if GATE != 0:
+        b_g = tl.where(m_g, b_g, 0.0)
+    return b_g
+
+
+@triton.jit
 def _by_levels(
     p_q,
     p_k,
     p_g,
+    p_bias,
     p_sums,
     p_read,
     p_write,
     p_origin,
     b_nq,
     b_nk,
+    b_rate,
+    lower,
     row,
     rows,
     i_hv,
@@ -66,6 +94,8 @@ def _by_levels(
     BK: tl.constexpr,
     PART: tl.constexpr,
     FULL: tl.constexpr,
+    GATE: tl.constexpr,
+    BIAS: tl.constexpr,
 ):
     """A (without beta) and P of a block, and what the walk reads, for gates of any size."""
     o_t = tl.arange(0, BLOCK)
@@ -76,8 +106,7 @@ def _by_levels(
     for i_k in tl.range(0, BK, PART, num_stages=1):
         o_k = i_k + tl.arange(0, PART)[None, None, :]
         o_c = (tl.arange(0, 2)[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :])[:, :, None]
-        b_g = tl.load(p_g + o_c * s_gt + o_k, mask=(o_c < rows) & (o_k < K), other=0.0)
-        b_g = tl.maximum(b_g * LOG2E, -192.0)
+        b_g = _load_gates(p_g, p_bias, b_rate, lower, o_c, o_k, rows, s_gt, K, GATE, BIAS)
         if FULL:  # sums of multiples of 2^-10 are exact
             b_coarse = tl.floor(b_g * 1024.0) * (1.0 / 1024.0)
             tl.store(p_sums + o_c * BK + o_k, tl.cumsum(b_coarse, 1))
@@ -125,6 +154,8 @@ def _prepare(
     p_k,
     p_g,
     p_beta,
+    p_rate,
+    p_bias,
     p_blocks,
     p_inverse,
     p_scores,
@@ -134,6 +165,8 @@ def _prepare(
     p_origin,
     p_sums,
     scale,
+    lower,
+    beta_scale,
     total,
     s_qt,
     s_qh,
@@ -149,6 +182,9 @@ def _prepare(
     BK: tl.constexpr,
     L2NORM: tl.constexpr,
     FULL: tl.constexpr,
+    GATE: tl.constexpr,
+    BIAS: tl.constexpr,
+    RAW_BETA: tl.constexpr,
 ):
     o_t = tl.arange(0, BLOCK)
     o_r = o_t[:, None]
@@ -173,6 +209,10 @@ def _prepare(
         p_qb = p_q + row * s_qt + i_h * s_qh
         p_kb = p_k + row * s_kt + i_h * s_kh
         p_gb = p_g + row * s_gt + i_hv * s_gh
+        p_biasb = p_bias + i_hv * K
+        b_rate = 0.0
+        if GATE != 0:
+            b_rate = tl.exp(tl.load(p_rate + i_hv))
         i_first = 2 * i_block * HV + i_hv
 
         b_nk = tl.full((BLOCK,), 1.0, tl.float32)
@@ -198,8 +238,7 @@ def _prepare(
         for i_k in tl.range(0, BK, PART, num_stages=1):
             o_k = i_k + tl.arange(0, PART)[None, None, :]
             o_c = (o_2[:, None] * CHUNK + o_chunk[None, :])[:, :, None]
-            b_g = tl.load(p_gb + o_c * s_gt + o_k, mask=(o_c < rows) & (o_k < K), other=0.0)
-            b_g = tl.maximum(b_g * LOG2E, -192.0)
+            b_g = _load_gates(p_gb, p_biasb, b_rate, lower, o_c, o_k, rows, s_gt, K, GATE, BIAS)
             b_last = tl.sum(b_g, 1)
             b_middle = tl.sum(tl.where((o_chunk < 16)[None, :, None], b_g, 0.0), 1)
             b_x = tl.cumsum(b_g, 1) - b_middle[:, None, :]
@@ -229,11 +268,14 @@ def _prepare(
 
         if tl.max(b_far, 0) > LIMIT:
             b_a, b_p = _by_levels(
-                p_qb, p_kb, p_gb, p_sums, p_read, p_write, p_origin, b_nq, b_nk, row, rows, i_hv,
-                s_qt, s_kt, s_gt, HV, K, BK, PART, FULL,
+                p_qb, p_kb, p_gb, p_biasb, p_sums, p_read, p_write, p_origin, b_nq, b_nk, b_rate, lower,
+                row, rows, i_hv, s_qt, s_kt, s_gt, HV, K, BK, PART, FULL, GATE, BIAS,
             )  # fmt: skip
 
-        b_beta = tl.load(p_beta + (row + o_t) * s_bt + i_hv * s_bh, mask=o_t < rows, other=0.0).to(tl.float32)
+        b_beta = tl.load(p_beta + (row + o_t) * s_bt + i_hv * s_bh, mask=o_t < rows, other=0.0)
+        b_beta = write_weight(b_beta, beta_scale, RAW_BETA)
+        if RAW_BETA:
+            b_beta = tl.where(o_t < rows, b_beta, 0.0)
         b_p = tl.where(o_t[:, None] >= o_t[None, :], b_p, 0.0)
         b_a = tl.where(o_t[:, None] > o_t[None, :], b_a * b_beta[:, None], 0.0)
         o_at = (
@@ -266,8 +308,7 @@ class TritonKda(TritonDelta, KdaBackend):
         k: torch.Tensor,
         v: torch.Tensor,
         *,
-        g: torch.Tensor,
-        beta: torch.Tensor,
+        gates: Gates,
         state: torch.Tensor,
         out: torch.Tensor,
         batch: StateBatch,
@@ -287,18 +328,20 @@ class TritonKda(TritonDelta, KdaBackend):
         read, write, origin = q.new_empty((3, rows, value_heads, key_size)).unbind()
         factors = torch.empty((chunks, block_k), dtype=torch.float32, device=q.device)
         sums = factors.new_empty((programs, BLOCK.value, 2 * block_k + BLOCK.value))
+        sizes = (value_heads, value_heads // heads, key_size, block_k)
         _launch_prepare(
             (programs, 1, 1),
-            (q, k, g, beta, plan.blocks, inverse, scores, factors, read, write, origin, sums),
+            (q, k, *gates.tensors, plan.blocks, inverse, scores, factors, read, write, origin, sums),
             (
                 scale,
+                *gates.numbers,
                 count * value_heads,
                 *q.stride()[:2],
                 *k.stride()[:2],
-                *g.stride()[:2],
-                *beta.stride(),
+                *gates.g.stride()[:2],
+                *gates.beta.stride(),
             ),
-            (value_heads, value_heads // heads, key_size, block_k, qk_l2norm, full),
+            (*sizes, qk_l2norm, full, *gates.constants),
             num_warps=8 if full else 4,
             **launch_options(q.dtype),
         )

@@ -1,0 +1,86 @@
+"""Gates as a call has them: activated, or raw and activated in the kernels."""
+
+# Triton reads the types of a kernel's arguments at the call.
+# ruff: noqa: ANN001, ANN201
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from switchrail.ops.gates import GateKind
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+_KINDS: dict[GateKind | None, int] = {None: 0, "softplus": 1, "sigmoid": 2}
+
+
+@triton.jit
+def log2_decay(b_g, b_rate, b_bias, lower, GATE: tl.constexpr):
+    """The log of the decay to base 2, at least -192, of which the power is 0 in float32.
+
+    Args:
+        b_g: The log of the decay to base e, or what it is made of.
+        b_rate: exp of A_log.
+        b_bias: dt_bias.
+        lower: The lower bound of the kind `sigmoid`.
+        GATE: The kind: 0 where it is activated already, 1 `softplus`, 2 `sigmoid`.
+    """
+    b_g = b_g.to(tl.float32)
+    if GATE != 0:
+        b_g += b_bias
+    if GATE == 1:
+        # log(1 + e^x) = max(x, 0) + log(1 + e^-|x|), whose small values count as well: by the series of
+        # log(1 + y) = 2 artanh(y / (2 + y)).
+        b_y = tl.exp(-tl.abs(b_g))
+        b_y = b_y / (2.0 + b_y)
+        b_z = b_y * b_y
+        b_sum = 1 / 9 + b_z * (1 / 11 + b_z * (1 / 13))
+        b_sum = 1 / 3 + b_z * (1 / 5 + b_z * (1 / 7 + b_z * b_sum))
+        b_g = -b_rate * (tl.maximum(b_g, 0.0) + 2.0 * b_y * (1.0 + b_z * b_sum))
+    if GATE == 2:
+        b_g = lower / (1.0 + tl.exp(-b_rate * b_g))
+    return tl.maximum(b_g * LOG2E, -192.0)
+
+
+@triton.jit
+def write_weight(b_beta, scale, RAW: tl.constexpr):
+    """The weight of the write: beta, or where it is RAW `scale` times its sigmoid."""
+    b_beta = b_beta.to(tl.float32)
+    if RAW:
+        b_beta = scale / (1.0 + tl.exp(-b_beta))
+    return b_beta
+
+
+class Gates(NamedTuple):
+    """The arguments of a call that are about its gates, under its names."""
+
+    g: torch.Tensor
+    beta: torch.Tensor
+    A_log: torch.Tensor | None
+    dt_bias: torch.Tensor | None
+    gate: GateKind | None
+    lower_bound: float | None
+    beta_scale: float | None
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """g, beta, A_log and dt_bias, with g for what isn't given."""
+        rate = self.g if self.A_log is None else self.A_log
+        return self.g, self.beta, rate, self.g if self.dt_bias is None else self.dt_bias
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """The lower bound, and the scale of beta."""
+        return self.lower_bound or 0.0, self.beta_scale or 0.0
+
+    @property
+    def constants(self) -> tuple[int | bool, ...]:
+        """The kind, whether there is a bias, and whether betas are raw."""
+        return _KINDS[self.gate], self.dt_bias is not None, self.beta_scale is not None
+
+
+__all__ = ["Gates", "log2_decay", "write_weight"]
