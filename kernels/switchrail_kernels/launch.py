@@ -8,8 +8,10 @@ import torch
 from switchrail.ops.batch import SequenceBatch
 from triton import knobs
 
+from switchrail_kernels.replay import ALIGNMENT, Binary, recording
+
 _MOST = 4096
-"""Launches kept for a kernel; a batch-dependent stride could make their number grow without end."""
+"""Binaries kept of a kernel; a batch-dependent constant could make their number grow without end."""
 
 
 def launch_options(dtype: torch.dtype) -> dict[str, Any]:
@@ -48,15 +50,16 @@ def signature(
 class Launcher:
     """Launches one kernel, whose parameters are tensors, then numbers, then constants.
 
-    Triton compiles for the dtypes and the alignment of the tensors and for what the numbers are divisible
-    by. A launch that agrees with an earlier one in dtypes, numbers and constants, all tensors aligned,
-    therefore runs the same binary, which is then launched directly, with bare addresses: Triton would ask the
-    driver about each tensor. Where hooks on Triton's launches are set (a profiler's), they see every launch.
+    Triton compiles for the dtypes and the alignment of the tensors, and of the integers for their size, for
+    being 1 and for being divisible by 16. A launch that agrees with an earlier one in these and in constants
+    and options, all tensors aligned, therefore runs the same binary, which is then launched directly, with
+    bare addresses: Triton would ask the driver about each tensor. Where hooks on Triton's launches are set (a
+    profiler's), they see every launch.
     """
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
-        self._compiled: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        self._binaries: dict[tuple[object, ...], Binary] = {}
         self._remembered: dict[tuple[object, ...] | None, tuple[Any, ...]] = {}
 
     def knows(self, key: tuple[object, ...] | None) -> bool:
@@ -75,15 +78,11 @@ class Launcher:
         """
         if not self.knows(key):
             return False
-        index, grid, arguments, run, function, metadata = self._remembered[key]
-        addresses = [tensor.data_ptr() for tensor in tensors]
-        merged = 0
-        for address in addresses:
-            merged |= address
-        if merged % 16 or index != torch._C._cuda_getDevice() or _has_hooks():
+        index, grid, arguments, binary = self._remembered[key]
+        addresses = _addresses(tensors)
+        if addresses is None or index != torch._C._cuda_getDevice() or _has_hooks():
             return False
-        stream = torch._C._cuda_getCurrentRawStream(index)
-        run(*grid, stream, function, metadata, None, None, None, *addresses, *arguments)
+        _run(binary, index, grid, addresses, arguments)
         return True
 
     def __call__(
@@ -98,7 +97,7 @@ class Launcher:
         remember: tuple[object, ...] | None = None,
         **options: int,
     ) -> None:
-        """Launches on the current stream; the options follow from the other arguments.
+        """Launches on the current stream, and tells the call that is being recorded, if one is.
 
         Args:
             grid: The programs.
@@ -109,39 +108,92 @@ class Launcher:
             num_stages: Stages of its loads.
             remember: What `again` finds the launch by.
             **options: Other options of the compiler.
+
+        Raises:
+            KeyError: A call is being recorded, and a tensor neither is one of its own nor scratch.
         """
-        first = tensors[0]
-        index = first.get_device()
+        call = recording()
+        places = None if call is None else call.places(tensors)
+        index = tensors[0].get_device()
         if index >= 0 and index != torch._C._cuda_getDevice():
-            options |= {"num_warps": num_warps, "num_stages": num_stages}
             with torch.cuda.device(index):
-                self(grid, tensors, numbers, constants, remember=remember, **options)
-            return
-        addresses = [tensor.data_ptr() for tensor in tensors]
-        merged = 0
-        for address in addresses:
-            merged |= address
-        key = (index, numbers, constants, *[tensor.dtype for tensor in tensors])
-        known = None if merged % 16 else self._compiled.get(key)
-        if known is not None:
-            compiled, run, function, metadata = known
-            if remember is not None:
-                if len(self._remembered) == _MOST:
-                    self._remembered.clear()
-                self._remembered[remember] = index, grid, (*numbers, *constants), run, function, metadata
-            if _has_hooks():
-                compiled[grid](*tensors, *numbers, *constants)
-                return
-            stream = torch._C._cuda_getCurrentRawStream(index)
-            run(*grid, stream, function, metadata, None, None, None, *addresses, *numbers, *constants)
-            return
+                self._launch(index, grid, tensors, numbers, constants, num_warps, num_stages, options)
+            binary = None
+        else:
+            binary = self._launch(index, grid, tensors, numbers, constants, num_warps, num_stages, options)
+        if call is not None and places is not None:
+            call.add(grid, binary, places, (*numbers, *constants))
+        if remember is not None and binary is not None:
+            if len(self._remembered) >= _MOST:
+                self._remembered.clear()
+            self._remembered[remember] = index, grid, (*numbers, *constants), binary
+
+    def _launch(
+        self,
+        index: int,
+        grid: tuple[int, int, int],
+        tensors: tuple[torch.Tensor, ...],
+        numbers: tuple[int | float, ...],
+        constants: tuple[int | bool, ...],
+        num_warps: int,
+        num_stages: int,
+        options: dict[str, int],
+    ) -> Binary | None:
+        """Launches on the device `index`, and returns the binary if it is one for aligned tensors."""
+        addresses = _addresses(tensors)
+        key = None
+        if addresses is not None:
+            key = (
+                index,
+                num_warps,
+                num_stages,
+                *options.values(),
+                *constants,
+                *map(_specialization, numbers),
+                *[tensor.dtype for tensor in tensors],
+            )
+            binary = self._binaries.get(key)
+            if binary is not None and not _has_hooks():
+                _run(binary, index, grid, addresses, (*numbers, *constants))
+                return binary
         compiled = self._kernel[grid](
             *tensors, *numbers, *constants, num_warps=num_warps, num_stages=num_stages, **options
         )
-        if compiled is not None and merged % 16 == 0:  # the interpreter compiles nothing
-            if len(self._compiled) == _MOST:
-                self._compiled.clear()
-            self._compiled[key] = (compiled, compiled.run, compiled.function, compiled.packed_metadata)
+        if compiled is None or key is None:  # the interpreter compiles nothing
+            return None
+        if len(self._binaries) >= _MOST:
+            self._binaries.clear()
+        return self._binaries.setdefault(key, Binary(compiled))
+
+
+def _addresses(tensors: tuple[torch.Tensor, ...]) -> list[int] | None:
+    """Where the tensors lie; None where one is not aligned."""
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    merged = 0
+    for address in addresses:
+        merged |= address
+    return None if merged % ALIGNMENT else addresses
+
+
+def _specialization(number: float) -> object:
+    """What Triton compiles for of a kernel's number."""
+    if type(number) is not int:
+        return type(number)
+    if number == 1:
+        return 1
+    size = 32 if -(1 << 31) <= number < 1 << 31 else 64 if number < 1 << 63 else -64
+    return size if number & 15 else size + 1
+
+
+def _run(
+    binary: Binary,
+    index: int,
+    grid: tuple[int, int, int],
+    addresses: list[int],
+    arguments: tuple[float, ...],
+) -> None:
+    stream = torch._C._cuda_getCurrentRawStream(index)
+    binary.run(*grid, stream, binary.function, binary.metadata, None, None, None, *addresses, *arguments)
 
 
 def _has_hooks() -> bool:

@@ -1,0 +1,221 @@
+"""Calls that launch a second time for less.
+
+Triton looks at every argument of a launch, and a contract at every tensor of a call: tens of microseconds, in
+each layer. What both of them find follows from the call's `tensors` and `options`. So a call that agrees with
+an earlier one in these is right if that was, and launches the same kernels with the same numbers, which
+`replay.c` does in C, on this call's addresses and with scratch of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from triton import knobs
+from triton.runtime.build import compile_module_from_src
+
+ALIGNMENT = 16
+"""Of the addresses that the kernels are compiled for, in bytes."""
+
+_SCRATCH_ALIGNMENT = 256
+_CONSTANT, _SCRATCH = -1, -2
+
+Tensors = tuple[torch.Tensor | None, ...]
+Options = tuple[int | float | str | None, ...]
+
+
+@cache
+def _native() -> Any:
+    """The compiled `replay.c`, built when a GPU's first call is remembered, as Triton builds its launcher."""
+    source = Path(__file__).with_name("replay.c").read_text()
+    headers = Path(torch.__file__).parent / "include"
+    module = compile_module_from_src(source, "switchrail_replay", include_dirs=[str(headers)])
+    module.connect(torch.Tensor.__dlpack_c_exchange_api__)
+    return module
+
+
+def _driver(name: str) -> int:
+    """The address of a function of the CUDA driver."""
+    return ctypes.cast(ctypes.CDLL("libcuda.so.1")[name], ctypes.c_void_p).value or 0
+
+
+def _nothing_yet(tensors: Tensors, options: Options) -> bool:
+    return False
+
+
+class Calls:
+    """The calls of one method that have launched.
+
+    Attributes:
+        again: Given a call's tensors and options, launches what an equal call launched, and tells whether
+            there was such a call. Equal are shapes, strides, dtypes, devices, which of the tensors are one
+            object, and types and values of the options; all tensors aligned. Where hooks on Triton's launches
+            are set (a profiler's), or another device is current, it launches nothing.
+    """
+
+    def __init__(self) -> None:
+        self.again: Callable[[Tensors, Options], bool] = _nothing_yet
+        self._table: Any = None
+        self._lock = threading.Lock()
+
+    def record(self, tensors: Tensors, options: Options) -> Recording:
+        """Remembers what is launched inside of `with`, once it has been without an error.
+
+        Args:
+            tensors: All tensors that the kernels are given but scratch; what optional ones the call lacks as
+                None.
+            options: Whatever else decides what is launched, or whether the contract holds.
+        """
+        return Recording(self, tensors, options)
+
+    def remember(self, tensors: Tensors, options: Options, *record: object) -> None:
+        """Adds a call, as `replay.c` asks it."""
+        with self._lock:
+            if self._table is None:
+                addresses = (_driver("cuLaunchKernel"), _driver("cuCtxGetDevice"))
+                self._table = _native().Calls(torch.Tensor, knobs.runtime, *addresses)
+                self.again = self._table.again
+        self._table.add(tensors, options, *record)
+
+
+class Recording:
+    """One call, while it launches for the first time."""
+
+    def __init__(self, calls: Calls, tensors: Tensors, options: Options) -> None:
+        self._calls = calls
+        self._tensors = tensors
+        self._options = options
+        self._places = {id(tensor): (i, 0) for i, tensor in enumerate(tensors) if tensor is not None}
+        self._scratch: list[torch.Tensor] = []
+        self._bytes = 0
+        self._launches: list[object] = []
+        self._kernels: list[object] = []
+        self._known = True
+
+    def __enter__(self) -> Recording:
+        if recording() is not None:
+            raise RuntimeError("a call is being recorded on this thread")
+        _thread.call = self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _thread.call = None
+        if kind is None and self._known and self._launches:
+            self._calls.remember(
+                self._tensors, self._options, tuple(self._launches), self._bytes, tuple(self._kernels)
+            )
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Memory for the time of the call."""
+        tensor = torch.empty(shape, dtype=dtype, device=device)
+        self._scratch.append(tensor)
+        self._places[id(tensor)] = (_SCRATCH, self._bytes)
+        self._bytes += -(-tensor.nbytes // _SCRATCH_ALIGNMENT) * _SCRATCH_ALIGNMENT
+        return tensor
+
+    def places(self, tensors: tuple[torch.Tensor, ...]) -> list[tuple[int, int]]:
+        """Where a later call has each of a kernel's tensors.
+
+        Raises:
+            KeyError: One is neither of the call's tensors nor scratch.
+        """
+        return [self._places[id(tensor)] for tensor in tensors]
+
+    def add(
+        self,
+        grid: tuple[int, int, int],
+        binary: Binary | None,
+        places: list[tuple[int, int]],
+        values: tuple[float, ...],
+    ) -> None:
+        """Adds a launch.
+
+        Args:
+            grid: The programs.
+            binary: The kernel; None where a launch like it may need another.
+            places: Of its tensors.
+            values: Its numbers and constants.
+        """
+        if binary is None or not binary.is_plain:
+            self._known = False
+            return
+        shape = (binary.function, *grid, binary.threads, binary.shared)
+        self._launches.append((shape, binary.parameters(places, values)))
+        self._kernels.append(binary)
+
+
+_thread = threading.local()
+
+
+def recording() -> Recording | None:
+    """The call that this thread is recording."""
+    return getattr(_thread, "call", None)
+
+
+def scratch(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory for the time of a call, which the call's repetitions have of their own."""
+    call = recording()
+    return (
+        torch.empty(shape, dtype=dtype, device=device) if call is None else call.empty(shape, dtype, device)
+    )
+
+
+class Binary:
+    """A compiled kernel, as the driver is given it.
+
+    Attributes:
+        is_plain: Whether it is launched with its parameters and nothing else.
+        function: The driver's handle.
+        threads: A program's.
+        shared: Bytes of a program's shared memory.
+    """
+
+    def __init__(self, compiled: Any) -> None:
+        metadata = compiled.metadata
+        warps, blocks, shared = compiled.packed_metadata
+        self.run: Callable[..., None] = compiled.run
+        self.compiled = compiled
+        self.function: int = compiled.function
+        self.metadata = compiled.packed_metadata
+        self.threads: int = 32 * warps
+        self.shared: int = shared
+        self.is_plain = blocks == 1 and not (
+            metadata.launch_cooperative_grid
+            or metadata.launch_pdl
+            or metadata.global_scratch_size
+            or metadata.profile_scratch_size
+        )
+        self._types = tuple(compiled.src.signature.values())
+
+    def parameters(
+        self, places: list[tuple[int, int]], values: tuple[float, ...]
+    ) -> tuple[tuple[int, int], ...]:
+        """What the driver is given: of each parameter its place, or that it is constant and its bits."""
+        arguments: list[Any] = [*places, *values]
+        found: list[tuple[int, int]] = []
+        for kind, argument in zip(self._types, arguments, strict=True):
+            if kind == "constexpr":
+                continue
+            if kind[0] == "*":
+                found.append(argument)
+            elif kind == "fp32":
+                found.append((_CONSTANT, struct.unpack("<I", struct.pack("<f", argument))[0]))
+            else:
+                found.append((_CONSTANT, argument & 0xFFFFFFFFFFFFFFFF))
+        return (
+            *found,
+            (_CONSTANT, 0),
+            (_CONSTANT, 0),
+        )  # Triton's two kinds of scratch, of which there is none
+
+
+__all__ = ["ALIGNMENT", "Binary", "Calls", "Options", "Recording", "Tensors", "recording", "scratch"]

@@ -1,0 +1,232 @@
+"""The table of launches, with a driver of the test's own in place of CUDA's, on CPU tensors."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from switchrail_kernels.replay import Calls as Recorder
+from switchrail_kernels.replay import _native, recording, scratch
+
+LAUNCH = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_void_p,
+    *[ctypes.c_uint] * 7,
+    ctypes.c_void_p,
+    ctypes.POINTER(ctypes.POINTER(ctypes.c_uint64)),
+    ctypes.c_void_p,
+)
+DEVICE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
+FUNCTION = 0xABC0
+CONSTANT, SCRATCH = -1, -2
+
+
+class Driver:
+    """Notes what is launched."""
+
+    def __init__(self) -> None:
+        self.launched: list[tuple[Any, ...]] = []
+        self.result = 0
+        self.device = 0
+        self.parameters = 0
+        self.hooks = SimpleNamespace(calls=[])
+        knobs = SimpleNamespace(launch_enter_hook=self.hooks, launch_exit_hook=SimpleNamespace(calls=[]))
+        self._launch = LAUNCH(self.launch)
+        self._current = DEVICE(self.current)
+        addresses = [ctypes.cast(f, ctypes.c_void_p).value for f in (self._launch, self._current)]
+        self.calls = _native().Calls(torch.Tensor, knobs, *addresses)
+
+    def launch(self, function: int, *rest: Any) -> int:
+        *shape, _stream, parameters, _extra = rest
+        values = [parameters[i][0] for i in range(self.parameters)]
+        self.launched.append((function, tuple(shape), values))
+        return self.result
+
+    def current(self, device: Any) -> int:
+        device[0] = self.device
+        return 0
+
+    def add(self, tensors: tuple[Any, ...], options: tuple[Any, ...], *parameters: tuple[int, int]) -> None:
+        self.parameters = len(parameters)
+        shape = (FUNCTION, 2, 3, 4, 128, 512)
+        self.calls.add(tensors, options, ((shape, parameters),), 0, ())
+
+
+@pytest.fixture
+def driver() -> Driver:
+    return Driver()
+
+
+def test_launches_on_the_calls_own_addresses(driver: Driver) -> None:
+    x, y = torch.zeros(4, 8), torch.zeros(4, dtype=torch.int64)
+    bits = struct.unpack("<I", struct.pack("<f", 0.5))[0]
+    driver.add((x, None, y), (1.0, "silu"), (2, 0), (0, 0), (CONSTANT, 7), (CONSTANT, bits))
+    other, slots = torch.zeros(4, 8), torch.zeros(4, dtype=torch.int64)
+    assert driver.calls.again((other, None, slots), (1.0, "silu"))
+    shape = (2, 3, 4, 128, 1, 1, 512)
+    assert driver.launched == [(FUNCTION, shape, [slots.data_ptr(), other.data_ptr(), 7, bits])]
+
+
+def different() -> dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]:
+    """Calls that differ in one thing each from that of `test_what_differs_is_not_repeated`."""
+    x, slots = torch.zeros(4, 8), torch.zeros(4, dtype=torch.int64)
+    return {
+        "shape": ((torch.zeros(5, 8), None, slots), (1.0, True)),
+        "rank": ((torch.zeros(32), None, slots), (1.0, True)),
+        "strides": ((torch.zeros(4, 16)[:, :8], None, slots), (1.0, True)),
+        "dtype": ((x.bfloat16(), None, slots), (1.0, True)),
+        "same bytes": ((x.int(), None, slots), (1.0, True)),
+        "device": ((x.to("meta"), None, slots), (1.0, True)),
+        "given": ((x, x.clone(), slots), (1.0, True)),
+        "not given": ((x, None, None), (1.0, True)),
+        "fewer": ((x, None), (1.0, True)),
+        "no tensor": ((x, None, [0, 1, 2, 3]), (1.0, True)),
+        "no alignment": ((torch.zeros(33)[1:].view(4, 8), None, slots), (1.0, True)),
+        "sparse": ((x.to_sparse(), None, slots), (1.0, True)),
+        "option": ((x, None, slots), (2.0, True)),
+        "type of an option": ((x, None, slots), (1, True)),
+        "bool and int": ((x, None, slots), (1.0, 1)),
+        "option that isn't": ((x, None, slots), (1.0, None)),
+        "option without a hash": ((x, None, slots), (1.0, [])),
+        "fewer options": ((x, None, slots), (1.0,)),
+    }
+
+
+@pytest.mark.parametrize("name", different())
+def test_what_differs_is_not_repeated(driver: Driver, name: str) -> None:
+    driver.add((torch.zeros(4, 8), None, torch.zeros(4, dtype=torch.int64)), (1.0, True), (0, 0))
+    assert not driver.calls.again(*different()[name])
+    assert driver.launched == []
+
+
+def test_two_arguments_that_are_one_object(driver: Driver) -> None:
+    slots = torch.zeros(4, dtype=torch.int64)
+    driver.add((slots, slots), (), (0, 0), (0, 0))
+    assert not driver.calls.again((slots, slots.clone()), ())
+    assert driver.calls.again((slots, slots), ())
+    assert len(driver.launched) == 1
+
+
+def test_scratch_is_each_calls_own(driver: Driver) -> None:
+    x = torch.zeros(16)
+    driver.parameters = 3
+    parameters = ((SCRATCH, 0), (SCRATCH, 256), (0, 0))
+    driver.calls.add((x,), (), (((FUNCTION, 1, 1, 1, 32, 0), parameters),), 1024, ())
+    assert driver.calls.again((x,), ())
+    first, second, mine = driver.launched[0][2]
+    assert second - first == 256
+    assert mine == x.data_ptr()
+    assert not first <= mine < first + 1024
+
+
+def test_launches_in_order(driver: Driver) -> None:
+    x = torch.zeros(16)
+    driver.parameters = 1
+    launches = tuple(((FUNCTION + i, 1, 1, 1, 32, 0), ((CONSTANT, i),)) for i in range(3))
+    driver.calls.add((x,), (), launches, 0, ())
+    assert driver.calls.again((x,), ())
+    assert [(function, values) for function, _, values in driver.launched] == [
+        (FUNCTION + i, [i]) for i in range(3)
+    ]
+
+
+def test_another_device_is_current(driver: Driver) -> None:
+    x = torch.zeros(16)
+    driver.add((x,), (), (0, 0))
+    driver.device = 1
+    assert not driver.calls.again((x,), ())
+
+
+def test_a_profilers_hooks_see_every_launch(driver: Driver) -> None:
+    x = torch.zeros(16)
+    driver.add((x,), (), (0, 0))
+    driver.hooks.calls.append(print)
+    assert not driver.calls.again((x,), ())
+    driver.hooks.calls.clear()
+    assert driver.calls.again((x,), ())
+
+
+def test_a_launch_that_fails(driver: Driver) -> None:
+    x = torch.zeros(16)
+    driver.add((x,), (), (0, 0))
+    driver.result = 700
+    with pytest.raises(RuntimeError, match="CUDA error 700"):
+        driver.calls.again((x,), ())
+
+
+@pytest.mark.parametrize(
+    ("launches", "error"),
+    [
+        ([], TypeError),
+        (("x",), TypeError),
+        ((((FUNCTION, 1, 1), ()),), TypeError),
+        ((((FUNCTION, 1, 1, 1, 32, 0), ((1, 0),)),), ValueError),
+        ((((FUNCTION, 1, 1, 1, 32, 0), ((-3, 0),)),), ValueError),
+        ((((FUNCTION, 1, 1, 1, 32, 0), (0,)),), TypeError),
+        ((((FUNCTION, 1, 1, 1, 32, 0), ((CONSTANT, 0),) * 129),), ValueError),
+    ],
+)
+def test_a_launch_that_cant_be_read_is_not_added(driver: Driver, launches: Any, error: Any) -> None:
+    with pytest.raises(error):
+        driver.calls.add((torch.zeros(16),), (), launches, 0, ())
+    assert len(driver.calls) == 0
+
+
+def test_the_table_does_not_grow_without_end(driver: Driver) -> None:
+    x = torch.zeros(16)
+    for i in range(1025):
+        driver.add((x,), (i,), (CONSTANT, i))
+    assert len(driver.calls) == 1
+    assert not driver.calls.again((x,), (1023,))
+    assert driver.calls.again((x,), (1024,))
+
+
+def test_keeps_what_it_launches_loaded(driver: Driver) -> None:
+    class Kernel:
+        pass
+
+    kernel, gone = Kernel(), threading.Event()
+    weakref.finalize(kernel, gone.set)
+    x = torch.zeros(16)
+    driver.calls.add((x,), (), (), 0, (kernel,))
+    del kernel
+    assert not gone.is_set()
+    del driver.calls
+    assert gone.is_set()
+
+
+def test_a_recording_is_its_threads() -> None:
+    calls = Recorder()
+    x = torch.zeros(4)
+    with calls.record((x, None), ()) as call:
+        assert recording() is call
+        part = scratch((3,), torch.float32, x.device)
+        assert call.places((part, x)) == [(SCRATCH, 0), (0, 0)]
+        assert call.places((scratch((3,), torch.float32, x.device),)) == [(SCRATCH, 256)]
+        with pytest.raises(KeyError):
+            call.places((x.clone(),))
+        seen: list[object] = []
+        thread = threading.Thread(target=lambda: seen.append(recording()))
+        thread.start()
+        thread.join()
+        assert seen == [None]
+        with pytest.raises(RuntimeError), calls.record((x,), ()):
+            pass
+    assert recording() is None
+    assert not calls.again((x, None), ())
+
+
+def test_nothing_is_remembered_of_a_call_that_failed() -> None:
+    calls = Recorder()
+    with pytest.raises(ValueError, match="in a launch"), calls.record((torch.zeros(4),), ()):
+        raise ValueError("in a launch")
+    assert recording() is None
