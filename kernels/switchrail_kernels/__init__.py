@@ -76,7 +76,7 @@ BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
         {
             **_RECURRENT,
             "phases": ("prefill", "decode"),
-            "features": ("raw_gates",),
+            "features": ("raw_gates", "checkpoints"),
         },
     ),
     ("gated_delta", "flashqla"): (
@@ -94,7 +94,7 @@ BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
         {
             **_RECURRENT,
             "phases": ("prefill", "decode"),
-            "features": ("raw_gates",),
+            "features": ("raw_gates", "checkpoints"),
         },
     ),
     ("lightning", "triton"): (

@@ -18,6 +18,7 @@ PATHS = {
     "short_conv": "switchrail_kernels.short_conv.triton:TritonShortConv",
 }
 SHARED = {
+    "attention": ("switchrail_kernels.attention.kernel", "switchrail_kernels.attention.plan"),
     "gated_delta": ("switchrail_kernels.delta.scan", "switchrail_kernels.delta.step"),
     "kda": ("switchrail_kernels.delta.scan", "switchrail_kernels.delta.step"),
 }
@@ -35,8 +36,8 @@ def home(op, line):
 MUTANTS = {
     "k and v swapped": (
         "attention",
-        "(q, k_cache, v_cache, out, out, out, tiles,",
-        "(q, v_cache, k_cache, out, out, out, tiles,",
+        "(q, k_cache, v_cache, out, lse_or, sinks_or, parts, weights, out)",
+        "(q, v_cache, k_cache, out, lse_or, sinks_or, parts, weights, out)",
         ["prefill/float32/ragged"],
     ),
     "TF32 operands": (
@@ -54,20 +55,20 @@ MUTANTS = {
     ),
     "a 32-bit offset of rows": (
         "attention",
-        "        row = tl.load(p_tiles + 4 * tl.program_id(0) + 2).to(tl.int64)\n",
-        "        row = tl.load(p_tiles + 4 * tl.program_id(0) + 2).to(tl.int32)\n",
+        "        row = tl.load(p_tiles + 2).to(tl.int64)\n",
+        "        row = tl.load(p_tiles + 2).to(tl.int32)\n",
         ["prefill/float32/far-rows"],
     ),
     "causal by one": (
         "attention",
-        "o_position[:, None] >= o_n[None, :]",
-        "o_position[:, None] > o_n[None, :]",
+        "o_row[:, None] >= o_key[None, :]",
+        "o_row[:, None] > o_key[None, :]",
         ["prefill/float32/past"],
     ),
     "the last piece of a cache dropped": (
         "attention",
-        "    pieces = tl.cdiv(kv_len, _piece_length(kv_len))\n",
-        "    pieces = tl.maximum(kv_len // _piece_length(kv_len), 1)\n",
+        "pieces = tl.maximum(tl.cdiv(stop - start, length), 1)",
+        "pieces = tl.maximum((stop - start) // length, 1)",
         ["decode/float32/long-past"],
     ),
     "a sum not rescaled": (
@@ -78,17 +79,69 @@ MUTANTS = {
     ),
     "scale forgotten": (
         "attention",
-        "            (scale * LOG2E, *q.stride()[:2], batch.page_table.stride(0), kv_heads),\n"
-        "            (*shape.constants(tokens,",
-        "            (LOG2E, *q.stride()[:2], batch.page_table.stride(0), kv_heads),\n"
-        "            (*shape.constants(tokens,",
+        "abs(scale) * LOG2E if",
+        "LOG2E if",
         ["prefill/float32/ragged"],
     ),
     "rows of padding divided by zero": (
         "attention",
-        "    b_acc = b_acc / tl.where(b_sum > 0, b_sum, 1.0)[:, None]",
-        "    b_acc = b_acc / b_sum[:, None]",
+        "b_acc / tl.where(b_sum > 0, b_sum, 1.0)[:, None]  # padding",
+        "b_acc / b_sum[:, None]  # padding",
         ["prefill/float32/padding"],
+    ),
+    "a window wider by one": (
+        "attention",
+        "- o_key[None, :] < window",
+        "- o_key[None, :] <= window",
+        ["prefill/float32/window-16", "decode/float32/window-33"],
+    ),
+    "what lies before a window read": (
+        "attention",
+        "m_kv &= o_n >= first",
+        "m_kv &= o_n >= 0",
+        ["decode/float32/window-33"],
+    ),
+    "half a cap": (
+        "attention",
+        "cap - 2 * cap / (1 +",
+        "cap - cap / (1 +",
+        ["prefill/float32/soft-cap"],
+    ),
+    "sinks in powers of 2": (
+        "attention",
+        "other=0.0).to(tl.float32) * _LOG2E",
+        "other=0.0).to(tl.float32)",
+        ["prefill/float32/sinks", "decode/float32/features"],
+    ),
+    "a log-sum-exp in powers of 2": (
+        "attention",
+        "b_total * _LN2",
+        "b_total",
+        ["verify/float32/log-sum-exp"],
+    ),
+    "siblings that see one another": (
+        "attention",
+        "m_seen |= b_row[:, None] == o_key[None, :]",
+        "m_seen |= b_row[:, None] >= o_key[None, :]",
+        ["verify/float32/trees"],
+    ),
+    "the parents of a neighbour": (
+        "attention",
+        "p_parents += row - within",
+        "p_parents += within",
+        ["verify/float32/trees"],
+    ),
+    "parts that are not weighed": (
+        "attention",
+        "tl.sum(b_part * b_weight[:, :, None], 0)",
+        "tl.sum(b_part, 0)",
+        ["verify/float32/long-past", "decode/float32/long-past"],
+    ),
+    "parts in the rows of a neighbour": (
+        "attention",
+        "merged[:, 1] = slot[tile] + row",
+        "merged[:, 1] = slot[tile]",
+        ["prefill/float32/long-past"],
     ),
     "a stale slot": (
         "short_conv",
@@ -190,8 +243,8 @@ COMPILED = {
     ),
     "TF32 products": (
         "attention",
-        'input_precision="ieee") * scale',
-        'input_precision="tf32") * scale',
+        'b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")',
+        'b_s = tl.dot(b_q, tl.trans(b_k), input_precision="tf32")',
         ["prefill/float32/ragged", "decode/float32/long-past"],
     ),
 }

@@ -2,8 +2,9 @@ import dataclasses
 
 import pytest
 import torch
-from switchrail.testing.compare import same_bits, verify
-from switchrail.testing.inputs import attention_call
+from switchrail.errors import ContractError
+from switchrail.testing.compare import BOUNDS, measure, same_bits, verify
+from switchrail.testing.inputs import attention_call, run_reference
 from switchrail_kernels.attention import triton as kernels
 from switchrail_kernels.attention.triton import TritonAttention
 
@@ -50,6 +51,79 @@ def test_decode_cuts_long_caches_into_pieces(backend, device, kv):
         [1, 1, 1], kv_lengths=[kv, 3, 9], padding=(2,), phase="decode", kv_heads=1, heads=2, device=device
     )
     verify(backend, call)
+
+
+FEATURES = {"soft_cap": 5.0, "sinks": True, "lse": True}
+
+
+@pytest.mark.parametrize("window", [1, 50, 90, 300])
+@pytest.mark.parametrize("phase", ["prefill", "decode", "verify"])
+def test_windows_with_whole_blocks_between_their_ends(backend, device, dtype, phase, window):
+    lengths = [1] * 3 if phase == "decode" else [40, 9, 1]
+    sizes = {"window": window, "phase": phase, "dtype": dtype, "device": device, "page": 64}
+    verify(backend, attention_call(lengths, kv_lengths=[700, 200, 90], **sizes))
+    verify(backend, attention_call(lengths, kv_lengths=[700, 200, 90], **sizes, **FEATURES))
+
+
+@pytest.mark.parametrize("phase", ["prefill", "verify"])
+@pytest.mark.parametrize("features", [{}, FEATURES], ids=["plain", "features"])
+def test_few_rows_on_a_long_cache_are_cut_into_pieces(backend, device, dtype, phase, features):
+    call = attention_call(
+        [3, 1, 0, 20, 70],
+        kv_lengths=[900, 600, 9, 30, 100],
+        padding=(1,),
+        phase=phase,
+        dtype=dtype,
+        device=device,
+        **features,
+    )
+    verify(backend, call)
+    work = backend.plan(phase, call.batch).work(16, 2, 2, 16, None)
+    assert work.slots > 0
+    pieces = work.items[:, 5].tolist()
+    assert max(pieces) == 4
+    assert 1 in pieces
+
+
+@pytest.mark.parametrize("lengths", [[1, 7, 0, 70], [40]])
+def test_trees_over_several_tiles_and_pieces(backend, device, dtype, lengths):
+    kv = [length + past for length, past in zip(lengths, [900, 3, 0, 61], strict=False)]
+    call = attention_call(lengths, kv_lengths=kv, phase="verify", dtype=dtype, device=device, lse=True)
+    verify(backend, call.with_trees(seed=2))
+
+
+def test_a_tree_has_no_window(backend, device):
+    call = attention_call([5], phase="verify", window=3, device=device).with_trees()
+    with pytest.raises(ContractError, match="window: got 3 with trees"):
+        call.run(backend)
+
+
+def test_a_page_table_that_is_too_narrow_is_refused(backend, device):
+    for phase in ("prefill", "decode", "verify"):
+        call = attention_call([1], kv_lengths=[40], phase=phase, device=device)
+        batch = dataclasses.replace(call.batch, page_table=call.batch.page_table[:, :2].contiguous())
+        with pytest.raises(ContractError, match=r"page_table: got 2 pages of 16"):
+            dataclasses.replace(call, batch=batch).run(backend)
+
+
+def test_a_negative_scale(backend, device):
+    for phase in ("prefill", "decode"):
+        for cap in (None, 2.0):
+            call = attention_call([1], kv_lengths=[40], phase=phase, soft_cap=cap, device=device)
+            verify(backend, dataclasses.replace(call, options={**call.options, "scale": -0.5}))
+
+
+def test_layers_share_a_plan(backend, device):
+    """Those that cut caches differently, one after another: what counts the pieces starts at 0 each time."""
+    first = attention_call([1, 1], kv_lengths=[900, 300], phase="decode", device=device)
+    plan = backend.plan("decode", first.batch)
+    expected = run_reference(first)
+    for window in (None, 300, None, 20, 300, None):
+        call = first.clone()
+        named = {"out": call.out, "batch": call.batch, "plan": plan, "window": window, **call.options}
+        backend.decode(*(call.tensors[name] for name in call.contract.positional), **named)
+        if window is None:
+            assert measure(call.out, expected.out).within(BOUNDS[torch.float32])
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])

@@ -97,13 +97,7 @@ class PagedPlan:
         self._starts = [0]
         for length in batch.seqlens:
             self._starts.append(self._starts[-1] + length)
-        for n, (length, kv) in enumerate(zip(batch.seqlens, batch.kv_seqlens, strict=True)):
-            if 0 < kv < length:
-                raise contract.error(
-                    "batch.kv_seqlens",
-                    f"{kv} for sequence {n} of {length} rows",
-                    "as many as its rows at least, or 0",
-                )
+        check_lengths(contract, batch)
         padding = [
             row
             for n, kv in enumerate(batch.kv_seqlens)
@@ -138,13 +132,7 @@ class PagedPlan:
         if key not in self._parts:
             batch = self._batch
             device = batch.page_table.device
-            longest = max(batch.kv_seqlens, default=0)
-            if longest > page * batch.page_table.shape[1]:
-                raise self._contract.error(
-                    "batch.page_table",
-                    f"{batch.page_table.shape[1]} pages of {page} tokens a sequence",
-                    f"enough for the longest, {longest} tokens",
-                )
+            check_pages(self._contract, batch, page)
             live = [n for n in range(len(batch.seqlens)) if batch.seqlens[n] and batch.kv_seqlens[n]]
             single = sorted((n for n in live if batch.seqlens[n] == 1), key=lambda n: batch.kv_seqlens[n])
             self._parts[key] = Parts(
@@ -225,4 +213,49 @@ class PagedPlan:
         return ManyRows(start, start + length, tokens, tuple(blocks))
 
 
-__all__ = ["BLOCK", "WASTE", "Block", "ManyRows", "PagedPlan", "Parts", "SingleRows"]
+def check_lengths(contract: Contract, batch: PagedBatch) -> None:
+    """Checks that each sequence has its own rows in the cache, or nothing.
+
+    Raises:
+        ContractError: One has fewer.
+    """
+    for n, (length, kv) in enumerate(zip(batch.seqlens, batch.kv_seqlens, strict=True)):
+        if 0 < kv < length:
+            raise contract.error(
+                "batch.kv_seqlens",
+                f"{kv} for sequence {n} of {length} rows",
+                "as many as its rows at least, or 0",
+            )
+
+
+def check_pages(contract: Contract, batch: PagedBatch, page: int) -> None:
+    """Checks that the table has the pages of the longest sequence.
+
+    Args:
+        contract: The op's contract.
+        batch: The batch.
+        page: Tokens a page.
+
+    Raises:
+        ContractError: It has fewer.
+    """
+    longest = max(batch.kv_seqlens, default=0)
+    if longest > page * batch.page_table.shape[1]:
+        raise contract.error(
+            "batch.page_table",
+            f"{batch.page_table.shape[1]} pages of {page} tokens a sequence",
+            f"enough for the longest, {longest} tokens",
+        )
+
+
+__all__ = [
+    "BLOCK",
+    "WASTE",
+    "Block",
+    "ManyRows",
+    "PagedPlan",
+    "Parts",
+    "SingleRows",
+    "check_lengths",
+    "check_pages",
+]

@@ -1,0 +1,180 @@
+"""What all layers of a step share: how the rows and keys of a batch are cut, and room for the parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from switchrail.ops.attention.contract import CONTRACT
+from switchrail.ops.batch import PagedBatch
+from switchrail.ops.pages import check_pages
+
+from switchrail_kernels.attention.kernel import MAX_PIECES, PIECE
+from switchrail_kernels.tables import split_rows, to_device
+
+PROGRAMS = 128
+"""How many programs the tiles of one sequence are cut into where they are fewer and see many keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Room for what comes of the pieces, shared by layers, which run one after another.
+
+    Attributes:
+        pieces: The most pieces of a sequence.
+        parts: [slots, H, D] float32, what comes of each.
+        weights: [slots, H] float32, its log-sum-exp.
+        done: [N, HKV] int32, how many pieces of a decode are done; 0 between launches.
+    """
+
+    pieces: int
+    parts: torch.Tensor
+    weights: torch.Tensor
+    done: torch.Tensor
+
+
+def _room(pieces: int, slots: int, heads: int, head_size: int, counters: int, device: torch.device) -> Room:
+    parts = torch.empty((slots, heads, head_size), dtype=torch.float32, device=device)
+    done = torch.zeros(counters, dtype=torch.int32, device=device)
+    return Room(pieces, parts, parts.new_empty((slots, heads)), done)
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """How the caches of a decode are cut.
+
+    Attributes:
+        batch: The step's batch.
+        count: The pieces of the longest cache.
+        rooms: By what a layer's shape makes of it.
+    """
+
+    batch: PagedBatch
+    count: int
+    rooms: dict[tuple[int, int, int, int], Room | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, batch: PagedBatch) -> Pieces:
+        """Decides by the longest cache; while a stream is captured by any, since a replay may find any."""
+        longest = max(batch.kv_seqlens, default=0)
+        pieces = max(1, min(-(-longest // PIECE), MAX_PIECES))
+        return cls(batch, MAX_PIECES if _is_captured(batch) else pieces)
+
+    def room(self, q: torch.Tensor, k_cache: torch.Tensor, window: int | None) -> Room | None:
+        """Room for a layer, made at the first call; None where nothing is cut."""
+        sequences, heads, head_size = q.shape
+        _, page, kv_heads, _ = k_cache.shape
+        pieces = self.count
+        if window is not None:
+            pieces = min(pieces, window // PIECE + 2)
+        key = (pieces, heads, kv_heads * head_size, page)
+        if key not in self.rooms:
+            check_pages(CONTRACT, self.batch, page)
+            self.rooms[key] = None
+            if pieces > 1:
+                self.rooms[key] = _room(
+                    pieces, sequences * pieces, heads, head_size, sequences * kv_heads, q.device
+                )
+        return self.rooms[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The programs of a prefill or a verification.
+
+    Attributes:
+        items: [programs, 8] int32, those with the most keys first: sequence, first row within it, first
+            packed row, number of rows, piece, number of pieces, first slot of the parts, nothing.
+        rows: [rows that are merged, 4] int32: packed row, slot of its first part, slots from one part to the
+            next, number of parts.
+        slots: Slots of parts.
+        rooms: By number of heads and head size.
+    """
+
+    items: torch.Tensor
+    rows: torch.Tensor
+    slots: int
+    rooms: dict[tuple[int, int], Room] = field(default_factory=dict)
+
+    def room(self, heads: int, head_size: int) -> Room:
+        """Room for a layer, made at the first call."""
+        key = (heads, head_size)
+        if key not in self.rooms:
+            self.rooms[key] = _room(0, self.slots, heads, head_size, 0, self.items.device)
+        return self.rooms[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """The tiles of a prefill or a verification.
+
+    Attributes:
+        batch: The step's batch.
+        works: By what a layer asks for.
+    """
+
+    batch: PagedBatch
+    works: dict[tuple[int, int, int, int, int | None], Work] = field(default_factory=dict)
+
+    def work(self, tokens: int, group: int, kv_heads: int, page: int, window: int | None) -> Work:
+        """The programs, made at the first call.
+
+        How a sequence is cut depends on its own lengths alone, so that its result does not depend on its
+        neighbours.
+
+        Args:
+            tokens: Tokens in a tile at most.
+            group: Query heads that share a key-value head.
+            kv_heads: Key-value heads.
+            page: Tokens a page.
+            window: How many positions a row sees at most; None: all up to its own.
+        """
+        key = (tokens, group, kv_heads, page, window)
+        if key not in self.works:
+            check_pages(CONTRACT, self.batch, page)
+            self.works[key] = self._cut(*key)
+        return self.works[key]
+
+    def _cut(self, tokens: int, group: int, kv_heads: int, page: int, window: int | None) -> Work:
+        lengths = np.asarray(self.batch.seqlens, dtype=np.int64)
+        past = np.asarray(self.batch.kv_seqlens, dtype=np.int64) - lengths
+        if _is_captured(self.batch):
+            past[:] = page * self.batch.page_table.shape[1]
+        tiles = split_rows(self.batch.seqlens, tokens)
+        sequence, rows = tiles[:, 0], tiles[:, 3]
+        keys = np.maximum(past[sequence] + tiles[:, 1] + rows, 0)
+        if window is not None:
+            keys = np.minimum(keys, window + rows)
+        programs = -(-lengths // tokens)[sequence] * kv_heads
+        # A part in float32 has as many bytes as its keys and values have where its rows are as many.
+        length = np.maximum(PIECE, 4 * group * rows)
+        pieces = np.maximum(np.minimum(PROGRAMS // programs, -(-keys // length)), 1)
+        parts = np.where(pieces > 1, pieces * rows, 0)
+        slot = np.cumsum(parts) - parts
+
+        tile = np.repeat(np.arange(len(tiles)), pieces)
+        items = np.zeros((len(tile), 8), dtype=np.int32)
+        items[:, :4] = tiles[tile]
+        items[:, 4] = np.arange(len(tile)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        items[:, 5] = pieces[tile]
+        items[:, 6] = slot[tile]
+        items = items[np.argsort(-(keys // pieces)[tile], kind="stable")]
+
+        cut = np.flatnonzero(pieces > 1)
+        tile = np.repeat(cut, rows[cut])
+        row = np.arange(len(tile)) - np.repeat(np.cumsum(rows[cut]) - rows[cut], rows[cut])
+        merged = np.empty((len(tile), 4), dtype=np.int32)
+        merged[:, 0] = tiles[tile, 2] + row
+        merged[:, 1] = slot[tile] + row
+        merged[:, 2] = rows[tile]
+        merged[:, 3] = pieces[tile]
+        device = self.batch.cu_seqlens.device
+        return Work(to_device(items, device), to_device(merged, device), int(parts.sum()))
+
+
+def _is_captured(batch: PagedBatch) -> bool:
+    return batch.cu_seqlens.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+__all__ = ["PROGRAMS", "Pieces", "Room", "Tiles", "Work"]
