@@ -86,7 +86,7 @@ BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
             "head_sizes": ((128, 128),),
             "state_dtypes": ("float32", "bfloat16"),
             "state_layouts": ("VK",),
-            "features": (),
+            "features": ("raw_gates",),
         },
     ),
     ("kda", "triton"): (
@@ -101,16 +101,16 @@ BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
         "TritonLightning",
         {
             **_RECURRENT,
-            "phases": ("prefill", "decode"),
-            "features": (),
+            "phases": ("prefill", "decode", "verify"),
+            "features": ("checkpoints",),
         },
     ),
     ("mamba2", "triton"): (
         "TritonMamba2",
         {
             **_RECURRENT,
-            "phases": ("prefill", "decode"),
-            "features": (),
+            "phases": ("prefill", "decode", "verify"),
+            "features": ("checkpoints",),
         },
     ),
     ("short_conv", "triton"): (

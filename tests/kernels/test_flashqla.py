@@ -146,6 +146,12 @@ def test_states_in_half_precision_and_without_the_norm(backend):
     verify(backend, call, bound=Error(5e-3, 2e-2))
 
 
+@pytest.mark.parametrize("raw", ["softplus", "sigmoid"])
+def test_raw_gates(backend, raw):
+    call = gated_delta_call([66, 3], raw=raw, beta_scale=2.0, dtype=torch.float32, **SIZES)
+    verify(backend, call)
+
+
 @pytest.mark.parametrize("lengths", [[], [0], [0, 0]])
 def test_nothing_to_do(backend, lengths):
     verify(backend, gated_delta_call(lengths, **SIZES))

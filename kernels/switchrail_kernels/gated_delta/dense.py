@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from switchrail.ops.batch import StateBatch
 
+from switchrail_kernels.delta.gates import Gates, log2_decay, write_weight
 from switchrail_kernels.launch import Launcher, padded
 
 LEAST_LOG_DECAY = -80.0
@@ -35,24 +36,22 @@ def _copy_rows(
 
 
 @triton.jit
-def _copy_gate(p_from, p_to, o_t, rows, s_t, i_h, s_h, heads, least):
-    b = tl.load(p_from + o_t * s_t + i_h * s_h, mask=o_t < rows, other=0.0).to(tl.float32)
-    tl.store(p_to + o_t * heads + i_h, tl.maximum(b, least), mask=o_t < rows)
-
-
-@triton.jit
 def _pack(
     p_q,
     p_k,
     p_v,
     p_g,
     p_beta,
+    p_rate,
+    p_bias,
     p_to_q,
     p_to_k,
     p_to_v,
     p_to_g,
     p_to_beta,
     rows,
+    lower,
+    beta_scale,
     least,
     s_qt,
     s_qh,
@@ -71,6 +70,9 @@ def _pack(
     BK: tl.constexpr,
     BV: tl.constexpr,
     L2NORM: tl.constexpr,
+    GATE: tl.constexpr,
+    BIASED: tl.constexpr,
+    RAW_BETA: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     # Heads innermost: programs that run together read whole rows.
@@ -83,8 +85,18 @@ def _pack(
     else:
         i_h -= 2 * H
         _copy_rows(p_v, p_to_v, o_t, rows, s_vt, i_h, s_vh, HV, V, BV, False)
-        _copy_gate(p_g, p_to_g, o_t, rows, s_gt, i_h, s_gh, HV, least)
-        _copy_gate(p_beta, p_to_beta, o_t, rows, s_bt, i_h, s_bh, HV, 0.0)
+        m = o_t < rows
+        b_rate = 0.0
+        b_bias = 0.0
+        if GATE != 0:
+            b_rate = tl.exp(tl.load(p_rate + i_h))
+        if BIASED:
+            b_bias = tl.load(p_bias + i_h).to(tl.float32)
+        b_g = tl.load(p_g + o_t * s_gt + i_h * s_gh, mask=m, other=0.0)
+        b_g = log2_decay(b_g, b_rate, b_bias, lower, GATE) * 0.6931471805599453
+        tl.store(p_to_g + o_t * HV + i_h, tl.maximum(b_g, least), mask=m)
+        b_beta = tl.load(p_beta + o_t * s_bt + i_h * s_bh, mask=m, other=0.0)
+        tl.store(p_to_beta + o_t * HV + i_h, write_weight(b_beta, beta_scale, RAW_BETA), mask=m)
 
 
 @triton.jit
@@ -134,24 +146,24 @@ _launch_scatter = Launcher(_scatter)
 
 
 def pack(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, qk_l2norm: bool
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gates: Gates, qk_l2norm: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Dense copies of a prefill's inputs, in one launch.
 
     Returns:
-        q and k [T, H, K], normalised where asked for, and v [T, HV, V], of the dtype that they had; g, at
-        least `LEAST_LOG_DECAY`, and beta, [T, HV] float32.
+        q and k [T, H, K], normalised where asked for, and v [T, HV, V], of the dtype that they had; the log
+        of the decay, at least `LEAST_LOG_DECAY`, and the weight of the write, [T, HV] float32.
     """
     rows, heads, key_size = q.shape
     value_heads, value_size = v.shape[1:]
     dense_q, dense_k, dense_v = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
     log_decay = q.new_empty((rows, value_heads), dtype=torch.float32)
     weight = torch.empty_like(log_decay)
-    strides = (s for t in (q, k, v, g, beta) for s in t.stride()[:2])
+    strides = (s for t in (q, k, v, gates.g, gates.beta) for s in t.stride()[:2])
     _launch_pack(
         (-(-rows // _ROWS) * (2 * heads + value_heads), 1, 1),
-        (q, k, v, g, beta, dense_q, dense_k, dense_v, log_decay, weight),
-        (rows, LEAST_LOG_DECAY, *strides),
+        (q, k, v, *gates.tensors, dense_q, dense_k, dense_v, log_decay, weight),
+        (rows, *gates.numbers, LEAST_LOG_DECAY, *strides),
         (
             heads,
             value_heads,
@@ -160,6 +172,7 @@ def pack(
             padded(key_size),
             padded(value_size),
             qk_l2norm,
+            *gates.constants,
             _ROWS,
         ),
         num_warps=4,

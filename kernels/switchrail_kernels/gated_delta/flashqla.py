@@ -15,7 +15,9 @@ from flash_qla.utils.index import prepare_chunk_offsets, prepare_varlen_metadata
 from switchrail.ops.backend import GatedDeltaBackend
 from switchrail.ops.batch import Phase, StateBatch
 from switchrail.ops.gated_delta.contract import CONTRACT
+from switchrail.ops.gates import GateKind
 
+from switchrail_kernels.delta.gates import Gates
 from switchrail_kernels.device import multiprocessors
 from switchrail_kernels.gated_delta.dense import gather, pack, scatter
 from switchrail_kernels.tables import to_device
@@ -89,27 +91,21 @@ class FlashQlaGatedDelta(GatedDeltaBackend):
         plan: object,
         scale: float,
         qk_l2norm: bool,
+        gate: GateKind | None = None,
+        A_log: torch.Tensor | None = None,
+        dt_bias: torch.Tensor | None = None,
+        lower_bound: float | None = None,
+        beta_scale: float | None = None,
     ) -> None:
         """Runs T packed tokens of N sequences of any length."""
-        CONTRACT.check_arguments(
-            batch,
-            {
-                "q": q,
-                "k": k,
-                "v": v,
-                "g": g,
-                "beta": beta,
-                "state": state,
-                "out": out,
-                "scale": scale,
-                "qk_l2norm": qk_l2norm,
-            },
-        )
+        gates = Gates(g, beta, A_log, dt_bias, gate, lower_bound, beta_scale)
+        named = {"q": q, "k": k, "v": v, "state": state, "out": out, **gates._asdict()}
+        CONTRACT.check_arguments(batch, {**named, "scale": scale, "qk_l2norm": qk_l2norm})
         assert isinstance(plan, _Sequences)
         if q.shape[0] == 0:
             return
         with torch.cuda.device(q.get_device()), torch.inference_mode():
-            tensors = pack(q, k, v, g, beta, qk_l2norm)
+            tensors = pack(q, k, v, gates, qk_l2norm)
             states = gather(state, batch, plan.indices)
             q, k, v, g, beta = (tensor[None] for tensor in tensors)
             final = _run(q, k, v, g, beta, states, out[None], plan.context(v.shape[2]), scale)
