@@ -34,6 +34,10 @@ _RECURRENT_SIZES = (16, 24, 32, 48, 64, 96, 128, 192, 256)
 RECURRENT_SIZES = tuple((k, v) for k in _RECURRENT_SIZES for v in _RECURRENT_SIZES)
 """Of q and k, and of v, in the ops with a recurrent state."""
 
+LATENT_SIZES = ((40, 32), (96, 64), (160, 128), (192, 128), (288, 256), (320, 256), (576, 512))
+"""Of `mla`: a latent and the rotated part of its key together, and a latent; other latents up to 512 are
+padded."""
+
 _RECURRENT: Claims = {
     "head_sizes": RECURRENT_SIZES,
     "state_dtypes": ("float32", "bfloat16"),
@@ -111,6 +115,14 @@ BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
             **_RECURRENT,
             "phases": ("prefill", "decode", "verify"),
             "features": ("checkpoints",),
+        },
+    ),
+    ("mla", "triton"): (
+        "TritonMla",
+        {
+            "phases": ("prefill", "decode", "verify"),
+            "head_sizes": LATENT_SIZES,
+            "features": ("lse", "trees"),
         },
     ),
     ("short_conv", "triton"): (

@@ -1,0 +1,100 @@
+"""FlashInfer's paged latent attention behind the contract: absorbed, in prefill as in decode."""
+
+from __future__ import annotations
+
+import torch
+from flashinfer.mla import BatchMLAPagedAttentionWrapper
+from switchrail.ops.backend import MlaBackend
+from switchrail.ops.batch import PagedBatch, Phase
+from switchrail.ops.mla.contract import CONTRACT
+from switchrail.ops.phases import OneRun
+
+from switchrail_kernels.mla.project import project
+from switchrail_kernels.wrappers import WrapperPlan, Wrappers, check_cache, fit, is_aligned
+
+
+class FlashInferMla(OneRun, MlaBackend):
+    """Latent attention for compute capability 9.0, in float16 and bfloat16, with latents of 512 and 64."""
+
+    def __init__(self, config: object = None) -> None:
+        super().__init__(config)
+        self._wrappers = Wrappers(lambda room: BatchMLAPagedAttentionWrapper(room, backend="fa3"))
+
+    def plan(self, phase: Phase, batch: PagedBatch) -> WrapperPlan:
+        """Prepares the tables; the library's own plan is made with the first layer of each shape."""
+        return WrapperPlan(CONTRACT, phase, batch)
+
+    def run(
+        self,
+        q_nope: torch.Tensor,
+        q_rope: torch.Tensor,
+        kv_cache: torch.Tensor,
+        *,
+        w_k: torch.Tensor | None,
+        w_v: torch.Tensor | None,
+        out: torch.Tensor,
+        batch: PagedBatch,
+        plan: object,
+        scale: float,
+        lse: torch.Tensor | None = None,
+    ) -> None:
+        """Attends T packed query rows of N sequences of any length."""
+        tensors = {"q_nope": q_nope, "q_rope": q_rope, "kv_cache": kv_cache, "w_k": w_k, "w_v": w_v}
+        CONTRACT.check_arguments(batch, {**tensors, "out": out, "lse": lse, "scale": scale})
+        assert isinstance(plan, WrapperPlan)
+        if plan.is_empty:
+            plan.clear_padding(out, lse)
+            return
+        check_cache(CONTRACT, "kv_cache", kv_cache)
+        rows, heads, _ = q_nope.shape
+        _, page, width = kv_cache.shape
+        rope_size = q_rope.shape[2]
+        latent_size = width - rope_size
+        if scale < 0:  # the library takes the largest product for the largest logit
+            q_nope, q_rope, scale = -q_nope, -q_rope, -scale
+        latent = q_nope.new_empty((rows, heads, latent_size))
+        if w_k is None:
+            latent_query = fit(q_nope)
+        else:
+            project(q_nope, w_k, latent)
+            latent_query, latent = latent, torch.empty_like(latent)
+        result = out if w_v is None and is_aligned(out) else latent
+        key = (heads, latent_size, rope_size, page, q_nope.dtype, scale)
+
+        def prepare(wrapper: BatchMLAPagedAttentionWrapper) -> None:
+            tables = plan.tables(page)
+            wrapper.plan(
+                plan.rows,
+                tables.starts,
+                tables.pages,
+                plan.keys,
+                heads,
+                latent_size,
+                rope_size,
+                page,
+                True,
+                scale,
+                q_nope.dtype,
+                kv_cache.dtype,
+            )
+
+        with torch.cuda.device_of(q_nope):
+            wrapper = plan.wrapper(self._wrappers, key, prepare)
+            wrapper.run(
+                latent_query,
+                fit(q_rope),
+                kv_cache[..., :latent_size],
+                kv_cache[..., latent_size:],
+                out=result,
+                lse=lse,
+                return_lse=lse is not None,
+                return_lse_base_on_e=True,
+            )
+        if w_v is not None:
+            project(result, w_v.transpose(1, 2), out)
+        elif result is not out:
+            out.copy_(result)
+        plan.clear_padding(out, lse)
+
+
+__all__ = ["FlashInferMla"]

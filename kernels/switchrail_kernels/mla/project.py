@@ -1,0 +1,83 @@
+"""A product with a matrix a head, as between queries and latents: out[t, h] = x[t, h] w[h]."""
+
+# Triton reads the types of a kernel's arguments at the call.
+# ruff: noqa: ANN001, ANN202
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from switchrail_kernels.launch import Launcher, launch_options, padded
+
+
+@triton.jit
+def _project(
+    p_x,
+    p_w,
+    p_out,
+    T,
+    H,
+    s_xt,
+    s_xh,
+    s_wh,
+    s_wk,
+    s_wn,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    BT: tl.constexpr,
+    BK: tl.constexpr,
+    BN: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    i_h = tl.program_id(1)
+    o_t = tl.program_id(2) * BT + tl.arange(0, BT).to(tl.int64)
+    o_n = tl.program_id(0) * BN + tl.arange(0, BN)
+    o_k = tl.arange(0, BK)
+    m_t = (o_t < T)[:, None]
+    m_n = (o_n < N)[None, :]
+    p_x += (o_t * s_xt)[:, None] + (i_h.to(tl.int64) * s_xh + o_k)[None, :]
+    p_w += i_h.to(tl.int64) * s_wh + o_k[:, None] * s_wk + o_n[None, :] * s_wn
+    b_acc = tl.zeros((BT, BN), tl.float32)
+    for i_k in tl.range(0, K, BK, num_stages=STAGES):
+        m_k = o_k < K - i_k
+        b_x = tl.load(p_x + i_k, mask=m_t & m_k[None, :], other=0.0)
+        b_w = tl.load(p_w + i_k * s_wk, mask=m_k[:, None] & m_n, other=0.0)
+        b_acc = tl.dot(b_x, b_w, acc=b_acc, input_precision="ieee")
+    o_out = ((o_t * H + i_h) * N)[:, None] + o_n[None, :]
+    tl.store(p_out + o_out, b_acc.to(p_out.dtype.element_ty), mask=m_t & m_n)
+
+
+_launch_project = Launcher(_project)
+
+
+def project(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> None:
+    """Multiplies, in one launch.
+
+    Args:
+        x: [T, H, K], its last axis contiguous.
+        w: [H, K, N], of any strides.
+        out: [T, H, N], contiguous; written to.
+    """
+    rows, heads, inner = x.shape
+    width = w.shape[2]
+    if x.dtype == torch.float32:
+        block_t, block_k, block_n, warps, stages = 32, 32, 32, 4, 1
+    elif rows > 64:
+        block_t, block_k, block_n, warps, stages = 128, 64, 128, 8, 3
+    else:
+        block_t, block_k, block_n, warps, stages = padded(rows, 16), 64, 128, 4, 3
+    _launch_project(
+        (-(-width // block_n), heads, -(-rows // block_t)),
+        (x, w, out),
+        (rows, heads, *x.stride()[:2], *w.stride()),
+        (inner, width, block_t, min(block_k, padded(inner, 16)), min(block_n, padded(width, 16)), stages),
+        num_warps=warps,
+        num_stages=stages,
+        **launch_options(x.dtype),
+    )
+
+
+__all__ = ["project"]
