@@ -5,11 +5,12 @@ import pytest
 import torch
 from switchrail.testing.compare import verify
 from switchrail.testing.inputs import gated_delta_call, kda_call, lightning_call, mamba2_call
-from switchrail_kernels import linear, segments
+from switchrail_kernels import segments
 from switchrail_kernels.delta import scan
 from switchrail_kernels.gated_delta.triton import TritonGatedDelta
 from switchrail_kernels.kda.triton import TritonKda
 from switchrail_kernels.lightning.triton import TritonLightning
+from switchrail_kernels.linear import walk
 from switchrail_kernels.mamba2.triton import TritonMamba2
 from switchrail_kernels.segments import Segments, plan_segments
 
@@ -55,11 +56,11 @@ def test_long_sequences_are_split_unasked(backend, make, chunk, gate, device):
     verify(instance, call)
     plan = instance.plan("prefill", call.batch)
     heads = call.out.shape[1]
-    costs = linear.COSTS if chunk == 64 else scan.COSTS
+    costs = walk.COSTS if chunk == 64 else scan.COSTS
     assert plan.split(heads, call.out.device, costs).split >= 1
 
 
-@pytest.mark.parametrize("costs", [scan.COSTS, linear.COSTS], ids=["delta", "linear"])
+@pytest.mark.parametrize("costs", [scan.COSTS, walk.COSTS], ids=["delta", "linear"])
 def test_what_is_split(costs):
     def plan(*counts, heads=32):
         return plan_segments(np.array(counts), heads, 132, costs)
@@ -72,7 +73,7 @@ def test_what_is_split(costs):
     assert chosen.first + (chosen.most - 2) * chosen.length < 1024
 
 
-@pytest.mark.parametrize("costs", [scan.COSTS, linear.COSTS], ids=["delta", "linear"])
+@pytest.mark.parametrize("costs", [scan.COSTS, walk.COSTS], ids=["delta", "linear"])
 def test_every_segment_has_chunks(costs):
     for longest in range(30, 400):
         for heads in (1, 4, 16, 64):

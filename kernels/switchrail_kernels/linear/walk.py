@@ -1,16 +1,4 @@
-"""Linear attention with a decay a head and token, which `lightning` and `mamba2` are.
-
-For a state S [V, K] of a head: S <- exp(g_t) S + w_t v_t k_t^T, out = scale S q_t + skip v_t. In `lightning` g
-is a number a head, w is 1 and there is no skip; in `mamba2` w is the time step, g its product with A, and k, v
-and q are B, x and C. With G the running sum of g inside a chunk of 64 tokens:
-
-    P[i, j] = scale exp(G_i - G_j) w_j q_i . k_j for i >= j, and skip on the diagonal
-    out = scale exp(G) q S^T + P v
-    S   <- exp(G_last) S + v^T (w exp(G_last - G) k)
-
-`_walk` does all of a chunk at once, with the state in registers. Where the time axis is split
-(`switchrail_kernels.segments`), a segment takes the state S before it to exp(G) S + B.
-"""
+"""Prefill: the walk over the chunks."""
 
 # Triton reads the types of a kernel's arguments at the call.
 # ruff: noqa: ANN001, ANN202, E501, SIM102
@@ -19,32 +7,19 @@ and q are B, x and C. With G the running sum of g inside a chunk of 64 tokens:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
-from switchrail.ops.batch import StateBatch
+from switchrail.ops.batch import CheckpointBatch, StateBatch
 
 from switchrail_kernels.device import has_large_shared_memory
 from switchrail_kernels.launch import Launcher, launch_options, padded
+from switchrail_kernels.linear.time_steps import TimeSteps, time_step
 from switchrail_kernels.segments import Chunks, Costs, Segments, locate
 
 CHUNK = tl.constexpr(64)
 LOG2E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def _time_step(b_dt, p_bias, i_h, dt_min, dt_max, BIAS: tl.constexpr, SOFTPLUS: tl.constexpr):
-    """The time step: raw, with its bias, its softplus and its limits."""
-    b_dt = b_dt.to(tl.float32)
-    if BIAS:
-        b_dt += tl.load(p_bias + i_h).to(tl.float32)
-    if SOFTPLUS:
-        # log(1 + e^x) as max(x, 0) + log(1 + e^-|x|); where e^-|x| is small, its logarithm's first terms.
-        b_e = tl.exp(-tl.abs(b_dt))
-        b_dt = tl.maximum(b_dt, 0.0) + tl.where(b_e < 1e-3, b_e - 0.5 * b_e * b_e, tl.log(1.0 + b_e))
-    return tl.minimum(tl.maximum(b_dt, dt_min), dt_max)
 
 
 @triton.jit
@@ -97,7 +72,7 @@ def _walk_chunk(
     # In powers of 2, and 2^-192 is 0 in float32.
     if STEPS:
         b_w = tl.load(p_dt + o_t * s_dt, mask=o_t < rows, other=0.0) if MASKED else tl.load(p_dt + o_t * s_dt)
-        b_w = _time_step(b_w, p_bias, i_h, dt_min, dt_max, BIAS, SOFTPLUS)
+        b_w = time_step(b_w, p_bias, i_h, dt_min, dt_max, BIAS, SOFTPLUS)
         if MASKED:
             b_w = tl.where(o_t < rows, b_w, 0.0)
         # Changes nothing; but what comes of it is computed once, not again in the layout of each use.
@@ -219,12 +194,15 @@ def _walk(
     p_read_slots,
     p_write_slots,
     p_has_initial_state,
+    p_kept_slots,
     scale,
     dt_min,
     dt_max,
     s_dt,
     s_dth,
     s_slot,
+    every,
+    kept,
     sequences,
     first,
     length,
@@ -245,10 +223,13 @@ def _walk(
     BIAS: tl.constexpr,
     SOFTPLUS: tl.constexpr,
     SKIP: tl.constexpr,
+    KEEP: tl.constexpr,
     PASS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """One segment of a sequence, one head and `BV` rows of its state.
+
+    With KEEP the state after every so many rows of a sequence is written into a slot of its own.
 
     `p_ends` holds, for each split sequence, each of its segments and each head, B and, after it, the
     segment's decay.
@@ -315,87 +296,35 @@ def _walk(
     else:
         m_read = (o_v < tl.where(has, tl.where(read >= 0, V, 0), 0))[:, None] & (o_k < K)[None, :]
         b_s = tl.load(p_state + read * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)
-    b_s, _ = _walk_chunks(
-        b_s, p_q, p_k, p_v, p_dt, p_bias, p_out, b_rate, b_skip, i_h, o_v, rows, scale, dt_min, dt_max, s_dt,
-        s_qt, s_kt, s_vt, H, K, V, BK, STEPS, BIAS, SOFTPLUS, True, WHOLE, STAGES,
-    )  # fmt: skip
+    if KEEP:
+        start = (row - tl.load(p_cu_seqlens + i_n)).to(tl.int32)
+        i_t = rows * 0
+        b_all = tl.exp2(b_rate * 0.0)
+        while i_t < rows:
+            part = tl.minimum(every - (start + i_t) % every, rows - i_t)
+            i_row = i_t.to(tl.int64)
+            b_s, b_all = _walk_chunks(
+                b_s, p_q + i_row * s_qt, p_k + i_row * s_kt, p_v + i_row * s_vt, p_dt + i_row * s_dt, p_bias,
+                p_out + i_row * (H * V), b_rate, b_skip, i_h, o_v, part, scale, dt_min, dt_max, s_dt,
+                s_qt, s_kt, s_vt, H, K, V, BK, STEPS, BIAS, SOFTPLUS, True, WHOLE, STAGES,
+            )  # fmt: skip
+            i_t += part
+            if (start + i_t) % every == 0:
+                slot = tl.load(p_kept_slots + i_n.to(tl.int64) * kept + (start + i_t) // every - 1)
+                m_kept = (o_v < tl.where(slot >= 0, V, 0))[:, None] & (o_k < K)[None, :]
+                tl.store(p_state + slot * s_slot + o_state, b_s.to(p_state.dtype.element_ty), mask=m_kept)
+    else:
+        b_s, _ = _walk_chunks(
+            b_s, p_q, p_k, p_v, p_dt, p_bias, p_out, b_rate, b_skip, i_h, o_v, rows, scale, dt_min, dt_max, s_dt,
+            s_qt, s_kt, s_vt, H, K, V, BK, STEPS, BIAS, SOFTPLUS, True, WHOLE, STAGES,
+        )  # fmt: skip
     if is_last:
         tl.store(p_state + write * s_slot + o_state, b_s.to(p_state.dtype.element_ty), mask=m_state)
     elif PASS == 1:
         tl.store(p_ends + o_end, b_s)
 
 
-@triton.jit
-def _step(
-    p_q,
-    p_k,
-    p_v,
-    p_rate,
-    p_dt,
-    p_bias,
-    p_skip,
-    p_state,
-    p_out,
-    p_read_slots,
-    p_write_slots,
-    scale,
-    dt_min,
-    dt_max,
-    s_qt,
-    s_qh,
-    s_kt,
-    s_kh,
-    s_vt,
-    s_vh,
-    s_dt,
-    s_dth,
-    s_slot,
-    H,
-    GROUP: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    STEPS: tl.constexpr,
-    BIAS: tl.constexpr,
-    SOFTPLUS: tl.constexpr,
-    SKIP: tl.constexpr,
-):
-    i_h = tl.program_id(1)
-    i_n = tl.program_id(2).to(tl.int64)
-    read = tl.load(p_read_slots + i_n)
-    write = tl.load(p_write_slots + i_n)
-    o_k = tl.arange(0, BK)
-    o_v = tl.program_id(0) * BV + tl.arange(0, BV)
-    m_k = o_k < K
-    m_v = o_v < V
-    o_state = (i_h * V + o_v)[:, None] * K + o_k[None, :]
-    m_read = (o_v < tl.where(read >= 0, V, 0))[:, None] & m_k[None, :]
-    m_write = (o_v < tl.where(write >= 0, V, 0))[:, None] & m_k[None, :]
-    b_s = tl.load(p_state + read * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)
-    b_q = tl.load(p_q + i_n * s_qt + i_h // GROUP * s_qh + o_k, mask=m_k, other=0.0).to(tl.float32) * scale
-    b_k = tl.load(p_k + i_n * s_kt + i_h // GROUP * s_kh + o_k, mask=m_k, other=0.0).to(tl.float32)
-    b_v = tl.load(p_v + i_n * s_vt + i_h * s_vh + o_v, mask=m_v, other=0.0).to(tl.float32)
-    b_rate = tl.load(p_rate + i_h)
-    b_x = b_v
-    if STEPS:
-        b_dt = tl.load(p_dt + i_n * s_dt + i_h * s_dth)
-        b_dt = _time_step(b_dt, p_bias, i_h, dt_min, dt_max, BIAS, SOFTPLUS)
-        b_rate *= b_dt
-        b_x = b_v * b_dt
-    # The readout is of the old state, so that it needn't wait for the new one.
-    b_decay = tl.exp(b_rate)
-    b_o = b_decay * tl.sum(b_s * b_q[None, :], 1) + b_x * tl.sum(b_k * b_q, 0)
-    if SKIP:
-        b_o += b_v * tl.load(p_skip + i_h).to(tl.float32)
-    b_o = tl.where(write >= 0, b_o, 0.0)
-    tl.store(p_out + (i_n * H + i_h) * V + o_v, b_o.to(p_out.dtype.element_ty), mask=m_v)
-    b_s = b_s * b_decay + b_x[:, None] * b_k[None, :]
-    tl.store(p_state + write * s_slot + o_state, b_s.to(p_state.dtype.element_ty), mask=m_write)
-
-
 _launch_walk = Launcher(_walk)
-_launch_step = Launcher(_step)
 
 COSTS = Costs(
     pace=lambda load: 2.8 * math.ceil(load),
@@ -407,46 +336,6 @@ COSTS = Costs(
     resident=1.5,
     least=32,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class TimeSteps:
-    """What `mamba2` has of time steps, as arguments of the kernels.
-
-    Attributes:
-        tensors: dt, and its bias and the skip, or anything where there is none.
-        limits: The least and the largest time step.
-        strides: Of dt.
-        constants: Whether there are time steps, a bias, softplus, and a skip.
-    """
-
-    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-    limits: tuple[float, float] = (0.0, 0.0)
-    strides: tuple[int, ...] = (0, 0)
-    constants: tuple[bool, bool, bool, bool] = (False, False, False, False)
-
-    @classmethod
-    def of(
-        cls,
-        dt: torch.Tensor,
-        bias: torch.Tensor | None,
-        skip: torch.Tensor | None,
-        softplus: bool,
-        limits: tuple[float, float],
-    ) -> TimeSteps:
-        """Those of a call of `mamba2`."""
-        tensors = (dt, dt if bias is None else bias, dt if skip is None else skip)
-        limits = limits[0], min(limits[1], _MOST)
-        return cls(tensors, limits, dt.stride(), (True, bias is not None, softplus, skip is not None))
-
-    @classmethod
-    def none(cls, rate: torch.Tensor) -> TimeSteps:
-        """Those of an op without any."""
-        return cls((rate, rate, rate))
-
-
-_MOST = 3e38
-"""Instead of an infinite limit: float32 has no larger time step."""
 
 
 def walk(
@@ -501,68 +390,40 @@ def walk(
         ends = torch.empty(
             (segments.split, segments.most - 1, heads, size), dtype=torch.float32, device=v.device
         )
-    slots = (batch.cu_seqlens, batch.read_slots, batch.write_slots, batch.has_initial_state)
+    keep = isinstance(batch, CheckpointBatch)
+    kept_slots = batch.checkpoint_slots if keep else batch.write_slots
+    kept = (batch.checkpoint_every, kept_slots.shape[1]) if keep else (0, 0)
+    slots = (batch.cu_seqlens, batch.read_slots, batch.write_slots, batch.has_initial_state, kept_slots)
     lengths = (segments.first * CHUNK.value, segments.length * CHUNK.value)
     sizes = (heads, heads // groups, key_size, value_size, block_k, block_v)
     for number, programs in segments.programs(sequences):
         _launch_walk(
             (value_blocks, heads, programs),
             (q, k, v, rate, *steps.tensors, state, out, ends, chunks.sequences, *slots),
-            (scale, *steps.limits, *steps.strides, state.stride(0), sequences, *lengths, segments.most),
-            (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *sizes, *steps.constants, number, stages),
+            (
+                scale,
+                *steps.limits,
+                *steps.strides,
+                state.stride(0),
+                *kept,
+                sequences,
+                *lengths,
+                segments.most,
+            ),
+            (
+                *q.stride()[:2],
+                *k.stride()[:2],
+                *v.stride()[:2],
+                *sizes,
+                *steps.constants,
+                keep,
+                number,
+                stages,
+            ),
             num_warps=warps,
             num_stages=stages,
             **launch_options(v.dtype),
         )
 
 
-def step_again(key: tuple[object, ...] | None, tensors: tuple[torch.Tensor, ...], batch: StateBatch) -> bool:
-    """Runs `step` as it ran before with `key`; False where it didn't.
-
-    Args:
-        key: The call's signature.
-        tensors: q, k, v, the rate, those of the time steps, the state and out.
-        batch: The batch.
-    """
-    return _launch_step.again(key, (*tensors, batch.read_slots, batch.write_slots))
-
-
-def step(
-    *,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    rate: torch.Tensor,
-    steps: TimeSteps,
-    state: torch.Tensor,
-    out: torch.Tensor,
-    batch: StateBatch,
-    key: tuple[object, ...] | None,
-    scale: float,
-) -> None:
-    """One token a sequence; the arguments are those of `walk`, and what it is remembered by."""
-    sequences, groups, key_size = k.shape
-    _, heads, value_size = v.shape
-    if sequences == 0:
-        return
-    block_v = min(4 if sequences == 1 else 8, padded(value_size))
-    _launch_step(
-        (-(-value_size // block_v), heads, sequences),
-        (q, k, v, rate, *steps.tensors, state, out, batch.read_slots, batch.write_slots),
-        (
-            scale,
-            *steps.limits,
-            *q.stride()[:2],
-            *k.stride()[:2],
-            *v.stride()[:2],
-            *steps.strides,
-            state.stride(0),
-            heads,
-        ),
-        (heads // groups, key_size, value_size, padded(key_size), block_v, *steps.constants),
-        num_warps=1,
-        remember=key,
-    )
-
-
-__all__ = ["CHUNK", "TimeSteps", "step", "step_again", "walk"]
+__all__ = ["CHUNK", "COSTS", "walk"]

@@ -1,0 +1,227 @@
+"""Drafted tokens of the ops with a state: what all layers of a step share, and the commit.
+
+The rows of a sequence form a chain or a tree, and not all of them will be accepted. A state of [V, K] a head is
+many times the keys and values of a few rows. So no state is kept for a row: `verify` reads the state before
+the drafts once and leaves it as it is, and keeps what each row does to a state: it decays by exp(g) and has
+u k^T added. `commit` reads the state again and does so for the rows on the path to the last accepted one.
+Verification and commit move each state three times, whatever the number of rows; a state a row would move it
+once a row and three times.
+"""
+
+# Triton reads the types of a kernel's arguments at the call.
+# ruff: noqa: ANN001, ANN201, ANN202
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from switchrail.ops.batch import VerifyBatch
+
+from switchrail_kernels.launch import Launcher, padded
+from switchrail_kernels.tables import split_rows, to_device
+
+DRAFT_ROWS = tl.constexpr(16)
+"""Rows of a tile: the fewest that a product takes."""
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """The drafted rows of a batch.
+
+    Attributes:
+        tiles: [tiles, 4] int32, at most `DRAFT_ROWS` rows of one sequence, as `split_rows` gives them.
+        paths: [T, words] int32: bit j % 32 of word j / 32 is whether a row follows row j of its sequence,
+            directly or not, or is that row.
+    """
+
+    tiles: torch.Tensor
+    paths: torch.Tensor
+
+    @classmethod
+    def of(cls, batch: VerifyBatch) -> Drafts:
+        """Finds the paths to all rows of a batch."""
+        words = -(-max(batch.seqlens, default=0) // 32)
+        paths = bytearray()
+        row = 0
+        for length in batch.seqlens:
+            found: list[int] = []
+            for i, parent in enumerate(batch.parent_rows[row : row + length]):
+                path = 1 << i if parent < 0 else found[parent] | 1 << i
+                found.append(path)
+                paths += path.to_bytes(4 * words, "little")
+            row += length
+        device = batch.cu_seqlens.device
+        table = np.frombuffer(paths, dtype="<i4").reshape(row, words)
+        return cls(to_device(split_rows(batch.seqlens, DRAFT_ROWS.value), device), to_device(table, device))
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What the drafted rows of one layer do to the states: S <- exp(g) S + u k^T.
+
+    Attributes:
+        u: [T, HV, V] float32.
+        k: [T, H, K]; value head i has the keys of head i // (HV / H).
+        g: [T, HV] float32, or [T, HV, K]: a decay a channel.
+        exact: Whether products are IEEE float32, and not TF32.
+    """
+
+    u: torch.Tensor
+    k: torch.Tensor
+    g: torch.Tensor
+    exact: bool
+
+    @classmethod
+    def empty(cls, k: torch.Tensor, v: torch.Tensor, *, channels: bool = False, dtype: torch.dtype) -> Record:
+        """One to be filled in, for keys [T, H, K] and values [T, HV, V].
+
+        Args:
+            k: The keys.
+            v: The values.
+            channels: Whether there is a decay a channel.
+            dtype: That in which the keys are kept.
+        """
+        shape = (*v.shape[:2], k.shape[2]) if channels else v.shape[:2]
+        return cls(
+            torch.empty(v.shape, dtype=torch.float32, device=v.device),
+            torch.empty(k.shape, dtype=dtype, device=v.device),
+            torch.empty(shape, dtype=torch.float32, device=v.device),
+            v.dtype == torch.float32,
+        )
+
+
+@triton.jit
+def on_path(p_path, o_j, rows):
+    """Which of the rows `o_j` are on the paths at `p_path`, of all that are below `rows`."""
+    b_word = tl.load(p_path + o_j // 32, mask=o_j < rows, other=0)
+    return ((b_word >> (o_j % 32)) & 1) != 0
+
+
+@triton.jit
+def _replay(
+    p_u,
+    p_k,
+    p_g,
+    p_state,
+    p_paths,
+    p_accepted,
+    p_cu_seqlens,
+    p_read_slots,
+    p_write_slots,
+    p_has_initial_state,
+    s_slot,
+    words,
+    H,
+    GROUP: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    EXACT: tl.constexpr,
+):
+    """One sequence, one head and `BV` rows of its state.
+
+    A row's share decays by the sum of what follows it on the path. So the rows are walked from the last one
+    on, and no sum is the difference of others.
+    """
+    i_h = tl.program_id(1)
+    i_n = tl.program_id(2).to(tl.int64)
+    read = tl.load(p_read_slots + i_n)
+    write = tl.load(p_write_slots + i_n)
+    has = tl.load(p_has_initial_state + i_n)
+    row = tl.load(p_cu_seqlens + i_n).to(tl.int64)
+    length = (tl.load(p_cu_seqlens + i_n + 1) - row).to(tl.int32)
+    if (write < 0) | (length <= 0):
+        return
+    last = tl.minimum(tl.load(p_accepted + i_n), length - 1).to(tl.int32)
+    rows = tl.maximum(last, -1) + 1
+    p_path = p_paths + (row + tl.maximum(last, 0)) * words
+    p_u += (row * H + i_h) * V
+    p_k += row * (H // GROUP * K) + i_h // GROUP * K
+
+    o_k = tl.arange(0, BK)
+    o_v = tl.program_id(0) * BV + tl.arange(0, BV)
+    m_k = o_k < K
+    m_v = o_v < V
+    o_state = (i_h * V + o_v)[:, None] * K + o_k[None, :]
+    m_read = (o_v < tl.where(has & (read >= 0), V, 0))[:, None] & m_k[None, :]
+    b_s = tl.load(p_state + read * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)
+    b_new = tl.zeros((BV, BK), tl.float32)
+    if CHANNELS:
+        p_g += (row * H + i_h) * K
+        b_since = tl.zeros((BK,), tl.float32)
+        b_first = tl.load(p_g + o_k, mask=(o_k < tl.where(on_path(p_path, 0, rows), K, 0)), other=0.0)
+    else:
+        p_g += row * H + i_h
+        b_since = 0.0
+        b_first = tl.load(p_g, mask=on_path(p_path, 0, rows), other=0.0)
+    for i in range(0, rows, DRAFT_ROWS):
+        o_j = ((rows - 1) // DRAFT_ROWS * DRAFT_ROWS - i + tl.arange(0, DRAFT_ROWS)).to(tl.int64)
+        m_j = on_path(p_path, o_j, rows)
+        m_next = on_path(p_path, o_j + 1, rows)
+        b_u = tl.load(
+            p_u + o_j[:, None] * (H * V) + o_v[None, :], mask=m_j[:, None] & m_v[None, :], other=0.0
+        )
+        b_k = tl.load(
+            p_k + o_j[:, None] * (H // GROUP * K) + o_k[None, :], mask=m_j[:, None] & m_k[None, :], other=0.0
+        ).to(tl.float32)
+        if CHANNELS:
+            m_g = m_next[:, None] & m_k[None, :]
+            b_g = tl.load(p_g + (o_j + 1)[:, None] * (H * K) + o_k[None, :], mask=m_g, other=0.0) * LOG2E
+            b_k *= tl.exp2(tl.cumsum(b_g, 0, reverse=True) + b_since[None, :])
+        else:
+            b_g = tl.load(p_g + (o_j + 1) * H, mask=m_next, other=0.0) * LOG2E
+            b_k *= tl.exp2(tl.cumsum(b_g, 0, reverse=True) + b_since)[:, None]
+        b_since += tl.sum(b_g, 0)
+        b_new = tl.dot(tl.trans(b_u), b_k, acc=b_new, input_precision="ieee" if EXACT else "tf32")
+    b_decay = tl.exp2(b_since + b_first * LOG2E)
+    b_s = b_s * (b_decay[None, :] if CHANNELS else b_decay) + b_new
+    m_state = m_v[:, None] & m_k[None, :]
+    tl.store(p_state + write * s_slot + o_state, b_s.to(p_state.dtype.element_ty), mask=m_state)
+
+
+_launch_replay = Launcher(_replay)
+
+
+def replay(
+    drafts: Drafts, record: Record, accepted: torch.Tensor, *, state: torch.Tensor, batch: VerifyBatch
+) -> None:
+    """Writes the state after each sequence's last accepted row, in one launch.
+
+    Args:
+        drafts: The plan.
+        record: What `verify` kept.
+        accepted: [N] int64, the last accepted row; -1: none. One beyond a sequence's end counts as its last.
+        state: The pool [slots, HV, V, K].
+        batch: The batch.
+    """
+    rows, groups, key_size = record.k.shape
+    _, heads, value_size = record.u.shape
+    if rows == 0:
+        return
+    block_k = padded(key_size, 16)
+    block_v = min(padded(value_size, 16), max(4096 // block_k, 16))
+    _launch_replay(
+        (-(-value_size // block_v), heads, len(batch.seqlens)),
+        (
+            *(record.u, record.k, record.g, state, drafts.paths, accepted),
+            *(batch.cu_seqlens, batch.read_slots, batch.write_slots, batch.has_initial_state),
+        ),
+        (state.stride(0), drafts.paths.shape[1], heads),
+        (
+            *(heads // groups, key_size, value_size, block_k, block_v),
+            *(record.g.ndim == 3, record.exact),
+        ),
+        num_warps=4,
+    )
+
+
+__all__ = ["DRAFT_ROWS", "Drafts", "Record", "on_path", "replay"]

@@ -1,0 +1,218 @@
+"""Verify: a few drafted tokens a sequence, chains and trees, by tiles of 16 rows.
+
+A row's result is that of the state before the drafts, decayed along its path, and of the rows on its path:
+P with the decay from one row to the other along the path, and zero where there is none. The rows are walked
+from the tile's own back to the first, so that a decay is a sum of gates, never the difference of two.
+"""
+
+# Triton reads the types of a kernel's arguments at the call.
+# ruff: noqa: ANN001, ANN202
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from switchrail.ops.batch import StateBatch
+
+from switchrail_kernels.drafts import DRAFT_ROWS, Drafts, Record, on_path
+from switchrail_kernels.launch import Launcher, launch_options, padded
+from switchrail_kernels.linear.time_steps import TimeSteps, time_step
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _weights(
+    p_dt, p_bias, rate, i_h, o_j, m_j, dt_min, dt_max, s_dt,
+    STEPS: tl.constexpr, BIAS: tl.constexpr, SOFTPLUS: tl.constexpr,
+):  # fmt: skip
+    """What rows write with, and the logs of their decays; zeros where not `m_j`."""
+    if STEPS:
+        b_w = tl.load(p_dt + o_j.to(tl.int64) * s_dt, mask=m_j, other=0.0)
+        b_w = time_step(b_w, p_bias, i_h, dt_min, dt_max, BIAS, SOFTPLUS)
+        b_w = tl.where(m_j, b_w, 0.0)
+        b_g = b_w * rate
+    else:
+        b_w = tl.where(m_j, 1.0, 0.0)
+        b_g = tl.where(m_j, rate, 0.0)
+    return b_w, b_g
+
+
+@triton.jit
+def _verify(
+    p_q,
+    p_k,
+    p_v,
+    p_rate,
+    p_dt,
+    p_bias,
+    p_skip,
+    p_state,
+    p_out,
+    p_kept_u,
+    p_kept_k,
+    p_kept_g,
+    p_tiles,
+    p_paths,
+    p_read_slots,
+    p_write_slots,
+    p_has_initial_state,
+    scale,
+    dt_min,
+    dt_max,
+    s_qt,
+    s_qh,
+    s_kt,
+    s_kh,
+    s_vt,
+    s_vh,
+    s_dt,
+    s_dth,
+    s_slot,
+    words,
+    H,
+    GROUP: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    STEPS: tl.constexpr,
+    BIAS: tl.constexpr,
+    SOFTPLUS: tl.constexpr,
+    SKIP: tl.constexpr,
+):
+    """One tile, one head and `BV` of its values; P and out are transposed, as in the walk."""
+    dtype = p_k.dtype.element_ty
+    i_h = tl.program_id(1)
+    i_p = tl.program_id(2)
+    i_n = tl.load(p_tiles + 4 * i_p)
+    within = tl.load(p_tiles + 4 * i_p + 1)
+    row = tl.load(p_tiles + 4 * i_p + 2).to(tl.int64)
+    rows = tl.load(p_tiles + 4 * i_p + 3)
+    read = tl.load(p_read_slots + i_n)
+    write = tl.load(p_write_slots + i_n)
+    has = tl.load(p_has_initial_state + i_n)
+    o_i = tl.arange(0, DRAFT_ROWS)
+    o_k = tl.arange(0, BK)
+    o_v = tl.program_id(0) * BV + tl.arange(0, BV)
+    m_k = o_k < K
+    m_v = (o_i < rows)[:, None] & (o_v < V)[None, :]
+    o_own = (row + o_i)[:, None] * (H * V) + i_h * V + o_v[None, :]
+    if write < 0:  # padding
+        tl.store(p_out + o_own, tl.zeros((DRAFT_ROWS, BV), p_out.dtype.element_ty), mask=m_v)
+        return
+
+    rate = tl.load(p_rate + i_h)
+    o_state = (i_h * V + o_v)[:, None] * K + o_k[None, :]
+    m_read = (o_v < tl.where(has & (read >= 0), V, 0))[:, None] & m_k[None, :]
+    b_s = tl.load(p_state + read * s_slot + o_state, mask=m_read, other=0.0).to(dtype)
+    p_q += row * s_qt + i_h // GROUP * s_qh
+    p_dt += i_h * s_dth
+    p_paths += (row + o_i) * words
+    m_own = o_i < rows
+    b_q = tl.load(
+        p_q + o_i.to(tl.int64)[:, None] * s_qt + o_k[None, :], mask=m_own[:, None] & m_k[None, :], other=0.0
+    )
+
+    # What is kept of the tile's own rows.
+    p_dt += row * s_dt
+    b_w, b_g = _weights(
+        p_dt, p_bias, rate, i_h, o_i, m_own, dt_min, dt_max, s_dt, STEPS, BIAS, SOFTPLUS
+    )  # fmt: skip
+    b_v = tl.load(p_v + (row + o_i)[:, None] * s_vt + i_h * s_vh + o_v[None, :], mask=m_v, other=0.0)
+    tl.store(p_kept_u + o_own, b_v.to(tl.float32) * b_w[:, None], mask=m_v)
+    if tl.program_id(0) == 0:
+        tl.store(p_kept_g + (row + o_i) * H + i_h, b_g, mask=m_own)
+        if i_h % GROUP == 0:
+            m_own_k = m_own[:, None] & m_k[None, :]
+            p_own_k = p_k + (row + o_i)[:, None] * s_kt + i_h // GROUP * s_kh + o_k[None, :]
+            o_kept_k = (row + o_i)[:, None] * (H // GROUP * K) + i_h // GROUP * K + o_k[None, :]
+            tl.store(p_kept_k + o_kept_k, tl.load(p_own_k, mask=m_own_k, other=0.0), mask=m_own_k)
+    b_o = tl.zeros((BV, DRAFT_ROWS), tl.float32)
+    if SKIP:
+        b_o += tl.trans(b_v).to(tl.float32) * tl.load(p_skip + i_h).to(tl.float32)
+
+    row -= within
+    p_dt -= within * s_dt
+    p_k += row * s_kt + i_h // GROUP * s_kh
+    p_v += row * s_vt + i_h * s_vh
+    end = within + rows
+    b_since = tl.zeros((DRAFT_ROWS,), tl.float32)
+    for i in range(0, end, DRAFT_ROWS):
+        o_j = within - i + o_i
+        m_j = o_j < end
+        b_k = tl.load(
+            p_k + o_j.to(tl.int64)[:, None] * s_kt + o_k[None, :], mask=m_j[:, None] & m_k[None, :], other=0.0
+        )
+        b_v = tl.load(
+            p_v + o_j.to(tl.int64)[:, None] * s_vt + o_v[None, :],
+            mask=m_j[:, None] & (o_v < V)[None, :],
+            other=0.0,
+        )
+        b_w, _ = _weights(
+            p_dt, p_bias, rate, i_h, o_j, m_j, dt_min, dt_max, s_dt, STEPS, BIAS, SOFTPLUS
+        )  # fmt: skip
+        _, b_g = _weights(
+            p_dt, p_bias, rate, i_h, o_j + 1, o_j + 1 < end, dt_min, dt_max, s_dt, STEPS, BIAS, SOFTPLUS
+        )  # fmt: skip
+        m_path = on_path(p_paths[None, :], o_j[:, None], tl.where(m_own, end, 0)[None, :])
+        m_next = on_path(p_paths[None, :], (o_j + 1)[:, None], tl.where(m_own, end, 0)[None, :])
+        b_x = tl.where(m_next, (b_g * LOG2E)[:, None], 0.0)
+        b_decay = tl.exp2(tl.cumsum(b_x, 0, reverse=True) + b_since[None, :])
+        b_since += tl.sum(b_x, 0)
+        b_p = tl.dot(b_k, tl.trans(b_q), input_precision="ieee") * (b_decay * (b_w * scale)[:, None])
+        b_p = tl.where(m_path, b_p, 0.0).to(dtype)
+        b_o = tl.dot(tl.trans(b_v), b_p, acc=b_o, input_precision="ieee")
+    zero = o_i * 0
+    _, b_g = _weights(
+        p_dt, p_bias, rate, i_h, zero, zero < end, dt_min, dt_max, s_dt, STEPS, BIAS, SOFTPLUS
+    )  # fmt: skip
+    b_since += tl.where(on_path(p_paths, zero, tl.where(m_own, end, 0)), b_g * LOG2E, 0.0)
+    b_start = tl.exp2(b_since) * scale
+    b_o += tl.dot(b_s, tl.trans(b_q), input_precision="ieee") * b_start[None, :]
+    tl.store(p_out + o_own, tl.trans(b_o).to(p_out.dtype.element_ty), mask=m_v)
+
+
+_launch_verify = Launcher(_verify)
+
+
+def verify(
+    drafts: Drafts,
+    *,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    rate: torch.Tensor,
+    steps: TimeSteps,
+    state: torch.Tensor,
+    out: torch.Tensor,
+    batch: StateBatch,
+    scale: float,
+) -> Record:
+    """Runs drafted rows in one launch; the arguments are those of `walk`, and the states stay as they are."""
+    _, groups, key_size = k.shape
+    _, heads, value_size = v.shape
+    record = Record.empty(k, v, dtype=k.dtype)
+    if len(drafts.tiles) == 0:
+        return record
+    block_k = padded(key_size, 16)
+    block_v = min(padded(value_size, 16), max(8192 // block_k, 16))
+    slots = (batch.read_slots, batch.write_slots, batch.has_initial_state)
+    strides = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *steps.strides, state.stride(0))
+    _launch_verify(
+        (-(-value_size // block_v), heads, len(drafts.tiles)),
+        (
+            *(q, k, v, rate, *steps.tensors, state, out),
+            *(record.u, record.k, record.g, drafts.tiles, drafts.paths, *slots),
+        ),
+        (scale, *steps.limits, *strides, drafts.paths.shape[1], heads),
+        (heads // groups, key_size, value_size, block_k, block_v, *steps.constants),
+        num_warps=4,
+        **launch_options(v.dtype),
+    )
+    return record
+
+
+__all__ = ["verify"]
