@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
-from switchrail.ops.batch import StateBatch
+from switchrail.ops.batch import CheckpointBatch, StateBatch
 
 from switchrail_kernels.device import multiprocessors
 from switchrail_kernels.tables import split_rows, to_device
@@ -130,28 +130,51 @@ class Chunks:
         blocks: [blocks, 4] int32, blocks of some chunks as `split_rows` gives them.
         sequences: [sequences that are not empty, 2] int32, longest first: sequence, its first chunk.
         counts: Their numbers of chunks.
-        segments: What `plan_segments` found, by number of heads.
+        every: Rows from one kept state to the next; 0 where none is kept.
+        places: Chunks for which there is room from one kept state to the next.
+        segments: What `plan_segments` found, by number of heads; none is looked for where kept states lie
+            within blocks, which are then cut there.
     """
 
     blocks: torch.Tensor
     sequences: torch.Tensor
     counts: np.ndarray
-    segments: dict[int, Segments] = field(default_factory=dict)
+    every: int = 0
+    places: int = 0
+    segments: dict[int, Segments] | None = field(default_factory=dict)
 
     @classmethod
     def of(cls, batch: StateBatch, chunk: int, per_block: int = 1) -> Chunks:
         """Cuts the sequences of a batch into chunks of `chunk` tokens and blocks of `per_block` chunks."""
-        blocks = split_rows(batch.seqlens, chunk * per_block)
+        every = batch.checkpoint_every if isinstance(batch, CheckpointBatch) else 0
+        size = chunk * per_block
+        segments: dict[int, Segments] | None = None if every % size else {}
+        if segments is None:
+            pieces = split_rows(batch.seqlens, every)
+            blocks = split_rows(pieces[:, 3], size)
+            blocks[:, 1] += pieces[blocks[:, 0], 1]
+            blocks[:, 0] = pieces[blocks[:, 0], 0]
+        else:
+            blocks = split_rows(batch.seqlens, size)
         first = np.flatnonzero(blocks[:, 1] == 0)
         sequence = blocks[first, 0]
         counts = -(-np.asarray(batch.seqlens, dtype=np.int64)[sequence] // chunk)
         order = np.argsort(-counts, kind="stable")
         sequences = np.stack([sequence, first * per_block], axis=1)[order]
         device = batch.cu_seqlens.device
-        return cls(to_device(blocks, device), to_device(sequences.astype(np.int32), device), counts[order])
+        return cls(
+            to_device(blocks, device),
+            to_device(sequences.astype(np.int32), device),
+            counts[order],
+            every,
+            -(-every // size) * per_block,
+            segments,
+        )
 
     def split(self, heads: int, device: torch.device, costs: Costs) -> Segments:
         """How the time axis is split for a layer of so many heads with a state."""
+        if self.segments is None:
+            return Segments()
         if heads not in self.segments:
             self.segments[heads] = plan_segments(self.counts, heads, multiprocessors(device), costs)
         return self.segments[heads]

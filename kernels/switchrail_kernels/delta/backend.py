@@ -44,7 +44,7 @@ class TritonDelta(OneRun):
 
     def plan(self, phase: Phase, batch: StateBatch) -> Chunks | None:
         """Cuts the sequences of a prefill into chunks."""
-        self.contract.check_batch(phase, batch)
+        self.contract.check_batch(phase, batch, ("checkpoints",))
         return None if phase == "decode" else Chunks.of(batch, CHUNK.value, BLOCK.value // CHUNK.value)
 
     def run(

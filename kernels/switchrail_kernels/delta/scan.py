@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from switchrail.ops.batch import StateBatch
+from switchrail.ops.batch import CheckpointBatch, StateBatch
 
 from switchrail_kernels.delta.solve import CHUNK
 from switchrail_kernels.device import has_large_shared_memory
@@ -159,6 +159,63 @@ def _walk_chunks(
 
 
 @triton.jit
+def _walk_pieces(
+    b_s,
+    p_q,
+    p_k,
+    p_from,
+    p_v,
+    p_inverse,
+    p_scores,
+    p_factors,
+    p_state,
+    p_out,
+    p_kept,
+    o_v,
+    o_state,
+    m_k,
+    rows,
+    at,
+    every,
+    places,
+    s_slot,
+    s_qt: tl.constexpr,
+    s_kt: tl.constexpr,
+    s_vt: tl.constexpr,
+    HV: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    FACTORS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The state after `rows` tokens, of which the first is number `at` of its sequence.
+
+    The states after each `every` tokens of the sequence are stored in the slots at `p_kept`; from one of them
+    to the next there is room for `places` chunks.
+    """
+    at_chunk = at // every * places + at % every // CHUNK
+    for i_p in tl.range(at // every, tl.cdiv(at + rows, every), num_stages=1):
+        start = tl.maximum(i_p * every, at)
+        stop = tl.minimum(i_p * every + every, at + rows)
+        i_c = (i_p * places + (start - i_p * every) // CHUNK - at_chunk).to(tl.int64)
+        i_t = (start - at).to(tl.int64)
+        b_s = _walk_chunks(
+            b_s, p_q + i_t * s_qt, p_k + i_t * s_kt, p_from + i_t * s_kt, p_v + i_t * s_vt,
+            p_inverse + i_c * (HV * CHUNK * CHUNK), p_scores + i_c * (HV * CHUNK * CHUNK),
+            p_factors + i_c * (HV * FACTORS), p_out + i_t * (HV * V), o_v, stop - start,
+            s_qt, s_kt, s_vt, HV, K, V, BK, FACTORS, CHANNELS, True, True, WHOLE, STAGES,
+        )  # fmt: skip
+        if stop == i_p * every + every:
+            slot = tl.load(p_kept + i_p)
+            m_kept = (o_v < tl.where(slot >= 0, V, 0))[:, None] & m_k[None, :]
+            tl.store(p_state + slot * s_slot + o_state, b_s.to(p_state.dtype.element_ty), mask=m_kept)
+    return b_s
+
+
+@triton.jit
 def _scan(
     p_q,
     p_k,
@@ -175,6 +232,10 @@ def _scan(
     p_read_slots,
     p_write_slots,
     p_has_initial_state,
+    p_kept,
+    s_kept,
+    every,
+    places,
     s_slot,
     sequences,
     first,
@@ -195,6 +256,7 @@ def _scan(
     FACTORS: tl.constexpr,
     CHANNELS: tl.constexpr,
     PASS: tl.constexpr,
+    KEEP: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """One segment of a sequence, one value head and `BV` rows of its state, or of its M.
@@ -289,10 +351,18 @@ def _scan(
     else:
         m_read = (o_v < tl.where(has, tl.where(read >= 0, V, 0), 0))[:, None] & (o_k < K)[None, :]
         b_s = tl.load(p_state + read * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)
-    b_s = _walk_chunks(
-        b_s, p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors, p_out, o_v, rows,
-        s_qt, s_kt, s_vt, HV, K, V, BK, FACTORS, CHANNELS, True, True, WHOLE, STAGES,
-    )  # fmt: skip
+    if KEEP:
+        at = (row - tl.load(p_cu_seqlens + i_n)).to(tl.int32)
+        b_s = _walk_pieces(
+            b_s, p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors, p_state, p_out,
+            p_kept + i_n.to(tl.int64) * s_kept, o_v, o_state, o_k < K, rows, at, every, places, s_slot,
+            s_qt, s_kt, s_vt, HV, K, V, BK, FACTORS, CHANNELS, WHOLE, STAGES,
+        )  # fmt: skip
+    else:
+        b_s = _walk_chunks(
+            b_s, p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors, p_out, o_v, rows,
+            s_qt, s_kt, s_vt, HV, K, V, BK, FACTORS, CHANNELS, True, True, WHOLE, STAGES,
+        )  # fmt: skip
     if is_last:
         tl.store(p_state + write * s_slot + o_state, b_s.to(p_state.dtype.element_ty), mask=m_state)
     elif PASS == 1:
@@ -367,10 +437,12 @@ def scan(
     if segments.split:
         rows = 2 * value_blocks * block_v + block_k
         ends = factors.new_empty((segments.split, segments.most - 1, value_heads, rows, block_k))
-    slots = (batch.cu_seqlens, batch.read_slots, batch.write_slots, batch.has_initial_state)
+    kept = batch.checkpoint_slots if isinstance(batch, CheckpointBatch) else batch.write_slots
+    slots = (batch.cu_seqlens, batch.read_slots, batch.write_slots, batch.has_initial_state, kept)
     tensors = (read, write, origin, v, inverse, scores, factors, state, out, ends, chunks.sequences, *slots)
     lengths = (segments.first * CHUNK.value, segments.length * CHUNK.value)
-    numbers = (state.stride(0), sequences, *lengths, segments.most)
+    keeping = (kept.shape[-1], chunks.every, chunks.places)
+    numbers = (*keeping, state.stride(0), sequences, *lengths, segments.most)
     strides = (*read.stride()[:2], *write.stride()[:2], *v.stride()[:2])
     sizes = (value_heads, value_heads // heads, key_size, value_size, block_k, block_v)
     for number, programs in segments.programs(sequences):
@@ -379,7 +451,7 @@ def scan(
             (blocks, value_heads, programs),
             tensors,
             numbers,
-            (*strides, *sizes, factors.shape[1], channels, number, stages),
+            (*strides, *sizes, factors.shape[1], channels, number, chunks.every > 0, stages),
             num_warps=warps,
             num_stages=stages,
             **options,
