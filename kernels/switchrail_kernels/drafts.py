@@ -1,11 +1,11 @@
 """Drafted tokens of the ops with a state: what all layers of a step share, and the commit.
 
-The rows of a sequence form a chain or a tree, and not all of them will be accepted. A state of [V, K] a head is
-many times the keys and values of a few rows. So no state is kept for a row: `verify` reads the state before
-the drafts once and leaves it as it is, and keeps what each row does to a state: it decays by exp(g) and has
-u k^T added. `commit` reads the state again and does so for the rows on the path to the last accepted one.
-Verification and commit move each state three times, whatever the number of rows; a state a row would move it
-once a row and three times.
+The rows of a sequence form a chain or a tree, and not all of them will be accepted. A state of [V, K] a head
+is many times the keys and values of a few rows. So no state is kept for a row: `verify` reads the state
+before the drafts once and leaves it as it is, and keeps what each row does to a state: it decays by exp(g)
+and has u k^T added. `commit` reads the state again and does so for the rows on the path to the last accepted
+one. Verification and commit move each state three times, whatever the number of rows; a state a row would
+move it once a row and three times.
 """
 
 # Triton reads the types of a kernel's arguments at the call.

@@ -1,7 +1,7 @@
 """The time steps of `mamba2`, which `lightning` has none of."""
 
 # Triton reads the types of a kernel's arguments at the call.
-# ruff: noqa: ANN001, ANN202
+# ruff: noqa: ANN001, ANN201
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
 from __future__ import annotations
