@@ -1,0 +1,197 @@
+"""What a call of each op costs the Python thread, outside of a graph.
+
+    python benchmarks/host.py                      # every op in Triton, prefill and decode
+    python benchmarks/host.py --op gated_delta --json host.json
+
+Heads and head sizes are those of models; the lengths are short, since the host's part does not depend on them
+but where they decide on a second launch. Of a call in microseconds: `again`, made again with other tensors of
+the same shapes, as the layers of a step are (calls in blocks of 50 between synchronisations, so that the
+device's queue is never full; garbage collection off): lower quartile and median over the blocks, and the
+median of the thread's CPU time. `first`, the first one with a plan of lengths that were not there before,
+kernels compiled, as the first layer of a step is; `plan`, making that plan, once a step; `check`, the
+contract's alone, of what it has not seen. Before it is timed, a repeated call is held to the bits of the first one."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import gc
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import switchrail
+import torch
+import triton
+from switchrail.ops.backend import Backend
+from switchrail.ops.batch import Phase
+from switchrail.testing import inputs
+from switchrail.testing.compare import same_bits
+from switchrail.testing.inputs import Call
+
+BLOCKS, CALLS, FIRSTS = 80, 50, 12
+ASKED = {"decode": 15.0, "prefill": 60.0}
+LENGTHS = {"decode": [1] * 8, "prefill": [160, 80]}
+LONG, FEW = 8192, {"heads": 4, "value_heads": 8, "groups": 1}
+"""One sequence of this length in layers of so few heads has its time axis split."""
+
+SIZES: dict[str, tuple[Callable[..., Call], dict[str, Any]]] = {
+    "attention": (inputs.attention_call, {"heads": 16, "kv_heads": 2, "head_size": 256, "page": 64}),
+    "gated_delta": (
+        inputs.gated_delta_call,
+        {"heads": 16, "value_heads": 32, "key_size": 128, "value_size": 128},
+    ),
+    "kda": (inputs.kda_call, {"heads": 32, "value_heads": 32, "key_size": 128, "value_size": 128}),
+    "lightning": (inputs.lightning_call, {"heads": 64, "key_size": 128, "value_size": 128}),
+    "mamba2": (
+        inputs.mamba2_call,
+        {"heads": 128, "groups": 8, "head_size": 64, "state_size": 128},
+    ),
+    "mla": (
+        inputs.mla_call,
+        {"heads": 16, "nope_size": 128, "rope_size": 64, "latent_size": 512, "value_size": 128, "page": 64},
+    ),
+    "short_conv": (inputs.short_conv_call, {"channels": 8192}),
+}
+PAGED = ("attention", "mla")
+
+
+@dataclass
+class Case:
+    """An op's phase at some lengths; `past` is what is in a cache before them."""
+
+    op: str
+    phase: Phase
+    lengths: list[int]
+    past: int = 0
+
+    @property
+    def name(self) -> str:
+        rows = f"B={len(self.lengths)}" if self.phase == "decode" else f"T={sum(self.lengths)}"
+        return f"{rows} of {self.past}" if self.past else rows
+
+    def make(self, lengths: list[int]) -> Call:
+        maker, sizes = SIZES[self.op]
+        if lengths[0] >= LONG:
+            sizes = {name: FEW.get(name, size) for name, size in sizes.items()}
+        caches: dict[str, Any] = {"initial": "all"}
+        if self.op in PAGED:
+            caches = {"kv_lengths": [n + self.past for n in lengths]}
+        return maker(lengths, phase=self.phase, dtype=torch.bfloat16, device="cuda", **caches, **sizes)
+
+
+def cases(ops: list[str]) -> list[Case]:
+    found = []
+    for op in ops:
+        if op in PAGED:
+            found += [Case(op, "decode", LENGTHS["decode"], past) for past in (100, 4000)]
+        else:
+            found.append(Case(op, "decode", LENGTHS["decode"]))
+        found.append(Case(op, "prefill", LENGTHS["prefill"]))
+        if op not in (*PAGED, "short_conv"):
+            found.append(Case(op, "prefill", [LONG]))
+    return found
+
+
+def bound(backend: Backend, call: Call, plan: object) -> Callable[[], None]:
+    """The call, ready to be made."""
+    method = getattr(backend, call.phase)
+    positional = [call.tensors[name] for name in call.contract.positional]
+    named = {n: t for n, t in call.tensors.items() if n not in call.contract.positional}
+    return lambda: method(*positional, **named, **call.options, batch=call.batch, plan=plan)
+
+
+def measure(case: Case, backend: Backend) -> dict[str, float]:
+    pair = [case.make(case.lengths) for _ in range(2)]
+    expected = pair[0].clone()
+    plan = backend.plan(case.phase, pair[0].batch)
+    bound(backend, expected, plan)()
+    calls = [bound(backend, call, plan) for call in pair]
+    for call, made in zip(pair, calls, strict=True):
+        made()
+        if not same_bits(call.out, expected.out):
+            raise SystemExit(f"{case.op} {case.phase}: a repeated call has other bits than the first")
+    wall, cpu = [], []
+    for _ in range(BLOCKS):
+        torch.cuda.synchronize()
+        start, used = time.perf_counter_ns(), time.thread_time_ns()
+        for _ in range(CALLS // 2):
+            calls[0]()
+            calls[1]()
+        wall.append((time.perf_counter_ns() - start) / CALLS / 1e3)
+        cpu.append((time.thread_time_ns() - used) / CALLS / 1e3)
+    planned, first, checked = [], [], []
+    for i in range(FIRSTS):
+        lengths = [1] * (i + 9) if case.phase == "decode" else [n + 16 * i + 3 for n in case.lengths]
+        call = case.make(lengths)
+        torch.cuda.synchronize()
+        begun = time.perf_counter_ns()
+        plan = backend.plan(case.phase, call.batch)
+        made = bound(backend, call, plan)
+        start = time.perf_counter_ns()
+        made()
+        ended = time.perf_counter_ns()
+        planned.append((start - begun) / 1e3)
+        first.append((ended - start) / 1e3)
+        contract = dataclasses.replace(call.contract)  # which has seen nothing yet
+        arguments = {**call.tensors, **call.options}
+        start = time.perf_counter_ns()
+        contract.check_arguments(call.batch, arguments)
+        checked.append((time.perf_counter_ns() - start) / 1e3)
+    return {
+        "again": statistics.quantiles(wall)[0],
+        "median": statistics.median(wall),
+        "cpu": statistics.median(cpu),
+        "first": statistics.median(first),
+        "plan": statistics.median(planned),
+        "check": statistics.median(checked),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--op", action="append", choices=sorted(SIZES), help="only these ops")
+    parser.add_argument("--backend", default="triton")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the results")
+    options = parser.parse_args()
+    runtime = switchrail.Runtime()
+    runtime.load()
+    registered = {op for op in SIZES if options.backend in {b.name for b in runtime.backends(op)}}
+    rows: list[dict[str, Any]] = []
+    gc.disable()
+    columns = ("again", "median", "cpu", "first", "plan", "check")
+    print(f"{'op':12}{'phase':9}{'shape':17}" + "".join(f"{name:>8}" for name in columns) + "   asked")
+    for case in cases([op for op in options.op or SIZES if op in registered]):
+        times = measure(case, runtime.build(case.op, options.backend))
+        asked = ASKED[case.phase]
+        verdict = "holds" if times["again"] <= asked else "MISSED"
+        figures = "".join(f"{times[name]:8.1f}" for name in columns)
+        print(f"{case.op:12}{case.phase:9}{case.name:17}{figures}   {asked:.0f}: {verdict}", flush=True)
+        rows.append({"op": case.op, "phase": case.phase, "shape": case.name, "asked": asked, **times})
+        gc.collect()
+    if options.json:
+        document = {
+            "date": datetime.date.today().isoformat(),
+            "device": torch.cuda.get_device_name(),
+            "python": sys.version.split()[0],
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            "load": os.getloadavg(),
+            "unit": "us",
+            "rows": rows,
+        }
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
+    return 0 if all(row["again"] <= row["asked"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
