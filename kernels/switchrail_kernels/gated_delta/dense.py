@@ -1,10 +1,12 @@
-"""Between the tensors of the contract and a library's: dense, normalised, with states of the batch's own."""
+"""Between the tensors of the contract and those of a library: dense, with states of the batch's own."""
 
 # Triton reads the types of a kernel's arguments at the call.
 # ruff: noqa: ANN001, ANN202, SIM102
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -22,17 +24,12 @@ _BLOCK = 4096
 
 
 @triton.jit
-def _copy_rows(
-    p_from, p_to, o_t, rows, s_t, i_h, s_h, heads, D: tl.constexpr, BD: tl.constexpr, NORM: tl.constexpr
-):
-    """Rows of one head, each multiplied by rsqrt(sum of squares + 1e-6) where `NORM`."""
-    o_d = tl.arange(0, BD)
-    m = (o_t < rows)[:, None] & (o_d < D)[None, :]
-    b = tl.load(p_from + (o_t * s_t + i_h * s_h)[:, None] + o_d[None, :], mask=m, other=0.0)
-    if NORM:
-        b_x = b.to(tl.float32)
-        b = b_x * tl.rsqrt(tl.sum(b_x * b_x, 1) + 1e-6)[:, None]
-    tl.store(p_to + ((o_t * heads + i_h) * D)[:, None] + o_d[None, :], b, mask=m)
+def _scales(b_x):
+    """Of rows [R, D] the power of 2 that makes their norm 1/2 to 1, and 1 over what it is then."""
+    b_x = b_x.to(tl.float32)
+    b_norm = tl.rsqrt(tl.sum(b_x * b_x, 1) + 1e-6)
+    b_power = tl.exp2(tl.floor(tl.log2(b_norm)))
+    return b_power, b_norm / b_power
 
 
 @triton.jit
@@ -49,6 +46,7 @@ def _pack(
     p_to_v,
     p_to_g,
     p_to_beta,
+    p_factors,
     rows,
     lower,
     beta_scale,
@@ -64,7 +62,7 @@ def _pack(
     s_bt,
     s_bh,
     H: tl.constexpr,
-    HV: tl.constexpr,
+    GROUP: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
     BK: tl.constexpr,
@@ -76,27 +74,64 @@ def _pack(
     ROWS: tl.constexpr,
 ):
     # Heads innermost: programs that run together read whole rows.
-    i_h = tl.program_id(0) % (2 * H + HV)
-    o_t = (tl.program_id(0) // (2 * H + HV)).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    if i_h < H:
-        _copy_rows(p_q, p_to_q, o_t, rows, s_qt, i_h, s_qh, H, K, BK, L2NORM)
-    elif i_h < 2 * H:
-        _copy_rows(p_k, p_to_k, o_t, rows, s_kt, i_h - H, s_kh, H, K, BK, L2NORM)
-    else:
-        i_h -= 2 * H
-        _copy_rows(p_v, p_to_v, o_t, rows, s_vt, i_h, s_vh, HV, V, BV, False)
-        m = o_t < rows
+    i_h = tl.program_id(0) % H
+    o_t = (tl.program_id(0) // H).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    o_k = tl.arange(0, BK)[None, :]
+    o_v = tl.arange(0, BV)[None, :]
+    m_t = o_t < rows
+    m_k = m_t[:, None] & (o_k < K)
+    m_v = m_t[:, None] & (o_v < V)
+    o_to_k = ((o_t * H + i_h) * K)[:, None] + o_k
+    b_q = tl.load(p_q + (o_t * s_qt + i_h * s_qh)[:, None] + o_k, mask=m_k, other=0.0)
+    b_k = tl.load(p_k + (o_t * s_kt + i_h * s_kh)[:, None] + o_k, mask=m_k, other=0.0)
+    b_inverse = tl.full((ROWS,), 1.0, tl.float32)
+    if L2NORM:
+        b_power, b_inverse = _scales(b_q)
+        b_q = b_q.to(tl.float32) * b_power[:, None]
+        tl.store(p_factors + o_t * H + i_h, b_inverse, mask=m_t)
+        b_power, b_inverse = _scales(b_k)
+        b_k = b_k.to(tl.float32) * b_power[:, None]
+    tl.store(p_to_q + o_to_k, b_q, mask=m_k)
+    tl.store(p_to_k + o_to_k, b_k, mask=m_k)
+    for i_r in range(GROUP):
+        i_hv = i_h * GROUP + i_r
+        o_to_v = o_t * (H * GROUP) + i_hv
+        b_v = tl.load(p_v + (o_t * s_vt + i_hv * s_vh)[:, None] + o_v, mask=m_v, other=0.0)
+        if L2NORM:
+            b_v = b_v.to(tl.float32) / b_inverse[:, None]
+        tl.store(p_to_v + (o_to_v * V)[:, None] + o_v, b_v, mask=m_v)
         b_rate = 0.0
         b_bias = 0.0
         if GATE != 0:
-            b_rate = tl.exp(tl.load(p_rate + i_h))
+            b_rate = tl.exp(tl.load(p_rate + i_hv))
         if BIASED:
-            b_bias = tl.load(p_bias + i_h).to(tl.float32)
-        b_g = tl.load(p_g + o_t * s_gt + i_h * s_gh, mask=m, other=0.0)
+            b_bias = tl.load(p_bias + i_hv).to(tl.float32)
+        b_g = tl.load(p_g + o_t * s_gt + i_hv * s_gh, mask=m_t, other=0.0)
         b_g = log2_decay(b_g, b_rate, b_bias, lower, GATE) * 0.6931471805599453
-        tl.store(p_to_g + o_t * HV + i_h, tl.maximum(b_g, least), mask=m)
-        b_beta = tl.load(p_beta + o_t * s_bt + i_h * s_bh, mask=m, other=0.0)
-        tl.store(p_to_beta + o_t * HV + i_h, write_weight(b_beta, beta_scale, RAW_BETA), mask=m)
+        tl.store(p_to_g + o_to_v, tl.maximum(b_g, least), mask=m_t)
+        b_beta = tl.load(p_beta + o_t * s_bt + i_hv * s_bh, mask=m_t, other=0.0)
+        b_beta = write_weight(b_beta, beta_scale, RAW_BETA) * b_inverse * b_inverse
+        tl.store(p_to_beta + o_to_v, b_beta, mask=m_t)
+
+
+@triton.jit
+def _rescale(
+    p_out,
+    p_factors,
+    rows,
+    HV: tl.constexpr,
+    GROUP: tl.constexpr,
+    V: tl.constexpr,
+    BV: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    i_hv = tl.program_id(0) % HV
+    o_t = (tl.program_id(0) // HV).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    o_v = tl.arange(0, BV)[None, :]
+    m = (o_t < rows)[:, None] & (o_v < V)
+    b_factor = tl.load(p_factors + o_t * (HV // GROUP) + i_hv // GROUP, mask=o_t < rows, other=0.0)
+    p_out += ((o_t * HV + i_hv) * V)[:, None] + o_v
+    tl.store(p_out, tl.load(p_out, mask=m, other=0.0) * b_factor[:, None], mask=m)
 
 
 @triton.jit
@@ -141,32 +176,58 @@ def _scatter(
 
 
 _launch_pack = Launcher(_pack)
+_launch_rescale = Launcher(_rescale)
 _launch_gather = Launcher(_gather)
 _launch_scatter = Launcher(_scatter)
 
 
-def pack(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gates: Gates, qk_l2norm: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Dense copies of a prefill's inputs, in one launch.
+class Dense(NamedTuple):
+    """The dense inputs of a prefill; [T, HV] and [T, H] are float32, the others of the dtype that they had.
 
-    Returns:
-        q and k [T, H, K], normalised where asked for, and v [T, HV, V], of the dtype that they had; the log
-        of the decay, at least `LEAST_LOG_DECAY`, and the weight of the write, [T, HV] float32.
+    Attributes:
+        q: [T, H, K].
+        k: [T, H, K].
+        v: [T, HV, V].
+        g: [T, HV], the log of the decay, at least `LEAST_LOG_DECAY`.
+        beta: [T, HV], the weight of the write.
+        factors: [T, H], what the rows of `out` are to be multiplied by; None for nothing.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    g: torch.Tensor
+    beta: torch.Tensor
+    factors: torch.Tensor | None
+
+
+def pack(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gates: Gates, qk_l2norm: bool) -> Dense:
+    """Dense copies of a prefill's inputs, in one launch, for kernels that know no norm.
+
+    Normalised keys and queries would be rounded, and where the two are all but orthogonal nothing of their
+    product would be left. But S + beta (v - S k / n) k^T / n is S + beta / n^2 (v n - S k) k^T, and the norm
+    of a query is a factor of its output. So both keep their digits, and are only multiplied by powers of 2.
     """
     rows, heads, key_size = q.shape
     value_heads, value_size = v.shape[1:]
-    dense_q, dense_k, dense_v = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
     log_decay = q.new_empty((rows, value_heads), dtype=torch.float32)
-    weight = torch.empty_like(log_decay)
+    factors = q.new_empty((rows, heads), dtype=torch.float32) if qk_l2norm else None
+    dense = Dense(
+        q.new_empty(q.shape),
+        k.new_empty(k.shape),
+        v.new_empty(v.shape),
+        log_decay,
+        torch.empty_like(log_decay),
+        factors,
+    )
     strides = (s for t in (q, k, v, gates.g, gates.beta) for s in t.stride()[:2])
     _launch_pack(
-        (-(-rows // _ROWS) * (2 * heads + value_heads), 1, 1),
-        (q, k, v, *gates.tensors, dense_q, dense_k, dense_v, log_decay, weight),
+        (-(-rows // _ROWS) * heads, 1, 1),
+        (q, k, v, *gates.tensors, *dense[:-1], log_decay if factors is None else factors),
         (rows, *gates.numbers, LEAST_LOG_DECAY, *strides),
         (
             heads,
-            value_heads,
+            value_heads // heads,
             key_size,
             value_size,
             padded(key_size),
@@ -177,7 +238,19 @@ def pack(
         ),
         num_warps=4,
     )
-    return dense_q, dense_k, dense_v, log_decay, weight
+    return dense
+
+
+def rescale(out: torch.Tensor, factors: torch.Tensor) -> None:
+    """Multiplies each row of `out`, [T, HV, V], by its head's of `factors`, [T, H]."""
+    rows, value_heads, value_size = out.shape
+    _launch_rescale(
+        (-(-rows // _ROWS) * value_heads, 1, 1),
+        (out, factors),
+        (rows,),
+        (value_heads, value_heads // factors.shape[1], value_size, padded(value_size), _ROWS),
+        num_warps=4,
+    )
 
 
 def gather(state: torch.Tensor, batch: StateBatch, sequences: torch.Tensor) -> torch.Tensor:
@@ -225,4 +298,4 @@ def scatter(
     )
 
 
-__all__ = ["LEAST_LOG_DECAY", "gather", "pack", "scatter"]
+__all__ = ["LEAST_LOG_DECAY", "Dense", "gather", "pack", "rescale", "scatter"]
