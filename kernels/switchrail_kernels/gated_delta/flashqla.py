@@ -19,7 +19,7 @@ from switchrail.ops.gates import GateKind
 
 from switchrail_kernels.delta.gates import Gates
 from switchrail_kernels.device import multiprocessors
-from switchrail_kernels.gated_delta.dense import gather, pack, scatter
+from switchrail_kernels.gated_delta.dense import Dense, gather, pack, rescale, scatter
 from switchrail_kernels.tables import to_device
 
 
@@ -105,30 +105,24 @@ class FlashQlaGatedDelta(GatedDeltaBackend):
         if q.shape[0] == 0:
             return
         with torch.cuda.device(q.get_device()), torch.inference_mode():
-            tensors = pack(q, k, v, gates, qk_l2norm)
+            dense = pack(q, k, v, gates, qk_l2norm)
             states = gather(state, batch, plan.indices)
-            q, k, v, g, beta = (tensor[None] for tensor in tensors)
-            final = _run(q, k, v, g, beta, states, out[None], plan.context(v.shape[2]), scale)
+            final = _run(dense, states, out[None], plan.context(v.shape[1]), scale)
+            if dense.factors is not None:
+                rescale(out, dense.factors)
             scatter(final, state, out, batch, plan.indices)
 
 
 def _run(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    states: torch.Tensor,
-    out: torch.Tensor,
-    context: FlashQLACPContext,
-    scale: float,
+    dense: Dense, states: torch.Tensor, out: torch.Tensor, context: FlashQLACPContext, scale: float
 ) -> torch.Tensor:
     """`flash_qla.chunk_gated_delta_rule_fwd`, which would allocate its output, and so have it copied.
 
     Returns:
         The states after the sequences, [M, HV, V, K] float32.
     """
-    _, _, heads, key_size = k.shape
+    q, k, v, g, beta = (t[None] for t in (dense.q, dense.k, dense.v, dense.g, dense.beta))
+    heads, key_size = k.shape[2:]
     value_heads, value_size = v.shape[2:]
     whole = context.cu_seqlens
     cut = context.intra_cp_cu_seqlens if context.is_intra else whole
