@@ -207,6 +207,41 @@ def test_what_a_contract_remembers_is_bounded():
         assert len(call.contract._passed) <= REMEMBERED
 
 
+@pytest.mark.parametrize("op", CALLS)
+def test_calls_that_differ_in_their_rows_alone_are_remembered_as_one(op):
+    contract = dataclasses.replace(CONTRACTS[op])
+    call = CALLS[op]([40])
+    for rows in (2, 3, 40):
+        tensors = {n: t[:rows] if contract.tensors[n].axes[0] == "T" and t is not None else t
+                   for n, t in call.tensors.items()}  # fmt: skip
+        contract.check_arguments(CALLS[op]([rows]).batch, {**tensors, **call.options})
+        assert len(contract._passed) == 1
+
+
+@pytest.mark.parametrize("op", CALLS)
+@pytest.mark.parametrize("rows", [0, 1, 2, 5])
+def test_a_remembered_call_vouches_for_no_other_number_of_rows(op, rows):
+    call = CALLS[op]([5])
+    arguments = {**call.tensors, **call.options}
+    for other in (call, CALLS[op]([9])):
+        other.contract.check_arguments(other.batch, {**other.tensors, **other.options})
+    batch = CALLS[op]([rows]).batch
+    by_row = [name for name, spec in call.contract.tensors.items() if spec.axes[0] == "T"]
+    assert len(by_row) > 1
+    for name in by_row:
+        if arguments.get(name) is None:
+            continue
+        shorter = {**arguments, name: arguments[name][:4]}
+        for wrong, against in ((shorter, call.batch), (shorter, CALLS[op]([4]).batch)):
+            with pytest.raises(ContractError, match="T = "):
+                call.contract.check_arguments(against, wrong)
+    if rows == 5:
+        call.contract.check_arguments(batch, arguments)
+    else:
+        with pytest.raises(ContractError, match=f"T = {rows}"):
+            call.contract.check_arguments(batch, arguments)
+
+
 def test_a_batch_that_breaks_the_contract():
     call = gated_delta_call([3, 1])
     wrong = [

@@ -225,15 +225,21 @@ class Contract:
         Raises:
             ContractError: An argument is missing, unknown or not as the contract asks.
         """
+        rows = sum(batch.seqlens)
+        by_row = self._by_row if rows > 1 else frozenset()
         try:
-            values = [
-                (value.dtype, value.device, value.shape, value.stride())
-                if isinstance(value, torch.Tensor)
-                else (type(value), value)
-                for value in arguments.values()
-            ]
-            # All that is looked at below. From layer to layer, and often from step to step, it is the same.
-            key = (sum(batch.seqlens), batch.cu_seqlens.device, *arguments, *values)
+            values: list[object] = []
+            for name, value in arguments.items():
+                if isinstance(value, torch.Tensor):
+                    shape: tuple[int | None, ...] = value.shape
+                    if name in by_row and shape and shape[0] == rows:
+                        shape = (None, *shape[1:])
+                    values.append((value.dtype, value.device, shape, value.stride()))
+                else:
+                    values.append((type(value), value))
+            # All that is looked at below. From layer to layer it is the same, and from step to step but for
+            # the number of rows, of which it only matters that all have it, unless it is 0 or 1.
+            key = (0 if by_row else rows, batch.cu_seqlens.device, *arguments, *values)
             if key in self._passed:
                 return
         except (TypeError, RuntimeError):  # an option without a hash, a tensor without strides
@@ -243,6 +249,13 @@ class Contract:
         if len(self._passed) >= REMEMBERED:
             self._passed.clear()
         self._passed.add(key)
+
+    @cached_property
+    def _by_row(self) -> frozenset[str]:
+        """The tensors whose first axis is that of the rows, where it is no other axis of any tensor."""
+        names = frozenset(name for name, spec in self.tensors.items() if spec.axes[0] == "T")
+        axes = [axis for spec in self.tensors.values() for axis, _ in spec.parsed_axes]
+        return names if axes.count("T") == len(names) else frozenset()
 
     @cached_property
     def _passed(self) -> set[object]:
