@@ -71,6 +71,7 @@ def _pack(
     GATE: tl.constexpr,
     BIASED: tl.constexpr,
     RAW_BETA: tl.constexpr,
+    LINEAR: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     # Heads innermost: programs that run together read whole rows.
@@ -108,7 +109,10 @@ def _pack(
             b_bias = tl.load(p_bias + i_hv).to(tl.float32)
         b_g = tl.load(p_g + o_t * s_gt + i_hv * s_gh, mask=m_t, other=0.0)
         b_g = log2_decay(b_g, b_rate, b_bias, lower, GATE) * 0.6931471805599453
-        tl.store(p_to_g + o_to_v, tl.maximum(b_g, least), mask=m_t)
+        b_g = tl.maximum(b_g, least)
+        if LINEAR:
+            b_g = tl.exp(b_g)
+        tl.store(p_to_g + o_to_v, b_g, mask=m_t)
         b_beta = tl.load(p_beta + o_t * s_bt + i_hv * s_bh, mask=m_t, other=0.0)
         b_beta = write_weight(b_beta, beta_scale, RAW_BETA) * b_inverse * b_inverse
         tl.store(p_to_beta + o_to_v, b_beta, mask=m_t)
@@ -201,12 +205,16 @@ class Dense(NamedTuple):
     factors: torch.Tensor | None
 
 
-def pack(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gates: Gates, qk_l2norm: bool) -> Dense:
+def pack(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gates: Gates, qk_l2norm: bool, *, linear: bool = False
+) -> Dense:
     """Dense copies of a prefill's inputs, in one launch, for kernels that know no norm.
 
     Normalised keys and queries would be rounded, and where the two are all but orthogonal nothing of their
     product would be left. But S + beta (v - S k / n) k^T / n is S + beta / n^2 (v n - S k) k^T, and the norm
     of a query is a factor of its output. So both keep their digits, and are only multiplied by powers of 2.
+
+    Where `linear`, `g` is the decay, not its log.
     """
     rows, heads, key_size = q.shape
     value_heads, value_size = v.shape[1:]
@@ -234,6 +242,7 @@ def pack(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gates: Gates, qk_l2n
             padded(value_size),
             qk_l2norm,
             *gates.constants,
+            linear,
             _ROWS,
         ),
         num_warps=4,
@@ -253,19 +262,20 @@ def rescale(out: torch.Tensor, factors: torch.Tensor) -> None:
     )
 
 
-def gather(state: torch.Tensor, batch: StateBatch, sequences: torch.Tensor) -> torch.Tensor:
+def gather(state: torch.Tensor, batch: StateBatch, sequences: torch.Tensor, room: int = 0) -> torch.Tensor:
     """The states before the batch, zeros where a sequence has none.
 
     Args:
         state: The pool, [slots, HV, V, K].
         batch: The batch.
         sequences: [M] int32, the sequences that are wanted.
+        room: For how many states there is to be room at least.
 
     Returns:
-        [M, HV, V, K] float32.
+        [M or more, HV, V, K] float32.
     """
     count, size = sequences.shape[0], state[0].numel()
-    states = torch.empty((count, *state.shape[1:]), dtype=torch.float32, device=state.device)
+    states = torch.empty((max(count, room), *state.shape[1:]), dtype=torch.float32, device=state.device)
     _launch_gather(
         (count, -(-size // _BLOCK), 1),
         (state, batch.read_slots, batch.has_initial_state, sequences, states),
@@ -282,7 +292,7 @@ def scatter(
     """Writes the states after the batch into their slots, and zeros into padding's rows of `out`.
 
     Args:
-        states: [M, HV, V, K] float32.
+        states: [M or more, HV, V, K] float32.
         state: The pool.
         out: [T, HV, V].
         batch: The batch.
