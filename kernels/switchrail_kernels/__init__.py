@@ -128,8 +128,8 @@ BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
     ("short_conv", "triton"): (
         "TritonShortConv",
         {
-            "phases": ("prefill", "decode"),
-            "features": (),
+            "phases": ("prefill", "decode", "verify"),
+            "features": ("checkpoints",),
         },
     ),
 }

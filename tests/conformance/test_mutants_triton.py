@@ -15,12 +15,17 @@ PATHS = {
     "attention": "switchrail_kernels.attention.triton:TritonAttention",
     "gated_delta": "switchrail_kernels.gated_delta.triton:TritonGatedDelta",
     "kda": "switchrail_kernels.kda.triton:TritonKda",
+    "lightning": "switchrail_kernels.lightning.triton:TritonLightning",
+    "mamba2": "switchrail_kernels.mamba2.triton:TritonMamba2",
     "short_conv": "switchrail_kernels.short_conv.triton:TritonShortConv",
 }
 SHARED = {
     "attention": ("switchrail_kernels.attention.kernel", "switchrail_kernels.attention.plan"),
     "gated_delta": ("switchrail_kernels.delta.scan", "switchrail_kernels.delta.step"),
     "kda": ("switchrail_kernels.delta.scan", "switchrail_kernels.delta.step"),
+    "lightning": ("switchrail_kernels.linear.walk", "switchrail_kernels.linear.verify", "switchrail_kernels.drafts"),
+    "mamba2": ("switchrail_kernels.linear.walk", "switchrail_kernels.linear.verify", "switchrail_kernels.drafts"),
+    "short_conv": ("switchrail_kernels.short_conv.convolve", "switchrail_kernels.short_conv.drafts"),
 }
 """Where kernels of an op are, besides its own module."""
 

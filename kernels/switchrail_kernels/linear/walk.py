@@ -11,8 +11,9 @@ import math
 import torch
 import triton
 import triton.language as tl
-from switchrail.ops.batch import CheckpointBatch, StateBatch
+from switchrail.ops.batch import StateBatch
 
+from switchrail_kernels.checkpoints import kept_states
 from switchrail_kernels.device import has_large_shared_memory
 from switchrail_kernels.launch import Launcher, launch_options, padded
 from switchrail_kernels.linear.time_steps import TimeSteps, time_step
@@ -390,9 +391,7 @@ def walk(
         ends = torch.empty(
             (segments.split, segments.most - 1, heads, size), dtype=torch.float32, device=v.device
         )
-    keep = isinstance(batch, CheckpointBatch)
-    kept_slots = batch.checkpoint_slots if keep else batch.write_slots
-    kept = (batch.checkpoint_every, kept_slots.shape[1]) if keep else (0, 0)
+    kept_slots, *kept = kept_states(batch)
     slots = (batch.cu_seqlens, batch.read_slots, batch.write_slots, batch.has_initial_state, kept_slots)
     lengths = (segments.first * CHUNK.value, segments.length * CHUNK.value)
     sizes = (heads, heads // groups, key_size, value_size, block_k, block_v)
@@ -416,7 +415,7 @@ def walk(
                 *v.stride()[:2],
                 *sizes,
                 *steps.constants,
-                keep,
+                kept[0] > 0,
                 number,
                 stages,
             ),

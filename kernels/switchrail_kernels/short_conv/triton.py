@@ -1,194 +1,62 @@
-"""The short causal convolution in Triton: one launch in either phase.
-
-The program that computes a sequence's first rows also replaces its state: it alone reads the old one.
-"""
-
-# Triton reads the types of a kernel's arguments at the call.
-# ruff: noqa: ANN001, ANN202
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+"""The short causal convolution in Triton: one launch in each phase."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import triton
-import triton.language as tl
 from switchrail.ops.backend import ShortConvBackend
-from switchrail.ops.batch import Phase, StateBatch
+from switchrail.ops.batch import Phase, StateBatch, VerifyBatch
+from switchrail.ops.phases import OneRun
 from switchrail.ops.short_conv.contract import CONTRACT
 
+from switchrail_kernels.checkpoints import kept_states
 from switchrail_kernels.launch import Launcher, padded, signature
+from switchrail_kernels.short_conv.convolve import convolve, step
+from switchrail_kernels.short_conv.drafts import DRAFT_ROWS, REACH, Drafts, replay, verify
 from switchrail_kernels.tables import split_rows, to_device
 
-ROWS = 16
+_launch_convolve = Launcher(convolve)
+_launch_step = Launcher(step)
+_launch_verify = Launcher(verify)
+_launch_replay = Launcher(replay)
 
 
-@triton.jit
-def _finish(b_y, p_bias, o_c, m_c, BIAS: tl.constexpr, SILU: tl.constexpr):
-    """Adds the bias [BC] to the sums [rows, BC] and applies the activation."""
-    if BIAS:
-        b_y += tl.load(p_bias + o_c, mask=m_c, other=0.0).to(tl.float32)[None, :]
-    if SILU:
-        b_root = tl.rsqrt(1.0 + tl.exp2(b_y * -1.4426950408889634))  # fewer instructions than a division
-        b_y = b_y * b_root * b_root
-    return b_y
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """How a prefill is cut.
+
+    Attributes:
+        table: [pieces, 4] int32, as `split_rows` gives it.
+        rows: The most rows a piece; no fewer than a state has columns.
+    """
+
+    table: torch.Tensor
+    rows: int
+
+    @classmethod
+    def of(cls, batch: StateBatch) -> Pieces:
+        """Cuts the sequences of a batch: where most are short, into short pieces."""
+        rows = LONG if sum(batch.seqlens) >= LONG * len(batch.seqlens) else REACH
+        return cls(to_device(split_rows(batch.seqlens, rows), batch.cu_seqlens.device), rows)
 
 
-@triton.jit
-def _inside(
-    p_x, p_weight, o_t, o_c, within, rows, C, s_xt, s_xc, W: tl.constexpr, MASKED: tl.constexpr
-):  # fmt: skip
-    """The sums over this call's inputs; without MASKED all rows, and what they reach back to, exist."""
-    b_y = tl.zeros((o_t.shape[0], o_c.shape[0]), tl.float32)
-    o_x = o_c.to(tl.int64) * s_xc  # with time innermost, s_xc is as long as the batch
-    for j in tl.static_range(W):
-        o_from = o_t + (j - (W - 1))
-        p_from = p_x + o_from[:, None] * s_xt + o_x[None, :]
-        if MASKED:
-            m_from = (o_from >= -within) & (o_t < rows)
-            b_x = tl.load(p_from, mask=m_from[:, None] & (o_c < C)[None, :], other=0.0)
-            b_w = tl.load(p_weight + o_c * W + j, mask=o_c < C, other=0.0)
-        else:
-            b_x = tl.load(p_from)
-            b_w = tl.load(p_weight + o_c * W + j)
-        b_y += b_x.to(tl.float32) * b_w.to(tl.float32)[None, :]
-    return b_y
+LONG = 64
+"""Rows of a piece that a program has its taps for; fewer cost less where a sequence has no more."""
 
 
-@triton.jit
-def _convolve(
-    p_x,
-    p_weight,
-    p_bias,
-    p_state,
-    p_out,
-    p_pieces,
-    p_cu_seqlens,
-    p_read_slots,
-    p_write_slots,
-    p_has_initial_state,
-    s_xt,
-    s_xc,
-    s_slot,
-    C,
-    W: tl.constexpr,
-    BT: tl.constexpr,
-    BC: tl.constexpr,
-    BIAS: tl.constexpr,
-    SILU: tl.constexpr,
-):
-    i_p = tl.program_id(0)
-    i_n = tl.load(p_pieces + 4 * i_p)
-    within = tl.load(p_pieces + 4 * i_p + 1)
-    row = tl.load(p_pieces + 4 * i_p + 2).to(tl.int64)
-    rows = tl.load(p_pieces + 4 * i_p + 3)
-    read = tl.load(p_read_slots + i_n)
-    write = tl.load(p_write_slots + i_n)
-
-    o_t = tl.arange(0, BT)
-    o_c = tl.program_id(1) * BC + tl.arange(0, BC)
-    m_c = o_c < C
-    m_out = (o_t < rows)[:, None] & m_c[None, :]
-    p_x += row * s_xt
-    p_out += row * C
-    if write < 0:  # padding
-        tl.store(
-            p_out + o_t[:, None] * C + o_c[None, :], tl.zeros((BT, BC), p_out.dtype.element_ty), mask=m_out
-        )
-        return
-
-    if (within >= W - 1) & (rows == BT) & (tl.program_id(1) * BC + BC <= C):
-        b_y = _inside(p_x, p_weight, o_t, o_c, within, rows, C, s_xt, s_xc, W, False)
-    else:
-        b_y = _inside(p_x, p_weight, o_t, o_c, within, rows, C, s_xt, s_xc, W, True)
-
-    if within == 0:
-        old = tl.where(tl.load(p_has_initial_state + i_n), tl.where(read >= 0, C, 0), 0)
-        m_old = o_c < old
-        p_old = p_state + read * s_slot
-        p_new = p_state + write * s_slot
-        for j in tl.static_range(W - 1):
-            o_column = o_t + j
-            b_old = tl.load(
-                p_old + o_column[:, None] * C + o_c[None, :],
-                mask=(o_column < W - 1)[:, None] & m_old[None, :],
-                other=0.0,
-            )
-            b_tap = tl.load(p_weight + o_c * W + j, mask=m_c, other=0.0)
-            b_y += b_old.to(tl.float32) * b_tap.to(tl.float32)[None, :]
-        tl.debug_barrier()  # other threads of this program have read what is now replaced
-        length = tl.load(p_cu_seqlens + i_n + 1) - tl.load(p_cu_seqlens + i_n)
-        for j in tl.static_range(W - 1):
-            # Ascending, so that a short sequence reads each old column before it is replaced.
-            i_from = (length - (W - 1) + j).to(tl.int64)
-            b_old = tl.load(
-                p_x + i_from * s_xt + o_c.to(tl.int64) * s_xc,
-                mask=o_c < tl.where(i_from >= 0, C, 0),
-                other=0.0,
-            )
-            b_s = tl.load(p_old + (length + j) * C + o_c, mask=o_c < tl.where(i_from < 0, old, 0), other=0.0)
-            b_s = tl.where(i_from >= 0, b_old.to(tl.float32), b_s.to(tl.float32))
-            tl.store(p_new + j * C + o_c, b_s.to(p_state.dtype.element_ty), mask=m_c)
-
-    b_y = _finish(b_y, p_bias, o_c, m_c, BIAS, SILU)
-    tl.store(p_out + o_t[:, None] * C + o_c[None, :], b_y.to(p_out.dtype.element_ty), mask=m_out)
-
-
-@triton.jit
-def _step(
-    p_x,
-    p_weight,
-    p_bias,
-    p_state,
-    p_out,
-    p_read_slots,
-    p_write_slots,
-    s_xt,
-    s_xc,
-    s_slot,
-    C,
-    W: tl.constexpr,
-    BC: tl.constexpr,
-    BIAS: tl.constexpr,
-    SILU: tl.constexpr,
-):
-    i_n = tl.program_id(0).to(tl.int64)
-    read = tl.load(p_read_slots + i_n)
-    write = tl.load(p_write_slots + i_n)
-    o_c = tl.program_id(1) * BC + tl.arange(0, BC)
-    m_c = o_c < C
-    m_old = o_c < tl.where(read >= 0, C, 0)
-    m_new = o_c < tl.where(write >= 0, C, 0)
-    b_x = tl.load(p_x + i_n * s_xt + o_c.to(tl.int64) * s_xc, mask=m_c, other=0.0).to(tl.float32)
-    b_y = b_x * tl.load(p_weight + o_c * W + (W - 1), mask=m_c, other=0.0).to(tl.float32)
-    p_new = p_state + write * s_slot + o_c
-    for j in tl.static_range(W - 1):
-        b_s = tl.load(p_state + read * s_slot + j * C + o_c, mask=m_old, other=0.0)
-        b_y += b_s.to(tl.float32) * tl.load(p_weight + o_c * W + j, mask=m_c, other=0.0).to(tl.float32)
-        if j > 0:
-            tl.store(p_new + (j - 1) * C, b_s, mask=m_new)
-    tl.store(p_new + (W - 2) * C, b_x.to(p_state.dtype.element_ty), mask=m_new)
-    b_y = tl.reshape(_finish(b_y[None, :], p_bias, o_c, m_c, BIAS, SILU), (BC,))
-    b_y = tl.where(write >= 0, b_y, 0.0)
-    tl.store(p_out + i_n * C + o_c, b_y.to(p_out.dtype.element_ty), mask=m_c)
-
-
-_launch_convolve = Launcher(_convolve)
-_launch_step = Launcher(_step)
-
-
-class TritonShortConv(ShortConvBackend):
+class TritonShortConv(OneRun, ShortConvBackend):
     """The short convolution for compute capability 8.0 and later; up to 17 taps."""
 
-    def plan(self, phase: Phase, batch: StateBatch) -> torch.Tensor | None:
-        """Cuts the sequences of a prefill into pieces of 16 rows."""
-        CONTRACT.check_batch(phase, batch)
-        if phase == "decode":
-            return None
-        return to_device(split_rows(batch.seqlens, ROWS), batch.cu_seqlens.device)
+    def plan(self, phase: Phase, batch: StateBatch) -> Pieces | Drafts | None:
+        """Cuts the sequences of a prefill into pieces, or follows drafted rows back."""
+        CONTRACT.check_batch(phase, batch, ("checkpoints",))
+        if isinstance(batch, VerifyBatch):
+            return Drafts.of(batch)
+        return None if phase == "decode" else Pieces.of(batch)
 
-    def prefill(
+    def run(
         self,
         x: torch.Tensor,
         weight: torch.Tensor,
@@ -199,61 +67,91 @@ class TritonShortConv(ShortConvBackend):
         batch: StateBatch,
         plan: object,
         activation: Literal["silu"] | None,
-    ) -> None:
-        """Runs T packed rows of N sequences of any length."""
+    ) -> torch.Tensor | None:
+        """Runs T packed rows of N sequences of any length, drafted ones, or one each without a plan.
+
+        Returns:
+            Of drafted rows their inputs, which `commit` makes states of.
+        """
+        key = None
+        tensors = (x, weight, weight if bias is None else bias, state, out)
+        if plan is None:
+            key = signature(batch, (x, weight, bias, state, out), (activation,))
+            if _launch_step.again(key, (*tensors, batch.read_slots, batch.write_slots)):
+                return None
         CONTRACT.check_arguments(
             batch,
             {"x": x, "weight": weight, "bias": bias, "state": state, "out": out, "activation": activation},
         )
-        assert isinstance(plan, torch.Tensor)
         channels, width = weight.shape
-        if width > ROWS + 1:  # the state reaches into a sequence's first piece only
-            raise CONTRACT.error("weight", f"W = {width}", f"2 to {ROWS + 1} for the backend 'triton'")
-        if plan.shape[0] == 0:
-            return
+        if plan is not None and width > REACH + 1:
+            raise CONTRACT.error("weight", f"W = {width}", f"2 to {REACH + 1} for the backend 'triton'")
+        numbers = (*x.stride(), state.stride(0), channels)
+        options = (bias is not None, activation == "silu")
+        slots = (batch.read_slots, batch.write_slots)
+        if isinstance(plan, Drafts):
+            kept = torch.empty_like(out)
+            if len(plan.tiles):
+                block = min(256, padded(channels))
+                _launch_verify(
+                    (plan.tiles.shape[0], -(-channels // block), 1),
+                    (*tensors, kept, plan.tiles, plan.before, *slots, batch.has_initial_state),
+                    numbers,
+                    (width, DRAFT_ROWS, block, REACH, *options),
+                    num_warps=4,
+                )
+            return kept
+        if x.shape[0] == 0:
+            return None
+        if plan is None:
+            block = min(256, padded(channels))
+            _launch_step(
+                (x.shape[0], -(-channels // block), 1),
+                (*tensors, *slots),
+                numbers,
+                (width, block, *options),
+                num_warps=2,
+                remember=key,
+            )
+            return None
+        assert isinstance(plan, Pieces)
+        kept_slots, *every = kept_states(batch)
         block = min(128, padded(channels))
-        slots = (batch.cu_seqlens, batch.read_slots, batch.write_slots, batch.has_initial_state)
         _launch_convolve(
-            (plan.shape[0], -(-channels // block), 1),
-            (x, weight, weight if bias is None else bias, state, out, plan, *slots),
-            (*x.stride(), state.stride(0), channels),
-            (width, ROWS, block, bias is not None, activation == "silu"),
+            (plan.table.shape[0], -(-channels // block), 1),
+            (*tensors, plan.table, batch.cu_seqlens, *slots, batch.has_initial_state, kept_slots),
+            (*numbers, *every),
+            (width, plan.rows, block, *options, every[0] > 0),
             num_warps=4,
         )
+        return None
 
-    def decode(
+    def commit(
         self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
+        record: object,
+        accepted: torch.Tensor,
         *,
-        bias: torch.Tensor | None,
         state: torch.Tensor,
-        out: torch.Tensor,
-        batch: StateBatch,
+        batch: VerifyBatch,
         plan: object,
-        activation: Literal["silu"] | None,
     ) -> None:
-        """Runs one row a sequence."""
-        key = signature(batch, (x, weight, bias, state, out), (activation,))
-        tensors = (x, weight, weight if bias is None else bias, state, out)
-        slots = (batch.read_slots, batch.write_slots)
-        if _launch_step.again(key, (*tensors, *slots)):
+        """Writes the window after each sequence's last accepted row."""
+        CONTRACT.check_accepted(batch, accepted)
+        assert isinstance(plan, Drafts)
+        assert isinstance(record, torch.Tensor)
+        if len(record) == 0:
             return
-        CONTRACT.check_arguments(
-            batch,
-            {"x": x, "weight": weight, "bias": bias, "state": state, "out": out, "activation": activation},
-        )
-        channels, width = weight.shape
-        if x.shape[0] == 0:
-            return
+        channels, width = record.shape[1], state.shape[2] + 1
         block = min(256, padded(channels))
-        _launch_step(
-            (x.shape[0], -(-channels // block), 1),
-            (*tensors, *slots),
-            (*x.stride(), state.stride(0), channels),
-            (width, block, bias is not None, activation == "silu"),
+        _launch_replay(
+            (len(batch.seqlens), -(-channels // block), 1),
+            (
+                *(record, state, plan.before, accepted),
+                *(batch.cu_seqlens, batch.read_slots, batch.write_slots, batch.has_initial_state),
+            ),
+            (state.stride(0), channels),
+            (width, block, REACH),
             num_warps=2,
-            remember=key,
         )
 
 

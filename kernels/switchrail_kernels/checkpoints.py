@@ -1,0 +1,16 @@
+"""States that a prefill keeps on its way, as arguments of a kernel."""
+
+from __future__ import annotations
+
+import torch
+from switchrail.ops.batch import CheckpointBatch, StateBatch
+
+
+def kept_states(batch: StateBatch) -> tuple[torch.Tensor, int, int]:
+    """Their slots, the rows from one to the next (0 where none is kept), and the slots of a sequence."""
+    if isinstance(batch, CheckpointBatch):
+        return batch.checkpoint_slots, batch.checkpoint_every, batch.checkpoint_slots.shape[1]
+    return batch.write_slots, 0, 0
+
+
+__all__ = ["kept_states"]

@@ -1,0 +1,176 @@
+"""The convolution of drafted rows, chains and trees, and its commit.
+
+What a row sees follows from its path: the rows that it follows, and before them the old state. Of the rows
+that are accepted later the inputs are kept, which is all that a state is made of.
+"""
+
+# Triton reads the types of a kernel's arguments at the call.
+# ruff: noqa: ANN001, ANN201
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from switchrail.ops.batch import VerifyBatch
+
+from switchrail_kernels.short_conv.convolve import finish
+from switchrail_kernels.tables import split_rows, to_device
+
+DRAFT_ROWS = 8
+"""Rows of a tile."""
+
+REACH = 16
+"""How far back a row may see: one less than the most taps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """The drafted rows of a batch.
+
+    Attributes:
+        tiles: [tiles, 4] int32, at most `DRAFT_ROWS` rows of one sequence, as `split_rows` gives them.
+        before: [T, REACH] int32, what each row sees, last first: a row of its sequence, or -1, -2, ... for
+            the last column of the old state, the one before it, ...
+    """
+
+    tiles: torch.Tensor
+    before: torch.Tensor
+
+    @classmethod
+    def of(cls, batch: VerifyBatch) -> Drafts:
+        """Follows each row of a batch back."""
+        lengths = np.asarray(batch.seqlens, dtype=np.int64)
+        start = np.repeat(np.cumsum(lengths) - lengths, lengths)
+        parents = np.asarray(batch.parent_rows, dtype=np.int64)
+        before = np.empty((len(parents), REACH), dtype=np.int32)
+        at = np.arange(len(parents)) - start
+        for column in range(REACH):
+            at = np.where(at >= 0, parents[start + np.maximum(at, 0)], at - 1)
+            before[:, column] = at
+        device = batch.cu_seqlens.device
+        return cls(to_device(split_rows(batch.seqlens, DRAFT_ROWS), device), to_device(before, device))
+
+
+@triton.jit
+def verify(
+    p_x,
+    p_weight,
+    p_bias,
+    p_state,
+    p_out,
+    p_kept,
+    p_tiles,
+    p_before,
+    p_read_slots,
+    p_write_slots,
+    p_has_initial_state,
+    s_xt,
+    s_xc,
+    s_slot,
+    C,
+    W: tl.constexpr,
+    BT: tl.constexpr,
+    BC: tl.constexpr,
+    REACH: tl.constexpr,
+    BIAS: tl.constexpr,
+    SILU: tl.constexpr,
+):
+    """One tile and `BC` channels; the inputs are kept in `p_kept` [T, C]."""
+    i_p = tl.program_id(0)
+    i_n = tl.load(p_tiles + 4 * i_p)
+    within = tl.load(p_tiles + 4 * i_p + 1)
+    row = tl.load(p_tiles + 4 * i_p + 2).to(tl.int64)
+    rows = tl.load(p_tiles + 4 * i_p + 3)
+    read = tl.load(p_read_slots + i_n)
+    write = tl.load(p_write_slots + i_n)
+    has = tl.load(p_has_initial_state + i_n)
+    o_t = tl.arange(0, BT)
+    o_c = tl.program_id(1) * BC + tl.arange(0, BC)
+    m_t = o_t < rows
+    m_c = o_c < C
+    m_out = m_t[:, None] & m_c[None, :]
+    o_out = (row + o_t)[:, None] * C + o_c[None, :]
+    if write < 0:  # padding
+        tl.store(p_out + o_out, tl.zeros((BT, BC), p_out.dtype.element_ty), mask=m_out)
+        return
+    o_x = o_c.to(tl.int64)[None, :] * s_xc
+    b_x = tl.load(p_x + (row + o_t)[:, None] * s_xt + o_x, mask=m_out, other=0.0)
+    tl.store(p_kept + o_out, b_x, mask=m_out)
+    b_tap = tl.load(p_weight + o_c * W + (W - 1), mask=m_c, other=0.0)
+    b_y = b_x.to(tl.float32) * b_tap.to(tl.float32)[None, :]
+    m_old = o_c < tl.where(has & (read >= 0), C, 0)
+    p_old = p_state + read * s_slot
+    for j in tl.static_range(W - 1):
+        o_from = tl.load(p_before + (row + o_t) * REACH + (W - 2 - j), mask=m_t, other=0)
+        b_x = tl.load(
+            p_x + (row - within + o_from)[:, None] * s_xt + o_x,
+            mask=(m_t & (o_from >= 0))[:, None] & m_c[None, :],
+            other=0.0,
+        )
+        b_old = tl.load(
+            p_old + (W - 1 + o_from)[:, None] * C + o_c[None, :],
+            mask=(m_t & (o_from < 0))[:, None] & m_old[None, :],
+            other=0.0,
+        )
+        b_tap = tl.load(p_weight + o_c * W + j, mask=m_c, other=0.0)
+        b_y += (
+            tl.where((o_from >= 0)[:, None], b_x.to(tl.float32), b_old.to(tl.float32))
+            * b_tap.to(tl.float32)[None, :]
+        )
+    b_y = finish(b_y, p_bias, o_c, m_c, BIAS, SILU)
+    tl.store(p_out + o_out, b_y.to(p_out.dtype.element_ty), mask=m_out)
+
+
+@triton.jit
+def replay(
+    p_kept,
+    p_state,
+    p_before,
+    p_accepted,
+    p_cu_seqlens,
+    p_read_slots,
+    p_write_slots,
+    p_has_initial_state,
+    s_slot,
+    C,
+    W: tl.constexpr,
+    BC: tl.constexpr,
+    REACH: tl.constexpr,
+):
+    """Writes one sequence's state after its last accepted row, of `BC` channels."""
+    i_n = tl.program_id(0).to(tl.int64)
+    read = tl.load(p_read_slots + i_n)
+    write = tl.load(p_write_slots + i_n)
+    row = tl.load(p_cu_seqlens + i_n).to(tl.int64)
+    length = tl.load(p_cu_seqlens + i_n + 1) - row
+    if (write < 0) | (length <= 0):
+        return
+    last = tl.minimum(tl.load(p_accepted + i_n), length - 1)
+    o_c = tl.program_id(1) * BC + tl.arange(0, BC)
+    m_c = o_c < C
+    old = tl.where(tl.load(p_has_initial_state + i_n) & (read >= 0), C, 0)
+    for j in tl.static_range(W - 1):
+        # What column j of the new state holds is W - 2 - j rows before the last one.
+        i_from = last
+        if j < W - 2:
+            m_last = last >= 0
+            i_from = tl.load(p_before + (row + last) * REACH + (W - 3 - j), mask=m_last, other=0).to(tl.int64)
+            i_from = tl.where(m_last, i_from, j + 1 - W)
+        i_from = tl.maximum(i_from, j + 1 - W)
+        b_x = tl.load(p_kept + (row + i_from) * C + o_c, mask=o_c < tl.where(i_from >= 0, C, 0), other=0.0)
+        b_s = tl.load(
+            p_state + read * s_slot + (W - 1 + i_from) * C + o_c,
+            mask=o_c < tl.where(i_from < 0, old, 0),
+            other=0.0,
+        )
+        tl.debug_barrier()  # other threads have read what is now replaced; later columns are not read again
+        b_s = tl.where(i_from >= 0, b_x.to(tl.float32), b_s.to(tl.float32))
+        tl.store(p_state + write * s_slot + j * C + o_c, b_s.to(p_state.dtype.element_ty), mask=m_c)
+
+
+__all__ = ["DRAFT_ROWS", "REACH", "Drafts", "replay", "verify"]
