@@ -1,7 +1,7 @@
 """Between the tensors of the contract and those of a library: dense, with states of the batch's own."""
 
 # Triton reads the types of a kernel's arguments at the call.
-# ruff: noqa: ANN001, ANN202, SIM102
+# ruff: noqa: ANN001, ANN201, ANN202, SIM102
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BLOCK = 4096
 
 
 @triton.jit
-def _scales(b_x):
+def scales(b_x):
     """Of rows [R, D] the power of 2 that makes their norm 1/2 to 1, and 1 over what it is then."""
     b_x = b_x.to(tl.float32)
     b_norm = tl.rsqrt(tl.sum(b_x * b_x, 1) + 1e-6)
@@ -87,10 +87,10 @@ def _pack(
     b_k = tl.load(p_k + (o_t * s_kt + i_h * s_kh)[:, None] + o_k, mask=m_k, other=0.0)
     b_inverse = tl.full((ROWS,), 1.0, tl.float32)
     if L2NORM:
-        b_power, b_inverse = _scales(b_q)
+        b_power, b_inverse = scales(b_q)
         b_q = b_q.to(tl.float32) * b_power[:, None]
         tl.store(p_factors + o_t * H + i_h, b_inverse, mask=m_t)
-        b_power, b_inverse = _scales(b_k)
+        b_power, b_inverse = scales(b_k)
         b_k = b_k.to(tl.float32) * b_power[:, None]
     tl.store(p_to_q + o_to_k, b_q, mask=m_k)
     tl.store(p_to_k + o_to_k, b_k, mask=m_k)
@@ -308,4 +308,4 @@ def scatter(
     )
 
 
-__all__ = ["LEAST_LOG_DECAY", "Dense", "gather", "pack", "rescale", "scatter"]
+__all__ = ["LEAST_LOG_DECAY", "Dense", "gather", "pack", "rescale", "scales", "scatter"]
