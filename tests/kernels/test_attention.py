@@ -195,3 +195,50 @@ def test_pages_beyond_2_to_the_31_elements(backend, device):
     large = dataclasses.replace(call, tensors=tensors, batch=batch)
     large.run(backend)
     assert same_bits(large.out, small.out)
+
+
+@pytest.mark.gpu
+def test_a_captured_verification_is_replayed_with_other_lengths_and_trees(backend):
+    first, second = (
+        attention_call(
+            [5, 1, 9], kv_lengths=kv, phase="verify", dtype=torch.bfloat16, device="cuda", seed=seed
+        ).with_trees(seed)
+        for seed, kv in enumerate(([1000, 30, 700], [300, 1400, 9]))
+    )
+    calls = (first, second)
+    for name in ("k_cache", "v_cache"):  # one pool for both
+        size = max(call.tensors[name].shape[0] for call in calls)
+        for call in calls:
+            old = call.tensors[name]
+            call.tensors[name] = old.new_full((size, *old.shape[1:]), torch.nan)
+            call.tensors[name][: old.shape[0]] = old
+    width = max(call.batch.page_table.shape[1] for call in calls)
+    first, second = (
+        dataclasses.replace(
+            call,
+            batch=dataclasses.replace(
+                call.batch,
+                page_table=torch.nn.functional.pad(
+                    call.batch.page_table, (0, width - call.batch.page_table.shape[1])
+                ),
+            ),
+        )
+        for call in calls
+    )
+    plan = backend.plan("verify", first.batch)
+
+    def run():
+        named = {"out": first.out, "batch": first.batch, "plan": plan, **first.options}
+        backend.verify(*(first.tensors[name] for name in first.contract.positional), **named)
+
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
+        run()
+    for name, tensor in second.tensors.items():
+        first.tensors[name].copy_(tensor)
+    for name, tensor in second.batch_tensors.items():
+        getattr(first.batch, name).copy_(tensor)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert measure(first.out, run_reference(second).out).within(BOUNDS[torch.bfloat16])

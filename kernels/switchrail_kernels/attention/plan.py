@@ -57,9 +57,10 @@ class Pieces:
     @classmethod
     def of(cls, batch: PagedBatch) -> Pieces:
         """Decides by the longest cache; while a stream is captured by any, since a replay may find any."""
+        if batch.cu_seqlens.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return cls(batch, MAX_PIECES)
         longest = max(batch.kv_seqlens, default=0)
-        pieces = max(1, min(-(-longest // PIECE), MAX_PIECES))
-        return cls(batch, MAX_PIECES if _is_captured(batch) else pieces)
+        return cls(batch, max(1, min(-(-longest // PIECE), MAX_PIECES)))
 
     def room(self, q: torch.Tensor, k_cache: torch.Tensor, window: int | None) -> Room | None:
         """Room for a layer, made at the first call; None where nothing is cut."""
@@ -118,10 +119,11 @@ class Tiles:
     works: dict[tuple[int, int, int, int, int | None], Work] = field(default_factory=dict)
 
     def work(self, tokens: int, group: int, kv_heads: int, page: int, window: int | None) -> Work:
-        """The programs, made at the first call.
+        """The programs, made at the first call, which must come before a capture.
 
         How a sequence is cut depends on its own lengths alone, so that its result does not depend on its
-        neighbours.
+        neighbours. The device finds the keys of a piece by the lengths that it has, so that a captured call
+        may be replayed with other lengths of the caches, in as many pieces.
 
         Args:
             tokens: Tokens in a tile at most.
@@ -139,8 +141,6 @@ class Tiles:
     def _cut(self, tokens: int, group: int, kv_heads: int, page: int, window: int | None) -> Work:
         lengths = np.asarray(self.batch.seqlens, dtype=np.int64)
         past = np.asarray(self.batch.kv_seqlens, dtype=np.int64) - lengths
-        if _is_captured(self.batch):
-            past[:] = page * self.batch.page_table.shape[1]
         tiles = split_rows(self.batch.seqlens, tokens)
         sequence, rows = tiles[:, 0], tiles[:, 3]
         keys = np.maximum(past[sequence] + tiles[:, 1] + rows, 0)
@@ -171,10 +171,6 @@ class Tiles:
         merged[:, 3] = pieces[tile]
         device = self.batch.cu_seqlens.device
         return Work(to_device(items, device), to_device(merged, device), int(parts.sum()))
-
-
-def _is_captured(batch: PagedBatch) -> bool:
-    return batch.cu_seqlens.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 __all__ = ["PROGRAMS", "Pieces", "Room", "Tiles", "Work"]
