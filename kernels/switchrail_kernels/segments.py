@@ -171,6 +171,11 @@ class Chunks:
             segments,
         )
 
+    def key(self, heads: int, device: torch.device, costs: Costs) -> tuple[int, ...]:
+        """What of it decides on a layer's launches, besides the shapes of the tables."""
+        split = self.split(heads, device, costs)
+        return self.every, self.places, split.first, split.length, split.most, split.split
+
     def split(self, heads: int, device: torch.device, costs: Costs) -> Segments:
         """How the time axis is split for a layer of so many heads with a state."""
         if self.segments is None:

@@ -14,6 +14,7 @@ from switchrail.ops.batch import CheckpointBatch, StateBatch
 from switchrail_kernels.delta.solve import CHUNK
 from switchrail_kernels.device import has_large_shared_memory
 from switchrail_kernels.launch import Launcher, launch_options, padded
+from switchrail_kernels.replay import scratch
 from switchrail_kernels.segments import Chunks, Costs, Segments, locate
 
 
@@ -436,7 +437,8 @@ def scan(
     ends = factors
     if segments.split:
         rows = 2 * value_blocks * block_v + block_k
-        ends = factors.new_empty((segments.split, segments.most - 1, value_heads, rows, block_k))
+        shape = (segments.split, segments.most - 1, value_heads, rows, block_k)
+        ends = scratch(shape, torch.float32, v.device)
     kept = batch.checkpoint_slots if isinstance(batch, CheckpointBatch) else batch.write_slots
     slots = (batch.cu_seqlens, batch.read_slots, batch.write_slots, batch.has_initial_state, kept)
     tensors = (read, write, origin, v, inverse, scores, factors, state, out, ends, chunks.sequences, *slots)

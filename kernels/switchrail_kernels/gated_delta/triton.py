@@ -25,6 +25,7 @@ from switchrail_kernels.delta.gates import Gates, log2_decay, write_weight
 from switchrail_kernels.delta.scan import scan
 from switchrail_kernels.delta.solve import BLOCK, CHUNK, halves, store_chunks, store_inverses
 from switchrail_kernels.launch import Launcher, launch_options, padded
+from switchrail_kernels.replay import scratch
 from switchrail_kernels.segments import Chunks
 
 
@@ -196,8 +197,8 @@ class TritonGatedDelta(TritonDelta, GatedDeltaBackend):
         value_heads = v.shape[1]
         full = q.dtype == torch.float32
         chunks = count * (BLOCK.value // CHUNK.value) * value_heads
-        inverse, scores = q.new_empty((2, chunks, CHUNK.value, CHUNK.value)).unbind()
-        factors = torch.empty((chunks, 4 * CHUNK.value), dtype=torch.float32, device=q.device)
+        inverse, scores = (scratch((chunks, CHUNK.value, CHUNK.value), q.dtype, q.device) for _ in range(2))
+        factors = scratch((chunks, 4 * CHUNK.value), torch.float32, q.device)
         sizes = (heads, value_heads // heads, key_size, padded(key_size, 16))
         _launch_prepare(
             (count * heads, 1, 1),

@@ -28,6 +28,7 @@ from switchrail_kernels.delta.scan import scan
 from switchrail_kernels.delta.solve import BLOCK, CHUNK, store_inverses
 from switchrail_kernels.device import multiprocessors
 from switchrail_kernels.launch import Launcher, launch_options, padded
+from switchrail_kernels.replay import scratch
 from switchrail_kernels.segments import Chunks
 
 
@@ -324,10 +325,11 @@ class TritonKda(TritonDelta, KdaBackend):
         full = q.dtype == torch.float32
         chunks = count * (BLOCK.value // CHUNK.value) * value_heads
         programs = min(count * value_heads, _PROGRAMS * multiprocessors(q.device))
-        inverse, scores = q.new_empty((2, chunks, CHUNK.value, CHUNK.value)).unbind()
-        read, write, origin = q.new_empty((3, rows, value_heads, key_size)).unbind()
-        factors = torch.empty((chunks, block_k), dtype=torch.float32, device=q.device)
-        sums = factors.new_empty((programs, BLOCK.value, 2 * block_k + BLOCK.value))
+        inverse, scores = (scratch((chunks, CHUNK.value, CHUNK.value), q.dtype, q.device) for _ in range(2))
+        keys = (rows, value_heads, key_size)
+        read, write, origin = (scratch(keys, q.dtype, q.device) for _ in range(3))
+        factors = scratch((chunks, block_k), torch.float32, q.device)
+        sums = scratch((programs, BLOCK.value, 2 * block_k + BLOCK.value), torch.float32, q.device)
         sizes = (value_heads, value_heads // heads, key_size, block_k)
         _launch_prepare(
             (programs, 1, 1),
