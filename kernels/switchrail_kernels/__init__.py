@@ -46,6 +46,7 @@ _RECURRENT: Claims = {
 
 CAPABILITIES: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
     "triton": ((8, 0), None),
+    "flashinfer": ((9, 0), (9, 0)),
     "flashqla": ((9, 0), (9, 0)),
 }
 """By backend: the compute capabilities from which and up to which, itself included, it runs."""
@@ -55,6 +56,11 @@ COMMON: dict[str, Claims] = {
         "dtypes": ("float32", "float16", "bfloat16"),
         "packages": ("triton>=3.6",),
         "priority": 100,
+    },
+    "flashinfer": {
+        "dtypes": ("bfloat16",),
+        "packages": ("flashinfer-python>=0.6.13,<0.7", "triton>=3.6"),
+        "priority": 50,
     },
     "flashqla": {
         "dtypes": ("float16", "bfloat16"),
@@ -75,12 +81,31 @@ BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
             "features": ("window", "soft_cap", "sinks", "lse", "trees"),
         },
     ),
+    ("attention", "flashinfer"): (
+        "FlashInferAttention",
+        {
+            "phases": ("prefill", "decode", "verify"),
+            "head_sizes": (128, 256),
+            "features": ("lse",),
+        },
+    ),
     ("gated_delta", "triton"): (
         "TritonGatedDelta",
         {
             **_RECURRENT,
             "phases": ("prefill", "decode"),
             "features": ("raw_gates", "checkpoints"),
+        },
+    ),
+    ("gated_delta", "flashinfer"): (
+        "FlashInferGatedDelta",
+        {
+            "phases": ("prefill", "decode"),
+            "head_sizes": ((128, 128),),
+            "state_dtypes": ("float32", "bfloat16"),
+            "state_layouts": ("VK",),
+            "packages": ("flashinfer-python>=0.6.13,<0.7", "nvidia-cutlass-dsl>=4.5", "triton>=3.6"),
+            "features": ("raw_gates",),
         },
     ),
     ("gated_delta", "flashqla"): (
@@ -123,6 +148,14 @@ BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
             "phases": ("prefill", "decode", "verify"),
             "head_sizes": LATENT_SIZES,
             "features": ("lse", "trees"),
+        },
+    ),
+    ("mla", "flashinfer"): (
+        "FlashInferMla",
+        {
+            "phases": ("prefill", "decode", "verify"),
+            "head_sizes": ((576, 512),),
+            "features": ("lse",),
         },
     ),
     ("short_conv", "triton"): (

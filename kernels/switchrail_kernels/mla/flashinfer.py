@@ -78,7 +78,7 @@ class FlashInferMla(OneRun, MlaBackend):
                 kv_cache.dtype,
             )
 
-        with torch.cuda.device_of(q_nope):
+        with torch.cuda.device(q_nope.get_device()):
             wrapper = plan.wrapper(self._wrappers, key, prepare)
             wrapper.run(
                 latent_query,

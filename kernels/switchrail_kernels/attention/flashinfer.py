@@ -1,0 +1,99 @@
+"""FlashInfer's paged attention behind the contract."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+from switchrail.ops.attention.contract import CONTRACT
+from switchrail.ops.backend import AttentionBackend
+from switchrail.ops.batch import PagedBatch, Phase
+from switchrail.ops.phases import OneRun
+
+from switchrail_kernels.wrappers import WrapperPlan, Wrappers, check_cache, fit, is_aligned
+
+_WIDEST = 2**30
+"""A window that is as good as none, and that the library's 32 bits hold."""
+
+
+class FlashInferAttention(OneRun, AttentionBackend):
+    """Paged attention for compute capability 9.0, in float16 and bfloat16.
+
+    A prefill runs the library's kernels for Hopper. A decode, and drafted rows, run those for Ampere, which
+    cut a cache among programs.
+    """
+
+    def __init__(self, config: object = None) -> None:
+        super().__init__(config)
+        self._prefill = Wrappers(lambda room: BatchPrefillWithPagedKVCacheWrapper(room, "NHD", backend="fa3"))
+        self._decode = Wrappers(lambda room: BatchPrefillWithPagedKVCacheWrapper(room, "NHD", backend="fa2"))
+
+    def plan(self, phase: Phase, batch: PagedBatch) -> WrapperPlan:
+        """Prepares the tables; the library's own plan is made with the first layer of each shape."""
+        return WrapperPlan(CONTRACT, phase, batch)
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        *,
+        out: torch.Tensor,
+        batch: PagedBatch,
+        plan: object,
+        scale: float,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        lse: torch.Tensor | None = None,
+    ) -> None:
+        """Attends T packed query rows of N sequences of any length."""
+        tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "out": out, "lse": lse}
+        options = {"scale": scale, "window": window, "soft_cap": soft_cap}
+        CONTRACT.check_arguments(batch, {**tensors, **options})
+        assert isinstance(plan, WrapperPlan)
+        if plan.is_empty:
+            plan.clear_padding(out, lse)
+            return
+        check_cache(CONTRACT, "k_cache", k_cache)
+        check_cache(CONTRACT, "v_cache", v_cache)
+        if scale < 0:  # the library takes the largest product for the largest logit
+            q, scale = -q, -scale
+        q = fit(q)
+        result = out if is_aligned(out) else torch.empty_like(out)
+        wrappers = self._prefill if plan.phase == "prefill" else self._decode
+        heads, head_size = q.shape[1:]
+        page, kv_heads = k_cache.shape[1:3]
+        left = -1 if window is None else min(window, _WIDEST) - 1
+        key = (heads, kv_heads, head_size, page, q.dtype, scale, left, soft_cap)
+
+        def prepare(wrapper: BatchPrefillWithPagedKVCacheWrapper) -> None:
+            tables = plan.tables(page)
+            wrapper.plan(
+                plan.rows,
+                tables.starts,
+                tables.pages,
+                tables.last,
+                heads,
+                kv_heads,
+                head_size,
+                page,
+                causal=True,
+                sm_scale=scale,
+                window_left=left,
+                logits_soft_cap=soft_cap,
+                q_data_type=q.dtype,
+                max_token_per_sequence=plan.longest,
+            )
+
+        with torch.cuda.device(q.get_device()):
+            wrapper = plan.wrapper(wrappers, key, prepare)
+            wrapper.run(q, (k_cache, v_cache), out=result, lse=lse, return_lse=lse is not None)
+        if lse is not None:
+            lse.mul_(math.log(2))  # the library's is of base 2
+        if result is not out:
+            out.copy_(result)
+        plan.clear_padding(out, lse)
+
+
+__all__ = ["FlashInferAttention"]

@@ -1,0 +1,346 @@
+"""FlashInfer's kernels of the gated delta rule behind the contract."""
+
+# Triton reads the types of a kernel's arguments at the call.
+# ruff: noqa: ANN001, ANN202
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from flashinfer import chunk_gated_delta_rule
+from flashinfer.gdn_decode import gated_delta_rule_decode_pretranspose
+from switchrail.ops.backend import GatedDeltaBackend
+from switchrail.ops.batch import Phase, StateBatch
+from switchrail.ops.gated_delta.contract import CONTRACT
+from switchrail.ops.gates import GateKind
+
+from switchrail_kernels.delta.gates import Gates, log2_decay, write_weight
+from switchrail_kernels.gated_delta.dense import gather, pack, rescale, scales, scatter
+from switchrail_kernels.launch import Launcher, padded
+from switchrail_kernels.tables import to_device
+from switchrail_kernels.wrappers import check_cache, is_aligned
+
+
+@triton.jit
+def _stage(
+    p_q,
+    p_k,
+    p_v,
+    p_g,
+    p_beta,
+    p_rate,
+    p_bias,
+    p_read,
+    p_write,
+    p_to_q,
+    p_to_k,
+    p_to_v,
+    p_to_a,
+    p_to_b,
+    p_factors,
+    p_to_read,
+    p_to_write,
+    rows,
+    lower,
+    beta_scale,
+    s_qt,
+    s_qh,
+    s_kt,
+    s_kh,
+    s_vt,
+    s_vh,
+    s_gt,
+    s_gh,
+    s_bt,
+    s_bh,
+    H: tl.constexpr,
+    HV: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    L2NORM: tl.constexpr,
+    GATE: tl.constexpr,
+    BIASED: tl.constexpr,
+    RAW_BETA: tl.constexpr,
+    OWN: tl.constexpr,
+):
+    """One row of a value head each; rows after the last have no slot. With OWN states are the batch's own.
+
+    Gates are made into the raw ones of the kind `softplus` that activate to them. A sigmoid gives no weight
+    above 1: but c k and v c / n with the weight (n / c)^2 write what k n and v do with a weight of 1. c is a
+    power of 2, so that keys keep their digits; so do queries, whose norm is a factor of their output.
+    """
+    i_t = (tl.program_id(0) // HV).to(tl.int64)
+    i_h = tl.program_id(0) % HV
+    o_v = tl.arange(0, V)
+    if i_t < rows:
+        i_hk = i_h // (HV // H)
+        o_k = tl.arange(0, K)[None, :]
+        b_q = tl.load(p_q + i_t * s_qt + i_hk * s_qh + o_k).to(tl.float32)
+        b_k = tl.load(p_k + i_t * s_kt + i_hk * s_kh + o_k).to(tl.float32)
+        b_inverse = 0.5
+        if L2NORM:
+            b_power, b_factor = scales(b_q)
+            b_q *= b_power[:, None]
+            tl.store(p_factors + i_t * H + i_hk, tl.sum(b_factor, 0))
+            b_power, b_left = scales(b_k)
+            b_k *= 4.0 * b_power[:, None]
+            b_inverse = 0.25 * tl.sum(b_left, 0)
+        else:
+            b_k *= 2.0
+        o_to_k = (i_t * H + i_hk) * K + o_k
+        tl.store(p_to_q + o_to_k, b_q)
+        tl.store(p_to_k + o_to_k, b_k)
+        b_v = tl.load(p_v + i_t * s_vt + i_h * s_vh + o_v).to(tl.float32)
+        tl.store(p_to_v + (i_t * HV + i_h) * V + o_v, b_v / b_inverse)
+        b_rate = 0.0
+        b_bias = 0.0
+        if GATE != 0:
+            b_rate = tl.exp(tl.load(p_rate + i_h))
+        if BIASED:
+            b_bias = tl.load(p_bias + i_h).to(tl.float32)
+        b_g = tl.load(p_g + i_t * s_gt + i_h * s_gh)
+        b_x = -0.6931471805599453 * log2_decay(b_g, b_rate, b_bias, lower, GATE)
+        # softplus(a) = x, with the series of log((e^x - 1) / x) where e^x - 1 has few digits
+        b_a = tl.where(b_x < 0.05, tl.log(b_x) + b_x * (0.5 + b_x * (1 / 24)), tl.log(tl.exp(b_x) - 1.0))
+        tl.store(p_to_a + i_t * HV + i_h, tl.where(b_x > 15.0, b_x, b_a))
+        b_beta = tl.load(p_beta + i_t * s_bt + i_h * s_bh)
+        b_beta = write_weight(b_beta, beta_scale, RAW_BETA) * b_inverse * b_inverse
+        tl.store(p_to_b + i_t * HV + i_h, tl.log(b_beta / (1.0 - b_beta)))
+    if i_h == 0:
+        read = tl.full((), -1, tl.int64)
+        write = read
+        if i_t < rows:
+            read = tl.load(p_read + i_t)
+            write = tl.load(p_write + i_t)
+            if OWN:
+                read = tl.where(read < 0, read, i_t)
+                write = read
+        tl.store(p_to_read + i_t, read.to(tl.int32))
+        tl.store(p_to_write + i_t, write.to(tl.int32))
+
+
+@triton.jit
+def _finish(
+    p_result,
+    p_factors,
+    p_slots,
+    p_out,
+    H: tl.constexpr,
+    HV: tl.constexpr,
+    V: tl.constexpr,
+    L2NORM: tl.constexpr,
+):
+    i = tl.program_id(0).to(tl.int64)
+    i_t = i // HV
+    o = i * V + tl.arange(0, V)
+    b = tl.load(p_result + o).to(tl.float32)
+    if L2NORM:
+        b *= tl.load(p_factors + i_t * H + i % HV // (HV // H))
+        b = tl.where(tl.load(p_slots + i_t) < 0, 0.0, b)  # padding may have any queries
+    tl.store(p_out + o, b.to(p_out.dtype.element_ty))
+
+
+_launch_stage = Launcher(_stage)
+_launch_finish = Launcher(_finish)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequences:
+    """The sequences of a batch that are not empty; the library takes no others.
+
+    Attributes:
+        indices: [M] int32, which they are.
+        starts: [M + 1] int64, their first rows, and the end.
+    """
+
+    indices: torch.Tensor
+    starts: torch.Tensor
+
+    @classmethod
+    def of(cls, batch: StateBatch) -> _Sequences:
+        lengths = np.asarray(batch.seqlens, dtype=np.int64)
+        present = np.flatnonzero(lengths)
+        starts = np.concatenate([[0], lengths[present].cumsum()]).astype(np.int64)
+        device = batch.cu_seqlens.device
+        return cls(to_device(present.astype(np.int32), device), to_device(starts, device))
+
+
+class FlashInferGatedDelta(GatedDeltaBackend):
+    """The gated delta rule for compute capability 9.0, head sizes of 128, bfloat16.
+
+    Its decode is compiled for each number of sequences; they are filled up to the next power of 2. States in
+    bfloat16 are widened, in scratch, and narrowed again.
+    """
+
+    def __init__(self, config: object = None) -> None:
+        super().__init__(config)
+        self._zeros: dict[tuple[torch.device, int], torch.Tensor] = {}
+
+    def plan(self, phase: Phase, batch: StateBatch) -> _Sequences:
+        """Finds the sequences that are not empty."""
+        CONTRACT.check_batch(phase, batch)
+        return _Sequences.of(batch)
+
+    def prefill(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        state: torch.Tensor,
+        out: torch.Tensor,
+        batch: StateBatch,
+        plan: object,
+        scale: float,
+        qk_l2norm: bool,
+        gate: GateKind | None = None,
+        A_log: torch.Tensor | None = None,
+        dt_bias: torch.Tensor | None = None,
+        lower_bound: float | None = None,
+        beta_scale: float | None = None,
+    ) -> None:
+        """Runs T packed tokens of N sequences of any length."""
+        gates = Gates(g, beta, A_log, dt_bias, gate, lower_bound, beta_scale)
+        named = {"q": q, "k": k, "v": v, "state": state, "out": out, **gates._asdict()}
+        CONTRACT.check_arguments(batch, {**named, "scale": scale, "qk_l2norm": qk_l2norm})
+        assert isinstance(plan, _Sequences)
+        if q.shape[0] == 0:
+            return
+        with torch.cuda.device(q.get_device()):
+            dense = pack(q, k, v, gates, qk_l2norm, linear=True)
+            states = gather(state, batch, plan.indices)
+            final = torch.empty_like(states)
+            result = out if is_aligned(out) else torch.empty_like(out)
+            chunk_gated_delta_rule(
+                dense.q,
+                dense.k,
+                dense.v,
+                dense.g,
+                dense.beta,
+                scale,
+                states,
+                output_final_state=True,
+                cu_seqlens=plan.starts,
+                output=result,
+                output_state=final,
+            )
+            if dense.factors is not None:
+                rescale(result, dense.factors)
+            if result is not out:
+                out.copy_(result)
+            scatter(final, state, out, batch, plan.indices)
+
+    def decode(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        state: torch.Tensor,
+        out: torch.Tensor,
+        batch: StateBatch,
+        plan: object,
+        scale: float,
+        qk_l2norm: bool,
+        gate: GateKind | None = None,
+        A_log: torch.Tensor | None = None,
+        dt_bias: torch.Tensor | None = None,
+        lower_bound: float | None = None,
+        beta_scale: float | None = None,
+    ) -> None:
+        """Runs one token a sequence."""
+        gates = Gates(g, beta, A_log, dt_bias, gate, lower_bound, beta_scale)
+        named = {"q": q, "k": k, "v": v, "state": state, "out": out, **gates._asdict()}
+        CONTRACT.check_arguments(batch, {**named, "scale": scale, "qk_l2norm": qk_l2norm})
+        assert isinstance(plan, _Sequences)
+        rows = q.shape[0]
+        if rows == 0:
+            return
+        with torch.cuda.device(q.get_device()):
+            own = state.dtype != torch.float32
+            if own:
+                pool = gather(state, batch, plan.indices, padded(rows))
+            else:
+                check_cache(CONTRACT, "state", state)
+                pool = state
+            self._decode(q, k, v, gates, pool, out, batch, scale, qk_l2norm, own)
+            if own:
+                scatter(pool, state, out, batch, plan.indices)
+
+    def _decode(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        gates: Gates,
+        pool: torch.Tensor,
+        out: torch.Tensor,
+        batch: StateBatch,
+        scale: float,
+        qk_l2norm: bool,
+        own: bool,
+    ) -> None:
+        rows, heads, key_size = q.shape
+        value_heads, value_size = out.shape[1:]
+        filled = padded(rows)
+        direct = rows == filled and not qk_l2norm and is_aligned(out)
+        result = out if direct else out.new_empty((filled, value_heads, value_size))
+        queries = q.new_empty((filled, 1, heads, key_size))
+        keys = torch.empty_like(queries)
+        values = q.new_empty((filled, 1, value_heads, value_size))
+        a = q.new_empty((filled, 1, value_heads), dtype=torch.float32)
+        b = torch.empty_like(a)
+        factors = a.new_empty((filled, heads))
+        read = batch.read_slots.new_empty(filled, dtype=torch.int32)
+        write = torch.empty_like(read)
+        strides = (s for t in (q, k, v, gates.g, gates.beta) for s in t.stride()[:2])
+        _launch_stage(
+            (filled * value_heads, 1, 1),
+            (
+                *(q, k, v, *gates.tensors, batch.read_slots, batch.write_slots),
+                *(queries, keys, values, a, b, factors, read, write),
+            ),
+            (rows, *gates.numbers, *strides),
+            (heads, value_heads, key_size, value_size, qk_l2norm, *gates.constants, own),
+            num_warps=1,
+        )
+        place = q.device, value_heads
+        if place not in self._zeros:
+            self._zeros[place] = torch.zeros(value_heads, device=q.device)
+        zeros = self._zeros[place]
+        gated_delta_rule_decode_pretranspose(
+            queries,
+            keys,
+            values,
+            None,
+            zeros,
+            a,
+            zeros,
+            b,
+            scale,
+            result[:, None],
+            use_qk_l2norm=False,
+            initial_state=pool,
+            initial_state_indices=read,
+            output_state_indices=write,
+        )
+        if not direct:
+            _launch_finish(
+                (rows * value_heads, 1, 1),
+                (result, factors, read, out),
+                (),
+                (heads, value_heads, value_size, qk_l2norm),
+                num_warps=1,
+            )
+
+
+__all__ = ["FlashInferGatedDelta"]

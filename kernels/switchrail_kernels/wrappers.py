@@ -1,0 +1,209 @@
+"""What FlashInfer's wrappers of paged attention are given: a plan each, dense tables, memory of their own."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from switchrail.ops.batch import PagedBatch, Phase
+from switchrail.ops.contract import Contract
+from switchrail.ops.pages import check_lengths, check_pages
+
+from switchrail_kernels.tables import to_device
+
+WORKSPACE = 128 << 20
+"""Bytes that the library wants for parts of results, for each device and stream."""
+
+ALIGNMENT = 16
+"""Bytes that the library's copies move at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The pages of the sequences that have rows, for one number of tokens a page.
+
+    Attributes:
+        starts: [M + 1] int32 on the host, where each sequence's pages begin in `pages`.
+        pages: int32 on the device, the pages of all sequences.
+        last: [M] int32 on the host, the tokens in each sequence's last page.
+    """
+
+    starts: torch.Tensor
+    pages: torch.Tensor
+    last: torch.Tensor
+
+
+class WrapperPlan:
+    """What all layers of a step share, and the wrappers that were planned for them.
+
+    Sequences without rows are left out. One of padding is planned as one that sees page 0 instead of
+    nothing, which the library takes no sequence for; what comes of it is overwritten.
+
+    Args:
+        contract: The op's contract.
+        phase: The phase.
+        batch: The batch.
+
+    Raises:
+        ContractError: The batch breaks the contract.
+    """
+
+    def __init__(self, contract: Contract, phase: Phase, batch: PagedBatch) -> None:
+        contract.check_batch(phase, batch)
+        check_lengths(contract, batch)
+        self._contract = contract
+        self._batch = batch
+        self._tables: dict[int, Tables] = {}
+        self._planned: dict[Hashable, Any] = {}
+        rows = np.asarray(batch.seqlens, dtype=np.int64)
+        keys = np.asarray(batch.kv_seqlens, dtype=np.int64)
+        self._present = np.flatnonzero(rows)
+        self._is_padding = keys[self._present] == 0
+        lengths = rows[self._present]
+        keys = np.where(self._is_padding, lengths, keys[self._present])
+        self.phase = phase
+        self.rows = _starts(lengths)
+        """[M + 1] int32 on the host, the first row of each sequence that has rows, and their number."""
+        self.keys = torch.from_numpy(keys.astype(np.int32))
+        """[M] int32 on the host, the tokens that each of them sees at most."""
+        self.longest = int(lengths.max(initial=0))
+        self.is_empty = bool(self._is_padding.all())
+        """Whether there is nothing to attend to."""
+        padding = np.repeat(self._is_padding, lengths).nonzero()[0]
+        self._padding = to_device(padding, batch.page_table.device) if len(padding) else None
+
+    def tables(self, page: int) -> Tables:
+        """The tables for pages of `page` tokens, made at the first call.
+
+        Raises:
+            ContractError: The page table is too narrow.
+        """
+        if page not in self._tables:
+            check_pages(self._contract, self._batch, page)
+            table = self._batch.page_table
+            counts = -(-self.keys.numpy().astype(np.int64) // page)
+            starts = _starts(counts)
+            within = np.arange(counts.sum()) - np.repeat(starts.numpy()[:-1], counts)
+            places = np.repeat(self._present * table.shape[1], counts) + within
+            unused = np.repeat(self._is_padding, counts)
+            pages = table.flatten().index_select(0, to_device(np.where(unused, 0, places), table.device))
+            if unused.any():
+                pages.masked_fill_(to_device(unused, table.device), 0)
+            self._tables[page] = Tables(starts, pages, (self.keys - 1) % page + 1)
+        return self._tables[page]
+
+    def wrapper(self, wrappers: Wrappers, key: Hashable, plan: Callable[[Any], None]) -> Any:
+        """A wrapper that was planned for layers of one shape, at the first call.
+
+        Args:
+            wrappers: Where it is taken from.
+            key: What the library's plan follows from, the batch aside.
+            plan: Plans it.
+        """
+        device = self._batch.page_table.device
+        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+        place = (device, stream)
+        captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if (place, key) not in self._planned:
+            if captured:
+                raise self._contract.error(
+                    "plan", "one that was not used before the capture", "one that was, for a layer like this"
+                )
+            wrapper = wrappers.take(place)
+            plan(wrapper)
+            self._planned[place, key] = wrapper
+            wrappers.lend(place, wrapper, self)
+        wrapper = self._planned[place, key]
+        if captured:
+            wrappers.keep(wrapper)
+        return wrapper
+
+    def clear_padding(self, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+        """Overwrites the rows of padding."""
+        if self._padding is not None:
+            out.index_fill_(0, self._padding, 0)
+            if lse is not None:
+                lse.index_fill_(0, self._padding, -math.inf)
+
+
+@dataclass(slots=True)
+class Wrappers:
+    """Wrappers of one class, each of which holds one plan at a time.
+
+    A plan's tables are copied from pinned memory that is the wrapper's own, so that it is free for the next
+    plan only after that copy; one that a captured graph refers to is never free again.
+
+    Attributes:
+        make: Makes one, on a workspace.
+    """
+
+    make: Callable[[torch.Tensor], Any]
+    _free: dict[Hashable, list[tuple[Any, torch.cuda.Event | None]]] = field(default_factory=dict)
+    _workspaces: dict[Hashable, torch.Tensor] = field(default_factory=dict)
+    _kept: dict[int, Any] = field(default_factory=dict)
+
+    def take(self, place: tuple[torch.device, int]) -> Any:
+        """One that is free, or a new one, for a device and stream."""
+        free = self._free.setdefault(place, [])
+        for number, (wrapper, copied) in enumerate(free):
+            if copied is None or copied.query():  # type: ignore[no-untyped-call]
+                del free[number]
+                return wrapper
+        if place not in self._workspaces:
+            self._workspaces[place] = torch.zeros(WORKSPACE, dtype=torch.uint8, device=place[0])
+        return self.make(self._workspaces[place])
+
+    def lend(self, place: tuple[torch.device, int], wrapper: Any, plan: WrapperPlan) -> None:
+        """Has one come back when a plan is gone."""
+        copied = None
+        if place[0].type == "cuda":
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record(torch.cuda.current_stream(place[0]))
+        weakref.finalize(plan, self._return, place, wrapper, copied).atexit = False
+
+    def keep(self, wrapper: Any) -> None:
+        """Has one never come back."""
+        self._kept[id(wrapper)] = wrapper
+
+    def _return(self, place: Hashable, wrapper: Any, copied: torch.cuda.Event | None) -> None:
+        if id(wrapper) not in self._kept:
+            self._free[place].append((wrapper, copied))
+
+
+def is_aligned(tensor: torch.Tensor) -> bool:
+    """Whether each row along the last axis begins where the library's copies can."""
+    size = tensor.element_size()
+    return tensor.data_ptr() % ALIGNMENT == 0 and all(s * size % ALIGNMENT == 0 for s in tensor.stride()[:-1])
+
+
+def fit(queries: torch.Tensor) -> torch.Tensor:
+    """Queries with rows that the library can address: aligned, and less than 2^31 elements apart."""
+    if is_aligned(queries) and queries.shape[0] * queries.stride(0) < 2**31:
+        return queries
+    return queries.clone(memory_format=torch.contiguous_format)
+
+
+def check_cache(contract: Contract, name: str, cache: torch.Tensor) -> None:
+    """Refuses a cache that the library's copies can't read.
+
+    Raises:
+        ContractError: It is not aligned.
+    """
+    if not is_aligned(cache):
+        raise contract.error(
+            name, "rows that do not begin at multiples of 16 bytes", "of this backend, ones that do"
+        )
+
+
+def _starts(counts: np.ndarray) -> torch.Tensor:
+    starts = np.zeros(len(counts) + 1, dtype=np.int32)
+    np.cumsum(counts, out=starts[1:])
+    return torch.from_numpy(starts)
+
+
+__all__ = ["Tables", "WrapperPlan", "Wrappers", "check_cache", "fit", "is_aligned"]
