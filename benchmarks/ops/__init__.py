@@ -1,0 +1,1 @@
+"""Times of the ops' backends and of their peers."""

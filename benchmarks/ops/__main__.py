@@ -1,0 +1,142 @@
+"""Times every backend of the ops and their peers, verified first.
+
+python -m benchmarks.ops                                          everything, a line for each case
+python -m benchmarks.ops --op gated_delta --shape N=16 --json times.json
+python -m benchmarks.ops --no-run --json docs/times.json --plot docs/plots --docs docs/kernels.md
+
+A backend is held against the float64 oracle on ragged inputs with the heads that are timed, and the results
+of all that are timed must agree. Times are medians: of a captured graph (*graph*), whose calls have numbers of
+their own, so that the L2 cache is cold; in decode 48 calls on distinct states or caches, divided by 48; of
+calls one by one (*eager*); and of what a call costs the Python thread (*host*). The floor is the larger of the
+least bytes over this run's copy bandwidth and the operations over this run's bf16 matmul rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import switchrail
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks.ops import document, plots, tables
+from benchmarks.ops.backends import Backends
+from benchmarks.ops.cases import OPS, cases, tiny
+from benchmarks.ops.clock import Clock
+from benchmarks.ops.run import LAYERS, Bench, usual
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command.
+
+    Returns:
+        0; 1 where a backend was wrong, 2 where there was nothing to do.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.ops",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--op", choices=OPS, action="append", help="only this op; repeatable")
+    parser.add_argument("--phase", choices=("prefill", "decode"), help="only this phase")
+    parser.add_argument("--shape", default="", help="only shapes whose text contains this")
+    parser.add_argument("--backend", action="append", default=[], help="only this backend; repeatable")
+    parser.add_argument("--no-peers", action="store_true", help="backends only")
+    parser.add_argument("--device", help="another than the runtime's platform has")
+    parser.add_argument("--tiny", action="store_true", help="shapes that a CPU does in no time")
+    parser.add_argument("--json", type=Path, help="where the results are kept; those of other cases stay")
+    parser.add_argument("--no-run", action="store_true", help="time nothing: take what --json has")
+    parser.add_argument("--plot", type=Path, metavar="DIR", help="draw the results as SVG (needs matplotlib)")
+    parser.add_argument(
+        "--docs", type=Path, metavar="FILE", help="put the tables between this document's marks"
+    )
+    options = parser.parse_args(arguments)
+    if options.no_run:
+        if options.json is None:
+            parser.error("--no-run takes its results from --json")
+        kept, status = document.read(options.json), 0
+    else:
+        kept, status = _run(options)
+    if not kept["runs"]:
+        print("benchmarks.ops: no result", file=sys.stderr)
+        return status or 2
+    if options.plot:
+        for path in plots.draw(kept, options.plot):
+            print(f"drawn: {path}")
+    if options.docs:
+        tables.replace(options.docs, tables.times(kept))
+        print(f"written: {options.docs}")
+    return status
+
+
+def _run(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    runtime = switchrail.Runtime()
+    runtime.discover()
+    runtime.load()
+    platform = runtime.platform if options.device is None else runtime.find_platform(options.device)
+    device = torch.device(platform.device)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    chosen = [
+        case
+        for op in options.op or OPS
+        for case in cases(op)
+        if options.shape in case.name and options.phase in (None, case.phase)
+    ]
+    if options.tiny:
+        chosen = [tiny(case) for case in chosen]
+    clock = Clock(device, replays=3 if options.tiny else 20)
+    backends = Backends(runtime, platform, dtype, options.backend)
+    bench = Bench(backends, clock, dtype, layers=2 if options.tiny else LAYERS, peers=not options.no_peers)
+    run = {**document.about(device, bench.bandwidth, bench.rate), "results": []}
+    print(
+        f"{run['device']}: copy {bench.bandwidth / 1e12:.2f} TB/s, matmul {bench.rate / 1e12:.0f} TFLOP/s; "
+        + ", ".join(f"{name} {version}" for name, version in run["versions"].items())
+    )
+    status = 0
+    told: set[tuple[str, str, str]] = set()
+    kept = {"runs": []} if options.json is None else document.read(options.json)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=len(chosen))
+        for case in chosen:
+            progress.update(task, description=f"{case.op} {case.phase} {case.name}")
+            try:
+                result = bench.result(case)
+            except AssertionError as failure:
+                progress.console.print(f"wrong: {failure}", highlight=False, markup=False)
+                status = 1
+                continue
+            if result["times"]:
+                run["results"].append(result)
+            print(_line(result), flush=True)
+            for name, reason in result["left_out"].items():
+                if (case.op, name, reason) not in told:
+                    told.add((case.op, name, reason))
+                    print(f"    left out: {name}: {reason}", flush=True)
+            if options.json:
+                document.write(options.json, document.merged(kept, run))
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+            progress.advance(task)
+    return document.merged(kept, run) if run["results"] else kept, status
+
+
+def _line(result: Mapping[str, Any]) -> str:
+    text = f"{result['op']} {result['phase']} {result['shape']}: floor {result['floor_s'] * 1e6:.1f}"
+    for name, times in result["times"].items():
+        seconds = usual(times)
+        text += f" | {name} {seconds * 1e6:.1f}"
+        if times["kind"] == "backend":
+            text += f" ({seconds / result['floor_s']:.2f}), host {times['host_s'] * 1e6:.0f}"
+        if "not_captured" in times:
+            text += f" not captured: {times['not_captured']}"
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

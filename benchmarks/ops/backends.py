@@ -1,0 +1,178 @@
+"""The registered backends that fit a case, held against the oracle before anything of theirs is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+from switchrail.errors import SwitchrailError
+from switchrail.ops.backend import Backend
+from switchrail.platforms import Platform
+from switchrail.runtime import Runtime
+from switchrail.testing.compare import BOUNDS, verify
+from switchrail.testing.conformance.setting import head_size_pair
+from switchrail.testing.inputs import (
+    Call,
+    attention_call,
+    gated_delta_call,
+    kda_call,
+    lightning_call,
+    mamba2_call,
+    mla_call,
+    run_reference,
+    short_conv_call,
+)
+
+from benchmarks.ops.cases import Case
+from benchmarks.ops.clock import Run
+
+GENERATORS = {
+    "attention": attention_call,
+    "gated_delta": gated_delta_call,
+    "kda": kda_call,
+    "lightning": lightning_call,
+    "mamba2": mamba2_call,
+    "mla": mla_call,
+    "short_conv": short_conv_call,
+}
+
+ARGUMENTS = {
+    "attention": {"H": "heads", "HKV": "kv_heads", "D": "head_size", "page": "page"},
+    "gated_delta": {"H": "heads", "HV": "value_heads", "K": "key_size", "V": "value_size"},
+    "kda": {"H": "heads", "HV": "value_heads", "K": "key_size", "V": "value_size"},
+    "lightning": {"H": "heads", "K": "key_size", "V": "value_size"},
+    "mamba2": {"H": "heads", "G": "groups", "P": "head_size", "S": "state_size"},
+    "mla": {
+        "H": "heads",
+        "D": "nope_size",
+        "E": "rope_size",
+        "R": "latent_size",
+        "V": "value_size",
+        "page": "page",
+    },
+    "short_conv": {"C": "channels", "W": "width"},
+}
+"""What the generators of the tests call an axis."""
+
+
+class Backends:
+    """Those of a runtime, each constructed once.
+
+    Args:
+        runtime: Where they are registered.
+        platform: Where they run.
+        dtype: The dtype of activations.
+        only: Their names; all when empty.
+    """
+
+    def __init__(
+        self, runtime: Runtime, platform: Platform, dtype: torch.dtype, only: Sequence[str] = ()
+    ) -> None:
+        self._runtime = runtime
+        self._platform = platform
+        self._dtype = dtype
+        self._only = only
+        self._built: dict[tuple[str, str], Backend] = {}
+
+    def fitting(self, case: Case) -> tuple[dict[str, Backend], dict[str, str]]:
+        """The backends that fit a case, by name; and why each other one doesn't."""
+        found: dict[str, Backend] = {}
+        reasons: dict[str, str] = {}
+        for registration in self._runtime.backends(case.op):
+            name = registration.name
+            if name == "reference" or (self._only and name not in self._only):
+                continue
+            if not self._only and name == "torch" and self._platform.kind != "cpu":
+                continue
+            try:
+                self._runtime.resolve(case.op, case.phase, **self._query(case), preferences={case.op: name})
+                if (case.op, name) not in self._built:
+                    self._built[case.op, name] = self._runtime.build(case.op, name)
+            except SwitchrailError as error:
+                text = str(error).partition("\n")[0]
+                reasons[name] = text.partition(": ")[2] or text
+                continue
+            found[name] = self._built[case.op, name]
+        return found, reasons
+
+    def _query(self, case: Case) -> dict[str, Any]:
+        query: dict[str, Any] = {"device": self._platform, "dtype": self._dtype}
+        axes = case.axes
+        if "page" in axes:
+            query["page_size"] = axes["page"]
+        if case.op == "mla":
+            query["head_size"] = (axes["L"], axes["R"])
+        elif case.op == "mamba2":
+            query["head_size"] = (axes["S"], axes["P"])
+        elif case.op != "short_conv":
+            query["head_size"] = head_size_pair(axes["D"] if "D" in axes else (axes["K"], axes["V"]))
+        return query
+
+
+def check(name: str, backend: Backend, case: Case, dtype: torch.dtype, device: torch.device) -> str:
+    """Holds a backend against the oracle on ragged inputs with the sizes that are timed.
+
+    Returns:
+        The error, relative norm and worst row.
+
+    Raises:
+        AssertionError: It is beyond the bound.
+    """
+    worst = None
+    for decays in (True, False) if case.op in ("gated_delta", "kda") else (True,):
+        call, expected = _oracle(
+            case.op, case.phase, tuple(sorted(case.sizes.items())), decays, dtype, device
+        )
+        try:
+            error = verify(backend, call, expected=expected)
+        except AssertionError as failure:
+            raise AssertionError(f"{name}: {failure}") from failure
+        worst = error if worst is None else worst | error
+    return str(worst)
+
+
+@cache
+def _oracle(
+    op: str,
+    phase: str,
+    sizes: tuple[tuple[str, int], ...],
+    decays: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[Call, Call]:
+    arguments: dict[str, Any] = {ARGUMENTS[op][axis]: size for axis, size in sizes}
+    lengths = [1] * 5 if phase == "decode" else [1, 0, 150, 64, 63]
+    if op in ("attention", "mla"):
+        arguments["kv_lengths"] = [1, 700, 3000, 64, 65] if phase == "decode" else [1, 0, 333, 64, 100]
+    if op == "mla":
+        arguments["absorbed"] = dict(sizes)["D"] == dict(sizes)["R"]
+    if not decays:
+        arguments["gate"] = "one"
+    call = GENERATORS[op](lengths, phase=phase, dtype=dtype, device=device, **arguments)
+    return call, run_reference(call)
+
+
+def bind(backend: Backend, call: Call, plan: object) -> Run:
+    """A call, ready to be made."""
+    positional = call.contract.positional
+    return partial(
+        getattr(backend, call.phase),
+        *[call.tensors[name] for name in positional],
+        **{name: tensor for name, tensor in call.tensors.items() if name not in positional},
+        **call.options,
+        batch=call.batch,
+        plan=plan,
+    )
+
+
+def agree(name: str, one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> None:
+    """Holds a result against another of the same call.
+
+    Raises:
+        AssertionError: They are further apart than two right results can be.
+    """
+    difference = float((one.double() - other.double()).norm() / other.double().norm())
+    allowed = 2 * BOUNDS[dtype].norm
+    assert difference <= allowed, f"{name}: {difference:.1e} away from the first, {allowed:.1e} is allowed"

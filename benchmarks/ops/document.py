@@ -1,0 +1,85 @@
+"""The JSON that a run writes, and that tables and plots are made of."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.ops.cases import cases
+
+PACKAGES = (
+    "switchrail",
+    "switchrail-kernels",
+    "torch",
+    "triton",
+    "flash-linear-attention",
+    "flash-qla",
+    "tilelang",
+    "flashinfer-python",
+    "nvidia-cutlass-dsl",
+    "mamba-ssm",
+)
+
+
+def about(device: torch.device, bandwidth: float, rate: float) -> dict[str, Any]:
+    """What a run's times are of: the day, the device, its ceilings, the versions."""
+    versions = {"python": sys.version.split()[0]}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    versions["torch"] = torch.__version__
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "versions": versions,
+        "copy_bytes_per_s": bandwidth,
+        "matmul_flops_per_s": rate,
+    }
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A document; one without runs where there is no file."""
+    return json.loads(path.read_text()) if path.exists() else {"runs": []}
+
+
+def merged(document: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
+    """A document with one more run, whose results take the place of older ones of the same cases."""
+    new = {case_of(result) for result in run["results"]}
+    runs = []
+    for old in document["runs"]:
+        kept = [result for result in old["results"] if case_of(result) not in new]
+        if kept:
+            runs.append({**old, "results": kept})
+    return {"runs": [*runs, dict(run)]}
+
+
+def write(path: Path, document: Mapping[str, Any]) -> None:
+    """Writes a document."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def rows_of(document: Mapping[str, Any], op: str, phase: str) -> list[dict[str, Any]]:
+    """The results of an op and phase, in the order of its cases."""
+    order = {case.name: number for number, case in enumerate(cases(op))}
+    found = [
+        result
+        for run in document["runs"]
+        for result in run["results"]
+        if (result["op"], result["phase"]) == (op, phase)
+    ]
+    return sorted(found, key=lambda result: order.get(result["shape"], len(order)))
+
+
+def case_of(result: Mapping[str, Any]) -> tuple[str, str, str]:
+    """What tells a result's case from others."""
+    return result["op"], result["phase"], result["shape"]

@@ -1,0 +1,131 @@
+"""Calls on the device, made from the contracts: large ones in no time, unlike those of the tests."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from switchrail.ops.batch import PagedBatch, SequenceBatch, StateBatch
+from switchrail.ops.catalog import CONTRACTS
+from switchrail.ops.contract import INPUT, TensorSpec
+from switchrail.testing.inputs import Call
+
+if TYPE_CHECKING:
+    from benchmarks.ops.cases import Case
+
+
+def tensors_of(
+    op: str, sizes: Mapping[str, int], dtype: torch.dtype
+) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of each tensor of a call without features; weights that change no size are left out."""
+    found = {}
+    for name, spec in CONTRACTS[op].tensors.items():
+        if spec.feature is None and not _left_out(spec, sizes):
+            shape = tuple(sizes[axis] + more for axis, more in spec.parsed_axes)
+            found[name] = (shape, _dtype(spec, dtype))
+    return found
+
+
+def make_call(case: Case, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Call:
+    """A random call of a case; q, k and v and the like are views of one buffer, as projections leave them."""
+    torch.manual_seed(seed)
+    contract = CONTRACTS[case.op]
+    wanted = tensors_of(case.op, case.axes, dtype)
+    views = [
+        name
+        for name, (shape, kind) in wanted.items()
+        if len(shape) == 3
+        and contract.tensors[name].unit_stride
+        and kind == dtype
+        and shape[0] == case.axes["T"]
+    ]
+    widths = [math.prod(wanted[name][0][1:]) for name in views]
+    rows = sum(case.lengths)
+    fused = torch.randn(rows, sum(widths), dtype=dtype, device=device).split(widths, dim=1)
+    tensors: dict[str, torch.Tensor | None] = {
+        name: part.unflatten(1, wanted[name][0][1:]) for name, part in zip(views, fused, strict=True)
+    }
+    for name, spec in contract.tensors.items():
+        if spec.feature is not None or name in tensors:
+            continue
+        if name not in wanted:
+            tensors[name] = None
+            continue
+        shape, kind = wanted[name]
+        order = [spec.axes.index(axis) for axis in spec.memory or spec.axes]
+        dense = _fill(name, [shape[axis] for axis in order], kind, device, case)
+        tensors[name] = dense.permute([order.index(axis) for axis in range(len(shape))])
+    return Call(
+        op=case.op, phase=case.phase, tensors=tensors, options=_options(case), batch=_batch(case, device)
+    )
+
+
+def with_pools_of_its_own(call: Call) -> Call:
+    """The same call on another state or cache of the same size: a model's next layer."""
+    pools = {
+        name: torch.randn_like(tensor)
+        for name, tensor in call.tensors.items()
+        if tensor is not None and (name == "state" or name.endswith("_cache"))
+    }
+    return dataclasses.replace(call, tensors={**call.tensors, **pools})
+
+
+def _left_out(spec: TensorSpec, sizes: Mapping[str, int]) -> bool:
+    return spec.same_if_none is not None and len({sizes[axis] for axis in spec.same_if_none}) == 1
+
+
+def _dtype(spec: TensorSpec, dtype: torch.dtype) -> torch.dtype:
+    if INPUT in spec.dtypes or len(spec.dtypes) > 2:
+        return dtype
+    return torch.float32
+
+
+def _fill(
+    name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device, case: Case
+) -> torch.Tensor:
+    if name == "out":
+        return torch.full(shape, math.nan, dtype=dtype, device=device)
+    if name in ("beta", "A"):
+        return torch.rand(shape, dtype=dtype, device=device) * (1 if name == "beta" else -1)
+    values = torch.randn(shape, dtype=dtype, device=device)
+    if name == "g":  # as a trained model's, and as `switchrail.testing.inputs` has them
+        return -0.3 * torch.nn.functional.softplus(values) if case.decays else values.zero_()
+    return values * case.sizes["R"] ** -0.5 if name in ("w_k", "w_v") else values
+
+
+def _options(case: Case) -> dict[str, Any]:
+    if case.op == "mamba2":
+        return {"dt_softplus": True, "dt_min": 0.0, "dt_max": math.inf}
+    if case.op == "short_conv":
+        return {"activation": "silu"}
+    if case.op == "mla":  # of the heads before they were absorbed
+        return {"scale": (128 + case.sizes["E"]) ** -0.5}
+    options: dict[str, Any] = {"scale": case.sizes["D" if case.op == "attention" else "K"] ** -0.5}
+    if case.op in ("gated_delta", "kda"):
+        options["qk_l2norm"] = True
+    return options
+
+
+def _batch(case: Case, device: torch.device) -> SequenceBatch:
+    lengths = case.lengths
+    starts = torch.tensor([0, *lengths]).cumsum(0).int()
+    common: dict[str, Any] = {"cu_seqlens": starts.to(device), "seqlens": lengths}
+    if CONTRACTS[case.op].batch_type is StateBatch:
+        slots = (torch.randperm(len(lengths)) + 1).to(device)
+        started = torch.ones(len(lengths), dtype=torch.bool, device=device)
+        return StateBatch(**common, read_slots=slots, write_slots=slots, has_initial_state=started)
+    seen = tuple(length + case.past for length in lengths)
+    counts = [-(-length // case.sizes["page"]) for length in seen]
+    order = (torch.randperm(sum(counts)) + 1).int()
+    table = torch.zeros(len(lengths), max(counts), dtype=torch.int32)
+    for n, pages in enumerate(order.split(counts)):
+        table[n, : len(pages)] = pages
+    return PagedBatch(
+        **common,
+        page_table=table.to(device),
+        kv_lens=torch.tensor(seen, dtype=torch.int32, device=device),
+        kv_seqlens=seen,
+    )

@@ -1,0 +1,152 @@
+"""flash-linear-attention's own Triton kernels."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from switchrail.testing.inputs import Call
+
+from benchmarks.ops.cases import Case
+from benchmarks.ops.clock import Run
+from benchmarks.ops.peers.states import normalised, on_own_states, with_slots
+
+os.environ |= {"FLA_FLASH_QLA": "0", "FLA_TILELANG": "0"}  # else FLA calls other libraries that it finds
+
+from fla.modules.causal_conv1d import causal_conv1d, causal_conv1d_update
+from fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
+from fla.ops.kda import chunk_kda, fused_recurrent_kda
+from fla.ops.simple_gla import chunk_simple_gla, fused_recurrent_simple_gla
+
+DELTA = {
+    ("gated_delta", "prefill"): chunk_gated_delta_rule,
+    ("gated_delta", "decode"): fused_recurrent_gated_delta_rule,
+    ("kda", "prefill"): chunk_kda,
+    ("kda", "decode"): fused_recurrent_kda,
+}
+GLA = {"prefill": chunk_simple_gla, "decode": fused_recurrent_simple_gla}
+
+
+def peers(case: Case, call: Call) -> dict[str, Run]:
+    """`FLA` and `FLA bare`, of the ops that it has; in decode the latter alone."""
+    if case.op in ("gated_delta", "kda"):
+        both = _delta(call)
+    elif case.op == "lightning":
+        both = _lightning(call)
+    elif case.op == "mamba2":
+        both = _mamba2(call)
+    elif case.op == "short_conv":
+        both = _short_conv(call)
+    else:
+        return {}
+    if call.phase == "decode":
+        both.pop("FLA", None)
+    return both
+
+
+def _common(call: Call) -> dict[str, object]:
+    return {
+        "output_final_state": True,
+        "state_v_first": True,
+        "cu_seqlens": call.batch.cu_seqlens.long(),
+        "scale": call.options.get("scale", 1.0),
+    }
+
+
+def _delta(call: Call) -> dict[str, Run]:
+    function, common = DELTA[call.op, call.phase], _common(call)
+    q, k, v, g, beta = (call.tensors[name][None] for name in ("q", "k", "v", "g", "beta"))
+    dense = [normalised(q), normalised(k), v.contiguous()]
+
+    def whole(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return function(q, k, v, g=g, beta=beta, initial_state=states, use_qk_l2norm_in_kernel=True, **common)
+
+    def bare(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return function(*dense, g=g, beta=beta, initial_state=states, **common)
+
+    return {"FLA": with_slots(call, whole), "FLA bare": on_own_states(call, bare)}
+
+
+def _lightning(call: Call) -> dict[str, Run]:
+    function, common = GLA[call.phase], _common(call)
+    views = [call.tensors[name][None] for name in ("q", "k", "v")]
+    dense = [view.contiguous() for view in views]
+    rate = call.tensors["g"]
+
+    def whole(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return function(*views, g_gamma=rate, initial_state=states, **common)
+
+    def bare(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return function(*dense, g_gamma=rate, initial_state=states, **common)
+
+    return {"FLA": with_slots(call, whole), "FLA bare": on_own_states(call, bare)}
+
+
+def _mamba2(call: Call) -> dict[str, Run]:
+    """simple_gla is the nearest that it has: groups become heads, time steps gates and factors of x."""
+    function, common = GLA[call.phase], _common(call)
+    x, b, c, dt = (call.tensors[name] for name in ("x", "B", "C", "dt"))
+    rate, skip, bias = (call.tensors[name] for name in ("A", "D", "dt_bias"))
+    repeats = x.shape[1] // b.shape[1]
+
+    def prepare() -> tuple[list[torch.Tensor], torch.Tensor]:
+        steps = torch.nn.functional.softplus(dt.float() + bias.float())
+        heads = [t.repeat_interleave(repeats, dim=1)[None] for t in (c, b)]
+        return [*heads, (x * steps[..., None]).to(x.dtype)[None]], (steps * rate)[None]
+
+    dense, gates = prepare()
+
+    def whole(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        heads, decays = prepare()
+        out, after = function(*heads, g=decays, initial_state=states, **common)
+        return out + (x * skip[:, None]).to(x.dtype), after
+
+    def bare(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return function(*dense, g=gates, initial_state=states, **common)
+
+    whole_run, bare_run = with_slots(call, whole), on_own_states(call, bare)
+
+    def without_result() -> None:  # the skip is left out of it
+        bare_run()
+
+    return {"FLA": whole_run, "FLA bare": without_result}
+
+
+def _short_conv(call: Call) -> dict[str, Run]:
+    """Its states have a column more, which a call does not look at."""
+    x, weight = call.tensors["x"], call.tensors["weight"]
+    starts = call.batch.cu_seqlens.long()
+
+    def whole(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out, after = causal_conv1d(
+            x[None],
+            weight,
+            initial_state=torch.nn.functional.pad(states, (1, 0)),
+            output_final_state=True,
+            activation="silu",
+            cu_seqlens=starts,
+        )
+        return out, after[..., 1:]
+
+    if call.phase == "prefill":
+        wide = torch.nn.functional.pad(call.state.index_select(0, call.batch.read_slots), (1, 0))
+
+        def bare() -> torch.Tensor:
+            with torch.inference_mode():
+                return causal_conv1d(
+                    x[None],
+                    weight,
+                    initial_state=wide,
+                    output_final_state=True,
+                    activation="silu",
+                    cu_seqlens=starts,
+                )[0][0]
+
+        return {"FLA": with_slots(call, whole), "FLA bare": bare}
+    cache = torch.nn.functional.pad(call.state.index_select(0, call.batch.read_slots), (1, 0)).contiguous()
+
+    def update() -> None:  # its cache moves on with each call
+        with torch.inference_mode():
+            causal_conv1d_update(x, cache, weight=weight, activation="silu")
+
+    return {"FLA bare": update}

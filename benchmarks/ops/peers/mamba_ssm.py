@@ -1,0 +1,80 @@
+"""mamba_ssm's Triton kernels, of the package as it is or without its extension in CUDA."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from types import ModuleType
+
+import torch
+from switchrail.ops.batch import StateBatch
+from switchrail.testing.inputs import Call
+
+from benchmarks.ops.cases import Case
+from benchmarks.ops.clock import Run
+from benchmarks.ops.peers.states import on_own_states, with_slots
+
+if find_spec("selective_scan_cuda") is None:  # which the package imports, and what is wanted here does not
+    package = ModuleType("mamba_ssm")
+    package.__path__ = list(find_spec("mamba_ssm").submodule_search_locations)
+    sys.modules["mamba_ssm"] = package
+
+from mamba_ssm.ops.triton.selective_state_update import selective_state_update
+from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
+
+CHUNK = 256
+"""What its models set."""
+
+
+def peers(case: Case, call: Call) -> dict[str, Run]:
+    """`mamba_ssm`, and of prefills `mamba_ssm bare`.
+
+    It takes no initial states of packed sequences, so those of a batch have equal lengths, and an axis.
+    """
+    if case.op != "mamba2" or len(set(case.lengths)) > 1:
+        return {}
+    x, b, c, dt, rate, skip, bias = (
+        call.tensors[name] for name in ("x", "B", "C", "dt", "A", "D", "dt_bias")
+    )
+    if call.phase == "decode":
+        assert isinstance(call.batch, StateBatch)
+        slots = call.batch.read_slots.int()
+        size, states = call.state.shape[2:]
+
+        def update() -> torch.Tensor:
+            with torch.inference_mode():
+                return selective_state_update(
+                    call.state,
+                    x,
+                    dt[..., None].expand(-1, -1, size),
+                    rate[:, None, None].expand(-1, size, states),
+                    b,
+                    c,
+                    skip[:, None].expand(-1, size),
+                    dt_bias=bias[:, None].expand(-1, size),
+                    dt_softplus=True,
+                    state_batch_indices=slots,
+                )
+
+        return {"mamba_ssm": update}
+    views = [t.unflatten(0, (len(case.lengths), -1)) for t in (x, dt, b, c)]
+    dense = [view.contiguous() for view in views]
+
+    def scan(inputs: list[torch.Tensor], before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return mamba_chunk_scan_combined(
+            inputs[0],
+            inputs[1],
+            rate,
+            *inputs[2:],
+            CHUNK,
+            D=skip,
+            dt_bias=bias,
+            dt_softplus=True,
+            initial_states=before,
+            return_final_states=True,
+        )
+
+    return {
+        "mamba_ssm": with_slots(call, lambda before: scan(views, before)),
+        "mamba_ssm bare": on_own_states(call, lambda before: scan(dense, before)),
+    }

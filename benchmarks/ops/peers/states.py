@@ -1,0 +1,47 @@
+"""What a library without slots needs around its call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from switchrail.ops.batch import StateBatch
+from switchrail.testing.inputs import Call
+
+from benchmarks.ops.clock import Run
+
+Step = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""From the states before the batch to the output, and the states after it."""
+
+
+def with_slots(call: Call, step: Step) -> Run:
+    """The step on states that are taken from their slots and put back."""
+    batch, state = call.batch, call.state
+    assert isinstance(batch, StateBatch)
+
+    def run() -> torch.Tensor:
+        with torch.inference_mode():
+            out, states = step(state.index_select(0, batch.read_slots))
+            state.index_copy_(0, batch.write_slots, states.to(state.dtype))
+        return out.reshape(call.out.shape)
+
+    return run
+
+
+def on_own_states(call: Call, step: Step) -> Run:
+    """The step on states of the batch's own, left as they are."""
+    batch = call.batch
+    assert isinstance(batch, StateBatch)
+    states = call.state.index_select(0, batch.read_slots)
+
+    def run() -> torch.Tensor:
+        with torch.inference_mode():
+            return step(states)[0].reshape(call.out.shape)
+
+    return run
+
+
+def normalised(tensor: torch.Tensor) -> torch.Tensor:
+    """Rows multiplied by rsqrt(sum of squares + 1e-6), dense."""
+    x = tensor.float()
+    return (x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()).to(tensor.dtype)

@@ -1,0 +1,103 @@
+"""Plots of the results, as SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.ops.document import rows_of
+from benchmarks.ops.run import usual
+
+COLORS = {
+    "triton": "#3b6fb6",
+    "flashinfer": "#4e9a51",
+    "flashqla": "#c8553d",
+    "cutedsl": "#8a5fa8",
+    "torch": "#7f7f7f",
+    "auto": "#111111",
+}
+PEERS = {
+    "FLA": ("#e0a32e", "s"),
+    "mamba_ssm": ("#e0a32e", "D"),
+    "SDPA bare": ("#59a7b5", "^"),
+    "mul_ bare": ("#999999", "_"),
+}
+
+FIGURES = {
+    "prefill": [(op, "prefill") for op in ("gated_delta", "kda", "lightning", "mamba2", "short_conv")],
+    "decode": [(op, "decode") for op in ("gated_delta", "kda", "lightning", "mamba2", "short_conv")],
+    "attention": [(op, phase) for op in ("attention", "mla") for phase in ("prefill", "decode")],
+}
+"""The ops and phases of each figure."""
+
+
+def draw(document: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Draws the figures of which there is a result; the same numbers give the same bytes."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams |= {"svg.hashsalt": "switchrail", "font.size": 9, "svg.fonttype": "none"}
+    import matplotlib.pyplot as plt
+
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for figure_name, parts in FIGURES.items():
+        panels = []
+        for op, phase in parts:
+            # a floor that is nothing beside a launch tells nothing
+            rows = [row for row in rows_of(document, op, phase) if row["floor_s"] > 1e-7]
+            if rows:
+                panels.append((op, phase, rows))
+        if not panels:
+            continue
+        counts = [len(rows) for _, _, rows in panels]
+        figure, axes = plt.subplots(
+            len(panels),
+            1,
+            figsize=(7.2, 0.34 * sum(counts) + 0.75 * len(panels) + 0.6),
+            gridspec_kw={"height_ratios": [count + 1 for count in counts]},
+            squeeze=False,
+            layout="constrained",
+        )
+        handles: dict[str, Any] = {}
+        for axis, (op, phase, rows) in zip(axes[:, 0], panels, strict=True):
+            handles |= _panel(axis, f"{op} {phase}", rows)
+        axes[-1, 0].set_xlabel(
+            "time over the floor (log scale); 1 is as fast as the device moves or computes"
+        )
+        figure.legend(
+            handles.values(),
+            handles.keys(),
+            loc="outside upper center",
+            ncols=min(7, len(handles)),
+            frameon=False,
+        )
+        path = folder / f"{figure_name}.svg"
+        figure.savefig(path, metadata={"Date": None, "Creator": None})
+        plt.close(figure)
+        paths.append(path)
+    return paths
+
+
+def _panel(axis: Any, title: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    handles: dict[str, Any] = {}
+    for y, row in enumerate(rows):
+        ratios = {name: usual(times) / row["floor_s"] for name, times in row["times"].items()}
+        shown = {name: ratio for name, ratio in ratios.items() if name in COLORS or name in PEERS}
+        axis.plot([1, max(shown.values())], [y, y], color="#dddddd", linewidth=1, zorder=1)
+        for name, ratio in shown.items():
+            color, marker = PEERS.get(name, (COLORS.get(name), "o"))
+            handles[name.removesuffix(" bare")] = axis.plot(
+                ratio, y, marker, color=color, markersize=6, linestyle="none", zorder=2 + (name in COLORS)
+            )[0]
+    axis.set_yticks(range(len(rows)), [row["shape"] + (" *" if row["held_out"] else "") for row in rows])
+    axis.invert_yaxis()
+    axis.set_ylim(len(rows) - 0.5, -0.5)
+    axis.set_xscale("log", base=2)
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.set_xlim(left=0.9)
+    axis.set_title(title, loc="left", fontsize=9, fontweight="bold")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(axis="x", color="#eeeeee", zorder=0)
+    return handles

@@ -1,0 +1,133 @@
+"""One case: every backend that fits and every peer, held to be right, then timed on the same inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from switchrail.ops.backend import Backend
+from switchrail.testing.inputs import Call
+
+from benchmarks.ops.backends import Backends, agree, bind, check
+from benchmarks.ops.cases import Case
+from benchmarks.ops.clock import Clock, Run, copies
+from benchmarks.ops.inputs import make_call, with_pools_of_its_own
+from benchmarks.ops.peers import all_peers
+
+LAYERS = 48
+"""How many calls on distinct states or caches one graph of decode holds: those of a model's layers."""
+
+
+class Bench:
+    """Times cases on a device.
+
+    Args:
+        backends: Those to choose from.
+        clock: What times.
+        dtype: The dtype of activations.
+        layers: How many calls a decode is of.
+        peers: Whether peers are timed as well.
+    """
+
+    def __init__(
+        self, backends: Backends, clock: Clock, dtype: torch.dtype, layers: int = LAYERS, peers: bool = True
+    ) -> None:
+        self._backends = backends
+        self._clock = clock
+        self._dtype = dtype
+        self._layers = layers
+        self._with_peers = peers
+        self._errors: dict[tuple[str, str, str, tuple[tuple[str, int], ...]], str] = {}
+        self.bandwidth, self.rate = clock.ceilings()
+
+    def result(self, case: Case) -> dict[str, Any]:
+        """What each contender takes; who doesn't fit, and a peer that fails, is left out with the reason.
+
+        Raises:
+            AssertionError: A backend is not right.
+        """
+        fitting, reasons = self._backends.fitting(case)
+        errors = {name: self._check(name, backend, case) for name, backend in fitting.items()}
+        calls = self._calls(case)
+        times: dict[str, Any] = {}
+        first = None
+        for name, backend in fitting.items():
+            plan = backend.plan(case.phase, calls[0].batch)
+            out = self._probe(backend, calls[0], plan)
+            if first is None:
+                first = out
+            else:
+                agree(name, out, first, self._dtype)
+            runs = [bind(backend, call, plan) for call in calls]
+            times[name] = {"kind": "backend", **self._rated(self._clock.measure(runs), case)}
+        if self._with_peers:
+            for name, runs in self._peers(case, calls, first, reasons).items():
+                times[name] = {"kind": "peer", **self._rated(self._clock.measure(runs), case)}
+        return {
+            "op": case.op,
+            "phase": case.phase,
+            "shape": case.name,
+            "held_out": case.held_out,
+            "lengths": list(case.lengths),
+            "past": case.past,
+            "sizes": dict(case.sizes),
+            "bytes": case.bytes,
+            "flops": case.flops,
+            "floor_s": max(case.bytes / self.bandwidth, case.flops / self.rate),
+            "errors": errors,
+            "times": times,
+            "left_out": reasons,
+        }
+
+    def _check(self, name: str, backend: Backend, case: Case) -> str:
+        key = (name, case.op, case.phase, tuple(sorted(case.sizes.items())))
+        if key not in self._errors:
+            self._errors[key] = check(name, backend, case, self._dtype, self._clock.device)
+        return self._errors[key]
+
+    def _calls(self, case: Case) -> list[Call]:
+        """Calls that share nothing a cache could keep; in decode as many as a model has layers."""
+        device = self._clock.device
+        first = make_call(case, device, self._dtype)
+        if case.phase == "decode":
+            return [first, *(with_pools_of_its_own(first) for _ in range(self._layers - 1))]
+        return [first, *(make_call(case, device, self._dtype, seed) for seed in range(1, copies(case.bytes)))]
+
+    def _probe(self, backend: Backend, call: Call, plan: object) -> torch.Tensor:
+        """The output of a call on a copy of its own."""
+        copy = call.clone()
+        bind(backend, copy, plan)()
+        return copy.out
+
+    def _peers(
+        self, case: Case, calls: list[Call], expected: torch.Tensor | None, left_out: dict[str, str]
+    ) -> dict[str, list[Run]]:
+        found: dict[str, list[Run]] = {}
+        for name in all_peers(case, calls[0].clone()):
+            try:
+                out = all_peers(case, calls[0].clone())[name]()
+                if isinstance(out, torch.Tensor) and expected is not None:
+                    agree(name, out, expected, self._dtype)
+            except Exception as error:  # whatever a library raises on what it can't do
+                left_out[name] = f"{type(error).__name__}: {error}".partition("\n")[0]
+                continue
+            found[name] = []
+        for call in calls:
+            for name, run in all_peers(case, call).items():
+                if name in found:
+                    found[name].append(run)
+        return found
+
+    def _rated(self, times: Mapping[str, Any], case: Case) -> dict[str, Any]:
+        seconds = usual(times)
+        return {
+            **times,
+            "bytes_per_s": case.bytes / seconds,
+            "flops_per_s": case.flops / seconds,
+        }
+
+
+def usual(times: Mapping[str, Any]) -> float:
+    """The median time of a call in a graph, or call by call where there is none, in seconds."""
+    return times["graph_s" if "graph_s" in times else "eager_s"]["median"]

@@ -1,0 +1,92 @@
+"""Tables of the results in Markdown, put between two marks of a document."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.ops.cases import OPS
+from benchmarks.ops.document import rows_of
+from benchmarks.ops.run import usual
+
+BEGIN, END = "<!-- times: begin -->", "<!-- times: end -->"
+
+
+def times(document: Mapping[str, Any]) -> str:
+    """Where and when, and a table for each op and phase."""
+    parts = ["\n".join(_about(document["runs"]))]
+    for op in OPS:
+        for phase in ("prefill", "decode"):
+            if rows := rows_of(document, op, phase):
+                parts.append(f"### `{op}`, {phase}\n\n{_table(rows)}")
+    return "\n\n".join(parts)
+
+
+def replace(path: Path, text: str) -> None:
+    """Puts a text between the marks of a document.
+
+    Raises:
+        ValueError: It lacks them.
+    """
+    before, begin, rest = path.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{path} has no {BEGIN} and {END}")
+    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+
+
+def _about(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = []
+    for run in runs:
+        versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
+        ops = ", ".join(dict.fromkeys(f"`{result['op']}`" for result in run["results"]))
+        lines.append(
+            f"- {ops}: one {run['device']}, {run['date']}; copy {run['copy_bytes_per_s'] / 1e12:.2f} TB/s, "
+            f"bf16 matmul {run['matmul_flops_per_s'] / 1e12:.0f} TFLOP/s; {versions}"
+        )
+    return lines
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    names: dict[str, str] = {}
+    for row in rows:
+        names |= {name: times["kind"] for name, times in row["times"].items()}
+    backends = [name for name, kind in names.items() if kind == "backend"]
+    peers = [name for name, kind in names.items() if kind == "peer"]
+    head = ["shape", "floor", *(f"`{name}`" for name in backends), "rate", "host", *peers]
+    lines = [head, ["---"] * len(head)]
+    for row in rows:
+        best = min((usual(row["times"][name]) for name in backends if name in row["times"]), default=0.0)
+        cells = [row["shape"] + (" *" if row["held_out"] else ""), _us(row["floor_s"])]
+        cells += [_cell(row, name, best) for name in backends]
+        cells += [_rate(row, backends), _host(row, backends)]
+        cells += [_cell(row, name, 0.0) for name in peers]
+        lines.append(cells)
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _cell(row: Mapping[str, Any], name: str, best: float) -> str:
+    times = row["times"].get(name)
+    if times is None:
+        return ""
+    seconds = usual(times)
+    text = _us(seconds) + ("" if "graph_s" in times else " (eager)")
+    if times["kind"] == "backend" and row["floor_s"] > 1e-7:
+        text += f" ({seconds / row['floor_s']:.2f})"
+    return f"**{text}**" if seconds == best else text
+
+
+def _rate(row: Mapping[str, Any], backends: Sequence[str]) -> str:
+    """What the fastest backend moves and computes a second."""
+    times = min((row["times"][name] for name in backends if name in row["times"]), key=usual)
+    text = f"{times['bytes_per_s'] / 1e9:,.0f} GB/s"
+    return text + (f", {times['flops_per_s'] / 1e12:,.0f} TFLOP/s" if row["flops"] else "")
+
+
+def _host(row: Mapping[str, Any], backends: Sequence[str]) -> str:
+    return " / ".join(_us(row["times"][name]["host_s"]) for name in backends if name in row["times"])
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:,.1f}" if seconds < 1e-3 else f"{seconds * 1e6:,.0f}"
