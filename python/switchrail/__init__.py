@@ -8,7 +8,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from switchrail._core import Decision, Layer, Layout, Registration, Rejection, Route, RoutePlan
+    from switchrail._core import (
+        BatchRoutes,
+        Decision,
+        Layer,
+        Layout,
+        Registration,
+        Rejection,
+        Route,
+        RoutePlan,
+    )
     from switchrail.current import current_runtime, hook, load, register
     from switchrail.engine import Engine, EngineOptions, Output, SamplingParams
     from switchrail.errors import SwitchrailError
@@ -22,7 +31,16 @@ if TYPE_CHECKING:
     """The platform of the current runtime, chosen when it is first asked for."""
 
 _HOMES = {
-    "_core": ("Decision", "Layer", "Layout", "Registration", "Rejection", "Route", "RoutePlan"),
+    "_core": (
+        "BatchRoutes",
+        "Decision",
+        "Layer",
+        "Layout",
+        "Registration",
+        "Rejection",
+        "Route",
+        "RoutePlan",
+    ),
     "current": ("current_runtime", "hook", "load", "register"),
     "engine": ("Engine", "EngineOptions", "Output", "SamplingParams"),
     "errors": ("SwitchrailError",),
@@ -49,6 +67,7 @@ def __getattr__(name: str) -> "Any":
 
 
 __all__ = [
+    "BatchRoutes",
     "Decision",
     "DeviceSupport",
     "Engine",

@@ -188,6 +188,8 @@ class Runtime(Registrar):
         page_size: int | None = None,
         state_layout: str | None = None,
         features: Iterable[str] = (),
+        heads: tuple[int, int] | None = None,
+        no_decay: bool = False,
         preferences: Mapping[str, str] | None = None,
         measurements: Iterable[Mapping[str, Any]] | None = None,
     ) -> Decision:
@@ -204,9 +206,12 @@ class Runtime(Registrar):
             page_size: Tokens a page.
             state_layout: Axis order of the recurrent state.
             features: What the backend must be able to do besides.
+            heads: How many, of q and of v: times measured with the nearest numbers count.
+            no_decay: Whether the gates never decay: times measured so count, where there are any.
             preferences: Backend names by `OP`, `OP.PHASE`, `linear` or `linear.PHASE`.
-            measurements: What calls take, each with `op`, `phase`, `dtype`, `head_size` and `nanoseconds`, a
-                mapping by backend; None: what `switchrail tune` found on the platform, if `device` is one.
+            measurements: What calls take, each with `op`, `phase`, `dtype`, `head_size`, `heads`, `no_decay`
+                and `samples`, each of these with `rows`, `length` and `nanoseconds`, a mapping by backend;
+                None: what `switchrail tune` found on the platform, if `device` is one.
 
         Raises:
             TimesError: What it found can't be read.
@@ -229,6 +234,8 @@ class Runtime(Registrar):
                 "features": several("features", features),
                 "preferences": dict(preferences or {}),
                 "packages": self._loader.packages(),
+                "heads": heads,
+                "no_decay": no_decay,
                 "measurements": self._measurements(device, measurements),
             }
         )
@@ -246,9 +253,14 @@ class Runtime(Registrar):
         features: Mapping[str, Iterable[str]] | None = None,
         preferences: Mapping[str, str] | None = None,
         phases: Iterable[str] = ("prefill", "decode"),
+        no_decay: Iterable[str] = (),
         measurements: Iterable[Mapping[str, Any]] | None = None,
     ) -> RoutePlan:
         """Decides which backend serves each layer, imports these backends and constructs them, each once.
+
+        Where measurements say so, batches of different sizes are served by different backends:
+        `RoutePlan.at` gives those of one batch. All that a plan has of one op take the state, or the cache, in
+        one form.
 
         The plan keeps what it was made from: later registrations and configurations are for later plans.
 
@@ -263,6 +275,7 @@ class Runtime(Registrar):
             features: What backends must be able to do besides, by op.
             preferences: As in `resolve`.
             phases: What is planned.
+            no_decay: The ops whose gates never decay; as in `resolve`.
             measurements: As in `resolve`.
 
         Raises:
@@ -280,6 +293,7 @@ class Runtime(Registrar):
             "state_layouts": dict(state_layouts or {}),
             "features": {op: several("features", names) for op, names in (features or {}).items()},
             "packages": self._loader.packages(),
+            "no_decay": several("no_decay", no_decay),
             "measurements": self._measurements(device, measurements),
         }
         return _core.RoutePlan(self._core, layout, request, _build)

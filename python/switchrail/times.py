@@ -13,13 +13,17 @@ from switchrail.errors import TimesError
 if TYPE_CHECKING:
     from switchrail.platforms import Platform
 
-SCHEMA = 1
+SCHEMA = 2
 
 Machine = dict[str, Any]
 """One device with versions: `device` (its kind, name and capability), `packages` (name -> version) and
-`measurements`, each with `op`, `phase`, `dtype`, `head_size`, `nanoseconds` (backend -> a call's), and
-`shapes`, what these come from.
+`measurements`, each with `op`, `phase`, `dtype`, `head_size` and `heads` (of q and k, and of v; None for an op
+without), `no_decay` (whether no gate decayed), `samples` (each with `rows`, `length` and `nanoseconds`, a
+mapping of backend -> a call's), `ways` (backend -> how it was timed) and `left_out` (backend -> why it wasn't).
 """
+
+_KEYS = ("op", "phase", "dtype", "head_size", "heads", "no_decay", "samples")
+"""What of a measurement decides."""
 
 
 def times_path() -> Path:
@@ -48,13 +52,12 @@ def measurements_for(platform: Platform, packages: Mapping[str, str]) -> list[di
     for machine in machines:
         same = machine["packages"].items() <= packages.items()
         if same and machine["device"] == device:
-            keys = ("op", "phase", "dtype", "head_size", "nanoseconds")
-            return [{key: measurement[key] for key in keys} for measurement in machine["measurements"]]
+            return [{key: measurement[key] for key in _KEYS} for measurement in machine["measurements"]]
     return []
 
 
 def read_machines(path: Path) -> list[Machine]:
-    """All machines of a file; none where there is no file.
+    """All machines of a file; none where there is no file, or one that an older version wrote.
 
     Raises:
         TimesError: It can't be read.
@@ -66,6 +69,8 @@ def read_machines(path: Path) -> list[Machine]:
     except (OSError, ValueError) as error:
         raise _error(path, str(error)) from error
     schema = document.get("schema") if isinstance(document, dict) else None
+    if isinstance(schema, int) and 0 < schema < SCHEMA:
+        return []
     if schema != SCHEMA:
         raise _error(path, f"its schema is {schema!r}; valid: {SCHEMA}")
     machines = document.get("machines")
@@ -120,26 +125,31 @@ def device_of(platform: Platform) -> dict[str, Any]:
 def as_arguments(measurements: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Measurements in the form that the core takes."""
     return [
-        {**measurement, "head_size": _head_size(measurement.get("head_size"))} for measurement in measurements
+        {
+            **measurement,
+            "head_size": _pair(measurement.get("head_size")),
+            "heads": _pair(measurement.get("heads")),
+            "no_decay": measurement.get("no_decay", False),
+        }
+        for measurement in measurements
     ]
 
 
-def _head_size(size: int | Sequence[int] | None) -> int | tuple[int, ...] | None:
+def _pair(size: int | Sequence[int] | None) -> int | tuple[int, ...] | None:
     return size if size is None or isinstance(size, int) else tuple(size)
 
 
 def _key(measurement: Mapping[str, Any]) -> tuple[object, ...]:
-    return (*(measurement[name] for name in ("op", "phase", "dtype")), str(measurement["head_size"]))
+    return tuple(str(measurement[name]) for name in _KEYS if name != "samples")
 
 
 def _is_machine(found: object) -> bool:
-    keys = {"op", "phase", "dtype", "head_size", "nanoseconds"}
     return (
         isinstance(found, dict)
         and isinstance(found.get("device"), dict)
         and isinstance(found.get("packages"), dict)
         and isinstance(found.get("measurements"), list)
-        and all(isinstance(each, dict) and keys <= each.keys() for each in found["measurements"])
+        and all(isinstance(each, dict) and {*_KEYS} <= each.keys() for each in found["measurements"])
     )
 
 

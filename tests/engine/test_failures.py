@@ -38,20 +38,20 @@ class Saboteur:
 
     def __init__(self, engine: Engine) -> None:
         self.fail: str | None = None
-        lookup, decode, forward = (
-            engine._runner.dispatcher._lookup,
+        calls, decode, forward = (
+            engine._runner.dispatcher._calls,
             engine._decode,
             engine._runner.model.forward,
         )
 
-        def failing_lookup(op: str, phase: str, layer: int) -> Any:
-            call = lookup(op, phase, layer)
-
+        def failing_calls(step: Any, layer: int, op: str) -> Iterator[Any]:
             def failing(*args: Any, **kwargs: Any) -> None:
                 self.fail = None
                 raise Broken("a backend")
 
-            return failing if self.fail == "backend" and (op, layer) == ("gated_delta", 2) else call
+            for part, call, plan in calls(step, layer, op):
+                fails = self.fail == "backend" and (op, layer) == ("gated_delta", 2)
+                yield part, failing if fails else call, plan
 
         def failing_decode(ids: list[int]) -> str:
             if self.fail == "text":
@@ -66,7 +66,7 @@ class Saboteur:
                 output.logits[0, -1] = float("nan")
             return output
 
-        engine._runner.dispatcher._lookup = failing_lookup
+        engine._runner.dispatcher._calls = failing_calls
         engine._decode = failing_decode
         engine._runner.model.forward = failing_forward
 
@@ -133,19 +133,19 @@ def test_cancelling_from_within_a_step_waits_for_its_end(engine: Engine) -> None
     decoding = engine.submit("the", FREE)
     engine.step()
     running = [decoding, *(engine.submit(prompt, FREE) for prompt in ("other " * 3, "x", "last"))]
-    lookup = engine._runner.dispatcher._lookup
+    calls = engine._runner.dispatcher._calls
     pages = []
 
-    def cancelling_lookup(op: str, phase: str, layer: int) -> Any:
-        if (op, layer) == ("gated_delta", 2) and phase == "decode":
-            pages.append([list(request.pages) for request in running])
-            for request in (running[0], running[1], running[3]):
-                assert engine.cancel(request)
-            assert [list(request.pages) for request in running] == pages[-1]
-            engine._runner.dispatcher._lookup = lookup
-        return lookup(op, phase, layer)
+    def cancelling_calls(step: Any, layer: int, op: str) -> Iterator[Any]:
+        for part, call, plan in calls(step, layer, op):
+            if (op, layer) == ("gated_delta", 2) and part.phase == "decode" and not pages:
+                pages.append([list(request.pages) for request in running])
+                for request in (running[0], running[1], running[3]):
+                    assert engine.cancel(request)
+                assert [list(request.pages) for request in running] == pages[-1]
+            yield part, call, plan
 
-    engine._runner.dispatcher._lookup = cancelling_lookup
+    engine._runner.dispatcher._calls = cancelling_calls
     engine.step()
     assert len(pages) == 1
     assert [request.finish_reason for request in running] == ["cancelled", "cancelled", None, "cancelled"]

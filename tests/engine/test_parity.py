@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ class Recorder:
         self.steps = 0
         self._calls: Counter[tuple[Any, ...]] = Counter()
         dispatcher, scheduler, model = engine._runner.dispatcher, engine._scheduler, engine._runner.model
-        forward, lookup = model.forward, dispatcher._lookup
+        forward, calls = model.forward, dispatcher._calls
 
         def record(*, logits_to_keep: torch.Tensor, position_ids: torch.Tensor, **kwargs: Any) -> Any:
             self._calls.clear()
@@ -98,12 +98,13 @@ class Recorder:
             self.steps += 1
             return output
 
-        def count(op: str, phase: str, layer: int) -> Callable[..., None]:
-            self._calls[op, layer] += 1
-            return lookup(op, phase, layer)
+        def count(step: Any, layer: int, op: str) -> Iterator[Any]:
+            for call in calls(step, layer, op):
+                self._calls[op, layer] += 1
+                yield call
 
         model.forward = record
-        dispatcher._lookup = count
+        dispatcher._calls = count
 
 
 def disturb(engine: Engine, seed: int) -> None:

@@ -127,9 +127,8 @@ def test_one_that_fits_may_be_slower_or_not_measured(runtime: Runtime) -> None:
     runtime.register("boreal", "boreal:Boreal", op="gated_delta")
     measured = {"op": "gated_delta", "phase": "decode", "dtype": QUERY["dtype"], "head_size": None}
     times = {"acme": 45_000, "torch": 12_340}
-    decision = runtime.resolve(
-        "gated_delta", "decode", **QUERY, measurements=[{**measured, "nanoseconds": times}]
-    )
+    measured["samples"] = [{"rows": 1, "length": 1, "nanoseconds": times}]
+    decision = runtime.resolve("gated_delta", "decode", **QUERY, measurements=[measured])
     assert (decision.chosen, decision.because) == ("torch", "fastest that fits, as measured here (12.3 us)")
     reason, text = rejection(decision, "acme")
     assert (reason["kind"], reason["nanoseconds"], reason["chosen"]) == ("slower", 45_000, 12_340)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import torch
 
+from switchrail._core import BatchRoutes
 from switchrail.engine.pools import Pools
 from switchrail.engine.step import Part, Step
 from switchrail.errors import DispatchError
-from switchrail.ops.batch import Phase
-
-_PHASES: Final[tuple[Phase, ...]] = ("prefill", "decode")
 
 
 class Dispatcher:
@@ -36,17 +34,7 @@ class Dispatcher:
         self._routes = frozenset(routes)
         self._left: set[tuple[int, str]] = set()
         self._step: Step | None = None
-        self._at: tuple[str, Phase, int | None] | None = None  # the backend's call that runs
-        self._lookup = plan.lookup
-        self._backends = {
-            (layer, op, phase): plan.backend(op, phase, layer)
-            for layer, op in self._routes
-            for phase in _PHASES
-        }
-        # one instance serves all layers of a phase that chose it
-        self._in_use = {
-            (phase, id(backend)): (op, backend) for (_, op, phase), backend in self._backends.items()
-        }
+        self._at: tuple[BatchRoutes, str, int | None] | None = None  # the backend's call that runs
 
     @property
     def step(self) -> Step:
@@ -71,11 +59,13 @@ class Dispatcher:
         """
         try:
             for part in step.parts:
-                for (phase, key), (op, backend) in self._in_use.items():
-                    if phase == part.phase:
-                        batch = part.pages if op == "attention" else part.states
-                        self._at = op, phase, None
-                        step.plans[phase, key] = backend.plan(phase, batch)
+                phase = part.phase
+                routes = self.plan.at(phase, part.pages.seqlens, part.pages.kv_seqlens)
+                step.routes[phase] = routes
+                for op, backend in routes.backends:
+                    self._at = routes, op, None
+                    batch = part.pages if op == "attention" else part.states
+                    step.plans[phase, id(backend)] = backend.plan(phase, batch)
             self._at = None
             self._left = set(self._routes)
             self._step = step
@@ -216,16 +206,16 @@ class Dispatcher:
         """Each part of the step, with the backend's method for it and what that backend prepared."""
         for part in step.parts:
             phase = part.phase
-            plan = step.plans[phase, id(self._backends[layer, op, phase])]
-            self._at = op, phase, layer
-            yield part, self._lookup(op, phase, layer), plan
+            routes = step.routes[phase]
+            plan = step.plans[phase, id(routes.backend(op, layer))]
+            self._at = routes, op, layer
+            yield part, routes.lookup(op, layer), plan
             self._at = None
 
-    def _place(self, op: str, phase: Phase, layer: int | None) -> str:
-        names = {
-            name for other, *key, name in self.plan.table if key == [op, phase] and layer in (None, other)
-        }
-        where = f"{op} {phase} of layer {layer}" if layer is not None else f"planning {op} {phase}"
+    def _place(self, routes: BatchRoutes, op: str, layer: int | None) -> str:
+        names = {name for other, served, name in routes.table if served == op and layer in (None, other)}
+        call = f"{op} {routes.phase}"
+        where = f"{call} of layer {layer}" if layer is not None else f"planning {call}"
         return f"backend {', '.join(sorted(names))} failed in {where}"
 
     def _enter(self, layer: int, op: str) -> Step:

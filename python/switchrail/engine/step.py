@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from switchrail._core import BatchRoutes
 from switchrail.engine.request import Request
 from switchrail.engine.scheduler import Schedule
 from switchrail.ops.batch import PagedBatch, Phase, StateBatch
@@ -42,7 +43,8 @@ class Step:
         kv_rows: [T] int64, where each row's key and value go, in the pool seen as [pages * page, HKV, D].
         logit_rows: [R] int64, the rows whose logits are wanted.
         parts: The decode rows first, then the prefill rows; one of them where the step has no others.
-        plans: What the backends prepared for the step, by (part, backend).
+        routes: Which backends serve it, by phase.
+        plans: What these prepared for the step, by phase and backend.
     """
 
     input_ids: torch.Tensor
@@ -51,6 +53,7 @@ class Step:
     kv_rows: torch.Tensor
     logit_rows: torch.Tensor
     parts: tuple[Part, ...]
+    routes: dict[Phase, BatchRoutes]
     plans: dict[tuple[Phase, int], object]
 
 
@@ -156,6 +159,7 @@ class StepBuilder:
             kv_rows=page * self._page_size + positions % self._page_size,
             logit_rows=logit_rows,
             parts=tuple(parts),
+            routes={},
             plans={},
         )
 

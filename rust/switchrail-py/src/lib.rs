@@ -38,7 +38,7 @@ mod _core {
         lock::{Lock, LockDifference},
         op::parse_op,
         order::order,
-        plan::{Route, RoutePlan},
+        plan::{BatchRoutes, Route, RoutePlan},
         plugin::{Plugin, parse_allow, select},
         registry::{Commit, Runtime, Snapshot, Transaction},
         resolve::{Decision, Rejection, preference_keys},

@@ -6,7 +6,7 @@ use std::{
 };
 
 use pyo3::{PyTraverseError, PyVisit, intern, prelude::*};
-use switchrail::{BackendId, Op, Phase, RoutePlan};
+use switchrail::{BackendId, RoutePlan};
 
 use crate::backend::Registration;
 
@@ -61,7 +61,7 @@ impl Objects {
 /// Nothing in it changes, so it has no `__clear__`: a cycle through it is broken in the instance's own attributes.
 pub struct Calls {
     instances: HashMap<BackendId, Py<PyAny>>,
-    /// By op, phase and layer; filled where the plan's table is.
+    /// Laid out as the plan's cells are.
     methods: Box<[Option<Py<PyAny>>]>,
     layers: usize,
 }
@@ -74,31 +74,25 @@ impl Calls {
         for (registration, object) in plan.backends().iter().zip(objects) {
             let instance = build.call1((Registration(Arc::clone(registration)), object))?;
             for phase in registration.spec.phases.intersection(&plan.request().phases) {
-                methods.insert((registration.id, *phase), instance.getattr(phase.name())?);
+                methods.insert((*phase, registration.id), instance.getattr(phase.name())?);
             }
             instances.insert(registration.id, instance.unbind());
         }
-        let layers = plan.layout().layers().len();
-        let mut calls = Vec::new();
-        calls.resize_with(Op::ALL.len() * Phase::ALL.len() * layers, || None);
-        for (layer, op, phase, id) in plan.entries() {
-            let method = methods.get(&(id, phase)).map(|method| method.clone().unbind());
-            calls[index(op as usize, phase as usize, layer, layers)] = method;
-        }
+        let method = |cell| Some(methods.get(&cell?)?.clone().unbind());
         Ok(Self {
             instances,
-            methods: calls.into(),
-            layers,
+            methods: plan.cells().map(method).collect(),
+            layers: plan.layout().layers().len(),
         })
     }
 
-    /// The bound method of a layer's op in a phase.
+    /// The bound method of a layer, in the table that begins at `start`.
     #[inline]
-    pub fn get(&self, op: usize, phase: usize, layer: usize) -> Option<&Py<PyAny>> {
+    pub fn get(&self, start: usize, layer: usize) -> Option<&Py<PyAny>> {
         if layer >= self.layers {
             return None;
         }
-        self.methods[index(op, phase, layer, self.layers)].as_ref()
+        self.methods[start + layer].as_ref()
     }
 
     /// Another reference to the instance of a backend in the plan.
@@ -116,11 +110,6 @@ impl Calls {
             .flatten()
             .try_for_each(|call| visit.call(call))
     }
-}
-
-#[inline]
-const fn index(op: usize, phase: usize, layer: usize, layers: usize) -> usize {
-    (op * Phase::ALL.len() + phase) * layers + layer
 }
 
 /// A layer object's own id: its `layer_id`, else its `layer_idx`. Nothing else of it is looked at.

@@ -7,7 +7,7 @@ use pyo3::{
     prelude::*,
     types::{PyInt, PyString},
 };
-use switchrail::{FingerprintInputs, Op, Phase, PlanRequest, Preferences};
+use switchrail::{BackendId, BatchTables, FingerprintInputs, Op, Phase, PlanRequest, Preferences};
 
 use crate::{
     backend::Registration,
@@ -18,7 +18,7 @@ use crate::{
     objects::{Calls, own_id},
     op::{DeviceForm, parse, parse_all},
     registry::Runtime,
-    resolve::{Decision, Measurement, measurements},
+    resolve::{Decision, Measurement, measurements, sequences},
 };
 
 /// A `PlanRequest` as `switchrail.runtime` writes it.
@@ -34,6 +34,7 @@ pub struct Request {
     state_layouts: BTreeMap<String, String>,
     features: BTreeMap<String, Vec<String>>,
     packages: BTreeMap<String, String>,
+    no_decay: Vec<String>,
     measurements: Vec<Measurement>,
 }
 
@@ -57,6 +58,7 @@ impl Request {
             state_layouts: layouts.collect::<PyResult<_>>()?,
             features: features.collect::<PyResult<_>>()?,
             packages: self.packages.into_iter().collect(),
+            no_decay: parse_all(&self.no_decay)?,
             measurements: measurements(self.measurements)?,
         })
     }
@@ -112,7 +114,29 @@ impl RoutePlan {
         })
     }
 
-    /// The bound method that serves an op of a layer in a phase.
+    /// What serves a batch in a phase: of each sequence its rows, and how many tokens the cache then holds, its rows
+    /// alone where that is not given.
+    #[pyo3(signature = (phase, seqlens, kv_seqlens=None))]
+    fn at(
+        slf: &Bound<'_, Self>,
+        phase: &Bound<'_, PyAny>,
+        seqlens: &Bound<'_, PyAny>,
+        kv_seqlens: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<BatchRoutes> {
+        let plan = slf.get();
+        let phase = plan.phase(phase)?;
+        let tables = if plan.core.is_split(phase) {
+            plan.core.select(phase, &sequences(seqlens, kv_seqlens)?)
+        } else {
+            plan.core.select(phase, &[])
+        };
+        Ok(BatchRoutes {
+            plan: slf.clone().unbind(),
+            tables: tables.map_err(raise)?,
+        })
+    }
+
+    /// The bound method that serves an op of a layer in a phase; of several, the one for batches that are not known.
     ///
     /// The layer is given by its object, whose own `layer_id` or `layer_idx` counts, or by its id.
     #[pyo3(signature = (op, phase, layer_id=None, layer=None))]
@@ -131,17 +155,19 @@ impl RoutePlan {
             layer,
         ) && id.is_exact_instance_of::<PyInt>()
             && let Ok(id) = id.extract()
-            && let Some(call) = self.calls.get(op, phase, id)
+            && let Some(call) = self
+                .calls
+                .get(self.core.start(Op::ALL[op], Phase::ALL[phase]), id)
         {
             return Ok(call.clone_ref(py));
         }
-        let (op, phase, layer) = self.read(op, phase, layer_id, layer)?;
+        let (op, phase, layer) = (self.op(op)?, self.phase(phase)?, self.layer(py, layer_id, layer)?);
         self.core.lookup(layer, op, phase).map_err(raise)?;
-        let call = self.calls.get(op as usize, phase as usize, layer);
+        let call = self.calls.get(self.core.start(op, phase), layer);
         Ok(call.expect("every route has its call").clone_ref(py))
     }
 
-    /// The instance that serves an op of a layer in a phase.
+    /// The instance whose method `lookup` gives.
     #[pyo3(signature = (op, phase, layer_id=None, layer=None))]
     fn backend(
         &self,
@@ -151,7 +177,7 @@ impl RoutePlan {
         layer_id: Option<&Bound<'_, PyAny>>,
         layer: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Py<PyAny>> {
-        let (op, phase, layer) = self.read(op, phase, layer_id, layer)?;
+        let (op, phase, layer) = (self.op(op)?, self.phase(phase)?, self.layer(py, layer_id, layer)?);
         let id = self.core.lookup(layer, op, phase).map_err(raise)?;
         Ok(self.calls.instance(py, id))
     }
@@ -189,18 +215,12 @@ impl RoutePlan {
             .collect()
     }
 
-    /// Every route as (layer id, op, phase, backend name).
+    /// Every route as (layer id, op, phase, backend name), as `lookup` goes.
     #[getter]
     fn table(&self) -> Vec<(usize, &'static str, &'static str, String)> {
-        let name = |id| {
-            self.core
-                .backend(id)
-                .map(|backend| backend.spec.name.clone())
-                .unwrap_or_default()
-        };
         self.core
             .entries()
-            .map(|(layer, op, phase, id)| (layer, op.name(), phase.name(), name(id)))
+            .map(|(layer, op, phase, id)| (layer, op.name(), phase.name(), self.name(id)))
             .collect()
     }
 
@@ -246,19 +266,24 @@ impl RoutePlan {
 }
 
 impl RoutePlan {
-    /// The arguments of a lookup, where they are not the plain ones or are not right.
-    #[inline(never)]
-    fn read(
+    /// An op, where it may not be given as the interned name.
+    fn op(&self, op: &Bound<'_, PyAny>) -> PyResult<Op> {
+        position(&self.ops, op).map_or_else(|| parse(&op.str()?.to_cow()?), |op| Ok(Op::ALL[op]))
+    }
+
+    /// A phase, likewise.
+    fn phase(&self, phase: &Bound<'_, PyAny>) -> PyResult<Phase> {
+        position(&self.phases, phase)
+            .map_or_else(|| parse(&phase.str()?.to_cow()?), |phase| Ok(Phase::ALL[phase]))
+    }
+
+    /// A layer's id, where it may be given as an object's, or is not right.
+    fn layer(
         &self,
-        op: &Bound<'_, PyAny>,
-        phase: &Bound<'_, PyAny>,
+        py: Python<'_>,
         layer_id: Option<&Bound<'_, PyAny>>,
         layer: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<(Op, Phase, usize)> {
-        let py = op.py();
-        let op = position(&self.ops, op).map_or_else(|| parse(&op.str()?.to_cow()?), |op| Ok(Op::ALL[op]))?;
-        let phase = position(&self.phases, phase)
-            .map_or_else(|| parse(&phase.str()?.to_cow()?), |phase| Ok(Phase::ALL[phase]))?;
+    ) -> PyResult<usize> {
         let own = layer.map(own_id).transpose()?.flatten();
         let Some(id) = own.as_ref().or(layer_id) else {
             let (problem, found) = match layer {
@@ -276,7 +301,12 @@ impl RoutePlan {
             };
             return Err(refuse_id(self.core.layout(), "LayerTypeError", &problem, &found));
         };
-        Ok((op, phase, read_id(self.core.layout(), id)?))
+        read_id(self.core.layout(), id)
+    }
+
+    fn name(&self, id: BackendId) -> String {
+        let found = self.core.backend(id);
+        found.map(|backend| backend.spec.name.clone()).unwrap_or_default()
     }
 }
 
@@ -284,6 +314,97 @@ impl RoutePlan {
 #[inline]
 fn position(names: &[Py<PyString>], name: &Bound<'_, PyAny>) -> Option<usize> {
     names.iter().position(|known| known.as_ptr() == name.as_ptr())
+}
+
+/// What of a route plan serves one batch in one phase. It reads the plan's own tables.
+#[pyclass(frozen, module = "switchrail._core")]
+pub struct BatchRoutes {
+    plan: Py<RoutePlan>,
+    tables: BatchTables,
+}
+
+#[pymethods]
+impl BatchRoutes {
+    #[getter]
+    fn phase(&self) -> &'static str {
+        self.tables.phase().name()
+    }
+
+    /// The bound method that serves an op of a layer; the layer is given as to `RoutePlan.lookup`.
+    #[pyo3(signature = (op, layer_id=None, layer=None))]
+    fn lookup(
+        &self,
+        py: Python<'_>,
+        op: &Bound<'_, PyAny>,
+        layer_id: Option<&Bound<'_, PyAny>>,
+        layer: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Py<PyAny>> {
+        let plan = self.plan.get();
+        if let (Some(op), Some(id), None) = (position(&plan.ops, op), layer_id, layer)
+            && id.is_exact_instance_of::<PyInt>()
+            && let Ok(id) = id.extract()
+            && let Some(call) = plan.calls.get(self.tables.start(Op::ALL[op]), id)
+        {
+            return Ok(call.clone_ref(py));
+        }
+        let (op, layer) = (plan.op(op)?, plan.layer(py, layer_id, layer)?);
+        plan.core
+            .lookup_selected(layer, op, &self.tables)
+            .map_err(raise)?;
+        let call = plan.calls.get(self.tables.start(op), layer);
+        Ok(call.expect("every route has its call").clone_ref(py))
+    }
+
+    /// The instance whose method `lookup` gives.
+    #[pyo3(signature = (op, layer_id=None, layer=None))]
+    fn backend(
+        &self,
+        py: Python<'_>,
+        op: &Bound<'_, PyAny>,
+        layer_id: Option<&Bound<'_, PyAny>>,
+        layer: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Py<PyAny>> {
+        let plan = self.plan.get();
+        let (op, layer) = (plan.op(op)?, plan.layer(py, layer_id, layer)?);
+        let id = plan
+            .core
+            .lookup_selected(layer, op, &self.tables)
+            .map_err(raise)?;
+        Ok(plan.calls.instance(py, id))
+    }
+
+    /// Each instance that serves the batch, once, with its op: those that are to plan it.
+    #[getter]
+    fn backends(&self, py: Python<'_>) -> Vec<(&'static str, Py<PyAny>)> {
+        let plan = self.plan.get();
+        let mut found: Vec<(Op, BackendId)> = Vec::new();
+        for (_, op, id) in plan.core.selected(&self.tables) {
+            if !found.contains(&(op, id)) {
+                found.push((op, id));
+            }
+        }
+        let instance = |(op, id): (Op, _)| (op.name(), plan.calls.instance(py, id));
+        found.into_iter().map(instance).collect()
+    }
+
+    /// Every route as (layer id, op, backend name).
+    #[getter]
+    fn table(&self) -> Vec<(usize, &'static str, String)> {
+        let plan = self.plan.get();
+        plan.core
+            .selected(&self.tables)
+            .map(|(layer, op, id)| (layer, op.name(), plan.name(id)))
+            .collect()
+    }
+
+    fn __repr__(&self) -> String {
+        let model = self.plan.get().core.layout().model().to_owned();
+        format!("BatchRoutes(model={model:?}, phase={:?})", self.phase())
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.plan)
+    }
 }
 
 mirror! {

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use pyo3::prelude::*;
-use switchrail::{Packages, Preferences};
+use switchrail::{HeadCount, Load, Packages, Preferences};
 
 use crate::{
     backend::Heads,
-    errors::raise,
+    errors::{exception, raise},
     json,
     mirror::mirror,
     op::{DeviceForm, parse},
@@ -28,6 +28,8 @@ pub struct Query {
     features: Vec<String>,
     preferences: BTreeMap<String, String>,
     packages: BTreeMap<String, String>,
+    heads: Option<(u32, u32)>,
+    no_decay: bool,
     measurements: Vec<Measurement>,
 }
 
@@ -39,7 +41,28 @@ pub struct Measurement {
     phase: String,
     dtype: String,
     head_size: Option<Heads>,
+    heads: Option<(u32, u32)>,
+    no_decay: bool,
+    samples: Vec<Sample>,
+}
+
+/// A `Sample`, likewise.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub struct Sample {
+    rows: u64,
+    length: u64,
     nanoseconds: BTreeMap<String, u64>,
+}
+
+impl From<Sample> for switchrail::Sample {
+    fn from(sample: Sample) -> Self {
+        let (rows, length) = (sample.rows, sample.length);
+        Self {
+            load: Load { rows, length },
+            nanoseconds: sample.nanoseconds,
+        }
+    }
 }
 
 impl Measurement {
@@ -49,7 +72,9 @@ impl Measurement {
             phase: parse(&self.phase)?,
             dtype: parse(&self.dtype)?,
             head_size: self.head_size.map(Into::into),
-            nanoseconds: self.nanoseconds,
+            heads: self.heads.map(|(q, v)| HeadCount(q, v)),
+            no_decay: self.no_decay,
+            samples: self.samples.into_iter().map(Into::into).collect(),
         })
     }
 }
@@ -72,7 +97,9 @@ impl Query {
             page_size: self.page_size,
             state_layout: self.state_layout,
             features: self.features.into_iter().collect(),
-            measured: BTreeMap::new(),
+            heads: self.heads.map(|(q, v)| HeadCount(q, v)),
+            no_decay: self.no_decay,
+            measured: Vec::new(),
         };
         query.measured = switchrail::Measurement::of(&query, &measurements(self.measurements)?);
         let preferences = preferences(self.preferences, snapshot)?;
@@ -82,6 +109,34 @@ impl Query {
             .map(Decision)
             .map_err(raise)
     }
+}
+
+/// Of each sequence of a batch its rows, and how many tokens the cache then holds; its rows where that is not given.
+pub fn sequences(
+    seqlens: &Bound<'_, PyAny>,
+    kv_seqlens: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Vec<(u64, u64)>> {
+    let rows: Vec<u64> = lengths("seqlens", seqlens)?;
+    let Some(kv_seqlens) = kv_seqlens else {
+        return Ok(rows.into_iter().map(|rows| (rows, rows)).collect());
+    };
+    let cached = lengths("kv_seqlens", kv_seqlens)?;
+    if rows.len() != cached.len() {
+        let (rows, cached) = (rows.len(), cached.len());
+        let problem = format!("kv_seqlens are {cached}; valid: as many as seqlens, {rows}");
+        return Err(exception(kv_seqlens.py(), "ArgumentError", problem, None));
+    }
+    Ok(rows.into_iter().zip(cached).collect())
+}
+
+fn lengths(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
+    given.extract().map_err(|_| {
+        let found = given
+            .repr()
+            .map_or_else(|_| "something".to_owned(), |text| text.to_string());
+        let problem = format!("{argument} is {found}; valid: numbers of tokens, one a sequence");
+        exception(given.py(), "ArgumentError", problem, None)
+    })
 }
 
 fn preferences(pairs: BTreeMap<String, String>, snapshot: &switchrail::Snapshot) -> PyResult<Preferences> {
@@ -133,6 +188,19 @@ mirror! {
         #[getter]
         fn origin(&self) -> String {
             self.0.chosen.origin.to_string()
+        }
+
+        /// Name of the backend for a batch, which is given as to `RoutePlan.at`.
+        #[pyo3(signature = (seqlens, kv_seqlens=None))]
+        fn at(&self, seqlens: &Bound<'_, PyAny>, kv_seqlens: Option<&Bound<'_, PyAny>>) -> PyResult<&str> {
+            let load = Load::of(self.0.query.op, sequences(seqlens, kv_seqlens)?);
+            Ok(&self.0.at(load).name)
+        }
+
+        /// Names of the backends that serve calls, the chosen one first.
+        #[getter]
+        fn serving(&self) -> Vec<&str> {
+            self.0.serving().iter().map(|backend| backend.name.as_str()).collect()
         }
 
         /// What spoke for it, for people.

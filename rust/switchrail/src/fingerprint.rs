@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::{Op, PluginRecord, PluginState, Registration, RoutePlan, Schema, Snapshot};
+use crate::{Op, PluginRecord, PluginState, Registration, Route, RoutePlan, Schema, Snapshot};
 
 /// The hooks of one target, in the order in which they run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,8 +103,23 @@ fn plan_json(plan: &RoutePlan) -> Value {
         "model_type": plan.layout().model_type(),
         "layers": plan.layout().layers().iter().map(|layer| layer.kind).collect::<Vec<_>>(),
         "routes": plan.entries().map(|(layer, op, phase, id)| json!([layer, op, phase, name(id)])).collect::<Vec<_>>(),
+        "classes": plan.routes().iter().filter_map(classes_json).collect::<Vec<_>>(),
         "backends": sorted(plan.backends().iter().map(|backend| backend_json(backend))),
     })
+}
+
+/// Which backend serves which class, where there are several; not the times that led there.
+fn classes_json(route: &Route) -> Option<Value> {
+    let classes = route.decision.classes.as_ref()?;
+    let query = &route.decision.query;
+    Some(json!({
+        "layers": route.layers,
+        "op": query.op,
+        "phase": query.phase,
+        "backends": classes.backends().iter().map(|backend| &backend.name).collect::<Vec<_>>(),
+        "bounds": classes.bounds(),
+        "runs": classes.runs(),
+    }))
 }
 
 /// The values in the order of their canonical texts.

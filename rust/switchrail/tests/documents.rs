@@ -5,13 +5,13 @@ mod common;
 use std::fmt::Debug;
 
 use common::{
-    configure, plugin, preferences, query, qwen3_next, register, request, runtime_with_torch, spec,
+    configure, plugin, preferences, query, qwen3_next, register, request, runtime_with_torch, sample, spec,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use switchrail::{
     BackendSpec, Commit, ComputeCapability, Decision, DeviceSupport, Dtype, Entry, Fingerprint,
-    FingerprintInputs, HeadSize, Measurement, Op, OrderItem, Origin, Packages, Phase, PlanRequest,
+    FingerprintInputs, HeadCount, HeadSize, Measurement, Op, OrderItem, Origin, Packages, Phase, PlanRequest,
     Preferences, Query, RoutePlan, Runtime, SCHEMA_VERSION, Snapshot,
 };
 
@@ -83,7 +83,9 @@ fn specs_and_requests_read_what_they_write() {
     });
     round_trip(&Query {
         head_size: Some(16.into()),
-        measured: [("torch".to_owned(), 12_300)].into(),
+        heads: Some(HeadCount(16, 32)),
+        no_decay: true,
+        measured: vec![sample(8, 2, &[("torch", 12_300)])],
         ..query(Op::Kda)
     });
     let mut rich = request();
@@ -95,7 +97,9 @@ fn specs_and_requests_read_what_they_write() {
         phase: Phase::Decode,
         dtype: Dtype::Bfloat16,
         head_size: Some(128.into()),
-        nanoseconds: [("torch".to_owned(), 12_300)].into(),
+        heads: Some(HeadCount(16, 32)),
+        no_decay: true,
+        samples: vec![sample(8, 2, &[("torch", 12_300)])],
     }];
     assert_eq!(
         round_trip(&rich)["preferences"],

@@ -4,12 +4,12 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{plugin, preferences, query, register, spec};
+use common::{plugin, preferences, query, register, sample, spec};
 use serde_json::json;
 use switchrail::{
     BackendSpec, Because, ComputeCapability, CoreError, Decision, Device, DeviceKind, DeviceSupport, Dtype,
-    HeadSize, Measurement, Op, Origin, Packages, Phase, PreferenceError, Preferences, Query, Reason,
-    ResolveError, Runtime,
+    HeadSize, Op, Origin, Packages, Phase, PreferenceError, Preferences, Query, Reason, ResolveError,
+    Runtime,
 };
 
 const OP: Op = Op::GatedDelta;
@@ -484,9 +484,8 @@ fn the_fastest_measured() {
         register(&runtime, Origin::User, spec, false);
     }
     let ask = |times: &[(&str, u64)]| {
-        let measured = times.iter().map(|(name, time)| ((*name).to_owned(), *time));
         let query = Query {
-            measured: measured.collect(),
+            measured: vec![sample(1, 1, times)],
             ..query(OP)
         };
         resolve(&runtime, &query).unwrap()
@@ -523,7 +522,7 @@ fn the_fastest_measured() {
 
     let key = "gated_delta".parse().unwrap();
     let query = Query {
-        measured: [("top".to_owned(), 2), ("quick".to_owned(), 1)].into(),
+        measured: vec![sample(1, 1, &[("top", 2), ("quick", 1)])],
         ..query(OP)
     };
     let chosen = preferences([("gated_delta", "slow")]);
@@ -535,39 +534,6 @@ fn the_fastest_measured() {
         (decision.chosen.name.as_str(), &decision.because),
         ("slow", &Because::Preferred { key })
     );
-}
-
-#[test]
-fn a_measurement_is_of_one_op_phase_dtype_and_head_size() {
-    let known = Measurement {
-        op: OP,
-        phase: Phase::Decode,
-        dtype: Dtype::Float32,
-        head_size: Some(64.into()),
-        nanoseconds: [("torch".to_owned(), 7)].into(),
-    };
-    let asked = Query {
-        head_size: Some(64.into()),
-        ..query(OP)
-    };
-    let of = |query: &Query| Measurement::of(query, std::slice::from_ref(&known));
-    assert_eq!(of(&asked), known.nanoseconds);
-    assert!(of(&query(OP)).is_empty(), "another head size, or none");
-    let others = [
-        Query {
-            op: Op::Lightning,
-            ..asked.clone()
-        },
-        Query {
-            phase: Phase::Prefill,
-            ..asked.clone()
-        },
-        Query {
-            dtype: Dtype::Bfloat16,
-            ..asked
-        },
-    ];
-    assert!(others.iter().all(|other| of(other).is_empty()));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 
 use serde::{Deserialize, Serialize};
 
-use super::{PlanRequest, Route, RoutePlan, table};
+use super::{PlanRequest, Route, RoutePlan, tables::Tables};
 use crate::{BackendId, CoreError, Layout, Op, Phase, Registration, Schema};
 
 /// The JSON form of a [`RoutePlan`].
@@ -45,7 +45,7 @@ impl TryFrom<Document> for RoutePlan {
         } = document;
         backends.sort_by_key(|backend| backend.id);
         for Route { layers, decision } in &routes {
-            let (op, id) = (decision.query.op, decision.chosen.id);
+            let op = decision.query.op;
             if let Some(layer) = layers.iter().find(|layer| {
                 layout
                     .layers()
@@ -54,14 +54,15 @@ impl TryFrom<Document> for RoutePlan {
             }) {
                 return Err(PlanDocumentError::Layer { layer: *layer, op });
             }
-            if backends.binary_search_by_key(&id, |backend| backend.id).is_err() {
-                return Err(PlanDocumentError::Backend { id });
+            let known = |id: BackendId| backends.binary_search_by_key(&id, |backend| backend.id).is_ok();
+            if let Some(missing) = decision.serving().iter().find(|backend| !known(backend.id)) {
+                return Err(PlanDocumentError::Backend { id: missing.id });
             }
         }
-        let table = table(&layout, &routes);
-        for (layer, row) in layout.layers().iter().zip(&table) {
+        let tables = Tables::new(&layout, &routes);
+        for layer in layout.layers() {
             for op in &layer.ops {
-                let missing = |phase: &&Phase| row[*op as usize][**phase as usize].is_none();
+                let missing = |phase: &&Phase| tables.get(tables.start(*op, **phase), layer.id).is_none();
                 if let Some(phase) = request.phases.iter().find(missing) {
                     return Err(PlanDocumentError::Missing {
                         layer: layer.id,
@@ -72,7 +73,7 @@ impl TryFrom<Document> for RoutePlan {
             }
         }
         Ok(Self {
-            table,
+            tables,
             layout: Arc::new(layout),
             request,
             version,

@@ -2,6 +2,8 @@
 
 mod document;
 mod error;
+mod shared;
+mod tables;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,12 +14,14 @@ use serde::{Deserialize, Serialize};
 
 pub use document::PlanDocumentError;
 pub use error::{PlanError, RouteError};
+pub use tables::BatchTables;
 
 use crate::{
-    BackendId, Decision, Device, Dtype, HeadSize, Layer, LayerKind, Layout, Measurement, Op, Packages, Phase,
-    Preferences, Query, Registration, Runtime, Snapshot,
+    BackendId, Decision, Device, Dtype, HeadCount, HeadSize, LayerKind, Layout, Measurement, Op, Packages,
+    Phase, Preferences, Query, Registration, Runtime, Snapshot,
 };
 use document::Document;
+use tables::Tables;
 
 /// The feature that a backend of `attention` needs for layers that attend to a window.
 pub const WINDOW: &str = "window";
@@ -50,6 +54,9 @@ pub struct PlanRequest {
     /// The distributions that are installed.
     #[serde(default)]
     pub packages: Packages,
+    /// The ops whose gates never decay.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub no_decay: BTreeSet<Op>,
     /// What calls of backends took on the device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub measurements: Vec<Measurement>,
@@ -69,6 +76,7 @@ impl PlanRequest {
             state_layouts: BTreeMap::new(),
             features: BTreeMap::new(),
             packages: Packages::default(),
+            no_decay: BTreeSet::new(),
             measurements: Vec::new(),
         }
     }
@@ -93,7 +101,9 @@ impl PlanRequest {
             page_size: self.page_size.filter(|_| op.is_paged()),
             state_layout: self.state_layouts.get(&op).cloned(),
             features,
-            measured: BTreeMap::new(),
+            heads: shape.q_heads.zip(shape.v_heads).map(|(q, v)| HeadCount(q, v)),
+            no_decay: self.no_decay.contains(&op),
+            measured: Vec::new(),
         };
         query.measured = Measurement::of(&query, &self.measurements);
         query
@@ -109,9 +119,9 @@ pub struct Route {
     pub decision: Decision,
 }
 
-type Row = [[Option<BackendId>; Phase::ALL.len()]; Op::ALL.len()];
-
-/// For each layer, op and phase of one model, the backend that serves it.
+/// For each layer, op and phase of one model, the backend that serves it; or those that do, each for a class of batches.
+///
+/// What backends of one op share, a state or a cache, all that a plan has of it take in one form.
 ///
 /// A plan owns what it needs: the registrations that it uses stay alive and as they were, whatever is registered,
 /// configured or withdrawn later. [`RoutePlan::is_stale`] tells that something was.
@@ -121,8 +131,7 @@ pub struct RoutePlan {
     layout: Arc<Layout>,
     request: PlanRequest,
     version: u64,
-    /// By layer, op and phase.
-    table: Box<[Row]>,
+    tables: Tables,
     routes: Vec<Route>,
     /// Those that the table names, by id.
     backends: Vec<Arc<Registration>>,
@@ -171,21 +180,18 @@ impl RoutePlan {
                 }
             }
         }
-        let mut routes = Vec::with_capacity(queries.len());
+        let mut asked: BTreeMap<Op, Vec<(Query, Vec<usize>)>> = BTreeMap::new();
         for (query, layers) in queries.into_values() {
-            let decision = snapshot
-                .resolve(&query, &request.preferences, &request.packages)
-                .map_err(|source| PlanError::Unroutable {
-                    model: layout.model().to_owned(),
-                    kind: layout.layers()[layers[0]].kind,
-                    layers: layers.clone(),
-                    op: query.op,
-                    phase: query.phase,
-                    source: Box::new(source),
-                })?;
-            routes.push(Route { layers, decision });
+            asked.entry(query.op).or_default().push((query, layers));
         }
-        let ids: BTreeSet<BackendId> = routes.iter().map(|route| route.decision.chosen.id).collect();
+        let mut routes = Vec::new();
+        for asked in asked.into_values() {
+            routes.extend(shared::resolve(snapshot, &layout, &request, &asked)?);
+        }
+        let ids: BTreeSet<BackendId> = routes
+            .iter()
+            .flat_map(|route| route.decision.serving().iter().map(|backend| backend.id))
+            .collect();
         let backends = snapshot
             .backends()
             .iter()
@@ -193,7 +199,7 @@ impl RoutePlan {
         let mut backends: Vec<Arc<Registration>> = backends.cloned().collect();
         backends.sort_by_key(|backend| backend.id);
         Ok(Self {
-            table: table(&layout, &routes),
+            tables: Tables::new(&layout, &routes),
             layout,
             request,
             version: snapshot.version(),
@@ -203,21 +209,53 @@ impl RoutePlan {
         })
     }
 
-    /// The backend of a layer's op in a phase.
+    /// The backend of a layer's op in a phase; of several, the one for batches that are not known.
     ///
     /// # Errors
     /// [`RouteError`] for a layer that the model does not have, an op that the layer does not run, or a phase that was
     /// not planned.
     #[inline]
     pub fn lookup(&self, layer: usize, op: Op, phase: Phase) -> Result<BackendId, RouteError> {
-        match self
-            .table
-            .get(layer)
-            .and_then(|row| row[op as usize][phase as usize])
-        {
-            Some(id) => Ok(id),
-            None => Err(self.refusal(layer, op, phase)),
+        self.look_up(layer, op, phase, self.tables.start(op, phase))
+    }
+
+    /// Which tables serve a batch in a phase: of each sequence, its rows and how many tokens the cache then holds.
+    ///
+    /// # Errors
+    /// [`RouteError`] for a phase that was not planned.
+    pub fn select(&self, phase: Phase, sequences: &[(u64, u64)]) -> Result<BatchTables, RouteError> {
+        if !self.request.phases.contains(&phase) {
+            return Err(self.not_planned(phase));
         }
+        Ok(self.tables.select(&self.routes, phase, sequences))
+    }
+
+    /// Whether batches of a phase differ in what serves them; else every selection is the same.
+    #[must_use]
+    pub fn is_split(&self, phase: Phase) -> bool {
+        let mut decisions = self.routes.iter().map(|route| &route.decision);
+        decisions.any(|decision| decision.query.phase == phase && decision.classes.is_some())
+    }
+
+    /// The backend of a layer's op for a batch.
+    ///
+    /// # Errors
+    /// As [`RoutePlan::lookup`].
+    #[inline]
+    pub fn lookup_selected(
+        &self,
+        layer: usize,
+        op: Op,
+        selection: &BatchTables,
+    ) -> Result<BackendId, RouteError> {
+        self.look_up(layer, op, selection.phase(), selection.start(op))
+    }
+
+    #[inline]
+    fn look_up(&self, layer: usize, op: Op, phase: Phase, start: usize) -> Result<BackendId, RouteError> {
+        self.tables
+            .get(start, layer)
+            .ok_or_else(|| self.refusal(layer, op, phase))
     }
 
     #[cold]
@@ -236,11 +274,15 @@ impl RoutePlan {
                 found: op,
                 valid: known.ops.clone(),
             },
-            Some(_) => RouteError::PhaseNotPlanned {
-                model,
-                found: phase,
-                valid: self.request.phases.iter().copied().collect(),
-            },
+            Some(_) => self.not_planned(phase),
+        }
+    }
+
+    fn not_planned(&self, phase: Phase) -> RouteError {
+        RouteError::PhaseNotPlanned {
+            model: self.layout.model().to_owned(),
+            found: phase,
+            valid: self.request.phases.iter().copied().collect(),
         }
     }
 
@@ -283,21 +325,42 @@ impl RoutePlan {
             .map(|index| &self.backends[index])
     }
 
-    /// Every entry of the table: layer by layer, the ops in the order of the layer's forward, then by phase.
+    /// Every layer's op and phase with its backend, as [`RoutePlan::lookup`] gives it: layer by layer, the ops in the
+    /// order of the layer's forward, then by phase.
     pub fn entries(&self) -> impl Iterator<Item = (usize, Op, Phase, BackendId)> {
-        let row = |layer: &Layer| {
-            let row = &self.table[layer.id];
-            let cells = layer
-                .ops
-                .iter()
-                .flat_map(|op| Phase::ALL.map(|phase| (*op, phase)));
-            let found = cells.filter_map(|(op, phase)| Some((op, phase, row[op as usize][phase as usize]?)));
-            let id = layer.id;
-            found
-                .map(move |(op, phase, backend)| (id, op, phase, backend))
-                .collect::<Vec<_>>()
-        };
-        self.layout.layers().iter().flat_map(row)
+        let cells = self.layout.layers().iter().flat_map(|layer| {
+            let ops = layer.ops.iter();
+            ops.flat_map(|op| Phase::ALL.map(|phase| (layer.id, *op, phase)))
+        });
+        cells.filter_map(|(layer, op, phase)| {
+            let id = self.tables.get(self.tables.start(op, phase), layer)?;
+            Some((layer, op, phase, id))
+        })
+    }
+
+    /// Every layer's op with its backend, as [`RoutePlan::lookup_selected`] gives it, in the order of
+    /// [`RoutePlan::entries`].
+    pub fn selected<'a>(
+        &'a self,
+        selection: &'a BatchTables,
+    ) -> impl Iterator<Item = (usize, Op, BackendId)> + 'a {
+        let layers = self.layout.layers().iter();
+        let cells = layers.flat_map(|layer| layer.ops.iter().map(|op| (layer.id, *op)));
+        cells.filter_map(|(layer, op)| Some((layer, op, self.tables.get(selection.start(op), layer)?)))
+    }
+
+    /// Where the table of an op in a phase begins that [`RoutePlan::lookup`] reads. A host that keeps something of its
+    /// own by route lays it out like [`RoutePlan::cells`].
+    #[inline]
+    #[must_use]
+    pub fn start(&self, op: Op, phase: Phase) -> usize {
+        self.tables.start(op, phase)
+    }
+
+    /// All tables, one after the other: in which phase and by which backend each cell is served. The cell of a layer is
+    /// as many behind a table's start as its id says.
+    pub fn cells(&self) -> impl Iterator<Item = Option<(Phase, BackendId)>> {
+        self.tables.cells()
     }
 
     /// Whether the runtime has committed anything since, so that a new plan might differ.
@@ -326,15 +389,4 @@ impl PartialEq for RoutePlan {
             &other.backends,
         )
     }
-}
-
-fn table(layout: &Layout, routes: &[Route]) -> Box<[Row]> {
-    let mut table = vec![Row::default(); layout.layers().len()].into_boxed_slice();
-    for Route { layers, decision } in routes {
-        for layer in layers {
-            table[*layer][decision.query.op as usize][decision.query.phase as usize] =
-                Some(decision.chosen.id);
-        }
-    }
-    table
 }

@@ -1,26 +1,26 @@
 //! Which backend serves a query, and why each other one does not.
 
+mod classes;
 mod error;
+mod load;
 mod measured;
 mod reason;
 
-use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-    sync::Arc,
-};
+use std::{cmp::Reverse, collections::BTreeSet, fmt, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
+pub use classes::{Classes, ClassesError};
 pub use error::ResolveError;
-pub use measured::Measurement;
+pub use load::Load;
+pub use measured::{HeadCount, Measurement, Sample};
 pub use reason::{Reason, Rejection};
 
 use crate::{
     BackendId, Device, DeviceSupport, Dtype, HeadSize, Op, Origin, Packages, Phase, PreferenceKey,
     Preferences, Registration, Schema, Snapshot, UnknownName,
 };
+use classes::Verdict;
 use measured::Microseconds;
 use reason::list;
 
@@ -54,9 +54,15 @@ pub struct Query {
     /// What the backend must be able to do besides.
     #[serde(default)]
     pub features: BTreeSet<String>,
-    /// Nanoseconds that such a call takes there, by backend, where they were measured.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub measured: BTreeMap<String, u64>,
+    /// How many heads: of the times that were measured, those with the nearest number count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub heads: Option<HeadCount>,
+    /// Whether the gates never decay: of the times that were measured, those without decay count.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub no_decay: bool,
+    /// What such calls take there, where it was measured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub measured: Vec<Sample>,
 }
 
 impl Query {
@@ -73,7 +79,9 @@ impl Query {
             page_size: None,
             state_layout: None,
             features: BTreeSet::new(),
-            measured: BTreeMap::new(),
+            heads: None,
+            no_decay: false,
+            measured: Vec::new(),
         }
     }
 }
@@ -136,12 +144,32 @@ pub struct Decision {
     pub version: u64,
     /// What was asked.
     pub query: Query,
-    /// The backend chosen.
+    /// The backend chosen; where there are classes, the one for calls of which the load is not known.
     pub chosen: BackendRef,
     /// What spoke for it.
     pub because: Because,
-    /// Every other registration of the op, best first, those that are overridden last.
+    /// Which backends serve which loads, where several do: the chosen one and others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub classes: Option<Classes>,
+    /// Every registration of the op that serves no call, best first, those that are overridden last.
     pub rejected: Vec<Rejection>,
+}
+
+impl Decision {
+    /// The backends that serve calls, the chosen one first.
+    #[must_use]
+    pub fn serving(&self) -> &[BackendRef] {
+        self.classes
+            .as_ref()
+            .map_or(std::slice::from_ref(&self.chosen), Classes::backends)
+    }
+
+    /// The backend that serves calls of a load.
+    #[must_use]
+    pub fn at(&self, load: Load) -> &BackendRef {
+        let class = self.classes.as_ref().map_or(0, |classes| classes.at(load));
+        &self.serving()[class]
+    }
 }
 
 /// What spoke for the chosen backend.
@@ -155,9 +183,14 @@ pub enum Because {
     },
     /// No other one fits.
     OnlyFit,
-    /// Of those that fit and were measured it is the fastest.
+    /// Of those that fit and were measured it is the fastest at every load.
     Measured {
-        /// What a call takes.
+        /// What a call takes, the geometric mean over the loads.
+        nanoseconds: u64,
+    },
+    /// Of those that fit and were measured it is the fastest at some loads, and over all loads together.
+    MeasuredByLoad {
+        /// What a call takes, the geometric mean over the loads.
         nanoseconds: u64,
     },
     /// Of those that fit it has the highest priority.
@@ -173,18 +206,19 @@ pub enum Because {
 }
 
 impl Because {
-    /// What speaks for a backend that fits: `rival` is the priority of the next one that fits, `measured` its time
-    /// where times decided.
+    /// What speaks for a backend that fits: `rival` is the priority of the next one that fits and serves no call,
+    /// `measured` its time where times decided, and whether others serve besides.
     fn new(
         choice: Option<(PreferenceKey, &str)>,
         priority: i32,
         rival: Option<i32>,
-        measured: Option<u64>,
+        measured: Option<(u64, bool)>,
     ) -> Self {
         match (choice, rival, measured) {
             (Some((key, _)), _, _) => Self::Preferred { key },
+            (None, _, Some((nanoseconds, true))) => Self::MeasuredByLoad { nanoseconds },
             (None, None, _) => Self::OnlyFit,
-            (None, Some(_), Some(nanoseconds)) => Self::Measured { nanoseconds },
+            (None, Some(_), Some((nanoseconds, false))) => Self::Measured { nanoseconds },
             (None, Some(rival), None) if rival == priority => Self::First { priority },
             (None, Some(_), None) => Self::Priority { priority },
         }
@@ -203,6 +237,13 @@ impl fmt::Display for Because {
                     Microseconds(*nanoseconds)
                 )
             }
+            Self::MeasuredByLoad { nanoseconds } => {
+                let time = Microseconds(*nanoseconds);
+                write!(
+                    f,
+                    "fastest that fits, over all loads as measured here ({time}); others serve where they are faster"
+                )
+            }
             Self::Priority { priority } => write!(f, "highest priority that fits ({priority})"),
             Self::First { priority } => {
                 write!(
@@ -219,7 +260,9 @@ impl Snapshot {
     ///
     /// The user's choice counts, if there is one ([`Preferences::choice`]); it is never replaced by another. Else, of
     /// the active backends that fit, the one of the highest priority, then the first by [`Origin`], then by name. Where
-    /// that one was measured ([`Query::measured`]), the fastest of those that fit and were measured takes its place.
+    /// that one was measured ([`Query::measured`]), the fastest of those that fit and were measured takes its place, at
+    /// each load the fastest there ([`Classes`]): times between the loads that were measured are interpolated, linearly
+    /// in logarithms; of two that are equally fast the first counts.
     ///
     /// # Errors
     /// [`ResolveError`]; it carries the reasons of every candidate.
@@ -242,8 +285,9 @@ impl Snapshot {
         });
 
         let choice = preferences.choice(query.op, query.phase);
-        let position = match choice {
-            Some((key, name)) => Some(
+        let verdict = choice.is_none().then(|| verdict(&ranked, query)).flatten();
+        let position = match (choice, &verdict) {
+            (Some((key, name)), _) => Some(
                 ranked
                     .iter()
                     .position(|(backend, _)| backend.spec.name == name)
@@ -256,20 +300,33 @@ impl Snapshot {
                         }
                     })?,
             ),
-            None => fastest(&ranked, query).or_else(|| ranked.iter().position(fits)),
+            (None, Some(verdict)) => Some(verdict.winners[0]),
+            (None, None) => ranked.iter().position(fits),
         };
-        let times_decide = choice.is_none() && fastest(&ranked, query).is_some();
-        let chosen = position.map(|position| ranked.remove(position));
-        let rival = ranked
-            .iter()
-            .find(|candidate| fits(candidate))
-            .map(|(rival, _)| rival.spec.priority);
-        let measured = chosen
+        let serving = verdict.as_ref().map_or_else(
+            || position.into_iter().collect(),
+            |verdict| verdict.winners.clone(),
+        );
+        let reference = |index: &usize| BackendRef::from(&**ranked[*index].0);
+        let classes = verdict
             .as_ref()
-            .filter(|_| times_decide)
-            .and_then(|(backend, _)| query.measured.get(&backend.spec.name).copied());
-        let priority = chosen.as_ref().map(|(backend, _)| backend.spec.priority);
-        let rejected = self.rejections(query, ranked, choice, priority, measured);
+            .and_then(|verdict| verdict.classes(query.op, serving.iter().map(reference).collect()));
+        let typical = |index: usize| verdict.as_ref().and_then(|verdict| verdict.typical[index]);
+        let measured = verdict.as_ref().and(position).and_then(typical);
+        let priority = position.map(|position| ranked[position].0.spec.priority);
+        let (mut chosen, mut others) = (None, Vec::new());
+        for (index, candidate) in ranked.into_iter().enumerate() {
+            if Some(index) == position {
+                chosen = Some(candidate);
+            } else if !serving.contains(&index) {
+                others.push((candidate, typical(index)));
+            }
+        }
+        let rival = others
+            .iter()
+            .find(|(candidate, _)| fits(candidate))
+            .map(|((rival, _), _)| rival.spec.priority);
+        let rejected = self.rejections(query, others, choice, priority, measured);
         let version = self.version();
         match (chosen, choice) {
             (Some((backend, reasons)), _) if reasons.is_empty() => Ok(Decision {
@@ -277,7 +334,13 @@ impl Snapshot {
                 version,
                 query: query.clone(),
                 chosen: BackendRef::from(&**backend),
-                because: Because::new(choice, backend.spec.priority, rival, measured),
+                because: Because::new(
+                    choice,
+                    backend.spec.priority,
+                    rival,
+                    measured.map(|time| (time, classes.is_some())),
+                ),
+                classes,
                 rejected,
             }),
             (Some((backend, reasons)), Some((key, _))) => Err(ResolveError::UnfitChoice {
@@ -302,15 +365,14 @@ impl Snapshot {
     fn rejections(
         &self,
         query: &Query,
-        candidates: Vec<Candidate<'_>>,
+        candidates: Vec<(Candidate<'_>, Option<u64>)>,
         choice: Option<(PreferenceKey, &str)>,
         chosen: Option<i32>,
         measured: Option<u64>,
     ) -> Vec<Rejection> {
-        let candidates = candidates.into_iter().map(|(backend, mut reasons)| {
+        let candidates = candidates.into_iter().map(|((backend, mut reasons), own)| {
             if reasons.is_empty() {
                 let priority = backend.spec.priority;
-                let own = query.measured.get(&backend.spec.name).copied();
                 reasons.push(match (choice, measured, chosen) {
                     (Some((key, name)), _, _) => Reason::NotPreferred {
                         key,
@@ -353,16 +415,22 @@ fn fits((_, reasons): &Candidate<'_>) -> bool {
     reasons.is_empty()
 }
 
-/// The fastest of those that fit, where the first of them was measured.
-fn fastest(ranked: &[Candidate<'_>], query: &Query) -> Option<usize> {
-    let time = |(index, (backend, _)): (usize, &Candidate<'_>)| {
-        let nanoseconds = *query.measured.get(&backend.spec.name)?;
-        Some((nanoseconds, index))
-    };
-    let mut fitting = ranked.iter().enumerate().filter(|(_, candidate)| fits(candidate));
-    let first = time(fitting.next()?)?;
-    let fastest = fitting.filter_map(time).fold(first, Ord::min);
-    Some(fastest.1)
+/// What times say of those that fit, by their places in the rank; none where the first of them was not measured.
+fn verdict(ranked: &[Candidate<'_>], query: &Query) -> Option<Verdict> {
+    let fitting: Vec<usize> = (0..ranked.len()).filter(|index| fits(&ranked[*index])).collect();
+    let name = |index: usize| ranked[index].0.spec.name.as_str();
+    let first = name(*fitting.first()?);
+    if !query
+        .measured
+        .iter()
+        .any(|sample| sample.nanoseconds.contains_key(first))
+    {
+        return None;
+    }
+    let names: Vec<Option<&str>> = (0..ranked.len())
+        .map(|index| fitting.contains(&index).then(|| name(index)))
+        .collect();
+    Verdict::new(query.op, &query.measured, &names)
 }
 
 /// Every reason why a backend can't serve a query.

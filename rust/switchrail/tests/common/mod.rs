@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use switchrail::{
     BackendId, BackendSpec, Capabilities, Config, Device, DeviceKind, DeviceSupport, Dtype, Entry, Layout,
-    Op, Origin, Phase, PlanRequest, Preferences, Query, Runtime,
+    Load, Op, Origin, Phase, PlanRequest, Preferences, Query, Runtime, Sample,
 };
 
 /// A backend for prefill and decode on the CPU that restricts nothing.
@@ -109,4 +109,13 @@ pub fn runtime_with_torch() -> Arc<Runtime> {
 
 pub fn request() -> PlanRequest {
     PlanRequest::new(cpu(), Dtype::Float32)
+}
+
+/// What calls of one load took, by backend.
+pub fn sample(rows: u64, length: u64, times: &[(&str, u64)]) -> Sample {
+    let times = times.iter().map(|(name, time)| ((*name).to_owned(), *time));
+    Sample {
+        load: Load { rows, length },
+        nanoseconds: times.collect(),
+    }
 }

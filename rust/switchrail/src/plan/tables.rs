@@ -1,0 +1,123 @@
+//! What calls read: for each op, phase and class of batches, the backend of each layer.
+
+use std::collections::BTreeMap;
+
+use super::Route;
+use crate::{BackendId, Layout, Load, Op, Phase};
+
+/// Which tables of a plan serve one batch in one phase; see [`RoutePlan::select`](super::RoutePlan::select).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BatchTables {
+    phase: Phase,
+    starts: [usize; Op::ALL.len()],
+}
+
+impl BatchTables {
+    /// The phase.
+    #[must_use]
+    pub const fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// Where the table of an op begins.
+    #[inline]
+    #[must_use]
+    pub const fn start(&self, op: Op) -> usize {
+        self.starts[op as usize]
+    }
+}
+
+/// The tables, one after the other, each with a cell a layer. The first is empty: that of ops that no layer runs, and of
+/// phases that were not planned. An op in a phase has one for each combination of the classes of its routes, the first
+/// of which is that of batches that are not known.
+#[derive(Debug, Clone)]
+pub(super) struct Tables {
+    cells: Box<[Option<BackendId>]>,
+    layers: usize,
+    starts: [[usize; Phase::ALL.len()]; Op::ALL.len()],
+    /// The phase of each table.
+    phases: Vec<Phase>,
+    /// The routes with classes, and how far apart the tables of two neighbouring classes are.
+    strides: Vec<(usize, usize)>,
+}
+
+impl Tables {
+    pub fn new(layout: &Layout, routes: &[Route]) -> Self {
+        let layers = layout.layers().len();
+        let mut cells = vec![None; layers];
+        let mut starts = [[0; Phase::ALL.len()]; Op::ALL.len()];
+        let (mut phases, mut strides) = (vec![Phase::Prefill], Vec::new());
+        let mut groups: BTreeMap<(Op, Phase), Vec<usize>> = BTreeMap::new();
+        for (index, route) in routes.iter().enumerate() {
+            let query = &route.decision.query;
+            groups.entry((query.op, query.phase)).or_default().push(index);
+        }
+        for ((op, phase), group) in groups {
+            let start = cells.len();
+            starts[op as usize][phase as usize] = start;
+            let mut tables = 1;
+            for index in &group {
+                let classes = routes[*index].decision.serving().len();
+                if classes > 1 {
+                    strides.push((*index, tables * layers));
+                }
+                tables *= classes;
+            }
+            cells.resize(start + tables * layers, None);
+            for table in 0..tables {
+                phases.push(phase);
+                let mut rest = table;
+                for index in &group {
+                    let serving = routes[*index].decision.serving();
+                    let id = serving[rest % serving.len()].id;
+                    rest /= serving.len();
+                    for layer in &routes[*index].layers {
+                        cells[start + table * layers + layer] = Some(id);
+                    }
+                }
+            }
+        }
+        Self {
+            cells: cells.into(),
+            layers,
+            starts,
+            phases,
+            strides,
+        }
+    }
+
+    #[inline]
+    pub const fn start(&self, op: Op, phase: Phase) -> usize {
+        self.starts[op as usize][phase as usize]
+    }
+
+    #[inline]
+    pub fn get(&self, start: usize, layer: usize) -> Option<BackendId> {
+        if layer >= self.layers {
+            return None;
+        }
+        self.cells[start + layer]
+    }
+
+    pub fn select(&self, routes: &[Route], phase: Phase, sequences: &[(u64, u64)]) -> BatchTables {
+        let mut starts = Op::ALL.map(|op| self.start(op, phase));
+        for (index, stride) in &self.strides {
+            let decision = &routes[*index].decision;
+            let op = decision.query.op;
+            if decision.query.phase == phase
+                && let Some(classes) = &decision.classes
+            {
+                starts[op as usize] += classes.at(Load::of(op, sequences.iter().copied())) * stride;
+            }
+        }
+        BatchTables { phase, starts }
+    }
+
+    pub fn cells(&self) -> impl Iterator<Item = Option<(Phase, BackendId)>> {
+        let phase = |index: usize| self.phases[index / self.layers.max(1)];
+        self.cells
+            .iter()
+            .enumerate()
+            .map(move |(index, id)| id.map(|id| (phase(index), id)))
+    }
+}

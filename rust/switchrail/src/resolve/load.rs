@@ -1,0 +1,119 @@
+//! How large a call is.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Op;
+
+/// One octave in the fixed-point logarithms, which are the same on every machine.
+pub(super) const OCTAVE: i64 = 1 << 24;
+
+/// How large a call is, as far as the time that it takes depends on the batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Load {
+    /// Rows of the batch: its new tokens.
+    pub rows: u64,
+    /// Of a paged op, how many tokens a row sees, on average; of any other, the rows of the longest sequence.
+    pub length: u64,
+}
+
+impl Load {
+    /// The load of a batch: of each sequence, its rows and how many tokens the cache then holds.
+    ///
+    /// ```
+    /// use switchrail::{Load, Op};
+    ///
+    /// let ragged = [(28_672, 28_672), (4_096, 4_096)];
+    /// assert_eq!(Load::of(Op::GatedDelta, ragged), Load { rows: 32_768, length: 28_672 });
+    /// assert_eq!(Load::of(Op::Attention, [(1, 1_000), (1, 3_000)]), Load { rows: 2, length: 2_000 });
+    /// ```
+    #[must_use]
+    pub fn of(op: Op, sequences: impl IntoIterator<Item = (u64, u64)>) -> Self {
+        let (mut rows, mut longest, mut seen) = (0_u64, 0, 0_u64);
+        for (own, cached) in sequences {
+            rows = rows.saturating_add(own);
+            longest = longest.max(own);
+            // row i of the sequence sees what was before, the rows before it and itself
+            let twice = (2 * cached + 1).saturating_sub(own);
+            seen = seen.saturating_add(own.saturating_mul(twice).div_ceil(2));
+        }
+        let length = if op.is_paged() {
+            seen.div_ceil(rows.max(1))
+        } else {
+            longest
+        };
+        Self { rows, length }
+    }
+
+    /// Where the load lies among others: the logarithm of its rows; and of a paged op that of its length, of any other
+    /// how many sequences of the longest one's length it comes to.
+    pub(super) fn place(self, op: Op) -> (i64, i64) {
+        let (rows, length) = (log2(self.rows), log2(self.length));
+        (rows, if op.is_paged() { length } else { rows - length })
+    }
+}
+
+/// The logarithm of a number to base 2 in [`OCTAVE`]s, rounded down; of zero, that of one.
+pub(super) fn log2(number: u64) -> i64 {
+    let zeros = number.max(1).leading_zeros();
+    let mut mantissa = u128::from(number.max(1) << zeros); // from 1 to 2, with 63 bits behind the point
+    let mut bits = i64::from(63 - zeros);
+    for _ in 0..OCTAVE.trailing_zeros() {
+        mantissa = (mantissa * mantissa) >> 63;
+        bits <<= 1;
+        if mantissa >= 1 << 64 {
+            mantissa >>= 1;
+            bits |= 1;
+        }
+    }
+    bits
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        #[allow(clippy::cast_precision_loss, reason = "bounds have room for it")]
+        fn a_logarithm_is_right_and_grows(number in 1_u64.., other in 1_u64..) {
+            let exact = (number as f64).log2() * OCTAVE as f64;
+            prop_assert!((log2(number) as f64 - exact).abs() <= 1.5, "{} {exact}", log2(number));
+            prop_assert!(number > other || log2(number) <= log2(other));
+        }
+
+        #[test]
+        fn a_power_of_two_is_exact(power in 0_u32..64) {
+            prop_assert_eq!(log2(1 << power), i64::from(power) * OCTAVE);
+        }
+
+        #[test]
+        fn a_load_is_that_of_its_rows(sequences in prop::collection::vec((0_u64..5_000, 0_u64..9_000), 0..40)) {
+            let sequences: Vec<_> = sequences.into_iter().map(|(own, past)| (own, own + past)).collect();
+            let rows: u64 = sequences.iter().map(|(own, _)| own).sum();
+            let longest = sequences.iter().map(|(own, _)| *own).max().unwrap_or(0);
+            prop_assert_eq!(Load::of(Op::Kda, sequences.clone()), Load { rows, length: longest });
+            let seen: u64 = sequences.iter().flat_map(|(own, cached)| cached - own + 1..=*cached).sum();
+            let found = Load::of(Op::Mla, sequences.clone());
+            prop_assert_eq!(found.rows, rows);
+            // each sequence's half is rounded up
+            let least = seen.div_ceil(rows.max(1));
+            prop_assert!(least <= found.length && found.length <= least + 1, "{found:?} {least}");
+            let mut turned = sequences;
+            turned.reverse();
+            prop_assert_eq!(Load::of(Op::Mla, turned), found);
+        }
+    }
+
+    #[test]
+    fn an_empty_batch_has_a_place() {
+        let empty = Load::of(Op::Kda, []);
+        assert_eq!(
+            (empty, empty.place(Op::Kda)),
+            (Load { rows: 0, length: 0 }, (0, 0))
+        );
+        assert_eq!(log2(0), 0);
+    }
+}

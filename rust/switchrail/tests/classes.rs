@@ -1,0 +1,533 @@
+//! Classes of calls: which backend serves which load, between what was measured and beyond it.
+
+mod common;
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use common::{plugin, preferences, query, qwen3_next, register, request, runtime_with_torch, sample, spec};
+use proptest::prelude::*;
+use serde_json::json;
+use switchrail::{
+    BackendSpec, Because, Decision, Dtype, FingerprintInputs, HeadCount, Layout, Load, Measurement, Op,
+    Origin, Packages, Phase, PlanError, PlanRequest, Preferences, Query, Reason, RoutePlan, Runtime, Sample,
+};
+
+const OP: Op = Op::GatedDelta;
+
+/// Backends that fit, in order of precedence.
+fn runtime(names: &[&str]) -> Arc<Runtime> {
+    let runtime = Runtime::new();
+    for (name, priority) in names.iter().zip((0..100).rev()) {
+        let spec = BackendSpec {
+            priority,
+            ..spec(OP, name)
+        };
+        register(&runtime, plugin("acme"), spec, false);
+    }
+    runtime
+}
+
+fn decide(names: &[&str], samples: Vec<Sample>) -> Decision {
+    let query = Query {
+        measured: samples,
+        ..query(OP)
+    };
+    runtime(names)
+        .snapshot()
+        .resolve(&query, &Preferences::default(), &Packages::default())
+        .unwrap()
+}
+
+fn at(decision: &Decision, rows: u64, length: u64) -> &str {
+    &decision.at(Load { rows, length }).name
+}
+
+/// Over 512 to 32,768 rows in 1 to 64 sequences: `split` cuts the time axis and is best at few sequences, `wide` runs
+/// sequences side by side and is best at many, `plain` is best at few rows.
+fn delta() -> Vec<Sample> {
+    let lines = [512_u64, 2_048, 8_192, 32_768].into_iter();
+    let loads = lines.flat_map(|rows| [1, 4, 16, 64].map(|count| (rows, rows / count)));
+    loads
+        .map(|(rows, length)| sample(rows, length, &real(rows, length)))
+        .collect()
+}
+
+fn real(rows: u64, length: u64) -> [(&'static str, u64); 3] {
+    [
+        ("plain", 2_500 + 30 * rows),
+        ("split", 40_000 + 20 * rows),
+        ("wide", 2_000 + (13 * rows).max(47 * length)),
+    ]
+}
+
+#[test]
+fn each_load_goes_to_what_is_fastest_there() {
+    let decision = decide(&["plain", "split", "wide"], delta());
+    for sample in delta() {
+        let least = sample.nanoseconds.values().min();
+        let found = &decision.at(sample.load).name;
+        assert_eq!(sample.nanoseconds.get(found), least, "{sample:?}");
+    }
+    // held out: the real times, of which the interpolated ones are not far
+    for (rows, length) in [
+        (32_768, 28_672),
+        (32_048, 30_000),
+        (32_768, 4_096),
+        (20_000, 700),
+        (3_000, 3_000),
+        (700, 200),
+    ] {
+        let times = real(rows, length);
+        let least = times.iter().map(|(_, time)| *time).min().unwrap();
+        let name = at(&decision, rows, length);
+        let found = times.iter().find(|(other, _)| *other == name).unwrap().1;
+        assert!(
+            found * 100 <= least * 103,
+            "{rows} {length}: {name} takes {found}, the fastest {least}"
+        );
+    }
+    assert_eq!(at(&decision, 32_768, 28_672), "split");
+    assert_eq!(at(&decision, 32_768, 4_096), "wide");
+    assert_eq!(decision.chosen.name, "wide", "over all loads together");
+    assert!(matches!(decision.because, Because::MeasuredByLoad { .. }));
+    assert!(
+        decision
+            .because
+            .to_string()
+            .ends_with("; others serve where they are faster"),
+        "{}",
+        decision.because
+    );
+    let serving: BTreeSet<_> = decision
+        .serving()
+        .iter()
+        .map(|backend| backend.name.as_str())
+        .collect();
+    assert!(serving.is_superset(&["split", "wide"].into()), "{serving:?}");
+}
+
+#[test]
+fn beyond_what_was_measured_the_nearest_counts() {
+    let decision = decide(&["plain", "split", "wide"], delta());
+    assert_eq!(at(&decision, 1 << 20, 1 << 20), at(&decision, 32_768, 32_768));
+    assert_eq!(at(&decision, 1 << 20, 4_096), at(&decision, 32_768, 512));
+    assert_eq!(at(&decision, 1, 1), at(&decision, 512, 512));
+    assert_eq!(at(&decision, 0, 0), at(&decision, 512, 512));
+    assert_eq!(at(&decision, u64::MAX, 1), at(&decision, 32_768, 512));
+}
+
+#[test]
+fn one_that_is_fastest_nowhere_serves_nothing_and_is_told_the_times() {
+    let mut samples = delta();
+    for sample in &mut samples {
+        let most = *sample.nanoseconds.values().max().unwrap();
+        sample.nanoseconds.insert("late".into(), most + 1);
+    }
+    let decision = decide(&["plain", "split", "wide", "late", "new"], samples);
+    assert!(decision.serving().iter().all(|backend| backend.name != "late"));
+    let reasons: Vec<_> = decision
+        .rejected
+        .iter()
+        .map(|other| (&*other.backend.name, &other.reasons[..]))
+        .collect();
+    let Because::MeasuredByLoad { nanoseconds: chosen } = decision.because else {
+        panic!("{:?}", decision.because)
+    };
+    assert!(
+        matches!(
+            reasons[..],
+            [
+                ("late", [Reason::Slower { nanoseconds, chosen: other }]),
+                ("new", [Reason::NotMeasured { .. }])
+            ] if *other == chosen && *nanoseconds > chosen
+        ),
+        "{reasons:?}"
+    );
+}
+
+#[test]
+fn one_without_a_time_somewhere_does_not_serve_there() {
+    let mut samples = delta();
+    for sample in &mut samples {
+        if sample.load.rows == 32_768 {
+            sample.nanoseconds.remove("split");
+        }
+    }
+    let decision = decide(&["plain", "split", "wide"], samples);
+    assert_eq!(at(&decision, 32_768, 32_768), "plain");
+    assert_eq!(at(&decision, 20_000, 20_000), "plain", "not even near it");
+    assert_eq!(at(&decision, 8_192, 8_192), "split");
+}
+
+#[test]
+fn the_second_everywhere_may_be_the_first_between() {
+    let samples = vec![
+        sample(1_024, 1_024, &[("a", 100), ("b", 120), ("c", 1_000)]),
+        sample(65_536, 65_536, &[("a", 1_000), ("b", 120), ("c", 100)]),
+    ];
+    let decision = decide(&["a", "b", "c"], samples);
+    let found = [1_024, 8_192, 65_536].map(|rows| at(&decision, rows, rows));
+    assert_eq!(found, ["a", "b", "c"]);
+    assert_eq!(decision.serving().len(), 3);
+}
+
+#[test]
+fn equal_times_go_to_the_first_by_precedence() {
+    let times = [("a", 7), ("b", 7)];
+    let samples = vec![sample(1, 1, &times), sample(64, 64, &times)];
+    for names in [["a", "b"], ["b", "a"]] {
+        let decision = decide(&names, samples.clone());
+        assert_eq!((&*decision.chosen.name, &decision.classes), (names[0], &None));
+    }
+}
+
+#[test]
+fn a_paged_op_is_told_apart_by_what_its_rows_see() {
+    let runtime = Runtime::new();
+    for name in ["near", "far"] {
+        register(&runtime, plugin("acme"), spec(Op::Mla, name), false);
+    }
+    let query = Query {
+        measured: vec![
+            sample(32, 1_024, &[("near", 10), ("far", 20)]),
+            sample(32, 65_536, &[("near", 400), ("far", 100)]),
+        ],
+        ..query(Op::Mla)
+    };
+    let decision = runtime
+        .snapshot()
+        .resolve(&query, &Preferences::default(), &Packages::default())
+        .unwrap();
+    let of = |cached| {
+        let load = Load::of(Op::Mla, std::iter::repeat_n((1, cached), 32));
+        decision.at(load).name.as_str()
+    };
+    assert_eq!(
+        [of(1_000), of(3_000), of(20_000), of(100_000)],
+        ["near", "near", "far", "far"]
+    );
+}
+
+#[test]
+fn a_choice_of_the_users_serves_all_loads() {
+    let query = Query {
+        measured: delta(),
+        ..query(OP)
+    };
+    let decision = runtime(&["plain", "split", "wide"])
+        .snapshot()
+        .resolve(
+            &query,
+            &preferences([("linear.decode", "plain")]),
+            &Packages::default(),
+        )
+        .unwrap();
+    assert_eq!((&decision.classes, at(&decision, 32_768, 512)), (&None, "plain"));
+}
+
+#[test]
+fn a_measurement_is_of_one_op_phase_dtype_and_head_size_with_the_nearest_heads_and_gates() {
+    let known = |heads, no_decay, time| Measurement {
+        op: OP,
+        phase: Phase::Decode,
+        dtype: Dtype::Float32,
+        head_size: Some(64.into()),
+        heads,
+        no_decay,
+        samples: vec![sample(1, 1, &[("torch", time)])],
+    };
+    let all = [
+        known(Some(HeadCount(16, 32)), false, 1),
+        known(Some(HeadCount(4, 8)), false, 2),
+        known(Some(HeadCount(16, 32)), true, 3),
+    ];
+    let asked = Query {
+        head_size: Some(64.into()),
+        ..query(OP)
+    };
+    let of = |query: &Query| {
+        let samples = Measurement::of(query, &all);
+        samples.first().map(|sample| sample.nanoseconds["torch"])
+    };
+    let with = |q, v, no_decay| Query {
+        heads: Some(HeadCount(q, v)),
+        no_decay,
+        ..asked.clone()
+    };
+    assert_eq!(of(&asked), Some(1));
+    assert_eq!(of(&with(16, 16, false)), Some(1));
+    assert_eq!(of(&with(2, 4, false)), Some(2));
+    assert_eq!(of(&with(4, 8, true)), Some(3), "gates come first");
+    assert_eq!(of(&query(OP)), None, "another head size, or none");
+    let others = [
+        Query {
+            op: Op::Lightning,
+            ..asked.clone()
+        },
+        Query {
+            phase: Phase::Prefill,
+            ..asked.clone()
+        },
+        Query {
+            dtype: Dtype::Bfloat16,
+            ..asked
+        },
+    ];
+    assert!(others.iter().all(|other| of(other).is_none()));
+}
+
+/// A request whose measurements put `split`, `wide` and `plain` to use in a model's prefill, and torch in its decode.
+fn measured_request(layout: &Layout) -> PlanRequest {
+    let kind = layout.layers()[0].kind;
+    let shape = layout.shape(kind, OP);
+    let head_size = shape.head_size_k.map(Into::into);
+    let measurement = Measurement {
+        op: OP,
+        phase: Phase::Prefill,
+        dtype: Dtype::Float32,
+        head_size,
+        heads: None,
+        no_decay: false,
+        samples: delta(),
+    };
+    PlanRequest {
+        measurements: vec![measurement],
+        ..request()
+    }
+}
+
+fn registered() -> Arc<Runtime> {
+    let runtime = runtime_with_torch();
+    for name in ["plain", "split", "wide"] {
+        let spec = BackendSpec {
+            priority: 10,
+            ..spec(OP, name)
+        };
+        register(&runtime, plugin("acme"), spec, false);
+    }
+    runtime
+}
+
+#[test]
+fn a_plan_pins_what_serves_some_class_and_selects_once_a_batch() {
+    let (runtime, layout) = (registered(), qwen3_next(8));
+    let plan = RoutePlan::new(
+        &runtime.snapshot(),
+        Arc::clone(&layout),
+        measured_request(&layout),
+    )
+    .unwrap();
+    let route = plan
+        .routes()
+        .iter()
+        .find(|route| route.decision.classes.is_some())
+        .unwrap();
+    for backend in route.decision.serving() {
+        assert_eq!(plan.backend(backend.id).unwrap().spec.name, backend.name);
+    }
+    assert!(plan.is_split(Phase::Prefill) && !plan.is_split(Phase::Decode));
+    let cases: [&[u64]; 4] = [&[28_672, 4_096], &[1_024; 32], &[30_000, 32, 32], &[100]];
+    for lengths in cases {
+        let sequences: Vec<_> = lengths.iter().map(|length| (*length, *length)).collect();
+        let load = Load::of(OP, sequences.clone());
+        let tables = plan.select(Phase::Prefill, &sequences).unwrap();
+        for (layer, op, id) in plan.selected(&tables) {
+            assert_eq!(plan.lookup_selected(layer, op, &tables), Ok(id));
+            let expected = if op == OP {
+                route.decision.at(load).id
+            } else {
+                plan.lookup(layer, op, Phase::Prefill).unwrap()
+            };
+            assert_eq!(id, expected, "{lengths:?} {layer} {op}");
+        }
+        assert_eq!(plan.selected(&tables).count(), 8 + 6);
+    }
+    let tables = plan.select(Phase::Decode, &[(1, 1)]).unwrap();
+    assert_eq!(
+        plan.lookup_selected(0, OP, &tables),
+        plan.lookup(0, OP, Phase::Decode)
+    );
+    assert_eq!(plan.lookup(0, OP, Phase::Prefill), Ok(route.decision.chosen.id));
+    let error = plan.lookup_selected(8, OP, &tables).unwrap_err();
+    assert_eq!(error.to_string(), "tiny-qwen3-next has no layer 8; valid: 0 to 7");
+    assert!(plan.lookup_selected(3, OP, &tables).is_err(), "it runs attention");
+    assert!(
+        plan.select(Phase::Verify, &[])
+            .unwrap_err()
+            .to_string()
+            .contains("made without verify")
+    );
+}
+
+#[test]
+fn a_document_keeps_the_classes_and_the_fingerprint_covers_them() {
+    let (runtime, layout) = (registered(), qwen3_next(8));
+    let digest = |plan: &RoutePlan| {
+        let inputs = FingerprintInputs {
+            plugins: &[],
+            hooks: &[],
+            snapshot: &runtime.snapshot(),
+            plans: &[plan],
+        };
+        switchrail::Fingerprint::new(inputs).digest
+    };
+    let plan = |request| RoutePlan::new(&runtime.snapshot(), Arc::clone(&layout), request).unwrap();
+    let request = measured_request(&layout);
+    let first = plan(request.clone());
+    let text = serde_json::to_string(&first).unwrap();
+    let read: RoutePlan = serde_json::from_str(&text).unwrap();
+    assert_eq!(read, first);
+    let batch = [(30_000, 30_000), (32, 32)];
+    assert_eq!(
+        read.select(Phase::Prefill, &batch),
+        first.select(Phase::Prefill, &batch)
+    );
+    assert_eq!(digest(&read), digest(&first));
+
+    let mut twice = request.clone();
+    for sample in &mut twice.measurements[0].samples {
+        sample.nanoseconds.values_mut().for_each(|time| *time *= 2);
+    }
+    assert_eq!(digest(&plan(twice)), digest(&first), "times that decide the same");
+    let mut other = request;
+    for sample in &mut other.measurements[0].samples {
+        *sample.nanoseconds.get_mut("split").unwrap() /= 2;
+    }
+    assert_ne!(digest(&plan(other)), digest(&first));
+
+    let mut broken: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let routes = broken["routes"].as_array_mut().unwrap();
+    let route = routes
+        .iter_mut()
+        .find(|route| route["decision"]["classes"].is_object())
+        .unwrap();
+    route["decision"]["classes"]["runs"][0] = json!([0, 1]);
+    let error = serde_json::from_value::<RoutePlan>(broken.clone()).unwrap_err();
+    assert!(error.to_string().contains("the cells of the classes"), "{error}");
+}
+
+/// A backend with states of one layout.
+fn laid_out(runtime: &Arc<Runtime>, name: &str, priority: i32, layouts: &[&str]) {
+    let mut spec = BackendSpec {
+        priority,
+        ..spec(OP, name)
+    };
+    spec.capabilities.state_layouts = layouts.iter().map(|layout| (*layout).to_owned()).collect();
+    register(runtime, Origin::User, spec, false);
+}
+
+#[test]
+fn backends_of_one_op_share_a_state_and_so_its_layout() {
+    let runtime = runtime_with_torch();
+    laid_out(&runtime, "kv", 20, &["KV"]);
+    laid_out(&runtime, "vk", 10, &["VK"]);
+    laid_out(&runtime, "both", 5, &["VK", "KV"]);
+    let layout = qwen3_next(4);
+    let plan = |choices: Preferences, layouts: &[(Op, String)]| {
+        let request = PlanRequest {
+            preferences: choices,
+            state_layouts: layouts.iter().cloned().collect(),
+            ..request()
+        };
+        RoutePlan::new(&runtime.snapshot(), Arc::clone(&layout), request)
+    };
+    let names = |plan: &RoutePlan| {
+        [Phase::Prefill, Phase::Decode].map(|phase| {
+            plan.backend(plan.lookup(0, OP, phase).unwrap())
+                .unwrap()
+                .spec
+                .name
+                .clone()
+        })
+    };
+    let none = Preferences::default();
+    assert_eq!(names(&plan(none.clone(), &[]).unwrap()), ["kv", "kv"]);
+    assert_eq!(
+        names(&plan(preferences([("gated_delta.decode", "vk")]), &[]).unwrap()),
+        ["vk", "vk"]
+    );
+    assert_eq!(
+        names(&plan(preferences([("gated_delta.prefill", "vk")]), &[]).unwrap()),
+        ["vk", "vk"]
+    );
+    let mixed = preferences([("gated_delta.prefill", "both"), ("gated_delta.decode", "vk")]);
+    assert_eq!(names(&plan(mixed.clone(), &[]).unwrap()), ["both", "vk"]);
+    assert!(plan(mixed, &[(OP, "KV".into())]).is_err());
+    let torn = preferences([("gated_delta.prefill", "kv"), ("gated_delta.decode", "vk")]);
+    let error = plan(torn, &[]).unwrap_err();
+    assert!(matches!(error, PlanError::Unroutable { .. }));
+    assert!(
+        error
+            .to_string()
+            .contains("does not take state layout KV, only VK"),
+        "{error}"
+    );
+}
+
+#[test]
+fn classes_mix_only_backends_with_one_layout() {
+    let runtime = runtime_with_torch();
+    laid_out(&runtime, "plain", 20, &["VK"]);
+    laid_out(&runtime, "split", 10, &["KV"]);
+    laid_out(&runtime, "wide", 5, &["VK", "KV"]);
+    let layout = qwen3_next(4);
+    let request = measured_request(&layout);
+    let plan = RoutePlan::new(&runtime.snapshot(), Arc::clone(&layout), request).unwrap();
+    let decisions = || {
+        plan.routes()
+            .iter()
+            .map(|route| &route.decision)
+            .filter(|decision| decision.query.op == OP)
+    };
+    for decision in decisions() {
+        for backend in decision.serving() {
+            let layouts = &plan.backend(backend.id).unwrap().spec.capabilities.state_layouts;
+            assert!(layouts.is_empty() || layouts.contains(decision.query.state_layout.as_ref().unwrap()));
+        }
+    }
+    let asked: BTreeSet<_> = decisions()
+        .map(|decision| decision.query.state_layout.clone())
+        .collect();
+    assert_eq!(asked.len(), 1, "{asked:?}");
+    assert!(decisions().any(|decision| decision.serving().len() > 1));
+}
+
+fn times() -> impl Strategy<Value = Vec<Sample>> {
+    let each = (
+        0_u32..16,
+        0_u32..8,
+        prop::collection::vec(prop::option::weighted(0.9, 1_u64..1_000_000_000), 3),
+    );
+    prop::collection::vec(each, 1..30).prop_map(|samples| {
+        let sample = |(rows, count, times): (u32, u32, Vec<Option<u64>>)| {
+            let names = ["plain", "split", "wide"].into_iter().zip(times);
+            let times: Vec<_> = names.filter_map(|(name, time)| Some((name, time?))).collect();
+            sample(1 << rows, 1 << rows.saturating_sub(count), &times)
+        };
+        samples.into_iter().map(sample).collect()
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_times_decide_every_load_by_what_serves(samples in times(), loads in prop::collection::vec((0_u64..1 << 40, 0_u64..1 << 20), 20)) {
+        let decision = decide(&["plain", "split", "wide"], samples.clone());
+        for (rows, length) in loads {
+            let found = decision.at(Load { rows, length });
+            prop_assert!(decision.serving().contains(found));
+        }
+        prop_assert_eq!(&decision, &decide(&["plain", "split", "wide"], samples.clone()));
+        let text = serde_json::to_string(&decision).unwrap();
+        prop_assert_eq!(&serde_json::from_str::<Decision>(&text).unwrap(), &decision);
+        // at a load that was measured once and by all, the least time serves
+        let all = samples.iter().filter(|sample| sample.nanoseconds.len() == 3);
+        for sample in all.filter(|sample| samples.iter().filter(|other| other.load == sample.load).count() == 1) {
+            if matches!(decision.because, Because::MeasuredByLoad { .. } | Because::Measured { .. }) {
+                let found = sample.nanoseconds[&decision.at(sample.load).name];
+                prop_assert_eq!(Some(&found), sample.nanoseconds.values().min());
+            }
+        }
+    }
+}

@@ -1,0 +1,312 @@
+"""Batches of different sizes, each served by the backend that was fastest for its like."""
+
+import gc
+import json
+import threading
+import weakref
+
+import pytest
+import switchrail
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from switchrail.errors import ArgumentError, BackendUnfitError, SwitchrailError
+from switchrail.ops.attention.torch import TorchAttention
+from switchrail.ops.gated_delta.torch import TorchGatedDelta
+
+CONFIG = {
+    "model_type": "qwen3_next",
+    "num_hidden_layers": 4,
+    "full_attention_interval": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_conv_kernel_dim": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_size": 64,
+    "head_dim": 32,
+}
+LAYOUT = switchrail.Layout.from_config(CONFIG)
+WHERE = {"device": "cpu", "dtype": "float32"}
+
+
+class Split(TorchGatedDelta):
+    pass
+
+
+class Wide(TorchGatedDelta):
+    pass
+
+
+class Far(TorchAttention):
+    pass
+
+
+def delta_time(name, rows, length):
+    """Nanoseconds: one backend cuts the time axis, another runs sequences side by side, torch is slow."""
+    return {
+        "split": 40_000 + 20 * rows,
+        "wide": 2_000 + max(13 * rows, 47 * length),
+        "torch": 5_000 + 2_000 * rows,
+    }[name]
+
+
+def delta(phase="prefill", factor=1, **more):
+    samples = [
+        {
+            "rows": rows,
+            "length": rows // count,
+            "nanoseconds": {
+                name: round(factor * delta_time(name, rows, rows // count))
+                for name in ("split", "wide", "torch")
+            },
+        }
+        for rows in (512, 2048, 8192, 32768)
+        for count in (1, 2, 4, 8, 16, 64)
+    ]
+    return {
+        "op": "gated_delta",
+        "phase": phase,
+        "dtype": "float32",
+        "head_size": 16,
+        "heads": (2, 4),
+        "samples": samples,
+    } | more
+
+
+def attention(phase="decode"):
+    samples = [
+        {"rows": 32, "length": length, "nanoseconds": {"torch": near, "far": far}}
+        for length, near, far in ((1024, 10_000, 20_000), (65_536, 400_000, 100_000))
+    ]
+    return {"op": "attention", "phase": phase, "dtype": "float32", "head_size": 32, "samples": samples}
+
+
+@pytest.fixture
+def runtime():
+    runtime = switchrail.Runtime()
+    runtime.register("split", Split, op="gated_delta")
+    runtime.register("wide", Wide, op="gated_delta")
+    runtime.register("far", Far, op="attention")
+    return runtime
+
+
+def make(runtime, **arguments):
+    arguments.setdefault("measurements", [delta(), attention()])
+    return runtime.plan(LAYOUT, **WHERE, **arguments)
+
+
+def name_of(routes, op="gated_delta"):
+    (name,) = {name for _, served, name in routes.table if served == op}
+    return name
+
+
+@pytest.mark.parametrize(
+    ("seqlens", "name"),
+    [
+        ((32768,), "split"),
+        ((28672, 4096), "split"),
+        ((30000, *(32,) * 64), "split"),
+        ((2048,) * 16, "wide"),
+        ((1024,) * 8, "wide"),
+        ((512,), "wide"),
+        ((), "wide"),
+    ],
+)
+def test_a_batch_goes_to_the_backend_that_is_fastest_for_its_like(runtime, seqlens, name):
+    plan = make(runtime)
+    routes = plan.at("prefill", seqlens)
+    assert name_of(routes) == name
+    (route,) = (
+        route
+        for route in plan.routes
+        if route.decision.op == "gated_delta" and len(route.decision.serving) > 1
+    )
+    assert route.decision.at(seqlens) == name
+    assert set(route.decision.serving) == {"split", "wide"}
+    kind = {"split": Split, "wide": Wide}[name]
+    for layer in range(3):
+        call = routes.lookup("gated_delta", layer)
+        assert type(call.__self__) is kind
+        assert call.__func__ is kind.prefill
+        assert routes.backend("gated_delta", layer) is call.__self__
+    assert [op for op, _ in routes.backends] == ["short_conv", "gated_delta", "attention"]
+    assert [type(backend) for op, backend in routes.backends if op == "gated_delta"] == [kind]
+    assert routes.phase == "prefill"
+    assert repr(routes) == f'BatchRoutes(model={plan.layout.model!r}, phase="prefill")'.replace("'", '"')
+    # each backend is one instance, in whatever class it serves
+    assert routes.backend("gated_delta", 0) is plan.at("prefill", list(seqlens)).backend("gated_delta", 2)
+
+
+def test_what_rows_see_decides_for_a_paged_op(runtime):
+    plan = make(runtime)
+    names = [
+        name_of(plan.at("decode", (1,) * 32, (cached,) * 32), "attention")
+        for cached in (1000, 3000, 20_000, 100_000)
+    ]
+    assert names == ["torch", "torch", "far", "far"]
+    assert name_of(plan.at("decode", (1,) * 32), "attention") == "torch"
+    assert name_of(plan.at("decode", (1,) * 32)) == "split"  # not measured: the first by origin and name
+    assert plan.lookup("attention", "decode", 3).__func__ is TorchAttention.decode
+
+
+@settings(deadline=None, max_examples=60)
+@given(lengths=st.lists(st.integers(0, 30_000), max_size=40))
+def test_the_best_or_near_it_at_any_lengths(lengths):
+    runtime = switchrail.Runtime()
+    runtime.register("split", Split, op="gated_delta")
+    runtime.register("wide", Wide, op="gated_delta")
+    decision = runtime.resolve(
+        "gated_delta", "prefill", **WHERE, head_size=16, heads=(2, 4), measurements=[delta()]
+    )
+    rows, longest = sum(lengths), max(lengths, default=0)
+    if rows < 512 or rows > 32_768 or rows > 64 * longest:
+        return  # beyond what was measured
+    times = {name: delta_time(name, rows, longest) for name in ("split", "wide", "torch")}
+    assert times[decision.at(lengths)] <= 1.05 * min(times.values())
+
+
+def test_a_named_backend_serves_all(runtime):
+    plan = make(runtime, preferences={"gated_delta.prefill": "wide", "attention": "auto"})
+    assert name_of(plan.at("prefill", (32768,))) == "wide"
+    assert [route.decision.serving for route in plan.routes if route.decision.op == "gated_delta"] == [
+        ["wide"],
+        ["split"],
+    ]
+
+
+def test_gates_that_never_decay_have_times_of_their_own(runtime):
+    without = delta(no_decay=True)
+    for sample in without["samples"]:
+        sample["nanoseconds"]["split"] *= 10
+    for measurements in ([delta(), without], [without, delta()]):
+        assert name_of(make(runtime, measurements=measurements).at("prefill", (32768,))) == "split"
+        plan = make(runtime, measurements=measurements, no_decay=["gated_delta"])
+        assert name_of(plan.at("prefill", (32768,))) == "wide"
+        assert plan.to_dict()["request"]["no_decay"] == ("gated_delta",)
+    plan = make(runtime, measurements=[delta()], no_decay=["gated_delta"])
+    assert name_of(plan.at("prefill", (32768,))) == "split"
+
+
+def test_the_nearest_number_of_heads_counts(runtime):
+    other = delta(heads=(32, 64))
+    for sample in other["samples"]:
+        sample["nanoseconds"]["split"] *= 10
+    ask = {**WHERE, "head_size": 16, "measurements": [other, delta()]}
+    at = {
+        heads: runtime.resolve("gated_delta", "prefill", **ask, heads=heads).at((32768,))
+        for heads in ((2, 4), (4, 8), (64, 64), None)
+    }
+    assert at == {(2, 4): "split", (4, 8): "split", (64, 64): "wide", None: "wide"}
+    assert name_of(make(runtime, measurements=ask["measurements"]).at("prefill", (32768,))) == "split"
+
+
+def test_the_fingerprint_is_of_the_classes(runtime):
+    plan = make(runtime)
+    assert make(runtime, measurements=[delta(factor=1.5), attention()]).fingerprint == plan.fingerprint
+    slower = delta()
+    for sample in slower["samples"]:
+        sample["nanoseconds"]["split"] *= 1.2
+        sample["nanoseconds"]["split"] = round(sample["nanoseconds"]["split"])
+    other = make(runtime, measurements=[slower, attention()])
+    assert other.table == plan.table
+    assert other.fingerprint != plan.fingerprint
+
+
+def test_another_process_makes_the_same_plan(runtime):
+    plan = make(runtime)
+    state = runtime.state(plan)
+    (again,) = state.make_plans(runtime)
+    assert again.fingerprint == plan.fingerprint
+    for seqlens in ((32768,), (2048,) * 16):
+        assert again.at("prefill", seqlens).table == plan.at("prefill", seqlens).table
+    document = json.loads(plan.to_json())
+    (classes,) = (
+        classes
+        for route in document["routes"]
+        if route["decision"]["query"]["op"] == "gated_delta" and (classes := route["decision"].get("classes"))
+    )
+    assert {backend["name"] for backend in classes["backends"]} == {"split", "wide"}
+
+
+def test_one_op_has_one_state_layout(runtime):
+    runtime.register("kv", Split, op="gated_delta", state_layouts=("KV",), priority=3)
+    runtime.register("vk", Wide, op="gated_delta", state_layouts=("VK",), priority=2)
+
+    def names(**arguments):
+        return {
+            route.decision.phase: route.decision.chosen
+            for route in make(runtime, measurements=(), **arguments).routes
+            if route.decision.op == "gated_delta"
+        }
+
+    assert names() == {"prefill": "kv", "decode": "kv"}
+    assert names(preferences={"gated_delta.decode": "vk"}) == {"prefill": "vk", "decode": "vk"}
+    with pytest.raises(BackendUnfitError, match="does not take state layout KV, only VK"):
+        names(preferences={"gated_delta.decode": "vk", "gated_delta.prefill": "kv"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        (("prefill", 3), ArgumentError, "seqlens is 3; valid: numbers of tokens, one a sequence"),
+        (("prefill", (-1,)), ArgumentError, r"seqlens is \(-1,\)"),
+        (("prefill", (1,), (1, 2)), ArgumentError, "kv_seqlens are 2; valid: as many as seqlens, 1"),
+        (("prefil", (1,)), SwitchrailError, "prefill"),
+        (("verify", (1,)), SwitchrailError, "made without verify"),
+    ],
+)
+def test_what_is_no_batch_is_refused(runtime, arguments, error, said):
+    with pytest.raises(error, match=said):
+        make(runtime).at(*arguments)
+
+
+def test_what_is_no_route_is_refused_as_by_the_plan(runtime):
+    plan = make(runtime)
+    routes = plan.at("prefill", (32768,))
+    layer = type("Layer", (), {"layer_id": 1})()
+    assert routes.lookup("gated_delta", layer=layer) is routes.lookup("gated_delta", 1)
+    for arguments in (
+        ("gated_delta", 3),
+        ("gated_delta", 4),
+        ("gated_delta", -1),
+        ("gated", 0),
+        ("attention",),
+    ):
+        op, *layers = arguments
+        with pytest.raises(SwitchrailError) as found:
+            routes.lookup(op, *layers)
+        with pytest.raises(type(found.value)) as expected:
+            plan.lookup(op, "prefill", *layers)
+        assert str(found.value) == str(expected.value)
+
+
+def test_threads_read_at_once(runtime):
+    plan = make(runtime)
+    kinds = {(32768,): Split, (2048,) * 16: Wide}
+    wrong = []
+
+    def read(seqlens):
+        for _ in range(2000):
+            routes = plan.at("prefill", seqlens)
+            if type(routes.lookup("gated_delta", 1).__self__) is not kinds[seqlens]:
+                wrong.append(seqlens)
+
+    threads = [threading.Thread(target=read, args=(seqlens,)) for seqlens in (*kinds, *kinds)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_routes_of_a_batch_keep_their_plan_and_let_it_go(runtime):
+    routes = make(runtime).at("prefill", (32768,))
+    backend = weakref.ref(routes.backend("gated_delta", 0))
+    gc.collect()
+    assert backend() is not None
+    backend().routes = routes  # a cycle
+    del routes
+    gc.collect()
+    assert backend() is None
