@@ -24,6 +24,7 @@ import triton.language as tl
 from switchrail.ops.batch import CheckpointBatch, StateBatch
 
 from switchrail_kernels.device import multiprocessors
+from switchrail_kernels.replay import Options, Tensors
 from switchrail_kernels.tables import split_rows, to_device
 
 
@@ -171,14 +172,18 @@ class Chunks:
             segments,
         )
 
-    def key(self, heads: int, device: torch.device, costs: Costs) -> tuple[int, ...]:
-        """What of it decides on a layer's launches, besides the shapes of the tables."""
+    def arguments(
+        self, batch: StateBatch, heads: int, device: torch.device, costs: Costs
+    ) -> tuple[Tensors, Options]:
+        """What a layer's launches follow from besides its arguments and slots, as `Calls.again` asks it."""
         split = self.split(heads, device, costs)
-        return self.every, self.places, split.first, split.length, split.most, split.split
+        kept = batch.checkpoint_slots if isinstance(batch, CheckpointBatch) else None
+        tensors = (batch.cu_seqlens, batch.has_initial_state, kept, self.blocks, self.sequences)
+        return tensors, (self.every, self.places, split.first, split.length, split.most, split.split)
 
     def split(self, heads: int, device: torch.device, costs: Costs) -> Segments:
         """How the time axis is split for a layer of so many heads with a state."""
-        if self.segments is None:
+        if self.segments is None or len(self.counts) == 0:
             return Segments()
         if heads not in self.segments:
             self.segments[heads] = plan_segments(self.counts, heads, multiprocessors(device), costs)

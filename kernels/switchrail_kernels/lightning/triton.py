@@ -8,13 +8,15 @@ from switchrail.ops.batch import StateBatch
 from switchrail.ops.lightning.contract import CONTRACT
 
 from switchrail_kernels.drafts import Drafts, Record
-from switchrail_kernels.launch import signature
 from switchrail_kernels.linear.backend import TritonLinear
-from switchrail_kernels.linear.step import step, step_again
+from switchrail_kernels.linear.step import step
 from switchrail_kernels.linear.time_steps import TimeSteps
 from switchrail_kernels.linear.verify import verify
-from switchrail_kernels.linear.walk import walk
+from switchrail_kernels.linear.walk import COSTS, walk
+from switchrail_kernels.replay import Calls, Options, Tensors
 from switchrail_kernels.segments import Chunks
+
+_calls = Calls()
 
 
 class TritonLightning(TritonLinear, LightningBackend):
@@ -36,24 +38,28 @@ class TritonLightning(TritonLinear, LightningBackend):
         scale: float,
     ) -> Record | None:
         """Runs T packed tokens of N sequences of any length, drafted ones, or one each without a plan."""
-        key = None
-        if plan is None:
-            key = signature(batch, (q, k, v, g, state, out), (scale,))
-            if step_again(key, (q, k, v, g, g, g, g, state, out), batch):
-                return None
+        tensors: Tensors = (q, k, v, g, state, out, batch.read_slots, batch.write_slots)
+        options: Options = (len(batch.seqlens), scale)
+        if plan is None and _calls.again(tensors, options):
+            return None
         CONTRACT.check_arguments(
             batch, {"q": q, "k": k, "v": v, "g": g, "state": state, "out": out, "scale": scale}
         )
         steps = TimeSteps.none(g)
         if plan is None:
-            step(q=q, k=k, v=v, rate=g, steps=steps, state=state, out=out, batch=batch, scale=scale, key=key)
+            with _calls.record(tensors, options):
+                step(q=q, k=k, v=v, rate=g, steps=steps, state=state, out=out, batch=batch, scale=scale)
             return None
         if isinstance(plan, Drafts):
             return verify(
                 plan, q=q, k=k, v=v, rate=g, steps=steps, state=state, out=out, batch=batch, scale=scale
             )
         assert isinstance(plan, Chunks)
-        walk(plan, q=q, k=k, v=v, rate=g, steps=steps, state=state, out=out, batch=batch, scale=scale)
+        planned, cut = plan.arguments(batch, v.shape[1], v.device, COSTS)
+        tensors, options = (*tensors, *planned), (*options, *cut)
+        if not _calls.again(tensors, options):
+            with _calls.record(tensors, options):
+                walk(plan, q=q, k=k, v=v, rate=g, steps=steps, state=state, out=out, batch=batch, scale=scale)
         return None
 
 

@@ -87,17 +87,6 @@ def _step(
 _launch_step = Launcher(_step)
 
 
-def step_again(key: tuple[object, ...] | None, tensors: tuple[torch.Tensor, ...], batch: StateBatch) -> bool:
-    """Runs `step` as it ran before with `key`; False where it didn't.
-
-    Args:
-        key: The call's signature.
-        tensors: q, k, v, the rate, those of the time steps, the state and out.
-        batch: The batch.
-    """
-    return _launch_step.again(key, (*tensors, batch.read_slots, batch.write_slots))
-
-
 def step(
     *,
     q: torch.Tensor,
@@ -108,10 +97,9 @@ def step(
     state: torch.Tensor,
     out: torch.Tensor,
     batch: StateBatch,
-    key: tuple[object, ...] | None,
     scale: float,
 ) -> None:
-    """One token a sequence; the arguments are those of `walk`, and what it is remembered by."""
+    """One token a sequence; the arguments are those of `walk`."""
     sequences, groups, key_size = k.shape
     _, heads, value_size = v.shape
     if sequences == 0:
@@ -132,8 +120,7 @@ def step(
         ),
         (heads // groups, key_size, value_size, padded(key_size), block_v, *steps.constants),
         num_warps=1,
-        remember=key,
     )
 
 
-__all__ = ["step", "step_again"]
+__all__ = ["step"]

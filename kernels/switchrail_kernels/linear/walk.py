@@ -17,6 +17,7 @@ from switchrail_kernels.checkpoints import kept_states
 from switchrail_kernels.device import has_large_shared_memory
 from switchrail_kernels.launch import Launcher, launch_options, padded
 from switchrail_kernels.linear.time_steps import TimeSteps, time_step
+from switchrail_kernels.replay import scratch
 from switchrail_kernels.segments import Chunks, Costs, Segments, locate
 
 CHUNK = tl.constexpr(64)
@@ -388,9 +389,7 @@ def walk(
     ends = rate
     if segments.split:
         size = (value_blocks * block_v + 1) * block_k
-        ends = torch.empty(
-            (segments.split, segments.most - 1, heads, size), dtype=torch.float32, device=v.device
-        )
+        ends = scratch((segments.split, segments.most - 1, heads, size), torch.float32, v.device)
     kept_slots, *kept = kept_states(batch)
     slots = (batch.cu_seqlens, batch.read_slots, batch.write_slots, batch.has_initial_state, kept_slots)
     lengths = (segments.first * CHUNK.value, segments.length * CHUNK.value)

@@ -8,13 +8,15 @@ from switchrail.ops.batch import StateBatch
 from switchrail.ops.mamba2.contract import CONTRACT
 
 from switchrail_kernels.drafts import Drafts, Record
-from switchrail_kernels.launch import signature
 from switchrail_kernels.linear.backend import TritonLinear
-from switchrail_kernels.linear.step import step, step_again
+from switchrail_kernels.linear.step import step
 from switchrail_kernels.linear.time_steps import TimeSteps
 from switchrail_kernels.linear.verify import verify
-from switchrail_kernels.linear.walk import walk
+from switchrail_kernels.linear.walk import COSTS, walk
+from switchrail_kernels.replay import Calls, Options, Tensors
 from switchrail_kernels.segments import Chunks
+
+_calls = Calls()
 
 
 class TritonMamba2(TritonLinear, Mamba2Backend):
@@ -41,14 +43,10 @@ class TritonMamba2(TritonLinear, Mamba2Backend):
         dt_max: float,
     ) -> Record | None:
         """Runs T packed tokens of N sequences of any length, drafted ones, or one each without a plan."""
-        key = None
-        if plan is None:
-            options = (dt_softplus, dt_min, dt_max)
-            key = signature(batch, (x, B, C, dt, A, D, dt_bias, state, out), options)
-            if key is not None:
-                skip, bias = dt if D is None else D, dt if dt_bias is None else dt_bias
-                if step_again(key, (C, B, x, A, dt, bias, skip, state, out), batch):
-                    return None
+        tensors: Tensors = (x, B, C, dt, A, D, dt_bias, state, out, batch.read_slots, batch.write_slots)
+        options: Options = (len(batch.seqlens), dt_softplus, dt_min, dt_max)
+        if plan is None and _calls.again(tensors, options):
+            return None
         CONTRACT.check_arguments(
             batch,
             {
@@ -68,14 +66,19 @@ class TritonMamba2(TritonLinear, Mamba2Backend):
         )
         steps = TimeSteps.of(dt, dt_bias, D, dt_softplus, (dt_min, dt_max))
         if plan is None:
-            step(q=C, k=B, v=x, rate=A, steps=steps, state=state, out=out, batch=batch, scale=1.0, key=key)
+            with _calls.record(tensors, options):
+                step(q=C, k=B, v=x, rate=A, steps=steps, state=state, out=out, batch=batch, scale=1.0)
             return None
         if isinstance(plan, Drafts):
             return verify(
                 plan, q=C, k=B, v=x, rate=A, steps=steps, state=state, out=out, batch=batch, scale=1.0
             )
         assert isinstance(plan, Chunks)
-        walk(plan, q=C, k=B, v=x, rate=A, steps=steps, state=state, out=out, batch=batch, scale=1.0)
+        planned, cut = plan.arguments(batch, x.shape[1], x.device, COSTS)
+        tensors, options = (*tensors, *planned), (*options, *cut)
+        if not _calls.again(tensors, options):
+            with _calls.record(tensors, options):
+                walk(plan, q=C, k=B, v=x, rate=A, steps=steps, state=state, out=out, batch=batch, scale=1.0)
         return None
 
 
