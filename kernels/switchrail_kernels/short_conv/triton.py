@@ -12,11 +12,13 @@ from switchrail.ops.phases import OneRun
 from switchrail.ops.short_conv.contract import CONTRACT
 
 from switchrail_kernels.checkpoints import kept_states
-from switchrail_kernels.launch import Launcher, padded, signature
+from switchrail_kernels.launch import Launcher, padded
+from switchrail_kernels.replay import Calls, Options, Tensors
 from switchrail_kernels.short_conv.convolve import convolve, step
 from switchrail_kernels.short_conv.drafts import DRAFT_ROWS, REACH, Drafts, replay, verify
 from switchrail_kernels.tables import split_rows, to_device
 
+_calls = Calls()
 _launch_convolve = Launcher(convolve)
 _launch_step = Launcher(step)
 _launch_verify = Launcher(verify)
@@ -73,12 +75,10 @@ class TritonShortConv(OneRun, ShortConvBackend):
         Returns:
             Of drafted rows their inputs, which `commit` makes states of.
         """
-        key = None
-        tensors = (x, weight, weight if bias is None else bias, state, out)
-        if plan is None:
-            key = signature(batch, (x, weight, bias, state, out), (activation,))
-            if _launch_step.again(key, (*tensors, batch.read_slots, batch.write_slots)):
-                return None
+        given: Tensors = (x, weight, bias, state, out, batch.read_slots, batch.write_slots)
+        options: Options = (len(batch.seqlens), activation)
+        if plan is None and _calls.again(given, options):
+            return None
         CONTRACT.check_arguments(
             batch,
             {"x": x, "weight": weight, "bias": bias, "state": state, "out": out, "activation": activation},
@@ -86,8 +86,9 @@ class TritonShortConv(OneRun, ShortConvBackend):
         channels, width = weight.shape
         if plan is not None and width > REACH + 1:
             raise CONTRACT.error("weight", f"W = {width}", f"2 to {REACH + 1} for the backend 'triton'")
+        tensors = (x, weight, weight if bias is None else bias, state, out)
         numbers = (*x.stride(), state.stride(0), channels)
-        options = (bias is not None, activation == "silu")
+        constants = (bias is not None, activation == "silu")
         slots = (batch.read_slots, batch.write_slots)
         if isinstance(plan, Drafts):
             kept = torch.empty_like(out)
@@ -97,7 +98,7 @@ class TritonShortConv(OneRun, ShortConvBackend):
                     (plan.tiles.shape[0], -(-channels // block), 1),
                     (*tensors, kept, plan.tiles, plan.before, *slots, batch.has_initial_state),
                     numbers,
-                    (width, DRAFT_ROWS, block, REACH, *options),
+                    (width, DRAFT_ROWS, block, REACH, *constants),
                     num_warps=4,
                 )
             return kept
@@ -105,25 +106,30 @@ class TritonShortConv(OneRun, ShortConvBackend):
             return None
         if plan is None:
             block = min(256, padded(channels))
-            _launch_step(
-                (x.shape[0], -(-channels // block), 1),
-                (*tensors, *slots),
-                numbers,
-                (width, block, *options),
-                num_warps=2,
-                remember=key,
-            )
+            with _calls.record(given, options):
+                _launch_step(
+                    (x.shape[0], -(-channels // block), 1),
+                    (*tensors, *slots),
+                    numbers,
+                    (width, block, *constants),
+                    num_warps=2,
+                )
             return None
         assert isinstance(plan, Pieces)
         kept_slots, *every = kept_states(batch)
+        planned = (plan.table, batch.cu_seqlens, *slots, batch.has_initial_state, kept_slots)
+        given, options = (*given, *planned), (*options, plan.rows, *every)
+        if _calls.again(given, options):
+            return None
         block = min(128, padded(channels))
-        _launch_convolve(
-            (plan.table.shape[0], -(-channels // block), 1),
-            (*tensors, plan.table, batch.cu_seqlens, *slots, batch.has_initial_state, kept_slots),
-            (*numbers, *every),
-            (width, plan.rows, block, *options, every[0] > 0),
-            num_warps=4,
-        )
+        with _calls.record(given, options):
+            _launch_convolve(
+                (plan.table.shape[0], -(-channels // block), 1),
+                (*tensors, *planned),
+                (*numbers, *every),
+                (width, plan.rows, block, *constants, every[0] > 0),
+                num_warps=4,
+            )
         return None
 
     def commit(
