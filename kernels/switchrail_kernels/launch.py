@@ -52,8 +52,8 @@ class Launcher:
 
     Triton compiles for the dtypes and the alignment of the tensors, and of the integers for their size, for
     being 1 and for being divisible by 16. A launch that agrees with an earlier one in these and in constants
-    and options, all tensors aligned, therefore runs the same binary, which is then launched directly, with
-    bare addresses: Triton would ask the driver about each tensor. Where hooks on Triton's launches are set (a
+    and options therefore runs the same binary, which is then launched directly, with bare addresses: Triton
+    would ask the driver about each tensor. Where hooks on Triton's launches are set (a
     profiler's), they see every launch.
     """
 
@@ -79,8 +79,10 @@ class Launcher:
         if not self.knows(key):
             return False
         index, grid, arguments, binary = self._remembered[key]
-        addresses = _addresses(tensors)
-        if addresses is None or index != torch._C._cuda_getDevice() or _has_hooks():
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        if any(address % ALIGNMENT for address in addresses):
+            return False
+        if index != torch._C._cuda_getDevice() or _has_hooks():
             return False
         _run(binary, index, grid, addresses, arguments)
         return True
@@ -123,7 +125,7 @@ class Launcher:
             binary = self._launch(index, grid, tensors, numbers, constants, num_warps, num_stages, options)
         if call is not None and places is not None:
             call.add(grid, binary, places, (*numbers, *constants))
-        if remember is not None and binary is not None:
+        if remember is not None and binary is not None and not any(t.data_ptr() % ALIGNMENT for t in tensors):
             if len(self._remembered) >= _MOST:
                 self._remembered.clear()
             self._remembered[remember] = index, grid, (*numbers, *constants), binary
@@ -139,40 +141,30 @@ class Launcher:
         num_stages: int,
         options: dict[str, int],
     ) -> Binary | None:
-        """Launches on the device `index`, and returns the binary if it is one for aligned tensors."""
-        addresses = _addresses(tensors)
-        key = None
-        if addresses is not None:
-            key = (
-                index,
-                num_warps,
-                num_stages,
-                *options.values(),
-                *constants,
-                *map(_specialization, numbers),
-                *[tensor.dtype for tensor in tensors],
-            )
-            binary = self._binaries.get(key)
-            if binary is not None and not _has_hooks():
-                _run(binary, index, grid, addresses, (*numbers, *constants))
-                return binary
+        """Launches on the device `index`, and returns what it launched; None in the interpreter."""
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        key = (
+            index,
+            num_warps,
+            num_stages,
+            *options.values(),
+            *constants,
+            *map(_specialization, numbers),
+            *[address % ALIGNMENT == 0 for address in addresses],
+            *[tensor.dtype for tensor in tensors],
+        )
+        binary = self._binaries.get(key)
+        if binary is not None and not _has_hooks():
+            _run(binary, index, grid, addresses, (*numbers, *constants))
+            return binary
         compiled = self._kernel[grid](
             *tensors, *numbers, *constants, num_warps=num_warps, num_stages=num_stages, **options
         )
-        if compiled is None or key is None:  # the interpreter compiles nothing
+        if compiled is None:
             return None
         if len(self._binaries) >= _MOST:
             self._binaries.clear()
         return self._binaries.setdefault(key, Binary(compiled))
-
-
-def _addresses(tensors: tuple[torch.Tensor, ...]) -> list[int] | None:
-    """Where the tensors lie; None where one is not aligned."""
-    addresses = [tensor.data_ptr() for tensor in tensors]
-    merged = 0
-    for address in addresses:
-        merged |= address
-    return None if merged % ALIGNMENT else addresses
 
 
 def _specialization(number: float) -> object:

@@ -1,8 +1,9 @@
 /* Repeats the launches of an earlier call where a call's arguments agree with that call's.
  *
  * A table of such calls, each found by what its arguments are: of every tensor the shape, strides, dtype,
- * device, and which earlier argument it is the same object as; of everything else type and value. Tensors are
- * read through DLPack's exchange interface, which torch.Tensor offers: no object is made for any of this.
+ * device, whether its address is aligned, and which earlier argument it is the same object as; of everything
+ * else type and value. Tensors are read through DLPack's exchange interface, which torch.Tensor offers: no
+ * object is made for any of this.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -16,7 +17,7 @@
 #define MOST_PARAMETERS 128
 #define BUCKETS 512
 #define MOST_CALLS 1024 /* where shapes never repeat, the table would grow without end */
-#define ALIGNMENT 16    /* of every address, as the kernels were compiled for it */
+#define ALIGNMENT 16    /* which kernels are compiled for */
 
 enum { CONSTANT = -1, SCRATCH = -2 }; /* what a parameter is that is the address of no tensor */
 
@@ -67,7 +68,6 @@ typedef struct {
   Py_ssize_t words;
   int64_t signature[MOST_WORDS];
   uint64_t addresses[MOST_TENSORS];
-  uint64_t merged; /* all addresses */
   uint64_t hash;
   DLDevice device; /* of the first */
 } Given;
@@ -107,7 +107,6 @@ static void calls_empty(Calls *self) {
 static int describe(Calls *self, PyObject *tensors, Given *given) {
   given->count = PyTuple_GET_SIZE(tensors);
   given->words = 0;
-  given->merged = 0;
   given->hash = 1469598103934665603u;
   given->device.device_type = (DLDeviceType)0;
   if (given->count > MOST_TENSORS) return 0;
@@ -131,7 +130,8 @@ static int describe(Calls *self, PyObject *tensors, Given *given) {
     while (PyTuple_GET_ITEM(tensors, same) != item) same++;
     int64_t rank = tensor.ndim;
     if (given->words + 2 + 2 * rank > MOST_WORDS) return 0;
-    words[0] = same | rank << 16 | (int64_t)tensor.dtype.code << 32 | (int64_t)tensor.dtype.bits << 40 |
+    uint64_t address = (uint64_t)tensor.data + tensor.byte_offset;
+    words[0] = same | (int64_t)(address % ALIGNMENT == 0) << 8 | rank << 16 | (int64_t)tensor.dtype.code << 32 | (int64_t)tensor.dtype.bits << 40 |
                (int64_t)tensor.dtype.lanes << 48;
     words[1] = (int64_t)tensor.device.device_type << 32 | (uint32_t)tensor.device.device_id;
     if (rank > 0) {
@@ -139,8 +139,7 @@ static int describe(Calls *self, PyObject *tensors, Given *given) {
       memcpy(words + 2 + rank, tensor.strides, rank * sizeof(int64_t));
     }
     given->words += 2 + 2 * rank;
-    given->addresses[i] = (uint64_t)tensor.data + tensor.byte_offset;
-    given->merged |= given->addresses[i];
+    given->addresses[i] = address;
     if (given->device.device_type == 0) given->device = tensor.device;
   }
   for (Py_ssize_t i = 0; i < given->words; i++) {
@@ -259,7 +258,7 @@ static int parse_call(PyObject *const *args, Py_ssize_t count, Py_ssize_t expect
 static PyObject *calls_again(Calls *self, PyObject *const *args, Py_ssize_t count) {
   if (!parse_call(args, count, 2)) return NULL;
   Given given;
-  if (!describe(self, args[0], &given) || given.merged % ALIGNMENT != 0) Py_RETURN_FALSE;
+  if (!describe(self, args[0], &given)) Py_RETURN_FALSE;
   Record *record = find(self, &given, args[1]);
   if (record == NULL) Py_RETURN_FALSE;
   record->owners++; /* the table may be emptied while the launches run */
@@ -321,8 +320,8 @@ static int add_launch(Record *record, PyObject *described, Py_ssize_t tensors) {
 static PyObject *calls_add(Calls *self, PyObject *const *args, Py_ssize_t count) {
   if (!parse_call(args, count, 5)) return NULL;
   Given given;
-  if (!describe(self, args[0], &given) || given.merged % ALIGNMENT != 0) {
-    PyErr_SetString(PyExc_ValueError, "tensors that can't be described, or aren't aligned");
+  if (!describe(self, args[0], &given)) {
+    PyErr_SetString(PyExc_ValueError, "tensors that can't be described");
     return NULL;
   }
   PyObject *launches = args[2], *kernels = args[4];

@@ -55,9 +55,9 @@ class Calls:
 
     Attributes:
         again: Given a call's tensors and options, launches what an equal call launched, and tells whether
-            there was such a call. Equal are shapes, strides, dtypes, devices, which of the tensors are one
-            object, and types and values of the options; all tensors aligned. Where hooks on Triton's launches
-            are set (a profiler's), or another device is current, it launches nothing.
+            there was such a call. Equal are shapes, strides, dtypes, devices, which tensors are aligned,
+            which are one object, and types and values of the options. Where hooks on Triton's launches are
+            set (a profiler's), or another device is current, it launches nothing.
     """
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class Recording:
 
         Args:
             grid: The programs.
-            binary: The kernel; None where a launch like it may need another.
+            binary: The kernel; None where the launch is not one to repeat.
             places: Of its tensors.
             values: Its numbers and constants.
         """

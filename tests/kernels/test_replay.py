@@ -108,6 +108,15 @@ def test_what_differs_is_not_repeated(driver: Driver, name: str) -> None:
     assert driver.launched == []
 
 
+def test_tensors_that_are_not_aligned_are_calls_of_their_own(driver: Driver) -> None:
+    aligned, other = torch.zeros(4, dtype=torch.int64), torch.zeros(5, dtype=torch.int64)[1:]
+    driver.add((aligned,), (), (CONSTANT, 1))
+    driver.add((other,), (), (CONSTANT, 2))
+    for tensor in (other, aligned, other):
+        assert driver.calls.again((tensor,), ())
+    assert [values for _, _, values in driver.launched] == [[2], [1], [2]]
+
+
 def test_two_arguments_that_are_one_object(driver: Driver) -> None:
     slots = torch.zeros(4, dtype=torch.int64)
     driver.add((slots, slots), (), (0, 0), (0, 0))

@@ -19,25 +19,24 @@ PROGRAMS = 128
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Room for what comes of the pieces, shared by layers, which run one after another.
+    """Room for what comes of the pieces of a decode, shared by layers, which run one after another.
 
     Attributes:
         pieces: The most pieces of a sequence.
-        parts: [slots, H, D] float32, what comes of each.
-        weights: [slots, H] float32, its log-sum-exp.
-        done: [N, HKV] int32, how many pieces of a decode are done; 0 between launches.
+        tensors: [slots, H, D] float32, what comes of each; [slots, H] float32, its log-sum-exp; [N HKV]
+            int32, how many are done, which is 0 between launches.
     """
 
     pieces: int
-    parts: torch.Tensor
-    weights: torch.Tensor
-    done: torch.Tensor
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
-
-def _room(pieces: int, slots: int, heads: int, head_size: int, counters: int, device: torch.device) -> Room:
-    parts = torch.empty((slots, heads, head_size), dtype=torch.float32, device=device)
-    done = torch.zeros(counters, dtype=torch.int32, device=device)
-    return Room(pieces, parts, parts.new_empty((slots, heads)), done)
+    @classmethod
+    def of(cls, pieces: int, q: torch.Tensor, kv_heads: int) -> Room:
+        """Room for as many pieces of each sequence."""
+        sequences, heads, head_size = q.shape
+        parts = q.new_empty((sequences * pieces, heads, head_size), dtype=torch.float32)
+        done = torch.zeros(sequences * kv_heads, dtype=torch.int32, device=q.device)
+        return cls(pieces, (parts, parts.new_empty(parts.shape[:2]), done))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class Pieces:
 
     batch: PagedBatch
     count: int
-    rooms: dict[tuple[int, int, int, int], Room | None] = field(default_factory=dict)
+    rooms: dict[tuple[object, ...], Room | None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, batch: PagedBatch) -> Pieces:
@@ -62,21 +61,20 @@ class Pieces:
         longest = max(batch.kv_seqlens, default=0)
         return cls(batch, max(1, min(-(-longest // PIECE), MAX_PIECES)))
 
+    def known_room(self, q: object, k_cache: object, window: object) -> tuple[torch.Tensor, ...]:
+        """The tensors of the room that a layer of such shapes has, if any; nothing is checked yet."""
+        shapes = (getattr(q, "shape", None), getattr(k_cache, "shape", None))
+        room = self.rooms.get((*shapes, window if type(window) is int else None))
+        return () if room is None else room.tensors
+
     def room(self, q: torch.Tensor, k_cache: torch.Tensor, window: int | None) -> Room | None:
         """Room for a layer, made at the first call; None where nothing is cut."""
-        sequences, heads, head_size = q.shape
-        _, page, kv_heads, _ = k_cache.shape
-        pieces = self.count
-        if window is not None:
-            pieces = min(pieces, window // PIECE + 2)
-        key = (pieces, heads, kv_heads * head_size, page)
+        key = (q.shape, k_cache.shape, window)
         if key not in self.rooms:
+            _, page, kv_heads, _ = k_cache.shape
             check_pages(CONTRACT, self.batch, page)
-            self.rooms[key] = None
-            if pieces > 1:
-                self.rooms[key] = _room(
-                    pieces, sequences * pieces, heads, head_size, sequences * kv_heads, q.device
-                )
+            pieces = self.count if window is None else min(self.count, window // PIECE + 2)
+            self.rooms[key] = Room.of(pieces, q, kv_heads) if pieces > 1 else None
         return self.rooms[key]
 
 
@@ -90,20 +88,11 @@ class Work:
         rows: [rows that are merged, 4] int32: packed row, slot of its first part, slots from one part to the
             next, number of parts.
         slots: Slots of parts.
-        rooms: By number of heads and head size.
     """
 
     items: torch.Tensor
     rows: torch.Tensor
     slots: int
-    rooms: dict[tuple[int, int], Room] = field(default_factory=dict)
-
-    def room(self, heads: int, head_size: int) -> Room:
-        """Room for a layer, made at the first call."""
-        key = (heads, head_size)
-        if key not in self.rooms:
-            self.rooms[key] = _room(0, self.slots, heads, head_size, 0, self.items.device)
-        return self.rooms[key]
 
 
 @dataclass(frozen=True, slots=True)

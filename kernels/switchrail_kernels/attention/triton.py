@@ -13,9 +13,11 @@ from switchrail.ops.pages import check_lengths
 from switchrail_kernels.attention.kernel import launch_attend, launch_combine
 from switchrail_kernels.attention.plan import Pieces, Tiles
 from switchrail_kernels.device import has_large_shared_memory
-from switchrail_kernels.launch import launch_options, padded, signature
+from switchrail_kernels.launch import launch_options, padded
+from switchrail_kernels.replay import Calls, scratch
 
 LOG2E = 1.4426950408889634
+_calls = Calls()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,43 +117,44 @@ class TritonAttention(AttentionBackend):
         _, heads, head_size = q.shape
         _, page, kv_heads, _ = k_cache.shape
         work = plan.work(tokens, layer.group, kv_heads, page, window)
-        sinks_or, lse_or = out if sinks is None else sinks, out if lse is None else lse
-        parts = weights = out
-        if work.slots:
-            room = work.room(heads, head_size)
-            parts, weights = room.parts, room.weights
-        parents = batch.parents if isinstance(batch, PagedTreeBatch) else out
-        launch_attend(
-            (work.items.shape[0], kv_heads, 1),
-            (
-                *(q, k_cache, v_cache, out, lse_or, sinks_or, parts, weights, out),
-                *(work.items, batch.cu_seqlens, parents, batch.page_table, batch.kv_lens),
-            ),
-            layer.numbers,
-            (
-                *layer.constants(tokens, block_n, k_cache),
-                *(False, work.slots > 0),
-                *(*layer.features, trees, stages),
-            ),
-            num_warps=warps,
-            num_stages=stages,
-            **launch_options(q.dtype),
-        )
-        if work.slots:
-            launch_combine(
-                (work.rows.shape[0], kv_heads, 1),
-                (parts, weights, out, lse_or, sinks_or, work.rows),
-                (kv_heads,),
+        parents = batch.parents if isinstance(batch, PagedTreeBatch) else None
+        planned = (work.items, work.rows, batch.cu_seqlens, parents, batch.page_table, batch.kv_lens)
+        given = (q, k_cache, v_cache, out, sinks, lse, *planned)
+        cut = (len(batch.seqlens), scale, window, soft_cap, work.slots)
+        if _calls.again(given, cut):
+            return
+        with _calls.record(given, cut):
+            sinks_or, lse_or = out if sinks is None else sinks, out if lse is None else lse
+            parts = weights = out
+            if work.slots:
+                parts = scratch((work.slots, heads, head_size), torch.float32, q.device)
+                weights = scratch((work.slots, heads), torch.float32, q.device)
+            parents_or = out if parents is None else parents
+            launch_attend(
+                (work.items.shape[0], kv_heads, 1),
                 (
-                    layer.group,
-                    layer.block_group,
-                    head_size,
-                    layer.block_d,
-                    sinks is not None,
-                    lse is not None,
+                    *(q, k_cache, v_cache, out, lse_or, sinks_or, parts, weights, out),
+                    *(work.items, batch.cu_seqlens, parents_or, batch.page_table, batch.kv_lens),
                 ),
-                num_warps=4,
+                layer.numbers,
+                (
+                    *layer.constants(tokens, block_n, k_cache),
+                    *(False, work.slots > 0),
+                    *(*layer.features, trees, stages),
+                ),
+                num_warps=warps,
+                num_stages=stages,
+                **launch_options(q.dtype),
             )
+            if work.slots:
+                sizes = (layer.group, layer.block_group, head_size, layer.block_d)
+                launch_combine(
+                    (work.rows.shape[0], kv_heads, 1),
+                    (parts, weights, out, lse_or, sinks_or, work.rows),
+                    (kv_heads,),
+                    (*sizes, sinks is not None, lse is not None),
+                    num_warps=4,
+                )
 
     verify = prefill
 
@@ -172,45 +175,39 @@ class TritonAttention(AttentionBackend):
     ) -> None:
         """Attends one query row a sequence."""
         assert isinstance(plan, Pieces)
-        table = batch.page_table
-        key = signature(
-            batch,
-            (q, k_cache, v_cache, out, table, sinks, lse),
-            (scale, window, soft_cap, plan.count),
-        )
-        if not launch_attend.knows(key):
-            tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "sinks": sinks, "out": out, "lse": lse}
-            options = {"scale": scale, "window": window, "soft_cap": soft_cap}
-            CONTRACT.check_arguments(batch, {**tensors, **options})
-            if q.shape[0] == 0:
-                return
-        room = plan.room(q, k_cache, window)
-        scratch = (out, out, out) if room is None else (room.parts, room.weights, room.done)
-        sinks_or, lse_or = out if sinks is None else sinks, out if lse is None else lse
-        lengths = batch.kv_lens
-        arguments = (
-            *(q, k_cache, v_cache, out, lse_or, sinks_or, *scratch),
-            *(lengths, batch.cu_seqlens, lengths, table, lengths),
-        )
-        if launch_attend.again(key, arguments):
+        table, lengths = batch.page_table, batch.kv_lens
+        given = (q, k_cache, v_cache, out, sinks, lse, table, lengths, batch.cu_seqlens)
+        cut = (len(batch.seqlens), scale, window, soft_cap, plan.count)
+        if _calls.again((*given, *plan.known_room(q, k_cache, window)), cut):
             return
+        tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "sinks": sinks, "out": out, "lse": lse}
+        options = {"scale": scale, "window": window, "soft_cap": soft_cap}
+        CONTRACT.check_arguments(batch, {**tensors, **options})
+        if q.shape[0] == 0:
+            return
+        room = plan.room(q, k_cache, window)
+        sinks_or, lse_or = out if sinks is None else sinks, out if lse is None else lse
         stages = 1 if q.dtype == torch.float32 else 5
         kv_heads = k_cache.shape[2]
         layer = _Layer.of(q, k_cache, batch, scale, window, soft_cap, sinks, lse)
-        launch_attend(
-            (q.shape[0], kv_heads, 1 if room is None else room.pieces),
-            arguments,
-            layer.numbers,
-            (
-                *layer.constants(1, 32, k_cache),
-                *(True, room is not None),
-                *(*layer.features, False, stages),
-            ),
-            num_warps=4,
-            num_stages=stages,
-            remember=key,
-            **launch_options(q.dtype),
-        )
+        with _calls.record((*given, *plan.known_room(q, k_cache, window)), cut):
+            launch_attend(
+                (q.shape[0], kv_heads, 1 if room is None else room.pieces),
+                (
+                    *(q, k_cache, v_cache, out, lse_or, sinks_or),
+                    *((out, out, out) if room is None else room.tensors),
+                    *(lengths, batch.cu_seqlens, lengths, table, lengths),
+                ),
+                layer.numbers,
+                (
+                    *layer.constants(1, 32, k_cache),
+                    *(True, room is not None),
+                    *(*layer.features, False, stages),
+                ),
+                num_warps=4,
+                num_stages=stages,
+                **launch_options(q.dtype),
+            )
 
 
 __all__ = ["TritonAttention"]
