@@ -128,6 +128,7 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 def _line(result: Mapping[str, Any]) -> str:
     text = f"{result['op']} {result['phase']} {result['shape']}: floor {result['floor_s'] * 1e6:.1f}"
+    text += f" | auto {result['auto']['backend']}"
     for name, times in result["times"].items():
         seconds = usual(times)
         text += f" | {name} {seconds * 1e6:.1f}"

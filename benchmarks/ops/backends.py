@@ -56,6 +56,16 @@ ARGUMENTS = {
 }
 """What the generators of the tests call an axis."""
 
+HEADS = {
+    "attention": ("H", "HKV"),
+    "gated_delta": ("H", "HV"),
+    "kda": ("H", "HV"),
+    "lightning": ("H", "H"),
+    "mamba2": ("G", "H"),
+    "mla": ("H", "one"),
+}
+"""The axes that are the number of heads of q and of v."""
+
 
 class Backends:
     """Those of a runtime, each constructed once.
@@ -96,6 +106,15 @@ class Backends:
                 continue
             found[name] = self._built[case.op, name]
         return found, reasons
+
+    def auto(self, case: Case) -> tuple[str, str]:
+        """The backend that `auto` has for such a batch, by the times of this machine where there are any; why."""
+        query = {**self._query(case), "no_decay": not case.decays}
+        if case.op in HEADS:
+            query["heads"] = tuple(case.sizes.get(axis, 1) for axis in HEADS[case.op])
+        decision = self._runtime.resolve(case.op, case.phase, **query)
+        seen = [length + case.past for length in case.lengths]
+        return decision.at(case.lengths, seen), decision.because
 
     def _query(self, case: Case) -> dict[str, Any]:
         query: dict[str, Any] = {"device": self._platform, "dtype": self._dtype}

@@ -64,6 +64,7 @@ class Bench:
         if self._with_peers:
             for name, runs in self._peers(case, calls, first, reasons).items():
                 times[name] = {"kind": "peer", **self._rated(self._clock.measure(runs), case)}
+        chosen, why = self._backends.auto(case)
         return {
             "op": case.op,
             "phase": case.phase,
@@ -77,6 +78,7 @@ class Bench:
             "floor_s": max(case.bytes / self.bandwidth, case.flops / self.rate),
             "errors": errors,
             "times": times,
+            "auto": {"backend": chosen, "because": why},
             "left_out": reasons,
         }
 

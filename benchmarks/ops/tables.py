@@ -54,13 +54,13 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
         names |= {name: times["kind"] for name, times in row["times"].items()}
     backends = [name for name, kind in names.items() if kind == "backend"]
     peers = [name for name, kind in names.items() if kind == "peer"]
-    head = ["shape", "floor", *(f"`{name}`" for name in backends), "rate", "host", *peers]
+    head = ["shape", "floor", *(f"`{name}`" for name in backends), "`auto`", "rate", "host", *peers]
     lines = [head, ["---"] * len(head)]
     for row in rows:
         best = min((usual(row["times"][name]) for name in backends if name in row["times"]), default=0.0)
         cells = [row["shape"] + (" *" if row["held_out"] else ""), _us(row["floor_s"])]
         cells += [_cell(row, name, best) for name in backends]
-        cells += [_rate(row, backends), _host(row, backends)]
+        cells += [_auto(row, best), _rate(row, backends), _host(row, backends)]
         cells += [_cell(row, name, 0.0) for name in peers]
         lines.append(cells)
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -75,6 +75,14 @@ def _cell(row: Mapping[str, Any], name: str, best: float) -> str:
     if times["kind"] == "backend" and row["floor_s"] > 1e-7:
         text += f" ({seconds / row['floor_s']:.2f})"
     return f"**{text}**" if seconds == best else text
+
+
+def _auto(row: Mapping[str, Any], best: float) -> str:
+    """What a runtime takes that knows this machine's times, and its time over the best."""
+    name = row["auto"]["backend"]
+    if name not in row["times"]:
+        return f"`{name}`"
+    return f"`{name}` ({usual(row['times'][name]) / best:.2f})"
 
 
 def _rate(row: Mapping[str, Any], backends: Sequence[str]) -> str:
