@@ -1,0 +1,73 @@
+"""What the registrations claim, as a table in Markdown: `python -m switchrail_kernels.describe`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import switchrail
+
+from switchrail_kernels import register
+
+if TYPE_CHECKING:
+    from switchrail._core import Registration
+
+_HEAD = ("op", "backend", "phases", "dtypes", "states", "head sizes", "features", "devices", "packages")
+
+
+def support() -> str:
+    """The backends of this distribution and `torch`, which needs none, by op.
+
+    Where Triton's interpreter is switched on, the table has what is claimed then.
+    """
+    runtime = switchrail.Runtime()
+    with runtime.transaction() as registry:
+        register(registry)
+    rows = [_HEAD, ("---",) * len(_HEAD)]
+    rows += [_row(registration) for registration in runtime.backends() if registration.name != "reference"]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _row(registration: Registration) -> tuple[str, ...]:
+    claims = registration.capabilities
+    return (
+        f"`{registration.op}`",
+        f"`{registration.name}`",
+        ", ".join(registration.phases),
+        ", ".join(claims["dtypes"]),
+        ", ".join(claims["state_dtypes"]),
+        _head_sizes(claims["head_sizes"]),
+        ", ".join(f"`{feature}`" for feature in claims["features"]),
+        ", ".join(_device(device) for device in claims["devices"]),
+        ", ".join(text.replace(", ", ",") for text in claims["packages"]),
+    )
+
+
+def _head_sizes(sizes: Sequence[int | tuple[int, int]]) -> str:
+    """One number where both sizes are equal, else that of q and k, and that of v; all pairs in few words."""
+    if not sizes:
+        return "any"
+    pairs = {(size, size) if isinstance(size, int) else tuple(size) for size in sizes}
+    numbers = sorted({number for pair in pairs for number in pair})
+    if len(numbers) > 1 and pairs == {(k, v) for k in numbers for v in numbers}:
+        return f"any two of {_list(numbers)}"
+    return _list(f"{k}" if k == v else f"{k} / {v}" for k, v in sorted(pairs))
+
+
+def _device(device: dict[str, object]) -> str:
+    least, most = (device[name] for name in ("min_capability", "max_capability"))
+    text = str(device["kind"])
+    if isinstance(least, tuple):
+        text += f" {least[0]}.{least[1]}" + ("" if least == most else " on")
+    return text
+
+
+def _list(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values))
+
+
+__all__ = ["support"]
+
+if __name__ == "__main__":
+    sys.stdout.write(support() + "\n")
