@@ -108,7 +108,7 @@ class Backends:
         return found, reasons
 
     def auto(self, case: Case) -> tuple[str, str]:
-        """The backend that `auto` has for such a batch, by the times of this machine where there are any; why."""
+        """The backend that `auto` has for such a batch, by this machine's times where there are any; why."""
         query = {**self._query(case), "no_decay": not case.decays}
         if case.op in HEADS:
             query["heads"] = tuple(case.sizes.get(axis, 1) for axis in HEADS[case.op])
