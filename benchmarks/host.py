@@ -9,7 +9,8 @@ the same shapes, as the layers of a step are (calls in blocks of 50 between sync
 device's queue is never full; garbage collection off): lower quartile and median over the blocks, and the
 median of the thread's CPU time. `first`, the first one with a plan of lengths that were not there before,
 kernels compiled, as the first layer of a step is; `plan`, making that plan, once a step; `check`, the
-contract's alone, of what it has not seen. Before it is timed, a repeated call is held to the bits of the first one."""
+contract's alone, of what it has not seen. Before it is timed, a repeated call is held to the bits of the
+first one."""
 
 from __future__ import annotations
 
@@ -81,9 +82,9 @@ class Case:
         maker, sizes = SIZES[self.op]
         if lengths[0] >= LONG:
             sizes = {name: FEW.get(name, size) for name, size in sizes.items()}
-        caches: dict[str, Any] = {"initial": "all"}
+        caches: dict[str, Any] = {"initial": "all", "strided": "none" if self.op == "short_conv" else False}
         if self.op in PAGED:
-            caches = {"kv_lengths": [n + self.past for n in lengths]}
+            caches = {"kv_lengths": [n + self.past for n in lengths], "strided": False}
         return maker(lengths, phase=self.phase, dtype=torch.bfloat16, device="cuda", **caches, **sizes)
 
 
