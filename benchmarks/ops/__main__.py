@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--op", choices=OPS, action="append", help="only this op; repeatable")
     parser.add_argument("--phase", choices=("prefill", "decode"), help="only this phase")
-    parser.add_argument("--shape", default="", help="only shapes whose text contains this")
+    parser.add_argument("--shape", action="append", help="only shapes with this in their name; repeatable")
     parser.add_argument("--backend", action="append", default=[], help="only this backend; repeatable")
     parser.add_argument("--no-peers", action="store_true", help="backends only")
     parser.add_argument("--device", help="another than the runtime's platform has")
@@ -85,7 +85,8 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
         case
         for op in options.op or OPS
         for case in cases(op)
-        if options.shape in case.name and options.phase in (None, case.phase)
+        if options.phase in (None, case.phase)
+        and (options.shape is None or any(text in case.name for text in options.shape))
     ]
     if options.tiny:
         chosen = [tiny(case) for case in chosen]
