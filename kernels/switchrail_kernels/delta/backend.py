@@ -12,9 +12,10 @@ from switchrail.ops.gates import GateKind
 from switchrail.ops.phases import OneRun
 
 from switchrail_kernels.delta.gates import Gates
+from switchrail_kernels.delta.scan import COSTS
 from switchrail_kernels.delta.solve import BLOCK, CHUNK
-from switchrail_kernels.delta.step import step, step_again
-from switchrail_kernels.launch import signature
+from switchrail_kernels.delta.step import step
+from switchrail_kernels.replay import Calls, Options, Tensors
 from switchrail_kernels.segments import Chunks
 
 
@@ -24,6 +25,8 @@ class TritonDelta(OneRun):
     contract: ClassVar[Contract]
     channels: ClassVar[bool]
     """Whether the decays of channels differ."""
+    calls: ClassVar[Calls]
+    """What was launched before."""
 
     @staticmethod
     @abstractmethod
@@ -68,44 +71,45 @@ class TritonDelta(OneRun):
         beta_scale: float | None = None,
     ) -> None:
         """Runs T packed tokens of N sequences of any length, or one each where there is no plan."""
+        tensors: Tensors = (q, k, v, g, beta, A_log, dt_bias, state, out, batch.read_slots, batch.write_slots)
+        options: Options = (len(batch.seqlens), scale, qk_l2norm, gate, lower_bound, beta_scale)
+        if plan is None and self.calls.again(tensors, options):
+            return
         gates = Gates(g, beta, A_log, dt_bias, gate, lower_bound, beta_scale)
-        key = None
-        if plan is None:
-            options = (scale, qk_l2norm, self.channels, gate, lower_bound, beta_scale)
-            key = signature(batch, (q, k, v, g, beta, A_log, dt_bias, state, out), options)
-            if step_again(key, (q, k, v, *gates.tensors, state, out), batch):
-                return
         named = {"q": q, "k": k, "v": v, "state": state, "out": out, **gates._asdict()}
         self.contract.check_arguments(batch, {**named, "scale": scale, "qk_l2norm": qk_l2norm})
         if plan is None:
-            step(
-                q,
-                k,
-                v,
-                gates=gates,
-                state=state,
-                out=out,
-                batch=batch,
-                key=key,
-                scale=scale,
-                qk_l2norm=qk_l2norm,
-                channels=self.channels,
-            )
+            with self.calls.record(tensors, options):
+                step(
+                    q,
+                    k,
+                    v,
+                    gates=gates,
+                    state=state,
+                    out=out,
+                    batch=batch,
+                    scale=scale,
+                    qk_l2norm=qk_l2norm,
+                    channels=self.channels,
+                )
             return
         assert isinstance(plan, Chunks)
-        if len(plan.blocks):
-            self.run_chunks(
-                q,
-                k,
-                v,
-                gates=gates,
-                state=state,
-                out=out,
-                batch=batch,
-                plan=plan,
-                scale=scale,
-                qk_l2norm=qk_l2norm,
-            )
+        planned, cut = plan.arguments(batch, v.shape[1], v.device, COSTS)
+        tensors, options = (*tensors, *planned), (*options, *cut)
+        if len(plan.blocks) and not self.calls.again(tensors, options):
+            with self.calls.record(tensors, options):
+                self.run_chunks(
+                    q,
+                    k,
+                    v,
+                    gates=gates,
+                    state=state,
+                    out=out,
+                    batch=batch,
+                    plan=plan,
+                    scale=scale,
+                    qk_l2norm=qk_l2norm,
+                )
 
 
 __all__ = ["TritonDelta"]

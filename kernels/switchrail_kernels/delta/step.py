@@ -101,15 +101,6 @@ def _step(
 _launch_step = Launcher(_step)
 
 
-def step_again(key: tuple[object, ...] | None, tensors: tuple[torch.Tensor, ...], batch: StateBatch) -> bool:
-    """Runs `step` as it ran before with `key`, on q, k, v, what `Gates.tensors` has, state and out.
-
-    Returns:
-        False where it didn't run before.
-    """
-    return _launch_step.again(key, (*tensors, batch.read_slots, batch.write_slots))
-
-
 def step(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -119,12 +110,11 @@ def step(
     state: torch.Tensor,
     out: torch.Tensor,
     batch: StateBatch,
-    key: tuple[object, ...] | None,
     scale: float,
     qk_l2norm: bool,
     channels: bool,
 ) -> None:
-    """One token a sequence, as `gated_delta` and, with `channels`, `kda` have it; remembered by `key`."""
+    """One token a sequence, as `gated_delta` and, with `channels`, `kda` have it."""
     sequences, heads, key_size = q.shape
     _, value_heads, value_size = v.shape
     if sequences == 0:
@@ -147,8 +137,7 @@ def step(
         ),
         (*sizes, qk_l2norm, channels, *gates.constants),
         num_warps=1,
-        remember=key,
     )
 
 
-__all__ = ["step", "step_again"]
+__all__ = ["step"]

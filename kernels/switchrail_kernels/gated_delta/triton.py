@@ -25,7 +25,7 @@ from switchrail_kernels.delta.gates import Gates, log2_decay, write_weight
 from switchrail_kernels.delta.scan import scan
 from switchrail_kernels.delta.solve import BLOCK, CHUNK, halves, store_chunks, store_inverses
 from switchrail_kernels.launch import Launcher, launch_options, padded
-from switchrail_kernels.replay import scratch
+from switchrail_kernels.replay import Calls, scratch
 from switchrail_kernels.segments import Chunks
 
 
@@ -175,6 +175,7 @@ class TritonGatedDelta(TritonDelta, GatedDeltaBackend):
     """The gated delta rule for compute capability 8.0 and later; any head sizes, groups and strides."""
 
     contract = CONTRACT
+    calls = Calls()
     channels = False
 
     @staticmethod

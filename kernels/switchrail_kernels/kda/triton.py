@@ -28,7 +28,7 @@ from switchrail_kernels.delta.scan import scan
 from switchrail_kernels.delta.solve import BLOCK, CHUNK, store_inverses
 from switchrail_kernels.device import multiprocessors
 from switchrail_kernels.launch import Launcher, launch_options, padded
-from switchrail_kernels.replay import scratch
+from switchrail_kernels.replay import Calls, scratch
 from switchrail_kernels.segments import Chunks
 
 
@@ -301,6 +301,7 @@ class TritonKda(TritonDelta, KdaBackend):
     """Kimi delta attention for compute capability 8.0 and later; any head sizes, groups and strides."""
 
     contract = CONTRACT
+    calls = Calls()
     channels = True
 
     @staticmethod
