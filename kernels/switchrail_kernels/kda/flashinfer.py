@@ -1,0 +1,195 @@
+"""FlashInfer's decode of Kimi delta attention, in the CuTe DSL, behind the contract."""
+
+# Triton reads the types of a kernel's arguments at the call.
+# ruff: noqa: ANN001, ANN202
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from cutlass import cute
+from flashinfer import recurrent_kda
+from switchrail.ops.backend import KdaBackend
+from switchrail.ops.batch import Phase, StateBatch
+from switchrail.ops.gates import GateKind
+from switchrail.ops.kda.contract import CONTRACT
+
+from switchrail_kernels.delta.gates import Gates, log2_decay, write_weight
+from switchrail_kernels.launch import Launcher
+from switchrail_kernels.wrappers import check_cache, is_aligned
+
+ALIGNMENT = 32
+"""Bytes at multiples of which the library's kernel takes tensors to begin."""
+
+
+@triton.jit
+def _stage(
+    p_q,
+    p_k,
+    p_v,
+    p_g,
+    p_beta,
+    p_rate,
+    p_bias,
+    p_read,
+    p_write,
+    p_state,
+    p_to_q,
+    p_to_k,
+    p_to_v,
+    p_to_g,
+    p_to_beta,
+    p_to_slots,
+    lower,
+    beta_scale,
+    s_qt,
+    s_qh,
+    s_kt,
+    s_kh,
+    s_vt,
+    s_vh,
+    s_gt,
+    s_gh,
+    s_bt,
+    s_bh,
+    H: tl.constexpr,
+    HV: tl.constexpr,
+    D: tl.constexpr,
+    GATE: tl.constexpr,
+    BIASED: tl.constexpr,
+    RAW_BETA: tl.constexpr,
+):
+    """One row of a value head each, dense. A state that is read elsewhere goes where it is to be written."""
+    i_t = (tl.program_id(0) // HV).to(tl.int64)
+    i_h = tl.program_id(0) % HV
+    i_hk = i_h // (HV // H)
+    o = tl.arange(0, D)
+    o_k = (i_t * H + i_hk) * D + o
+    o_v = (i_t * HV + i_h) * D + o
+    tl.store(p_to_q + o_k, tl.load(p_q + i_t * s_qt + i_hk * s_qh + o))
+    tl.store(p_to_k + o_k, tl.load(p_k + i_t * s_kt + i_hk * s_kh + o))
+    tl.store(p_to_v + o_v, tl.load(p_v + i_t * s_vt + i_h * s_vh + o))
+    b_rate = 0.0
+    if GATE != 0:
+        b_rate = tl.exp(tl.load(p_rate + i_h))
+    b_bias = tl.zeros((D,), tl.float32)
+    if BIASED:
+        b_bias = tl.load(p_bias + i_h * D + o).to(tl.float32)
+    b_g = tl.load(p_g + i_t * s_gt + i_h * s_gh + o)
+    b_g = log2_decay(b_g, b_rate, b_bias, lower, GATE) * 0.6931471805599453
+    tl.store(p_to_g + o_v, b_g.to(p_to_g.dtype.element_ty))
+    b_beta = write_weight(tl.load(p_beta + i_t * s_bt + i_h * s_bh), beta_scale, RAW_BETA)
+    tl.store(p_to_beta + i_t * HV + i_h, b_beta.to(p_to_beta.dtype.element_ty))
+    read = tl.load(p_read + i_t)
+    write = tl.load(p_write + i_t)
+    if i_h == 0:
+        tl.store(p_to_slots + i_t, write.to(tl.int32))
+    if read != write:
+        o_state = o[:, None] * D + o[None, :] + i_h * (D * D)
+        b_state = tl.load(p_state + read * (HV * D * D) + o_state)
+        tl.store(p_state + write * (HV * D * D) + o_state, b_state)
+
+
+_launch_stage = Launcher(_stage)
+
+Pair = tuple[Any, Any]
+
+
+def _fma_pair(src_a: Pair, src_b: Pair, src_c: Pair) -> Pair:
+    """What `cute.arch.fma_packed_f32x2` gives, as two products."""
+    return src_a[0] * src_b[0] + src_c[0], src_a[1] * src_b[1] + src_c[1]
+
+
+@contextmanager
+def _products_for_hopper() -> Iterator[None]:
+    """Compiles without the packed products that the library's kernel is of, which only Blackwell has."""
+    packed = cute.arch.fma_packed_f32x2
+    cute.arch.fma_packed_f32x2 = _fma_pair
+    try:
+        yield
+    finally:
+        cute.arch.fma_packed_f32x2 = packed
+
+
+class FlashInferKda(KdaBackend):
+    """Decode for compute capability 9.0, head sizes of 64 and 128, everything in bfloat16.
+
+    Logs of decays and weights of writes are rounded to bfloat16.
+    """
+
+    def plan(self, phase: Phase, batch: StateBatch) -> None:
+        """Holds the batch to the contract."""
+        CONTRACT.check_batch(phase, batch)
+
+    def decode(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        state: torch.Tensor,
+        out: torch.Tensor,
+        batch: StateBatch,
+        plan: object,
+        scale: float,
+        qk_l2norm: bool,
+        gate: GateKind | None = None,
+        A_log: torch.Tensor | None = None,
+        dt_bias: torch.Tensor | None = None,
+        lower_bound: float | None = None,
+        beta_scale: float | None = None,
+    ) -> None:
+        """Runs one token a sequence."""
+        gates = Gates(g, beta, A_log, dt_bias, gate, lower_bound, beta_scale)
+        named = {"q": q, "k": k, "v": v, "state": state, "out": out, **gates._asdict()}
+        CONTRACT.check_arguments(batch, {**named, "scale": scale, "qk_l2norm": qk_l2norm})
+        rows, heads, size = q.shape
+        value_heads = v.shape[1]
+        if rows == 0:
+            return
+        check_cache(CONTRACT, "state", state, ALIGNMENT)
+        queries = q.new_empty((1, rows, heads, size))
+        keys = torch.empty_like(queries)
+        values = q.new_empty((1, rows, value_heads, size))
+        decays = torch.empty_like(values)
+        weights = q.new_empty((1, rows, value_heads))
+        slots = batch.write_slots.new_empty(rows, dtype=torch.int32)
+        strides = (s for t in (q, k, v, g, beta) for s in t.stride()[:2])
+        result = out if is_aligned(out, ALIGNMENT) else torch.empty_like(out)
+        with torch.cuda.device(q.get_device()), _products_for_hopper():
+            _launch_stage(
+                (rows * value_heads, 1, 1),
+                (
+                    *(q, k, v, *gates.tensors, batch.read_slots, batch.write_slots, state),
+                    *(queries, keys, values, decays, weights, slots),
+                ),
+                (*gates.numbers, *strides),
+                (heads, value_heads, size, *gates.constants),
+                num_warps=4,
+            )
+            recurrent_kda(
+                queries,
+                keys,
+                values,
+                decays,
+                weights,
+                scale=scale,
+                initial_state=state,
+                use_qk_l2norm_in_kernel=qk_l2norm,
+                cu_seqlens=batch.cu_seqlens,
+                ssm_state_indices=slots,
+                output=result[None],
+            )
+        if result is not out:
+            out.copy_(result)
+
+
+__all__ = ["FlashInferKda"]

@@ -1,0 +1,425 @@
+"""The adapters to FlashInfer, with stand-ins of the library's signatures that compute in plain torch.
+
+What is checked is what the adapters make of a call: tables, slots, gates, norms, padding. That the library
+does what its stand-ins do, the conformance suite shows where there is a GPU.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import math
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from switchrail.errors import ContractError
+from switchrail.testing.compare import Error, verify
+from switchrail.testing.inputs import attention_call, gated_delta_call, kda_call, mla_call
+
+DELTA = {"heads": 1, "value_heads": 2, "key_size": 32, "value_size": 32}
+GATES = ["decaying", "near_zero", "one", "mixed"]
+
+
+def is_host(*tensors):
+    return all(t.device.type == "cpu" and t.dtype == torch.int32 and t.is_contiguous() for t in tensors)
+
+
+class Paged:
+    """What both wrappers have: a workspace, and a plan at a time."""
+
+    made = 0
+
+    def __init__(self, workspace):
+        assert workspace.dtype == torch.uint8
+        type(self).made += 1
+
+    def plan_tables(self, rows, starts, pages, keys, page):
+        assert is_host(rows, starts, pages, keys)
+        assert (rows.diff() > 0).all(), "the library can't take an empty sequence"
+        assert (keys >= rows.diff()).all(), "the library can't take a sequence that sees fewer than its rows"
+        assert torch.equal(starts.diff(), (keys + page - 1) // page)
+        assert len(pages) == starts[-1]
+        self.rows, self.starts, self.pages, self.keys = rows.tolist(), starts.tolist(), pages.long(), keys
+
+    def attend(self, queries, tokens, values, scale, window=-1, soft_cap=0.0):
+        """Yields rows, result and log-sum-exp of each sequence; `tokens` gives keys of pages."""
+        for n, count in enumerate(self.keys.tolist()):
+            rows = slice(self.rows[n], self.rows[n + 1])
+            pages = self.pages[self.starts[n] : self.starts[n + 1]]
+            k, v = tokens(pages)[:count], values(pages)[:count]
+            q = queries[rows]
+            group = q.shape[1] // k.shape[1]
+            logits = torch.einsum("thd,shd->hts", q, k.repeat_interleave(group, 1)) * scale
+            if soft_cap:
+                logits = soft_cap * torch.tanh(logits / soft_cap)
+            distance = torch.arange(count)[None] - (count - len(q) + torch.arange(len(q)))[:, None]
+            hidden = distance > 0
+            if window >= 0:
+                hidden |= -distance > window
+            logits = logits.masked_fill(hidden, -math.inf)
+            # Behind a mask there may be anything in the cache.
+            v = torch.where(hidden.all(0)[:, None, None], 0, v.repeat_interleave(group, 1))
+            yield rows, torch.einsum("hts,shd->thd", logits.softmax(-1), v), logits.logsumexp(-1).T
+
+
+class PrefillWrapper(Paged):
+    def __init__(self, workspace, kv_layout, *, backend):
+        super().__init__(workspace)
+        assert kv_layout == "NHD"
+        self.backend = backend
+
+    def plan(
+        self,
+        rows,
+        starts,
+        pages,
+        last,
+        heads,
+        kv_heads,
+        head_size,
+        page,
+        *,
+        causal,
+        sm_scale,
+        window_left,
+        logits_soft_cap,
+        q_data_type,
+        max_token_per_sequence,
+    ):
+        assert causal
+        assert sm_scale > 0
+        assert max_token_per_sequence == rows.diff().max()
+        assert ((last > 0) & (last <= page)).all()
+        self.plan_tables(rows, starts, pages, (starts.diff() - 1) * page + last, page)
+        self.sizes = (heads, kv_heads, head_size, page, q_data_type)
+        self.options = (sm_scale, window_left, logits_soft_cap or 0.0)
+
+    def run(self, q, caches, *, out, lse, return_lse):
+        k, v = caches
+        assert self.sizes == (q.shape[1], k.shape[2], q.shape[2], k.shape[1], q.dtype)
+        assert return_lse == (lse is not None)
+        keys, values = (lambda pages, c=c: c[pages].flatten(0, 1) for c in (k, v))
+        for rows, result, total in self.attend(q, keys, values, *self.options):
+            out[rows] = result
+            if lse is not None:
+                lse[rows] = total / math.log(2)
+
+
+class MlaWrapper(Paged):
+    def __init__(self, workspace, *, backend):
+        super().__init__(workspace)
+        assert backend == "fa3"
+
+    def plan(self, rows, starts, pages, keys, heads, latent, rope, page, causal, scale, dtype, kv_dtype):
+        assert causal
+        assert scale > 0
+        self.plan_tables(rows, starts, pages, keys, page)
+        self.sizes, self.scale = (heads, latent, rope, page, dtype, kv_dtype), scale
+
+    def run(self, q_nope, q_rope, latents, rotated, *, out, lse, return_lse, return_lse_base_on_e):
+        heads, latent = q_nope.shape[1:]
+        assert self.sizes == (
+            *(heads, latent, q_rope.shape[2], latents.shape[1]),
+            *(q_nope.dtype, latents.dtype),
+        )
+        assert out.shape == q_nope.shape
+        assert return_lse_base_on_e
+        queries = torch.cat([q_nope, q_rope], -1)
+        keys = lambda pages: torch.cat([latents, rotated], -1)[pages].flatten(0, 1)[:, None]  # noqa: E731
+        values = lambda pages: latents[pages].flatten(0, 1)[:, None]  # noqa: E731
+        for rows, result, total in self.attend(queries, keys, values, self.scale):
+            out[rows] = result
+            if return_lse:
+                lse[rows] = total
+
+
+def step(q, k, v, decay, beta, state, scale):
+    """One token of [H, K], [HV, V], [HV] or [HV, K], [HV] and the state [HV, V, K], in place."""
+    group = v.shape[0] // k.shape[0]
+    q, k = q.repeat_interleave(group, 0), k.repeat_interleave(group, 0)
+    state *= decay.reshape(decay.shape[0], 1, -1)
+    state += (beta[:, None] * (v - (state @ k[:, :, None])[..., 0]))[:, :, None] * k[:, None, :]
+    return scale * (state @ q[:, :, None])[..., 0]
+
+
+def chunk_gated_delta_rule(
+    q, k, v, g, beta, scale, initial_state, *, output_final_state, cu_seqlens, output, output_state
+):
+    for tensor in (q, k, v, g, beta, initial_state, output, output_state):
+        assert tensor.is_contiguous()
+    assert g.dtype == beta.dtype == initial_state.dtype == torch.float32
+    assert ((g >= 0) & (g <= 1))[: cu_seqlens[-1]].all(), "the library wants decays, not their logs"
+    assert output_final_state
+    assert cu_seqlens.dtype == torch.int64
+    assert (cu_seqlens.diff() > 0).all(), "the library never comes back from an empty sequence"
+    for n, (first, end) in enumerate(zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True)):
+        state = initial_state[n].clone()
+        for t in range(first, end):
+            output[t] = step(q[t].float(), k[t].float(), v[t].float(), g[t], beta[t], state, scale)
+        output_state[n] = state
+
+
+def gated_delta_rule_decode(
+    q,
+    k,
+    v,
+    state,
+    A_log,
+    a,
+    dt_bias,
+    b,
+    scale,
+    output,
+    *,
+    use_qk_l2norm,
+    initial_state,
+    initial_state_indices,
+    output_state_indices,
+):
+    rows = len(q)
+    assert rows & (rows - 1) == 0, "the library compiles for every number of sequences"
+    assert state is None
+    assert not use_qk_l2norm
+    assert initial_state.dtype == torch.float32
+    assert initial_state_indices.dtype == output_state_indices.dtype == torch.int32
+    reads, writes = initial_state_indices.tolist(), output_state_indices.tolist()
+    for n, (read, write) in enumerate(zip(reads, writes, strict=True)):
+        if read < 0:
+            output[n] = 0
+            continue
+        raw = a[n, 0] + dt_bias
+        decay = torch.exp(-A_log.exp() * torch.where(raw > 20, raw, torch.log(1 + raw.exp())))
+        own = initial_state[read].clone()
+        output[n, 0] = step(
+            q[n, 0].float(), k[n, 0].float(), v[n, 0].float(), decay, b[n, 0].sigmoid(), own, scale
+        )
+        initial_state[write] = own
+
+
+def recurrent_kda(
+    q,
+    k,
+    v,
+    g,
+    beta,
+    *,
+    scale,
+    initial_state,
+    use_qk_l2norm_in_kernel,
+    cu_seqlens,
+    ssm_state_indices,
+    output,
+):
+    for tensor in (q, k, v, g, beta, output):
+        assert tensor.is_contiguous()
+        assert tensor.dtype == q.dtype
+        assert len(tensor) == 1
+    assert ssm_state_indices.dtype == torch.int32
+    assert torch.equal(cu_seqlens, torch.arange(q.shape[1] + 1, dtype=torch.int32))
+    output.zero_()
+    for n, slot in enumerate(ssm_state_indices.tolist()):
+        if slot >= 0:
+            queries, keys = q[0, n].float(), k[0, n].float()
+            if use_qk_l2norm_in_kernel:
+                queries, keys = (
+                    x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in (queries, keys)
+                )
+            own = initial_state[slot].float()
+            output[0, n] = step(
+                queries, keys, v[0, n].float(), g[0, n].float().exp(), beta[0, n].float(), own, scale
+            )
+            initial_state[slot] = own
+
+
+@pytest.fixture
+def make(monkeypatch):
+    """Imports an op's adapter on stand-ins, and constructs it."""
+    if torch.cuda.is_available():
+        pytest.skip("the suite runs FlashInfer itself where there is a GPU")
+    contents = {
+        "flashinfer": {
+            "BatchPrefillWithPagedKVCacheWrapper": PrefillWrapper,
+            "chunk_gated_delta_rule": chunk_gated_delta_rule,
+            "recurrent_kda": recurrent_kda,
+        },
+        "flashinfer.mla": {"BatchMLAPagedAttentionWrapper": MlaWrapper},
+        "flashinfer.gdn_decode": {"gated_delta_rule_decode_pretranspose": gated_delta_rule_decode},
+    }
+    for path, attributes in contents.items():
+        module = ModuleType(path)
+        vars(module).update(attributes)
+        monkeypatch.setitem(sys.modules, path, module)
+    cute = SimpleNamespace(arch=SimpleNamespace(fma_packed_f32x2=None))
+    monkeypatch.setitem(sys.modules, "cutlass", SimpleNamespace(cute=cute))
+    imported = []
+
+    def build(op, name):
+        path = f"switchrail_kernels.{op}.flashinfer"
+        imported.append(path)
+        return getattr(importlib.import_module(path), name)()
+
+    yield build
+    for path in imported:
+        sys.modules.pop(path, None)
+
+
+RAGGED = {"lengths": [5, 0, 1, 33, 2], "kv_lengths": [5, 3, 40, 33, 17], "padding": (1, 4)}
+
+
+@pytest.mark.parametrize("page", [1, 7, 16])
+@pytest.mark.parametrize("phase", ["prefill", "decode", "verify"])
+def test_attention(make, phase, page):
+    lengths = [1] * 5 if phase == "decode" else RAGGED["lengths"]
+    kv_lengths = [max(kv, length) for kv, length in zip(RAGGED["kv_lengths"], lengths, strict=True)]
+    call = attention_call(
+        lengths, phase=phase, kv_lengths=kv_lengths, padding=RAGGED["padding"], page=page, lse=True
+    )
+    verify(make("attention", "FlashInferAttention"), call)
+
+
+@pytest.mark.parametrize("options", [{"window": 1}, {"window": 9, "soft_cap": 3.0}, {"window": 2**40}])
+def test_options_of_attention(make, options):
+    verify(
+        make("attention", "FlashInferAttention"),
+        attention_call([5, 1, 20], kv_lengths=[30, 1, 20], **options),
+    )
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("absorbed", [True, False])
+def test_latent_attention(make, phase, absorbed):
+    lengths = [1] * 5 if phase == "decode" else RAGGED["lengths"]
+    kv_lengths = [max(kv, length) for kv, length in zip(RAGGED["kv_lengths"], lengths, strict=True)]
+    call = mla_call(
+        lengths,
+        phase=phase,
+        kv_lengths=kv_lengths,
+        padding=RAGGED["padding"],
+        absorbed=absorbed,
+        lse=True,
+        dtype=torch.float32,
+    )
+    verify(make("mla", "FlashInferMla"), call)
+
+
+@pytest.mark.parametrize(("op", "generate"), [("attention", attention_call), ("mla", mla_call)])
+def test_a_negative_scale_and_addresses_that_the_library_cannot_read(make, op, generate):
+    backend = make(op, {"attention": "FlashInferAttention", "mla": "FlashInferMla"}[op])
+    call = generate([5, 3], dtype=torch.float32)
+    call.options["scale"] = -0.3
+    for name in ("q", "q_nope", "q_rope", "out"):
+        tensor = call.tensors.get(name)
+        if tensor is not None:
+            memory = torch.full((tensor.numel() + 1,), torch.nan)
+            call.tensors[name] = memory[1:].view(tensor.shape).copy_(tensor)
+    verify(backend, call)
+    name = {"attention": "v_cache", "mla": "kv_cache"}[op]
+    cache = call.tensors[name]
+    call.tensors[name] = torch.empty(cache.numel() + 1)[1:].view(cache.shape).copy_(cache)
+    with pytest.raises(ContractError, match=f"{name}: got rows that do not begin at multiples of 16 bytes"):
+        call.run(backend)
+
+
+def test_one_plan_serves_several_layers_and_its_wrapper_the_next_plan(make, monkeypatch):
+    backend = make("attention", "FlashInferAttention")
+    monkeypatch.setattr(PrefillWrapper, "made", 0)
+    call = attention_call([5, 3], dtype=torch.float32)
+    for _ in range(3):
+        plan = backend.plan("prefill", call.batch)
+        for window in (None, 2, None):
+            copy = call.clone()
+            positional = [copy.tensors[name] for name in copy.contract.positional]
+            backend.prefill(
+                *positional, out=copy.out, window=window, **copy.options, batch=copy.batch, plan=plan
+            )
+        del plan
+        gc.collect()
+    assert PrefillWrapper.made == 2
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("in_place", [True, False])
+def test_gated_delta_prefill(make, gate, in_place):
+    call = gated_delta_call(
+        [70, 0, 1, 30, 5],
+        gate=gate,
+        padding=(3,),
+        in_place=in_place,
+        beta_max=2.0,
+        dtype=torch.float32,
+        **DELTA,
+    )
+    verify(make("gated_delta", "FlashInferGatedDelta"), call)
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"in_place": False},
+        {"qk_l2norm": False},
+        {"zero_keys": True},
+        {"raw": "softplus", "beta_scale": 1.0},
+        {"raw": "sigmoid", "beta_scale": 2.0},
+    ],
+)
+def test_gated_delta_decode(make, gate, options):
+    call = gated_delta_call(
+        [1] * 5,
+        phase="decode",
+        gate=gate,
+        padding=(1,),
+        beta_max=2.0,
+        dtype=torch.float32,
+        **DELTA,
+        **options,
+    )
+    verify(make("gated_delta", "FlashInferGatedDelta"), call)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_gated_delta_states_in_bfloat16(make, phase):
+    call = gated_delta_call(
+        [1] * 3,
+        phase=phase,
+        padding=(0,),
+        initial="all",
+        state_dtype=torch.bfloat16,
+        dtype=torch.float16,
+        **DELTA,
+    )
+    verify(make("gated_delta", "FlashInferGatedDelta"), call, bound=Error(5e-3, 2e-2))
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("options", [{"in_place": False}, {"qk_l2norm": False}, {"raw": "softplus"}])
+def test_kda_decode(make, gate, options):
+    call = kda_call(
+        [1] * 4,
+        phase="decode",
+        gate=gate,
+        padding=(2,),
+        state_dtype=torch.bfloat16,
+        dtype=torch.float32,
+        **DELTA,
+        **options,
+    )
+    verify(make("kda", "FlashInferKda"), call, bound=Error(4e-3, 8e-3))
+
+
+@pytest.mark.parametrize("op", ["attention", "mla", "gated_delta", "kda"])
+def test_nothing_to_do(make, op):
+    name, generate = {
+        "attention": ("Attention", attention_call),
+        "mla": ("Mla", mla_call),
+        "gated_delta": ("GatedDelta", gated_delta_call),
+        "kda": ("Kda", kda_call),
+    }[op]
+    backend = make(op, f"FlashInfer{name}")
+    verify(backend, generate([], phase="decode", dtype=torch.float32))
+    if op != "kda":
+        verify(backend, generate([0, 0], dtype=torch.float32))
+    if op in ("attention", "mla"):
+        verify(backend, generate([3, 1], padding=(0, 1), lse=True, dtype=torch.float32))
