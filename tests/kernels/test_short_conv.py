@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 import torch
 from switchrail.errors import ContractError
-from switchrail.testing.compare import BOUNDS, measure, same_bits, verify
+from switchrail.testing.compare import BOUNDS, measure, same_bits, verify, verify_commit
 from switchrail.testing.inputs import run_reference, short_conv_call
 from switchrail_kernels.short_conv.triton import TritonShortConv
 
@@ -68,8 +68,36 @@ def test_a_state_carried_between_calls_equals_one_pass(backend, device, step):
     assert measure(call.state[slot], expected.state[slot.cpu()]).within(BOUNDS[torch.float32])
 
 
+@pytest.mark.parametrize(("width", "every"), [(2, 1), (4, 3), (4, 16), (17, 7)])
+def test_states_kept_on_the_way(backend, device, width, every):
+    call = short_conv_call([100, 0, 20, 64], width=width, padding=(2,), initial="all", device=device)
+    verify(backend, call.with_checkpoints(every))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"width": 4, "padding": (1,), "in_place": False}, {"width": 2, "strided": "time"}, {"width": 17}],
+    ids=str,
+)
+def test_drafts_of_any_length(backend, device, options):
+    call = short_conv_call([9, 2, 0, 4], phase="verify", channels=40, device=device, **options)
+    verify_commit(backend, call)
+    verify_commit(backend, call.with_trees(seed=2))
+
+
+def test_short_and_long_pieces_have_the_same_bits(backend, device):
+    call = short_conv_call([200], initial="all", device=device)
+    alone, among = call.clone(), short_conv_call([200] + [1] * 40, initial="all", device=device)
+    alone.run(backend)
+    among.tensors["x"][:200] = call.tensors["x"]
+    among.tensors["weight"].copy_(call.tensors["weight"])
+    among.state[among.batch.read_slots[0]] = call.state[call.batch.read_slots[0]]
+    among.run(backend)
+    assert same_bits(alone.out, among.out[:200])
+
+
 def test_nothing_to_do(backend, device):
-    for phase, lengths in (("prefill", [0, 0]), ("prefill", []), ("decode", [])):
+    for phase, lengths in (("prefill", [0, 0]), ("prefill", []), ("decode", []), ("verify", [0, 0])):
         call = short_conv_call(lengths, phase=phase, device=device)
         after = call.clone()
         after.run(backend)
