@@ -78,7 +78,7 @@ BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
         {
             "phases": ("prefill", "decode", "verify"),
             "head_sizes": HEAD_SIZES,
-            "features": ("window", "soft_cap", "sinks", "lse", "trees"),
+            "features": ("cuda_graph", "window", "soft_cap", "sinks", "lse", "trees"),
         },
     ),
     ("attention", "flashinfer"): (
@@ -94,7 +94,7 @@ BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
         {
             **_RECURRENT,
             "phases": ("prefill", "decode"),
-            "features": ("raw_gates", "checkpoints"),
+            "features": ("cuda_graph", "raw_gates", "checkpoints"),
         },
     ),
     ("gated_delta", "flashinfer"): (
@@ -123,7 +123,7 @@ BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
         {
             **_RECURRENT,
             "phases": ("prefill", "decode"),
-            "features": ("raw_gates", "checkpoints"),
+            "features": ("cuda_graph", "raw_gates", "checkpoints"),
         },
     ),
     ("lightning", "triton"): (
@@ -131,7 +131,7 @@ BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
         {
             **_RECURRENT,
             "phases": ("prefill", "decode", "verify"),
-            "features": ("checkpoints",),
+            "features": ("cuda_graph", "checkpoints",),
         },
     ),
     ("mamba2", "triton"): (
@@ -139,7 +139,7 @@ BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
         {
             **_RECURRENT,
             "phases": ("prefill", "decode", "verify"),
-            "features": ("checkpoints",),
+            "features": ("cuda_graph", "checkpoints",),
         },
     ),
     ("mla", "triton"): (
@@ -147,7 +147,7 @@ BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
         {
             "phases": ("prefill", "decode", "verify"),
             "head_sizes": LATENT_SIZES,
-            "features": ("lse", "trees"),
+            "features": ("cuda_graph", "lse", "trees"),
         },
     ),
     ("mla", "flashinfer"): (
@@ -162,7 +162,7 @@ BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
         "TritonShortConv",
         {
             "phases": ("prefill", "decode", "verify"),
-            "features": ("checkpoints",),
+            "features": ("cuda_graph", "checkpoints",),
         },
     ),
 }
