@@ -131,7 +131,7 @@ BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
         {
             **_RECURRENT,
             "phases": ("prefill", "decode", "verify"),
-            "features": ("cuda_graph", "checkpoints",),
+            "features": ("cuda_graph", "checkpoints"),
         },
     ),
     ("mamba2", "triton"): (
@@ -139,7 +139,7 @@ BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
         {
             **_RECURRENT,
             "phases": ("prefill", "decode", "verify"),
-            "features": ("cuda_graph", "checkpoints",),
+            "features": ("cuda_graph", "checkpoints"),
         },
     ),
     ("mla", "triton"): (
@@ -162,7 +162,7 @@ BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
         "TritonShortConv",
         {
             "phases": ("prefill", "decode", "verify"),
-            "features": ("cuda_graph", "checkpoints",),
+            "features": ("cuda_graph", "checkpoints"),
         },
     ),
 }
