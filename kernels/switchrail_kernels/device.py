@@ -11,6 +11,12 @@ _SMALL = frozenset({(8, 6), (8, 9), (12, 0), (12, 1)})
 
 
 @cache
+def compute_capability(device: torch.device) -> tuple[int, int]:
+    """That of a GPU; (0, 0) where the kernels are interpreted."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+
+
+@cache
 def has_large_shared_memory(device: torch.device) -> bool:
     """Whether a program may have 160 KB of shared memory, as on an A100, an H100 and their successors."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) not in _SMALL
@@ -22,4 +28,4 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
-__all__ = ["has_large_shared_memory", "multiprocessors"]
+__all__ = ["compute_capability", "has_large_shared_memory", "multiprocessors"]

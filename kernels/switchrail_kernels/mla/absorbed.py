@@ -1,8 +1,8 @@
 """Attention to latents: `attend` walks the pages in every phase, `merge` weighs what comes of pieces.
 
 The queries come multiplied by what makes keys of latents, so that all heads share one key, [c, r], and one
-value, c. A program's rows are some heads of one token, or all heads of several; of each block of latents, read
-once, both the logits and the sum are made. The softmax is kept online (Milakov and Gimelshein, arXiv
+value, c. A program's rows are some heads of one token, or all heads of several; of each block of latents,
+read once, both the logits and the sum are made. The softmax is kept online (Milakov and Gimelshein, arXiv
 1805.02867), in powers of 2.
 """
 
@@ -21,10 +21,90 @@ _LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def piece_length(keys, least, most, BN: tl.constexpr):
-    """How long the pieces are that `keys` are cut into evenly: at most `most`, as long as `least` or longer."""
+def _piece_length(keys, least, most, BN: tl.constexpr):
+    """How long the pieces are that `keys` are cut into evenly: at most `most`, of `least` or more."""
     pieces = tl.maximum(tl.minimum(tl.cdiv(keys, least), most), 1)
     return tl.maximum(tl.cdiv(tl.cdiv(keys, pieces), BN), 1) * BN
+
+
+@triton.jit
+def _walk(
+    b_plain,
+    b_rotated,
+    b_acc,
+    b_max,
+    b_sum,
+    p_plain,
+    p_cache,
+    p_pages,
+    p_parents,
+    o_row,
+    m_row,
+    o_v,
+    start,
+    stop,
+    past,
+    scale,
+    R: tl.constexpr,
+    BR: tl.constexpr,
+    BK: tl.constexpr,
+    E: tl.constexpr,
+    BE: tl.constexpr,
+    BN: tl.constexpr,
+    PAGE: tl.constexpr,
+    TREES: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Attends keys `start` to `stop`."""
+    L: tl.constexpr = R + E
+    o_c = tl.arange(0, BK)
+    o_e = tl.arange(0, BE)
+    for i_start in tl.range(start, stop, BN, num_stages=STAGES):
+        o_n = i_start + tl.arange(0, BN)
+        # What lies beyond the end may be NaN: a key that is masked is one that can be read.
+        o_seen = tl.minimum(o_n, stop - 1)
+        page = tl.load(p_pages + o_seen // PAGE).to(tl.int64)
+        p_token = p_cache + ((page * PAGE + o_seen % PAGE) * L)[:, None]
+        if BK == BR:
+            if R == BR:
+                b_c = tl.load(p_token + o_c[None, :])
+            else:
+                b_c = tl.load(p_token + o_c[None, :], mask=(o_c < R)[None, :], other=0.0)
+            b_s = tl.dot(b_plain, tl.trans(b_c), input_precision="ieee")
+        else:
+            b_s = tl.zeros((o_row.shape[0], BN), tl.float32)
+            for i_c in range(0, R, BK):
+                m_c = (o_c < R - i_c)[None, :]
+                b_part = tl.load(p_plain + i_c, mask=m_row[:, None] & m_c, other=0.0)
+                b_c = tl.load(p_token + (i_c + o_c)[None, :], mask=m_c, other=0.0)
+                b_s = tl.dot(b_part, tl.trans(b_c), acc=b_s, input_precision="ieee")
+            b_c = tl.load(p_token + o_v[None, :], mask=(o_v < R)[None, :], other=0.0)
+        if E == BE:
+            b_r = tl.load(p_token + (R + o_e)[None, :])
+        else:
+            b_r = tl.load(p_token + (R + o_e)[None, :], mask=(o_e < E)[None, :], other=0.0)
+        b_s = tl.dot(b_rotated, tl.trans(b_r), acc=b_s, input_precision="ieee") * scale
+        o_key = o_n - past
+        if TREES:
+            m_seen = (o_key < 0)[None, :] & (o_row >= 0)[:, None]
+            b_row = o_row
+            while tl.max(b_row) >= tl.maximum(i_start - past, 0):
+                m_seen |= b_row[:, None] == o_key[None, :]
+                b_parent = tl.load(p_parents + b_row, mask=b_row >= 0, other=-1)
+                b_row = tl.minimum(b_parent, b_row - 1)  # ends whatever the parents are
+            m_seen &= (o_n < stop)[None, :]
+        else:
+            m_seen = (o_row[:, None] >= o_key[None, :]) & (o_n < stop)[None, :]
+        b_s = tl.where(m_seen, b_s, float("-inf"))
+        b_new = tl.maximum(b_max, tl.max(b_s, 1))
+        b_ref = tl.where(b_new == float("-inf"), 0.0, b_new)  # a row that has seen no key yet
+        b_p = tl.exp2(b_s - b_ref[:, None])
+        b_scale = tl.exp2(b_max - b_ref)
+        b_sum = b_sum * b_scale + tl.sum(b_p, 1)
+        b_acc = tl.dot(b_p.to(b_c.dtype), b_c, acc=b_acc * b_scale[:, None], input_precision="ieee")
+        b_max = b_new
+
+    return b_acc, b_max, b_sum
 
 
 @triton.jit
@@ -77,6 +157,7 @@ def _attend(
     if DECODE:
         i_n = i_tile
         row = i_n.to(tl.int64)
+        at = row
         within = 0
         rows = 1
         kv_len = tl.load(p_kv_lens + i_n)
@@ -87,6 +168,7 @@ def _attend(
         within = tl.load(p_items + 1)
         row = tl.load(p_items + 2).to(tl.int64)
         rows = tl.load(p_items + 3)
+        at = tl.load(p_items + 7).to(tl.int64)
         kv_len = tl.load(p_kv_lens + i_n)
         past = kv_len - (tl.load(p_cu_seqlens + i_n + 1) - tl.load(p_cu_seqlens + i_n))
     start = 0
@@ -96,7 +178,7 @@ def _attend(
     if SPLIT:
         if DECODE:
             i_p = tl.program_id(1)
-            length = piece_length(stop, least, most, BN)
+            length = _piece_length(stop, least, most, BN)
             pieces = tl.maximum(tl.cdiv(stop, length), 1)
             if i_p >= pieces:
                 return
@@ -107,7 +189,6 @@ def _attend(
         start = i_p * length
         stop = tl.minimum(start + length, stop)
 
-    L: tl.constexpr = R + E
     o_m = tl.arange(0, BT * BG)
     o_t = o_m // BG
     o_h = i_h * BG + o_m % BG
@@ -116,9 +197,10 @@ def _attend(
     o_e = tl.arange(0, BE)
     m_row = (o_t < rows) & (o_h < H)
     o_row = within + tl.minimum(o_t, rows - 1)
-    p_plain += ((row + o_t) * s_pt + o_h * s_ph)[:, None] + o_c[None, :]
+    p_plain += ((at + o_t) * s_pt + o_h * s_ph)[:, None] + o_c[None, :]
     o_rotated = ((row + o_t) * s_rt + o_h * s_rh)[:, None] + o_e[None, :]
     b_rotated = tl.load(p_rotated + o_rotated, mask=m_row[:, None] & (o_e < E)[None, :], other=0.0)
+    b_plain = b_rotated
     if BK == BR:
         b_plain = tl.load(p_plain, mask=m_row[:, None] & (o_c < R)[None, :], other=0.0)
     p_pages += i_n.to(tl.int64) * s_pages
@@ -128,68 +210,33 @@ def _attend(
     b_acc = tl.zeros((BT * BG, BV), tl.float32)
     b_max = tl.full((BT * BG,), float("-inf"), tl.float32)
     b_sum = tl.zeros((BT * BG,), tl.float32)
-    for i_start in tl.range(start, stop, BN, num_stages=STAGES):
-        o_n = i_start + tl.arange(0, BN)
-        # What lies beyond the end may be NaN: a key that is masked is one that can be read.
-        o_seen = tl.minimum(o_n, stop - 1)
-        page = tl.load(p_pages + o_seen // PAGE).to(tl.int64)
-        p_token = p_cache + ((page * PAGE + o_seen % PAGE) * L)[:, None]
-        if BK == BR:
-            if R == BR:
-                b_c = tl.load(p_token + o_c[None, :])
-            else:
-                b_c = tl.load(p_token + o_c[None, :], mask=(o_c < R)[None, :], other=0.0)
-            b_s = tl.dot(b_plain, tl.trans(b_c), input_precision="ieee")
-        else:
-            b_s = tl.zeros((BT * BG, BN), tl.float32)
-            for i_c in range(0, R, BK):
-                m_c = (o_c < R - i_c)[None, :]
-                b_part = tl.load(p_plain + i_c, mask=m_row[:, None] & m_c, other=0.0)
-                b_c = tl.load(p_token + (i_c + o_c)[None, :], mask=m_c, other=0.0)
-                b_s = tl.dot(b_part, tl.trans(b_c), acc=b_s, input_precision="ieee")
-            b_c = tl.load(p_token + o_v[None, :], mask=(o_v < R)[None, :], other=0.0)
-        if E == BE:
-            b_r = tl.load(p_token + (R + o_e)[None, :])
-        else:
-            b_r = tl.load(p_token + (R + o_e)[None, :], mask=(o_e < E)[None, :], other=0.0)
-        b_s = tl.dot(b_rotated, tl.trans(b_r), acc=b_s, input_precision="ieee") * scale
-        o_key = o_n - past
-        if TREES:
-            m_seen = (o_key < 0)[None, :] & (o_row >= 0)[:, None]
-            b_row = o_row
-            while tl.max(b_row) >= tl.maximum(i_start - past, 0):
-                m_seen |= b_row[:, None] == o_key[None, :]
-                b_parent = tl.load(p_parents + b_row, mask=b_row >= 0, other=-1)
-                b_row = tl.minimum(b_parent, b_row - 1)  # ends whatever the parents are
-            m_seen &= (o_n < stop)[None, :]
-        else:
-            m_seen = (o_row[:, None] >= o_key[None, :]) & (o_n < stop)[None, :]
-        b_s = tl.where(m_seen, b_s, float("-inf"))
-        b_new = tl.maximum(b_max, tl.max(b_s, 1))
-        b_ref = tl.where(b_new == float("-inf"), 0.0, b_new)  # a row that has seen no key yet
-        b_p = tl.exp2(b_s - b_ref[:, None])
-        b_scale = tl.exp2(b_max - b_ref)
-        b_sum = b_sum * b_scale + tl.sum(b_p, 1)
-        b_acc = tl.dot(b_p.to(b_c.dtype), b_c, acc=b_acc * b_scale[:, None], input_precision="ieee")
-        b_max = b_new
-
+    middle = start
+    if TREES:
+        middle = tl.minimum(tl.maximum(past // BN * BN, start), stop)
+        b_acc, b_max, b_sum = _walk(
+            b_plain, b_rotated, b_acc, b_max, b_sum, p_plain, p_cache, p_pages, p_parents, o_row, m_row, o_v,
+            start, middle, past, scale, R, BR, BK, E, BE, BN, PAGE, False, STAGES,
+        )  # fmt: skip
+    b_acc, b_max, b_sum = _walk(
+        b_plain, b_rotated, b_acc, b_max, b_sum, p_plain, p_cache, p_pages, p_parents, o_row, m_row, o_v,
+        middle, stop, past, scale, R, BR, BK, E, BE, BN, PAGE, TREES, STAGES,
+    )  # fmt: skip
     b_acc = b_acc / tl.where(b_sum > 0, b_sum, 1.0)[:, None]  # padding sees no key: zeros
     b_total = b_max + tl.log2(b_sum)
     m_out = m_row[:, None] & (o_v < R)[None, :]
     m_once = (o_t < rows) & (o_h < tl.where(i_v == 0, H, 0))
-    if SPLIT:
-        if pieces > 1:
-            slot = row * most + i_p
-            if not DECODE:
-                slot = tl.load(p_items + 6).to(tl.int64) + i_p * rows
-            o_part = (slot + o_t) * H + o_h
-            tl.store(p_parts + o_part[:, None] * R + o_v[None, :], b_acc, mask=m_out)
-            tl.store(p_weights + o_part, b_total, mask=m_once)
-            return
-    o_out = (row + o_t) * H + o_h
+    if SPLIT and pieces > 1:
+        slot = row * most + i_p
+        if not DECODE:
+            slot = tl.load(p_items + 6).to(tl.int64) + i_p * rows
+        o_part = (slot + o_t) * H + o_h
+        tl.store(p_parts + o_part[:, None] * R + o_v[None, :], b_acc, mask=m_out)
+        tl.store(p_weights + o_part, b_total, mask=m_once)
+        return
+    o_out = (at + o_t) * H + o_h
     tl.store(p_out + o_out[:, None] * R + o_v[None, :], b_acc.to(p_out.dtype.element_ty), mask=m_out)
     if LSE:
-        tl.store(p_lse + o_out, b_total * _LN2, mask=m_once)
+        tl.store(p_lse + (row + o_t) * H + o_h, b_total * _LN2, mask=m_once)
 
 
 @triton.jit
@@ -214,18 +261,20 @@ def _merge(
     i_h = tl.program_id(1)
     if DECODE:
         row = tl.program_id(0).to(tl.int64)
+        at = row
         slot = row * most
         step = 1
         kv_len = tl.load(p_kv_lens + row)
-        pieces = tl.cdiv(kv_len, piece_length(kv_len, least, most, BN))
+        pieces = tl.cdiv(kv_len, _piece_length(kv_len, least, most, BN))
         if pieces <= 1:
             return
     else:
-        p_rows += 4 * tl.program_id(0)
+        p_rows += 8 * tl.program_id(0)
         row = tl.load(p_rows).to(tl.int64)
         slot = tl.load(p_rows + 1).to(tl.int64)
         step = tl.load(p_rows + 2)
         pieces = tl.load(p_rows + 3)
+        at = tl.load(p_rows + 4).to(tl.int64)
     o_c = tl.arange(0, BR)
     b_acc = tl.zeros((BR,), tl.float32)
     b_max = float("-inf")
@@ -244,13 +293,12 @@ def _merge(
         b_sum = b_sum * b_scale + tl.sum(b_weight, 0)
         b_max = b_new
     b_acc = b_acc / tl.where(b_sum > 0, b_sum, 1.0)
-    o_out = row * H + i_h
-    tl.store(p_out + o_out * R + o_c, b_acc.to(p_out.dtype.element_ty), mask=o_c < R)
+    tl.store(p_out + (at * H + i_h) * R + o_c, b_acc.to(p_out.dtype.element_ty), mask=o_c < R)
     if LSE:
-        tl.store(p_lse + o_out, (b_max + tl.log2(b_sum)) * _LN2)
+        tl.store(p_lse + row * H + i_h, (b_max + tl.log2(b_sum)) * _LN2)
 
 
 launch_attend = Launcher(_attend)
 launch_merge = Launcher(_merge)
 
-__all__ = ["launch_attend", "launch_merge", "piece_length"]
+__all__ = ["launch_attend", "launch_merge"]

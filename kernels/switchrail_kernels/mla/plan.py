@@ -11,10 +11,17 @@ from switchrail.ops.mla.contract import CONTRACT
 from switchrail.ops.pages import check_pages
 
 from switchrail_kernels.device import multiprocessors
+from switchrail_kernels.mla.project import PLACES
 from switchrail_kernels.tables import split_rows, to_device
 
 MOST = 64
 """Pieces of a cache at most."""
+
+EXPANDED = 128
+"""Rows of a sequence from which on keys and values are made of the latents, about where that gains."""
+
+SPAN = 128
+"""Keys that a program makes at most."""
 
 _LEAST = np.array([64 * 2**k * part // 2 for k in range(12) for part in (2, 3)])
 """Lengths of a piece to choose from, in keys."""
@@ -117,9 +124,10 @@ class Work:
 
     Attributes:
         items: [programs, 8] int32, those with the most keys first: sequence, first row within it, first
-            packed row, number of rows, piece, number of pieces, first slot of the parts, nothing.
-        rows: [rows that are merged, 4] int32: packed row, slot of its first part, slots from one part to the
-            next, number of parts.
+            packed row, number of rows, piece, number of pieces, first slot of the parts, first row of the
+            queries and of what they give.
+        rows: [rows that are merged, 8] int32: packed row, slot of its first part, slots from one part to the
+            next, number of parts, row of the queries and of what they give, nothing.
         slots: Slots of parts.
         rooms: By number of heads and latent size.
     """
@@ -138,66 +146,185 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
+class Round:
+    """Keys that are made at once, and the rows that see some of them.
+
+    Attributes:
+        spans: [spans, 4] int32, at most `SPAN` keys of one sequence: sequence, first key, the place of it
+            among those made, number of keys.
+        items: [tiles, 8] int32, those with the most keys first: first packed row, number of rows, the place
+            of the sequence's first key, keys from there on that the first row sees, and that the last row
+            sees and are made, whether it sees none before, whether it sees none after, nothing.
+    """
+
+    spans: torch.Tensor
+    items: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """The sequences whose keys and values are made from the latents.
+
+    Attributes:
+        rounds: One after the other.
+        keys: Places for keys.
+        carried: Whether rows go on from one round to another.
+    """
+
+    rounds: tuple[Round, ...]
+    keys: int
+    carried: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Tiles:
-    """The tiles of a prefill or a verification.
+    """The rows of a prefill or a verification.
 
     Attributes:
         batch: The step's batch.
         works: By what a layer asks for.
+        places: Where the rows of the sequences that are not expanded are, once that was asked.
+        expansions: By what a layer asks for.
     """
 
     batch: PagedBatch
-    works: dict[tuple[int, int, int], Work] = field(default_factory=dict)
+    works: dict[tuple[int, int, int, bool], Work] = field(default_factory=dict)
+    places: list[torch.Tensor] = field(default_factory=list)
+    expansions: dict[tuple[int, int, int], Expansion | None] = field(default_factory=dict)
 
-    def work(self, tokens: int, programs: int, page: int) -> Work:
-        """The programs, made at the first call.
+    def work(self, tokens: int, programs: int, page: int, *, some: bool) -> Work:
+        """The programs that attend to latents, made at the first call.
 
         Args:
             tokens: Tokens in a tile at most.
             programs: Programs a tile and piece.
             page: Tokens a page.
+            some: Whether it is for those sequences only that are not expanded, whose rows are then without
+                gaps.
         """
-        key = (tokens, programs, page)
+        key = (tokens, programs, page, some)
         if key not in self.works:
             check_pages(CONTRACT, self.batch, page)
-            self.works[key] = self._work(tokens, programs)
+            self.works[key] = self._work(tokens, programs, some)
         return self.works[key]
 
-    def _work(self, tokens: int, programs: int) -> Work:
+    def rest(self) -> tuple[int, torch.Tensor]:
+        """How many rows are of sequences that are not expanded, and where, as `project` takes it."""
+        count = sum(length for length in self.batch.seqlens if length < EXPANDED)
+        if not self.places:
+            tiles = split_rows(self.batch.seqlens, PLACES)
+            tiles = tiles[self._is_rest(tiles)]
+            table = np.zeros_like(tiles)
+            table[:, 0] = tiles[:, 2]
+            table[:, 1] = np.cumsum(tiles[:, 3]) - tiles[:, 3]
+            table[:, 2] = tiles[:, 3]
+            self.places.append(to_device(table, self.batch.cu_seqlens.device))
+        return count, self.places[0]
+
+    def expansion(self, tokens: int, capacity: int, page: int) -> Expansion | None:
+        """The rounds, made at the first call; None where no sequence has as many rows as it takes.
+
+        Args:
+            tokens: Tokens in a tile at most.
+            capacity: Keys that are made at once at most.
+            page: Tokens a page.
+        """
+        key = (tokens, capacity, page)
+        if key not in self.expansions:
+            check_pages(CONTRACT, self.batch, page)
+            self.expansions[key] = self._expansion(tokens, capacity)
+        return self.expansions[key]
+
+    def _is_rest(self, tiles: np.ndarray) -> np.ndarray:
+        return np.asarray(self.batch.seqlens)[tiles[:, 0]] < EXPANDED
+
+    def _work(self, tokens: int, programs: int, some: bool) -> Work:
         device = self.batch.cu_seqlens.device
         lengths = np.asarray(self.batch.seqlens, dtype=np.int64)
         past = np.asarray(self.batch.kv_seqlens, dtype=np.int64) - lengths
         if _is_captured(self.batch):
             past[:] = _UNKNOWN
         tiles = split_rows(self.batch.seqlens, tokens)
+        if some:
+            tiles = tiles[self._is_rest(tiles)]
         rows = tiles[:, 3]
         keys = np.maximum(past[tiles[:, 0]] + tiles[:, 1] + rows, 1)
         cut = Cut.of(keys, programs, device)
         pieces = np.clip(-(-keys // cut.least), 1, cut.most)
         slots = np.where(pieces > 1, pieces * rows, 0)
         slot = np.cumsum(slots) - slots
+        at = np.cumsum(rows) - rows if some else tiles[:, 2]
 
         tile = np.repeat(np.arange(len(tiles)), pieces)
-        items = np.zeros((len(tile), 8), dtype=np.int32)
+        items = np.empty((len(tile), 8), dtype=np.int32)
         items[:, :4] = tiles[tile]
         items[:, 4] = np.arange(len(tile)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
         items[:, 5] = pieces[tile]
         items[:, 6] = slot[tile]
+        items[:, 7] = at[tile]
         items = items[np.argsort(-(keys // pieces)[tile], kind="stable")]
 
         parted = np.flatnonzero(pieces > 1)
         tile = np.repeat(parted, rows[parted])
         row = np.arange(len(tile)) - np.repeat(np.cumsum(rows[parted]) - rows[parted], rows[parted])
-        merged = np.empty((len(tile), 4), dtype=np.int32)
+        merged = np.zeros((len(tile), 8), dtype=np.int32)
         merged[:, 0] = tiles[tile, 2] + row
         merged[:, 1] = slot[tile] + row
         merged[:, 2] = rows[tile]
         merged[:, 3] = pieces[tile]
+        merged[:, 4] = at[tile] + row
         return Work(to_device(items, device), to_device(merged, device), int(slots.sum()))
+
+    def _expansion(self, tokens: int, capacity: int) -> Expansion | None:
+        batch = self.batch
+        device = batch.cu_seqlens.device
+        tiles = split_rows(batch.seqlens, tokens)
+        rounds: list[tuple[list[np.ndarray], list[np.ndarray]]] = []
+        used = capacity
+        carried = False
+        most = 0
+        for n, (length, keys) in enumerate(zip(batch.seqlens, batch.kv_seqlens, strict=True)):
+            if length < EXPANDED:
+                continue
+            own = tiles[tiles[:, 0] == n]
+            first = 0
+            while first < keys or first == 0:
+                if used == capacity:
+                    rounds.append(([], []))
+                    used = 0
+                count = min(keys - first, capacity - used)
+                spans, items = rounds[-1]
+                span = split_rows((count,), SPAN)
+                spans.append(np.stack([span[:, 0] + n, span[:, 1] + first, span[:, 1] + used, span[:, 3]], 1))
+                seen = keys - length + own[:, 1] + 1 - first
+                last = np.where(keys > 0, seen + own[:, 3] - 1, 0)
+                item = np.zeros((len(own), 8), dtype=np.int32)
+                item[:, 0] = own[:, 2]
+                item[:, 1] = own[:, 3]
+                item[:, 2] = used
+                item[:, 3] = seen
+                item[:, 4] = np.minimum(last, count)
+                item[:, 5] = first == 0
+                item[:, 6] = last <= count
+                items.append(item[last > 0] if first else item)
+                used += count
+                first += count
+                most = max(most, used)
+                carried |= first < keys
+                if keys == 0:
+                    break
+        if not rounds:
+            return None
+        made = []
+        for spans, items in rounds:
+            table = np.concatenate(items)
+            table = table[np.argsort(-table[:, 4], kind="stable")]
+            made.append(Round(to_device(np.concatenate(spans), device), to_device(table, device)))
+        return Expansion(tuple(made), most, carried)
 
 
 def _is_captured(batch: PagedBatch) -> bool:
     return batch.cu_seqlens.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-__all__ = ["Cut", "Pieces", "Room", "Tiles", "Work"]
+__all__ = ["EXPANDED", "SPAN", "Cut", "Expansion", "Pieces", "Room", "Round", "Tiles", "Work"]

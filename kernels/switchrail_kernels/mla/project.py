@@ -12,12 +12,16 @@ import triton.language as tl
 
 from switchrail_kernels.launch import Launcher, launch_options, padded
 
+PLACES = 32
+"""Rows of a tile at most, where only some are taken."""
+
 
 @triton.jit
 def _project(
     p_x,
     p_w,
     p_out,
+    p_places,
     T,
     H,
     s_xt,
@@ -30,15 +34,25 @@ def _project(
     BT: tl.constexpr,
     BK: tl.constexpr,
     BN: tl.constexpr,
+    MOVES: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     i_h = tl.program_id(1)
-    o_t = tl.program_id(2) * BT + tl.arange(0, BT).to(tl.int64)
+    o_t = tl.arange(0, BT).to(tl.int64)
+    if MOVES == 0:
+        source = tl.program_id(2).to(tl.int64) * BT
+        target = source
+        rows = T - source
+    else:
+        p_places += 4 * tl.program_id(2)
+        source = tl.load(p_places + (MOVES == 2)).to(tl.int64)
+        target = tl.load(p_places + (MOVES == 1)).to(tl.int64)
+        rows = tl.load(p_places + 2).to(tl.int64)
     o_n = tl.program_id(0) * BN + tl.arange(0, BN)
     o_k = tl.arange(0, BK)
-    m_t = (o_t < T)[:, None]
+    m_t = (o_t < rows)[:, None]
     m_n = (o_n < N)[None, :]
-    p_x += (o_t * s_xt)[:, None] + (i_h.to(tl.int64) * s_xh + o_k)[None, :]
+    p_x += ((source + o_t) * s_xt)[:, None] + (i_h.to(tl.int64) * s_xh + o_k)[None, :]
     p_w += i_h.to(tl.int64) * s_wh + o_k[:, None] * s_wk + o_n[None, :] * s_wn
     b_acc = tl.zeros((BT, BN), tl.float32)
     for i_k in tl.range(0, K, BK, num_stages=STAGES):
@@ -46,38 +60,57 @@ def _project(
         b_x = tl.load(p_x + i_k, mask=m_t & m_k[None, :], other=0.0)
         b_w = tl.load(p_w + i_k * s_wk, mask=m_k[:, None] & m_n, other=0.0)
         b_acc = tl.dot(b_x, b_w, acc=b_acc, input_precision="ieee")
-    o_out = ((o_t * H + i_h) * N)[:, None] + o_n[None, :]
+    o_out = (((target + o_t) * H + i_h) * N)[:, None] + o_n[None, :]
     tl.store(p_out + o_out, b_acc.to(p_out.dtype.element_ty), mask=m_t & m_n)
 
 
 _launch_project = Launcher(_project)
 
 
-def project(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> None:
+def project(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    out: torch.Tensor,
+    places: torch.Tensor | None = None,
+    *,
+    back: bool = False,
+) -> None:
     """Multiplies, in one launch.
 
     Args:
-        x: [T, H, K], its last axis contiguous.
+        x: [rows, H, K], its last axis contiguous.
         w: [H, K, N], of any strides.
-        out: [T, H, N], contiguous; written to.
+        out: [rows, H, N], contiguous; written to.
+        places: [tiles, 4] int32, where only some rows are taken, at most `PLACES` a tile: the first of them,
+            the first that is written, their number, nothing. None: all rows, each in its place.
+        back: Whether the first two are the other way about.
     """
     rows, heads, inner = x.shape
     width = w.shape[2]
     if x.dtype == torch.float32:
-        block_t, block_k, block_n, warps, stages = 32, 32, 32, 4, 1
-    elif rows > 64:
-        block_t, block_k, block_n, warps, stages = 128, 64, 128, 8, 3
+        block_t, block_k, block_n, warps, stages = PLACES, 32, 32, 4, 1
+    elif places is not None or rows <= 64:
+        block_t, block_k, block_n, warps, stages = padded(min(rows, 64), 16), 64, 128, 4, 3
     else:
-        block_t, block_k, block_n, warps, stages = padded(rows, 16), 64, 128, 4, 3
+        block_t, block_k, block_n, warps, stages = 128, 64, 128, 8, 3
+    moves = 0
+    tiles = -(-rows // block_t)
+    if places is not None:
+        moves = 2 if back else 1
+        tiles = places.shape[0]
+        block_t = PLACES
     _launch_project(
-        (-(-width // block_n), heads, -(-rows // block_t)),
-        (x, w, out),
+        (-(-width // block_n), heads, tiles),
+        (x, w, out, out if places is None else places),
         (rows, heads, *x.stride()[:2], *w.stride()),
-        (inner, width, block_t, min(block_k, padded(inner, 16)), min(block_n, padded(width, 16)), stages),
+        (
+            *(inner, width, block_t, min(block_k, padded(inner, 16)), min(block_n, padded(width, 16))),
+            *(moves, stages),
+        ),
         num_warps=warps,
         num_stages=stages,
         **launch_options(x.dtype),
     )
 
 
-__all__ = ["project"]
+__all__ = ["PLACES", "project"]

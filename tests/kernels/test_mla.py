@@ -1,0 +1,150 @@
+import dataclasses
+
+import pytest
+import torch
+from switchrail.testing.compare import same_bits, verify
+from switchrail.testing.inputs import mla_call
+from switchrail_kernels.mla import expansion, plan
+from switchrail_kernels.mla.triton import TritonMla
+
+
+@pytest.fixture
+def backend():
+    return TritonMla()
+
+
+@pytest.fixture
+def expands(monkeypatch):
+    """Sequences with four rows or more are expanded, 128 keys at a time."""
+    monkeypatch.setattr(plan, "EXPANDED", 4)
+    monkeypatch.setattr(expansion, "ROOM", 1)
+
+
+def without(call, *names):
+    return dataclasses.replace(call, tensors={n: None if n in names else t for n, t in call.tensors.items()})
+
+
+@pytest.mark.parametrize("absorbed", [True, False])
+@pytest.mark.parametrize("page", [1, 5, 64])
+def test_pages_and_earlier_tokens(backend, device, dtype, page, absorbed):
+    options = {"page": page, "absorbed": absorbed, "dtype": dtype, "device": device}
+    verify(backend, mla_call([1, 0, 3, 40], kv_lengths=[100, 0, 3, 70], **options))
+    verify(backend, mla_call([1] * 4, kv_lengths=[100, 64, 3, 70], phase="decode", **options))
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode", "verify"])
+@pytest.mark.parametrize("heads", [1, 3, 20, 70])
+def test_heads_and_padding(backend, device, phase, heads):
+    lengths = [1] * 3 if phase == "decode" else [5, 3, 2]
+    call = mla_call(
+        lengths, kv_lengths=[70, 9, 40], phase=phase, heads=heads, lse=True, padding=(1,), device=device
+    )
+    verify(backend, call)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("missing", ["w_k", "w_v"])
+def test_one_of_the_weights(backend, device, phase, missing):
+    sizes = {"nope_size": 32, "value_size": 32, "latent_size": 32}
+    lengths = [1] * 2 if phase == "decode" else [150, 2]
+    call = mla_call(lengths, kv_lengths=[160, 40], phase=phase, device=device, **sizes)
+    verify(backend, without(call, missing))
+
+
+@pytest.mark.parametrize(
+    ("latent", "rope", "nope", "value"), [(48, 24, 24, 40), (16, 1, 5, 3), (130, 16, 16, 8)]
+)
+def test_sizes_that_are_padded(backend, device, dtype, expands, latent, rope, nope, value):
+    sizes = {"latent_size": latent, "rope_size": rope, "nope_size": nope, "value_size": value}
+    verify(backend, mla_call([3, 6], kv_lengths=[30, 40], dtype=dtype, device=device, **sizes))
+    verify(
+        backend, mla_call([1] * 2, kv_lengths=[3, 40], phase="decode", dtype=dtype, device=device, **sizes)
+    )
+
+
+@pytest.mark.parametrize("phase", ["decode", "verify"])
+@pytest.mark.parametrize("kv", [63, 64, 65, 700, 5000])
+def test_long_caches_are_cut_into_pieces(backend, device, phase, kv):
+    lengths = [1, 1, 1] if phase == "decode" else [3, 2, 1]
+    call = mla_call(
+        lengths, kv_lengths=[kv, 3, 9], padding=(2,), phase=phase, heads=2, lse=True, device=device
+    )
+    verify(backend, call)
+    if phase == "verify":
+        verify(backend, call.with_trees())
+
+
+def test_how_a_cache_is_cut():
+    device = torch.device("cpu")  # which counts as an H200
+    cut = plan.Cut.of(plan.np.full(32, 8192), 2, device)
+    assert (cut.least, cut.most) == (4096, 2)
+    assert plan.Cut.of(plan.np.full(1, 8192), 2, device).most >= 32
+    assert plan.Cut.of(plan.np.full(500, 8192), 2, device).most == 1
+    assert plan.Cut.of(plan.np.full(1, 10), 2, device).most == 1
+
+
+@pytest.mark.parametrize("lse", [True, False])
+def test_many_rows_are_expanded_round_by_round(backend, device, dtype, expands, lse):
+    lengths, kv = [40, 2, 29, 5, 4], [200, 2, 29, 270, 41]
+    call = mla_call(lengths, kv_lengths=kv, padding=(2,), page=5, lse=lse, dtype=dtype, device=device)
+    assert len(backend.plan("prefill", call.batch).expansion(32, plan.SPAN, 5).rounds) == 4
+    verify(backend, call)
+
+
+def test_what_is_expanded_by_default(backend, device, dtype):
+    verify(backend, mla_call([plan.EXPANDED + 1, 3, 9], kv_lengths=[200, 9, 9], dtype=dtype, device=device))
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_large_and_negative_logits(backend, device, expands, phase):
+    lengths = [1] if phase == "decode" else [9]
+    call = mla_call(lengths, kv_lengths=[300], phase=phase, norm=10.0, device=device)
+    verify(backend, call)
+    verify(backend, dataclasses.replace(call, options={"scale": -call.options["scale"]}))
+
+
+def test_nothing_to_do(backend, device):
+    for phase, lengths in (("prefill", [0, 0]), ("prefill", []), ("decode", []), ("verify", [])):
+        mla_call(lengths, phase=phase, device=device).run(backend)
+
+
+DEEPSEEK = {"nope_size": 128, "rope_size": 64, "latent_size": 512, "value_size": 128, "page": 64}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [16, 64, 128])
+@pytest.mark.parametrize("absorbed", [True, False])
+def test_deepseek_sizes(backend, device, dtype, heads, absorbed):
+    sizes = {**DEEPSEEK, "heads": heads, "absorbed": absorbed, "lse": True, "dtype": dtype, "device": device}
+    verify(backend, mla_call([1, 0, 20, 64], kv_lengths=[1, 0, 555, 64], **sizes))
+    verify(backend, mla_call([1] * 3, kv_lengths=[1, 700, 3000], phase="decode", **sizes))
+    verify(backend, mla_call([4, 1, 3], kv_lengths=[9, 700, 1500], phase="verify", **sizes))
+    verify(backend, mla_call([4, 1, 3], kv_lengths=[9, 700, 1500], phase="verify", **sizes).with_trees())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("room", [expansion.ROOM, 1])
+def test_deepseek_prompts(backend, device, dtype, monkeypatch, room):
+    monkeypatch.setattr(expansion, "ROOM", room)
+    sizes = {**DEEPSEEK, "heads": 4, "lse": True, "dtype": dtype, "device": device}
+    verify(backend, mla_call([300, 0, 7, 130], kv_lengths=[300, 0, 555, 700], **sizes))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_pages_beyond_2_to_the_31_elements(backend, device, phase):
+    lengths = [1, 1] if phase == "decode" else [3, 140]
+    call = mla_call(
+        lengths, kv_lengths=[30, 400], phase=phase, dtype=torch.bfloat16, device=device, heads=16, **DEEPSEEK
+    )
+    small = call.clone()
+    small.run(backend)
+    cache = call.tensors["kv_cache"]
+    pages = 2**31 // cache[0].numel() + 100
+    offset = pages - cache.shape[0]
+    far = torch.full((pages, *cache.shape[1:]), torch.nan, dtype=torch.bfloat16, device=device)
+    far[offset:] = cache
+    batch = dataclasses.replace(call.batch, page_table=call.batch.page_table + offset)
+    large = dataclasses.replace(call, tensors={**call.clone().tensors, "kv_cache": far}, batch=batch)
+    large.run(backend)
+    assert same_bits(large.out, small.out)
