@@ -23,8 +23,16 @@ SHARED = {
     "attention": ("switchrail_kernels.attention.kernel", "switchrail_kernels.attention.plan"),
     "gated_delta": ("switchrail_kernels.delta.scan", "switchrail_kernels.delta.step"),
     "kda": ("switchrail_kernels.delta.scan", "switchrail_kernels.delta.step"),
-    "lightning": ("switchrail_kernels.linear.walk", "switchrail_kernels.linear.verify", "switchrail_kernels.drafts"),
-    "mamba2": ("switchrail_kernels.linear.walk", "switchrail_kernels.linear.verify", "switchrail_kernels.drafts"),
+    "lightning": (
+        "switchrail_kernels.linear.walk",
+        "switchrail_kernels.linear.verify",
+        "switchrail_kernels.drafts",
+    ),
+    "mamba2": (
+        "switchrail_kernels.linear.walk",
+        "switchrail_kernels.linear.verify",
+        "switchrail_kernels.drafts",
+    ),
     "short_conv": ("switchrail_kernels.short_conv.convolve", "switchrail_kernels.short_conv.drafts"),
 }
 """Where kernels of an op are, besides its own module."""
@@ -231,6 +239,66 @@ MUTANTS = {
         "        b_y += b_s.to(tl.float32) * tl.load(",
         "        b_y += (j > 0) * b_s.to(tl.float32) * tl.load(",
         ["decode/float32/ragged", "decode/float32/token-by-token"],
+    ),
+    "a tree taken for a chain": (
+        "lightning",
+        "    return ((b_word >> (o_j % 32)) & 1) != 0",
+        "    return (b_word == b_word) & (o_j < rows)",
+        ["verify/float32/trees"],
+    ),
+    "the last accepted row left out": (
+        "mamba2",
+        "    rows = tl.maximum(last, -1) + 1",
+        "    rows = tl.maximum(last, 0)",
+        ["verify/float32/ragged"],
+    ),
+    "a commit without decay": (
+        "lightning",
+        "    b_s = b_s * (b_decay[None, :] if CHANNELS else b_decay) + b_new",
+        "    b_s = b_s * (b_decay[None, :] if CHANNELS else 1.0) + b_new",
+        ["verify/float32/gate-decaying"],
+    ),
+    "a commit that starts from a stale slot": (
+        "mamba2",
+        "p_state + read * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)\n    b_new",
+        "p_state + write * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)\n    b_new",
+        ["verify/float32/read-not-write"],
+    ),
+    "time steps left out of what is kept": (
+        "mamba2",
+        "    tl.store(p_kept_u + o_own, b_v.to(tl.float32) * b_w[:, None], mask=m_v)",
+        "    tl.store(p_kept_u + o_own, b_v.to(tl.float32), mask=m_v)",
+        ["verify/float32/ragged"],
+    ),
+    "drafts that see a state undecayed": (
+        "lightning",
+        "    b_start = tl.exp2(b_since) * scale",
+        "    b_start = tl.exp2(b_since * 0.0) * scale",
+        ["verify/float32/gate-decaying"],
+    ),
+    "a state kept on the way in a neighbour's slot": (
+        "lightning",
+        "                slot = tl.load(p_kept_slots + i_n.to(tl.int64) * kept +",
+        "                slot = tl.load(p_kept_slots +",
+        ["prefill/float32/checkpoints"],
+    ),
+    "a window kept one row early": (
+        "short_conv",
+        "                i_from = after - (W - 1) + j",
+        "                i_from = after - W + j",
+        ["prefill/float32/checkpoints"],
+    ),
+    "drafted rows that follow the row before them": (
+        "short_conv",
+        "            at = np.where(at >= 0, parents[start + np.maximum(at, 0)], at - 1)",
+        "            at = at - 1",
+        ["verify/float32/trees"],
+    ),
+    "a window committed one row early": (
+        "short_conv",
+        "    last = tl.minimum(tl.load(p_accepted + i_n), length - 1)",
+        "    last = tl.minimum(tl.load(p_accepted + i_n), length - 2)",
+        ["verify/float32/ragged"],
     ),
 }
 COMPILED = {
