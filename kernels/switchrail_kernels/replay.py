@@ -169,11 +169,14 @@ def scratch(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) ->
     )
 
 
+_NUMBERS = frozenset(["constexpr", "fp32", "i1", "u1", "i32", "i64", "u64"])
+
+
 class Binary:
     """A compiled kernel, as the driver is given it.
 
     Attributes:
-        is_plain: Whether it is launched with its parameters and nothing else.
+        is_plain: Whether it is launched with addresses and numbers as parameters, and nothing else.
         function: The driver's handle.
         threads: A program's.
         shared: Bytes of a program's shared memory.
@@ -188,13 +191,15 @@ class Binary:
         self.metadata = compiled.packed_metadata
         self.threads: int = 32 * warps
         self.shared: int = shared
-        self.is_plain = blocks == 1 and not (
-            metadata.launch_cooperative_grid
-            or metadata.launch_pdl
-            or metadata.global_scratch_size
-            or metadata.profile_scratch_size
-        )
         self._types = tuple(compiled.src.signature.values())
+        self.is_plain = (
+            blocks == 1
+            and not metadata.launch_cooperative_grid
+            and not metadata.launch_pdl
+            and metadata.global_scratch_size == 0
+            and metadata.profile_scratch_size == 0
+            and all(kind[0] == "*" or kind in _NUMBERS for kind in self._types)
+        )
 
     def parameters(
         self, places: list[tuple[int, int]], values: tuple[float, ...]
