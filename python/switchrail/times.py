@@ -17,9 +17,9 @@ SCHEMA = 2
 
 Machine = dict[str, Any]
 """One device with versions: `device` (its kind, name and capability), `packages` (name -> version) and
-`measurements`, each with `op`, `phase`, `dtype`, `head_size` and `heads` (of q and k, and of v; None for an op
-without), `no_decay` (whether no gate decayed), `samples` (each with `rows`, `length` and `nanoseconds`, a
-mapping of backend -> a call's), `ways` (backend -> how it was timed) and `left_out` (backend -> why it wasn't).
+`measurements`, each with `op`, `phase`, `dtype`, `head_size` and `heads` (of q and k, and of v; None for an
+op without), `no_decay` (whether no gate decayed), `samples` (each with `rows`, `length` and `nanoseconds`,
+backend -> a call's), `ways` (backend -> how it was timed) and `left_out` (backend -> why it wasn't).
 """
 
 _KEYS = ("op", "phase", "dtype", "head_size", "heads", "no_decay", "samples")

@@ -124,7 +124,7 @@ def test_a_batch_goes_to_the_backend_that_is_fastest_for_its_like(runtime, seqle
         if route.decision.op == "gated_delta" and len(route.decision.serving) > 1
     )
     assert route.decision.at(seqlens) == name
-    assert set(route.decision.serving) == {"split", "wide"}
+    assert {name for name, _ in route.decision.serving} == {"split", "wide"}
     kind = {"split": Split, "wide": Wide}[name]
     for layer in range(3):
         call = routes.lookup("gated_delta", layer)
@@ -171,8 +171,8 @@ def test_a_named_backend_serves_all(runtime):
     plan = make(runtime, preferences={"gated_delta.prefill": "wide", "attention": "auto"})
     assert name_of(plan.at("prefill", (32768,))) == "wide"
     assert [route.decision.serving for route in plan.routes if route.decision.op == "gated_delta"] == [
-        ["wide"],
-        ["split"],
+        [("wide", "the user")],
+        [("split", "the user")],
     ]
 
 

@@ -20,7 +20,7 @@ from switchrail.cli.choices import (
     read_choices,
 )
 from switchrail.cli.hooks import explain_hook
-from switchrail.cli.show import console, platform_text, print_json, ranges, table
+from switchrail.cli.show import console, platform_text, print_json, ranges, table, times_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -90,6 +90,9 @@ def explain(
     for route in routes:
         out.print()
         out.print(_decision(route))
+        if len(route.decision.serving) > 1:
+            out.print("microseconds of a call as measured here; between these they are interpolated")
+            out.print(_classes(route))
 
 
 def _read_config(checkpoint: Path) -> dict[str, Any]:
@@ -102,5 +105,16 @@ def _decision(route: Route) -> Table:
     decision = route.decision
     title = f"{decision.op} {decision.phase}, layers {ranges(route.layers)}"
     chosen = (decision.chosen, decision.origin, f"serves: {decision.because}")
+    others = [(name, origin, "serves where it is faster") for name, origin in decision.serving[1:]]
     rejected = [(other.name, other.origin, "; ".join(other.reasons)) for other in decision.rejected]
-    return table(title, ("backend", "origin", "why"), [chosen, *rejected], fold=("why",))
+    return table(title, ("backend", "origin", "why"), [chosen, *others, *rejected], fold=("why",))
+
+
+def _classes(route: Route) -> Table:
+    decision = route.decision
+    names = [name for name, _ in decision.serving]
+    samples = [
+        {**sample, "nanoseconds": {name: t for name in names if (t := sample["nanoseconds"].get(name))}}
+        for sample in decision.query["measured"]
+    ]
+    return times_table(decision.op, samples)

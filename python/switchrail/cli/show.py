@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -41,6 +41,26 @@ def table(
         result.add_column(column, overflow="fold", no_wrap=column not in fold)
     for row in rows:
         result.add_row(*(Text(str(cell)) for cell in row))
+    return result
+
+
+def times_table(op: str, samples: Sequence[Mapping[str, Any]]) -> Table:
+    """Microseconds by load, a column a backend, the fastest of each line marked."""
+    names = list(dict.fromkeys(name for sample in samples for name in sample["nanoseconds"]))
+    length = "a row sees" if op in ("attention", "mla") else "longest"
+    rows = []
+    for sample in sorted(samples, key=lambda sample: (sample["rows"], sample["length"])):
+        times = sample["nanoseconds"]
+        least = min(times.values(), default=None)
+        told = [
+            "" if name not in times else f"{times[name] / 1000:,.1f}{'*' if times[name] == least else ' '}"
+            for name in names
+        ]
+        rows.append((f"{sample['rows']:,}", f"{sample['length']:,}", *told))
+    result = table("", ("rows", length, *names), rows)
+    result.title = None
+    for column in result.columns:
+        column.justify = "right"
     return result
 
 

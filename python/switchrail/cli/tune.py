@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +11,7 @@ from rich.console import Console
 import switchrail
 from switchrail import _core
 from switchrail.cli.choices import Choices, DeviceOption, JsonOption, loaded_runtime
-from switchrail.cli.show import console, platform_text, print_json, table
+from switchrail.cli.show import console, platform_text, print_json, times_table
 from switchrail.errors import UnknownPhaseError
 from switchrail.nearest import nearest
 from switchrail.times import times_path, write_machine
@@ -24,10 +23,10 @@ if TYPE_CHECKING:
 def tune(
     checkpoint: Annotated[
         Path | None,
-        typer.Argument(help="For the head sizes of this model; else for those that many models have."),
+        typer.Argument(help="For heads and head sizes of this model; else for those of widespread ones."),
     ] = None,
     op: Annotated[list[str] | None, typer.Option(help="Only this op; can be given several times.")] = None,
-    phase: Annotated[str | None, typer.Option(help="Only this phase: prefill or decode.")] = None,
+    phase: Annotated[str | None, typer.Option(help="Only this phase: prefill, decode or verify.")] = None,
     dtype: Annotated[
         list[str] | None,
         typer.Option(help="A dtype of activations; can be given several times; else what suits the device."),
@@ -45,15 +44,15 @@ def tune(
     is removed.
     """
     from switchrail.engine.dtypes import parse_dtype
-    from switchrail.tune import HEAD_SIZES, head_sizes_of, machine
+    from switchrail.tune import machine, sizes_of
     from switchrail.tune import tune as timings_of
 
-    if phase not in (None, "prefill", "decode"):
-        near, hint = nearest(phase, ("prefill", "decode"))
+    if phase is not None and phase not in _core.PHASES:
+        near, hint = nearest(phase, _core.PHASES)
         raise UnknownPhaseError(
-            f"{phase!r} is not timed{hint}; valid: prefill, decode",
+            f"unknown phase {phase!r}{hint}; valid: {', '.join(_core.PHASES)}",
             found=phase,
-            valid=("prefill", "decode"),
+            valid=_core.PHASES,
             nearest=near,
         )
     runtime = loaded_runtime(Choices())
@@ -62,7 +61,7 @@ def tune(
     dtypes = [
         str(parse_dtype(name, {}, platform.hardware)).removeprefix("torch.") for name in dtype or (usual,)
     ]
-    sizes = None if checkpoint is None else head_sizes_of(switchrail.Layout.from_config(checkpoint))
+    sizes = None if checkpoint is None else sizes_of(switchrail.Layout.from_config(checkpoint))
     found: list[Timing] = []
     with Console(stderr=True).status("") as status:
         for timing in timings_of(
@@ -71,9 +70,9 @@ def tune(
             ops=[_core.parse_op(name) for name in op or ()],
             phases=() if phase is None else (phase,),
             dtypes=dtypes,
-            head_sizes=HEAD_SIZES if sizes is None else sizes,
+            sizes=sizes,
         ):
-            status.update(f"{timing.op} {timing.phase} in {timing.dtype}")
+            status.update(_title(timing))
             found.append(timing)
     path = times_path() if output is None else output
     result = machine(runtime, platform, found)
@@ -83,8 +82,14 @@ def tune(
         return
     out = console()
     out.print(platform_text(platform))
+    for timing in found:
+        if timing.ways:
+            measurement = timing.to_dict()
+            ways = ", ".join(f"{name} {_WAYS[way]}" for name, way in timing.ways.items())
+            out.print()
+            out.print(f"[bold]{_title(timing)}[/], microseconds: {ways}", highlight=False)
+            out.print(times_table(timing.op, measurement["samples"]))
     out.print()
-    out.print(table("times", ("op", "phase", "dtype", "head size", "calls", "microseconds"), _rows(found)))
     reasons: dict[str, list[str]] = {}
     for timing in found:
         for name, reason in timing.left_out.items():
@@ -94,12 +99,18 @@ def tune(
     out.print(f"kept in {path}", highlight=False, markup=False)
 
 
-def _rows(found: Sequence[Timing]) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
-    for timing in found:
-        size = "" if timing.head_size is None else " and ".join(map(str, timing.head_size))
-        for calls, times in [*timing.nanoseconds.items(), ("typical", timing.typical)]:
-            fastest = sorted(times.items(), key=lambda item: item[1])
-            told = ", ".join(f"{name} {nanoseconds / 1000:,.1f}" for name, nanoseconds in fastest)
-            rows.append((timing.op, timing.phase, timing.dtype, size, calls, told))
-    return rows
+_WAYS = {"graph": "in a CUDA graph", "eager": "call by call", "host": "on the host"}
+
+
+def _title(timing: Timing) -> str:
+    size = timing.size
+    parts = [f"{timing.op} {timing.phase} in {timing.dtype}"]
+    if size.heads is not None:
+        parts.append(f"{size.heads[0]} and {size.heads[1]} heads")
+    if size.head_size is not None:
+        parts.append(f"head size {' and '.join(map(str, dict.fromkeys(size.head_size)))}")
+    if size.channels is not None:
+        parts.append(f"{size.channels} channels")
+    if timing.no_decay:
+        parts.append("without decay")
+    return ", ".join(parts)

@@ -41,7 +41,7 @@ mod _core {
         plan::{BatchRoutes, Route, RoutePlan},
         plugin::{Plugin, parse_allow, select},
         registry::{Commit, Runtime, Snapshot, Transaction},
-        resolve::{Decision, Rejection, preference_keys},
+        resolve::{Decision, Rejection, load_of, preference_keys},
         suggest::nearest,
     };
 

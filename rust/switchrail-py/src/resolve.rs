@@ -129,6 +129,18 @@ pub fn sequences(
     Ok(rows.into_iter().zip(cached).collect())
 }
 
+/// The core's `Load` of a batch, as its rows and its length.
+#[pyfunction]
+#[pyo3(signature = (op, seqlens, kv_seqlens=None))]
+pub fn load_of(
+    op: &str,
+    seqlens: &Bound<'_, PyAny>,
+    kv_seqlens: Option<&Bound<'_, PyAny>>,
+) -> PyResult<(u64, u64)> {
+    let load = Load::of(parse(op)?, sequences(seqlens, kv_seqlens)?);
+    Ok((load.rows, load.length))
+}
+
 fn lengths(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
     given.extract().map_err(|_| {
         let found = given
@@ -197,10 +209,11 @@ mirror! {
             Ok(&self.0.at(load).name)
         }
 
-        /// Names of the backends that serve calls, the chosen one first.
+        /// The backends that serve calls, each with who registered it, the chosen one first.
         #[getter]
-        fn serving(&self) -> Vec<&str> {
-            self.0.serving().iter().map(|backend| backend.name.as_str()).collect()
+        fn serving(&self) -> Vec<(&str, String)> {
+            let each = |backend: &'_ switchrail::BackendRef| backend.origin.to_string();
+            self.0.serving().iter().map(|backend| (backend.name.as_str(), each(backend))).collect()
         }
 
         /// What spoke for it, for people.

@@ -1,0 +1,67 @@
+"""How long calls take: in a CUDA graph, as they come, or on the host."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+if TYPE_CHECKING:
+    from switchrail.platforms import Platform
+
+Way = Literal["graph", "eager", "host"]
+"""`graph`: a CUDA graph of all calls, replayed; `eager`: one after the other on the device, as fast as the
+host makes them; `host`: each to its end."""
+
+SECONDS = 0.05
+"""How long a backend is timed with a batch, and a few rounds at least."""
+
+_LEAST = 5
+_WARM = 2
+
+
+def nanoseconds(calls: Sequence[Callable[[], None]], way: Way, platform: Platform) -> int:
+    """The median over rounds of all calls, divided by their number."""
+    for _ in range(_WARM):
+        for call in calls:
+            call()
+    platform.hardware.synchronize()
+    once = _captured(calls) if way == "graph" else lambda: [call() for call in calls]
+    clock = _host if way == "host" else _device
+    once()
+    times: list[float] = []
+    began = time.perf_counter()
+    while len(times) < _LEAST or time.perf_counter() - began < SECONDS:
+        times.append(clock(once, platform))
+    return max(1, round(median(times) * 1e9 / len(calls)))
+
+
+def _captured(calls: Sequence[Callable[[], None]]) -> Callable[[], object]:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    return graph.replay
+
+
+def _device(once: Callable[[], object], platform: Platform) -> float:
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+    once()
+    stop.record()
+    stop.synchronize()
+    milliseconds: float = start.elapsed_time(stop)
+    return milliseconds * 1e-3
+
+
+def _host(once: Callable[[], object], platform: Platform) -> float:
+    began = time.perf_counter()
+    once()
+    platform.hardware.synchronize()
+    return time.perf_counter() - began
+
+
+__all__ = ["SECONDS", "Way", "nanoseconds"]

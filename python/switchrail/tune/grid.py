@@ -1,0 +1,155 @@
+"""What is timed: sizes of the ops as models have them, and a grid of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from switchrail.testing.conformance.setting import PAGED
+
+if TYPE_CHECKING:
+    from switchrail._core import Layout
+    from switchrail.ops.batch import Phase
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How large an op is in a model.
+
+    Attributes:
+        head_size: Of q and k, and of v; None for an op without heads.
+        heads: Of q, and of v, as a layout has them; None for an op without.
+        channels: Of an op without heads.
+    """
+
+    head_size: tuple[int, int] | None = None
+    heads: tuple[int, int] | None = None
+    channels: int | None = None
+
+    def arguments(self, op: str) -> dict[str, Any]:
+        """The generator's arguments but for the head size."""
+        if self.heads is None:
+            return {} if self.channels is None else {"channels": self.channels}
+        q_heads, v_heads = self.heads
+        names = {
+            "attention": {"heads": q_heads, "kv_heads": v_heads},
+            "mamba2": {"heads": v_heads, "groups": q_heads},
+            "mla": {"heads": q_heads},
+            "lightning": {"heads": q_heads},
+        }
+        return names.get(op, {"heads": q_heads, "value_heads": v_heads})
+
+    def small(self) -> Size:
+        """An eighth of the heads or channels."""
+        return Size(
+            head_size=self.head_size,
+            heads=self.heads and (max(1, self.heads[0] // 8), max(1, self.heads[1] // 8)),
+            channels=self.channels and self.channels // 8,
+        )
+
+
+SIZES: Mapping[str, tuple[Size, ...]] = {
+    "attention": (
+        Size(head_size=(64, 64), heads=(64, 8)),
+        Size(head_size=(128, 128), heads=(32, 8)),
+        Size(head_size=(256, 256), heads=(16, 2)),
+    ),
+    "gated_delta": (Size(head_size=(128, 128), heads=(16, 32)),),
+    "kda": (Size(head_size=(128, 128), heads=(32, 32)),),
+    "lightning": (Size(head_size=(128, 128), heads=(64, 64)),),
+    "mamba2": (Size(head_size=(128, 64), heads=(8, 128)),),
+    "mla": (Size(head_size=(576, 512), heads=(128, 1)),),
+    "short_conv": (Size(channels=8192),),
+}
+"""Those of widespread models, for a GPU; elsewhere an eighth of the heads and channels."""
+
+
+def sizes_of(layout: Layout) -> dict[str, tuple[Size, ...]]:
+    """The sizes of a model, by op."""
+    found: dict[str, dict[Size, None]] = {}
+    for layer in layout.layers:
+        for op in layer.ops:
+            shape = layout.shape(layer.kind, op)
+            keys = ("head_size_k", "head_size_v", "q_heads", "v_heads")
+            k, v, q_heads, v_heads = (shape.get(key) for key in keys)
+            size = Size(
+                head_size=None if k is None or v is None else (k, v),
+                heads=None if q_heads is None or v_heads is None else (q_heads, v_heads),
+                channels=shape.get("channels"),
+            )
+            found.setdefault(op, {})[size] = None
+    return {op: tuple(sizes) for op, sizes in found.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """One point of the grid.
+
+    Attributes:
+        lengths: The rows of each sequence.
+        cached: Tokens of each in the cache, its rows included; None for an op without a cache.
+    """
+
+    lengths: tuple[int, ...]
+    cached: tuple[int, ...] | None = None
+
+    def __str__(self) -> str:
+        count, length = len(self.lengths), self.lengths[0]
+        cached = "" if self.cached is None else f", {self.cached[0]} in the cache"
+        return f"{count} of {length}{cached}"
+
+
+_DRAFTS = 4
+"""Rows of a sequence in verification."""
+
+_PREFILL_ROWS = (512, 2048, 8192, 32768)
+_PREFILL_COUNTS = (1, 2, 4, 8, 16, 64)
+_DECODE_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_PAGED_ROWS = (64, 512, 2048, 8192, 32768)
+_PAGED_COUNTS = (1, 8, 32, 128)
+_CACHED = (512, 2048, 8192, 32768)
+_MOST_CACHED = 2**20
+"""Tokens of all sequences together."""
+
+_SMALLER = 16
+"""How much smaller everything is elsewhere than on a GPU."""
+
+
+def batches(op: str, phase: Phase, large: bool) -> tuple[Batch, ...]:
+    """The grid of an op in a phase, of powers of two.
+
+    Without a cache: totals of rows, in 1 to 64 sequences of equal length. With one: rows, and what is in the
+    cache with them. In decode and verification: numbers of sequences.
+
+    Args:
+        op: The op.
+        phase: The phase.
+        large: Whether for a GPU.
+    """
+    scale = 1 if large else _SMALLER
+    paged = op in PAGED
+    found: dict[Batch, None] = {}
+    if phase == "prefill" and not paged:
+        for rows in (rows // scale for rows in _PREFILL_ROWS):
+            for count in _PREFILL_COUNTS[:: 1 if large else 2]:
+                if rows // count >= 8:
+                    found[Batch(lengths=(rows // count,) * count)] = None
+    elif phase == "prefill":
+        for rows in (rows // scale for rows in _PAGED_ROWS):
+            for cached in (cached // scale for cached in _CACHED):
+                count = max(1, rows // cached)
+                found[Batch(lengths=(rows // count,) * count, cached=(cached,) * count)] = None
+    else:
+        length = _DRAFTS if phase == "verify" else 1
+        counts = _PAGED_COUNTS if paged else _DECODE_COUNTS[:: 1 if phase == "decode" else 3]
+        for count in counts if large else (1, 4, 16):
+            for cached in (cached // scale for cached in (_CACHED if paged else ())):
+                if count * cached <= _MOST_CACHED:
+                    found[Batch(lengths=(length,) * count, cached=(cached,) * count)] = None
+            if not paged:
+                found[Batch(lengths=(length,) * count)] = None
+    return tuple(found)
+
+
+__all__ = ["SIZES", "Batch", "Size", "batches", "sizes_of"]

@@ -1,0 +1,112 @@
+"""Calls of any size, made on the device from small ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from switchrail.ops.batch import PagedBatch, SequenceBatch, StateBatch, VerifyBatch
+from switchrail.testing.inputs import Call
+from switchrail.tune.grid import Batch
+
+
+def enlarged(call: Call, size: Batch) -> Call:
+    """A call like another in everything but its batch.
+
+    The rows are those of the small call over and over, with its strides. Pools are filled anew, and every
+    sequence has a state, or what is in the cache.
+    """
+    rows = sum(size.lengths)
+    batch, places = _batch(call, size)
+    tensors: dict[str, torch.Tensor | None] = {}
+    storages: dict[int, torch.Tensor] = {}
+    for name, tensor in call.tensors.items():
+        if tensor is None:
+            tensors[name] = None
+            continue
+        first = call.contract.tensors[name].axes[0]
+        if first == "T":
+            tensors[name] = _repeated(tensor, rows, storages)
+        elif first in ("slots", "pages"):
+            tensors[name] = _pool(tensor, places)
+        else:
+            tensors[name] = tensor
+    return dataclasses.replace(call, tensors=tensors, batch=batch, padding=frozenset())
+
+
+def copies(call: Call, count: int) -> list[Call]:
+    """The call, and as many copies of it with memory of their own as make `count`."""
+    return [call, *(dataclasses.replace(call.clone(), batch=call.batch) for _ in range(count - 1))]
+
+
+def bytes_of(call: Call) -> int:
+    """The memory of a call's tensors."""
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in call.tensors.values()
+        if tensor is not None
+    }
+    return sum(storages.values())
+
+
+def _repeated(tensor: torch.Tensor, rows: int, storages: dict[int, torch.Tensor]) -> torch.Tensor:
+    storage = tensor.untyped_storage()
+    numbers = storage.nbytes() // tensor.element_size()
+    width = tensor.stride(0)
+    if width * tensor.shape[0] != numbers:  # its rows are not those of a buffer
+        count = -(-rows // tensor.shape[0])
+        return tensor.repeat(count, *[1] * (tensor.dim() - 1))[:rows].contiguous()
+    key = storage.data_ptr()
+    if key not in storages:
+        whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage)
+        index = torch.arange(rows, device=tensor.device) % tensor.shape[0]
+        storages[key] = whole.view(-1, width)[index]
+    return storages[key].as_strided((rows, *tensor.shape[1:]), tensor.stride(), tensor.storage_offset())
+
+
+def _pool(tensor: torch.Tensor, places: int) -> torch.Tensor:
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    shape = (places, *tensor.shape[1:])
+    memory = torch.empty([shape[axis] for axis in order], dtype=tensor.dtype, device=tensor.device)
+    return memory.normal_(0, 0.5).permute([order.index(axis) for axis in range(tensor.dim())])
+
+
+def _batch(call: Call, size: Batch) -> tuple[SequenceBatch, int]:
+    """The batch, and how many slots or pages its pool has."""
+    device, lengths = call.out.device, size.lengths
+    starts = torch.zeros(len(lengths) + 1, dtype=torch.int32)
+    starts[1:] = torch.tensor(lengths, dtype=torch.int32).cumsum(0)
+    common: dict[str, Any] = {"cu_seqlens": starts.to(device), "seqlens": lengths}
+    shuffle = torch.Generator().manual_seed(0)
+    if size.cached is not None:
+        page = next(
+            tensor.shape[1]
+            for name, tensor in call.tensors.items()
+            if tensor is not None and call.contract.tensors[name].axes[0] == "pages"
+        )
+        counts = [-(-cached // page) for cached in size.cached]
+        order = torch.randperm(sum(counts), generator=shuffle).int() + 1
+        table = torch.zeros(len(lengths), max(counts), dtype=torch.int32)
+        first = 0
+        for n, count in enumerate(counts):
+            table[n, :count] = order[first : first + count]
+            first += count
+        kv_lens = torch.tensor(size.cached, dtype=torch.int32).to(device)
+        batch = PagedBatch(**common, page_table=table.to(device), kv_lens=kv_lens, kv_seqlens=size.cached)
+        return batch, sum(counts) + 1
+    slots = (torch.randperm(len(lengths), generator=shuffle) + 1).to(device)
+    common |= {
+        "read_slots": slots,
+        "write_slots": slots,
+        "has_initial_state": torch.ones(len(lengths), dtype=torch.bool, device=device),
+    }
+    if call.phase != "verify":
+        return StateBatch(**common), len(lengths) + 1
+    chain = tuple(i - 1 for length in lengths for i in range(length))
+    parents = torch.tensor(chain, dtype=torch.int32).to(device)
+    return VerifyBatch(**common, parents=parents, parent_rows=chain), len(lengths) + 1
+
+
+__all__ = ["bytes_of", "copies", "enlarged"]

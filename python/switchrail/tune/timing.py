@@ -1,0 +1,263 @@
+"""The times of the backends that fit, over a grid of batches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, get_args
+
+import torch
+
+from switchrail._core import load_of
+from switchrail.errors import BackendUnfitError
+from switchrail.ops.backend import Backend
+from switchrail.ops.batch import Phase, VerifyBatch
+from switchrail.testing.conformance import Outcome, Setting, Subject, run_case, select
+from switchrail.testing.conformance.setting import DELTA, PAGED
+from switchrail.testing.inputs import Call
+from switchrail.times import Machine, device_of
+from switchrail.tune.clock import Way, nanoseconds
+from switchrail.tune.grid import SIZES, Batch, Size, batches
+from switchrail.tune.inputs import bytes_of, copies, enlarged
+
+if TYPE_CHECKING:
+    from switchrail.platforms import Platform
+    from switchrail.runtime import Runtime
+
+LAYERS = 48
+"""At most so many calls are timed together, as many as a model has layers."""
+
+_TEMPLATE = {"prefill": (256,), "decode": (1,) * 4, "verify": (4,) * 4}
+"""Rows of the sequences of the small calls that large ones are made from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """What was found of one op in one phase, dtype and size.
+
+    Attributes:
+        op: The op.
+        phase: The phase.
+        dtype: The dtype's name.
+        size: Heads and head sizes.
+        no_decay: Whether no gate decayed; else they decay as a trained model's.
+        samples: By batch, the median time of a call in nanoseconds by backend.
+        ways: How each backend was timed.
+        left_out: Why a backend was not timed, or not with a batch, by name.
+    """
+
+    op: str
+    phase: Phase
+    dtype: str
+    size: Size
+    no_decay: bool = False
+    samples: dict[Batch, dict[str, int]] = field(default_factory=dict)
+    ways: dict[str, Way] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a measurement of the file."""
+        size = self.size
+        samples = []
+        for batch, times in self.samples.items():
+            rows, length = load_of(self.op, batch.lengths, batch.cached)
+            samples.append({"rows": rows, "length": length, "nanoseconds": times})
+        return {
+            "op": self.op,
+            "phase": self.phase,
+            "dtype": self.dtype,
+            "head_size": None if size.head_size is None else list(size.head_size),
+            "heads": None if size.heads is None else list(size.heads),
+            "no_decay": self.no_decay,
+            "samples": samples,
+            "ways": self.ways,
+            "left_out": self.left_out,
+        }
+
+
+def tune(
+    runtime: Runtime,
+    platform: Platform,
+    *,
+    ops: Sequence[str] = (),
+    phases: Sequence[str] = (),
+    dtypes: Sequence[str] = ("bfloat16",),
+    sizes: Mapping[str, Sequence[Size]] | None = None,
+    large: bool | None = None,
+) -> Iterator[Timing]:
+    """Times the backends of each op that fit.
+
+    A backend of negative priority, which is never chosen unasked, is left alone; one that fails the
+    conformance suite's first case is not timed. On a GPU a backend that declares the feature `cuda_graph` is
+    timed in a graph, any other as its calls come. Calls that are timed together are on memory of their own,
+    so much of it that the L2 cache holds nothing of the next one's.
+
+    Args:
+        runtime: Where they are registered.
+        platform: Where they run.
+        ops: Only these; all when empty.
+        phases: Only these; all when empty.
+        dtypes: The dtypes of activations.
+        sizes: Heads and head sizes, by op; None: `SIZES`.
+        large: Whether calls are as large as on a GPU; None: on a GPU.
+    """
+    big = torch.device(platform.device).type == "cuda" if large is None else large
+    if sizes is None:
+        sizes = {op: [size if big else size.small() for size in known] for op, known in SIZES.items()}
+    for op in sizes:
+        if ops and op not in ops:
+            continue
+        for dtype in dtypes:
+            for phase in get_args(Phase):
+                if not phases or phase in phases:
+                    for size in sizes[op]:
+                        yield from _timings(runtime, platform, op, phase, dtype, size, big)
+
+
+def _timings(
+    runtime: Runtime, platform: Platform, op: str, phase: Phase, dtype: str, size: Size, large: bool
+) -> Iterator[Timing]:
+    timing = Timing(op=op, phase=phase, dtype=dtype, size=size)
+    fitting = _fitting(runtime, platform, timing)
+    _time(platform, timing, fitting, large)
+    yield timing
+    if op in DELTA and phase == "prefill":  # some cut the time axis where the gates let them
+        timing = Timing(
+            op=op, phase=phase, dtype=dtype, size=size, no_decay=True, left_out={**timing.left_out}
+        )
+        _time(platform, timing, fitting, large)
+        yield timing
+
+
+def machine(runtime: Runtime, platform: Platform, timings: Sequence[Timing]) -> Machine:
+    """What the file keeps: with the versions that the times hold for."""
+    installed = runtime._loader.packages()
+    needed = {"switchrail", "torch"}
+    for timing in timings:
+        for name in timing.ways:
+            registration = runtime.backend(timing.op, name)
+            origin = registration.to_dict()["origin"]
+            texts = [origin.get("distribution", ""), *registration.capabilities["packages"]]
+            names = (re.match(r"[\w.-]*", text) for text in texts)
+            needed |= {re.sub(r"[-_.]+", "-", name[0]).lower() for name in names if name}
+    return {
+        "device": device_of(platform),
+        "packages": {name: installed[name] for name in sorted(needed) if name in installed},
+        "measurements": [timing.to_dict() for timing in timings if timing.ways],
+    }
+
+
+def _fitting(runtime: Runtime, platform: Platform, timing: Timing) -> dict[str, Setting]:
+    """Where each backend that fits and passes is run; notes why another is not."""
+    found = {}
+    for registration in runtime.backends(timing.op):
+        name = registration.name
+        if registration.priority < 0:
+            continue
+        reason = _misfit(runtime, platform, timing, name)
+        if reason is not None:
+            timing.left_out[name] = reason
+            continue
+        subject = Subject.of(runtime, timing.op, name, platform)
+        selection = select(
+            subject, device=platform.device, phases=(timing.phase,), dtypes=(timing.dtype,), quick=True
+        )
+        first = next((case for case in selection.cases if case.check.name == "ragged"), None)
+        if first is None:
+            timing.left_out[name] = "; ".join({left.reason for left in selection.left_out})
+            continue
+        outcome: Outcome = run_case(first)
+        if outcome.status != "passed":
+            timing.left_out[name] = f"it fails {first.id}: {outcome.message}"
+            continue
+        found[name] = first.setting
+    return found
+
+
+def _misfit(runtime: Runtime, platform: Platform, timing: Timing, name: str) -> str | None:
+    try:
+        runtime.resolve(
+            timing.op,
+            timing.phase,
+            device=platform,
+            dtype=timing.dtype,
+            head_size=timing.size.head_size,
+            preferences={timing.op: name},
+        )
+    except BackendUnfitError as error:
+        return str(error).partition("\n")[0].partition(": ")[2]
+    return None
+
+
+def _way(platform: Platform, subject: Subject) -> Way:
+    if torch.device(platform.device).type != "cuda":
+        return "host"
+    return "graph" if "cuda_graph" in subject.features else "eager"
+
+
+def _time(platform: Platform, timing: Timing, fitting: Mapping[str, Setting], large: bool) -> None:
+    templates = {name: _template(timing, setting) for name, setting in fitting.items()}
+    timing.ways.update({name: _way(platform, setting.subject) for name, setting in fitting.items()})
+    for batch in batches(timing.op, timing.phase, large):
+        times = timing.samples[batch] = {}
+        made: dict[tuple[Any, ...], list[Call]] = {}
+        for name, setting in fitting.items():
+            template = templates[name]
+            key = tuple((n, t.dtype, t.shape[1:]) for n, t in template.tensors.items() if t is not None)
+            if key not in made:
+                made[key] = _calls(platform, enlarged(template, batch))
+            try:
+                runs = _runs(setting.backend, made[key])
+                times[name] = nanoseconds(runs, timing.ways[name], platform)
+            except Exception as error:  # it serves other batches none the worse
+                timing.left_out[name] = f"with {batch}: {error!r}"
+
+
+def _template(timing: Timing, setting: Setting) -> Call:
+    arguments = timing.size.arguments(timing.op)
+    if timing.size.head_size is not None:
+        arguments |= setting.of_head_size(timing.size.head_size)
+    if timing.op == "mla":  # as models are served: latents expanded in prefill, weights absorbed after it
+        arguments |= (
+            {"nope_size": 128, "value_size": 128} if timing.phase == "prefill" else {"absorbed": True}
+        )
+    if timing.no_decay:
+        arguments["gate"] = "one"
+    lengths = _TEMPLATE[timing.phase]
+    if timing.op in PAGED:
+        arguments["kv_lengths"] = lengths
+    return setting.call(lengths, **arguments)
+
+
+def _calls(platform: Platform, call: Call) -> list[Call]:
+    """So many copies that a round of them leaves nothing of the first in the L2 cache."""
+    device = torch.device(platform.device)
+    if device.type != "cuda":
+        return [call]
+    cache = torch.cuda.get_device_properties(device).L2_cache_size
+    return copies(call, min(LAYERS, max(1, -(-2 * cache // bytes_of(call)))))
+
+
+def _runs(backend: Backend, calls: Sequence[Call]) -> list[Callable[[], None]]:
+    first = calls[0]
+    plan = backend.plan(first.phase, first.batch)
+    method = getattr(backend, first.phase)
+    lasts = torch.tensor([length - 1 for length in first.batch.seqlens], device=first.out.device)
+
+    def run(call: Call) -> Callable[[], None]:
+        names = call.contract.positional
+        named = {name: tensor for name, tensor in call.tensors.items() if name not in names}
+        positional = [call.tensors[name] for name in names]
+
+        def once() -> None:
+            record = method(*positional, **named, **call.options, batch=call.batch, plan=plan)
+            if isinstance(call.batch, VerifyBatch):
+                backend.commit(record, lasts, state=call.state, batch=call.batch, plan=plan)
+
+        return once
+
+    return [run(call) for call in calls]
+
+
+__all__ = ["LAYERS", "Timing", "machine", "tune"]
