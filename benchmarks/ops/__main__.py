@@ -23,6 +23,7 @@ import switchrail
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from switchrail_kernels.describe import support
 
 from benchmarks.ops import document, plots, tables
 from benchmarks.ops.backends import Backends
@@ -52,9 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="where the results are kept; those of other cases stay")
     parser.add_argument("--no-run", action="store_true", help="time nothing: take what --json has")
     parser.add_argument("--plot", type=Path, metavar="DIR", help="draw the results as SVG (needs matplotlib)")
-    parser.add_argument(
-        "--docs", type=Path, metavar="FILE", help="put the tables between this document's marks"
-    )
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="put the tables between this page's marks")
     options = parser.parse_args(arguments)
     if options.no_run:
         if options.json is None:
@@ -69,7 +68,8 @@ def main(arguments: list[str] | None = None) -> int:
         for path in plots.draw(kept, options.plot):
             print(f"drawn: {path}")
     if options.docs:
-        tables.replace(options.docs, tables.times(kept))
+        tables.replace(options.docs, "support", support())
+        tables.replace(options.docs, "times", tables.times(kept))
         print(f"written: {options.docs}")
     return status
 

@@ -57,6 +57,7 @@ def draw(document: Mapping[str, Any], folder: Path) -> list[Path]:
             1,
             figsize=(7.2, 0.34 * sum(counts) + 0.75 * len(panels) + 0.6),
             gridspec_kw={"height_ratios": [count + 1 for count in counts]},
+            sharex=True,
             squeeze=False,
             layout="constrained",
         )
@@ -96,6 +97,7 @@ def _panel(axis: Any, title: str, rows: Sequence[Mapping[str, Any]]) -> dict[str
     axis.set_ylim(len(rows) - 0.5, -0.5)
     axis.set_xscale("log", base=2)
     axis.xaxis.set_major_formatter("{x:g}")
+    axis.tick_params(axis="x", labelbottom=True)
     axis.set_xlim(left=0.9)
     axis.set_title(title, loc="left", fontsize=9, fontweight="bold")
     axis.spines[["top", "right"]].set_visible(False)

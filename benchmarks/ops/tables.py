@@ -10,8 +10,6 @@ from benchmarks.ops.cases import OPS
 from benchmarks.ops.document import rows_of
 from benchmarks.ops.run import usual
 
-BEGIN, END = "<!-- times: begin -->", "<!-- times: end -->"
-
 
 def times(document: Mapping[str, Any]) -> str:
     """Where and when, and a table for each op and phase."""
@@ -23,17 +21,28 @@ def times(document: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def replace(path: Path, text: str) -> None:
-    """Puts a text between the marks of a document.
+def section(page: str, name: str) -> tuple[str, str, str]:
+    """A page up to the end of a section's first mark, what is between its marks, and the rest.
 
     Raises:
-        ValueError: It lacks them.
+        ValueError: It lacks the marks.
     """
-    before, begin, rest = path.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{path} has no {BEGIN} and {END}")
-    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, first, rest = page.partition(begin)
+    inside, last, after = rest.partition(end)
+    if not first or not last:
+        raise ValueError(f"the page has no {begin} and {end}")
+    return before + first, inside.strip(), last + after
+
+
+def replace(path: Path, name: str, text: str) -> None:
+    """Puts a text between the marks of a section.
+
+    Raises:
+        ValueError: The page lacks the marks.
+    """
+    before, _, after = section(path.read_text(), name)
+    path.write_text(f"{before}\n\n{text}\n\n{after}")
 
 
 def _about(runs: Sequence[Mapping[str, Any]]) -> list[str]:

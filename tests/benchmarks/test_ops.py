@@ -1,0 +1,168 @@
+"""The benchmark of the ops on a CPU, tiny: it runs, finds what is wrong, and shows what it found."""
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+import torch
+from switchrail.ops.gated_delta.torch import TorchGatedDelta
+from switchrail_kernels.describe import support
+
+from benchmarks.ops import document, plots, tables
+from benchmarks.ops.__main__ import main
+from benchmarks.ops.cases import OPS, cases, tiny
+from benchmarks.ops.inputs import make_call
+from benchmarks.ops.peers import all_peers
+
+ROOT = Path(__file__).parents[2]
+TINY = ["--tiny", "--device", "cpu", "--backend", "torch"]
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    path = tmp_path_factory.mktemp("times") / "times.json"
+    assert main([*TINY, "--json", str(path)]) == 0
+    return path
+
+
+def test_every_case_is_verified_and_timed(kept):
+    found = document.read(kept)
+    assert len(found["runs"]) == 1
+    for op in OPS:
+        wanted = {(case.phase, tiny(case).name) for case in cases(op)}
+        rows = [row for phase in ("prefill", "decode") for row in document.rows_of(found, op, phase)]
+        assert {(row["phase"], row["shape"]) for row in rows} == wanted
+        for row in rows:
+            assert row["times"]["torch"]["eager_s"]["median"] > 0
+            assert len(row["times"]["torch"]["eager_s"]["deciles"]) == 9
+            assert row["times"]["torch"]["host_s"] > 0
+            assert row["auto"]["backend"] == "torch"
+            assert "/" in row["errors"]["torch"]
+            assert row["floor_s"] > 0
+    assert any("SDPA bare" in row["times"] for row in document.rows_of(found, "attention", "prefill"))
+    assert all("mul_ bare" in row["times"] for row in document.rows_of(found, "kda", "decode"))
+
+
+def test_a_backend_that_is_wrong_is_not_timed(monkeypatch, tmp_path, capsys):
+    right = TorchGatedDelta.prefill
+
+    def wrong(self, *args, out, **kwargs):
+        right(self, *args, out=out, **kwargs)
+        out.mul_(1.01)
+
+    monkeypatch.setattr(TorchGatedDelta, "prefill", wrong)
+    path = tmp_path / "times.json"
+    chosen = ["--op", "gated_delta", "--phase", "prefill", "--shape", "T=2048"]
+    assert main([*TINY, *chosen, "--json", str(path)]) == 1
+    assert document.rows_of(document.read(path), "gated_delta", "prefill") == []
+    assert "wrong: torch: gated_delta: out is off" in capsys.readouterr().err
+
+
+def test_a_peer_that_is_wrong_is_left_out(monkeypatch, tmp_path):
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def wrong(*args, **kwargs):
+        return attend(*args, **{**kwargs, "is_causal": False})
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", wrong)
+    path = tmp_path / "times.json"
+    chosen = ["--op", "attention", "--phase", "prefill", "--shape", "T=8192"]
+    assert main([*TINY, *chosen, "--json", str(path)]) == 0
+    (row,) = document.rows_of(document.read(path), "attention", "prefill")
+    assert set(row["times"]) == {"torch"}
+    assert "SDPA bare" in row["left_out"]["SDPA bare"]
+
+
+def test_nothing_to_time_is_an_error(capsys):
+    assert main([*TINY, "--op", "kda", "--shape", "no such"]) == 2
+    assert "no result" in capsys.readouterr().err
+
+
+def test_a_later_run_takes_the_place_of_the_same_cases_only():
+    def run(date, *shapes):
+        return {
+            "date": date,
+            "results": [{"op": "kda", "phase": "decode", "shape": shape, "at": date} for shape in shapes],
+        }
+
+    kept = document.merged({"runs": [run("1", "B=1", "B=32")]}, run("2", "B=32", "B=256"))
+    rows = document.rows_of(kept, "kda", "decode")
+    assert [(row["shape"], row["at"]) for row in rows] == [("B=1", "1"), ("B=32", "2"), ("B=256", "2")]
+    assert len(document.merged(kept, run("3", "B=1", "B=32", "B=256"))["runs"]) == 1
+
+
+def test_tables_have_every_case_and_go_between_the_marks(kept, tmp_path):
+    page = tmp_path / "page.md"
+    marks = [f"<!-- {name}: begin -->\nold\n<!-- {name}: end -->" for name in ("support", "times")]
+    page.write_text("\n".join(["before", *marks, "after"]) + "\n")
+    assert main(["--no-run", "--json", str(kept), "--docs", str(page)]) == 0
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
+    assert "\nold\n" not in text
+    lines = text.splitlines()
+    for op in OPS:
+        for case in map(tiny, cases(op)):
+            assert any(line.startswith(f"| {case.name}") for line in lines)
+    rows = [line for line in lines if line.startswith("| ")]
+    assert all(line.count("|") > 5 for line in rows)
+    assert any(line.startswith("| `gated_delta` | `triton` |") for line in rows)
+    with pytest.raises(ValueError, match="times: begin"):
+        tables.replace(kept, "times", "no marks there")
+
+
+def test_the_figures_are_drawn_the_same_each_time(kept, tmp_path):
+    pytest.importorskip("matplotlib")
+    assert main(["--no-run", "--json", str(kept), "--plot", str(tmp_path / "a")]) == 0
+    again = plots.draw(document.read(kept), tmp_path / "b")
+    assert [path.name for path in again] == ["prefill.svg", "decode.svg", "attention.svg"]
+    for path in again:
+        assert path.read_bytes() == (tmp_path / "a" / path.name).read_bytes()
+        text = "".join(ElementTree.parse(path).getroot().itertext())
+        assert "time over the floor" in text
+
+
+def test_calls_keep_the_contract_with_states_and_caches_of_the_sizes_that_are_counted():
+    for op in OPS:
+        for case in map(tiny, cases(op)):
+            call = make_call(case, torch.device("cpu"), torch.float32)
+            call.contract.check(call.phase, call.batch, {**call.tensors, **call.options})
+            assert {name for name, t in call.tensors.items() if t is not None} == set(case.shapes)
+            assert all(tuple(call.tensors[name].shape) == shape for name, (shape, _) in case.shapes.items())
+            assert all_peers(case, call).keys() <= {"SDPA bare", "mul_ bare"}
+
+
+def test_the_least_that_a_case_moves_and_computes():
+    by_name = {(case.op, case.phase, case.name): case for op in OPS for case in cases(op)}
+    prefill = by_name["gated_delta", "prefill", "T=32768 N=16"]
+    state = 32 * 128 * 128 * 4
+    assert prefill.bytes == 32768 * (2 * (2 * 16 + 2 * 32) * 128 + 32 * (4 + 2)) + 2 * 16 * state
+    assert prefill.flops == 32768 * 32 * 180_224
+    decode = by_name["mla", "decode", "B=32 of 8192"]
+    assert decode.bytes == 32 * (8192 * 576 + 128 * (576 + 512)) * 2
+    assert decode.flops == 32 * 8192 * 128 * 2 * (576 + 512)
+    causal = by_name["attention", "prefill", "T=8192 N=1"]
+    assert causal.flops == 8192 * 8193 / 2 * 4 * 16 * 256
+    assert by_name["gated_delta", "prefill", "30000 + 64 of 32"].held_out
+
+
+def test_no_name_is_used_twice():
+    for op in OPS:
+        for names in (
+            [case.name for case in cases(op) if case.phase == phase] for phase in ("prefill", "decode")
+        ):
+            assert len(set(names)) == len(names) > 0
+
+
+def test_the_page_has_the_registrations_and_the_times_that_are_kept(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    page = (ROOT / "docs" / "kernels.md").read_text()
+    kept = json.loads((ROOT / "docs" / "times.json").read_text())
+    command = "run: python -m benchmarks.ops --no-run --json docs/times.json --docs docs/kernels.md"
+    assert tables.section(page, "support")[1] == support(), command
+    assert tables.section(page, "times")[1] == tables.times(kept), command
+    figures = re.findall(r"\]\((plots/[\w.]+)\)", page)
+    assert figures
+    assert all((ROOT / "docs" / figure).exists() for figure in figures)
