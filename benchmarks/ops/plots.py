@@ -9,20 +9,20 @@ from typing import Any
 from benchmarks.ops.document import rows_of
 from benchmarks.ops.run import usual
 
-COLORS = {
-    "triton": "#3b6fb6",
-    "flashinfer": "#4e9a51",
-    "flashqla": "#c8553d",
-    "cutedsl": "#8a5fa8",
-    "torch": "#7f7f7f",
-    "auto": "#111111",
-}
-PEERS = {
+STYLES = {
+    "triton": ("#3b6fb6", "o"),
+    "flashinfer": ("#4e9a51", "o"),
+    "flashqla": ("#c8553d", "o"),
+    "cutedsl": ("#8a5fa8", "o"),
+    "torch": ("#7f7f7f", "o"),
     "FLA": ("#e0a32e", "s"),
-    "mamba_ssm": ("#e0a32e", "D"),
+    "mamba_ssm": ("#a6761d", "D"),
     "SDPA bare": ("#59a7b5", "^"),
-    "mul_ bare": ("#999999", "_"),
+    "FlashQLA bare": ("#c8553d", "o"),
+    "FlashInfer bare": ("#4e9a51", "o"),
+    "mul_ bare": ("#555555", "|"),
 }
+"""Colour and marker; those of bare functions are hollow."""
 
 FIGURES = {
     "prefill": [(op, "prefill") for op in ("gated_delta", "kda", "lightning", "mamba2", "short_conv")],
@@ -85,12 +85,20 @@ def _panel(axis: Any, title: str, rows: Sequence[Mapping[str, Any]]) -> dict[str
     handles: dict[str, Any] = {}
     for y, row in enumerate(rows):
         ratios = {name: usual(times) / row["floor_s"] for name, times in row["times"].items()}
-        shown = {name: ratio for name, ratio in ratios.items() if name in COLORS or name in PEERS}
+        shown = {name: ratio for name, ratio in ratios.items() if name in STYLES}
         axis.plot([1, max(shown.values())], [y, y], color="#dddddd", linewidth=1, zorder=1)
         for name, ratio in shown.items():
-            color, marker = PEERS.get(name, (COLORS.get(name), "o"))
-            handles[name.removesuffix(" bare")] = axis.plot(
-                ratio, y, marker, color=color, markersize=6, linestyle="none", zorder=2 + (name in COLORS)
+            color, marker = STYLES[name]
+            own = row["times"][name]["kind"] == "backend"
+            handles[name] = axis.plot(
+                ratio,
+                y,
+                marker,
+                color=color,
+                markerfacecolor="none" if name.endswith("bare") else color,
+                markersize=6,
+                linestyle="none",
+                zorder=2 + own,
             )[0]
     axis.set_yticks(range(len(rows)), [row["shape"] + (" *" if row["held_out"] else "") for row in rows])
     axis.invert_yaxis()
