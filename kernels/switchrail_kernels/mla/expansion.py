@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from switchrail.ops.batch import PagedBatch
 
 from switchrail_kernels.launch import launch_options, padded
 from switchrail_kernels.mla.expanded import launch_attend, launch_expand
-from switchrail_kernels.mla.plan import SPAN, Tiles
+from switchrail_kernels.mla.plan import SPAN, Expansion, Tiles
+from switchrail_kernels.replay import Options, Tensors, scratch
 
 LOG2E = 1.4426950408889634
 
@@ -15,89 +18,118 @@ ROOM = 2**30
 """Bytes of keys and values that are made at once at most, but for one span of them."""
 
 
-def attend_expanded(
-    q_nope: torch.Tensor,
-    q_rope: torch.Tensor,
-    kv_cache: torch.Tensor,
-    w_k: torch.Tensor,
-    w_v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-    batch: PagedBatch,
-    plan: Tiles,
-    scale: float,
-) -> bool:
-    """Attends the rows of all sequences that have many, in two launches for each round.
+@dataclass(frozen=True, slots=True)
+class Expanded:
+    """The rows of all sequences of a call that have many.
 
-    Args:
+    Attributes:
         q_nope: [T, H, D].
         q_rope: [T, H, E].
         kv_cache: [pages, page, R + E].
         w_k: [H, D, R].
         w_v: [H, V, R].
-        out: [T, H, V]; written to.
-        lse: [T, H]; written to.
+        out: [T, H, V].
+        lse: [T, H], or None.
         batch: The batch.
-        plan: Its plan.
-        scale: Factor of the logits.
-
-    Returns:
-        Whether there is such a sequence.
+        expansion: What is made when.
     """
-    rows, heads, key_size = q_nope.shape
-    rotated = q_rope.shape[2]
-    value_size = out.shape[2]
-    page, latent = kv_cache.shape[1], kv_cache.shape[2] - rotated
-    if q_nope.dtype == torch.float32:
-        tokens, block_n, warps, stages = 32, 32, 4, 1
-        block_w, block_k, expand_warps, expand_stages = 32, 16, 8, 1
-    else:
-        tokens, block_n, warps, stages = 128, 64, 8, 3
-        block_w, block_k, expand_warps, expand_stages = 128, 64, 8, 3
-    span_bytes = SPAN * heads * (key_size + value_size) * q_nope.element_size()
-    expansion = plan.expansion(tokens, max(ROOM // span_bytes, 1) * SPAN, page)
-    if expansion is None:
-        return False
-    block_e = padded(rotated, 16)
-    places = expansion.keys
-    keys = q_nope.new_empty((heads, places, key_size))
-    values = q_nope.new_empty((heads, places, value_size))
-    keys_rotated = q_nope.new_empty((places, rotated))
-    carried = weights = out
-    if expansion.carried:
-        carried = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-        weights = carried.new_empty((rows, heads))
-    blocks = -(-key_size // block_w) + -(-value_size // block_w)
-    for step in expansion.rounds:
-        if step.spans.shape[0]:
-            launch_expand(
-                (heads * blocks, step.spans.shape[0], 1),
-                (kv_cache, w_k, w_v, keys, keys_rotated, values, step.spans, batch.page_table),
-                (*w_k.stride()[:2], *w_v.stride()[:2], batch.page_table.stride(0), places),
+
+    q_nope: torch.Tensor
+    q_rope: torch.Tensor
+    kv_cache: torch.Tensor
+    w_k: torch.Tensor
+    w_v: torch.Tensor
+    out: torch.Tensor
+    lse: torch.Tensor | None
+    batch: PagedBatch
+    expansion: Expansion
+
+    @classmethod
+    def of(
+        cls,
+        q_nope: torch.Tensor,
+        q_rope: torch.Tensor,
+        kv_cache: torch.Tensor,
+        w_k: torch.Tensor,
+        w_v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+        batch: PagedBatch,
+        plan: Tiles,
+    ) -> Expanded | None:
+        """Those of a call; None where no sequence has as many rows as it takes."""
+        _, heads, value_size = out.shape
+        span = SPAN * heads * (q_nope.shape[2] + value_size) * q_nope.element_size()
+        tokens = _TILE if q_nope.dtype != torch.float32 else _TILE_FLOAT32
+        expansion = plan.expansion(tokens, max(ROOM // span, 1) * SPAN, kv_cache.shape[1])
+        if expansion is None:
+            return None
+        return cls(q_nope, q_rope, kv_cache, w_k, w_v, out, lse, batch, expansion)
+
+    @property
+    def tables(self) -> Tensors:
+        """The tables that `attend` launches with."""
+        return tuple(table for step in self.expansion.rounds for table in (step.spans, step.items))
+
+    @property
+    def options(self) -> Options:
+        """What else it launches with, but for the scale."""
+        return self.expansion.keys, int(self.expansion.carried)
+
+    def attend(self, scale: float) -> None:
+        """Attends them, in two launches for each round."""
+        rows, heads, key_size = self.q_nope.shape
+        rotated, value_size = self.q_rope.shape[2], self.out.shape[2]
+        page, latent = self.kv_cache.shape[1], self.kv_cache.shape[2] - rotated
+        dtype, device = self.out.dtype, self.out.device
+        if dtype == torch.float32:
+            tokens, block_n, warps, stages = _TILE_FLOAT32, 32, 4, 1
+            block_w, block_k, expand_warps, expand_stages = 32, 16, 8, 1
+        else:
+            tokens, block_n, warps, stages = _TILE, 64, 8, 3
+            block_w, block_k, expand_warps, expand_stages = 128, 64, 8, 3
+        block_e = padded(rotated, 16)
+        places = self.expansion.keys
+        keys = scratch((heads, places, key_size), dtype, device)
+        values = scratch((heads, places, value_size), dtype, device)
+        keys_rotated = scratch((places, rotated), dtype, device)
+        carried = weights = self.out
+        if self.expansion.carried:
+            carried = scratch((rows, heads, value_size), torch.float32, device)
+            weights = scratch((rows, heads), torch.float32, device)
+        blocks = -(-key_size // block_w) + -(-value_size // block_w)
+        table = self.batch.page_table
+        for step in self.expansion.rounds:
+            if step.spans.shape[0]:
+                launch_expand(
+                    (heads * blocks, step.spans.shape[0], 1),
+                    (self.kv_cache, self.w_k, self.w_v, keys, keys_rotated, values, step.spans, table),
+                    (*self.w_k.stride()[:2], *self.w_v.stride()[:2], table.stride(0), places),
+                    (
+                        *(latent, rotated, block_e, key_size, value_size),
+                        *(SPAN, block_w, min(block_k, padded(latent, 16)), page, expand_stages),
+                    ),
+                    num_warps=expand_warps,
+                    num_stages=expand_stages,
+                    **launch_options(dtype),
+                )
+            launch_attend(
+                (step.items.shape[0], heads, 1),
                 (
-                    *(latent, rotated, block_e, key_size, value_size),
-                    *(SPAN, block_w, min(block_k, padded(latent, 16)), page, expand_stages),
+                    *(self.q_nope, self.q_rope, keys, keys_rotated, values, self.out),
+                    *(self.out if self.lse is None else self.lse, carried, weights, step.items),
                 ),
-                num_warps=expand_warps,
-                num_stages=expand_stages,
-                **launch_options(out.dtype),
+                (abs(scale) * LOG2E, *self.q_nope.stride()[:2], *self.q_rope.stride()[:2], places),
+                (
+                    *(key_size, padded(key_size, 16), rotated, block_e, value_size, padded(value_size, 16)),
+                    *(tokens, block_n, scale < 0, self.expansion.carried, self.lse is not None, stages),
+                ),
+                num_warps=warps,
+                num_stages=stages,
+                **launch_options(dtype),
             )
-        launch_attend(
-            (step.items.shape[0], heads, 1),
-            (
-                *(q_nope, q_rope, keys, keys_rotated, values, out, out if lse is None else lse),
-                *(carried, weights, step.items),
-            ),
-            (abs(scale) * LOG2E, *q_nope.stride()[:2], *q_rope.stride()[:2], places),
-            (
-                *(key_size, padded(key_size, 16), rotated, block_e, value_size, padded(value_size, 16)),
-                *(tokens, block_n, scale < 0, expansion.carried, lse is not None, stages),
-            ),
-            num_warps=warps,
-            num_stages=stages,
-            **launch_options(out.dtype),
-        )
-    return True
 
 
-__all__ = ["ROOM", "attend_expanded"]
+_TILE, _TILE_FLOAT32 = 128, 32
+
+__all__ = ["ROOM", "Expanded"]

@@ -37,25 +37,6 @@ _UNKNOWN = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """Room for what comes of the pieces, shared by layers, which run one after another.
-
-    Attributes:
-        parts: [slots, H, R] float32.
-        weights: [slots, H] float32, the log-sum-exp of each in powers of 2.
-    """
-
-    parts: torch.Tensor
-    weights: torch.Tensor
-
-    @classmethod
-    def of(cls, slots: int, heads: int, latent_size: int, device: torch.device) -> Room:
-        """Room for as many slots."""
-        parts = torch.empty((slots, heads, latent_size), dtype=torch.float32, device=device)
-        return cls(parts, parts.new_empty((slots, heads)))
-
-
-@dataclass(frozen=True, slots=True)
 class Cut:
     """How the keys are cut.
 
@@ -85,37 +66,41 @@ class Cut:
         return cls(int(_LEAST[best]), int(pieces[best].max()))
 
 
+_Layer = tuple[torch.Size, torch.Size, torch.dtype]
+
+
 @dataclass(frozen=True, slots=True)
 class Pieces:
     """How the caches of a decode are cut.
 
     Attributes:
         batch: The step's batch.
-        cuts: By page and programs a sequence and piece.
-        rooms: By slots, number of heads and latent size.
+        cuts: By what a layer's tensors say.
     """
 
     batch: PagedBatch
-    cuts: dict[tuple[int, int], Cut] = field(default_factory=dict)
-    rooms: dict[tuple[int, int, int], Room] = field(default_factory=dict)
+    cuts: dict[_Layer, Cut] = field(default_factory=dict)
 
-    def cut(self, page: int, programs: int) -> Cut:
-        """How a layer's keys are cut, decided at the first call."""
-        key = (page, programs)
+    def known(self, q_rope: torch.Tensor, kv_cache: torch.Tensor) -> Cut | None:
+        """How a layer's keys are cut; None where no such layer asked yet."""
+        return self.cuts.get((q_rope.shape[1:], kv_cache.shape[1:], kv_cache.dtype))
+
+    def cut(self, q_rope: torch.Tensor, kv_cache: torch.Tensor, programs: int) -> Cut:
+        """How a layer's keys are cut, decided at the first call.
+
+        Args:
+            q_rope: [N, H, E].
+            kv_cache: [pages, page, R + E].
+            programs: Programs a sequence and piece.
+        """
+        key = (q_rope.shape[1:], kv_cache.shape[1:], kv_cache.dtype)
         if key not in self.cuts:
-            check_pages(CONTRACT, self.batch, page)
+            check_pages(CONTRACT, self.batch, kv_cache.shape[1])
             keys = np.asarray(self.batch.kv_seqlens, dtype=np.int64)
             if _is_captured(self.batch):
                 keys[:] = _UNKNOWN
-            self.cuts[key] = Cut.of(np.maximum(keys, 1), programs, self.batch.cu_seqlens.device)
+            self.cuts[key] = Cut.of(np.maximum(keys, 1), programs, kv_cache.device)
         return self.cuts[key]
-
-    def room(self, slots: int, heads: int, latent_size: int) -> Room:
-        """Room for a layer, made at the first call."""
-        key = (slots, heads, latent_size)
-        if key not in self.rooms:
-            self.rooms[key] = Room.of(*key, self.batch.cu_seqlens.device)
-        return self.rooms[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,20 +114,24 @@ class Work:
         rows: [rows that are merged, 8] int32: packed row, slot of its first part, slots from one part to the
             next, number of parts, row of the queries and of what they give, nothing.
         slots: Slots of parts.
-        rooms: By number of heads and latent size.
     """
 
     items: torch.Tensor
     rows: torch.Tensor
     slots: int
-    rooms: dict[tuple[int, int], Room] = field(default_factory=dict)
 
-    def room(self, heads: int, latent_size: int) -> Room:
-        """Room for a layer, made at the first call."""
-        key = (heads, latent_size)
-        if key not in self.rooms:
-            self.rooms[key] = Room.of(self.slots, *key, self.items.device)
-        return self.rooms[key]
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """The rows of sequences that are not expanded.
+
+    Attributes:
+        rows: Their number.
+        places: Where they are, as `project` takes it.
+    """
+
+    rows: int
+    places: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,13 +172,13 @@ class Tiles:
     Attributes:
         batch: The step's batch.
         works: By what a layer asks for.
-        places: Where the rows of the sequences that are not expanded are, once that was asked.
+        rests: The rows of sequences that are not expanded, once they were asked for.
         expansions: By what a layer asks for.
     """
 
     batch: PagedBatch
     works: dict[tuple[int, int, int, bool], Work] = field(default_factory=dict)
-    places: list[torch.Tensor] = field(default_factory=list)
+    rests: list[Rest] = field(default_factory=list)
     expansions: dict[tuple[int, int, int], Expansion | None] = field(default_factory=dict)
 
     def work(self, tokens: int, programs: int, page: int, *, some: bool) -> Work:
@@ -208,18 +197,18 @@ class Tiles:
             self.works[key] = self._work(tokens, programs, some)
         return self.works[key]
 
-    def rest(self) -> tuple[int, torch.Tensor]:
-        """How many rows are of sequences that are not expanded, and where, as `project` takes it."""
-        count = sum(length for length in self.batch.seqlens if length < EXPANDED)
-        if not self.places:
+    def rest(self) -> Rest:
+        """The rows of sequences that are not expanded."""
+        if not self.rests:
             tiles = split_rows(self.batch.seqlens, PLACES)
             tiles = tiles[self._is_rest(tiles)]
             table = np.zeros_like(tiles)
             table[:, 0] = tiles[:, 2]
             table[:, 1] = np.cumsum(tiles[:, 3]) - tiles[:, 3]
             table[:, 2] = tiles[:, 3]
-            self.places.append(to_device(table, self.batch.cu_seqlens.device))
-        return count, self.places[0]
+            places = to_device(table, self.batch.cu_seqlens.device)
+            self.rests.append(Rest(int(tiles[:, 3].sum()), places))
+        return self.rests[0]
 
     def expansion(self, tokens: int, capacity: int, page: int) -> Expansion | None:
         """The rounds, made at the first call; None where no sequence has as many rows as it takes.
@@ -327,4 +316,4 @@ def _is_captured(batch: PagedBatch) -> bool:
     return batch.cu_seqlens.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-__all__ = ["EXPANDED", "SPAN", "Cut", "Expansion", "Pieces", "Room", "Round", "Tiles", "Work"]
+__all__ = ["EXPANDED", "SPAN", "Cut", "Expansion", "Pieces", "Rest", "Round", "Tiles", "Work"]

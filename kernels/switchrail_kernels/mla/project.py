@@ -1,4 +1,4 @@
-"""A product with a matrix a head, as between queries and latents: out[t, h] = x[t, h] w[h]."""
+"""A product with a matrix a head, between queries or values and latents."""
 
 # Triton reads the types of a kernel's arguments at the call.
 # ruff: noqa: ANN001, ANN202
@@ -73,36 +73,36 @@ def project(
     out: torch.Tensor,
     places: torch.Tensor | None = None,
     *,
-    back: bool = False,
+    values: bool = False,
 ) -> None:
     """Multiplies, in one launch.
 
     Args:
         x: [rows, H, K], its last axis contiguous.
-        w: [H, K, N], of any strides.
+        w: [H, K, N]; of values [H, N, K].
         out: [rows, H, N], contiguous; written to.
-        places: [tiles, 4] int32, where only some rows are taken, at most `PLACES` a tile: the first of them,
-            the first that is written, their number, nothing. None: all rows, each in its place.
-        back: Whether the first two are the other way about.
+        places: [tiles, 4] int32, where only some rows are taken, at most `PLACES` a tile: the first of them
+            among all, the first among these, their number, nothing. `out` has these, of values x. None: x and
+            `out` have the same.
+        values: Whether latents become values, and not queries such as latents are multiplied by.
     """
     rows, heads, inner = x.shape
-    width = w.shape[2]
-    if x.dtype == torch.float32:
-        block_t, block_k, block_n, warps, stages = PLACES, 32, 32, 4, 1
-    elif places is not None or rows <= 64:
-        block_t, block_k, block_n, warps, stages = padded(min(rows, 64), 16), 64, 128, 4, 3
+    width = out.shape[2]
+    moves, tiles = 0, 0
+    if places is not None:
+        moves, tiles = 2 if values else 1, places.shape[0]
+        block_t, block_k, block_n, warps, stages = PLACES, 64, 128, 4, 3
+    elif rows <= 64:
+        block_t, block_k, block_n, warps, stages = padded(rows, 16), 64, 128, 4, 3
     else:
         block_t, block_k, block_n, warps, stages = 128, 64, 128, 8, 3
-    moves = 0
-    tiles = -(-rows // block_t)
-    if places is not None:
-        moves = 2 if back else 1
-        tiles = places.shape[0]
-        block_t = PLACES
+    if x.dtype == torch.float32:
+        block_t, block_k, block_n, warps, stages = PLACES, 32, 32, 4, 1
+    head, first, second = w.stride()
     _launch_project(
-        (-(-width // block_n), heads, tiles),
+        (-(-width // block_n), heads, tiles or -(-rows // block_t)),
         (x, w, out, out if places is None else places),
-        (rows, heads, *x.stride()[:2], *w.stride()),
+        (rows, heads, *x.stride()[:2], head, *((second, first) if values else (first, second))),
         (
             *(inner, width, block_t, min(block_k, padded(inner, 16)), min(block_n, padded(width, 16))),
             *(moves, stages),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from switchrail.ops.backend import MlaBackend
@@ -13,23 +14,25 @@ from switchrail.ops.pages import check_lengths
 from switchrail_kernels.device import compute_capability, has_large_shared_memory
 from switchrail_kernels.launch import Launcher, launch_options, padded
 from switchrail_kernels.mla import absorbed, hopper
-from switchrail_kernels.mla.expansion import attend_expanded
-from switchrail_kernels.mla.plan import Pieces, Tiles
+from switchrail_kernels.mla.expansion import Expanded
+from switchrail_kernels.mla.plan import Cut, Pieces, Rest, Tiles, Work
 from switchrail_kernels.mla.project import project
+from switchrail_kernels.replay import Calls, Options, Tensors, scratch
 
 LOG2E = 1.4426950408889634
+
+_calls = Calls()
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """The sizes of a program, as a call's tensors ask for them.
+    """The sizes of a program that attends to latents.
 
     Attributes:
         launch: The kernel's launcher.
         tokens: Tokens of a tile, BT.
         latent: R.
         block_n: Keys of a block.
-        page: Tokens a page.
         head_blocks: Programs for all heads.
         value_blocks: Programs for all columns of the values.
         constants: From BG to PAGE.
@@ -41,52 +44,70 @@ class _Shape:
     tokens: int
     latent: int
     block_n: int
-    page: int
     head_blocks: int
     value_blocks: int
     constants: tuple[int, ...]
     warps: int
     stages: int
 
-    @classmethod
-    def of(cls, q_rope: torch.Tensor, kv_cache: torch.Tensor, *, decode: bool, trees: bool) -> _Shape:
-        _, count, rotated = q_rope.shape
-        _, page, width = kv_cache.shape
-        latent = width - rotated
-        block_r = padded(latent, 16)
-        block_k = block_v = block_r
-        launch = absorbed.launch_attend
-        rows, block_n, warps, stages = 64, 64, 8, 3
-        if q_rope.dtype == torch.float32:
-            rows, block_n, warps, stages = 16, 16, 4, 1
-            block_k, block_v = min(block_r, 64), min(block_r, 128)
-        elif (latent, rotated, trees) == (512, 64, False) and _is_for_hopper(kv_cache):
-            launch = hopper.launch_attend
-        elif not has_large_shared_memory(kv_cache.device):
-            rows, block_n, warps, stages = 16, 32, 4, 2
-        elif decode and count <= 16:
-            rows, warps = 16, 4
-        heads = min(padded(count), rows)
-        tokens = 1 if decode else rows // heads
-        heads = rows // tokens
-        constants = (heads, tokens, latent, block_r, block_k, block_v, rotated, padded(rotated, 16), block_n)
-        return cls(
-            launch,
-            tokens,
-            latent,
-            block_n,
-            page,
-            -(-count // heads),
-            -(-latent // block_v),
-            (*constants, page),
-            warps,
-            stages,
-        )
+    @property
+    def programs(self) -> int:
+        """Programs a tile and piece."""
+        return self.head_blocks * self.value_blocks
 
 
-def _is_for_hopper(kv_cache: torch.Tensor) -> bool:
-    """Whether the kernel for Hopper can be run: its copies are of 16 aligned bytes."""
-    return compute_capability(kv_cache.device) == (9, 0) and kv_cache.data_ptr() % 16 == 0
+@lru_cache(maxsize=1024)
+def _shape(
+    count: int,
+    rotated: int,
+    width: int,
+    page: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    aligned: bool,
+    decode: bool,
+    trees: bool,
+) -> _Shape:
+    latent = width - rotated
+    block_r = padded(latent, 16)
+    block_k = block_v = block_r
+    launch = absorbed.launch_attend
+    rows, block_n, warps, stages = 64, 64, 8, 3
+    if dtype == torch.float32:
+        rows, block_n, warps, stages = 16, 16, 4, 1
+        block_k, block_v = min(block_r, 64), min(block_r, 128)
+    elif (latent, rotated, trees, aligned) == (512, 64, False, True) and compute_capability(device) == (9, 0):
+        launch = hopper.launch_attend
+    elif not has_large_shared_memory(device):
+        rows, block_n, warps, stages = 16, 32, 4, 2
+    elif decode and count <= 16:
+        rows, warps = 16, 4
+    heads = min(padded(count), rows)
+    tokens = 1 if decode else rows // heads
+    heads = rows // tokens
+    constants = (
+        heads,
+        tokens,
+        latent,
+        block_r,
+        block_k,
+        block_v,
+        rotated,
+        padded(rotated, 16),
+        block_n,
+        page,
+    )
+    return _Shape(
+        launch, tokens, latent, block_n, -(-count // heads), -(-latent // block_v), constants, warps, stages
+    )
+
+
+def _shape_of(q_rope: torch.Tensor, kv_cache: torch.Tensor, *, decode: bool, trees: bool) -> _Shape:
+    """The sizes that a call's tensors ask for; the kernel for Hopper copies 16 aligned bytes at a time."""
+    _, heads, rotated = q_rope.shape
+    _, page, width = kv_cache.shape
+    aligned = kv_cache.data_ptr() % 16 == 0
+    return _shape(heads, rotated, width, page, kv_cache.dtype, kv_cache.device, aligned, decode, trees)
 
 
 class TritonMla(MlaBackend):
@@ -113,29 +134,45 @@ class TritonMla(MlaBackend):
         lse: torch.Tensor | None = None,
     ) -> None:
         """Attends T packed query rows of N sequences of any length."""
-        tensors = {"q_nope": q_nope, "q_rope": q_rope, "kv_cache": kv_cache, "w_k": w_k, "w_v": w_v}
-        CONTRACT.check_arguments(batch, {**tensors, "out": out, "lse": lse, "scale": scale})
+        named = {"q_nope": q_nope, "q_rope": q_rope, "kv_cache": kv_cache, "w_k": w_k, "w_v": w_v}
+        CONTRACT.check_arguments(batch, {**named, "out": out, "lse": lse, "scale": scale})
         assert isinstance(plan, Tiles)
         if out.numel() == 0:
             return
-        if (
-            w_k is not None
-            and w_v is not None
-            and not isinstance(batch, PagedTreeBatch)
-            and attend_expanded(q_nope, q_rope, kv_cache, w_k, w_v, out, lse, batch, plan, scale)
-        ):
-            rows, places = plan.rest()
-            if rows:
-                plain, latents = _latents(rows, w_k), _latents(rows, w_v)
-                project(q_nope, w_k, plain, places)
-                _attend(plain, q_rope, kv_cache, latents, lse, batch, plan, scale, some=True)
-                project(latents, w_v.mT, out, places, back=True)
+        parents = batch.parents if isinstance(batch, PagedTreeBatch) else None
+        shape = _shape_of(q_rope, kv_cache, decode=False, trees=parents is not None)
+        page = kv_cache.shape[1]
+        expanded = rest = work = None
+        if w_k is not None and w_v is not None and parents is None:
+            expanded = Expanded.of(q_nope, q_rope, kv_cache, w_k, w_v, out, lse, batch, plan)
+        if expanded is not None:
+            rest = plan.rest()
+        if rest is None or rest.rows:
+            work = plan.work(shape.tokens, shape.programs, page, some=rest is not None)
+        tensors: Tensors = (
+            *(q_nope, q_rope, kv_cache, w_k, w_v, out, lse, parents),
+            *(batch.cu_seqlens, batch.page_table, batch.kv_lens),
+            *(() if expanded is None else expanded.tables),
+            *(() if rest is None else (rest.places,)),
+            *(() if work is None else (work.items, work.rows)),
+        )
+        options: Options = (
+            *(len(batch.seqlens), scale, len(tensors)),
+            *(() if expanded is None else expanded.options),
+            *(() if rest is None else (rest.rows,)),
+            *(() if work is None else (work.slots,)),
+        )
+        if _calls.again(tensors, options):
             return
-        plain = _absorbed(q_nope, w_k)
-        latents = out if w_v is None else _latents(out.shape[0], w_v)
-        _attend(plain, q_rope, kv_cache, latents, lse, batch, plan, scale, some=False)
-        if w_v is not None:
-            project(latents, w_v.mT, out)
+        with _calls.record(tensors, options):
+            if expanded is not None:
+                expanded.attend(scale)
+            if work is not None:
+                rows = out.shape[0] if rest is None else rest.rows
+                plain, latents = _plain(q_nope, w_k, rows, rest), _latents(out, w_v, rows)
+                _attend(shape, plain, q_rope, kv_cache, latents, lse, parents, batch, work, scale)
+                if w_v is not None:
+                    project(latents, w_v, out, None if rest is None else rest.places, values=True)
 
     verify = prefill
 
@@ -155,121 +192,110 @@ class TritonMla(MlaBackend):
     ) -> None:
         """Attends one query row a sequence."""
         assert isinstance(plan, Pieces)
-        tensors = {"q_nope": q_nope, "q_rope": q_rope, "kv_cache": kv_cache, "w_k": w_k, "w_v": w_v}
-        CONTRACT.check_arguments(batch, {**tensors, "out": out, "lse": lse, "scale": scale})
+        lengths, table = batch.kv_lens, batch.page_table
+        tensors: Tensors = (
+            *(q_nope, q_rope, kv_cache, w_k, w_v, out, lse),
+            *(batch.cu_seqlens, table, lengths),
+        )
+        cut = plan.known(q_rope, kv_cache)
+        options: Options = (len(batch.seqlens), scale, *(() if cut is None else (cut.least, cut.most)))
+        if cut is not None and _calls.again(tensors, options):
+            return
+        named = {"q_nope": q_nope, "q_rope": q_rope, "kv_cache": kv_cache, "w_k": w_k, "w_v": w_v}
+        CONTRACT.check_arguments(batch, {**named, "out": out, "lse": lse, "scale": scale})
         if out.numel() == 0:
             return
-        shape = _Shape.of(q_rope, kv_cache, decode=True, trees=False)
-        sequences, heads, _ = out.shape
-        cut = plan.cut(shape.page, shape.head_blocks * shape.value_blocks)
-        plain = _absorbed(q_nope, w_k)
-        latents = out if w_v is None else _latents(sequences, w_v)
-        lse_or = out if lse is None else lse
-        lengths, table = batch.kv_lens, batch.page_table
-        parts = weights = latents
-        if cut.most > 1:
-            room = plan.room(sequences * cut.most, heads, shape.latent)
-            parts, weights = room.parts, room.weights
-        shape.launch(
-            (sequences * shape.head_blocks, cut.most, shape.value_blocks),
-            (
-                *(plain, q_rope, kv_cache, latents, lse_or, parts, weights),
-                *(lengths, batch.cu_seqlens, lengths, table, lengths),
-            ),
-            (
-                *(scale * LOG2E, *plain.stride()[:2], *q_rope.stride()[:2]),
-                *(table.stride(0), heads, cut.least, cut.most),
-            ),
-            (*shape.constants, True, cut.most > 1, False, lse is not None, shape.stages),
-            num_warps=shape.warps,
-            num_stages=shape.stages,
-            **launch_options(out.dtype),
-        )
-        if cut.most > 1:
-            absorbed.launch_merge(
-                (sequences, heads, 1),
-                (parts, weights, latents, lse_or, lengths, lengths),
-                (heads, cut.least, cut.most),
-                (shape.latent, padded(shape.latent), shape.block_n, 8, True, lse is not None),
-                num_warps=4,
-            )
-        if w_v is not None:
-            project(latents, w_v.mT, out)
+        shape = _shape_of(q_rope, kv_cache, decode=True, trees=False)
+        cut = plan.cut(q_rope, kv_cache, shape.programs)
+        with _calls.record(tensors, (len(batch.seqlens), scale, cut.least, cut.most)):
+            rows = out.shape[0]
+            plain, latents = _plain(q_nope, w_k, rows, None), _latents(out, w_v, rows)
+            _attend(shape, plain, q_rope, kv_cache, latents, lse, None, batch, cut, scale)
+            if w_v is not None:
+                project(latents, w_v, out, values=True)
 
 
 def _attend(
+    shape: _Shape,
     plain: torch.Tensor,
     q_rope: torch.Tensor,
     kv_cache: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor | None,
+    parents: torch.Tensor | None,
     batch: PagedBatch,
-    plan: Tiles,
+    work: Work | Cut,
     scale: float,
-    *,
-    some: bool,
 ) -> None:
-    """Attends to latents, in one launch or two.
+    """Attends to latents, in one launch, or two where keys are cut.
 
     Args:
+        shape: The program's.
         plain: [rows, H, R], queries multiplied by what makes keys.
         q_rope: [T, H, E].
         kv_cache: [pages, page, R + E].
         out: [rows, H, R]; written to.
         lse: [T, H]; written to.
+        parents: [T], of trees.
         batch: The batch.
-        plan: Its plan.
+        work: The programs, or how a decode's caches are cut.
         scale: Factor of the logits.
-        some: Whether rows are only those of sequences that are not expanded; else all T.
     """
-    trees = isinstance(batch, PagedTreeBatch)
-    shape = _Shape.of(q_rope, kv_cache, decode=False, trees=trees)
-    work = plan.work(shape.tokens, shape.head_blocks * shape.value_blocks, shape.page, some=some)
+    heads = out.shape[1]
+    device = out.device
+    if isinstance(work, Cut):
+        items = rows = batch.kv_lens
+        least, most = work.least, work.most
+        tiles = len(batch.seqlens)
+        slots = tiles * most if most > 1 else 0
+        merged = tiles
+    else:
+        items, rows = work.items, work.rows
+        least, most = 0, 1
+        tiles, merged, slots = items.shape[0], rows.shape[0], work.slots
+    decode = isinstance(work, Cut)
     lse_or = out if lse is None else lse
     parts = weights = out
-    heads = out.shape[1]
-    if work.slots:
-        room = work.room(heads, shape.latent)
-        parts, weights = room.parts, room.weights
-    parents = batch.parents if isinstance(batch, PagedTreeBatch) else work.items
+    if slots:
+        parts = scratch((slots, heads, shape.latent), torch.float32, device)
+        weights = scratch((slots, heads), torch.float32, device)
     shape.launch(
-        (work.items.shape[0] * shape.head_blocks, 1, shape.value_blocks),
+        (tiles * shape.head_blocks, most, shape.value_blocks),
         (
-            *(plain, q_rope, kv_cache, out, lse_or, parts, weights),
-            *(work.items, batch.cu_seqlens, parents, batch.page_table, batch.kv_lens),
+            *(plain, q_rope, kv_cache, out, lse_or, parts, weights, items),
+            *(batch.cu_seqlens, items if parents is None else parents, batch.page_table, batch.kv_lens),
         ),
         (
             *(scale * LOG2E, *plain.stride()[:2], *q_rope.stride()[:2]),
-            *(batch.page_table.stride(0), heads, 0, 0),
+            *(batch.page_table.stride(0), heads, least, most),
         ),
-        (*shape.constants, False, work.slots > 0, trees, lse is not None, shape.stages),
+        (*shape.constants, decode, slots > 0, parents is not None, lse is not None, shape.stages),
         num_warps=shape.warps,
         num_stages=shape.stages,
         **launch_options(out.dtype),
     )
-    if work.slots:
+    if slots:
         absorbed.launch_merge(
-            (work.rows.shape[0], heads, 1),
-            (parts, weights, out, lse_or, work.rows, batch.kv_lens),
-            (heads, 0, 0),
-            (shape.latent, padded(shape.latent), shape.block_n, 8, False, lse is not None),
+            (merged, heads, 1),
+            (parts, weights, out, lse_or, rows, batch.kv_lens),
+            (heads, least, most),
+            (shape.latent, padded(shape.latent), shape.block_n, 8, decode, lse is not None),
             num_warps=4,
         )
 
 
-def _absorbed(q_nope: torch.Tensor, w_k: torch.Tensor | None) -> torch.Tensor:
-    """The queries that latents are multiplied by, [T, H, R]."""
+def _plain(q_nope: torch.Tensor, w_k: torch.Tensor | None, rows: int, rest: Rest | None) -> torch.Tensor:
+    """The queries that latents are multiplied by, [rows, H, R]."""
     if w_k is None:
         return q_nope
-    plain = _latents(q_nope.shape[0], w_k)
-    project(q_nope, w_k, plain)
+    plain = scratch((rows, w_k.shape[0], w_k.shape[2]), q_nope.dtype, q_nope.device)
+    project(q_nope, w_k, plain, None if rest is None else rest.places)
     return plain
 
 
-def _latents(rows: int, weights: torch.Tensor) -> torch.Tensor:
-    """Scratch of a latent a row and head, for weights [H, ..., R]."""
-    heads, _, latent_size = weights.shape
-    return torch.empty((rows, heads, latent_size), dtype=weights.dtype, device=weights.device)
+def _latents(out: torch.Tensor, w_v: torch.Tensor | None, rows: int) -> torch.Tensor:
+    """Room for what is to be multiplied by what makes values, [rows, H, R]."""
+    return out if w_v is None else scratch((rows, w_v.shape[0], w_v.shape[2]), out.dtype, out.device)
 
 
 __all__ = ["TritonMla"]
