@@ -258,9 +258,8 @@ class Runtime(Registrar):
     ) -> RoutePlan:
         """Decides which backend serves each layer, imports these backends and constructs them, each once.
 
-        Where measurements say so, batches of different sizes are served by different backends:
-        `RoutePlan.at` gives those of one batch. All that a plan has of one op take the state, or the cache, in
-        one form.
+        Where measurements say so, batches of different sizes are served by different backends: `RoutePlan.at`
+        gives those of one batch. All that a plan has of one op take the state, or the cache, in one form.
 
         The plan keeps what it was made from: later registrations and configurations are for later plans.
 

@@ -1,6 +1,8 @@
 """The choice by measurement: timing, the file, and what `auto` makes of it."""
 
 import json
+import math
+import re
 import time
 from pathlib import Path
 
@@ -45,6 +47,12 @@ def timings(runtime, platform):
     return list(tune(runtime, platform, ops=("short_conv",), phases=("decode",), dtypes=("float32",)))
 
 
+def mean(timing, name):
+    """The geometric mean over the batches, in nanoseconds."""
+    times = [times[name] for times in timing.samples.values()]
+    return math.exp(sum(map(math.log, times)) / len(times))
+
+
 def chosen(runtime, platform, **arguments):
     decision = runtime.resolve("short_conv", "decode", device=platform, dtype="float32", **arguments)
     return decision.chosen, decision.because
@@ -53,8 +61,9 @@ def chosen(runtime, platform, **arguments):
 def test_what_was_measured_decides(runtime, platform, timings):
     assert chosen(runtime, platform) == ("slow", "highest priority that fits (10)")
     (timing,) = timings
-    assert set(timing.typical) == {"slow", "torch"}
-    assert all(times["slow"] > 2e6 > times["torch"] > 0 for times in timing.nanoseconds.values())
+    assert timing.ways == {"slow": "host", "torch": "host"}
+    assert [str(batch) for batch in timing.samples] == ["1 of 1", "4 of 1", "16 of 1"]
+    assert all(times["slow"] > 2e6 > times["torch"] > 0 for times in timing.samples.values())
     assert timing.left_out["wrong"].startswith(
         "it fails short_conv/decode/float32/ragged: short_conv: out is off"
     )
@@ -64,13 +73,16 @@ def test_what_was_measured_decides(runtime, platform, timings):
     write_machine(times_path(), machine(runtime, platform, timings), runtime._loader.packages())
     name, because = chosen(runtime, platform)
     assert name == "torch"
-    assert because == f"fastest that fits, as measured here ({timing.typical['torch'] / 1000:.1f} us)"
+    told = re.fullmatch(r"fastest that fits, as measured here \((.*) us\)", because)
+    assert float(told[1]) == pytest.approx(mean(timing, "torch") / 1000, abs=0.06)
     decision = runtime.resolve("short_conv", "decode", device=platform, dtype="float32")
     reasons = {other.name: other.reasons for other in decision.rejected}
     assert reasons["slow"][0].startswith("fits, but takes ")
     assert reasons["wrong"][0].startswith("fits, but was not measured here")
     assert chosen(runtime, "cpu") == ("slow", "highest priority that fits (10)")
     assert chosen(runtime, platform, measurements=()) == ("slow", "highest priority that fits (10)")
+    samples = timing.to_dict()["samples"]
+    assert [(sample["rows"], sample["length"]) for sample in samples] == [(1, 1), (4, 1), (16, 1)]
     assert chosen(runtime, platform, preferences={"short_conv": "slow"})[0] == "slow"
     assert chosen(runtime, platform, preferences={"short_conv": "auto"})[0] == "torch"
     other = runtime.resolve("short_conv", "prefill", device=platform, dtype="float32")
@@ -124,11 +136,12 @@ def test_what_is_not_measured_again_stays(runtime, platform, timings):
     write_machine(times_path(), prefill, installed)
     other = {**first, "device": {**first["device"], "name": "another"}}
     write_machine(times_path(), other, installed)
-    again = {**first, "measurements": [{**first["measurements"][0], "nanoseconds": {"torch": 1}}]}
+    samples = [{"rows": 1, "length": 1, "nanoseconds": {"torch": 1}}]
+    again = {**first, "measurements": [{**first["measurements"][0], "samples": samples}]}
     write_machine(times_path(), again, installed)
     phases = [measured["phase"] for measured in measurements_for(platform, installed)]
     assert phases == ["prefill", "decode"]
-    assert measurements_for(platform, installed)[1]["nanoseconds"] == {"torch": 1}
+    assert measurements_for(platform, installed)[1]["samples"] == samples
     assert len(read_machines(times_path())) == 2
     write_machine(times_path(), first, {**installed, "torch": "99"})
     assert [m["phase"] for m in measurements_for(platform, installed)] == ["decode"]
@@ -139,16 +152,24 @@ def test_what_is_not_measured_again_stays(runtime, platform, timings):
     [
         "{",
         "[]",
-        '{"schema": 2, "machines": []}',
-        '{"schema": 1}',
-        '{"schema": 1, "machines": [{"device": {}, "packages": {}}]}',
-        '{"schema": 1, "machines": [{"device": {}, "packages": {}, "measurements": [{"op": "mla"}]}]}',
+        '{"schema": 3, "machines": []}',
+        '{"schema": 0, "machines": []}',
+        '{"schema": 2}',
+        '{"schema": 2, "machines": [{"device": {}, "packages": {}}]}',
+        '{"schema": 2, "machines": [{"device": {}, "packages": {}, "measurements": [{"op": "mla"}]}]}',
     ],
 )
 def test_a_file_that_means_nothing(runtime, platform, text):
     times_path().write_text(text)
     with pytest.raises(TimesError, match=r"times\.json can't be used"):
         runtime.resolve("short_conv", "decode", device=platform, dtype="float32")
+
+
+def test_what_an_older_version_wrote_counts_for_nothing_and_is_replaced(runtime, platform, timings):
+    times_path().write_text('{"schema": 1, "machines": [{"device": {}}]}')
+    assert chosen(runtime, platform)[0] == "slow"
+    write_machine(times_path(), machine(runtime, platform, timings), runtime._loader.packages())
+    assert chosen(runtime, platform)[0] == "torch"
 
 
 def test_where_the_file_is(monkeypatch, tmp_path):
@@ -170,8 +191,12 @@ def test_the_command(tmp_path, monkeypatch):
         done = CliRunner().invoke(app, ["tune", *chosen])
     assert done.exit_code == 0, done.output
     assert f"kept in {tmp_path / 'times.json'}" in done.output
-    typical = next(line.split() for line in done.output.splitlines() if " typical " in line)
-    assert typical[:5] == ["short_conv", "decode", "float32", "typical", "torch"]
+    lines = [line.split() for line in done.output.splitlines()]
+    head = "short_conv decode in float32, 1024 channels, microseconds: torch on the host"
+    assert head.split() in lines
+    assert ["rows", "longest", "torch"] in lines
+    times = [line for line in lines if len(line) == 3 and line[2].endswith("*")]
+    assert [line[:2] for line in times] == [["1", "1"], ["4", "1"], ["16", "1"]]
     (kept,) = json.loads((tmp_path / "times.json").read_text())["machines"]
     assert [measured["op"] for measured in kept["measurements"]] == ["short_conv"]
     with isolated():
@@ -186,5 +211,5 @@ def test_the_command(tmp_path, monkeypatch):
         explained = CliRunner().invoke(app, ["explain", checkpoint, "--device", "cpu", "--phase", "decode"])
     assert explained.output.count("fastest that fits, as measured here") == 2  # short_conv's times were kept
     with isolated():
-        done = CliRunner().invoke(app, ["tune", "--phase", "verify"])
-    assert (done.exit_code, "'verify' is not timed" in done.stderr) == (2, True)
+        done = CliRunner().invoke(app, ["tune", "--phase", "verfy"])
+    assert (done.exit_code, "unknown phase 'verfy'" in done.stderr) == (2, True)

@@ -1,0 +1,118 @@
+"""What is timed: the grid, and large calls made from small ones."""
+
+import pytest
+import switchrail
+import torch
+from switchrail._core import load_of
+from switchrail.ops.short_conv.torch import TorchShortConv
+from switchrail.testing import isolated
+from switchrail.testing.inputs import (
+    CONTRACTS,
+    REFERENCES,
+    attention_call,
+    gated_delta_call,
+    mla_call,
+    short_conv_call,
+)
+from switchrail.tune import SIZES, Batch, Size, batches, sizes_of, tune
+from switchrail.tune.inputs import bytes_of, copies, enlarged
+
+PHASES = ("prefill", "decode", "verify")
+
+
+@pytest.mark.parametrize("large", [True, False])
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("op", CONTRACTS)
+def test_a_grid_is_of_loads_that_differ(op, phase, large):
+    grid = batches(op, phase, large)
+    loads = [load_of(op, batch.lengths, batch.cached) for batch in grid]
+    assert len(grid) >= 3
+    assert len(set(loads)) == len(loads)
+    for batch in grid:
+        assert (batch.cached is not None) == (op in ("attention", "mla"))
+        assert set(batch.lengths) == {1} or phase != "decode"
+        if batch.cached is not None:
+            assert all(own <= cached for own, cached in zip(batch.lengths, batch.cached, strict=True))
+    assert set(SIZES) == set(CONTRACTS)
+
+
+def test_one_sequence_and_many_are_in_the_grid_of_each_total():
+    grid = batches("gated_delta", "prefill", True)
+    for rows in (512, 2048, 8192, 32768):
+        counts = {len(batch.lengths) for batch in grid if sum(batch.lengths) == rows}
+        assert counts == {1, 2, 4, 8, 16, 64}
+    assert {len(batch.lengths) for batch in batches("kda", "decode", True)} == {2**i for i in range(9)}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("make", [gated_delta_call, short_conv_call, attention_call, mla_call])
+def test_an_enlarged_call_keeps_the_contract_and_is_right(make, phase):
+    small = make((1, 1, 1) if phase == "decode" else (3, 4), phase=phase)
+    lengths = (1,) * 9 if phase == "decode" else (9, 2, 17)
+    cached = tuple(length + 5 for length in lengths) if hasattr(small.batch, "kv_seqlens") else None
+    call = enlarged(small, Batch(lengths=lengths, cached=cached))
+    assert call.batch.seqlens == lengths
+    assert getattr(call.batch, "kv_seqlens", None) == cached
+    for name, tensor in small.tensors.items():
+        large = call.tensors[name]
+        assert (tensor is None) == (large is None)
+        if tensor is not None and call.contract.tensors[name].axes[0] == "T":
+            assert large.stride() == tensor.stride()
+            assert large.shape == (sum(lengths), *tensor.shape[1:])
+    again = copies(call, 3)
+    assert len({each.out.data_ptr() for each in again}) == 3
+    assert all(each.batch is call.batch for each in again)
+    backend = REFERENCES[call.op]()
+    call.run(backend)
+    assert torch.isfinite(call.out).all()
+    assert bytes_of(call) >= call.out.nbytes
+
+
+def test_the_sizes_of_a_model():
+    config = {
+        "model_type": "qwen3_next",
+        "num_hidden_layers": 4,
+        "full_attention_interval": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_conv_kernel_dim": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "hidden_size": 64,
+        "head_dim": 32,
+    }
+    assert sizes_of(switchrail.Layout.from_config(config)) == {
+        "short_conv": (Size(channels=128),),
+        "gated_delta": (Size(head_size=(16, 16), heads=(2, 4)),),
+        "attention": (Size(head_size=(32, 32), heads=(4, 2)),),
+    }
+    assert Size(head_size=(576, 512), heads=(128, 1)).small() == Size(head_size=(576, 512), heads=(16, 1))
+
+
+def test_one_that_fails_with_a_batch_is_timed_with_the_others():
+    class Small(TorchShortConv):
+        def decode(self, x, *tensors, **arguments):
+            if x.shape[0] == 16:
+                raise RuntimeError("too many")
+            super().decode(x, *tensors, **arguments)
+
+    with isolated() as runtime:
+        runtime.register("small", Small, op="short_conv", phases=("decode",))
+        platform = runtime.find_platform("cpu")
+        chosen = {"ops": ("short_conv",), "phases": ("decode",), "dtypes": ("float32",)}
+        (timing,) = tune(runtime, platform, **chosen)
+    assert [set(times) for times in timing.samples.values()] == [{"small", "torch"}] * 2 + [{"torch"}]
+    assert timing.left_out["small"] == "with 16 of 1: RuntimeError('too many')"
+
+
+def test_gates_that_never_decay_are_timed_apart():
+    with isolated() as runtime:
+        platform = runtime.find_platform("cpu")
+        sizes = {"gated_delta": (Size(head_size=(16, 16), heads=(1, 1)),)}
+        chosen = {"phases": ("prefill",), "dtypes": ("float32",), "sizes": sizes}
+        timings = list(tune(runtime, platform, **chosen))
+    assert [timing.no_decay for timing in timings] == [False, True]
+    assert [timing.to_dict()["no_decay"] for timing in timings] == [False, True]
+    assert all(timing.to_dict()["heads"] == [1, 1] for timing in timings)
