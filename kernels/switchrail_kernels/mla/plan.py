@@ -225,7 +225,8 @@ class Tiles:
         return self.expansions[key]
 
     def _is_rest(self, tiles: np.ndarray) -> np.ndarray:
-        return np.asarray(self.batch.seqlens)[tiles[:, 0]] < EXPANDED
+        few: np.ndarray = np.asarray(self.batch.seqlens)[tiles[:, 0]] < EXPANDED
+        return few
 
     def _work(self, tokens: int, programs: int, some: bool) -> Work:
         device = self.batch.cu_seqlens.device
