@@ -46,6 +46,7 @@ _RECURRENT: Claims = {
 
 CAPABILITIES: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
     "triton": ((8, 0), None),
+    "cutedsl": ((9, 0), (9, 0)),
     "flashinfer": ((9, 0), (9, 0)),
     "flashqla": ((9, 0), (9, 0)),
 }
@@ -56,6 +57,11 @@ COMMON: dict[str, Claims] = {
         "dtypes": ("float32", "float16", "bfloat16"),
         "packages": ("triton>=3.6",),
         "priority": 100,
+    },
+    "cutedsl": {
+        "dtypes": ("float32", "float16", "bfloat16"),
+        "packages": ("nvidia-cutlass-dsl>=4.5", "apache-tvm-ffi>=0.1.6"),
+        "priority": 50,
     },
     "flashinfer": {
         "dtypes": ("bfloat16",),
@@ -93,8 +99,18 @@ BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
         "TritonGatedDelta",
         {
             **_RECURRENT,
-            "phases": ("prefill", "decode"),
+            "phases": ("prefill", "decode", "verify"),
             "features": ("cuda_graph", "raw_gates", "checkpoints"),
+        },
+    ),
+    ("gated_delta", "cutedsl"): (
+        "CuteGatedDelta",
+        {
+            "phases": ("decode",),
+            "head_sizes": tuple((k, v) for k in (64, 128, 256) for v in (64, 128, 256)),
+            "state_dtypes": ("float32", "bfloat16"),
+            "state_layouts": ("VK",),
+            "features": ("raw_gates", "cuda_graph", "batch_invariant"),
         },
     ),
     ("gated_delta", "flashinfer"): (
@@ -122,8 +138,19 @@ BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
         "TritonKda",
         {
             **_RECURRENT,
-            "phases": ("prefill", "decode"),
+            "phases": ("prefill", "decode", "verify"),
             "features": ("cuda_graph", "raw_gates", "checkpoints"),
+        },
+    ),
+    ("kda", "flashinfer"): (
+        "FlashInferKda",
+        {
+            "phases": ("decode",),
+            "head_sizes": ((64, 64), (128, 128)),
+            "state_dtypes": ("bfloat16",),
+            "state_layouts": ("VK",),
+            "packages": ("flashinfer-python>=0.6.13,<0.7", "nvidia-cutlass-dsl>=4.5", "triton>=3.6"),
+            "features": ("raw_gates",),
         },
     ),
     ("lightning", "triton"): (
