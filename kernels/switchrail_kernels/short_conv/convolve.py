@@ -71,7 +71,9 @@ def convolve(
     SILU: tl.constexpr,
     KEEP: tl.constexpr,
 ):
-    i_p = tl.program_id(0)
+    # Programs that run at once work on whole rows, which lie next to one another in memory.
+    i_p = tl.program_id(0) // tl.cdiv(C, BC)
+    i_c = tl.program_id(0) % tl.cdiv(C, BC)
     i_n = tl.load(p_pieces + 4 * i_p)
     within = tl.load(p_pieces + 4 * i_p + 1)
     row = tl.load(p_pieces + 4 * i_p + 2).to(tl.int64)
@@ -80,7 +82,7 @@ def convolve(
     write = tl.load(p_write_slots + i_n)
 
     o_t = tl.arange(0, BT)
-    o_c = tl.program_id(1) * BC + tl.arange(0, BC)
+    o_c = i_c * BC + tl.arange(0, BC)
     m_c = o_c < C
     m_out = (o_t < rows)[:, None] & m_c[None, :]
     p_x += row * s_xt
@@ -91,7 +93,7 @@ def convolve(
         )
         return
 
-    if (within >= W - 1) & (rows == BT) & (tl.program_id(1) * BC + BC <= C):
+    if (within >= W - 1) & (rows == BT) & (i_c * BC + BC <= C):
         b_y = _inside(p_x, p_weight, o_t, o_c, within, rows, C, s_xt, s_xc, W, False)
     else:
         b_y = _inside(p_x, p_weight, o_t, o_c, within, rows, C, s_xt, s_xc, W, True)
@@ -164,10 +166,11 @@ def step(
     BIAS: tl.constexpr,
     SILU: tl.constexpr,
 ):
-    i_n = tl.program_id(0).to(tl.int64)
+    i_n = (tl.program_id(0) // tl.cdiv(C, BC)).to(tl.int64)
+    i_c = tl.program_id(0) % tl.cdiv(C, BC)
     read = tl.load(p_read_slots + i_n)
     write = tl.load(p_write_slots + i_n)
-    o_c = tl.program_id(1) * BC + tl.arange(0, BC)
+    o_c = i_c * BC + tl.arange(0, BC)
     m_c = o_c < C
     m_old = o_c < tl.where(read >= 0, C, 0)
     m_new = o_c < tl.where(write >= 0, C, 0)

@@ -81,7 +81,8 @@ def verify(
     SILU: tl.constexpr,
 ):
     """One tile and `BC` channels; the inputs are kept in `p_kept` [T, C]."""
-    i_p = tl.program_id(0)
+    i_p = tl.program_id(0) // tl.cdiv(C, BC)
+    i_c = tl.program_id(0) % tl.cdiv(C, BC)
     i_n = tl.load(p_tiles + 4 * i_p)
     within = tl.load(p_tiles + 4 * i_p + 1)
     row = tl.load(p_tiles + 4 * i_p + 2).to(tl.int64)
@@ -90,7 +91,7 @@ def verify(
     write = tl.load(p_write_slots + i_n)
     has = tl.load(p_has_initial_state + i_n)
     o_t = tl.arange(0, BT)
-    o_c = tl.program_id(1) * BC + tl.arange(0, BC)
+    o_c = i_c * BC + tl.arange(0, BC)
     m_t = o_t < rows
     m_c = o_c < C
     m_out = m_t[:, None] & m_c[None, :]
@@ -143,7 +144,8 @@ def replay(
     REACH: tl.constexpr,
 ):
     """Writes one sequence's state after its last accepted row, of `BC` channels."""
-    i_n = tl.program_id(0).to(tl.int64)
+    i_n = (tl.program_id(0) // tl.cdiv(C, BC)).to(tl.int64)
+    i_c = tl.program_id(0) % tl.cdiv(C, BC)
     read = tl.load(p_read_slots + i_n)
     write = tl.load(p_write_slots + i_n)
     row = tl.load(p_cu_seqlens + i_n).to(tl.int64)
@@ -151,7 +153,7 @@ def replay(
     if (write < 0) | (length <= 0):
         return
     last = tl.minimum(tl.load(p_accepted + i_n), length - 1)
-    o_c = tl.program_id(1) * BC + tl.arange(0, BC)
+    o_c = i_c * BC + tl.arange(0, BC)
     m_c = o_c < C
     old = tl.where(tl.load(p_has_initial_state + i_n) & (read >= 0), C, 0)
     for j in tl.static_range(W - 1):

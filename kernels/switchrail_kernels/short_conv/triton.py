@@ -95,7 +95,7 @@ class TritonShortConv(OneRun, ShortConvBackend):
             if len(plan.tiles):
                 block = min(256, padded(channels))
                 _launch_verify(
-                    (plan.tiles.shape[0], -(-channels // block), 1),
+                    (plan.tiles.shape[0] * -(-channels // block), 1, 1),
                     (*tensors, kept, plan.tiles, plan.before, *slots, batch.has_initial_state),
                     numbers,
                     (width, DRAFT_ROWS, block, REACH, *constants),
@@ -108,7 +108,7 @@ class TritonShortConv(OneRun, ShortConvBackend):
             block = min(256, padded(channels))
             with _calls.record(given, options):
                 _launch_step(
-                    (x.shape[0], -(-channels // block), 1),
+                    (x.shape[0] * -(-channels // block), 1, 1),
                     (*tensors, *slots),
                     numbers,
                     (width, block, *constants),
@@ -124,7 +124,7 @@ class TritonShortConv(OneRun, ShortConvBackend):
         block = min(128, padded(channels))
         with _calls.record(given, options):
             _launch_convolve(
-                (plan.table.shape[0], -(-channels // block), 1),
+                (plan.table.shape[0] * -(-channels // block), 1, 1),
                 (*tensors, *planned),
                 (*numbers, *every),
                 (width, plan.rows, block, *constants, every[0] > 0),
@@ -150,7 +150,7 @@ class TritonShortConv(OneRun, ShortConvBackend):
         channels, width = record.shape[1], state.shape[2] + 1
         block = min(256, padded(channels))
         _launch_replay(
-            (len(batch.seqlens), -(-channels // block), 1),
+            (len(batch.seqlens) * -(-channels // block), 1, 1),
             (
                 *(record, state, plan.before, accepted),
                 *(batch.cu_seqlens, batch.read_slots, batch.write_slots, batch.has_initial_state),
