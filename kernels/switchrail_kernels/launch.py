@@ -1,11 +1,10 @@
-"""Launching a kernel a second time for less: Triton looks at every argument again at each call."""
+"""Launching a kernel for less than Triton takes, which looks at every argument again at each launch."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from switchrail.ops.batch import SequenceBatch
 from triton import knobs
 
 from switchrail_kernels.replay import ALIGNMENT, Binary, recording
@@ -28,64 +27,19 @@ def padded(size: int, least: int = 1) -> int:
     return max(least, 1 << (size - 1).bit_length())
 
 
-def signature(
-    batch: SequenceBatch, tensors: tuple[torch.Tensor | None, ...], options: tuple[object, ...]
-) -> tuple[object, ...] | None:
-    """All that a contract asks of a call's arguments, and all that its launch follows from but alignment.
-
-    Returns:
-        Equal values for calls of which both are refused or both launched alike; None where an argument is
-        not even a tensor.
-    """
-    try:
-        return (
-            len(batch.seqlens),
-            *[t if t is None else (t.shape, t.stride(), t.dtype, t.get_device()) for t in tensors],
-            *[(type(option), option) for option in options],
-        )
-    except AttributeError:
-        return None
-
-
 class Launcher:
     """Launches one kernel, whose parameters are tensors, then numbers, then constants.
 
     Triton compiles for the dtypes and the alignment of the tensors, and of the integers for their size, for
-    being 1 and for being divisible by 16. A launch that agrees with an earlier one in these and in constants
-    and options therefore runs the same binary, which is then launched directly, with bare addresses: Triton
-    would ask the driver about each tensor. Where hooks on Triton's launches are set (a
-    profiler's), they see every launch.
+    being 1 and for being divisible by 16. A launch that agrees with an earlier one in these, in constants and
+    in options therefore runs the same binary, which is then launched directly, with bare addresses: Triton
+    would ask the driver about each tensor. Where hooks on Triton's launches are set (a profiler's), they see
+    every launch.
     """
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
         self._binaries: dict[tuple[object, ...], Binary] = {}
-        self._remembered: dict[tuple[object, ...] | None, tuple[Any, ...]] = {}
-
-    def knows(self, key: tuple[object, ...] | None) -> bool:
-        """Whether something was launched with `remember=key`, so that the call was held to its contract."""
-        try:
-            return key in self._remembered
-        except TypeError:  # an option without a hash
-            return False
-
-    def again(self, key: tuple[object, ...] | None, tensors: tuple[torch.Tensor, ...]) -> bool:
-        """Launches what was launched with `remember=key`, on these tensors; False where nothing was.
-
-        Args:
-            key: The call's `signature`, which also decides on grid, numbers and constants.
-            tensors: Those of the kernel.
-        """
-        if not self.knows(key):
-            return False
-        index, grid, arguments, binary = self._remembered[key]
-        addresses = [tensor.data_ptr() for tensor in tensors]
-        if any(address % ALIGNMENT for address in addresses):
-            return False
-        if index != torch._C._cuda_getDevice() or _has_hooks():
-            return False
-        _run(binary, index, grid, addresses, arguments)
-        return True
 
     def __call__(
         self,
@@ -96,7 +50,6 @@ class Launcher:
         *,
         num_warps: int,
         num_stages: int = 1,
-        remember: tuple[object, ...] | None = None,
         **options: int,
     ) -> None:
         """Launches on the current stream, and tells the call that is being recorded, if one is.
@@ -108,7 +61,6 @@ class Launcher:
             constants: Its constants.
             num_warps: Warps a program.
             num_stages: Stages of its loads.
-            remember: What `again` finds the launch by.
             **options: Other options of the compiler.
 
         Raises:
@@ -125,10 +77,6 @@ class Launcher:
             binary = self._launch(index, grid, tensors, numbers, constants, num_warps, num_stages, options)
         if call is not None and places is not None:
             call.add(grid, binary, places, (*numbers, *constants))
-        if remember is not None and binary is not None and not any(t.data_ptr() % ALIGNMENT for t in tensors):
-            if len(self._remembered) >= _MOST:
-                self._remembered.clear()
-            self._remembered[remember] = index, grid, (*numbers, *constants), binary
 
     def _launch(
         self,
@@ -192,4 +140,4 @@ def _has_hooks() -> bool:
     return bool(knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls)
 
 
-__all__ = ["Launcher", "launch_options", "padded", "signature"]
+__all__ = ["Launcher", "launch_options", "padded"]

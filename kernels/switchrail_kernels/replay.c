@@ -320,10 +320,7 @@ static int add_launch(Record *record, PyObject *described, Py_ssize_t tensors) {
 static PyObject *calls_add(Calls *self, PyObject *const *args, Py_ssize_t count) {
   if (!parse_call(args, count, 5)) return NULL;
   Given given;
-  if (!describe(self, args[0], &given)) {
-    PyErr_SetString(PyExc_ValueError, "tensors that can't be described");
-    return NULL;
-  }
+  if (!describe(self, args[0], &given)) Py_RETURN_FALSE;
   PyObject *launches = args[2], *kernels = args[4];
   long long scratch = PyLong_AsLongLong(args[3]);
   if (scratch == -1 && PyErr_Occurred()) return NULL;
@@ -335,7 +332,7 @@ static PyObject *calls_add(Calls *self, PyObject *const *args, Py_ssize_t count)
     PyErr_SetString(PyExc_TypeError, "the other arguments are None, bool, int, float or str");
     return NULL;
   }
-  if (find(self, &given, args[1]) != NULL) Py_RETURN_NONE; /* another thread made the same call */
+  if (find(self, &given, args[1]) != NULL) Py_RETURN_TRUE; /* another thread made the same call */
   Record *record = PyMem_Calloc(1, sizeof(Record));
   if (record == NULL) return PyErr_NoMemory();
   record->owners = 1;
@@ -363,7 +360,7 @@ static PyObject *calls_add(Calls *self, PyObject *const *args, Py_ssize_t count)
   record->next = *bucket;
   *bucket = record;
   self->records++;
-  Py_RETURN_NONE;
+  Py_RETURN_TRUE;
 }
 
 static Py_ssize_t calls_length(PyObject *self) { return ((Calls *)self)->records; }

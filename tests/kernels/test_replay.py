@@ -190,6 +190,19 @@ def test_a_launch_that_cant_be_read_is_not_added(driver: Driver, launches: Any, 
     assert len(driver.calls) == 0
 
 
+@pytest.mark.parametrize("tensors", [(torch.zeros(16),) * 33, (torch.zeros((1,) * 60),) * 5, (None,), (1,)])
+def test_tensors_that_cant_be_described_are_not_added(driver: Driver, tensors: Any) -> None:
+    assert not driver.calls.add(tensors, (), (), 0, ())
+    assert len(driver.calls) == 0
+    assert not driver.calls.again(tensors, ())
+
+
+@pytest.mark.parametrize("options", [(torch.float32,), ([],), ((1, 2),), (object(),)])
+def test_options_of_other_types_are_refused(driver: Driver, options: Any) -> None:
+    with pytest.raises(TypeError, match="None, bool, int, float or str"):
+        driver.calls.add((torch.zeros(16),), options, (), 0, ())
+
+
 def test_the_table_does_not_grow_without_end(driver: Driver) -> None:
     x = torch.zeros(16)
     for i in range(1025):
