@@ -10,10 +10,11 @@ from switchrail.ops.attention.contract import CONTRACT
 from switchrail.ops.batch import PagedBatch
 from switchrail.ops.pages import check_pages
 
-from switchrail_kernels.attention.kernel import MAX_PIECES, PIECE
+from switchrail_kernels.attention.decode import MAX_PIECES, PIECE
+from switchrail_kernels.attention.merge import MOST
 from switchrail_kernels.tables import split_rows, to_device
 
-PROGRAMS = 128
+PROGRAMS = MOST
 """How many programs the tiles of one sequence are cut into where they are fewer and see many keys."""
 
 

@@ -10,8 +10,10 @@ from switchrail.ops.backend import AttentionBackend
 from switchrail.ops.batch import PagedBatch, PagedTreeBatch, Phase
 from switchrail.ops.pages import check_lengths
 
-from switchrail_kernels.attention.kernel import launch_attend, launch_combine
+from switchrail_kernels.attention.decode import launch_decode
+from switchrail_kernels.attention.merge import launch_combine
 from switchrail_kernels.attention.plan import Pieces, Tiles
+from switchrail_kernels.attention.tiles import launch_attend
 from switchrail_kernels.device import has_large_shared_memory
 from switchrail_kernels.launch import launch_options, padded
 from switchrail_kernels.replay import Calls, scratch
@@ -64,12 +66,6 @@ class _Layer:
         )
         features = (scale < 0, window is not None, soft_cap is not None, sinks is not None, lse is not None)
         return cls(group, padded(group), padded(head_size, 16), numbers, features)
-
-    def constants(self, tokens: int, block_n: int, k_cache: torch.Tensor) -> tuple[int, ...]:
-        """Those from GROUP to PAGE, with rows for at least the 16 that a product of matrices needs."""
-        block_group = max(self.block_group, 16 // tokens)
-        _, page, _, head_size = k_cache.shape
-        return self.group, self.block_group, block_group, tokens, head_size, self.block_d, block_n, page
 
 
 class TritonAttention(AttentionBackend):
@@ -133,14 +129,14 @@ class TritonAttention(AttentionBackend):
             launch_attend(
                 (work.items.shape[0], kv_heads, 1),
                 (
-                    *(q, k_cache, v_cache, out, lse_or, sinks_or, parts, weights, out),
+                    *(q, k_cache, v_cache, out, lse_or, sinks_or, parts, weights),
                     *(work.items, batch.cu_seqlens, parents_or, batch.page_table, batch.kv_lens),
                 ),
                 layer.numbers,
                 (
-                    *layer.constants(tokens, block_n, k_cache),
-                    *(False, work.slots > 0),
-                    *(*layer.features, trees, stages),
+                    *(layer.group, max(layer.block_group, 16 // tokens), tokens),
+                    *(head_size, layer.block_d, block_n, page),
+                    *(work.slots > 0, *layer.features, trees, stages),
                 ),
                 num_warps=warps,
                 num_stages=stages,
@@ -187,22 +183,23 @@ class TritonAttention(AttentionBackend):
             return
         room = plan.room(q, k_cache, window)
         sinks_or, lse_or = out if sinks is None else sinks, out if lse is None else lse
-        stages = 1 if q.dtype == torch.float32 else 5
-        kv_heads = k_cache.shape[2]
+        block_n, stages = (32, 1) if q.dtype == torch.float32 else (64, 2)
+        sequences, _, head_size = q.shape
+        _, page, kv_heads, _ = k_cache.shape
         layer = _Layer.of(q, k_cache, batch, scale, window, soft_cap, sinks, lse)
         with _calls.record((*given, *plan.known_room(q, k_cache, window)), cut):
-            launch_attend(
-                (q.shape[0], kv_heads, 1 if room is None else room.pieces),
+            launch_decode(
+                (sequences, kv_heads, 1 if room is None else room.pieces),
                 (
                     *(q, k_cache, v_cache, out, lse_or, sinks_or),
                     *((out, out, out) if room is None else room.tensors),
-                    *(lengths, batch.cu_seqlens, lengths, table, lengths),
+                    *(table, lengths),
                 ),
                 layer.numbers,
                 (
-                    *layer.constants(1, 32, k_cache),
-                    *(True, room is not None),
-                    *(*layer.features, False, stages),
+                    *(layer.group, layer.block_group, max(layer.block_group, 16)),
+                    *(head_size, layer.block_d, block_n, page),
+                    *(room is not None, *layer.features, stages),
                 ),
                 num_warps=4,
                 num_stages=stages,

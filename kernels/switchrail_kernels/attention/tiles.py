@@ -1,0 +1,223 @@
+"""The kernel of prefill and verification: tiles of a few tokens times the query heads of a key-value head.
+
+So keys and values are read once for all of a tile's rows. The softmax is kept online (Milakov and Gimelshein,
+arXiv 1805.02867; Dao et al., arXiv 2205.14135), in powers of 2. Where few rows see many keys, those are cut
+into pieces, each attended by a program of its own. What a feature takes is compiled only where it is used.
+"""
+
+# Triton reads the types of a kernel's arguments at the call.
+# ruff: noqa: ANN001, ANN202
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from switchrail_kernels.attention.merge import finish
+from switchrail_kernels.launch import Launcher
+
+
+@triton.jit
+def _walk(
+    b_q,
+    b_acc,
+    b_max,
+    b_sum,
+    p_k,
+    p_v,
+    p_pages,
+    p_parents,
+    o_row,
+    start,
+    stop,
+    first,
+    past,
+    scale,
+    cap,
+    window,
+    s_token,
+    D: tl.constexpr,
+    BD: tl.constexpr,
+    BN: tl.constexpr,
+    PAGE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
+    TREES: tl.constexpr,
+    MASKED: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Attends keys `start` to `stop`; without MASKED all rows see all of them, and they fill blocks."""
+    o_d = tl.arange(0, BD)
+    for i_start in tl.range(start, stop, BN, num_stages=STAGES):
+        o_n = i_start + tl.arange(0, BN)
+        m_kv = o_n < stop
+        if WINDOW:
+            m_kv &= o_n >= first
+        if PAGE % BN == 0:
+            page = tl.load(p_pages + i_start // PAGE).to(tl.int64)
+            o_token = page * PAGE + (i_start % PAGE + tl.arange(0, BN))
+        elif MASKED:
+            o_token = tl.load(p_pages + o_n // PAGE, mask=m_kv, other=0).to(tl.int64) * PAGE + o_n % PAGE
+        else:
+            o_token = tl.load(p_pages + o_n // PAGE).to(tl.int64) * PAGE + o_n % PAGE
+        o_kv = o_token[:, None] * s_token + o_d[None, :]
+        if MASKED or D != BD:
+            m_load = m_kv[:, None] & (o_d < D)[None, :]
+            b_k = tl.load(p_k + o_kv, mask=m_load, other=0.0)
+            b_v = tl.load(p_v + o_kv, mask=m_load, other=0.0)
+        else:
+            b_k = tl.load(p_k + o_kv)
+            b_v = tl.load(p_v + o_kv)
+        b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")
+        if CAP:
+            b_s = cap - 2 * cap / (1 + tl.exp2(b_s * scale))
+            unit = 1.0
+        else:
+            unit = scale
+        if MASKED:
+            o_key = o_n - past
+            if TREES:
+                m_seen = (o_key < 0)[None, :] & (o_row >= 0)[:, None]
+                b_row = o_row
+                while tl.max(b_row) >= tl.maximum(i_start - past, 0):
+                    m_seen |= b_row[:, None] == o_key[None, :]
+                    b_parent = tl.load(p_parents + b_row, mask=b_row >= 0, other=-1)
+                    b_row = tl.minimum(b_parent, b_row - 1)  # ends whatever the parents are
+            else:
+                m_seen = o_row[:, None] >= o_key[None, :]
+            if WINDOW:
+                m_seen &= o_row[:, None] - o_key[None, :] < window
+            b_s = tl.where(m_seen, b_s, float("-inf"))
+            b_new = tl.maximum(b_max, tl.max(b_s, 1) * unit)
+            b_ref = tl.where(b_new == float("-inf"), 0.0, b_new)  # a row that has seen no key yet
+        else:
+            b_new = tl.maximum(b_max, tl.max(b_s, 1) * unit)
+            b_ref = b_new
+        b_p = tl.exp2(b_s * unit - b_ref[:, None])
+        b_scale = tl.exp2(b_max - b_ref)
+        b_sum = b_sum * b_scale + tl.sum(b_p, 1)
+        b_acc = tl.dot(b_p.to(b_v.dtype), b_v, acc=b_acc * b_scale[:, None], input_precision="ieee")
+        b_max = b_new
+    return b_acc, b_max, b_sum
+
+
+@triton.jit
+def _attend(
+    p_q,
+    p_k,
+    p_v,
+    p_out,
+    p_lse,
+    p_sinks,
+    p_parts,
+    p_weights,
+    p_tiles,
+    p_cu_seqlens,
+    p_parents,
+    p_pages,
+    p_kv_lens,
+    scale,
+    cap,
+    window,
+    s_qt,
+    s_qh,
+    s_pages,
+    HKV,
+    GROUP: tl.constexpr,
+    BG: tl.constexpr,
+    BT: tl.constexpr,
+    D: tl.constexpr,
+    BD: tl.constexpr,
+    BN: tl.constexpr,
+    PAGE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    NEGATED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
+    SINKS: tl.constexpr,
+    LSE: tl.constexpr,
+    TREES: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    i_h = tl.program_id(1)
+    p_tiles += 8 * tl.program_id(0)
+    i_n = tl.load(p_tiles)
+    within = tl.load(p_tiles + 1)
+    row = tl.load(p_tiles + 2).to(tl.int64)
+    rows = tl.load(p_tiles + 3)
+    kv_len = tl.load(p_kv_lens + i_n)
+    past = kv_len - (tl.load(p_cu_seqlens + i_n + 1) - tl.load(p_cu_seqlens + i_n))
+
+    # the keys that the tile sees, those of the piece, and those of them that every row sees
+    first = 0
+    if WINDOW:
+        first = tl.maximum(past + within + 1 - window, 0)
+    start = first // BN * BN
+    stop = tl.where(kv_len > 0, past + within + rows, 0)
+    pieces = 1
+    if SPLIT:
+        i_p = tl.load(p_tiles + 4)
+        pieces = tl.load(p_tiles + 5)
+        length = tl.cdiv(stop - start, pieces * BN) * BN
+        start += i_p * length
+        stop = tl.minimum(start + length, stop)
+    middle = past if TREES else past + within + 1
+    middle = tl.minimum(tl.maximum(middle // BN * BN, start), tl.maximum(stop // BN * BN, start))
+    full = start
+    if WINDOW:
+        full = tl.maximum(tl.cdiv(past + within + rows - window, BN) * BN, start)
+        middle = tl.where(full > middle, start, middle)
+        full = tl.where(full > middle, start, full)
+
+    o_m = tl.arange(0, BT * BG)
+    o_t = o_m // BG
+    o_g = o_m % BG
+    o_d = tl.arange(0, BD)
+    o_row = within + tl.minimum(o_t, rows - 1)
+    m_row = (o_t < rows) & (o_g < GROUP)
+    m_q = m_row[:, None] & (o_d < D)[None, :]
+    o_q = (row + o_t) * s_qt + (i_h * GROUP + o_g) * s_qh
+    b_q = tl.load(p_q + o_q[:, None] + o_d[None, :], mask=m_q, other=0.0)
+    if NEGATED:
+        b_q = -b_q
+
+    b_acc = tl.zeros((BT * BG, BD), tl.float32)
+    b_max = tl.full((BT * BG,), float("-inf"), tl.float32)
+    b_sum = tl.zeros((BT * BG,), tl.float32)
+    p_k += i_h * D
+    p_v += i_h * D
+    p_pages += i_n.to(tl.int64) * s_pages
+    if TREES:
+        p_parents += row - within
+    s_token = HKV * D
+    if WINDOW:
+        b_acc, b_max, b_sum = _walk(
+            b_q, b_acc, b_max, b_sum, p_k, p_v, p_pages, p_parents, o_row, start, full, first, past, scale,
+            cap, window, s_token, D, BD, BN, PAGE, WINDOW, CAP, TREES, True, STAGES,
+        )  # fmt: skip
+    b_acc, b_max, b_sum = _walk(
+        b_q, b_acc, b_max, b_sum, p_k, p_v, p_pages, p_parents, o_row, full, middle, first, past, scale,
+        cap, window, s_token, D, BD, BN, PAGE, WINDOW, CAP, TREES, False, STAGES,
+    )  # fmt: skip
+    b_acc, b_max, b_sum = _walk(
+        b_q, b_acc, b_max, b_sum, p_k, p_v, p_pages, p_parents, o_row, middle, stop, first, past, scale,
+        cap, window, s_token, D, BD, BN, PAGE, WINDOW, CAP, TREES, True, STAGES,
+    )  # fmt: skip
+
+    b_acc = b_acc / tl.where(b_sum > 0, b_sum, 1.0)[:, None]  # padding sees no key: zeros
+    o_head = i_h * GROUP + o_g
+    b_total = b_max + tl.log2(b_sum)
+    if pieces > 1:
+        slot = tl.load(p_tiles + 6).to(tl.int64) + o_t + tl.load(p_tiles + 4) * rows
+        o_part = slot * (HKV * GROUP) + o_head
+        tl.store(p_parts + o_part[:, None] * D + o_d[None, :], b_acc, mask=m_q)
+        tl.store(p_weights + o_part, b_total, mask=m_row)
+    else:
+        o_out = (row + o_t) * (HKV * GROUP) + o_head
+        finish(b_acc, b_total, p_out, p_lse, p_sinks, o_out, o_head, m_row, D, BD, SINKS, LSE)
+
+
+launch_attend = Launcher(_attend)
+
+__all__ = ["launch_attend"]
