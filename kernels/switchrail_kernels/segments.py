@@ -152,7 +152,7 @@ class Chunks:
         segments: dict[int, Segments] | None = None if every % size else {}
         if segments is None:
             pieces = split_rows(batch.seqlens, every)
-            blocks = split_rows(pieces[:, 3], size)
+            blocks = split_rows(pieces[:, 3].tolist(), size)
             blocks[:, 1] += pieces[blocks[:, 0], 1]
             blocks[:, 0] = pieces[blocks[:, 0], 0]
         else:

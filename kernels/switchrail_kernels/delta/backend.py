@@ -6,11 +6,12 @@ from abc import abstractmethod
 from typing import ClassVar
 
 import torch
-from switchrail.ops.batch import Phase, StateBatch
+from switchrail.ops.batch import Phase, StateBatch, VerifyBatch
 from switchrail.ops.contract import Contract
 from switchrail.ops.gates import GateKind
 from switchrail.ops.phases import OneRun
 
+from switchrail_kernels.delta.drafts import Drafts, Record, commit, verify
 from switchrail_kernels.delta.gates import Gates
 from switchrail_kernels.delta.scan import COSTS
 from switchrail_kernels.delta.solve import BLOCK, CHUNK
@@ -45,9 +46,11 @@ class TritonDelta(OneRun):
     ) -> None:
         """Runs one block of chunks or more."""
 
-    def plan(self, phase: Phase, batch: StateBatch) -> Chunks | None:
-        """Cuts the sequences of a prefill into chunks."""
+    def plan(self, phase: Phase, batch: StateBatch) -> Chunks | Drafts | None:
+        """Cuts the sequences of a prefill into chunks; finds the ancestors of drafted rows."""
         self.contract.check_batch(phase, batch, ("checkpoints",))
+        if isinstance(batch, VerifyBatch):
+            return Drafts.of(batch)
         return None if phase == "decode" else Chunks.of(batch, CHUNK.value, BLOCK.value // CHUNK.value)
 
     def run(
@@ -69,12 +72,12 @@ class TritonDelta(OneRun):
         dt_bias: torch.Tensor | None = None,
         lower_bound: float | None = None,
         beta_scale: float | None = None,
-    ) -> None:
+    ) -> Record | None:
         """Runs T packed tokens of N sequences of any length, or one each where there is no plan."""
         tensors: Tensors = (q, k, v, g, beta, A_log, dt_bias, state, out, batch.read_slots, batch.write_slots)
         options: Options = (len(batch.seqlens), scale, qk_l2norm, gate, lower_bound, beta_scale)
         if plan is None and self.calls.again(tensors, options):
-            return
+            return None
         gates = Gates(g, beta, A_log, dt_bias, gate, lower_bound, beta_scale)
         named = {"q": q, "k": k, "v": v, "state": state, "out": out, **gates._asdict()}
         self.contract.check_arguments(batch, {**named, "scale": scale, "qk_l2norm": qk_l2norm})
@@ -92,7 +95,22 @@ class TritonDelta(OneRun):
                     qk_l2norm=qk_l2norm,
                     channels=self.channels,
                 )
-            return
+            return None
+        if isinstance(plan, Drafts):
+            assert isinstance(batch, VerifyBatch)
+            return verify(
+                q,
+                k,
+                v,
+                gates=gates,
+                state=state,
+                out=out,
+                batch=batch,
+                plan=plan,
+                scale=scale,
+                qk_l2norm=qk_l2norm,
+                channels=self.channels,
+            )
         assert isinstance(plan, Chunks)
         planned, cut = plan.arguments(batch, v.shape[1], v.device, COSTS)
         tensors, options = (*tensors, *planned), (*options, *cut)
@@ -110,6 +128,22 @@ class TritonDelta(OneRun):
                     scale=scale,
                     qk_l2norm=qk_l2norm,
                 )
+        return None
+
+    def commit(
+        self,
+        record: object,
+        accepted: torch.Tensor,
+        *,
+        state: torch.Tensor,
+        batch: VerifyBatch,
+        plan: object,
+    ) -> None:
+        """Writes the state after each sequence's last accepted row."""
+        self.contract.check_accepted(batch, accepted)
+        assert isinstance(plan, Drafts)
+        assert isinstance(record, Record)
+        commit(record, accepted, state=state, batch=batch, plan=plan)
 
 
 __all__ = ["TritonDelta"]
