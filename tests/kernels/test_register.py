@@ -1,9 +1,12 @@
 import importlib
+import importlib.metadata
 import subprocess
 import sys
 
 import pytest
+import switchrail.testing
 import switchrail_kernels
+from switchrail.errors import BackendUnfitError
 from switchrail.ops.backend import (
     AttentionBackend,
     GatedDeltaBackend,
@@ -73,3 +76,30 @@ def test_importing_and_registering_imports_neither_torch_nor_triton():
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     ).stdout
     assert printed == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "phase", "package"),
+    [
+        ("attention", "flashinfer", "prefill", "flashinfer-python"),
+        ("mla", "flashinfer", "decode", "flashinfer-python"),
+        ("gated_delta", "flashinfer", "prefill", "flashinfer-python"),
+        ("kda", "flashinfer", "decode", "nvidia-cutlass-dsl"),
+        ("gated_delta", "cutedsl", "decode", "nvidia-cutlass-dsl"),
+        ("gated_delta", "flashqla", "prefill", "flash-qla"),
+    ],
+)
+def test_a_library_that_is_missing_is_the_reason(op, name, phase, package):
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    else:
+        pytest.skip(f"{package} is installed")
+    asked = {"device": "cuda", "capability": (9, 0), "dtype": "bfloat16"}
+    with switchrail.testing.isolated() as runtime:
+        runtime.load()
+        with pytest.raises(BackendUnfitError, match=f"needs {package}.* which is not installed"):
+            runtime.resolve(op, phase, **asked, preferences={op: name})
+        rejected = {entry.name: entry.reasons for entry in runtime.resolve(op, phase, **asked).rejected}
+        assert all(reason.startswith("needs ") for reason in rejected[name])
