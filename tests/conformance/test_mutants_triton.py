@@ -17,6 +17,7 @@ PATHS = {
     "kda": "switchrail_kernels.kda.triton:TritonKda",
     "lightning": "switchrail_kernels.lightning.triton:TritonLightning",
     "mamba2": "switchrail_kernels.mamba2.triton:TritonMamba2",
+    "mla": "switchrail_kernels.mla.triton:TritonMla",
     "short_conv": "switchrail_kernels.short_conv.triton:TritonShortConv",
 }
 SHARED = {
@@ -35,6 +36,7 @@ SHARED = {
         "switchrail_kernels.linear.verify",
         "switchrail_kernels.drafts",
     ),
+    "mla": tuple(f"switchrail_kernels.mla.{name}" for name in ("absorbed", "expanded", "project")),
     "short_conv": ("switchrail_kernels.short_conv.convolve", "switchrail_kernels.short_conv.drafts"),
 }
 """Where kernels of an op are, besides its own module."""
@@ -315,6 +317,54 @@ MUTANTS = {
         "    last = tl.minimum(tl.load(p_accepted + i_n), length - 1)",
         "    last = tl.minimum(tl.load(p_accepted + i_n), length - 2)",
         ["verify/float32/ragged"],
+    ),
+    "a 32-bit offset of latents": (
+        "mla",
+        "        page = tl.load(p_pages + o_seen // PAGE).to(tl.int64)\n        p_token",
+        "        page = tl.load(p_pages + o_seen // PAGE).to(tl.int32)\n        p_token",
+        ["decode/float32/far-slots"],
+    ),
+    "causal by one over latents": (
+        "mla",
+        "o_row[:, None] >= o_key[None, :]",
+        "o_row[:, None] > o_key[None, :]",
+        ["prefill/float32/past"],
+    ),
+    "rotated parts of keys that don't count": (
+        "mla",
+        'b_s = tl.dot(b_rotated, tl.trans(b_r), acc=b_s, input_precision="ieee") * scale',
+        'b_s = tl.dot(0 * b_rotated, tl.trans(b_r), acc=b_s, input_precision="ieee") * scale',
+        ["decode/float32/absorbed"],
+    ),
+    "the last piece of latents dropped": (
+        "mla",
+        "        pieces = tl.cdiv(kv_len, _piece_length(kv_len, least, most, BN))\n",
+        "        pieces = tl.cdiv(kv_len, _piece_length(kv_len, least, most, BN)) - 1\n",
+        ["decode/float32/long-past"],
+    ),
+    "a tree over latents taken for a chain": (
+        "mla",
+        "b_row = tl.minimum(b_parent, b_row - 1)",
+        "b_row = tl.minimum(b_row + 0 * b_parent, b_row - 1)",
+        ["verify/float32/trees"],
+    ),
+    "a log-sum-exp over latents in powers of 2": (
+        "mla",
+        "b_total * _LN2, mask=m_once)",
+        "b_total, mask=m_once)",
+        ["prefill/float32/log-sum-exp"],
+    ),
+    "causal by one over keys made of latents": (
+        "mla",
+        "o_last[:, None] >= o_n[None, :]",
+        "o_last[:, None] > o_n[None, :]",
+        ["prefill/float32/long-quick"],
+    ),
+    "rows of few put where rows of many are": (
+        "mla",
+        "        target = tl.load(p_places + (MOVES == 1)).to(tl.int64)\n",
+        "        target = tl.load(p_places + 1).to(tl.int64)\n",
+        ["prefill/float32/long-quick"],
     ),
 }
 COMPILED = {

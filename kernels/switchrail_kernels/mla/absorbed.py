@@ -92,9 +92,8 @@ def _walk(
                 m_seen |= b_row[:, None] == o_key[None, :]
                 b_parent = tl.load(p_parents + b_row, mask=b_row >= 0, other=-1)
                 b_row = tl.minimum(b_parent, b_row - 1)  # ends whatever the parents are
-            m_seen &= (o_n < stop)[None, :]
         else:
-            m_seen = (o_row[:, None] >= o_key[None, :]) & (o_n < stop)[None, :]
+            m_seen = o_row[:, None] >= o_key[None, :]
         b_s = tl.where(m_seen, b_s, float("-inf"))
         b_new = tl.maximum(b_max, tl.max(b_s, 1))
         b_ref = tl.where(b_new == float("-inf"), 0.0, b_new)  # a row that has seen no key yet
