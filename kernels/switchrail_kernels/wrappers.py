@@ -106,22 +106,20 @@ class WrapperPlan:
             plan: Plans it.
         """
         device = self._batch.page_table.device
-        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-        place = (device, stream)
         captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        if (place, key) not in self._planned:
+        if key not in self._planned:
             if captured:
                 raise self._contract.error(
                     "plan", "one that was not used before the capture", "one that was, for a layer like this"
                 )
-            wrapper = wrappers.take(place)
+            stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+            wrapper = wrappers.take((device, stream))
             plan(wrapper)
-            self._planned[place, key] = wrapper
-            wrappers.lend(place, wrapper, self)
-        wrapper = self._planned[place, key]
+            self._planned[key] = wrapper
+            wrappers.lend((device, stream), wrapper, self)
         if captured:
-            wrappers.keep(wrapper)
-        return wrapper
+            wrappers.keep(self._planned[key])
+        return self._planned[key]
 
     def clear_padding(self, out: torch.Tensor, lse: torch.Tensor | None) -> None:
         """Overwrites the rows of padding."""
@@ -175,10 +173,10 @@ class Wrappers:
             self._free[place].append((wrapper, copied))
 
 
-def is_aligned(tensor: torch.Tensor) -> bool:
+def is_aligned(tensor: torch.Tensor, alignment: int = ALIGNMENT) -> bool:
     """Whether each row along the last axis begins where the library's copies can."""
     size = tensor.element_size()
-    return tensor.data_ptr() % ALIGNMENT == 0 and all(s * size % ALIGNMENT == 0 for s in tensor.stride()[:-1])
+    return tensor.data_ptr() % alignment == 0 and all(s * size % alignment == 0 for s in tensor.stride()[:-1])
 
 
 def fit(queries: torch.Tensor) -> torch.Tensor:
@@ -188,15 +186,15 @@ def fit(queries: torch.Tensor) -> torch.Tensor:
     return queries.clone(memory_format=torch.contiguous_format)
 
 
-def check_cache(contract: Contract, name: str, cache: torch.Tensor) -> None:
-    """Refuses a cache that the library's copies can't read.
+def check_cache(contract: Contract, name: str, cache: torch.Tensor, alignment: int = ALIGNMENT) -> None:
+    """Refuses a pool that the library's copies can't read.
 
     Raises:
         ContractError: It is not aligned.
     """
-    if not is_aligned(cache):
+    if not is_aligned(cache, alignment):
         raise contract.error(
-            name, "rows that do not begin at multiples of 16 bytes", "of this backend, ones that do"
+            name, f"rows that do not begin at multiples of {alignment} bytes", "of this backend, ones that do"
         )
 
 
