@@ -118,7 +118,7 @@ class WrapperPlan:
             self._planned[key] = wrapper
             wrappers.lend((device, stream), wrapper, self)
         if captured:
-            wrappers.keep(self._planned[key])
+            wrappers.captured[id(self)] = self
         return self._planned[key]
 
     def clear_padding(self, out: torch.Tensor, lse: torch.Tensor | None) -> None:
@@ -134,16 +134,17 @@ class Wrappers:
     """Wrappers of one class, each of which holds one plan at a time.
 
     A plan's tables are copied from pinned memory that is the wrapper's own, so that it is free for the next
-    plan only after that copy; one that a captured graph refers to is never free again.
+    plan only after that copy.
 
     Attributes:
         make: Makes one, on a workspace.
+        captured: Plans that captured graphs refer to, which are never gone, by their identities.
     """
 
     make: Callable[[torch.Tensor], Any]
+    captured: dict[int, WrapperPlan] = field(default_factory=dict)
     _free: dict[Hashable, list[tuple[Any, torch.cuda.Event | None]]] = field(default_factory=dict)
     _workspaces: dict[Hashable, torch.Tensor] = field(default_factory=dict)
-    _kept: dict[int, Any] = field(default_factory=dict)
 
     def take(self, place: tuple[torch.device, int]) -> Any:
         """One that is free, or a new one, for a device and stream."""
@@ -164,13 +165,8 @@ class Wrappers:
             copied.record(torch.cuda.current_stream(place[0]))
         weakref.finalize(plan, self._return, place, wrapper, copied).atexit = False
 
-    def keep(self, wrapper: Any) -> None:
-        """Has one never come back."""
-        self._kept[id(wrapper)] = wrapper
-
     def _return(self, place: Hashable, wrapper: Any, copied: torch.cuda.Event | None) -> None:
-        if id(wrapper) not in self._kept:
-            self._free[place].append((wrapper, copied))
+        self._free[place].append((wrapper, copied))
 
 
 def is_aligned(tensor: torch.Tensor, alignment: int = ALIGNMENT) -> bool:
