@@ -129,8 +129,7 @@ def _replay(
 ):
     """One sequence, one head and `BV` rows of its state.
 
-    A row's share decays by the sum of what follows it on the path. So the rows are walked from the last one
-    on, and no sum is the difference of others.
+    What is on the path is found last: until then nothing waits for anything but slots and lengths.
     """
     i_h = tl.program_id(1)
     i_n = tl.program_id(2).to(tl.int64)
@@ -139,14 +138,11 @@ def _replay(
     has = tl.load(p_has_initial_state + i_n)
     row = tl.load(p_cu_seqlens + i_n).to(tl.int64)
     length = (tl.load(p_cu_seqlens + i_n + 1) - row).to(tl.int32)
+    last = tl.load(p_accepted + i_n)
     if (write < 0) | (length <= 0):
         return
-    last = tl.minimum(tl.load(p_accepted + i_n), length - 1).to(tl.int32)
+    last = tl.minimum(last, length - 1).to(tl.int32)
     rows = tl.maximum(last, -1) + 1
-    p_path = p_paths + (row + tl.maximum(last, 0)) * words
-    p_u += (row * H + i_h) * V
-    p_k += row * (H // GROUP * K) + i_h // GROUP * K
-
     o_k = tl.arange(0, BK)
     o_v = tl.program_id(0) * BV + tl.arange(0, BV)
     m_k = o_k < K
@@ -154,36 +150,35 @@ def _replay(
     o_state = (i_h * V + o_v)[:, None] * K + o_k[None, :]
     m_read = (o_v < tl.where(has & (read >= 0), V, 0))[:, None] & m_k[None, :]
     b_s = tl.load(p_state + read * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)
-    b_new = tl.zeros((BV, BK), tl.float32)
-    if CHANNELS:
-        p_g += (row * H + i_h) * K
-        b_since = tl.zeros((BK,), tl.float32)
-        b_first = tl.load(p_g + o_k, mask=(o_k < tl.where(on_path(p_path, 0, rows), K, 0)), other=0.0)
-    else:
-        p_g += row * H + i_h
-        b_since = 0.0
-        b_first = tl.load(p_g, mask=on_path(p_path, 0, rows), other=0.0)
+    p_path = p_paths + (row + tl.maximum(last, 0)) * words
+    p_u += (row * H + i_h) * V
+    p_k += row * (H // GROUP * K) + i_h // GROUP * K
+    p_g += (row * H + i_h) * K if CHANNELS else row * H + i_h
     for i in range(0, rows, DRAFT_ROWS):
-        o_j = ((rows - 1) // DRAFT_ROWS * DRAFT_ROWS - i + tl.arange(0, DRAFT_ROWS)).to(tl.int64)
-        m_j = on_path(p_path, o_j, rows)
-        m_next = on_path(p_path, o_j + 1, rows)
-        b_u = tl.load(
-            p_u + o_j[:, None] * (H * V) + o_v[None, :], mask=m_j[:, None] & m_v[None, :], other=0.0
-        )
-        b_k = tl.load(
-            p_k + o_j[:, None] * (H // GROUP * K) + o_k[None, :], mask=m_j[:, None] & m_k[None, :], other=0.0
-        ).to(tl.float32)
+        o_j = (i + tl.arange(0, DRAFT_ROWS)).to(tl.int64)
+        end = tl.minimum(i + DRAFT_ROWS, rows)
+        m_j = (o_j < end)[:, None]
+        m_next = (o_j + 1 < end)[:, None]
+        b_u = tl.load(p_u + o_j[:, None] * (H * V) + o_v[None, :], mask=m_j & m_v[None, :], other=0.0)
+        p_row = p_k + o_j[:, None] * (H // GROUP * K) + o_k[None, :]
+        b_k = tl.load(p_row, mask=m_j & m_k[None, :], other=0.0).to(tl.float32)
         if CHANNELS:
-            m_g = m_next[:, None] & m_k[None, :]
-            b_g = tl.load(p_g + (o_j + 1)[:, None] * (H * K) + o_k[None, :], mask=m_g, other=0.0) * LOG2E
-            b_k *= tl.exp2(tl.cumsum(b_g, 0, reverse=True) + b_since[None, :])
+            p_row = p_g + o_j[:, None] * (H * K) + o_k[None, :]
+            b_g = tl.load(p_row, mask=m_j & m_k[None, :], other=0.0)
+            b_later = tl.load(p_row + H * K, mask=m_next & m_k[None, :], other=0.0)
         else:
-            b_g = tl.load(p_g + (o_j + 1) * H, mask=m_next, other=0.0) * LOG2E
-            b_k *= tl.exp2(tl.cumsum(b_g, 0, reverse=True) + b_since)[:, None]
-        b_since += tl.sum(b_g, 0)
-        b_new = tl.dot(tl.trans(b_u), b_k, acc=b_new, input_precision="ieee" if EXACT else "tf32")
-    b_decay = tl.exp2(b_since + b_first * LOG2E)
-    b_s = b_s * (b_decay[None, :] if CHANNELS else b_decay) + b_new
+            b_g = tl.load(p_g + o_j[:, None] * H, mask=m_j, other=0.0)
+            b_later = tl.load(p_g + (o_j + 1)[:, None] * H, mask=m_next, other=0.0)
+        on = on_path(p_path, o_j, end)[:, None]
+        on_next = on_path(p_path, o_j + 1, end)[:, None]
+        # What follows a row decays it: sums of gates, none of which is the difference of two.
+        b_later = tl.cumsum(tl.where(on_next, b_later, 0.0) * LOG2E, 0, reverse=True)
+        b_k = tl.where(on, b_k * tl.exp2(b_later), 0.0)
+        b_u = tl.where(on, b_u, 0.0)
+        b_decay = tl.exp2(tl.sum(tl.where(on, b_g, 0.0) * LOG2E, 0))
+        b_s = tl.dot(
+            tl.trans(b_u), b_k, acc=b_s * b_decay[None, :], input_precision="ieee" if EXACT else "tf32"
+        )
     m_state = m_v[:, None] & m_k[None, :]
     tl.store(p_state + write * s_slot + o_state, b_s.to(p_state.dtype.element_ty), mask=m_state)
 

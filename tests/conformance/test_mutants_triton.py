@@ -272,20 +272,20 @@ MUTANTS = {
     ),
     "a commit without decay": (
         "lightning",
-        "    b_s = b_s * (b_decay[None, :] if CHANNELS else b_decay) + b_new",
-        "    b_s = b_s * (b_decay[None, :] if CHANNELS else 1.0) + b_new",
+        "tl.trans(b_u), b_k, acc=b_s * b_decay[None, :], input_precision",
+        "tl.trans(b_u), b_k, acc=b_s, input_precision",
         ["verify/float32/gate-decaying"],
     ),
     "a commit that starts from a stale slot": (
         "mamba2",
-        "p_state + read * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)\n    b_new",
-        "p_state + write * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)\n    b_new",
+        "p_state + read * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)\n    p_path",
+        "p_state + write * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)\n    p_path",
         ["verify/float32/read-not-write"],
     ),
     "time steps left out of what is kept": (
         "mamba2",
-        "    tl.store(p_kept_u + o_own, b_v.to(tl.float32) * b_w[:, None], mask=m_v)",
-        "    tl.store(p_kept_u + o_own, b_v.to(tl.float32), mask=m_v)",
+        "tl.store(p_kept_u + o_own, b_v.to(tl.float32) * b_w[:, None], mask=m_v)",
+        "tl.store(p_kept_u + o_own, b_v.to(tl.float32), mask=m_v)",
         ["verify/float32/ragged"],
     ),
     "drafts that see a state undecayed": (

@@ -104,74 +104,56 @@ def _verify(
         tl.store(p_out + o_own, tl.zeros((DRAFT_ROWS, BV), p_out.dtype.element_ty), mask=m_v)
         return
 
+    # All loads of the tile's own rows first: most sequences have no others.
     rate = tl.load(p_rate + i_h)
     o_state = (i_h * V + o_v)[:, None] * K + o_k[None, :]
     m_read = (o_v < tl.where(has & (read >= 0), V, 0))[:, None] & m_k[None, :]
-    b_s = tl.load(p_state + read * s_slot + o_state, mask=m_read, other=0.0).to(dtype)
-    p_q += row * s_qt + i_h // GROUP * s_qh
-    p_dt += i_h * s_dth
-    p_paths += (row + o_i) * words
+    b_s = tl.load(p_state + read * s_slot + o_state, mask=m_read, other=0.0)
     m_own = o_i < rows
-    b_q = tl.load(
-        p_q + o_i.to(tl.int64)[:, None] * s_qt + o_k[None, :], mask=m_own[:, None] & m_k[None, :], other=0.0
-    )
-
-    # What is kept of the tile's own rows.
-    p_dt += row * s_dt
-    b_w, b_g = _weights(
-        p_dt, p_bias, rate, i_h, o_i, m_own, dt_min, dt_max, s_dt, STEPS, BIAS, SOFTPLUS
-    )  # fmt: skip
-    b_v = tl.load(p_v + (row + o_i)[:, None] * s_vt + i_h * s_vh + o_v[None, :], mask=m_v, other=0.0)
-    tl.store(p_kept_u + o_own, b_v.to(tl.float32) * b_w[:, None], mask=m_v)
-    if tl.program_id(0) == 0:
-        tl.store(p_kept_g + (row + o_i) * H + i_h, b_g, mask=m_own)
-        if i_h % GROUP == 0:
-            m_own_k = m_own[:, None] & m_k[None, :]
-            p_own_k = p_k + (row + o_i)[:, None] * s_kt + i_h // GROUP * s_kh + o_k[None, :]
-            o_kept_k = (row + o_i)[:, None] * (H // GROUP * K) + i_h // GROUP * K + o_k[None, :]
-            tl.store(p_kept_k + o_kept_k, tl.load(p_own_k, mask=m_own_k, other=0.0), mask=m_own_k)
-    b_o = tl.zeros((BV, DRAFT_ROWS), tl.float32)
-    if SKIP:
-        b_o += tl.trans(b_v).to(tl.float32) * tl.load(p_skip + i_h).to(tl.float32)
-
-    row -= within
-    p_dt -= within * s_dt
-    p_k += row * s_kt + i_h // GROUP * s_kh
-    p_v += row * s_vt + i_h * s_vh
+    m_own_k = m_own[:, None] & m_k[None, :]
+    p_q += (row + o_i)[:, None] * s_qt + i_h // GROUP * s_qh + o_k[None, :]
+    b_q = tl.load(p_q, mask=m_own_k, other=0.0)
     end = within + rows
+    row -= within
+    p_k += row * s_kt + i_h // GROUP * s_kh + o_k[None, :]
+    p_v += row * s_vt + i_h * s_vh + o_v[None, :]
+    p_dt += row * s_dt + i_h * s_dth
+    p_paths += (row + within + o_i)[None, :] * words
+    seen = tl.where(m_own, end, 0)[None, :]
     b_since = tl.zeros((DRAFT_ROWS,), tl.float32)
+    b_o = tl.zeros((BV, DRAFT_ROWS), tl.float32)
     for i in range(0, end, DRAFT_ROWS):
-        o_j = within - i + o_i
+        o_j = (within - i + o_i).to(tl.int64)
         m_j = o_j < end
-        b_k = tl.load(
-            p_k + o_j.to(tl.int64)[:, None] * s_kt + o_k[None, :], mask=m_j[:, None] & m_k[None, :], other=0.0
-        )
-        b_v = tl.load(
-            p_v + o_j.to(tl.int64)[:, None] * s_vt + o_v[None, :],
-            mask=m_j[:, None] & (o_v < V)[None, :],
-            other=0.0,
-        )
-        b_w, _ = _weights(
+        b_k = tl.load(p_k + o_j[:, None] * s_kt, mask=m_j[:, None] & m_k[None, :], other=0.0)
+        b_v = tl.load(p_v + o_j[:, None] * s_vt, mask=m_j[:, None] & (o_v < V)[None, :], other=0.0)
+        b_w, b_g = _weights(
             p_dt, p_bias, rate, i_h, o_j, m_j, dt_min, dt_max, s_dt, STEPS, BIAS, SOFTPLUS
         )  # fmt: skip
-        _, b_g = _weights(
+        _, b_later = _weights(
             p_dt, p_bias, rate, i_h, o_j + 1, o_j + 1 < end, dt_min, dt_max, s_dt, STEPS, BIAS, SOFTPLUS
         )  # fmt: skip
-        m_path = on_path(p_paths[None, :], o_j[:, None], tl.where(m_own, end, 0)[None, :])
-        m_next = on_path(p_paths[None, :], (o_j + 1)[:, None], tl.where(m_own, end, 0)[None, :])
-        b_x = tl.where(m_next, (b_g * LOG2E)[:, None], 0.0)
+        m_path = on_path(p_paths, o_j[:, None], seen)
+        m_next = on_path(p_paths, (o_j + 1)[:, None], seen)
+        b_x = tl.where(m_next, (b_later * LOG2E)[:, None], 0.0)
         b_decay = tl.exp2(tl.cumsum(b_x, 0, reverse=True) + b_since[None, :])
         b_since += tl.sum(b_x, 0)
         b_p = tl.dot(b_k, tl.trans(b_q), input_precision="ieee") * (b_decay * (b_w * scale)[:, None])
-        b_p = tl.where(m_path, b_p, 0.0).to(dtype)
-        b_o = tl.dot(tl.trans(b_v), b_p, acc=b_o, input_precision="ieee")
-    zero = o_i * 0
-    _, b_g = _weights(
-        p_dt, p_bias, rate, i_h, zero, zero < end, dt_min, dt_max, s_dt, STEPS, BIAS, SOFTPLUS
-    )  # fmt: skip
-    b_since += tl.where(on_path(p_paths, zero, tl.where(m_own, end, 0)), b_g * LOG2E, 0.0)
+        b_p = tl.where(m_path, b_p, 0.0)
+        if i == 0:
+            if SKIP:
+                b_p += tl.where(o_i[:, None] == o_i[None, :], tl.load(p_skip + i_h).to(tl.float32), 0.0)
+            tl.store(p_kept_u + o_own, b_v.to(tl.float32) * b_w[:, None], mask=m_v)
+            if tl.program_id(0) == 0:
+                tl.store(p_kept_g + (row + o_j) * H + i_h, b_g, mask=m_own)
+                if i_h % GROUP == 0:
+                    o_kept = (row + o_j)[:, None] * (H // GROUP * K) + i_h // GROUP * K + o_k[None, :]
+                    tl.store(p_kept_k + o_kept, b_k, mask=m_own_k)
+        if i == within:  # the first row's gate, which has no row before it
+            b_since += tl.sum(tl.where(m_path & (o_j == 0)[:, None], (b_g * LOG2E)[:, None], 0.0), 0)
+        b_o = tl.dot(tl.trans(b_v), b_p.to(dtype), acc=b_o, input_precision="ieee")
     b_start = tl.exp2(b_since) * scale
-    b_o += tl.dot(b_s, tl.trans(b_q), input_precision="ieee") * b_start[None, :]
+    b_o += tl.dot(b_s.to(dtype), tl.trans(b_q), input_precision="ieee") * b_start[None, :]
     tl.store(p_out + o_own, tl.trans(b_o).to(p_out.dtype.element_ty), mask=m_v)
 
 
