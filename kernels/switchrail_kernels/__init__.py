@@ -189,7 +189,7 @@ BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
         "TritonShortConv",
         {
             "phases": ("prefill", "decode", "verify"),
-            "features": ("cuda_graph", "checkpoints"),
+            "features": ("batch_invariant", "cuda_graph", "checkpoints"),
         },
     ),
 }
