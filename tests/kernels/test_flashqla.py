@@ -17,7 +17,7 @@ CHUNK = 64
 CUT = 128
 """Tokens after which the stand-in cuts a sequence."""
 
-SIZES = {"heads": 1, "value_heads": 2, "key_size": 32, "value_size": 32}
+SIZES = {"heads": 1, "value_heads": 4, "key_size": 32, "value_size": 32}
 
 
 @dataclass
@@ -29,12 +29,12 @@ class Context:
 
 
 def build_context(cu_seqlens, *, enable_intra, num_v_heads, chunk_size):
-    assert enable_intra
-    assert (num_v_heads, chunk_size) == (2, CHUNK)
+    assert enable_intra == (num_v_heads % 4 == 0)
+    assert chunk_size == CHUNK
     assert (cu_seqlens.diff() > 0).all(), "the library can't take an empty sequence"
     bounds = cu_seqlens.tolist()
     pieces = [(at, n) for n, first in enumerate(bounds[:-1]) for at in range(first, bounds[n + 1], CUT)]
-    if len(pieces) == len(bounds) - 1:
+    if not enable_intra or len(pieces) == len(bounds) - 1:
         return Context(False, cu_seqlens)
     starts, owners = zip(*pieces, strict=True)
     return Context(
@@ -43,6 +43,11 @@ def build_context(cu_seqlens, *, enable_intra, num_v_heads, chunk_size):
         torch.tensor([*starts, bounds[-1]], dtype=torch.int32),
         torch.tensor(owners, dtype=torch.int32),
     )
+
+
+def decays(sums, first, t):
+    """The log of the decay of row t, of the sums over the chunks of a sequence from `first`."""
+    return sums[0, t] if (t - first) % CHUNK == 0 else sums[0, t] - sums[0, t - 1]
 
 
 def walk(k, v, g, beta, state):
@@ -63,7 +68,8 @@ def preprocess(context, *, k, v, a, g, beta, initial_state, state_v_first, enabl
     for n, (first, owner) in enumerate(zip(bounds, context.seq_map_c2r.tolist(), strict=False)):
         state = initial_state[owner]
         for t in range(context.cu_seqlens[owner], first):
-            state = walk(k[0, t].float(), v[0, t].float(), g[0, t], beta[0, t], state)
+            decay = decays(g, context.cu_seqlens[owner], t)
+            state = walk(k[0, t].float(), v[0, t].float(), decay, beta[0, t], state)
         assert n < len(bounds) - 1
         states.append(state)
     return torch.stack(states), None
@@ -83,7 +89,7 @@ def make_kernel(value_heads, heads, key_size, value_size, chunk_size, scale, **o
         for n, (first, end) in enumerate(zip(cut[:-1].tolist(), cut[1:].tolist(), strict=True)):
             state = initial[n]
             for t in range(first, end):
-                state = walk(k[0, t].float(), v[0, t].float(), g[0, t], beta[0, t], state)
+                state = walk(k[0, t].float(), v[0, t].float(), decays(g, first, t), beta[0, t], state)
                 queries = q[0, t].float().repeat_interleave(value_heads // heads, 0)
                 out[0, t] = scale * (state @ queries[:, :, None])[..., 0]
             if end in ends:
@@ -105,7 +111,6 @@ def backend(monkeypatch):
             "cp_preprocess_fwd": preprocess,
         },
         f"{package}.hopper.fused_fwd": {"tilelang_fused_chunk_gdr_fwd": make_kernel},
-        "flash_qla.ops.utils": {"chunk_local_cumsum": lambda g, cu_seqlens, chunk_size: g},
         "flash_qla.utils.index": {
             "prepare_varlen_metadata": lambda cu_seqlens, host: cu_seqlens,
             "prepare_chunk_offsets": lambda cu_seqlens, size: (
@@ -137,6 +142,11 @@ def test_ragged_batches_with_empty_and_padded_sequences(backend, gate):
             lengths, gate=gate, padding=(4,), in_place=in_place, dtype=torch.float32, **SIZES
         )
         verify(backend, call)
+
+
+def test_other_numbers_of_heads_are_not_cut(backend):
+    call = gated_delta_call([130, 3], dtype=torch.float32, **{**SIZES, "value_heads": 3})
+    verify(backend, call)
 
 
 def test_states_in_half_precision_and_without_the_norm(backend):

@@ -1,5 +1,9 @@
 """FlashQLA's kernels (TileLang, Hopper) behind the contract of the gated delta rule: prefill."""
 
+# Triton reads the types of a kernel's arguments at the call.
+# ruff: noqa: ANN001, ANN202
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
 from __future__ import annotations
 
 import dataclasses
@@ -7,10 +11,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+import triton
+import triton.language as tl
 from flash_qla.ops.gated_delta_rule.chunk import CHUNK_SIZE, kkt_solve
 from flash_qla.ops.gated_delta_rule.chunk.cp import FlashQLACPContext, build_cp_context, cp_preprocess_fwd
 from flash_qla.ops.gated_delta_rule.chunk.hopper.fused_fwd import tilelang_fused_chunk_gdr_fwd
-from flash_qla.ops.utils import chunk_local_cumsum
 from flash_qla.utils.index import prepare_chunk_offsets, prepare_varlen_metadata
 from switchrail.ops.backend import GatedDeltaBackend
 from switchrail.ops.batch import Phase, StateBatch
@@ -20,7 +25,22 @@ from switchrail.ops.gates import GateKind
 from switchrail_kernels.delta.gates import Gates
 from switchrail_kernels.device import multiprocessors
 from switchrail_kernels.gated_delta.dense import Dense, gather, pack, rescale, scatter
-from switchrail_kernels.tables import to_device
+from switchrail_kernels.launch import Launcher, padded
+from switchrail_kernels.tables import split_rows, to_device
+
+
+@triton.jit
+def _sum_chunks(p_g, p_sums, p_chunks, HV: tl.constexpr, BHV: tl.constexpr, CHUNK: tl.constexpr):
+    row = tl.load(p_chunks + 4 * tl.program_id(0) + 2).to(tl.int64)
+    rows = tl.load(p_chunks + 4 * tl.program_id(0) + 3)
+    o_t = tl.arange(0, CHUNK)[:, None]
+    o_h = tl.arange(0, BHV)[None, :]
+    m = (o_t < rows) & (o_h < HV)
+    o = (row + o_t) * HV + o_h
+    tl.store(p_sums + o, tl.cumsum(tl.load(p_g + o, mask=m, other=0.0), 0), mask=m)
+
+
+_launch_sum_chunks = Launcher(_sum_chunks)
 
 
 @dataclass(frozen=True)
@@ -30,12 +50,14 @@ class _Sequences:
     Attributes:
         indices: [M] int32, which they are.
         starts: [M + 1] int32 on the host, their first rows, and the end.
+        chunks: [chunks, 4] int32, the library's chunks, as `split_rows` has them.
         device: Where the call's tensors are.
         contexts: By the number of value heads, where the library cuts them.
     """
 
     indices: torch.Tensor
     starts: torch.Tensor
+    chunks: torch.Tensor
     device: torch.device
     contexts: dict[int, FlashQLACPContext] = field(default_factory=dict)
 
@@ -45,13 +67,16 @@ class _Sequences:
         present = np.flatnonzero(lengths).astype(np.int32)
         starts = np.concatenate([[0], lengths[present].cumsum()]).astype(np.int32)
         device = batch.cu_seqlens.device
-        return cls(to_device(present, device), torch.from_numpy(starts), device)
+        chunks = to_device(split_rows(batch.seqlens, CHUNK_SIZE), device)
+        return cls(to_device(present, device), torch.from_numpy(starts), chunks, device)
 
     def context(self, value_heads: int) -> FlashQLACPContext:
         """Where the library cuts the sequences; made once, and not while a stream is captured."""
         if value_heads not in self.contexts:
+            # the kernels that cut have no layout for other numbers of heads
+            cuts = value_heads % 4 == 0
             host = build_cp_context(
-                self.starts, enable_intra=True, num_v_heads=value_heads, chunk_size=CHUNK_SIZE
+                self.starts, enable_intra=cuts, num_v_heads=value_heads, chunk_size=CHUNK_SIZE
             )
             moved = {
                 name: to_device(value.numpy(), self.device)
@@ -107,26 +132,37 @@ class FlashQlaGatedDelta(GatedDeltaBackend):
         with torch.cuda.device(q.get_device()), torch.inference_mode():
             dense = pack(q, k, v, gates, qk_l2norm)
             states = gather(state, batch, plan.indices)
-            final = _run(dense, states, out[None], plan.context(v.shape[1]), scale)
+            final = _run(dense, states, out[None], plan, scale)
             if dense.factors is not None:
                 rescale(out, dense.factors)
             scatter(final, state, out, batch, plan.indices)
 
 
 def _run(
-    dense: Dense, states: torch.Tensor, out: torch.Tensor, context: FlashQLACPContext, scale: float
+    dense: Dense, states: torch.Tensor, out: torch.Tensor, plan: _Sequences, scale: float
 ) -> torch.Tensor:
     """`flash_qla.chunk_gated_delta_rule_fwd`, which would allocate its output, and so have it copied.
+
+    Its sums of g over a chunk are made here: its kernel for them has no layout for 3 heads.
 
     Returns:
         The states after the sequences, [M, HV, V, K] float32.
     """
-    q, k, v, g, beta = (t[None] for t in (dense.q, dense.k, dense.v, dense.g, dense.beta))
+    q, k, v, beta = (t[None] for t in (dense.q, dense.k, dense.v, dense.beta))
     heads, key_size = k.shape[2:]
     value_heads, value_size = v.shape[2:]
+    context = plan.context(value_heads)
     whole = context.cu_seqlens
     cut = context.intra_cp_cu_seqlens if context.is_intra else whole
-    g = chunk_local_cumsum(g=g, cu_seqlens=whole, chunk_size=CHUNK_SIZE)
+    sums = torch.empty_like(dense.g)
+    _launch_sum_chunks(
+        (plan.chunks.shape[0], 1, 1),
+        (dense.g, sums, plan.chunks),
+        (),
+        (value_heads, padded(value_heads), CHUNK_SIZE),
+        num_warps=4,
+    )
+    g = sums[None]
     a = kkt_solve(k=k, b=beta, cu_seqlens=whole, chunk_size=CHUNK_SIZE)
     initial, _ = cp_preprocess_fwd(
         context,
