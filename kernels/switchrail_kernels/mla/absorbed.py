@@ -250,13 +250,13 @@ def _merge(
     least,
     most,
     R: tl.constexpr,
-    BR: tl.constexpr,
+    BC: tl.constexpr,
     BN: tl.constexpr,
     BP: tl.constexpr,
     DECODE: tl.constexpr,
     LSE: tl.constexpr,
 ):
-    """One row of one head, of all pieces."""
+    """`BC` columns of one row of one head, of all pieces."""
     i_h = tl.program_id(1)
     if DECODE:
         row = tl.program_id(0).to(tl.int64)
@@ -274,8 +274,8 @@ def _merge(
         step = tl.load(p_rows + 2)
         pieces = tl.load(p_rows + 3)
         at = tl.load(p_rows + 4).to(tl.int64)
-    o_c = tl.arange(0, BR)
-    b_acc = tl.zeros((BR,), tl.float32)
+    o_c = tl.program_id(2) * BC + tl.arange(0, BC)
+    b_acc = tl.zeros((BC,), tl.float32)
     b_max = float("-inf")
     b_sum = 0.0
     for i_start in range(0, pieces, BP):
@@ -293,7 +293,7 @@ def _merge(
         b_max = b_new
     b_acc = b_acc / tl.where(b_sum > 0, b_sum, 1.0)
     tl.store(p_out + (at * H + i_h) * R + o_c, b_acc.to(p_out.dtype.element_ty), mask=o_c < R)
-    if LSE:
+    if LSE and tl.program_id(2) == 0:
         tl.store(p_lse + row * H + i_h, (b_max + tl.log2(b_sum)) * _LN2)
 
 

@@ -114,11 +114,13 @@ class Work:
         rows: [rows that are merged, 8] int32: packed row, slot of its first part, slots from one part to the
             next, number of parts, row of the queries and of what they give, nothing.
         slots: Slots of parts.
+        most: Pieces of a tile at most.
     """
 
     items: torch.Tensor
     rows: torch.Tensor
     slots: int
+    most: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +265,7 @@ class Tiles:
         merged[:, 2] = rows[tile]
         merged[:, 3] = pieces[tile]
         merged[:, 4] = at[tile] + row
-        return Work(to_device(items, device), to_device(merged, device), int(slots.sum()))
+        return Work(to_device(items, device), to_device(merged, device), int(slots.sum()), cut.most)
 
     def _expansion(self, tokens: int, capacity: int) -> Expansion | None:
         batch = self.batch

@@ -160,7 +160,7 @@ class TritonMla(MlaBackend):
             *(len(batch.seqlens), scale, len(tensors)),
             *(() if expanded is None else expanded.options),
             *(() if rest is None else (rest.rows,)),
-            *(() if work is None else (work.slots,)),
+            *(() if work is None else (work.slots, work.most)),
         )
         if _calls.again(tensors, options):
             return
@@ -248,11 +248,11 @@ def _attend(
         least, most = work.least, work.most
         tiles = len(batch.seqlens)
         slots = tiles * most if most > 1 else 0
-        merged = tiles
+        merged, pieces = tiles, most
     else:
         items, rows = work.items, work.rows
         least, most = 0, 1
-        tiles, merged, slots = items.shape[0], rows.shape[0], work.slots
+        tiles, merged, slots, pieces = items.shape[0], rows.shape[0], work.slots, work.most
     decode = isinstance(work, Cut)
     lse_or = out if lse is None else lse
     parts = weights = out
@@ -275,11 +275,13 @@ def _attend(
         **launch_options(out.dtype),
     )
     if slots:
+        block_p = padded(pieces)
+        block_c = min(padded(shape.latent), max(8192 // block_p, 32))
         absorbed.launch_merge(
-            (merged, heads, 1),
+            (merged, heads, -(-shape.latent // block_c)),
             (parts, weights, out, lse_or, rows, batch.kv_lens),
             (heads, least, most),
-            (shape.latent, padded(shape.latent), shape.block_n, 8, decode, lse is not None),
+            (shape.latent, block_c, shape.block_n, block_p, decode, lse is not None),
             num_warps=4,
         )
 
