@@ -34,7 +34,7 @@ def neighbours(setting: Setting) -> None:
 def company(setting: Setting) -> Measured:
     """A sequence alone has the result that it has among others."""
     invariant = "batch_invariant" in setting.subject.features
-    # Bits may hang on how long sequences are cut; else what differs by it is too little to matter here.
+    # How a long sequence is cut may depend on its neighbours, which changes bits and little else.
     lengths = (*_LENGTHS, 1200) if invariant else _LENGTHS
     call = setting.call(lengths, **_from_states(setting))
     together = setting.run(call)
