@@ -95,50 +95,37 @@ def _difference(b_hi, b_lo, hi, lo):
 
 @triton.jit
 def _add_pairs(
+    b_a,
+    b_p,
     b_k,
     b_q,
     b_hi,
     b_lo,
     p_k,
     p_sums,
-    m_ancestor,
+    m_before,
     count,
+    o_k,
     s_kt,
     s_sums,
     K: tl.constexpr,
-    BK: tl.constexpr,
-    CHANNELS: tl.constexpr,
 ):
-    """exp(G_i - G_j) k_i . k_j and the same of q_i, for the rows of one block and the `count` of another.
+    """Adds sums of k_i exp(G_i - G_j) k_j over some channels, and the same of q_i: two blocks [16, 16].
 
-    Returns:
-        Two blocks [16, 16]; what isn't of `m_ancestor` is to be masked.
+    Rows i are those of the block of `b_k`, `b_q`, `b_hi` and `b_lo` [16, channels], rows j the `count` at
+    `p_k` and `p_sums`; of them only those with `m_before`.
     """
     o_t = tl.arange(0, ROWS)
-    o_k = tl.arange(0, BK)
-    if CHANNELS:
-        b_a = tl.zeros((ROWS, ROWS), tl.float32)
-        b_p = tl.zeros((ROWS, ROWS), tl.float32)
-        for j in range(count):
-            b_kj = tl.load(p_k + j * s_kt + o_k, mask=o_k < K, other=0.0).to(tl.float32)
-            b_hij = tl.load(p_sums + j * s_sums + o_k, mask=o_k < K, other=0)
-            b_loj = tl.load(p_sums + j * s_sums + K + o_k, mask=o_k < K, other=0)
-            b_loj = b_loj.to(tl.float32, bitcast=True)
-            m_j = o_t[None, :] == j
-            is_after = tl.sum((m_j & m_ancestor).to(tl.int32), 1) > 0
-            b_x = _difference(b_hi, b_lo, b_hij[None, :], b_loj[None, :])
-            b_x = tl.where(is_after[:, None], b_x, 0.0) * b_kj[None, :]
-            b_a += tl.where(m_j, tl.sum(b_k * b_x, 1)[:, None], 0.0)
-            b_p += tl.where(m_j, tl.sum(b_q * b_x, 1)[:, None], 0.0)
-    else:
-        m_kj = (o_t < count)[:, None] & (o_k < K)[None, :]
-        b_kj = tl.trans(tl.load(p_k + o_t[:, None] * s_kt + o_k[None, :], mask=m_kj, other=0.0))
-        b_hij = tl.load(p_sums + o_t * s_sums, mask=o_t < count, other=0)[None, :]
-        b_loj = tl.load(p_sums + o_t * s_sums + 1, mask=o_t < count, other=0)[None, :]
-        b_x = _difference(b_hi[:, None], b_lo[:, None], b_hij, b_loj.to(tl.float32, bitcast=True))
-        b_x = tl.where(m_ancestor, b_x, 0.0)
-        b_a = tl.dot(b_k, b_kj, input_precision="ieee") * b_x
-        b_p = tl.dot(b_q, b_kj, input_precision="ieee") * b_x
+    for j in range(count):
+        b_kj = tl.load(p_k + j * s_kt + o_k, mask=o_k < K, other=0.0).to(tl.float32)
+        b_hij = tl.load(p_sums + j * s_sums + o_k, mask=o_k < K, other=0)
+        b_loj = tl.load(p_sums + j * s_sums + K + o_k, mask=o_k < K, other=0)
+        m_j = o_t[None, :] == j
+        is_after = tl.sum((m_j & m_before).to(tl.int32), 1) > 0
+        b_x = _difference(b_hi, b_lo, b_hij[None, :], b_loj.to(tl.float32, bitcast=True)[None, :])
+        b_x = tl.where(is_after[:, None], b_x, 0.0) * b_kj[None, :]
+        b_a += tl.where(m_j, tl.sum(b_k * b_x, 1)[:, None], 0.0)
+        b_p += tl.where(m_j, tl.sum(b_q * b_x, 1)[:, None], 0.0)
     return b_a, b_p
 
 
@@ -184,6 +171,7 @@ def _verify(
     L2NORM: tl.constexpr,
     CHANNELS: tl.constexpr,
     FULL: tl.constexpr,
+    STAGES: tl.constexpr,
     GATE: tl.constexpr,
     BIAS: tl.constexpr,
     RAW_BETA: tl.constexpr,
@@ -195,7 +183,6 @@ def _verify(
     rows = tl.load(p_cu_seqlens + i_n + 1) - row
     read = tl.load(p_read_slots + i_n)
     o_t = tl.arange(0, ROWS)
-    o_k = tl.arange(0, BK)
     o_v = i_b * BV + tl.arange(0, BV)
     m_v = (o_v < V)[:, None]
     p_out += (row * HV + i_hv) * V
@@ -210,7 +197,7 @@ def _verify(
 
     PRECISION: tl.constexpr = "ieee" if FULL else "tf32x3"
     CHANNEL_COUNT: tl.constexpr = K if CHANNELS else 1
-    dtype = p_k.dtype.element_ty
+    PART: tl.constexpr = min(BK, 32)
     i_h = i_hv // GROUP
     p_q += row * s_qt + i_h * s_qh
     p_k += row * s_kt + i_h * s_kh
@@ -228,24 +215,19 @@ def _verify(
         b_rate = tl.exp(tl.load(p_rate + i_hv))
     if BIAS:
         if CHANNELS:
-            b_bias = tl.load(p_bias + i_hv * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
+            p_bias += i_hv * K
         else:
             b_bias = tl.load(p_bias + i_hv).to(tl.float32)
+    key_rows = tl.where((i_b == 0) & (i_hv % GROUP == 0), rows, 0)  # one program of several stores them
 
     has = tl.load(p_has_initial_state + i_n)
-    m_state = (o_v < tl.where(has, V, 0))[:, None] & (o_k < K)[None, :]
-    p_state += read * s_slot + (i_hv * V + o_v)[:, None] * K + o_k[None, :]
-    b_s = tl.load(p_state, mask=m_state, other=0.0).to(tl.float32)
-
+    m_state = (o_v < tl.where(has, V, 0))[:, None]
+    p_state += read * s_slot + (i_hv * V + o_v)[:, None] * K
     for i_t in range(0, rows, ROWS):
         o_r = i_t + o_t
+        m_r = o_r < rows
         shift = i_t % 32
         count = tl.minimum(rows - i_t, ROWS)
-        m_r = o_r < rows
-        m_k = m_r[:, None] & (o_k < K)[None, :]
-        b_k = tl.load(p_k + o_r[:, None] * s_kt + o_k[None, :], mask=m_k, other=0.0)
-        b_q = tl.load(p_q + o_r[:, None] * s_qt + o_k[None, :], mask=m_k, other=0.0)
-        b_v = tl.load(p_v + o_r[None, :] * s_vt + o_v[:, None], mask=m_r[None, :] & m_v, other=0.0)
         b_beta = tl.load(p_beta + o_r * s_bt, mask=m_r, other=0.0)
         b_beta = tl.where(m_r, write_weight(b_beta, beta_scale, RAW_BETA), 0.0)
         p_row = p_table + o_r * (1 + words)
@@ -254,24 +236,11 @@ def _verify(
         m_ancestor = ((b_bits[:, None] >> (shift + o_t)[None, :]) & 1) != 0
         m_self = m_ancestor | (o_t[:, None] == o_t[None, :])
 
-        # The sums of the logs of decays, from the state to each row.
+        # The sums of the logs of decays, from the state to each row: that of the nearest row of an earlier
+        # block, and what follows it in this one.
         p_entry = p_sums + entry.to(tl.int64) * s_sums
-        if CHANNELS:
-            m_entry = (entry >= 0)[:, None] & (o_k < K)[None, :]
-            b_hi = tl.load(p_entry[:, None] + o_k[None, :], mask=m_entry, other=0)
-            b_lo = tl.load(p_entry[:, None] + K + o_k[None, :], mask=m_entry, other=0)
-            b_lo = b_lo.to(tl.float32, bitcast=True)
-            for j in range(count):
-                b_g = tl.load(p_g + (i_t + j) * s_gt + o_k, mask=o_k < K, other=0.0)
-                b_g = log2_decay(b_g, b_rate, b_bias, lower, GATE)
-                b_whole = tl.floor(b_g * (1 / UNIT))
-                is_on = (o_t == j) | (((b_bits >> (shift + j)) & 1) != 0)
-                b_hi += tl.where(is_on[:, None], b_whole.to(tl.int32)[None, :], 0)
-                b_lo += tl.where(is_on[:, None], (b_g - b_whole * UNIT)[None, :], 0.0)
-            p_sum = p_sums + o_r[:, None] * s_sums + o_k[None, :]
-            tl.store(p_sum, b_hi, mask=m_k)
-            tl.store(p_sum + K, b_lo.to(tl.int32, bitcast=True), mask=m_k)
-        else:
+        p_sum = p_sums + o_r * s_sums
+        if not CHANNELS:
             b_g = tl.load(p_g + o_r * s_gt, mask=m_r, other=0.0)
             b_g = tl.where(m_r, log2_decay(b_g, b_rate, b_bias, lower, GATE), 0.0)
             b_whole = tl.floor(b_g * (1 / UNIT))
@@ -279,55 +248,116 @@ def _verify(
             b_lo = tl.load(p_entry + 1, mask=entry >= 0, other=0).to(tl.float32, bitcast=True)
             b_hi += tl.sum(tl.where(m_self, b_whole.to(tl.int32)[None, :], 0), 1)
             b_lo += tl.sum(tl.where(m_self, (b_g - b_whole * UNIT)[None, :], 0.0), 1)
-            tl.store(p_sums + o_r * s_sums, b_hi, mask=m_r)
-            tl.store(p_sums + o_r * s_sums + 1, b_lo.to(tl.int32, bitcast=True), mask=m_r)
-        tl.debug_barrier()  # sums are read again, by row
+            tl.store(p_sum, b_hi, mask=m_r)
+            tl.store(p_sum + 1, b_lo.to(tl.int32, bitcast=True), mask=m_r)
 
-        b_nk = tl.full((ROWS,), 1.0, tl.float32)
-        b_nq = tl.full((ROWS,), 1.0, tl.float32)
-        if i_b == 0 and i_hv % GROUP == 0:
+        b_nk = tl.zeros((ROWS,), tl.float32)
+        b_nq = tl.zeros((ROWS,), tl.float32)
+        b_a = tl.zeros((ROWS, ROWS), tl.float32)
+        b_p = tl.zeros((ROWS, ROWS), tl.float32)
+        b_r = tl.zeros((BV, ROWS), tl.float32)
+        b_o = tl.zeros((BV, ROWS), tl.float32)
+        for i_k in tl.range(0, BK, PART, num_stages=STAGES):
+            o_k = i_k + tl.arange(0, PART)
+            m_k = m_r[:, None] & (o_k < K)[None, :]
+            b_k = tl.load(p_k + o_r[:, None] * s_kt + o_k[None, :], mask=m_k, other=0.0)
+            b_q = tl.load(p_q + o_r[:, None] * s_qt + o_k[None, :], mask=m_k, other=0.0)
+            b_s = tl.load(p_state + o_k[None, :], mask=m_state & (o_k < K)[None, :], other=0.0).to(tl.float32)
             p_key = p_keys + o_r[:, None] * (HV // GROUP * K) + o_k[None, :]
-            tl.store(p_key, b_k, mask=m_k)
-        b_k32 = b_k.to(tl.float32)
-        b_q32 = b_q.to(tl.float32)
-        if L2NORM:
-            b_nk = tl.rsqrt(tl.sum(b_k32 * b_k32, 1) + 1e-6)
-            b_nq = tl.rsqrt(tl.sum(b_q32 * b_q32, 1) + 1e-6)
-        b_nq *= scale
-        b_w = b_beta * b_nk
+            tl.store(p_key, b_k, mask=(o_r < key_rows)[:, None] & (o_k < K)[None, :])
+            if not CHANNELS:
+                b_a = tl.dot(b_k, tl.trans(b_k), acc=b_a, input_precision="ieee")
+                b_p = tl.dot(b_q, tl.trans(b_k), acc=b_p, input_precision="ieee")
+            b_k = b_k.to(tl.float32)
+            b_q = b_q.to(tl.float32)
+            b_nk += tl.sum(b_k * b_k, 1)
+            b_nq += tl.sum(b_q * b_q, 1)
+            if CHANNELS:
+                b_bias = 0.0
+                if BIAS:
+                    b_bias = tl.load(p_bias + o_k, mask=o_k < K, other=0.0).to(tl.float32)
+                m_entry = (entry >= 0)[:, None] & (o_k < K)[None, :]
+                b_hi = tl.load(p_entry[:, None] + o_k[None, :], mask=m_entry, other=0)
+                b_lo = tl.load(p_entry[:, None] + K + o_k[None, :], mask=m_entry, other=0)
+                b_lo = b_lo.to(tl.float32, bitcast=True)
+                for j in range(count):
+                    b_g = tl.load(p_g + (i_t + j) * s_gt + o_k, mask=o_k < K, other=0.0)
+                    b_g = log2_decay(b_g, b_rate, b_bias, lower, GATE)
+                    b_whole = tl.floor(b_g * (1 / UNIT))
+                    is_on = ((o_t == j) | (((b_bits >> (shift + j)) & 1) != 0))[:, None]
+                    b_hi += tl.where(is_on, b_whole.to(tl.int32)[None, :], 0)
+                    b_lo += tl.where(is_on, (b_g - b_whole * UNIT)[None, :], 0.0)
+                tl.store(p_sum[:, None] + o_k[None, :], b_hi, mask=m_k)
+                tl.store(p_sum[:, None] + K + o_k[None, :], b_lo.to(tl.int32, bitcast=True), mask=m_k)
+                tl.debug_barrier()  # sums are read again, row by row
+                b_a, b_p = _add_pairs(
+                    b_a, b_p, b_k, b_q, b_hi, b_lo, p_k + i_t * s_kt, p_sums + i_t * s_sums, m_self, count,
+                    o_k, s_kt, s_sums, K,
+                )  # fmt: skip
+                b_x = _difference(b_hi, b_lo, 0, 0.0)
+                b_k *= b_x
+                b_q *= b_x
+            b_r = tl.dot(b_s, tl.trans(b_k), acc=b_r, input_precision=PRECISION)
+            b_o = tl.dot(b_s, tl.trans(b_q), acc=b_o, input_precision=PRECISION)
+        if not CHANNELS:
+            b_x = _difference(b_hi[:, None], b_lo[:, None], b_hi[None, :], b_lo[None, :])
+            b_x = tl.where(m_self, b_x, 0.0)
+            b_a *= b_x
+            b_p *= b_x
+            b_x = _difference(b_hi, b_lo, 0, 0.0)[None, :]
+            b_r *= b_x
+            b_o *= b_x
 
-        b_start = _difference(b_hi, b_lo, 0, 0.0)
-        if CHANNELS:
-            b_r = tl.dot(b_s, tl.trans(b_k32 * b_start), input_precision=PRECISION)
-            b_o = tl.dot(b_s, tl.trans(b_q32 * b_start), input_precision=PRECISION)
-        else:
-            b_r = tl.dot(b_s, tl.trans(b_k32), input_precision=PRECISION) * b_start[None, :]
-            b_o = tl.dot(b_s, tl.trans(b_q32), input_precision=PRECISION) * b_start[None, :]
-        if CHANNELS:
-            b_k = b_k32
-            b_q = b_q32
         for i_j in range(0, i_t, ROWS):
             b_bits = tl.load(p_row + 1 + i_j // 32, mask=m_r, other=0)
             m_before = ((b_bits[:, None] >> (i_j % 32 + o_t)[None, :]) & 1) != 0
-            b_a, b_p = _add_pairs(
-                b_k, b_q, b_hi, b_lo, p_k + i_j * s_kt, p_sums + i_j * s_sums, m_before, ROWS,
-                s_kt, s_sums, K, BK, CHANNELS,
-            )  # fmt: skip
+            b_aj = tl.zeros((ROWS, ROWS), tl.float32)
+            b_pj = tl.zeros((ROWS, ROWS), tl.float32)
+            for i_k in range(0, BK, PART):
+                o_k = i_k + tl.arange(0, PART)
+                m_k = m_r[:, None] & (o_k < K)[None, :]
+                b_k = tl.load(p_k + o_r[:, None] * s_kt + o_k[None, :], mask=m_k, other=0.0)
+                b_q = tl.load(p_q + o_r[:, None] * s_qt + o_k[None, :], mask=m_k, other=0.0)
+                if CHANNELS:
+                    b_hi = tl.load(p_sum[:, None] + o_k[None, :], mask=m_k, other=0)
+                    b_lo = tl.load(p_sum[:, None] + K + o_k[None, :], mask=m_k, other=0)
+                    b_aj, b_pj = _add_pairs(
+                        b_aj, b_pj, b_k.to(tl.float32), b_q.to(tl.float32), b_hi,
+                        b_lo.to(tl.float32, bitcast=True), p_k + i_j * s_kt, p_sums + i_j * s_sums, m_before,
+                        ROWS, o_k, s_kt, s_sums, K,
+                    )  # fmt: skip
+                else:
+                    p_kj = p_k + (i_j + o_t)[:, None] * s_kt + o_k[None, :]
+                    b_kj = tl.trans(tl.load(p_kj, mask=(o_k < K)[None, :], other=0.0))
+                    b_aj = tl.dot(b_k, b_kj, acc=b_aj, input_precision="ieee")
+                    b_pj = tl.dot(b_q, b_kj, acc=b_pj, input_precision="ieee")
+            if not CHANNELS:
+                b_hij = tl.load(p_sums + (i_j + o_t) * s_sums)[None, :]
+                b_loj = tl.load(p_sums + (i_j + o_t) * s_sums + 1).to(tl.float32, bitcast=True)[None, :]
+                b_xj = tl.where(m_before, _difference(b_hi[:, None], b_lo[:, None], b_hij, b_loj), 0.0)
+                b_aj *= b_xj
+                b_pj *= b_xj
             b_u = tl.load(p_writes + (i_j + o_t)[None, :] * (HV * V) + o_v[:, None], mask=m_v, other=0.0)
-            b_r = tl.dot(b_u, tl.trans(b_a), acc=b_r, input_precision=PRECISION)
-            b_o = tl.dot(b_u, tl.trans(b_p), acc=b_o, input_precision=PRECISION)
-        b_a, b_p = _add_pairs(
-            b_k, b_q, b_hi, b_lo, p_k + i_t * s_kt, p_sums + i_t * s_sums, m_self, count,
-            s_kt, s_sums, K, BK, CHANNELS,
-        )  # fmt: skip
+            b_r = tl.dot(b_u, tl.trans(b_aj), acc=b_r, input_precision=PRECISION)
+            b_o = tl.dot(b_u, tl.trans(b_pj), acc=b_o, input_precision=PRECISION)
+
+        if L2NORM:
+            b_nk = tl.rsqrt(b_nk + 1e-6)
+            b_nq = tl.rsqrt(b_nq + 1e-6) * scale
+        else:
+            b_nk = tl.full((ROWS,), 1.0, tl.float32)
+            b_nq = tl.full((ROWS,), 1.0, tl.float32) * scale
+        b_w = b_beta * b_nk
         b_a = tl.where(m_ancestor, b_a * (b_w * b_nk)[:, None], 0.0)
         b_a = tl.reshape(invert_16(tl.reshape(b_a, (1, ROWS, ROWS)), True), (ROWS, ROWS))
+        b_v = tl.load(p_v + o_r[None, :] * s_vt + o_v[:, None], mask=m_r[None, :] & m_v, other=0.0)
         b_r = (b_v.to(tl.float32) - b_r * b_nk[None, :]) * b_w[None, :]
         b_u = tl.dot(b_r, tl.trans(b_a), input_precision=PRECISION)
+        b_p = tl.where(m_self, b_p, 0.0)
         b_o = tl.dot(b_u, tl.trans(b_p), acc=b_o, input_precision=PRECISION) * b_nq[None, :]
         o_at = o_r[None, :] * (HV * V) + o_v[:, None]
         tl.store(p_writes + o_at, b_u, mask=m_r[None, :] & m_v)
-        tl.store(p_out + o_at, b_o.to(dtype), mask=m_r[None, :] & m_v)
+        tl.store(p_out + o_at, b_o.to(p_out.dtype.element_ty), mask=m_r[None, :] & m_v)
         tl.debug_barrier()  # what was written is read by later blocks
 
 
@@ -431,6 +461,7 @@ def verify(
     sums = torch.empty((total, value_heads, 2, channel_count), dtype=torch.int32, device=k.device)
     if total:
         block_v = min(padded(value_size, 16), 32)
+        stages = 1 if channels else 3
         slots = (batch.cu_seqlens, batch.read_slots, batch.has_initial_state)
         strides = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2])
         strides = (*strides, *gates.g.stride()[:2], *gates.beta.stride(), state.stride(0))
@@ -439,7 +470,7 @@ def verify(
             (-(-value_size // block_v), value_heads, len(batch.seqlens)),
             (q, k, v, *gates.tensors, state, out, plan.table, keys, writes, sums, *slots),
             (scale, *gates.numbers, *strides, plan.table.shape[1] - 1),
-            (*sizes, qk_l2norm, channels, q.dtype == torch.float32, *gates.constants),
+            (*sizes, qk_l2norm, channels, q.dtype == torch.float32, stages, *gates.constants),
             num_warps=4,
             **launch_options(q.dtype),
         )
