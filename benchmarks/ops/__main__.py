@@ -106,21 +106,20 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
         task = progress.add_task("", total=len(chosen))
         for case in chosen:
             progress.update(task, description=f"{case.op} {case.phase} {case.name}")
-            try:
-                result = bench.result(case)
-            except AssertionError as failure:
-                progress.console.print(f"wrong: {failure}", highlight=False, markup=False)
+            result = bench.result(case)
+            for name, reason in result["wrong"].items():
                 status = 1
-                continue
+                where = f"{case.op} {case.phase} {case.name}"
+                print(f"wrong: {name} in {where}: {reason}", file=sys.stderr, flush=True)
             if result["times"]:
                 run["results"].append(result)
+                if options.json:
+                    document.write(options.json, document.merged(kept, run))
             print(_line(result), flush=True)
             for name, reason in result["left_out"].items():
                 if (case.op, name, reason) not in told:
                     told.add((case.op, name, reason))
                     print(f"    left out: {name}: {reason}", flush=True)
-            if options.json:
-                document.write(options.json, document.merged(kept, run))
             if device.type == "cuda":
                 torch.cuda.empty_cache()
             progress.advance(task)

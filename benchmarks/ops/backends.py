@@ -130,7 +130,7 @@ class Backends:
         return query
 
 
-def check(name: str, backend: Backend, case: Case, dtype: torch.dtype, device: torch.device) -> str:
+def check(backend: Backend, case: Case, dtype: torch.dtype, device: torch.device) -> str:
     """Holds a backend against the oracle on ragged inputs with the sizes that are timed.
 
     Returns:
@@ -144,10 +144,7 @@ def check(name: str, backend: Backend, case: Case, dtype: torch.dtype, device: t
         call, expected = _oracle(
             case.op, case.phase, tuple(sorted(case.sizes.items())), decays, dtype, device
         )
-        try:
-            error = verify(backend, call, expected=expected)
-        except AssertionError as failure:
-            raise AssertionError(f"{name}: {failure}") from failure
+        error = verify(backend, call, expected=expected)
         worst = error if worst is None else worst | error
     return str(worst)
 
@@ -186,7 +183,7 @@ def bind(backend: Backend, call: Call, plan: object) -> Run:
     )
 
 
-def agree(name: str, one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> None:
+def agree(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> None:
     """Holds a result against another of the same call.
 
     Raises:
@@ -194,4 +191,4 @@ def agree(name: str, one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype)
     """
     difference = float((one.double() - other.double()).norm() / other.double().norm())
     allowed = 2 * BOUNDS[dtype].norm
-    assert difference <= allowed, f"{name}: {difference:.1e} away from the first, {allowed:.1e} is allowed"
+    assert difference <= allowed, f"{difference:.1e} away from the first, {allowed:.1e} is allowed"

@@ -42,25 +42,27 @@ class Bench:
         self.bandwidth, self.rate = clock.ceilings()
 
     def result(self, case: Case) -> dict[str, Any]:
-        """What each contender takes; who doesn't fit, and a peer that fails, is left out with the reason.
-
-        Raises:
-            AssertionError: A backend is not right.
-        """
+        """What each contender takes; who doesn't fit, is wrong or fails, is left out with the reason."""
         fitting, reasons = self._backends.fitting(case)
-        errors = {name: self._check(name, backend, case) for name, backend in fitting.items()}
+        errors: dict[str, str] = {}
         calls = self._calls(case)
         times: dict[str, Any] = {}
+        wrong: dict[str, str] = {}
         first = None
         for name, backend in fitting.items():
-            plan = backend.plan(case.phase, calls[0].batch)
-            out = self._probe(backend, calls[0], plan)
-            if first is None:
-                first = out
-            else:
-                agree(name, out, first, self._dtype)
-            runs = [bind(backend, call, plan) for call in calls]
-            times[name] = {"kind": "backend", **self._rated(self._clock.measure(runs), case)}
+            try:
+                error = self._check(name, backend, case)
+                plan = backend.plan(case.phase, calls[0].batch)
+                out = self._probe(backend, calls[0], plan)
+                if first is None:
+                    first = out
+                else:
+                    agree(out, first, self._dtype)
+                runs = [bind(backend, call, plan) for call in calls]
+                times[name] = {"kind": "backend", **self._rated(self._clock.measure(runs), case)}
+                errors[name] = error
+            except Exception as failure:  # whatever a backend raises; it must not end the others' run
+                wrong[name] = told(failure)
         if self._with_peers:
             for name, runs in self._peers(case, calls, first, reasons).items():
                 times[name] = {"kind": "peer", **self._rated(self._clock.measure(runs), case)}
@@ -80,12 +82,13 @@ class Bench:
             "times": times,
             "auto": {"backend": chosen, "because": why},
             "left_out": reasons,
+            "wrong": wrong,
         }
 
     def _check(self, name: str, backend: Backend, case: Case) -> str:
         key = (name, case.op, case.phase, tuple(sorted(case.sizes.items())))
         if key not in self._errors:
-            self._errors[key] = check(name, backend, case, self._dtype, self._clock.device)
+            self._errors[key] = check(backend, case, self._dtype, self._clock.device)
         return self._errors[key]
 
     def _calls(self, case: Case) -> list[Call]:
@@ -110,9 +113,9 @@ class Bench:
             try:
                 out = all_peers(case, calls[0].clone())[name]()
                 if isinstance(out, torch.Tensor) and expected is not None:
-                    agree(name, out, expected, self._dtype)
+                    agree(out, expected, self._dtype)
             except Exception as error:  # whatever a library raises on what it can't do
-                left_out[name] = f"{type(error).__name__}: {error}".partition("\n")[0]
+                left_out[name] = told(error)
                 continue
             found[name] = []
         for call in calls:
@@ -128,6 +131,12 @@ class Bench:
             "bytes_per_s": case.bytes / seconds,
             "flops_per_s": case.flops / seconds,
         }
+
+
+def told(error: Exception) -> str:
+    """The first line of what an error says, and its kind where that is no failed comparison."""
+    text = str(error).partition("\n")[0]
+    return text if isinstance(error, AssertionError) else f"{type(error).__name__}: {text}"
 
 
 def usual(times: Mapping[str, Any]) -> float:

@@ -57,7 +57,7 @@ def test_a_backend_that_is_wrong_is_not_timed(monkeypatch, tmp_path, capsys):
     chosen = ["--op", "gated_delta", "--phase", "prefill", "--shape", "T=2048"]
     assert main([*TINY, *chosen, "--json", str(path)]) == 1
     assert document.rows_of(document.read(path), "gated_delta", "prefill") == []
-    assert "wrong: torch: gated_delta: out is off" in capsys.readouterr().err
+    assert "wrong: torch in gated_delta prefill T=4 N=1: gated_delta: out is off" in capsys.readouterr().err
 
 
 def test_a_peer_that_is_wrong_is_left_out(monkeypatch, tmp_path):
@@ -72,7 +72,7 @@ def test_a_peer_that_is_wrong_is_left_out(monkeypatch, tmp_path):
     assert main([*TINY, *chosen, "--json", str(path)]) == 0
     (row,) = document.rows_of(document.read(path), "attention", "prefill")
     assert set(row["times"]) == {"torch"}
-    assert "SDPA bare" in row["left_out"]["SDPA bare"]
+    assert "away from the first" in row["left_out"]["SDPA bare"]
 
 
 def test_nothing_to_time_is_an_error(capsys):
