@@ -49,7 +49,8 @@ def _walk(
 ):
     """Attends keys `start` to `stop`; without MASKED all rows see all of them, and they fill blocks."""
     o_d = tl.arange(0, BD)
-    for i_start in tl.range(start, stop, BN, num_stages=STAGES):
+    # Where there is a window many blocks may be masked, else the last ones alone.
+    for i_start in tl.range(start, stop, BN, num_stages=1 if MASKED and not WINDOW else STAGES):
         o_n = i_start + tl.arange(0, BN)
         m_kv = o_n < stop
         if WINDOW:

@@ -103,9 +103,15 @@ class TritonAttention(AttentionBackend):
         if q.shape[0] == 0:
             return
         layer = _Layer.of(q, k_cache, batch, scale, window, soft_cap, sinks, lse)
+        compiler = launch_options(q.dtype)
         if q.dtype == torch.float32:
             rows, block_n, warps, stages = 32, 32, 4, 1
-        elif layer.block_d <= 128 or has_large_shared_memory(q.device):
+        elif layer.block_d <= 128:
+            rows, block_n, warps, stages = 128, 64, 8, 2
+            compiler = {
+                "maxnreg": 128
+            }  # so that a multiprocessor has two programs, one while the other waits
+        elif has_large_shared_memory(q.device):
             rows, block_n, warps, stages = 128, 64, 8, 2
         else:
             rows, block_n, warps, stages = 64, 32, 4, 2
@@ -140,7 +146,7 @@ class TritonAttention(AttentionBackend):
                 ),
                 num_warps=warps,
                 num_stages=stages,
-                **launch_options(q.dtype),
+                **compiler,
             )
             if work.slots:
                 sizes = (layer.group, layer.block_group, head_size, layer.block_d)
