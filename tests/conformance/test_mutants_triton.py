@@ -24,8 +24,10 @@ SHARED = {
     "attention": tuple(
         f"switchrail_kernels.attention.{name}" for name in ("tiles", "decode", "merge", "plan")
     ),
-    "gated_delta": ("switchrail_kernels.delta.scan", "switchrail_kernels.delta.step"),
-    "kda": ("switchrail_kernels.delta.scan", "switchrail_kernels.delta.step"),
+    **dict.fromkeys(
+        ("gated_delta", "kda"),
+        tuple(f"switchrail_kernels.delta.{name}" for name in ("scan", "step", "gates", "drafts")),
+    ),
     "lightning": (
         "switchrail_kernels.linear.walk",
         "switchrail_kernels.linear.verify",
@@ -218,8 +220,8 @@ MUTANTS = {
     ),
     "a gate in the wrong space": (
         "kda",
-        "b_g = tl.exp(tl.load(p_g + o_g, mask=m_k, other=0.0))",
-        "b_g = tl.load(p_g + o_g, mask=m_k, other=0.0)",
+        "    b_g = tl.exp2(log2_decay(",
+        "    b_g = (log2_decay(",
         ["decode/float32/gate-decaying"],
     ),
     "beta dropped": (
@@ -233,6 +235,61 @@ MUTANTS = {
         "\n    b_s = tl.load(p_state + read * s_slot",
         "\n    b_s = tl.load(p_state + write * s_slot",
         ["decode/float32/read-not-write"],
+    ),
+    "the kinds of raw gates swapped": (
+        "kda",
+        '"softplus": 1, "sigmoid": 2',
+        '"softplus": 2, "sigmoid": 1',
+        ["prefill/float32/raw-softplus", "decode/float32/raw-softplus", "verify/float32/raw-softplus"],
+    ),
+    "the bias of another head": (
+        "gated_delta",
+        "            b_bias = tl.load(p_bias + i_hv).to(tl.float32)\n        b_g",
+        "            b_bias = tl.load(p_bias).to(tl.float32)\n        b_g",
+        ["prefill/float32/raw-sigmoid"],
+    ),
+    "raw betas without their scale": (
+        "gated_delta",
+        "b_beta = scale / (1.0",
+        "b_beta = 1.0 / (1.0",
+        ["decode/float32/raw-sigmoid"],
+    ),
+    "a kept state in the slot of the one before": (
+        "gated_delta",
+        "slot = tl.load(p_kept + i_p)",
+        "slot = tl.load(p_kept + tl.maximum(i_p - 1, 0))",
+        ["prefill/float32/checkpoints"],
+    ),
+    "a state kept though it is not wanted": (
+        "kda",
+        "m_kept = (o_v < tl.where(slot >= 0, V, 0))",
+        "m_kept = (o_v < tl.where(slot >= -1, V, 0))",
+        ["prefill/float32/checkpoints"],
+    ),
+    "a stale slot at a commit": (
+        "gated_delta",
+        "tl.load(p_state + read * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)\n    p_keys",
+        "tl.load(p_state + write * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)\n    p_keys",
+        ["verify/float32/read-not-write"],
+    ),
+    "a row more than is accepted": (
+        "kda",
+        "last = tl.minimum(tl.load(p_accepted + i_n), rows - 1)",
+        "last = tl.minimum(tl.load(p_accepted + i_n) + 1, rows - 1)",
+        ["verify/float32/one-token"],
+    ),
+    "siblings taken for ancestors": (
+        "gated_delta",
+        "m_ancestor = ((b_bits[:, None] >> (shift + o_t)[None, :]) & 1) != 0",
+        "m_ancestor = o_t[:, None] > o_t[None, :]",
+        ["verify/float32/trees"],
+    ),
+    "a live state that a verification writes": (
+        "gated_delta",
+        "        tl.store(p_out + o_at, b_o.to(p_out",
+        "        tl.store(p_state + o_r[None, :] * 0, b_o.to(tl.float32), mask=m_state & m_r[None, :])\n"
+        "        tl.store(p_out + o_at, b_o.to(p_out",
+        ["verify/float32/one-token"],
     ),
     "initial states ignored": (
         "kda",
@@ -338,8 +395,8 @@ MUTANTS = {
     ),
     "the last piece of latents dropped": (
         "mla",
-        "        pieces = tl.cdiv(kv_len, _piece_length(kv_len, least, most, BN))\n",
-        "        pieces = tl.cdiv(kv_len, _piece_length(kv_len, least, most, BN)) - 1\n",
+        "        pieces = tl.cdiv(kv_len, _piece_length(kv_len, base, most, BN))\n",
+        "        pieces = tl.cdiv(kv_len, _piece_length(kv_len, base, most, BN)) - 1\n",
         ["decode/float32/long-past"],
     ),
     "a tree over latents taken for a chain": (

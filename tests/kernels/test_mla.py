@@ -1,5 +1,6 @@
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from switchrail.testing.compare import same_bits, verify
@@ -75,12 +76,17 @@ def test_long_caches_are_cut_into_pieces(backend, device, phase, kv):
 
 
 def test_how_a_cache_is_cut():
-    device = torch.device("cpu")  # which counts as an H200
-    cut = plan.Cut.of(plan.np.full(32, 8192), 2, device)
-    assert (cut.least, cut.most) == (4096, 2)
-    assert plan.Cut.of(plan.np.full(1, 8192), 2, device).most >= 32
-    assert plan.Cut.of(plan.np.full(500, 8192), 2, device).most == 1
-    assert plan.Cut.of(plan.np.full(1, 10), 2, device).most == 1
+    def cut(tiles, programs, longest):
+        return plan.Cut.of(tiles, programs, longest, torch.device("cpu"))  # which counts as an H200
+
+    assert cut(32, 2, 8192) == plan.Cut(2, 2)
+    assert cut(32, 2, 100) == plan.Cut(2, 1)
+    assert cut(1, 2, 8192) == plan.Cut(64, 64)
+    assert cut(48, 2, 8192) == plan.Cut(4, 4)
+    assert cut(500, 2, 8192) == plan.Cut(1, 1)
+    assert cut(500, 2, 40000) == plan.Cut(1, 3)
+    keys = np.array([1, 128, 129, 8192, 40000])
+    assert cut(32, 2, 40000).pieces(keys).tolist() == [1, 1, 2, 2, 4]
 
 
 @pytest.mark.parametrize("lse", [True, False])

@@ -16,14 +16,18 @@ import triton
 import triton.language as tl
 
 from switchrail_kernels.launch import Launcher
+from switchrail_kernels.mla.plan import LEAST, LONG
 
 _LN2 = tl.constexpr(0.6931471805599453)
+_LEAST = tl.constexpr(LEAST)
+_LONG = tl.constexpr(LONG)
 
 
 @triton.jit
-def _piece_length(keys, least, most, BN: tl.constexpr):
-    """How long the pieces are that `keys` are cut into evenly: at most `most`, of `least` or more."""
-    pieces = tl.maximum(tl.minimum(tl.cdiv(keys, least), most), 1)
+def _piece_length(keys, base, most, BN: tl.constexpr):
+    """How long the pieces are that `keys` are evenly cut into, as many as `Cut.pieces` has them."""
+    pieces = tl.minimum(tl.cdiv(keys, _LEAST), base * tl.cdiv(keys, base * _LONG))
+    pieces = tl.maximum(tl.minimum(pieces, most), 1)
     return tl.maximum(tl.cdiv(tl.cdiv(keys, pieces), BN), 1) * BN
 
 
@@ -127,7 +131,7 @@ def _attend(
     s_rh,
     s_pages,
     H,
-    least,
+    base,
     most,
     BG: tl.constexpr,
     BT: tl.constexpr,
@@ -177,7 +181,7 @@ def _attend(
     if SPLIT:
         if DECODE:
             i_p = tl.program_id(1)
-            length = _piece_length(stop, least, most, BN)
+            length = _piece_length(stop, base, most, BN)
             pieces = tl.maximum(tl.cdiv(stop, length), 1)
             if i_p >= pieces:
                 return
@@ -247,7 +251,7 @@ def _merge(
     p_rows,
     p_kv_lens,
     H,
-    least,
+    base,
     most,
     R: tl.constexpr,
     BC: tl.constexpr,
@@ -264,7 +268,7 @@ def _merge(
         slot = row * most
         step = 1
         kv_len = tl.load(p_kv_lens + row)
-        pieces = tl.cdiv(kv_len, _piece_length(kv_len, least, most, BN))
+        pieces = tl.cdiv(kv_len, _piece_length(kv_len, base, most, BN))
         if pieces <= 1:
             return
     else:

@@ -22,8 +22,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from switchrail_kernels.launch import Launcher
+from switchrail_kernels.mla.plan import LEAST, LONG
 
 _LN2 = gl.constexpr(0.6931471805599453)
+_LEAST = gl.constexpr(LEAST)
+_LONG = gl.constexpr(LONG)
 # as Triton 3.6 and later ones name them
 _load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 _barrier = getattr(gl, "barrier", None) or gl.thread_barrier
@@ -58,7 +61,7 @@ def _attend(
     s_rh,
     s_pages,
     H,
-    least,
+    base,
     most,
     BG: gl.constexpr,
     BT: gl.constexpr,
@@ -112,7 +115,8 @@ def _attend(
     if SPLIT:
         if DECODE:
             i_p = gl.program_id(1)
-            wanted = gl.maximum(gl.minimum(gl.cdiv(stop, least), most), 1)
+            wanted = gl.minimum(gl.cdiv(stop, _LEAST), base * gl.cdiv(stop, base * _LONG))
+            wanted = gl.maximum(gl.minimum(wanted, most), 1)
             length = gl.maximum(gl.cdiv(gl.cdiv(stop, wanted), BN), 1) * BN
             pieces = gl.maximum(gl.cdiv(stop, length), 1)
             if i_p >= pieces:
@@ -164,9 +168,8 @@ def _attend(
     b_acc = gl.zeros([BM, R], gl.float32, sums)
     for i_b in range(blocks):
         now = i_b % 2
-        async_copy.wait_group(0)
+        async_copy.wait_group(0)  # which the compiler has all warps wait for
         fence_async_shared()
-        _barrier()
         b_s = warpgroup_mma(s_plain, s_c.index(now).permute([1, 0]), b_zero, use_acc=False, is_async=True)
         b_s = warpgroup_mma(s_rotated, s_r.index(now).permute([1, 0]), b_s, is_async=True)
         # The next block, in the place of the last, of which all is done.
@@ -185,11 +188,7 @@ def _attend(
         )
         async_copy.commit_group()
         b_s = warpgroup_mma_wait(0, deps=(b_s,)) * scale
-        b_s = gl.where(
-            (o_row[:, None] >= (i_start + o_key)[None, :]) & (i_start + o_key < stop)[None, :],
-            b_s,
-            float("-inf"),
-        )
+        b_s = gl.where(o_row[:, None] >= (i_start + o_key)[None, :], b_s, float("-inf"))
         b_new = gl.maximum(b_max, gl.max(b_s, 1))
         b_ref = gl.where(b_new == float("-inf"), 0.0, b_new)  # a row that has seen no key yet
         b_p = gl.exp2(b_s - b_ref[:, None])

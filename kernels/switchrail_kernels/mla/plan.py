@@ -23,8 +23,17 @@ EXPANDED = 128
 SPAN = 128
 """Keys that a program makes at most."""
 
-_LEAST = np.array([64 * 2**k * part // 2 for k in range(12) for part in (2, 3)])
-"""Lengths of a piece to choose from, in keys."""
+LEAST = 128
+"""Keys of a piece at least."""
+
+LONG = 16384
+"""Keys of a piece at most, as long as there may be more pieces."""
+
+MOST = 64
+"""Pieces of a cache at most."""
+
+_USUAL = 8192
+"""Keys of the caches for which the number of pieces is chosen."""
 
 _START = 192
 """What a program takes before and after its keys, in keys."""
@@ -32,38 +41,43 @@ _START = 192
 _MERGE = 256
 """What it takes to merge pieces, in keys."""
 
-_UNKNOWN = 8192
-"""What is taken for the length of a cache while a stream is captured, when a replay may find any."""
-
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How the keys are cut.
+    """How caches are cut: into a multiple of `base` pieces, but for the short ones.
+
+    That depends on a cache's own length, and on how many programs there are besides, but on no other length:
+    so a graph that is replayed with other lengths cuts them as a call of its own would.
 
     Attributes:
-        least: Keys of a piece at least.
-        most: Pieces of a sequence at most; 1: nothing is cut.
+        base: Pieces of a usual cache.
+        most: Pieces of the longest; 1: nothing is cut.
     """
 
-    least: int
+    base: int
     most: int
 
     @classmethod
-    def of(cls, keys: np.ndarray, programs: int, device: torch.device) -> Cut:
+    def of(cls, tiles: int, programs: int, longest: int, device: torch.device) -> Cut:
         """Finds about the fastest.
 
         Args:
-            keys: How many keys each tile sees, more than none.
+            tiles: Tiles of rows.
             programs: Programs a tile and piece.
+            longest: Keys of the longest cache.
             device: Where they run.
         """
-        pieces = np.clip(-(-keys // _LEAST[:, None]), 1, MOST)
-        length = keys / pieces + _START
-        waves = np.ceil(pieces.sum(1) * programs / multiprocessors(device))
-        longest = length.max(1)
-        cost = waves * length.mean(1) + longest - length.mean(1) + _MERGE * (pieces.max(1) > 1)
-        best = int(cost.argmin())
-        return cls(int(_LEAST[best]), int(pieces[best].max()))
+        counts = np.arange(1, MOST + 1)
+        waves = -(-tiles * programs * counts // multiprocessors(device))
+        cost = waves * (_USUAL / counts + _START) + _MERGE * (counts > 1)
+        base = int(counts[cost.argmin()])
+        return cls(base, int(cls(base, MOST).pieces(np.array([longest]))[0]))
+
+    def pieces(self, keys: np.ndarray) -> np.ndarray:
+        """How many pieces caches are cut into, as the kernels find it."""
+        pieces: np.ndarray = self.base * -(-keys // (self.base * LONG))
+        pieces = np.minimum(-(-keys // LEAST), pieces).clip(1, self.most)
+        return pieces
 
 
 _Layer = tuple[torch.Size, torch.Size, torch.dtype]
@@ -95,11 +109,12 @@ class Pieces:
         """
         key = (q_rope.shape[1:], kv_cache.shape[1:], kv_cache.dtype)
         if key not in self.cuts:
-            check_pages(CONTRACT, self.batch, kv_cache.shape[1])
-            keys = np.asarray(self.batch.kv_seqlens, dtype=np.int64)
-            if _is_captured(self.batch):
-                keys[:] = _UNKNOWN
-            self.cuts[key] = Cut.of(np.maximum(keys, 1), programs, kv_cache.device)
+            page, table = kv_cache.shape[1], self.batch.page_table
+            check_pages(CONTRACT, self.batch, page)
+            longest = max(self.batch.kv_seqlens, default=0)
+            if kv_cache.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                longest = page * table.shape[1]  # a replay may find any length
+            self.cuts[key] = Cut.of(len(self.batch.kv_seqlens), programs, longest, kv_cache.device)
         return self.cuts[key]
 
 
@@ -234,15 +249,13 @@ class Tiles:
         device = self.batch.cu_seqlens.device
         lengths = np.asarray(self.batch.seqlens, dtype=np.int64)
         past = np.asarray(self.batch.kv_seqlens, dtype=np.int64) - lengths
-        if _is_captured(self.batch):
-            past[:] = _UNKNOWN
         tiles = split_rows(self.batch.seqlens, tokens)
         if some:
             tiles = tiles[self._is_rest(tiles)]
         rows = tiles[:, 3]
         keys = np.maximum(past[tiles[:, 0]] + tiles[:, 1] + rows, 1)
-        cut = Cut.of(keys, programs, device)
-        pieces = np.clip(-(-keys // cut.least), 1, cut.most)
+        cut = Cut.of(len(tiles), programs, int(keys.max(initial=1)), device)
+        pieces = cut.pieces(keys)
         slots = np.where(pieces > 1, pieces * rows, 0)
         slot = np.cumsum(slots) - slots
         at = np.cumsum(rows) - rows if some else tiles[:, 2]
@@ -313,10 +326,6 @@ class Tiles:
             table = table[np.argsort(-table[:, 4], kind="stable")]
             made.append(Round(to_device(np.concatenate(spans), device), to_device(table, device)))
         return Expansion(tuple(made), most, carried)
-
-
-def _is_captured(batch: PagedBatch) -> bool:
-    return batch.cu_seqlens.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 __all__ = ["EXPANDED", "SPAN", "Cut", "Expansion", "Pieces", "Rest", "Round", "Tiles", "Work"]

@@ -198,7 +198,7 @@ class TritonMla(MlaBackend):
             *(batch.cu_seqlens, table, lengths),
         )
         cut = plan.known(q_rope, kv_cache)
-        options: Options = (len(batch.seqlens), scale, *(() if cut is None else (cut.least, cut.most)))
+        options: Options = (len(batch.seqlens), scale, *(() if cut is None else (cut.base, cut.most)))
         if cut is not None and _calls.again(tensors, options):
             return
         named = {"q_nope": q_nope, "q_rope": q_rope, "kv_cache": kv_cache, "w_k": w_k, "w_v": w_v}
@@ -207,7 +207,7 @@ class TritonMla(MlaBackend):
             return
         shape = _shape_of(q_rope, kv_cache, decode=True, trees=False)
         cut = plan.cut(q_rope, kv_cache, shape.programs)
-        with _calls.record(tensors, (len(batch.seqlens), scale, cut.least, cut.most)):
+        with _calls.record(tensors, (len(batch.seqlens), scale, cut.base, cut.most)):
             rows = out.shape[0]
             plain, latents = _plain(q_nope, w_k, rows, None), _latents(out, w_v, rows)
             _attend(shape, plain, q_rope, kv_cache, latents, lse, None, batch, cut, scale)
@@ -245,13 +245,13 @@ def _attend(
     device = out.device
     if isinstance(work, Cut):
         items = rows = batch.kv_lens
-        least, most = work.least, work.most
+        base, most = work.base, work.most
         tiles = len(batch.seqlens)
         slots = tiles * most if most > 1 else 0
         merged, pieces = tiles, most
     else:
         items, rows = work.items, work.rows
-        least, most = 0, 1
+        base, most = 1, 1
         tiles, merged, slots, pieces = items.shape[0], rows.shape[0], work.slots, work.most
     decode = isinstance(work, Cut)
     lse_or = out if lse is None else lse
@@ -267,7 +267,7 @@ def _attend(
         ),
         (
             *(scale * LOG2E, *plain.stride()[:2], *q_rope.stride()[:2]),
-            *(batch.page_table.stride(0), heads, least, most),
+            *(batch.page_table.stride(0), heads, base, most),
         ),
         (*shape.constants, decode, slots > 0, parents is not None, lse is not None, shape.stages),
         num_warps=shape.warps,
@@ -280,7 +280,7 @@ def _attend(
         absorbed.launch_merge(
             (merged, heads, -(-shape.latent // block_c)),
             (parts, weights, out, lse_or, rows, batch.kv_lens),
-            (heads, least, most),
+            (heads, base, most),
             (shape.latent, block_c, shape.block_n, block_p, decode, lse is not None),
             num_warps=4,
         )
