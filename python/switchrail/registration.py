@@ -169,7 +169,8 @@ class Registrar(ABC):
             priority: Where nothing was chosen, the highest that fits wins.
             config: The type of its configuration, a dataclass or pydantic model with a default for each,
                 or an instance of one, whose values are then the defaults.
-            override: Whether it may take a name that is taken; clearing it gives the name back.
+            override: Whether it may take a name that is taken. It then serves its own phases under the name,
+                and what had the name the others; clearing it gives the name back.
 
         Raises:
             NameTakenError: The name is taken and `override` is False.
@@ -229,8 +230,13 @@ class Registrar(ABC):
         add(target)
         return None
 
-    def clear(self, op: str, name: str) -> None:
+    def clear(self, op: str, name: str, *, phase: str | None = None) -> None:
         """Gives an overridden built-in its name back, or unregisters a name. Idempotent.
+
+        Args:
+            op: The op.
+            name: The name.
+            phase: Only what serves this phase and no other; None: everything but the built-in.
 
         Raises:
             RegistrationError: A plugin would clear what somebody else registered. Where it has a registration
@@ -238,7 +244,7 @@ class Registrar(ABC):
             TransactionClosedError: The transaction has ended.
         """
         with self._open() as staging:
-            staging.registrations.clear(op, name)
+            staging.registrations.clear(op, name, phase)
 
     @overload
     def hook(

@@ -141,19 +141,28 @@ class Runtime(Registrar):
             staging.registrations.configure(op, name, given)
 
     def backends(self, op: str | None = None) -> tuple[Registration, ...]:
-        """The active backends of an op, or of all, by op and name."""
+        """The backends of an op, or of all, that are active in some phase: by op and name."""
         return tuple(self._core.backends(op))
 
-    def backend(self, op: str, name: str) -> Registration:
-        """The active backend of a name.
+    def backend(self, op: str, name: str, phase: str | None = None) -> Registration:
+        """The backend of a name.
+
+        Args:
+            op: The op.
+            name: The name.
+            phase: Which of several registrations is meant: the one that is active in this phase, or the
+                uppermost where that is None, or no one serves it.
 
         Raises:
             UnknownBackendError: There is none; the error has the valid and the nearest names.
         """
+        active = None if phase is None else self._core.active(op, name, phase)
+        if active is not None:
+            return active
         stack = self._core.stack(op, name)
         if stack:
             return stack[-1]
-        valid = tuple(backend.name for backend in self.backends(op))
+        valid = tuple(dict.fromkeys(backend.name for backend in self.backends(op)))
         names, hint = nearest(name, valid)
         raise UnknownBackendError(
             f"there is no {op} backend {name!r}{hint}; valid: {', '.join(valid) or 'none is registered'}",
@@ -163,15 +172,32 @@ class Runtime(Registrar):
             nearest=names,
         )
 
-    def build(self, op: str, name: str) -> Backend:
-        """Constructs the active backend of a name with the configuration in effect, as a plan does.
+    def is_overridden(self, op: str, name: str, phase: str | None = None) -> bool:
+        """Whether another registration of a name serves in place of one below it.
+
+        Args:
+            op: The op.
+            name: The name; nothing need have it.
+            phase: In this phase; None: in any.
+
+        Raises:
+            UnknownOpError: There is no such op, or, as an error of its own, no such phase.
+        """
+        return self._core.is_overridden(op, name, phase)
+
+    def stack(self, op: str, name: str) -> tuple[Registration, ...]:
+        """The registrations of a name: each overrides those before it, in the phases that both serve."""
+        return tuple(self._core.stack(op, name))
+
+    def build(self, op: str, name: str, phase: str | None = None) -> Backend:
+        """Constructs a backend with the configuration in effect, as a plan does; it is named as to `backend`.
 
         Raises:
             UnknownBackendError: There is none.
             BackendImportError: Its path doesn't lead to a backend.
             ConfigError: Its configuration is not valid.
         """
-        registration = self.backend(op, name)
+        registration = self.backend(op, name, phase)
         implementation: Implementation = self._core.object(registration.id)
         return implementation.build(registration)
 

@@ -17,9 +17,10 @@ Way = Literal["graph", "eager", "host"]
 host makes them; `host`: each to its end."""
 
 SECONDS = 0.05
-"""How long a backend is timed with a batch, and a few rounds at least."""
+"""How long a backend is timed with a batch; a few rounds at least, unless that takes ten times as long."""
 
 _LEAST = 5
+_MOST = 0.5
 _WARM = 2
 
 
@@ -34,8 +35,10 @@ def nanoseconds(calls: Sequence[Callable[[], None]], way: Way, platform: Platfor
     once()
     times: list[float] = []
     began = time.perf_counter()
-    while len(times) < _LEAST or time.perf_counter() - began < SECONDS:
+    spent = 0.0
+    while spent < SECONDS or (len(times) < _LEAST and spent < _MOST):
         times.append(clock(once, platform))
+        spent = time.perf_counter() - began
     return max(1, round(median(times) * 1e9 / len(calls)))
 
 

@@ -136,7 +136,7 @@ def machine(runtime: Runtime, platform: Platform, timings: Sequence[Timing]) -> 
     needed = {"switchrail", "torch"}
     for timing in timings:
         for name in timing.ways:
-            registration = runtime.backend(timing.op, name)
+            registration = runtime.backend(timing.op, name, timing.phase)
             origin = registration.to_dict()["origin"]
             texts = [origin.get("distribution", ""), *registration.capabilities["packages"]]
             names = (re.match(r"[\w.-]*", text) for text in texts)
@@ -151,15 +151,14 @@ def machine(runtime: Runtime, platform: Platform, timings: Sequence[Timing]) -> 
 def _fitting(runtime: Runtime, platform: Platform, timing: Timing) -> dict[str, Setting]:
     """Where each backend that fits and passes is run; notes why another is not."""
     found = {}
-    for registration in runtime.backends(timing.op):
-        name = registration.name
-        if registration.priority < 0:
+    for name in dict.fromkeys(registration.name for registration in runtime.backends(timing.op)):
+        if runtime.backend(timing.op, name, timing.phase).priority < 0:
             continue
         reason = _misfit(runtime, platform, timing, name)
         if reason is not None:
             timing.left_out[name] = reason
             continue
-        subject = Subject.of(runtime, timing.op, name, platform)
+        subject = Subject.of(runtime, timing.op, name, platform, timing.phase)
         selection = select(
             subject, device=platform.device, phases=(timing.phase,), dtypes=(timing.dtype,), quick=True
         )

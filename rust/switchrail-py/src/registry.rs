@@ -59,7 +59,21 @@ impl Runtime {
             .collect())
     }
 
-    /// The registrations of an op and name, the active one last.
+    /// The active backend of an op and name in a phase; None where no registration of the name serves it.
+    fn active(&self, op: &str, name: &str, phase: &str) -> PyResult<Option<Registration>> {
+        let snapshot = self.core.snapshot();
+        let found = snapshot.active(parse(op)?, name, parse(phase)?);
+        Ok(found.cloned().map(Registration))
+    }
+
+    /// Whether a registration of an op and name is overridden, in a phase or in any.
+    #[pyo3(signature = (op, name, phase=None))]
+    fn is_overridden(&self, op: &str, name: &str, phase: Option<&str>) -> PyResult<bool> {
+        let snapshot = self.core.snapshot();
+        Ok(snapshot.is_overridden(parse(op)?, name, phase.map(parse).transpose()?))
+    }
+
+    /// The registrations of an op and name, in their order.
     fn stack(&self, op: &str, name: &str) -> PyResult<Vec<Registration>> {
         let snapshot = self.core.snapshot();
         Ok(snapshot
@@ -155,10 +169,11 @@ impl Transaction {
         added.map(BackendId::get).map_err(raise)
     }
 
-    /// Stages the removal of everything but the built-in of an op and name.
-    fn clear(&self, op: &str, name: &str) -> PyResult<()> {
-        let op = parse(op)?;
-        self.stage(|registrar| registrar.clear(op, name))
+    /// Stages the removal of everything but the built-in of an op and name; with a phase, of what serves that alone.
+    #[pyo3(signature = (op, name, phase=None))]
+    fn clear(&self, op: &str, name: &str, phase: Option<&str>) -> PyResult<()> {
+        let (op, phase) = (parse(op)?, phase.map(parse).transpose()?);
+        self.stage(|registrar| registrar.clear(op, name, phase))
     }
 
     /// Stages the removal of one registration.
@@ -166,7 +181,7 @@ impl Transaction {
         self.stage(|registrar| registrar.withdraw(registration.0.id))
     }
 
-    /// Stages the user's values for the active backend of an op and name.
+    /// Stages the user's values for the uppermost backend of an op and name.
     fn configure(&self, op: &str, name: &str, values: &Bound<'_, PyAny>) -> PyResult<()> {
         let (op, values) = (parse(op)?, json::fields(values)?);
         self.stage(|registrar| registrar.configure(op, name, values))

@@ -170,9 +170,7 @@ impl Preferences {
     pub fn check(&self, snapshot: &Snapshot) -> Result<(), PreferenceError> {
         for (key, name) in self.iter().filter(|(_, name)| *name != AUTO) {
             if !key.ops().any(|op| snapshot.find(op, name).is_some()) {
-                let names = key
-                    .ops()
-                    .flat_map(|op| snapshot.of_op(op).map(|backend| backend.spec.name.as_str()));
+                let names = key.ops().flat_map(|op| snapshot.names_of(op));
                 let valid = names.chain([AUTO]);
                 return Err(PreferenceError::UnknownBackend {
                     key,

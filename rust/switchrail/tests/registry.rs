@@ -7,12 +7,15 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use common::{clear, configure, plugin, preferences, query, register, spec};
+use common::{
+    clear, configure, plugin, preferences, query, qwen3_next, register, request, runtime_with_torch, spec,
+};
 use proptest::prelude::*;
 use serde_json::json;
 use switchrail::{
     BackendId, BackendSpec, Change, CommitError, ComputeCapability, Config, CoreError, DeviceSupport, Entry,
-    NativeBackend, Op, Origin, Packages, RegisterError, ReplayError, Runtime, Snapshot,
+    FingerprintInputs, NativeBackend, Op, Origin, Packages, Phase, Preferences, Query, RegisterError,
+    ReplayError, RoutePlan, Runtime, Snapshot,
 };
 
 const OP: Op = Op::GatedDelta;
@@ -58,7 +61,7 @@ fn dropping_aborts_and_closes_every_handle() {
     assert_eq!(runtime.snapshot().version(), 0);
     let late = [
         handle.add(spec(OP, "b"), Entry::Foreign, false).unwrap_err(),
-        handle.clear(OP, "a").unwrap_err(),
+        handle.clear(OP, "a", None).unwrap_err(),
         handle.configure(OP, "a", Config::new()).unwrap_err(),
     ];
     for error in late {
@@ -374,7 +377,7 @@ fn a_native_backend_checks_its_configuration_and_is_dropped_outside_the_locks() 
     );
     drop(held);
     let transaction = runtime.begin(Origin::User);
-    transaction.registrar().clear(OP, "scaled").unwrap();
+    transaction.registrar().clear(OP, "scaled", None).unwrap();
     assert!(!dropped.load(Ordering::SeqCst));
     drop(transaction.commit().unwrap());
     assert!(
@@ -447,13 +450,13 @@ fn a_plugin_changes_only_what_is_its_own() {
         name: "mine".into(),
         owner,
     };
-    assert_eq!(registrar.clear(OP, "mine"), Err(refusal.clone()));
+    assert_eq!(registrar.clear(OP, "mine", None), Err(refusal.clone()));
     assert_eq!(registrar.withdraw(mine), Err(refusal.clone()));
     assert_eq!(registrar.configure(OP, "mine", Config::new()), Err(refusal));
-    registrar.clear(OP, "torch").unwrap();
-    registrar.clear(OP, "nothing").unwrap();
+    registrar.clear(OP, "torch", None).unwrap();
+    registrar.clear(OP, "nothing", None).unwrap();
     registrar.add(spec(OP, "mine"), Entry::Foreign, true).unwrap();
-    registrar.clear(OP, "mine").unwrap();
+    registrar.clear(OP, "mine", None).unwrap();
     registrar.add(spec(OP, "own"), Entry::Foreign, false).unwrap();
     let late = registrar.add(spec(OP, "late"), Entry::Foreign, false).unwrap();
     registrar.withdraw(late).unwrap();
@@ -556,7 +559,7 @@ proptest! {
                         }
                     }
                     Step::Clear { name } => {
-                        registrar.clear(OP, named(name)).unwrap();
+                        registrar.clear(OP, named(name), None).unwrap();
                         model.retain(|entry| entry.name != name || entry.builtin);
                     }
                     Step::Withdraw { nth } if nth < model.len() => {
@@ -603,7 +606,7 @@ fn changes_within_a_commit_are_in_the_order_in_which_they_were_staged() {
         .registrar()
         .configure(OP, "a", json!({"x": 1}).as_object().unwrap().clone())
         .unwrap();
-    transaction.registrar().clear(OP, "a").unwrap();
+    transaction.registrar().clear(OP, "a", None).unwrap();
     let last = transaction
         .registrar()
         .add(spec(OP, "a"), Entry::Foreign, false)
@@ -627,4 +630,137 @@ fn changes_within_a_commit_are_in_the_order_in_which_they_were_staged() {
         .resolve(&query(OP), &preferences([]), &Packages::default())
         .unwrap();
     assert_eq!(decision.chosen.id, last);
+}
+
+/// A backend for some phases under the name `torch`.
+fn phased(phases: &[Phase]) -> BackendSpec {
+    BackendSpec {
+        phases: phases.iter().copied().collect(),
+        ..spec(Op::Mla, "torch")
+    }
+}
+
+#[test]
+fn an_override_of_one_phase_leaves_the_others_alone() {
+    let runtime = Runtime::new();
+    let (both, prefill) = ([Phase::Prefill, Phase::Decode], [Phase::Prefill]);
+    let builtin = register(&runtime, Origin::Builtin, phased(&both), false);
+    let mine = register(&runtime, plugin("acme"), phased(&prefill), true);
+    let active = |phase| {
+        runtime
+            .snapshot()
+            .active(Op::Mla, "torch", phase)
+            .map(|found| found.id)
+    };
+    let decide = |phase| {
+        let query = Query {
+            phase,
+            ..query(Op::Mla)
+        };
+        let found = runtime
+            .snapshot()
+            .resolve(&query, &Preferences::default(), &Packages::default());
+        found.unwrap()
+    };
+    let snapshot = runtime.snapshot();
+    assert_eq!(
+        [
+            active(Phase::Prefill),
+            active(Phase::Decode),
+            active(Phase::Verify)
+        ],
+        [Some(mine), Some(builtin), None]
+    );
+    assert_eq!(
+        snapshot.of_op(Op::Mla).map(|found| found.id).collect::<Vec<_>>(),
+        [builtin, mine]
+    );
+    assert_eq!(snapshot.names_of(Op::Mla).collect::<Vec<_>>(), ["torch"]);
+    let overridden = |phase| runtime.snapshot().is_overridden(Op::Mla, "torch", phase);
+    assert_eq!(
+        [None, Some(Phase::Prefill), Some(Phase::Decode)].map(overridden),
+        [true, true, false]
+    );
+    assert_eq!(
+        [decide(Phase::Prefill).chosen.id, decide(Phase::Decode).chosen.id],
+        [mine, builtin]
+    );
+    let told = |phase| {
+        decide(phase)
+            .rejected
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        told(Phase::Prefill),
+        ["torch: overridden by plugin \"acme\" of acme 1.0"]
+    );
+    assert_eq!(
+        told(Phase::Decode),
+        ["torch: does not serve decode, only prefill"]
+    );
+
+    // what is wholly overridden is active nowhere
+    let other = register(&runtime, Origin::User, phased(&[Phase::Decode]), true);
+    let of_op = || {
+        runtime
+            .snapshot()
+            .of_op(Op::Mla)
+            .map(|found| found.id)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(of_op(), [mine, other]);
+
+    let clear = |phase| {
+        let transaction = runtime.begin(Origin::User);
+        transaction.registrar().clear(Op::Mla, "torch", phase).unwrap();
+        transaction.commit().unwrap();
+    };
+    clear(Some(Phase::Verify));
+    assert_eq!(of_op(), [mine, other]);
+    clear(Some(Phase::Prefill));
+    assert_eq!(of_op(), [builtin, other]);
+    assert_eq!(
+        [Some(Phase::Prefill), Some(Phase::Decode)].map(overridden),
+        [false, true]
+    );
+    clear(None);
+    assert_eq!((of_op(), overridden(None)), (vec![builtin], false));
+    assert!(!runtime.snapshot().is_overridden(Op::Mla, "nothing", None));
+}
+
+#[test]
+fn a_plan_takes_each_phase_from_what_is_active_in_it() {
+    let runtime = runtime_with_torch();
+    let of = |phases: &[Phase]| BackendSpec {
+        phases: phases.iter().copied().collect(),
+        ..spec(OP, "torch")
+    };
+    let torch = runtime.snapshot().find(OP, "torch").unwrap().id;
+    let mine = register(&runtime, Origin::User, of(&[Phase::Prefill]), true);
+    let mut asked = request();
+    asked.preferences = preferences([("gated_delta", "torch")]);
+    let plan = RoutePlan::new(&runtime.snapshot(), qwen3_next(4), asked).unwrap();
+    assert_eq!(
+        (
+            plan.lookup(0, OP, Phase::Prefill),
+            plan.lookup(0, OP, Phase::Decode)
+        ),
+        (Ok(mine), Ok(torch))
+    );
+    let digest = || {
+        let inputs = FingerprintInputs {
+            plugins: &[],
+            hooks: &[],
+            snapshot: &runtime.snapshot(),
+            plans: &[],
+        };
+        switchrail::Fingerprint::new(inputs).digest
+    };
+    let overridden = digest();
+    clear(&runtime, OP, "torch");
+    assert_ne!(digest(), overridden);
+    register(&runtime, Origin::User, of(&[Phase::Prefill]), true);
+    assert_eq!(digest(), overridden);
 }

@@ -89,7 +89,7 @@ fn write(runtime: &Arc<Runtime>, thread: usize) -> Written {
 
         let op = OPS[random.below(3)];
         if random.below(2) == 0 {
-            match registrar.clear(op, "contested") {
+            match registrar.clear(op, "contested", None) {
                 Ok(()) => (),
                 Err(RegisterError::NotOwn { name, .. }) => assert_eq!(name, "contested"),
                 Err(other) => panic!("{other}"),

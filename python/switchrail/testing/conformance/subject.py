@@ -37,13 +37,15 @@ class Subject:
     misfit: Callable[[str, str], str | None] = lambda phase, dtype: None
 
     @staticmethod
-    def of(runtime: Runtime, op: str, name: str, platform: Platform) -> Subject:
-        """The active backend of a name, with the configuration in effect, on a platform.
+    def of(
+        runtime: Runtime, op: str, name: str, platform: Platform, phase: str | None = None
+    ) -> Subject:
+        """A backend that is named as to `Runtime.backend`, with the configuration in effect, on a platform.
 
         Raises:
             UnknownBackendError: There is none.
         """
-        registration = runtime.backend(op, name)
+        registration = runtime.backend(op, name, phase)
 
         def misfit(phase: str, dtype: str) -> str | None:
             try:
@@ -64,7 +66,7 @@ class Subject:
             name=name,
             phases=tuple(registration.phases),
             capabilities=registration.capabilities,
-            build=lambda: runtime.build(op, name),
+            build=lambda: runtime.build(op, name, phase),
             misfit=misfit,
         )
 

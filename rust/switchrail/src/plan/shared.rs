@@ -79,8 +79,8 @@ fn decide(
 fn serving<'a>(snapshot: &'a Snapshot, routes: &'a [Route]) -> Vec<(&'a Query, &'a Capabilities)> {
     let of = |route: &'a Route| {
         let query = &route.decision.query;
-        let names = route.decision.serving().iter().map(|backend| &backend.name);
-        let found = names.filter_map(move |name| snapshot.find(query.op, name));
+        let ids = route.decision.serving().iter().map(|backend| backend.id);
+        let found = ids.filter_map(|id| snapshot.get(id));
         found.map(move |backend| (query, &backend.spec.capabilities))
     };
     routes.iter().flat_map(of).collect()

@@ -8,6 +8,7 @@ mod transaction;
 use std::{num::NonZeroU64, sync::Arc};
 
 pub use error::{CommitError, Conflict, RegisterError, ReplayError};
+pub(crate) use snapshot::active;
 pub use snapshot::{Change, Commit, Snapshot};
 pub use transaction::{Registrar, Transaction};
 

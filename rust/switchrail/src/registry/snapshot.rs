@@ -5,11 +5,12 @@ use std::sync::Arc;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{CommitError, Conflict, ReplayError};
-use crate::{BackendId, BackendSpec, Config, Op, Origin, Registration, Schema};
+use crate::{BackendId, BackendSpec, Config, Op, Origin, Phase, Registration, Schema};
 
 /// One immutable state of a [`Runtime`](crate::Runtime).
 ///
-/// Several registrations of one op and name form a stack: the last one is active, the others are overridden.
+/// Several registrations of one op and name form a stack. In each phase the last of those that serve it is active, and
+/// overrides those below that serve it too; an override of one phase leaves the others to what is below.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
     schema: Schema,
@@ -43,9 +44,20 @@ impl Snapshot {
         &self.backends
     }
 
-    /// The active backends of an op, by name.
+    /// The backends of an op that are active in some phase, by name, those of one name in order of registration.
     pub fn of_op(&self, op: Op) -> impl Iterator<Item = &Arc<Registration>> {
-        self.stacks_of(op).filter_map(<[_]>::last)
+        self.stacks_of(op).flat_map(|stack| {
+            let is_active = |index: &usize| {
+                let mut phases = stack[*index].spec.phases.iter();
+                phases.any(|phase| active(stack, *phase) == Some(*index))
+            };
+            (0..stack.len()).filter(is_active).map(|index| &stack[index])
+        })
+    }
+
+    /// The names of an op's backends, sorted.
+    pub fn names_of(&self, op: Op) -> impl Iterator<Item = &str> {
+        self.stacks_of(op).map(|stack| stack[0].spec.name.as_str())
     }
 
     /// The stacks of an op, by name, each in order of registration and never empty.
@@ -55,7 +67,7 @@ impl Snapshot {
         self.backends[start..end].chunk_by(|a, b| a.spec.name == b.spec.name)
     }
 
-    /// The registrations of an op and name: the active one last, below it what it overrides.
+    /// The registrations of an op and name in their order, each of which overrides those before it.
     #[must_use]
     pub fn stack(&self, op: Op, name: &str) -> &[Arc<Registration>] {
         let key =
@@ -65,10 +77,33 @@ impl Snapshot {
         &self.backends[start..end]
     }
 
-    /// The active backend of an op and name.
+    /// The uppermost backend of an op and name, which is active in all of its phases.
     #[must_use]
     pub fn find(&self, op: Op, name: &str) -> Option<&Arc<Registration>> {
         self.stack(op, name).last()
+    }
+
+    /// The active backend of an op and name in a phase; none where no registration of the name serves it.
+    #[must_use]
+    pub fn active(&self, op: Op, name: &str, phase: Phase) -> Option<&Arc<Registration>> {
+        let stack = self.stack(op, name);
+        active(stack, phase).map(|index| &stack[index])
+    }
+
+    /// Whether a registration of an op and name is overridden, in a phase or in any.
+    #[must_use]
+    pub fn is_overridden(&self, op: Op, name: &str, phase: Option<Phase>) -> bool {
+        let stack = self.stack(op, name);
+        let phases = Phase::ALL
+            .into_iter()
+            .filter(|each| phase.is_none_or(|phase| phase == *each));
+        phases.into_iter().any(|phase| {
+            stack
+                .iter()
+                .filter(|backend| backend.spec.phases.contains(&phase))
+                .count()
+                > 1
+        })
     }
 
     /// The registration with an id, active or not.
@@ -149,11 +184,12 @@ impl Snapshot {
                     registration: Arc::clone(registration),
                 }]
             }
-            Request::Clear { op, name, by } => {
-                let custom = self
-                    .stack(*op, name)
-                    .iter()
-                    .filter(|backend| backend.origin != Origin::Builtin && by.may_change(&backend.origin));
+            Request::Clear { op, name, phase, by } => {
+                let custom = self.stack(*op, name).iter().filter(|backend| {
+                    backend.origin != Origin::Builtin
+                        && by.may_change(&backend.origin)
+                        && phase.is_none_or(|phase| backend.spec.phases.iter().eq([&phase]))
+                });
                 custom.map(|backend| Change::Remove { id: backend.id }).collect()
             }
             Request::Withdraw { id } => self
@@ -188,6 +224,13 @@ impl Snapshot {
         }
         Ok(())
     }
+}
+
+/// Which registration of a stack is active in a phase: the last that serves it.
+pub(crate) fn active(stack: &[Arc<Registration>], phase: Phase) -> Option<usize> {
+    stack
+        .iter()
+        .rposition(|backend| backend.spec.phases.contains(&phase))
 }
 
 /// What is found by search in a state must be in order there, whoever wrote the document.
@@ -242,6 +285,7 @@ pub(super) enum Request {
     Clear {
         op: Op,
         name: String,
+        phase: Option<Phase>,
         by: Origin,
     },
     Withdraw {

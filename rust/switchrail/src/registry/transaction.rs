@@ -111,12 +111,12 @@ impl Registrar {
     }
 
     /// Stages the removal of everything but the built-in of an op and name; in a plugin's name, of what it registered
-    /// itself. Idempotent: nothing may be there.
+    /// itself; with a phase, of what serves that phase and no other. Idempotent: nothing may be there.
     ///
     /// # Errors
     /// [`RegisterError::NotOwn`] where a plugin would clear only what others registered, or
     /// [`RegisterError::Closed`].
-    pub fn clear(&self, op: Op, name: &str) -> Result<(), RegisterError> {
+    pub fn clear(&self, op: Op, name: &str, phase: Option<Phase>) -> Result<(), RegisterError> {
         let state = self.preview()?;
         let stack = state.stack(op, name);
         if !stack.iter().any(|backend| backend.origin == self.origin)
@@ -127,6 +127,7 @@ impl Registrar {
         self.stage(Request::Clear {
             op,
             name: name.to_owned(),
+            phase,
             by: self.origin.clone(),
         })
     }
@@ -144,7 +145,7 @@ impl Registrar {
         self.stage(Request::Withdraw { id })
     }
 
-    /// Stages the user's values for the active backend of an op and name. They replace those given before, if any.
+    /// Stages the user's values for the uppermost backend of an op and name. They replace those given before, if any.
     ///
     /// # Errors
     /// [`RegisterError::Unknown`] with the nearest names, [`RegisterError::Config`] where a native backend refuses the
@@ -153,7 +154,7 @@ impl Registrar {
     pub fn configure(&self, op: Op, name: &str, configuration: Config) -> Result<(), RegisterError> {
         let find = |state: &Snapshot| {
             state.find(op, name).cloned().ok_or_else(|| {
-                let valid = state.of_op(op).map(|backend| backend.spec.name.as_str());
+                let valid = state.names_of(op);
                 RegisterError::Unknown {
                     op,
                     name: UnknownName::new("backend", name, valid),

@@ -18,7 +18,7 @@ pub use reason::{Reason, Rejection};
 
 use crate::{
     BackendId, Device, DeviceSupport, Dtype, HeadSize, Op, Origin, Packages, Phase, PreferenceKey,
-    Preferences, Registration, Schema, Snapshot, UnknownName,
+    Preferences, Registration, Schema, Snapshot, UnknownName, registry::active,
 };
 use classes::Verdict;
 use measured::Microseconds;
@@ -272,8 +272,11 @@ impl Snapshot {
         preferences: &Preferences,
         packages: &Packages,
     ) -> Result<Decision, ResolveError> {
-        let mut ranked: Vec<Candidate<'_>> = self
-            .of_op(query.op)
+        // of each name what is active in the phase, or else what lies on top
+        let candidates = self
+            .stacks_of(query.op)
+            .map(|stack| &stack[active(stack, query.phase).unwrap_or(stack.len() - 1)]);
+        let mut ranked: Vec<Candidate<'_>> = candidates
             .map(|backend| (backend, misfits(backend, query, packages)))
             .collect();
         ranked.sort_by_key(|(backend, _)| {
@@ -390,16 +393,26 @@ impl Snapshot {
             }
             (backend, reasons)
         });
-        let overridden =
-            self.stacks_of(query.op)
-                .filter_map(<[_]>::split_last)
-                .flat_map(|(active, below)| {
-                    let reason = Reason::Overridden {
-                        by: active.id,
-                        origin: active.origin.clone(),
-                    };
-                    below.iter().map(move |backend| (backend, vec![reason.clone()]))
-                });
+        let overridden = self.stacks_of(query.op).flat_map(|stack| {
+            let serving = active(stack, query.phase);
+            let top = serving.unwrap_or(stack.len() - 1);
+            let others = stack.iter().enumerate().filter(move |(index, _)| *index != top);
+            others.map(move |(index, backend)| {
+                let below = index < top && (serving.is_none() || backend.spec.phases.contains(&query.phase));
+                let reason = if below {
+                    Reason::Overridden {
+                        by: stack[top].id,
+                        origin: stack[top].origin.clone(),
+                    }
+                } else {
+                    Reason::Phase {
+                        asked: query.phase,
+                        valid: backend.spec.phases.clone(),
+                    }
+                };
+                (backend, vec![reason])
+            })
+        });
         let rejection = |(backend, reasons): Candidate<'_>| Rejection {
             backend: BackendRef::from(&**backend),
             reasons,

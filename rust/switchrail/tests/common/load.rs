@@ -53,7 +53,10 @@ pub fn while_eight_register(runtime: &Arc<Runtime>, work: impl FnOnce()) -> u64 
                 let (origin, name) = (plugin("load"), format!("load-{number}"));
                 while !stop.load(Ordering::Relaxed) {
                     let transaction = runtime.begin(origin.clone());
-                    transaction.registrar().clear(Op::GatedDelta, &name).unwrap();
+                    transaction
+                        .registrar()
+                        .clear(Op::GatedDelta, &name, None)
+                        .unwrap();
                     transaction
                         .registrar()
                         .add(spec(Op::GatedDelta, &name), Entry::Foreign, false)

@@ -60,7 +60,7 @@ pub fn register(runtime: &Arc<Runtime>, origin: Origin, spec: BackendSpec, overr
 
 pub fn clear(runtime: &Arc<Runtime>, op: Op, name: &str) {
     let transaction = runtime.begin(Origin::User);
-    transaction.registrar().clear(op, name).unwrap();
+    transaction.registrar().clear(op, name, None).unwrap();
     transaction.commit().unwrap();
 }
 

@@ -1,0 +1,35 @@
+"""Backends of MLA of a user's."""
+
+import switchrail
+from switchrail.ops import MlaBackend
+from switchrail.ops.mla.torch import TorchMla
+
+
+class Prefill(TorchMla):
+    pass
+
+
+class Other(TorchMla):
+    pass
+
+
+class DecodeOnly(MlaBackend):
+    def decode(self, *tensors, **arguments):
+        pass
+
+
+def report(state):
+    """What a worker has, and has when it has cleared it."""
+    runtime = switchrail.current_runtime()
+    (plan,) = state.make_plans(runtime)
+
+    def overridden():
+        return [runtime.is_overridden("mla", "torch", phase) for phase in ("prefill", "decode")]
+
+    found = {
+        "fingerprint": runtime.fingerprint(),
+        "overridden": overridden(),
+        "served": {phase: type(plan.backend("mla", phase, 1)).__name__ for phase in ("prefill", "decode")},
+    }
+    runtime.clear("mla", "torch", phase="prefill")
+    return {**found, "cleared": overridden()}
