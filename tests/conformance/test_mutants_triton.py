@@ -26,7 +26,7 @@ SHARED = {
     ),
     **dict.fromkeys(
         ("gated_delta", "kda"),
-        tuple(f"switchrail_kernels.delta.{name}" for name in ("scan", "step", "gates", "drafts")),
+        tuple(f"switchrail_kernels.delta.{name}" for name in ("scan", "step", "gates", "verify")),
     ),
     "lightning": (
         "switchrail_kernels.linear.walk",
@@ -266,30 +266,23 @@ MUTANTS = {
         "m_kept = (o_v < tl.where(slot >= -1, V, 0))",
         ["prefill/float32/checkpoints"],
     ),
-    "a stale slot at a commit": (
-        "gated_delta",
-        "tl.load(p_state + read * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)\n    p_keys",
-        "tl.load(p_state + write * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)\n    p_keys",
-        ["verify/float32/read-not-write"],
-    ),
-    "a row more than is accepted": (
-        "kda",
-        "last = tl.minimum(tl.load(p_accepted + i_n), rows - 1)",
-        "last = tl.minimum(tl.load(p_accepted + i_n) + 1, rows - 1)",
-        ["verify/float32/one-token"],
-    ),
     "siblings taken for ancestors": (
         "gated_delta",
-        "m_ancestor = ((b_bits[:, None] >> (shift + o_t)[None, :]) & 1) != 0",
-        "m_ancestor = o_t[:, None] > o_t[None, :]",
+        "m_path = ((b_bits[:, None] >> (shift + o_t)[None, :]) & 1) != 0",
+        "m_path = o_t[:, None] >= o_t[None, :]",
         ["verify/float32/trees"],
     ),
-    "a live state that a verification writes": (
+    "a draft that decays twice": (
+        "kda",
+        "            b_r = tl.dot(b_s, tl.trans(b_k), acc=b_r",
+        "            b_r = tl.dot(b_s, tl.trans(b_k * (b_x if CHANNELS else 1.0)), acc=b_r",
+        ["verify/float32/gate-decaying"],
+    ),
+    "keys kept without what their gates are": (
         "gated_delta",
-        "        tl.store(p_out + o_at, b_o.to(p_out",
-        "        tl.store(p_state + o_r[None, :] * 0, b_o.to(tl.float32), mask=m_state & m_r[None, :])\n"
-        "        tl.store(p_out + o_at, b_o.to(p_out",
-        ["verify/float32/one-token"],
+        "            tl.store(p_decays + o_r * HV, b_g * (1 / LOG2E), mask=m_r)",
+        "            tl.store(p_decays + o_r * HV, b_g, mask=m_r)",
+        ["verify/float32/gate-decaying"],
     ),
     "initial states ignored": (
         "kda",

@@ -11,11 +11,12 @@ from switchrail.ops.contract import Contract
 from switchrail.ops.gates import GateKind
 from switchrail.ops.phases import OneRun
 
-from switchrail_kernels.delta.drafts import Drafts, Record, commit, verify
 from switchrail_kernels.delta.gates import Gates
 from switchrail_kernels.delta.scan import COSTS
 from switchrail_kernels.delta.solve import BLOCK, CHUNK
 from switchrail_kernels.delta.step import step
+from switchrail_kernels.delta.verify import verify
+from switchrail_kernels.drafts import Drafts, Record, replay
 from switchrail_kernels.replay import Calls, Options, Tensors
 from switchrail_kernels.segments import Chunks
 
@@ -143,7 +144,7 @@ class TritonDelta(OneRun):
         self.contract.check_accepted(batch, accepted)
         assert isinstance(plan, Drafts)
         assert isinstance(record, Record)
-        commit(record, accepted, state=state, batch=batch, plan=plan)
+        replay(plan, record, accepted, state=state, batch=batch)
 
 
 __all__ = ["TritonDelta"]
