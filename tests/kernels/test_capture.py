@@ -12,6 +12,7 @@ from switchrail.testing.inputs import (
     kda_call,
     lightning_call,
     mamba2_call,
+    mla_call,
     short_conv_call,
 )
 from switchrail_kernels import segments
@@ -20,6 +21,7 @@ from switchrail_kernels.gated_delta.triton import TritonGatedDelta
 from switchrail_kernels.kda.triton import TritonKda
 from switchrail_kernels.lightning.triton import TritonLightning
 from switchrail_kernels.mamba2.triton import TritonMamba2
+from switchrail_kernels.mla.triton import TritonMla
 from switchrail_kernels.segments import Segments
 from switchrail_kernels.short_conv.triton import TritonShortConv
 
@@ -30,6 +32,14 @@ def attention(phase, seed):
     lengths = [1] * 3 if phase == "decode" else [70, 3, 9]
     kv = [900, 3, 257] if seed == 0 else [700, 258, 900]
     return attention_call(lengths, kv_lengths=kv, phase=phase, dtype=torch.bfloat16, device="cuda", seed=seed)
+
+
+def mla(phase, seed):
+    lengths = [1] * 3 if phase == "decode" else [70, 3, 9]
+    kv = [900, 3, 257] if seed == 0 else [700, 258, 900]
+    sizes = {"heads": 16, "latent_size": 512, "rope_size": 64, "absorbed": True}
+    options = {"dtype": torch.bfloat16, "device": "cuda", "seed": seed}
+    return mla_call(lengths, kv_lengths=kv, phase=phase, **sizes, **options)
 
 
 def stateful(make):
@@ -48,6 +58,7 @@ OPS = [
     pytest.param(stateful(lightning_call), TritonLightning, id="lightning"),
     pytest.param(stateful(mamba2_call), TritonMamba2, id="mamba2"),
     pytest.param(stateful(short_conv_call), TritonShortConv, id="short_conv"),
+    pytest.param(mla, TritonMla, id="mla"),
 ]
 
 
@@ -65,7 +76,7 @@ def _replace(target, source):
 def test_a_captured_decode_is_replayed_with_other_numbers_lengths_and_slots(make, backend):
     backend = backend()
     first, second = make("decode", 0), make("decode", 1)
-    for name in ("k_cache", "v_cache"):
+    for name in ("k_cache", "v_cache", "kv_cache"):
         if name in first.tensors:  # one pool for both
             size = max(first.tensors[name].shape[0], second.tensors[name].shape[0])
             for call in (first, second):
