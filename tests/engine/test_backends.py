@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import switchrail
 import torch
 from switchrail.engine import Engine, SamplingParams
 from switchrail.ops.gated_delta.torch import TorchGatedDelta
+from switchrail.times import device_of, times_path, write_machine
 
 FREE = SamplingParams(max_new_tokens=5, ignore_eos=True)
 PROMPTS = ["the beginning of it", "x", "and the end"]
@@ -116,3 +118,41 @@ def test_a_plan_outlives_what_is_withdrawn(
     expected = engine.generate(PROMPTS, FREE)
     runtime.clear("gated_delta", "watched")
     assert engine.generate(PROMPTS, FREE) == expected
+
+
+def test_each_step_goes_to_what_was_fastest_for_its_like(
+    runtime: switchrail.Runtime,
+    make_engine: Callable[..., Engine],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SWITCHRAIL_TIMES", str(tmp_path / "times.json"))
+    expected = make_engine(options={"prefill_chunk": 6}).generate(PROMPTS, FREE)
+    known = {"op": "gated_delta", "dtype": "float32", "head_size": 16, "heads": [2, 4], "no_decay": False}
+
+    def measurement(phase: str, few: dict[str, int], many: dict[str, int]) -> dict[str, Any]:
+        samples = [(1, 1, few), (2, 1 if phase == "decode" else 2, many)]
+        return {
+            **known,
+            "phase": phase,
+            "samples": [{"rows": r, "length": n, "nanoseconds": times} for r, n, times in samples],
+        }
+
+    slow, fast = {"watched": 1000, "torch": 10}, {"watched": 10, "torch": 1000}
+    found = {
+        "device": device_of(runtime.find_platform("cpu")),
+        "packages": {},
+        "measurements": [measurement("decode", slow, fast), measurement("prefill", slow, fast)],
+    }
+    write_machine(times_path(), found, {})
+    engine = make_engine(runtime=runtime, options={"prefill_chunk": 6})
+    assert engine.generate(PROMPTS, FREE) == expected
+    lone = engine.generate(PROMPTS[:1], FREE)
+    assert lone == expected[:1]
+    watched = engine.plan.at("decode", (1, 1)).backend("gated_delta", 0)
+    assert isinstance(watched, Watched)
+    assert not isinstance(engine.plan.at("decode", (1,)).backend("gated_delta", 0), Watched)
+    batches = [(phase, len(batch.seqlens), sum(batch.seqlens)) for phase, batch, _ in watched.plans]
+    assert {phase for phase, _, _ in batches} == {"prefill", "decode"}
+    assert all(rows > 1 for _, _, rows in batches)  # of one row, torch ran it
+    assert len(watched.calls) == len(watched.plans) * len(LINEAR_LAYERS)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,9 +16,10 @@ def runtime() -> Iterator[switchrail.Runtime]:
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Installs a distribution with one plugin into a folder that is on sys.path."""
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
+    """Installs a distribution with one plugin into a folder that is on sys.path; its module goes with it."""
     monkeypatch.syspath_prepend(str(tmp_path))
+    modules = set(sys.modules)
 
     def install(
         distribution: str,
@@ -36,4 +38,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
         (info / "entry_points.txt").write_text(f"[switchrail.plugins]\n{name} = {target}\n")
         return info
 
-    return install
+    yield install
+    for name in set(sys.modules) - modules:
+        if name.startswith("acme_"):
+            del sys.modules[name]
