@@ -262,8 +262,8 @@ MUTANTS = {
     ),
     "a state kept though it is not wanted": (
         "kda",
-        "m_kept = (o_v < tl.where(slot >= 0, V, 0))",
-        "m_kept = (o_v < tl.where(slot >= -1, V, 0))",
+        "slot = tl.load(p_kept + i_p)",
+        "slot = tl.maximum(tl.load(p_kept + i_p), 0)",
         ["prefill/float32/checkpoints"],
     ),
     "siblings taken for ancestors": (
