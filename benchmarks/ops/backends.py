@@ -121,6 +121,8 @@ class Backends:
         axes = case.axes
         if "page" in axes:
             query["page_size"] = axes["page"]
+        elif case.op != "short_conv":
+            query["state_dtype"] = "float32"
         if case.op == "mla":
             query["head_size"] = (axes["L"], axes["R"])
         elif case.op == "mamba2":

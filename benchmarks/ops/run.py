@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -92,12 +93,13 @@ class Bench:
         return self._errors[key]
 
     def _calls(self, case: Case) -> list[Call]:
-        """Calls that share nothing a cache could keep; in decode as many as a model has layers."""
+        """Calls of one batch that share nothing else; in decode as many as a model has layers."""
         device = self._clock.device
         first = make_call(case, device, self._dtype)
         if case.phase == "decode":
             return [first, *(with_pools_of_its_own(first) for _ in range(self._layers - 1))]
-        return [first, *(make_call(case, device, self._dtype, seed) for seed in range(1, copies(case.bytes)))]
+        others = (make_call(case, device, self._dtype, seed) for seed in range(1, copies(case.bytes)))
+        return [first, *(replace(call, batch=first.batch) for call in others)]
 
     def _probe(self, backend: Backend, call: Call, plan: object) -> torch.Tensor:
         """The output of a call on a copy of its own."""

@@ -48,7 +48,7 @@ def _common(call: Call) -> dict[str, object]:
     return {
         "output_final_state": True,
         "state_v_first": True,
-        "cu_seqlens": call.batch.cu_seqlens.long(),
+        "cu_seqlens": call.batch.cu_seqlens,
         "scale": call.options.get("scale", 1.0),
     }
 
@@ -115,7 +115,7 @@ def _mamba2(call: Call) -> dict[str, Run]:
 def _short_conv(call: Call) -> dict[str, Run]:
     """Its states have a column more, which a call does not look at."""
     x, weight = call.tensors["x"], call.tensors["weight"]
-    starts = call.batch.cu_seqlens.long()
+    starts = call.batch.cu_seqlens
 
     def whole(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out, after = causal_conv1d(

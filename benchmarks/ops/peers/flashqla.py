@@ -18,7 +18,6 @@ def peers(case: Case, call: Call) -> dict[str, Run]:
     dense = [normalised(call.tensors["q"])[None], normalised(call.tensors["k"])[None]]
     dense += [call.tensors[name].contiguous()[None] for name in ("v", "g")]
     beta = call.tensors["beta"].float()[None]
-    starts = call.batch.cu_seqlens.clone()
 
     def bare(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return chunk_gated_delta_rule(
@@ -28,7 +27,7 @@ def peers(case: Case, call: Call) -> dict[str, Run]:
             initial_state=states,
             output_final_state=True,
             state_v_first=True,
-            cu_seqlens=starts,
+            cu_seqlens=call.batch.cu_seqlens,
         )
 
     return {"FlashQLA bare": on_own_states(call, bare)}
