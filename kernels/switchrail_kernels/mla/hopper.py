@@ -202,6 +202,7 @@ def _attend(
         b_acc = warpgroup_mma(s_p, s_c.index(now), b_acc, is_async=True)
         b_acc = warpgroup_mma_wait(0, deps=(b_acc,))
 
+    async_copy.wait_group(0)
     b_sum = gl.sum(b_sums, 1)
     b_total = b_max + gl.log2(b_sum)
     b_inverse = 1.0 / gl.where(b_sum > 0, b_sum, 1.0)  # padding sees no key: zeros
