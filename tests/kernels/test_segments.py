@@ -47,6 +47,14 @@ def test_gates_across_segments(backend, make, chunk, gate, monkeypatch, device, 
     verify(backend(), make([4 * chunk], gate=gate, initial="all", dtype=dtype, device=device))
 
 
+@pytest.mark.parametrize(("first", "length"), [(1, 1), (2, 3)])
+@pytest.mark.parametrize(("backend", "make", "chunk"), OPS[:2])
+def test_states_kept_in_segments(backend, make, chunk, first, length, monkeypatch, device):
+    split(monkeypatch, first, length)
+    call = make([1, 0, 64, 260, 100], gate="mixed", padding=(2,), device=device)
+    verify(backend(), call.with_checkpoints(64))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("gate", ["decaying", "one"])
 @pytest.mark.parametrize(("backend", "make", "chunk"), OPS)
