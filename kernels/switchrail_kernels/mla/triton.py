@@ -66,7 +66,6 @@ def _shape(
     device: torch.device,
     aligned: bool,
     decode: bool,
-    trees: bool,
 ) -> _Shape:
     latent = width - rotated
     block_r = padded(latent, 16)
@@ -76,7 +75,7 @@ def _shape(
     if dtype == torch.float32:
         rows, block_n, warps, stages = 16, 16, 4, 1
         block_k, block_v = min(block_r, 64), min(block_r, 128)
-    elif (latent, rotated, trees, aligned) == (512, 64, False, True) and compute_capability(device) == (9, 0):
+    elif (latent, rotated, aligned) == (512, 64, True) and compute_capability(device) == (9, 0):
         launch = hopper.launch_attend
     elif not has_large_shared_memory(device):
         rows, block_n, warps, stages = 16, 32, 4, 2
@@ -102,12 +101,12 @@ def _shape(
     )
 
 
-def _shape_of(q_rope: torch.Tensor, kv_cache: torch.Tensor, *, decode: bool, trees: bool) -> _Shape:
+def _shape_of(q_rope: torch.Tensor, kv_cache: torch.Tensor, *, decode: bool) -> _Shape:
     """The sizes that a call's tensors ask for; the kernel for Hopper copies 16 aligned bytes at a time."""
     _, heads, rotated = q_rope.shape
     _, page, width = kv_cache.shape
     aligned = kv_cache.data_ptr() % 16 == 0
-    return _shape(heads, rotated, width, page, kv_cache.dtype, kv_cache.device, aligned, decode, trees)
+    return _shape(heads, rotated, width, page, kv_cache.dtype, kv_cache.device, aligned, decode)
 
 
 class TritonMla(MlaBackend):
@@ -140,7 +139,7 @@ class TritonMla(MlaBackend):
         if out.numel() == 0:
             return
         parents = batch.parents if isinstance(batch, PagedTreeBatch) else None
-        shape = _shape_of(q_rope, kv_cache, decode=False, trees=parents is not None)
+        shape = _shape_of(q_rope, kv_cache, decode=False)
         page = kv_cache.shape[1]
         expanded = rest = work = None
         if w_k is not None and w_v is not None and parents is None:
@@ -205,7 +204,7 @@ class TritonMla(MlaBackend):
         CONTRACT.check_arguments(batch, {**named, "out": out, "lse": lse, "scale": scale})
         if out.numel() == 0:
             return
-        shape = _shape_of(q_rope, kv_cache, decode=True, trees=False)
+        shape = _shape_of(q_rope, kv_cache, decode=True)
         cut = plan.cut(q_rope, kv_cache, shape.programs)
         with _calls.record(tensors, (len(batch.seqlens), scale, cut.base, cut.most)):
             rows = out.shape[0]
