@@ -13,7 +13,7 @@ from switchrail.ops.phases import OneRun
 
 from switchrail_kernels.delta.gates import Gates
 from switchrail_kernels.delta.scan import COSTS
-from switchrail_kernels.delta.solve import BLOCK, CHUNK
+from switchrail_kernels.delta.solve import CHUNK
 from switchrail_kernels.delta.step import step
 from switchrail_kernels.delta.verify import verify
 from switchrail_kernels.drafts import Drafts, Record, replay
@@ -27,6 +27,8 @@ class TritonDelta(OneRun):
     contract: ClassVar[Contract]
     channels: ClassVar[bool]
     """Whether the decays of channels differ."""
+    block: ClassVar[int]
+    """Tokens that one program prepares."""
     calls: ClassVar[Calls]
     """What was launched before."""
 
@@ -52,7 +54,7 @@ class TritonDelta(OneRun):
         self.contract.check_batch(phase, batch, ("checkpoints",))
         if isinstance(batch, VerifyBatch):
             return Drafts.of(batch)
-        return None if phase == "decode" else Chunks.of(batch, CHUNK.value, BLOCK.value // CHUNK.value)
+        return None if phase == "decode" else Chunks.of(batch, CHUNK.value, self.block // CHUNK.value)
 
     def run(
         self,

@@ -17,8 +17,8 @@ BLOCK = tl.constexpr(64)
 
 @triton.jit
 def halves(x):
-    """The first and the second half of each chunk, [2, 16] each, of what a block has a number a token of."""
-    return tl.split(tl.permute(tl.reshape(x, (2, 2, 16)), (0, 2, 1)))
+    """The first and the second half of each chunk, [chunks, 16] each, of numbers a token of a block."""
+    return tl.split(tl.permute(tl.reshape(x, (x.shape[0] // CHUNK, 2, 16)), (0, 2, 1)))
 
 
 @triton.jit
@@ -31,7 +31,7 @@ def solve_dot(a, b, FULL: tl.constexpr):
 
 @triton.jit
 def invert_16(b_d, FULL: tl.constexpr):
-    """(I + D)^-1 of a batch [4, 16, 16] of D, whose numbers on and above the diagonal are 0.
+    """(I + D)^-1 of a batch [n, 16, 16] of D, whose numbers on and above the diagonal are 0.
 
     Inverses of blocks on the diagonal, doubling their size: [[P, 0], [R, Q]]^-1 has -Q^-1 R P^-1 below.
     """
@@ -50,33 +50,33 @@ def invert_16(b_d, FULL: tl.constexpr):
 
 @triton.jit
 def store_chunks(p, b_16, b_32, HV: tl.constexpr):
-    """Stores the lower triangular [32, 32] of a block's two chunks, `HV` such apart.
+    """Stores the lower triangular [32, 32] of a block's chunks, `HV` such apart.
 
     Args:
         p: Where the first goes.
-        b_16: [4, 16, 16], the blocks on the diagonals.
-        b_32: [2, 16, 16], what is below them.
+        b_16: [2 chunks, 16, 16], the blocks on the diagonals.
+        b_32: [chunks, 16, 16], what is below them.
         HV: The number of value heads.
     """
     dtype = p.dtype.element_ty
     o_16 = tl.arange(0, 16)
-    o_2 = tl.arange(0, 2)[:, None, None]
-    o_4 = tl.arange(0, 4)[:, None, None]
+    o_2 = tl.arange(0, b_32.shape[0])[:, None, None]
+    o_4 = tl.arange(0, b_16.shape[0])[:, None, None]
     p_16 = p + (o_16[:, None] * CHUNK + o_16[None, :])[None]
     p_32 = p_16 + o_2 * (HV * CHUNK * CHUNK)
     tl.store(p_16 + (o_4 // 2 * (HV * CHUNK * CHUNK) + o_4 % 2 * (16 * CHUNK + 16)), b_16.to(dtype))
     tl.store(p_32 + 16 * CHUNK, b_32.to(dtype))
-    tl.store(p_32 + 16, tl.zeros((2, 16, 16), dtype))
+    tl.store(p_32 + 16, tl.zeros(b_32.shape, dtype))
 
 
 @triton.jit
 def store_inverses(p, b_d16, b_r32, b_beta, HV: tl.constexpr, FULL: tl.constexpr):
-    """Stores T = (I + A)^-1 diag(beta) of a block's two chunks; A is as in `store_chunks`, beta [64]."""
+    """Stores T = (I + A)^-1 diag(beta) of a block's chunks; A is as in `store_chunks`, beta [tokens]."""
     b_x = invert_16(b_d16, FULL)
-    b_p, b_q = tl.split(tl.permute(tl.reshape(b_x, (2, 2, 16, 16)), (0, 2, 3, 1)))
+    b_p, b_q = tl.split(tl.permute(tl.reshape(b_x, (b_r32.shape[0], 2, 16, 16)), (0, 2, 3, 1)))
     b_y = -solve_dot(solve_dot(b_q, b_r32, FULL), b_p, FULL)
     b_beta0, _ = halves(b_beta)
-    b_x *= tl.reshape(b_beta, (4, 16))[:, None, :]
+    b_x *= tl.reshape(b_beta, (b_d16.shape[0], 16))[:, None, :]
     store_chunks(p, b_x, b_y * b_beta0[:, None, :], HV)
 
 

@@ -23,7 +23,7 @@ from switchrail.ops.gated_delta.contract import CONTRACT
 from switchrail_kernels.delta.backend import TritonDelta
 from switchrail_kernels.delta.gates import Gates, log2_decay, write_weight
 from switchrail_kernels.delta.scan import scan
-from switchrail_kernels.delta.solve import BLOCK, CHUNK, halves, store_chunks, store_inverses
+from switchrail_kernels.delta.solve import CHUNK, halves, store_chunks, store_inverses
 from switchrail_kernels.launch import Launcher, launch_options, padded
 from switchrail_kernels.replay import Calls, scratch
 from switchrail_kernels.segments import Chunks
@@ -67,6 +67,7 @@ def _prepare(
     BK: tl.constexpr,
     L2NORM: tl.constexpr,
     FULL: tl.constexpr,
+    BLOCK: tl.constexpr,
     GATE: tl.constexpr,
     BIAS: tl.constexpr,
     RAW_BETA: tl.constexpr,
@@ -81,11 +82,12 @@ def _prepare(
     p_g += row * s_gt
     p_beta += row * s_bt
     HV: tl.constexpr = H * GROUP
+    CHUNKS: tl.constexpr = BLOCK // CHUNK
 
     # Of each chunk the two blocks of 16 on the diagonal, and the one below them.
     o_16 = tl.arange(0, 16)
     o_k = tl.arange(0, BK)[None, None, :]
-    o_r = (tl.arange(0, 4)[:, None] * 16 + o_16[None, :])[:, :, None]
+    o_r = (tl.arange(0, 2 * CHUNKS)[:, None] * 16 + o_16[None, :])[:, :, None]
     b_k = _load_rows(p_k, o_r, o_k, s_kt, rows, K, BK)
     b_q = _load_rows(p_q, o_r, o_k, s_qt, rows, K, BK)
     b_kk16 = tl.dot(b_k, tl.permute(b_k, (0, 2, 1)), input_precision="ieee")
@@ -100,7 +102,7 @@ def _prepare(
     else:
         b_nk = tl.full((BLOCK,), 1.0, tl.float32)
         b_nq = tl.full((BLOCK,), 1.0, tl.float32) * scale
-    o_r = (tl.arange(0, 2)[:, None] * CHUNK + o_16[None, :])[:, :, None]
+    o_r = (tl.arange(0, CHUNKS)[:, None] * CHUNK + o_16[None, :])[:, :, None]
     b_left = tl.permute(_load_rows(p_k, o_r, o_k, s_kt, rows, K, BK), (0, 2, 1))
     b_kk32 = tl.dot(_load_rows(p_k, o_r + 16, o_k, s_kt, rows, K, BK), b_left, input_precision="ieee")
     b_qk32 = tl.dot(_load_rows(p_q, o_r + 16, o_k, s_qt, rows, K, BK), b_left, input_precision="ieee")
@@ -109,7 +111,7 @@ def _prepare(
     o_factor = o_t // CHUNK * (HV * 4 * CHUNK) + o_t % CHUNK
     for i_r in range(GROUP):
         i_hv = i_h * GROUP + i_r
-        i_first = 2 * i_block * HV + i_hv
+        i_first = CHUNKS * i_block * HV + i_hv
         b_g = tl.load(p_g + o_t * s_gt + i_hv * s_gh, mask=o_t < rows, other=0.0)
         b_beta = tl.load(p_beta + o_t * s_bt + i_hv * s_bh, mask=o_t < rows, other=0.0)
         b_rate = 0.0
@@ -126,8 +128,8 @@ def _prepare(
             b_beta = tl.where(o_t < rows, b_beta, 0.0)
         # The sums of the coarse parts, multiples of 2^-10, are exact, so that a difference of sums keeps what
         # is small after a huge gate; the rest sums to less than 1/32.
-        b_coarse = tl.reshape(tl.floor(b_g * 1024.0) * (1.0 / 1024.0), (2, CHUNK))
-        b_rest = tl.reshape(b_g, (2, CHUNK)) - b_coarse
+        b_coarse = tl.reshape(tl.floor(b_g * 1024.0) * (1.0 / 1024.0), (CHUNKS, CHUNK))
+        b_rest = tl.reshape(b_g, (CHUNKS, CHUNK)) - b_coarse
         b_hi2 = tl.cumsum(b_coarse, 1)
         b_lo2 = tl.cumsum(b_rest, 1)
         b_hi_last = tl.sum(b_coarse, 1)
@@ -145,14 +147,14 @@ def _prepare(
         tl.store(p_factor + o_factor, b_nk * b_start)
         tl.store(p_factor + CHUNK + o_factor, b_nq * b_start)
         tl.store(p_factor + 2 * CHUNK + o_factor, b_nk * tl.reshape(b_end, (BLOCK,)))
-        o_last = tl.arange(0, 2) * (HV * 4 * CHUNK) + 3 * CHUNK
+        o_last = tl.arange(0, CHUNKS) * (HV * 4 * CHUNK) + 3 * CHUNK
         tl.store(p_factor + o_last, tl.exp2(b_hi_last + b_lo_last))
 
-        b_h = tl.reshape(b_hi, (4, 16))
-        b_f = tl.reshape(b_from, (4, 16))
+        b_h = tl.reshape(b_hi, (2 * CHUNKS, 16))
+        b_f = tl.reshape(b_from, (2 * CHUNKS, 16))
         b_decay = tl.exp2(tl.minimum(b_h[:, :, None] - b_h[:, None, :], 0.0)) * b_f[:, None, :]
-        b_p16 = b_qk16 * b_decay * tl.reshape(b_to_p, (4, 16))[:, :, None]
-        b_d16 = b_kk16 * b_decay * tl.reshape(b_to_a, (4, 16))[:, :, None]
+        b_p16 = b_qk16 * b_decay * tl.reshape(b_to_p, (2 * CHUNKS, 16))[:, :, None]
+        b_d16 = b_kk16 * b_decay * tl.reshape(b_to_a, (2 * CHUNKS, 16))[:, :, None]
         b_p16 = tl.where((o_16[:, None] >= o_16[None, :])[None], b_p16, 0.0)
         b_d16 = tl.where((o_16[:, None] > o_16[None, :])[None], b_d16, 0.0)
 
@@ -170,6 +172,9 @@ def _prepare(
 
 _launch_prepare = Launcher(_prepare)
 
+_BLOCK = 64
+_WARPS = 2
+
 
 class TritonGatedDelta(TritonDelta, GatedDeltaBackend):
     """The gated delta rule for compute capability 8.0 and later; any head sizes, groups and strides."""
@@ -177,6 +182,7 @@ class TritonGatedDelta(TritonDelta, GatedDeltaBackend):
     contract = CONTRACT
     calls = Calls()
     channels = False
+    block = _BLOCK
 
     @staticmethod
     def run_chunks(
@@ -197,7 +203,7 @@ class TritonGatedDelta(TritonDelta, GatedDeltaBackend):
         _, heads, key_size = q.shape
         value_heads = v.shape[1]
         full = q.dtype == torch.float32
-        chunks = count * (BLOCK.value // CHUNK.value) * value_heads
+        chunks = count * _BLOCK // CHUNK.value * value_heads
         inverse, scores = (scratch((chunks, CHUNK.value, CHUNK.value), q.dtype, q.device) for _ in range(2))
         factors = scratch((chunks, 4 * CHUNK.value), torch.float32, q.device)
         sizes = (heads, value_heads // heads, key_size, padded(key_size, 16))
@@ -212,8 +218,8 @@ class TritonGatedDelta(TritonDelta, GatedDeltaBackend):
                 *gates.g.stride(),
                 *gates.beta.stride(),
             ),
-            (*sizes, qk_l2norm, full, *gates.constants),
-            num_warps=8 if full else 2,
+            (*sizes, qk_l2norm, full, _BLOCK, *gates.constants),
+            num_warps=8 if full else _WARPS,
             **launch_options(q.dtype),
         )
         scan(

@@ -303,6 +303,7 @@ class TritonKda(TritonDelta, KdaBackend):
     contract = CONTRACT
     calls = Calls()
     channels = True
+    block = BLOCK.value
 
     @staticmethod
     def run_chunks(
