@@ -209,27 +209,33 @@ def plan_segments(counts: np.ndarray, heads: int, programs: int, costs: Costs) -
     least = 0.95 * time(longest, len(counts) * costs.parts, total * costs.parts)
     if longest < costs.least:
         return best
-    for most in range(3, 13):
-        length = math.ceil(longest / (most - 1 + costs.first))
-        first = longest - (most - 1) * length
-        if first < 1:
-            continue
-        after = np.maximum(counts - first, 0)
-        later = -(-after // length)
-        inner = np.maximum(later - 1, 0).sum() * costs.end_parts
-        if (len(counts) * costs.parts + inner) * heads > costs.resident * programs:
+    choices = [(most, math.ceil(longest / (most - 1 + costs.first))) for most in range(3, 13)]
+    choices = [(most, length) for most, length in choices if longest > (most - 1) * length]
+    lengths = np.array([length for _, length in choices])[:, None]
+    firsts = longest - np.array([most - 1 for most, _ in choices])[:, None] * lengths
+    after = np.maximum(counts - firsts, 0)
+    later = -(-after // lengths)
+    sums = zip(
+        firsts[:, 0].tolist(),
+        after.sum(1).tolist(),
+        later.sum(1).tolist(),
+        np.maximum(later - 1, 0).sum(1).tolist(),
+        (after > 0).sum(1).tolist(),
+        strict=True,
+    )
+    for (most, length), (first, rest, walked, inner, split) in zip(choices, sums, strict=True):
+        looked_for = inner * costs.end_parts
+        if (len(counts) * costs.parts + looked_for) * heads > costs.resident * programs:
             break
-        inner *= costs.end
+        work = looked_for * costs.end
         launches = (
-            time(
-                first, len(counts) * costs.parts + inner, (total - after.sum()) * costs.parts + inner * length
-            ),
-            time(length, later.sum() * costs.parts, after.sum() * costs.parts),
+            time(first, len(counts) * costs.parts + work, (total - rest) * costs.parts + work * length),
+            time(length, walked * costs.parts, rest * costs.parts),
         )
         total_time = sum(launches) + (most - 2) * costs.compose
         if total_time < least:
             least = total_time
-            best = Segments(first, length, most, int((counts > first).sum()))
+            best = Segments(first, length, most, split)
     return best
 
 
