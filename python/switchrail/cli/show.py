@@ -103,12 +103,17 @@ def plugin_table(plugins: Sequence[Plugin]) -> Table | Text:
 
 
 def route_table(plan: RoutePlan) -> Table:
-    """The backend of each op in each phase, for the layers that share it."""
+    """The backends of each op in each phase, all that serve some batch, for the layers that share them."""
     layers: dict[tuple[str, str], dict[int, dict[str, str]]] = {}
     kinds = {layer.id: layer.kind for layer in plan.layout.layers}
     phases = list(dict.fromkeys(phase for _, _, phase, _ in plan.table))
-    for layer, op, phase, backend in plan.table:
-        layers.setdefault((kinds[layer], op), {}).setdefault(layer, {})[phase] = backend
+    serving = {}
+    for route in plan.routes:
+        names = ", ".join(name for name, _ in route.decision.serving)
+        for layer in route.layers:
+            serving[layer, route.decision.op, route.decision.phase] = names
+    for layer, op, phase, _ in plan.table:
+        layers.setdefault((kinds[layer], op), {}).setdefault(layer, {})[phase] = serving[layer, op, phase]
     rows = []
     for (kind, op), served in layers.items():
         same: dict[tuple[str, ...], list[int]] = {}

@@ -241,7 +241,7 @@ impl fmt::Display for Because {
                 let time = Microseconds(*nanoseconds);
                 write!(
                     f,
-                    "fastest that fits, over all loads as measured here ({time}); others serve where they are faster"
+                    "fastest over all loads as measured here ({time}); others serve some"
                 )
             }
             Self::Priority { priority } => write!(f, "highest priority that fits ({priority})"),
