@@ -25,7 +25,7 @@ from switchrail.ops.kda.contract import CONTRACT
 from switchrail_kernels.delta.backend import TritonDelta
 from switchrail_kernels.delta.gates import Gates, log2_decay, write_weight
 from switchrail_kernels.delta.scan import scan
-from switchrail_kernels.delta.solve import BLOCK, CHUNK, store_inverses
+from switchrail_kernels.delta.solve import CHUNK, store_inverses
 from switchrail_kernels.device import multiprocessors
 from switchrail_kernels.launch import Launcher, launch_options, padded
 from switchrail_kernels.replay import Calls, scratch
@@ -95,6 +95,7 @@ def _by_levels(
     BK: tl.constexpr,
     PART: tl.constexpr,
     FULL: tl.constexpr,
+    BLOCK: tl.constexpr,
     GATE: tl.constexpr,
     BIAS: tl.constexpr,
 ):
@@ -106,7 +107,7 @@ def _by_levels(
     EXACT: tl.constexpr = "ieee" if FULL else "tf32"
     for i_k in tl.range(0, BK, PART, num_stages=1):
         o_k = i_k + tl.arange(0, PART)[None, None, :]
-        o_c = (tl.arange(0, 2)[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :])[:, :, None]
+        o_c = (tl.arange(0, BLOCK // CHUNK)[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :])[:, :, None]
         b_g = _load_gates(p_g, p_bias, b_rate, lower, o_c, o_k, rows, s_gt, K, GATE, BIAS)
         if FULL:  # sums of multiples of 2^-10 are exact
             b_coarse = tl.floor(b_g * 1024.0) * (1.0 / 1024.0)
@@ -183,13 +184,15 @@ def _prepare(
     BK: tl.constexpr,
     L2NORM: tl.constexpr,
     FULL: tl.constexpr,
+    BLOCK: tl.constexpr,
     GATE: tl.constexpr,
     BIAS: tl.constexpr,
     RAW_BETA: tl.constexpr,
 ):
     o_t = tl.arange(0, BLOCK)
     o_r = o_t[:, None]
-    o_2 = tl.arange(0, 2)
+    CHUNKS: tl.constexpr = BLOCK // CHUNK
+    o_2 = tl.arange(0, CHUNKS)
     o_16 = tl.arange(0, 16)
     o_chunk = tl.arange(0, CHUNK)
     dtype = p_q.dtype.element_ty
@@ -214,7 +217,7 @@ def _prepare(
         b_rate = 0.0
         if GATE != 0:
             b_rate = tl.exp(tl.load(p_rate + i_hv))
-        i_first = 2 * i_block * HV + i_hv
+        i_first = CHUNKS * i_block * HV + i_hv
 
         b_nk = tl.full((BLOCK,), 1.0, tl.float32)
         b_nq = tl.full((BLOCK,), 1.0, tl.float32)
@@ -235,7 +238,7 @@ def _prepare(
         # With the sums up to the middle of the chunk for R, one product does where no exponent is too large.
         b_a = tl.zeros((BLOCK, BLOCK), tl.float32)
         b_p = tl.zeros((BLOCK, BLOCK), tl.float32)
-        b_far = tl.zeros((2,), tl.float32)
+        b_far = tl.zeros((CHUNKS,), tl.float32)
         for i_k in tl.range(0, BK, PART, num_stages=1):
             o_k = i_k + tl.arange(0, PART)[None, None, :]
             o_c = (o_2[:, None] * CHUNK + o_chunk[None, :])[:, :, None]
@@ -246,8 +249,8 @@ def _prepare(
             b_far = tl.maximum(b_far, tl.max(tl.maximum(-b_middle, b_middle - b_last), 1))
             b_before = tl.reshape(tl.exp2(b_x), (BLOCK, PART))
             b_after = tl.reshape(tl.exp2(-b_x), (BLOCK, PART))
-            b_start = tl.broadcast_to(tl.exp2(b_middle)[:, None, :], (2, CHUNK, PART))
-            b_end = tl.broadcast_to(tl.exp2(b_last - b_middle)[:, None, :], (2, CHUNK, PART))
+            b_start = tl.broadcast_to(tl.exp2(b_middle)[:, None, :], (CHUNKS, CHUNK, PART))
+            b_end = tl.broadcast_to(tl.exp2(b_last - b_middle)[:, None, :], (CHUNKS, CHUNK, PART))
             o_k = i_k + tl.arange(0, PART)[None, :]
             tl.store(p_factors + (i_first + o_2[:, None] * HV) * BK + o_k, tl.exp2(b_last))
 
@@ -270,7 +273,7 @@ def _prepare(
         if tl.max(b_far, 0) > LIMIT:
             b_a, b_p = _by_levels(
                 p_qb, p_kb, p_gb, p_biasb, p_sums, p_read, p_write, p_origin, b_nq, b_nk, b_rate, lower,
-                row, rows, i_hv, s_qt, s_kt, s_gt, HV, K, BK, PART, FULL, GATE, BIAS,
+                row, rows, i_hv, s_qt, s_kt, s_gt, HV, K, BK, PART, FULL, BLOCK, GATE, BIAS,
             )  # fmt: skip
 
         b_beta = tl.load(p_beta + (row + o_t) * s_bt + i_hv * s_bh, mask=o_t < rows, other=0.0)
@@ -288,13 +291,16 @@ def _prepare(
 
         tl.debug_barrier()
         o_at = (o_16[:, None] * BLOCK + o_16[None, :])[None]
-        b_a16 = tl.load(p_a + o_at + tl.arange(0, 4)[:, None, None] * (16 * BLOCK + 16))
+        b_a16 = tl.load(p_a + o_at + tl.arange(0, 2 * CHUNKS)[:, None, None] * (16 * BLOCK + 16))
         b_a32 = tl.load(p_a + o_at + o_2[:, None, None] * (CHUNK * BLOCK + CHUNK) + 16 * BLOCK)
         store_inverses(p_inverse + i_first * (CHUNK * CHUNK), b_a16, b_a32, b_beta, HV, FULL)
         tl.debug_barrier()  # what was stored is overwritten
 
 
 _launch_prepare = Launcher(_prepare)
+
+_BLOCK = 64
+_WARPS = 4
 
 
 class TritonKda(TritonDelta, KdaBackend):
@@ -303,7 +309,7 @@ class TritonKda(TritonDelta, KdaBackend):
     contract = CONTRACT
     calls = Calls()
     channels = True
-    block = BLOCK.value
+    block = _BLOCK
 
     @staticmethod
     def run_chunks(
@@ -325,13 +331,13 @@ class TritonKda(TritonDelta, KdaBackend):
         value_heads = v.shape[1]
         block_k = padded(key_size, 16)
         full = q.dtype == torch.float32
-        chunks = count * (BLOCK.value // CHUNK.value) * value_heads
+        chunks = count * _BLOCK // CHUNK.value * value_heads
         programs = min(count * value_heads, _PROGRAMS * multiprocessors(q.device))
         inverse, scores = (scratch((chunks, CHUNK.value, CHUNK.value), q.dtype, q.device) for _ in range(2))
         keys = (rows, value_heads, key_size)
         read, write, origin = (scratch(keys, q.dtype, q.device) for _ in range(3))
         factors = scratch((chunks, block_k), torch.float32, q.device)
-        sums = scratch((programs, BLOCK.value, 2 * block_k + BLOCK.value), torch.float32, q.device)
+        sums = scratch((programs, _BLOCK, 2 * block_k + _BLOCK), torch.float32, q.device)
         sizes = (value_heads, value_heads // heads, key_size, block_k)
         _launch_prepare(
             (programs, 1, 1),
@@ -345,8 +351,8 @@ class TritonKda(TritonDelta, KdaBackend):
                 *gates.g.stride()[:2],
                 *gates.beta.stride(),
             ),
-            (*sizes, qk_l2norm, full, *gates.constants),
-            num_warps=8 if full else 4,
+            (*sizes, qk_l2norm, full, _BLOCK, *gates.constants),
+            num_warps=8 if full else _WARPS,
             **launch_options(q.dtype),
         )
         scan(
