@@ -62,14 +62,21 @@ class Pieces:
         longest = max(batch.kv_seqlens, default=0)
         return cls(batch, max(1, min(-(-longest // PIECE), MAX_PIECES)))
 
-    def known_room(self, q: object, k_cache: object, window: object) -> tuple[torch.Tensor, ...]:
-        """The tensors of the room that a layer of such shapes has, if any; nothing is checked yet."""
+    def known_room(self, q: object, k_cache: object, window: object) -> tuple[torch.Tensor, ...] | None:
+        """The tensors of the room of a layer that asked before; of what is given nothing is checked yet."""
         shapes = (getattr(q, "shape", None), getattr(k_cache, "shape", None))
-        room = self.rooms.get((*shapes, window if type(window) is int else None))
+        key = (*shapes, window if type(window) is int else None)
+        if key not in self.rooms:
+            return None
+        room = self.rooms[key]
         return () if room is None else room.tensors
 
     def room(self, q: torch.Tensor, k_cache: torch.Tensor, window: int | None) -> Room | None:
-        """Room for a layer, made at the first call; None where nothing is cut."""
+        """Room for a layer, made at the first call; None where nothing is cut.
+
+        Raises:
+            ContractError: The page table has no room for a sequence.
+        """
         key = (q.shape, k_cache.shape, window)
         if key not in self.rooms:
             _, page, kv_heads, _ = k_cache.shape

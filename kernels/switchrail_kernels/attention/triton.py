@@ -180,7 +180,8 @@ class TritonAttention(AttentionBackend):
         table, lengths = batch.page_table, batch.kv_lens
         given = (q, k_cache, v_cache, out, sinks, lse, table, lengths, batch.cu_seqlens)
         cut = (len(batch.seqlens), scale, window, soft_cap, plan.count)
-        if _calls.again((*given, *plan.known_room(q, k_cache, window)), cut):
+        room_tensors = plan.known_room(q, k_cache, window)
+        if room_tensors is not None and _calls.again((*given, *room_tensors), cut):
             return
         tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "sinks": sinks, "out": out, "lse": lse}
         options = {"scale": scale, "window": window, "soft_cap": soft_cap}
@@ -188,12 +189,15 @@ class TritonAttention(AttentionBackend):
         if q.shape[0] == 0:
             return
         room = plan.room(q, k_cache, window)
+        given = (*given, *(() if room is None else room.tensors))
+        if room_tensors is None and _calls.again(given, cut):  # a new step's first layer
+            return
         sinks_or, lse_or = out if sinks is None else sinks, out if lse is None else lse
         block_n, stages = (32, 1) if q.dtype == torch.float32 else (64, 2)
         sequences, _, head_size = q.shape
         _, page, kv_heads, _ = k_cache.shape
         layer = _Layer.of(q, k_cache, batch, scale, window, soft_cap, sinks, lse)
-        with _calls.record((*given, *plan.known_room(q, k_cache, window)), cut):
+        with _calls.record(given, cut):
             launch_decode(
                 (sequences, kv_heads, 1 if room is None else room.pieces),
                 (

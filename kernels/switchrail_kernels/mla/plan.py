@@ -95,8 +95,10 @@ class Pieces:
     batch: PagedBatch
     cuts: dict[_Layer, Cut] = field(default_factory=dict)
 
-    def known(self, q_rope: torch.Tensor, kv_cache: torch.Tensor) -> Cut | None:
-        """How a layer's keys are cut; None where no such layer asked yet."""
+    def known(self, q_rope: object, kv_cache: object) -> Cut | None:
+        """How a layer's keys are cut that asked before; of what is given nothing is checked yet."""
+        if not isinstance(q_rope, torch.Tensor) or not isinstance(kv_cache, torch.Tensor):
+            return None
         return self.cuts.get((q_rope.shape[1:], kv_cache.shape[1:], kv_cache.dtype))
 
     def cut(self, q_rope: torch.Tensor, kv_cache: torch.Tensor, programs: int) -> Cut:
