@@ -25,8 +25,7 @@ def without(call, *names):
     return dataclasses.replace(call, tensors={n: None if n in names else t for n, t in call.tensors.items()})
 
 
-@pytest.mark.parametrize("absorbed", [True, False])
-@pytest.mark.parametrize("page", [1, 5, 64])
+@pytest.mark.parametrize(("page", "absorbed"), [(1, True), (5, False), (64, True)])
 def test_pages_and_earlier_tokens(backend, device, dtype, page, absorbed):
     options = {"page": page, "absorbed": absorbed, "dtype": dtype, "device": device}
     verify(backend, mla_call([1, 0, 3, 40], kv_lengths=[100, 0, 3, 70], **options))
@@ -34,7 +33,7 @@ def test_pages_and_earlier_tokens(backend, device, dtype, page, absorbed):
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode", "verify"])
-@pytest.mark.parametrize("heads", [1, 3, 20, 70])
+@pytest.mark.parametrize("heads", [1, 20, 70])
 def test_heads_and_padding(backend, device, phase, heads):
     lengths = [1] * 3 if phase == "decode" else [5, 3, 2]
     call = mla_call(
@@ -55,16 +54,15 @@ def test_one_of_the_weights(backend, device, phase, missing):
 @pytest.mark.parametrize(
     ("latent", "rope", "nope", "value"), [(48, 24, 24, 40), (16, 1, 5, 3), (130, 16, 16, 8)]
 )
-def test_sizes_that_are_padded(backend, device, dtype, expands, latent, rope, nope, value):
+def test_sizes_that_are_padded(backend, device, expands, latent, rope, nope, value):
     sizes = {"latent_size": latent, "rope_size": rope, "nope_size": nope, "value_size": value}
-    verify(backend, mla_call([3, 6], kv_lengths=[30, 40], dtype=dtype, device=device, **sizes))
-    verify(
-        backend, mla_call([1] * 2, kv_lengths=[3, 40], phase="decode", dtype=dtype, device=device, **sizes)
-    )
+    options = {"dtype": torch.float16, "device": device}
+    verify(backend, mla_call([3, 6], kv_lengths=[30, 40], **options, **sizes))
+    verify(backend, mla_call([1] * 2, kv_lengths=[3, 40], phase="decode", **options, **sizes))
 
 
 @pytest.mark.parametrize("phase", ["decode", "verify"])
-@pytest.mark.parametrize("kv", [63, 64, 65, 700, 5000])
+@pytest.mark.parametrize("kv", [128, 129, 3000])
 def test_long_caches_are_cut_into_pieces(backend, device, phase, kv):
     lengths = [1, 1, 1] if phase == "decode" else [3, 2, 1]
     call = mla_call(

@@ -110,7 +110,7 @@ def _walk(
     return b_acc, b_max, b_sum
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["s_pages", "H", "base", "most"])
 def _attend(
     p_plain,
     p_rotated,
@@ -144,7 +144,6 @@ def _attend(
     BN: tl.constexpr,
     PAGE: tl.constexpr,
     DECODE: tl.constexpr,
-    SPLIT: tl.constexpr,
     TREES: tl.constexpr,
     LSE: tl.constexpr,
     STAGES: tl.constexpr,
@@ -174,23 +173,19 @@ def _attend(
         at = tl.load(p_items + 7).to(tl.int64)
         kv_len = tl.load(p_kv_lens + i_n)
         past = kv_len - (tl.load(p_cu_seqlens + i_n + 1) - tl.load(p_cu_seqlens + i_n))
-    start = 0
     stop = tl.where(kv_len > 0, past + within + rows, 0)
-    i_p = 0
-    pieces = 1
-    if SPLIT:
-        if DECODE:
-            i_p = tl.program_id(1)
-            length = _piece_length(stop, base, most, BN)
-            pieces = tl.maximum(tl.cdiv(stop, length), 1)
-            if i_p >= pieces:
-                return
-        else:
-            i_p = tl.load(p_items + 4)
-            pieces = tl.load(p_items + 5)
-            length = tl.maximum(tl.cdiv(tl.cdiv(stop, pieces), BN), 1) * BN
-        start = i_p * length
-        stop = tl.minimum(start + length, stop)
+    if DECODE:
+        i_p = tl.program_id(1)
+        length = _piece_length(stop, base, most, BN)
+        pieces = tl.maximum(tl.cdiv(stop, length), 1)
+        if i_p >= pieces:
+            return
+    else:
+        i_p = tl.load(p_items + 4)
+        pieces = tl.load(p_items + 5)
+        length = tl.maximum(tl.cdiv(tl.cdiv(stop, pieces), BN), 1) * BN
+    start = i_p * length
+    stop = tl.minimum(start + length, stop)
 
     o_m = tl.arange(0, BT * BG)
     o_t = o_m // BG
@@ -228,7 +223,7 @@ def _attend(
     b_total = b_max + tl.log2(b_sum)
     m_out = m_row[:, None] & (o_v < R)[None, :]
     m_once = (o_t < rows) & (o_h < tl.where(i_v == 0, H, 0))
-    if SPLIT and pieces > 1:
+    if pieces > 1:
         slot = row * most + i_p
         if not DECODE:
             slot = tl.load(p_items + 6).to(tl.int64) + i_p * rows
@@ -242,7 +237,7 @@ def _attend(
         tl.store(p_lse + (row + o_t) * H + o_h, b_total * _LN2, mask=m_once)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["H", "base", "most"])
 def _merge(
     p_parts,
     p_weights,

@@ -21,7 +21,7 @@ _LN2 = tl.constexpr(0.6931471805599453)
 _LOG2E = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["s_pages", "C"])
 def _expand(
     p_cache,
     p_w_k,
@@ -155,7 +155,7 @@ def _walk(
     return b_acc, b_max, b_sum
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["C"])
 def _attend(
     p_plain,
     p_rotated,

@@ -40,7 +40,7 @@ def _places(p_pages, o_n, stop, PAGE: gl.constexpr, L: gl.constexpr):
     return (page * PAGE + o_seen % PAGE) * L
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["s_pages", "H", "base", "most"])
 def _attend(
     p_plain,
     p_rotated,
@@ -74,7 +74,6 @@ def _attend(
     BN: gl.constexpr,
     PAGE: gl.constexpr,
     DECODE: gl.constexpr,
-    SPLIT: gl.constexpr,
     TREES: gl.constexpr,
     LSE: gl.constexpr,
     STAGES: gl.constexpr,
@@ -108,25 +107,21 @@ def _attend(
         at = gl.load(p_items + 7).to(gl.int64)
         kv_len = gl.load(p_kv_lens + i_n)
         past = kv_len - (gl.load(p_cu_seqlens + i_n + 1) - gl.load(p_cu_seqlens + i_n))
-    start = 0
     stop = gl.where(kv_len > 0, past + within + rows, 0)
-    i_p = 0
-    pieces = 1
-    if SPLIT:
-        if DECODE:
-            i_p = gl.program_id(1)
-            wanted = gl.minimum(gl.cdiv(stop, _LEAST), base * gl.cdiv(stop, base * _LONG))
-            wanted = gl.maximum(gl.minimum(wanted, most), 1)
-            length = gl.maximum(gl.cdiv(gl.cdiv(stop, wanted), BN), 1) * BN
-            pieces = gl.maximum(gl.cdiv(stop, length), 1)
-            if i_p >= pieces:
-                return
-        else:
-            i_p = gl.load(p_items + 4)
-            pieces = gl.load(p_items + 5)
-            length = gl.maximum(gl.cdiv(gl.cdiv(stop, pieces), BN), 1) * BN
-        start = i_p * length
-        stop = gl.minimum(start + length, stop)
+    if DECODE:
+        i_p = gl.program_id(1)
+        wanted = gl.minimum(gl.cdiv(stop, _LEAST), base * gl.cdiv(stop, base * _LONG))
+        wanted = gl.maximum(gl.minimum(wanted, most), 1)
+        length = gl.maximum(gl.cdiv(gl.cdiv(stop, wanted), BN), 1) * BN
+        pieces = gl.maximum(gl.cdiv(stop, length), 1)
+        if i_p >= pieces:
+            return
+    else:
+        i_p = gl.load(p_items + 4)
+        pieces = gl.load(p_items + 5)
+        length = gl.maximum(gl.cdiv(gl.cdiv(stop, pieces), BN), 1) * BN
+    start = i_p * length
+    stop = gl.minimum(start + length, stop)
     blocks = gl.cdiv(gl.maximum(stop - start, 0), BN)
     p_pages += i_n.to(gl.int64) * s_pages
 
@@ -226,7 +221,7 @@ def _attend(
     o_mh = i_h * BG + o_m % BG
     m_a = ((o_a // BG < rows) & (o_ah < H))[:, None]
     m_m = (o_m // BG < rows) & (o_mh < H)
-    if SPLIT and pieces > 1:
+    if pieces > 1:
         slot = row * most + i_p
         if not DECODE:
             slot = gl.load(p_items + 6).to(gl.int64) + i_p * rows

@@ -16,7 +16,7 @@ PLACES = 32
 """Rows of a tile at most, where only some are taken."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "H"])
 def _project(
     p_x,
     p_w,
@@ -93,7 +93,7 @@ def project(
         moves, tiles = 2 if values else 1, places.shape[0]
         block_t, block_k, block_n, warps, stages = PLACES, 64, 128, 4, 3
     elif rows <= 64:
-        block_t, block_k, block_n, warps, stages = padded(rows, 16), 64, 128, 4, 3
+        block_t, block_k, block_n, warps, stages = 16 if rows <= 16 else 64, 64, 128, 4, 3
     else:
         block_t, block_k, block_n, warps, stages = 128, 64, 128, 8, 3
     if x.dtype == torch.float32:

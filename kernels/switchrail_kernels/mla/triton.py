@@ -268,14 +268,14 @@ def _attend(
             *(scale * LOG2E, *plain.stride()[:2], *q_rope.stride()[:2]),
             *(batch.page_table.stride(0), heads, base, most),
         ),
-        (*shape.constants, decode, slots > 0, parents is not None, lse is not None, shape.stages),
+        (*shape.constants, decode, parents is not None, lse is not None, shape.stages),
         num_warps=shape.warps,
         num_stages=shape.stages,
         **launch_options(out.dtype),
     )
     if slots:
-        block_p = padded(pieces)
-        block_c = min(padded(shape.latent), max(8192 // block_p, 32))
+        block_p, block_c = (8, 512) if pieces <= 8 else (64, 128)
+        block_c = min(padded(shape.latent), block_c)
         absorbed.launch_merge(
             (merged, heads, -(-shape.latent // block_c)),
             (parts, weights, out, lse_or, rows, batch.kv_lens),
