@@ -99,7 +99,12 @@ def tune(
     out.print(f"kept in {path}", highlight=False, markup=False)
 
 
-_WAYS = {"graph": "in a CUDA graph", "eager": "call by call", "host": "on the host"}
+_WAYS = {
+    "graph": "in a CUDA graph",
+    "queued": "with the host ahead",
+    "eager": "as the host calls",
+    "host": "on the host",
+}
 
 
 def _title(timing: Timing) -> str:

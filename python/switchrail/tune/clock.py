@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
@@ -12,9 +13,9 @@ import torch
 if TYPE_CHECKING:
     from switchrail.platforms import Platform
 
-Way = Literal["graph", "eager", "host"]
-"""`graph`: a CUDA graph of all calls, replayed; `eager`: one after the other on the device, as fast as the
-host makes them; `host`: each to its end."""
+Way = Literal["graph", "queued", "eager", "host"]
+"""`graph`: a CUDA graph of all calls, replayed; `queued`: one after the other on the device, the host ahead
+of it; `eager`: likewise, but as fast as the host makes them; `host`: each to its end."""
 
 SECONDS = 0.05
 """How long a backend is timed with a batch; a few rounds at least, unless that takes ten times as long."""
@@ -22,16 +23,20 @@ SECONDS = 0.05
 _LEAST = 5
 _MOST = 0.5
 _WARM = 2
+_CYCLES = 3e9
+"""Of the device's clock a second, and more."""
 
 
 def nanoseconds(calls: Sequence[Callable[[], None]], way: Way, platform: Platform) -> int:
     """The median over rounds of all calls, divided by their number."""
     for _ in range(_WARM):
+        began = time.perf_counter()
         for call in calls:
             call()
+        ahead = time.perf_counter() - began if way == "queued" else 0.0
     platform.hardware.synchronize()
     once = _captured(calls) if way == "graph" else lambda: [call() for call in calls]
-    clock = _host if way == "host" else _device
+    clock = _host if way == "host" else partial(_device, ahead=ahead)
     once()
     times: list[float] = []
     began = time.perf_counter()
@@ -50,8 +55,10 @@ def _captured(calls: Sequence[Callable[[], None]]) -> Callable[[], object]:
     return graph.replay
 
 
-def _device(once: Callable[[], object], platform: Platform) -> float:
+def _device(once: Callable[[], object], platform: Platform, ahead: float) -> float:
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    if ahead:
+        torch.cuda._sleep(int(ahead * _CYCLES))  # type: ignore[no-untyped-call]
     start.record()
     once()
     stop.record()

@@ -90,7 +90,8 @@ def tune(
 
     A backend of negative priority, which is never chosen unasked, is left alone; one that fails the
     conformance suite's first case is not timed. On a GPU a backend that declares the feature `cuda_graph` is
-    timed in a graph, any other as its calls come. Calls that are timed together are on memory of their own,
+    timed in a graph; any other in prefill with the host ahead of the device, and else as its calls come, the
+    host's time included. Calls that are timed together are on memory of their own,
     so much of it that the L2 cache holds nothing of the next one's.
 
     Args:
@@ -189,15 +190,18 @@ def _misfit(runtime: Runtime, platform: Platform, timing: Timing, name: str) -> 
     return None
 
 
-def _way(platform: Platform, subject: Subject) -> Way:
+def _way(platform: Platform, phase: Phase, subject: Subject) -> Way:
     if torch.device(platform.device).type != "cuda":
         return "host"
-    return "graph" if "cuda_graph" in subject.features else "eager"
+    if "cuda_graph" in subject.features:
+        return "graph"
+    return "queued" if phase == "prefill" else "eager"
 
 
 def _time(platform: Platform, timing: Timing, fitting: Mapping[str, Setting], large: bool) -> None:
     templates = {name: _template(timing, setting) for name, setting in fitting.items()}
-    timing.ways.update({name: _way(platform, setting.subject) for name, setting in fitting.items()})
+    for name, setting in fitting.items():
+        timing.ways[name] = _way(platform, timing.phase, setting.subject)
     for batch in batches(timing.op, timing.phase, large):
         times = timing.samples[batch] = {}
         made: dict[tuple[Any, ...], list[Call]] = {}
