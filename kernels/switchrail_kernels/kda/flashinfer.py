@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -98,6 +99,8 @@ def _stage(
 
 _launch_stage = Launcher(_stage)
 
+_lock = threading.Lock()
+
 Pair = tuple[Any, Any]
 
 
@@ -109,12 +112,13 @@ def _fma_pair(src_a: Pair, src_b: Pair, src_c: Pair) -> Pair:
 @contextmanager
 def _products_for_hopper() -> Iterator[None]:
     """Compiles without the packed products that the library's kernel is of, which only Blackwell has."""
-    packed = cute.arch.fma_packed_f32x2
-    cute.arch.fma_packed_f32x2 = _fma_pair
-    try:
-        yield
-    finally:
-        cute.arch.fma_packed_f32x2 = packed
+    with _lock:
+        packed = cute.arch.fma_packed_f32x2
+        cute.arch.fma_packed_f32x2 = _fma_pair
+        try:
+            yield
+        finally:
+            cute.arch.fma_packed_f32x2 = packed
 
 
 class FlashInferKda(KdaBackend):
