@@ -63,9 +63,11 @@ def merged(document: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any
 
 
 def write(path: Path, document: Mapping[str, Any]) -> None:
-    """Writes a document."""
+    """Writes a document, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(document, indent=1) + "\n")
+    part.replace(path)
 
 
 def rows_of(document: Mapping[str, Any], op: str, phase: str) -> list[dict[str, Any]]:
