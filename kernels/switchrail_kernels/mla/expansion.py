@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from switchrail.ops.batch import PagedBatch
 
+from switchrail_kernels.device import has_large_shared_memory
 from switchrail_kernels.launch import launch_options, padded
 from switchrail_kernels.mla.expanded import launch_attend, launch_expand
 from switchrail_kernels.mla.plan import SPAN, Expansion, Tiles
@@ -86,7 +87,7 @@ class Expanded:
             tokens, block_n, warps, stages = _TILE_FLOAT32, 32, 4, 1
             block_w, block_k, expand_warps, expand_stages = 32, 16, 8, 1
         else:
-            tokens, block_n, warps, stages = _TILE, 64, 8, 3
+            tokens, block_n, warps, stages = _TILE, 64, 8, 3 if has_large_shared_memory(device) else 2
             block_w, block_k, expand_warps, expand_stages = 128, 64, 8, 3
         block_e = padded(rotated, 16)
         places = self.expansion.keys

@@ -72,15 +72,18 @@ def _shape(
     block_k = block_v = block_r
     launch = absorbed.launch_attend
     rows, block_n, warps, stages = 64, 64, 8, 3
+    capability = compute_capability(device)
     if dtype == torch.float32:
         rows, block_n, warps, stages = 16, 16, 4, 1
         block_k, block_v = min(block_r, 64), min(block_r, 128)
-    elif (latent, rotated, aligned) == (512, 64, True) and compute_capability(device) == (9, 0):
-        launch = hopper.launch_attend
     elif not has_large_shared_memory(device):
         rows, block_n, warps, stages = 16, 32, 4, 2
+    elif (latent, rotated, aligned) == (512, 64, True) and capability == (9, 0):
+        launch = hopper.launch_attend
     elif decode and count <= 16:
-        rows, warps = 16, 4
+        rows, warps, stages = 16, 4, 2
+    elif capability < (9, 0):
+        rows, stages = 32, 2
     heads = min(padded(count), rows)
     tokens = 1 if decode else rows // heads
     heads = rows // tokens
@@ -196,9 +199,9 @@ class TritonMla(MlaBackend):
             *(q_nope, q_rope, kv_cache, w_k, w_v, out, lse),
             *(batch.cu_seqlens, table, lengths),
         )
-        cut = plan.known(q_rope, kv_cache)
-        options: Options = (len(batch.seqlens), scale, *(() if cut is None else (cut.base, cut.most)))
-        if cut is not None and _calls.again(tensors, options):
+        known = plan.known(q_rope, kv_cache)
+        options: Options = (len(batch.seqlens), scale)
+        if known is not None and _calls.again(tensors, (*options, known.base, known.most)):
             return
         named = {"q_nope": q_nope, "q_rope": q_rope, "kv_cache": kv_cache, "w_k": w_k, "w_v": w_v}
         CONTRACT.check_arguments(batch, {**named, "out": out, "lse": lse, "scale": scale})
@@ -206,7 +209,10 @@ class TritonMla(MlaBackend):
             return
         shape = _shape_of(q_rope, kv_cache, decode=True)
         cut = plan.cut(q_rope, kv_cache, shape.programs)
-        with _calls.record(tensors, (len(batch.seqlens), scale, cut.base, cut.most)):
+        options = (*options, cut.base, cut.most)
+        if known is None and _calls.again(tensors, options):  # a new step's first layer
+            return
+        with _calls.record(tensors, options):
             rows = out.shape[0]
             plain, latents = _plain(q_nope, w_k, rows, None), _latents(out, w_v, rows)
             _attend(shape, plain, q_rope, kv_cache, latents, lse, None, batch, cut, scale)
