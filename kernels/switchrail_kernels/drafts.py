@@ -100,8 +100,8 @@ class Record:
 @triton.jit
 def on_path(p_path, o_j, rows):
     """Which of the rows `o_j` are on the paths at `p_path`, of all that are below `rows`."""
-    b_word = tl.load(p_path + o_j // 32, mask=o_j < rows, other=0)
-    return ((b_word >> (o_j % 32)) & 1) != 0
+    b_word = tl.load(p_path + (o_j >> 5), mask=o_j < rows, other=0)
+    return ((b_word >> (o_j & 31)) & 1) != 0
 
 
 @triton.jit
@@ -155,30 +155,36 @@ def _replay(
     p_k += row * (H // GROUP * K) + i_h // GROUP * K
     p_g += (row * H + i_h) * K if CHANNELS else row * H + i_h
     for i in range(0, rows, DRAFT_ROWS):
-        o_j = (i + tl.arange(0, DRAFT_ROWS)).to(tl.int64)
+        o_j = i + tl.arange(0, DRAFT_ROWS)
+        o_row = o_j.to(tl.int64)
         end = tl.minimum(i + DRAFT_ROWS, rows)
-        m_j = (o_j < end)[:, None]
-        m_next = (o_j + 1 < end)[:, None]
-        b_u = tl.load(p_u + o_j[:, None] * (H * V) + o_v[None, :], mask=m_j & m_v[None, :], other=0.0)
-        p_row = p_k + o_j[:, None] * (H // GROUP * K) + o_k[None, :]
-        b_k = tl.load(p_row, mask=m_j & m_k[None, :], other=0.0).to(tl.float32)
-        if CHANNELS:
-            p_row = p_g + o_j[:, None] * (H * K) + o_k[None, :]
-            b_g = tl.load(p_row, mask=m_j & m_k[None, :], other=0.0)
-            b_later = tl.load(p_row + H * K, mask=m_next & m_k[None, :], other=0.0)
-        else:
-            b_g = tl.load(p_g + o_j[:, None] * H, mask=m_j, other=0.0)
-            b_later = tl.load(p_g + (o_j + 1)[:, None] * H, mask=m_next, other=0.0)
-        on = on_path(p_path, o_j, end)[:, None]
-        on_next = on_path(p_path, o_j + 1, end)[:, None]
-        # What follows a row decays it: sums of gates, none of which is the difference of two.
-        b_later = tl.cumsum(tl.where(on_next, b_later, 0.0) * LOG2E, 0, reverse=True)
-        b_k = tl.where(on, b_k * tl.exp2(b_later), 0.0)
-        b_u = tl.where(on, b_u, 0.0)
-        b_decay = tl.exp2(tl.sum(tl.where(on, b_g, 0.0) * LOG2E, 0))
-        b_s = tl.dot(
-            tl.trans(b_u), b_k, acc=b_s * b_decay[None, :], input_precision="ieee" if EXACT else "tf32"
+        m_j = o_j < end
+        m_next = o_j + 1 < end
+        m_jk = m_j[:, None] & m_k[None, :]
+        b_u = tl.load(
+            p_u + o_row[:, None] * (H * V) + o_v[None, :], mask=m_j[:, None] & m_v[None, :], other=0.0
         )
+        b_k = tl.load(p_k + o_row[:, None] * (H // GROUP * K) + o_k[None, :], mask=m_jk, other=0.0)
+        on = on_path(p_path, o_j, end)
+        on_next = on_path(p_path, o_j + 1, end)
+        # What follows a row decays it: sums of gates, none of which is the difference of two.
+        if CHANNELS:
+            p_row = p_g + o_row[:, None] * (H * K) + o_k[None, :]
+            b_g = tl.load(p_row, mask=m_jk, other=0.0)
+            b_later = tl.load(p_row + H * K, mask=m_next[:, None] & m_k[None, :], other=0.0)
+            b_g = tl.where(on[:, None], b_g, 0.0) * LOG2E
+            b_later = tl.where(on_next[:, None], b_later, 0.0) * LOG2E
+            b_since = tl.exp2(tl.cumsum(b_later, 0, reverse=True))
+            b_decay = tl.exp2(tl.sum(b_g, 0))[None, :]
+        else:
+            b_g = tl.where(on, tl.load(p_g + o_row * H, mask=m_j, other=0.0), 0.0) * LOG2E
+            b_later = tl.load(p_g + (o_row + 1) * H, mask=m_next, other=0.0)
+            b_later = tl.where(on_next, b_later, 0.0) * LOG2E
+            b_since = tl.exp2(tl.cumsum(b_later, 0, reverse=True))[:, None]
+            b_decay = tl.exp2(tl.sum(b_g, 0))
+        b_k = tl.where(on[:, None], b_k.to(tl.float32) * b_since, 0.0)
+        b_u = tl.where(on[:, None], b_u, 0.0)
+        b_s = tl.dot(tl.trans(b_u), b_k, acc=b_s * b_decay, input_precision="ieee" if EXACT else "tf32")
     m_state = m_v[:, None] & m_k[None, :]
     tl.store(p_state + write * s_slot + o_state, b_s.to(p_state.dtype.element_ty), mask=m_state)
 

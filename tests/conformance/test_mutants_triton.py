@@ -310,7 +310,7 @@ MUTANTS = {
     ),
     "a tree taken for a chain": (
         "lightning",
-        "    return ((b_word >> (o_j % 32)) & 1) != 0",
+        "    return ((b_word >> (o_j & 31)) & 1) != 0",
         "    return (b_word == b_word) & (o_j < rows)",
         ["verify/float32/trees"],
     ),
@@ -322,7 +322,7 @@ MUTANTS = {
     ),
     "a commit without decay": (
         "lightning",
-        "tl.trans(b_u), b_k, acc=b_s * b_decay[None, :], input_precision",
+        "tl.trans(b_u), b_k, acc=b_s * b_decay, input_precision",
         "tl.trans(b_u), b_k, acc=b_s, input_precision",
         ["verify/float32/gate-decaying"],
     ),

@@ -104,7 +104,6 @@ def _verify(
         tl.store(p_out + o_own, tl.zeros((DRAFT_ROWS, BV), p_out.dtype.element_ty), mask=m_v)
         return
 
-    # All loads of the tile's own rows first: most sequences have no others.
     rate = tl.load(p_rate + i_h)
     o_state = (i_h * V + o_v)[:, None] * K + o_k[None, :]
     m_read = (o_v < tl.where(has & (read >= 0), V, 0))[:, None] & m_k[None, :]
@@ -113,6 +112,8 @@ def _verify(
     m_own_k = m_own[:, None] & m_k[None, :]
     p_q += (row + o_i)[:, None] * s_qt + i_h // GROUP * s_qh + o_k[None, :]
     b_q = tl.load(p_q, mask=m_own_k, other=0.0)
+    # First, so that the state's registers are free again, and more programs run at once.
+    b_read = tl.dot(b_s.to(dtype), tl.trans(b_q), input_precision="ieee")
     end = within + rows
     row -= within
     p_k += row * s_kt + i_h // GROUP * s_kh + o_k[None, :]
@@ -123,10 +124,11 @@ def _verify(
     b_since = tl.zeros((DRAFT_ROWS,), tl.float32)
     b_o = tl.zeros((BV, DRAFT_ROWS), tl.float32)
     for i in range(0, end, DRAFT_ROWS):
-        o_j = (within - i + o_i).to(tl.int64)
+        o_j = within - i + o_i
+        o_row = o_j.to(tl.int64)
         m_j = o_j < end
-        b_k = tl.load(p_k + o_j[:, None] * s_kt, mask=m_j[:, None] & m_k[None, :], other=0.0)
-        b_v = tl.load(p_v + o_j[:, None] * s_vt, mask=m_j[:, None] & (o_v < V)[None, :], other=0.0)
+        b_k = tl.load(p_k + o_row[:, None] * s_kt, mask=m_j[:, None] & m_k[None, :], other=0.0)
+        b_v = tl.load(p_v + o_row[:, None] * s_vt, mask=m_j[:, None] & (o_v < V)[None, :], other=0.0)
         b_w, b_g = _weights(
             p_dt, p_bias, rate, i_h, o_j, m_j, dt_min, dt_max, s_dt, STEPS, BIAS, SOFTPLUS
         )  # fmt: skip
@@ -145,15 +147,15 @@ def _verify(
                 b_p += tl.where(o_i[:, None] == o_i[None, :], tl.load(p_skip + i_h).to(tl.float32), 0.0)
             tl.store(p_kept_u + o_own, b_v.to(tl.float32) * b_w[:, None], mask=m_v)
             if tl.program_id(0) == 0:
-                tl.store(p_kept_g + (row + o_j) * H + i_h, b_g, mask=m_own)
+                tl.store(p_kept_g + (row + o_row) * H + i_h, b_g, mask=m_own)
                 if i_h % GROUP == 0:
-                    o_kept = (row + o_j)[:, None] * (H // GROUP * K) + i_h // GROUP * K + o_k[None, :]
+                    o_kept = (row + o_row)[:, None] * (H // GROUP * K) + i_h // GROUP * K + o_k[None, :]
                     tl.store(p_kept_k + o_kept, b_k, mask=m_own_k)
         if i == within:  # the first row's gate, which has no row before it
             b_since += tl.sum(tl.where(m_path & (o_j == 0)[:, None], (b_g * LOG2E)[:, None], 0.0), 0)
         b_o = tl.dot(tl.trans(b_v), b_p.to(dtype), acc=b_o, input_precision="ieee")
     b_start = tl.exp2(b_since) * scale
-    b_o += tl.dot(b_s.to(dtype), tl.trans(b_q), input_precision="ieee") * b_start[None, :]
+    b_o += b_read * b_start[None, :]
     tl.store(p_out + o_own, tl.trans(b_o).to(p_out.dtype.element_ty), mask=m_v)
 
 
