@@ -7,8 +7,10 @@ import sys
 import pytest
 from switchrail.cli.app import app
 from switchrail.errors import UnknownBackendError, UnknownDtypeError, UnknownPhaseError
+from switchrail.ops.short_conv.torch import TorchShortConv
 from switchrail.testing import backend_test, isolated
 from switchrail.testing.conformance import Subject, select
+from switchrail.testing.conformance.cases import select_named
 from typer.testing import CliRunner
 
 VENDOR = """
@@ -146,3 +148,23 @@ def test_the_same_cases_every_time(vendor):
     assert len(set(ids)) == len(ids) > 40
     assert set(ids) < {case.id for case in whole.cases}
     assert {left.id for left in first.left_out} >= {"gated_delta/decode", "gated_delta/verify"}
+
+
+def test_each_phase_is_that_of_its_registration():
+    """Where one phase of a name is overridden, the others are still of what is below."""
+
+    class Mine(TorchShortConv):
+        pass
+
+    with isolated() as runtime:
+        runtime.register("torch", Mine, op="short_conv", phases=("prefill",), override=True)
+        chosen = {"platform": runtime.find_platform("cpu"), "op": "short_conv", "dtype": "float32"}
+        selection = select_named(runtime, "torch", **chosen, quick=True)
+        one = select_named(runtime, "torch", **chosen, phase="decode", quick=True)
+    kinds = {(case.setting.phase, type(case.setting.backend).__name__) for case in selection.cases}
+    assert kinds == {("prefill", "Mine"), ("decode", "TorchShortConv"), ("verify", "TorchShortConv")}
+    ids = [case.id for case in selection.cases]
+    assert len(set(ids)) == len(ids)
+    assert {(case.setting.phase, type(case.setting.backend)) for case in one.cases} == {
+        ("decode", TorchShortConv)
+    }

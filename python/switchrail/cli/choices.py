@@ -75,9 +75,9 @@ def _installed() -> str:
         runtime = loaded_runtime(Choices())
     except SwitchrailError as error:  # help is wanted all the more then
         return f"Installed names can't be listed: {error}"
-    names: dict[str, list[str]] = {}
+    names: dict[str, set[str]] = {}
     for backend in runtime.backends():
-        names.setdefault(backend.op, []).append(backend.name)
+        names.setdefault(backend.op, set()).add(backend.name)
     return "Installed: " + "; ".join(f"{op}: {', '.join(['auto', *sorted(names[op])])}" for op in names) + "."
 
 

@@ -7,7 +7,8 @@
 //! 3. Each plugin registers its [`BackendSpec`]s in a [`Transaction`] of the [`Runtime`]; readers see immutable
 //!    [`Snapshot`]s.
 //! 4. [`Layout::from_config`] reads which layer of a model is of which kind.
-//! 5. A [`RoutePlan`] pins one backend per layer, op and phase, with a [`Decision`] that says why.
+//! 5. A [`RoutePlan`] pins the backend of each layer, op and phase, with a [`Decision`] that says why; where times were
+//!    measured, several, each for a class of batches.
 //! 6. A [`Fingerprint`] tells whether another process would decide the same.
 //!
 //! [`order`] puts a host's hooks and plugin loads into their one order.

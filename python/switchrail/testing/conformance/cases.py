@@ -154,8 +154,8 @@ def select_named(
         UnknownBackendError: There is none.
         SwitchrailError: As in `select`.
     """
-    ops = [backend.op for backend in runtime.backends(op) if backend.name == name]
-    if not ops:
+    registered = [backend for backend in runtime.backends(op) if backend.name == name]
+    if not registered:
         valid = tuple(sorted({backend.name for backend in runtime.backends(op)}))
         near, hint = nearest(name, valid)
         raise UnknownBackendError(
@@ -166,11 +166,16 @@ def select_named(
             nearest=near,
         )
     selection = Selection()
-    for each in ops:
+    for backend in registered:
+        served = {each: runtime.backend(backend.op, name, each).id for each in backend.phases}
+        active = [each for each, id in served.items() if id == backend.id]
+        if phase is not None and runtime.backend(backend.op, name, phase).id != backend.id:
+            continue  # another registration of the name has the phase
+        whole = () if len(active) == len(served) else tuple(active)
         found = select(
-            Subject.of(runtime, each, name, platform),
+            Subject.of(runtime, backend.op, name, platform, active[0]),
             device=platform.device,
-            phases=() if phase is None else (phase,),
+            phases=whole if phase is None else (phase,),
             dtypes=() if dtype is None else (dtype,),
             quick=quick,
         )
