@@ -167,11 +167,11 @@ def select_named(
         )
     selection = Selection()
     for backend in registered:
-        served = {each: runtime.backend(backend.op, name, each).id for each in backend.phases}
-        active = [each for each, id in served.items() if id == backend.id]
-        if phase is not None and runtime.backend(backend.op, name, phase).id != backend.id:
+        active = [each for each in backend.phases if runtime.backend(backend.op, name, each) == backend]
+        others = {each for other in registered if other.op == backend.op for each in other.phases}
+        if phase in others and phase not in active:
             continue  # another registration of the name has the phase
-        whole = () if len(active) == len(served) else tuple(active)
+        whole = () if active == backend.phases else tuple(active)
         found = select(
             Subject.of(runtime, backend.op, name, platform, active[0]),
             device=platform.device,
