@@ -16,6 +16,7 @@ STYLES = {
     "cutedsl": ("#8a5fa8", "o"),
     "torch": ("#7f7f7f", "o"),
     "FLA": ("#e0a32e", "s"),
+    "FLA bare": ("#e0a32e", "s"),
     "mamba_ssm": ("#a6761d", "D"),
     "SDPA bare": ("#59a7b5", "^"),
     "FlashQLA bare": ("#c8553d", "o"),
@@ -57,13 +58,15 @@ def draw(document: Mapping[str, Any], folder: Path) -> list[Path]:
             1,
             figsize=(7.2, 0.34 * sum(counts) + 0.75 * len(panels) + 0.6),
             gridspec_kw={"height_ratios": [count + 1 for count in counts]},
-            sharex=True,
             squeeze=False,
             layout="constrained",
         )
         handles: dict[str, Any] = {}
         for axis, (op, phase, rows) in zip(axes[:, 0], panels, strict=True):
             handles |= _panel(axis, f"{op} {phase}", rows)
+        right = max(axis.get_xlim()[1] for axis in axes[:, 0])
+        for axis in axes[:, 0]:
+            axis.set_xlim(0.9, right)
         axes[-1, 0].set_xlabel(
             "time over the floor (log scale); 1 is as fast as the device moves or computes"
         )
@@ -71,7 +74,7 @@ def draw(document: Mapping[str, Any], folder: Path) -> list[Path]:
             handles.values(),
             handles.keys(),
             loc="outside upper center",
-            ncols=min(7, len(handles)),
+            ncols=min(6, len(handles)),
             frameon=False,
         )
         path = folder / f"{figure_name}.svg"
@@ -105,8 +108,6 @@ def _panel(axis: Any, title: str, rows: Sequence[Mapping[str, Any]]) -> dict[str
     axis.set_ylim(len(rows) - 0.5, -0.5)
     axis.set_xscale("log", base=2)
     axis.xaxis.set_major_formatter("{x:g}")
-    axis.tick_params(axis="x", labelbottom=True)
-    axis.set_xlim(left=0.9)
     axis.set_title(title, loc="left", fontsize=9, fontweight="bold")
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis="x", color="#eeeeee", zorder=0)
