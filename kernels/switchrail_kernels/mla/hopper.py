@@ -163,6 +163,7 @@ def _attend(
     b_sums = gl.zeros([BM, BN], gl.float32, logits)
     b_zero = gl.zeros([BM, BN], gl.float32, logits)
     b_acc = gl.zeros([BM, R], gl.float32, sums)
+    fence_async_shared()
     for i_b in range(blocks):
         now = i_b % 2
         async_copy.wait_group(0)  # which the compiler has all warps wait for
