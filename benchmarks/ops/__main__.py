@@ -92,7 +92,9 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
         chosen = [tiny(case) for case in chosen]
     clock = Clock(device, replays=3 if options.tiny else 20)
     backends = Backends(runtime, platform, dtype, options.backend)
-    bench = Bench(backends, clock, dtype, layers=2 if options.tiny else LAYERS, peers=not options.no_peers)
+    bench = Bench(
+        backends, clock, dtype, layers=2 if options.tiny else LAYERS, with_peers=not options.no_peers
+    )
     run = {**document.about(device, bench.bandwidth, bench.rate), "results": []}
     print(
         f"{run['device']}: copy {bench.bandwidth / 1e12:.2f} TB/s, matmul {bench.rate / 1e12:.0f} TFLOP/s; "
@@ -106,10 +108,15 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
         task = progress.add_task("", total=len(chosen))
         for case in chosen:
             progress.update(task, description=f"{case.op} {case.phase} {case.name}")
-            result = bench.result(case)
+            where = f"{case.op} {case.phase} {case.name}"
+            try:
+                result = bench.result(case)
+            except Exception as failure:  # the other cases are worth having
+                status = 1
+                print(f"failed: {where}: {type(failure).__name__}: {failure}", file=sys.stderr, flush=True)
+                continue
             for name, reason in result["wrong"].items():
                 status = 1
-                where = f"{case.op} {case.phase} {case.name}"
                 print(f"wrong: {name} in {where}: {reason}", file=sys.stderr, flush=True)
             if result["times"]:
                 run["results"].append(result)

@@ -14,7 +14,7 @@ from benchmarks.ops.backends import Backends, agree, bind, check
 from benchmarks.ops.cases import Case
 from benchmarks.ops.clock import Clock, Run, copies
 from benchmarks.ops.inputs import make_call, with_pools_of_its_own
-from benchmarks.ops.peers import all_peers
+from benchmarks.ops.peers import libraries, peers
 
 LAYERS = 48
 """How many calls on distinct states or caches one graph of decode holds: those of a model's layers."""
@@ -28,17 +28,22 @@ class Bench:
         clock: What times.
         dtype: The dtype of activations.
         layers: How many calls a decode is of.
-        peers: Whether peers are timed as well.
+        with_peers: Whether peers are timed as well.
     """
 
     def __init__(
-        self, backends: Backends, clock: Clock, dtype: torch.dtype, layers: int = LAYERS, peers: bool = True
+        self,
+        backends: Backends,
+        clock: Clock,
+        dtype: torch.dtype,
+        layers: int = LAYERS,
+        with_peers: bool = True,
     ) -> None:
         self._backends = backends
         self._clock = clock
         self._dtype = dtype
         self._layers = layers
-        self._with_peers = peers
+        self._with_peers = with_peers
         self._errors: dict[tuple[str, str, str, tuple[tuple[str, int], ...]], str] = {}
         self.bandwidth, self.rate = clock.ceilings()
 
@@ -66,7 +71,10 @@ class Bench:
                 wrong[name] = told(failure)
         if self._with_peers:
             for name, runs in self._peers(case, calls, first, reasons).items():
-                times[name] = {"kind": "peer", **self._rated(self._clock.measure(runs), case)}
+                try:
+                    times[name] = {"kind": "peer", **self._rated(self._clock.measure(runs), case)}
+                except Exception as failure:
+                    reasons[name] = told(failure)
         chosen, why = self._backends.auto(case)
         return {
             "op": case.op,
@@ -111,19 +119,20 @@ class Bench:
         self, case: Case, calls: list[Call], expected: torch.Tensor | None, left_out: dict[str, str]
     ) -> dict[str, list[Run]]:
         found: dict[str, list[Run]] = {}
-        for name in all_peers(case, calls[0].clone()):
+        for library in libraries(self._clock.device):
             try:
-                out = all_peers(case, calls[0].clone())[name]()
-                if isinstance(out, torch.Tensor) and expected is not None:
-                    agree(out, expected, self._dtype)
-            except Exception as error:  # whatever a library raises on what it can't do
-                left_out[name] = told(error)
+                names = list(peers(library, case, calls[0].clone()))
+            except Exception as failure:  # whatever a library raises on what it can't do
+                left_out[library] = told(failure)
                 continue
-            found[name] = []
-        for call in calls:
-            for name, run in all_peers(case, call).items():
-                if name in found:
-                    found[name].append(run)
+            for name in names:
+                try:
+                    out = peers(library, case, calls[0].clone())[name]()
+                    if isinstance(out, torch.Tensor) and expected is not None:
+                        agree(out, expected, self._dtype)
+                    found[name] = [peers(library, case, call)[name] for call in calls]
+                except Exception as failure:
+                    left_out[name] = told(failure)
         return found
 
     def _rated(self, times: Mapping[str, Any], case: Case) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from benchmarks.ops import document, plots, tables
 from benchmarks.ops.__main__ import main
 from benchmarks.ops.cases import OPS, cases, tiny
 from benchmarks.ops.inputs import make_call
-from benchmarks.ops.peers import all_peers
+from benchmarks.ops.peers import libraries, peers
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--tiny", "--device", "cpu", "--backend", "torch"]
@@ -131,7 +131,8 @@ def test_calls_keep_the_contract_with_states_and_caches_of_the_sizes_that_are_co
             call.contract.check(call.phase, call.batch, {**call.tensors, **call.options})
             assert {name for name, t in call.tensors.items() if t is not None} == set(case.shapes)
             assert all(tuple(call.tensors[name].shape) == shape for name, (shape, _) in case.shapes.items())
-            assert all_peers(case, call).keys() <= {"SDPA bare", "mul_ bare"}
+            assert list(libraries(call.out.device)) == ["torch"]
+            assert peers("torch", case, call).keys() <= {"SDPA bare", "mul_ bare"}
 
 
 def test_the_least_that_a_case_moves_and_computes():

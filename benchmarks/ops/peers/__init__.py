@@ -8,8 +8,12 @@ buffer, norm and gates, the states taken from their slots and put back.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
+
+import torch
 
 if TYPE_CHECKING:
     from switchrail.testing.inputs import Call
@@ -17,27 +21,24 @@ if TYPE_CHECKING:
     from benchmarks.ops.cases import Case
     from benchmarks.ops.clock import Run
 
+NEEDS = {
+    "torch": (),
+    "fla": ("fla",),
+    "flashqla": ("flash_qla", "tilelang"),
+    "flashinfer": ("flashinfer",),
+    "mamba_ssm": ("mamba_ssm",),
+}
+"""By file: the packages without which its library is not there."""
 
-def all_peers(case: Case, call: Call) -> dict[str, Run]:
-    """The calls of every library that is installed and has the op."""
-    from benchmarks.ops.peers import torch
 
-    found = torch.peers(case, call)
-    if call.out.is_cuda:
-        if find_spec("fla"):
-            from benchmarks.ops.peers import fla
+def libraries(device: torch.device) -> Iterator[str]:
+    """The libraries that are installed; on a device that is no GPU torch alone."""
+    for name, needs in NEEDS.items():
+        if name == "torch" or (device.type == "cuda" and all(find_spec(need) for need in needs)):
+            yield name
 
-            found |= fla.peers(case, call)
-        if find_spec("flash_qla") and find_spec("tilelang"):
-            from benchmarks.ops.peers import flashqla
 
-            found |= flashqla.peers(case, call)
-        if find_spec("flashinfer"):
-            from benchmarks.ops.peers import flashinfer
-
-            found |= flashinfer.peers(case, call)
-        if find_spec("mamba_ssm"):
-            from benchmarks.ops.peers import mamba_ssm
-
-            found |= mamba_ssm.peers(case, call)
+def peers(library: str, case: Case, call: Call) -> dict[str, Run]:
+    """The calls of a library."""
+    found: dict[str, Run] = import_module(f"benchmarks.ops.peers.{library}").peers(case, call)
     return found

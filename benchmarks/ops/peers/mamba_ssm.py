@@ -15,8 +15,9 @@ from benchmarks.ops.clock import Run
 from benchmarks.ops.peers.states import on_own_states, with_slots
 
 if find_spec("selective_scan_cuda") is None:  # which the package imports, and what is wanted here does not
+    spec = find_spec("mamba_ssm")
     package = ModuleType("mamba_ssm")
-    package.__path__ = list(find_spec("mamba_ssm").submodule_search_locations)
+    package.__spec__, package.__path__ = spec, list(spec.submodule_search_locations)
     sys.modules["mamba_ssm"] = package
 
 from mamba_ssm.ops.triton.selective_state_update import selective_state_update
