@@ -10,7 +10,7 @@ from switchrail_kernels.delta import scan
 from switchrail_kernels.gated_delta.triton import TritonGatedDelta
 from switchrail_kernels.kda.triton import TritonKda
 from switchrail_kernels.lightning.triton import TritonLightning
-from switchrail_kernels.linear import walk
+from switchrail_kernels.linear.backend import TritonLinear
 from switchrail_kernels.mamba2.triton import TritonMamba2
 from switchrail_kernels.segments import Segments, plan_segments
 
@@ -18,8 +18,11 @@ OPS = [
     pytest.param(TritonGatedDelta, gated_delta_call, 32, id="gated_delta"),
     pytest.param(TritonKda, kda_call, 32, id="kda"),
     pytest.param(TritonLightning, lightning_call, 64, id="lightning"),
-    pytest.param(TritonMamba2, mamba2_call, 64, id="mamba2"),
+    pytest.param(TritonMamba2, mamba2_call, 32, id="mamba2"),
 ]
+
+
+COSTS = [scan.COSTS, TritonLightning.costs, TritonMamba2.costs]
 
 
 def split(monkeypatch, first, length):
@@ -48,7 +51,7 @@ def test_gates_across_segments(backend, make, chunk, gate, monkeypatch, device, 
 
 
 @pytest.mark.parametrize(("first", "length"), [(1, 1), (2, 3)])
-@pytest.mark.parametrize(("backend", "make", "chunk"), OPS[:2])
+@pytest.mark.parametrize(("backend", "make", "chunk"), OPS)
 def test_states_kept_in_segments(backend, make, chunk, first, length, monkeypatch, device):
     split(monkeypatch, first, length)
     call = make([1, 0, 64, 260, 100], gate="mixed", padding=(2,), device=device)
@@ -64,11 +67,11 @@ def test_long_sequences_are_split_unasked(backend, make, chunk, gate, device):
     verify(instance, call)
     plan = instance.plan("prefill", call.batch)
     heads = call.out.shape[1]
-    costs = walk.COSTS if chunk == 64 else scan.COSTS
+    costs = instance.costs if isinstance(instance, TritonLinear) else scan.COSTS
     assert plan.split(heads, call.out.device, costs).split >= 1
 
 
-@pytest.mark.parametrize("costs", [scan.COSTS, walk.COSTS], ids=["delta", "linear"])
+@pytest.mark.parametrize("costs", COSTS, ids=["delta", "lightning", "mamba2"])
 def test_what_is_split(costs):
     def plan(*counts, heads=32):
         return plan_segments(np.array(counts), heads, 132, costs)
@@ -81,7 +84,7 @@ def test_what_is_split(costs):
     assert chosen.first + (chosen.most - 2) * chosen.length < 1024
 
 
-@pytest.mark.parametrize("costs", [scan.COSTS, walk.COSTS], ids=["delta", "linear"])
+@pytest.mark.parametrize("costs", COSTS, ids=["delta", "lightning", "mamba2"])
 def test_every_segment_has_chunks(costs):
     for longest in range(30, 400):
         for heads in (1, 4, 16, 64):

@@ -85,17 +85,6 @@ def test_drafts_of_any_length(backend, device, options):
     verify_commit(backend, call.with_trees(seed=2))
 
 
-def test_short_and_long_pieces_have_the_same_bits(backend, device):
-    call = short_conv_call([200], initial="all", device=device)
-    alone, among = call.clone(), short_conv_call([200] + [1] * 40, initial="all", device=device)
-    alone.run(backend)
-    among.tensors["x"][:200] = call.tensors["x"]
-    among.tensors["weight"].copy_(call.tensors["weight"])
-    among.state[among.batch.read_slots[0]] = call.state[call.batch.read_slots[0]]
-    among.run(backend)
-    assert same_bits(alone.out, among.out[:200])
-
-
 def test_nothing_to_do(backend, device):
     for phase, lengths in (("prefill", [0, 0]), ("prefill", []), ("decode", []), ("verify", [0, 0])):
         call = short_conv_call(lengths, phase=phase, device=device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from switchrail.ops.backend import LightningBackend
 from switchrail.ops.batch import StateBatch
@@ -12,9 +14,20 @@ from switchrail_kernels.linear.backend import TritonLinear
 from switchrail_kernels.linear.step import step
 from switchrail_kernels.linear.time_steps import TimeSteps
 from switchrail_kernels.linear.verify import verify
-from switchrail_kernels.linear.walk import COSTS, walk
+from switchrail_kernels.linear.walk import walk
 from switchrail_kernels.replay import Calls, Options, Tensors
-from switchrail_kernels.segments import Chunks
+from switchrail_kernels.segments import Chunks, Costs
+
+COSTS = Costs(
+    pace=lambda load: 2.8 * math.ceil(load),
+    end=0.5,
+    compose=1.0,
+    parts=1,
+    end_parts=1,
+    first=0.7,
+    resident=1.5,
+    least=32,
+)
 
 _calls = Calls()
 
@@ -23,6 +36,8 @@ class TritonLightning(TritonLinear, LightningBackend):
     """Lightning attention."""
 
     contract = CONTRACT
+    chunk = 64
+    costs = COSTS
 
     def run(
         self,
@@ -55,11 +70,24 @@ class TritonLightning(TritonLinear, LightningBackend):
                 plan, q=q, k=k, v=v, rate=g, steps=steps, state=state, out=out, batch=batch, scale=scale
             )
         assert isinstance(plan, Chunks)
-        planned, cut = plan.arguments(batch, v.shape[1], v.device, COSTS)
+        planned, cut = plan.arguments(batch, v.shape[1], v.device, self.costs)
         tensors, options = (*tensors, *planned), (*options, *cut)
         if not _calls.again(tensors, options):
             with _calls.record(tensors, options):
-                walk(plan, q=q, k=k, v=v, rate=g, steps=steps, state=state, out=out, batch=batch, scale=scale)
+                walk(
+                    plan,
+                    chunk=self.chunk,
+                    costs=self.costs,
+                    q=q,
+                    k=k,
+                    v=v,
+                    rate=g,
+                    steps=steps,
+                    state=state,
+                    out=out,
+                    batch=batch,
+                    scale=scale,
+                )
         return None
 
 

@@ -10,21 +10,24 @@ from switchrail.ops.contract import Contract
 from switchrail.ops.phases import OneRun
 
 from switchrail_kernels.drafts import Drafts, Record, replay
-from switchrail_kernels.linear.walk import CHUNK
-from switchrail_kernels.segments import Chunks
+from switchrail_kernels.segments import Chunks, Costs
 
 
 class TritonLinear(OneRun):
     """The phases for compute capability 8.0 and later; any sizes, groups and strides."""
 
     contract: ClassVar[Contract]
+    chunk: ClassVar[int]
+    """Tokens a chunk."""
+    costs: ClassVar[Costs]
+    """What a chunk takes."""
 
     def plan(self, phase: Phase, batch: StateBatch) -> Chunks | Drafts | None:
         """Cuts the sequences of a prefill into chunks, or finds the paths of drafted rows."""
         self.contract.check_batch(phase, batch, ("checkpoints",))
         if isinstance(batch, VerifyBatch):
             return Drafts.of(batch)
-        return None if phase == "decode" else Chunks.of(batch, CHUNK.value)
+        return None if phase == "decode" else Chunks.of(batch, self.chunk)
 
     def commit(
         self,

@@ -70,7 +70,8 @@ def _step(
     b_x = b_v
     if STEPS:
         b_dt = tl.load(p_dt + i_n * s_dt + i_h * s_dth)
-        b_dt = time_step(b_dt, p_bias, i_h, dt_min, dt_max, BIAS, SOFTPLUS)
+        b_bias = tl.load(p_bias + i_h).to(tl.float32) if BIAS else 0.0
+        b_dt = time_step(b_dt, b_bias, dt_min, dt_max, SOFTPLUS)
         b_rate *= b_dt
         b_x = b_v * b_dt
     # The readout is of the old state, so that it needn't wait for the new one.

@@ -14,11 +14,9 @@ import triton.language as tl
 
 
 @triton.jit
-def time_step(b_dt, p_bias, i_h, dt_min, dt_max, BIAS: tl.constexpr, SOFTPLUS: tl.constexpr):
+def time_step(b_dt, b_bias, dt_min, dt_max, SOFTPLUS: tl.constexpr):
     """The time step: raw, with its bias, its softplus and its limits."""
-    b_dt = b_dt.to(tl.float32)
-    if BIAS:
-        b_dt += tl.load(p_bias + i_h).to(tl.float32)
+    b_dt = b_dt.to(tl.float32) + b_bias
     if SOFTPLUS:
         # log(1 + e^x) as max(x, 0) + log(1 + e^-|x|); where e^-|x| is small, its logarithm's first terms.
         b_e = tl.exp(-tl.abs(b_dt))

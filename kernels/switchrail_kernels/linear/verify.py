@@ -31,7 +31,8 @@ def _weights(
     """What rows write with, and the logs of their decays; zeros where not `m_j`."""
     if STEPS:
         b_w = tl.load(p_dt + o_j.to(tl.int64) * s_dt, mask=m_j, other=0.0)
-        b_w = time_step(b_w, p_bias, i_h, dt_min, dt_max, BIAS, SOFTPLUS)
+        b_bias = tl.load(p_bias + i_h).to(tl.float32) if BIAS else 0.0
+        b_w = time_step(b_w, b_bias, dt_min, dt_max, SOFTPLUS)
         b_w = tl.where(m_j, b_w, 0.0)
         b_g = b_w * rate
     else:

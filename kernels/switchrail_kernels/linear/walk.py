@@ -1,12 +1,14 @@
-"""Prefill: the walk over the chunks."""
+"""Prefill: the walk over the chunks, the state in registers.
+
+It works on the transposes of out and P, as the walk of the delta rule does: the state is always the left
+operand, which Hopper's tensor cores take from registers.
+"""
 
 # Triton reads the types of a kernel's arguments at the call.
-# ruff: noqa: ANN001, ANN202, E501, SIM102
+# ruff: noqa: ANN001, ANN202, SIM102
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
 from __future__ import annotations
-
-import math
 
 import torch
 import triton
@@ -16,97 +18,63 @@ from switchrail.ops.batch import StateBatch
 from switchrail_kernels.checkpoints import kept_states
 from switchrail_kernels.device import has_large_shared_memory
 from switchrail_kernels.launch import Launcher, launch_options, padded
-from switchrail_kernels.linear.time_steps import TimeSteps, time_step
+from switchrail_kernels.linear.prepare import prepare
+from switchrail_kernels.linear.time_steps import TimeSteps
 from switchrail_kernels.replay import scratch
 from switchrail_kernels.segments import Chunks, Costs, Segments, locate
 
-CHUNK = tl.constexpr(64)
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
 def _walk_chunk(
-    b_s,
-    b_all,
-    p_q,
-    p_k,
-    p_v,
-    p_dt,
-    p_bias,
-    p_out,
-    b_rate,
-    b_skip,
-    i_h,
-    o_v,
-    rows,
-    scale,
-    dt_min,
-    dt_max,
-    s_dt,
-    s_qt: tl.constexpr,
-    s_kt: tl.constexpr,
-    s_vt: tl.constexpr,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    STEPS: tl.constexpr,
-    BIAS: tl.constexpr,
-    SOFTPLUS: tl.constexpr,
-    OUT: tl.constexpr,
-    MASKED: tl.constexpr,
-):
+    b_s, b_all, p_q, p_k, p_v, p_scores, p_gates, p_out, rate, skip, o_v, rows, scale,
+    s_qt: tl.constexpr, s_kt: tl.constexpr, s_vt: tl.constexpr, s_ot: tl.constexpr, K: tl.constexpr,
+    V: tl.constexpr, BK: tl.constexpr, CHUNK: tl.constexpr, STEPS: tl.constexpr, SKIP: tl.constexpr,
+    OUT: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
     """The state after one chunk, of `rows` tokens where MASKED else of all, and `b_all` times its decay.
 
-    It works on the transposes of out and P, as the walk of the delta rule does.
+    With STEPS the scores and the gates are `prepare`'s, which are 0 beyond the chunk's tokens.
     """
     dtype = p_k.dtype.element_ty
     o_t = tl.arange(0, CHUNK)
     o_k = tl.arange(0, BK)
-    o_rows = o_t[:, None]
-    m_k = (o_rows < rows) & (o_k < K)[None, :]
-    m_v = (o_rows < rows) & (o_v < V)[None, :]
-    p_k += o_rows * s_kt + o_k[None, :]
-    p_v += o_rows * s_vt + o_v[None, :]
+    m_k = (o_t < rows)[:, None] & (o_k < K)[None, :]
+    m_v = (o_t < rows)[:, None] & (o_v < V)[None, :]
+    p_k += o_t[:, None] * s_kt + o_k[None, :]
+    p_v += o_t[:, None] * s_vt + o_v[None, :]
     b_k = tl.load(p_k, mask=m_k, other=0.0) if MASKED else tl.load(p_k)
     b_v = tl.load(p_v, mask=m_v, other=0.0) if MASKED else tl.load(p_v)
-
-    # In powers of 2, and 2^-192 is 0 in float32.
     if STEPS:
-        b_w = tl.load(p_dt + o_t * s_dt, mask=o_t < rows, other=0.0) if MASKED else tl.load(p_dt + o_t * s_dt)
-        b_w = time_step(b_w, p_bias, i_h, dt_min, dt_max, BIAS, SOFTPLUS)
-        if MASKED:
-            b_w = tl.where(o_t < rows, b_w, 0.0)
-        # Changes nothing; but what comes of it is computed once, not again in the layout of each use.
-        b_w = tl.gather(b_w, o_t, 0)
-        # Sums of multiples of 2^-10 are exact, so that a difference keeps what is small after a huge gate.
-        b_g = tl.maximum(b_w * b_rate, -192.0)
-        b_coarse = tl.floor(b_g * 1024.0) * (1.0 / 1024.0)
-        b_hi = tl.cumsum(b_coarse, 0)
-        b_lo = tl.cumsum(b_g - b_coarse, 0)
-        b_hi_last = tl.sum(b_coarse, 0)
-        b_lo_last = tl.sum(b_g - b_coarse, 0)
-        b_decay = tl.exp2(b_hi_last + b_lo_last)
-        b_end = b_w * tl.exp2((b_hi_last - b_hi) + (b_lo_last - b_lo))
+        b_w = tl.load(p_gates + o_t)
+        b_hi = tl.load(p_gates + CHUNK + o_t)
+        b_lo = tl.load(p_gates + 2 * CHUNK + o_t)
+        hi_last = tl.load(p_gates + 2 * CHUNK - 1)
+        lo_last = tl.load(p_gates + 3 * CHUNK - 1)
+        decay = tl.exp2(hi_last + lo_last)
+        b_end = b_w * tl.exp2((hi_last - b_hi) + (lo_last - b_lo))
     else:
         count = tl.minimum(rows, CHUNK)
-        b_decay = tl.exp2(b_rate * count)
-        b_end = tl.exp2(b_rate * tl.maximum(count - 1 - o_t, 0).to(tl.float32))
+        decay = tl.exp2(rate * count)
+        b_end = tl.exp2(rate * tl.maximum(count - 1 - o_t, 0).to(tl.float32))
     if OUT:
-        p_q += o_rows * s_qt + o_k[None, :]
-        p_out += o_rows * (H * V) + o_v[None, :]
+        p_q += o_t[:, None] * s_qt + o_k[None, :]
+        p_out += o_t[:, None] * s_ot + o_v[None, :]
         b_q = tl.load(p_q, mask=m_k, other=0.0) if MASKED else tl.load(p_q)
         if STEPS:
+            b_p = tl.load(p_scores + o_t[:, None] * CHUNK + o_t[None, :]).to(tl.float32)
             b_x = tl.minimum(b_hi[None, :] - b_hi[:, None], 0.0) + (b_lo[None, :] - b_lo[:, None])
             b_x = tl.exp2(b_x) * (b_w * scale)[:, None]
             b_start = tl.exp2(b_hi + b_lo) * scale
         else:
-            b_x = tl.exp2(b_rate * tl.maximum(o_t[None, :] - o_t[:, None], 0).to(tl.float32)) * scale
-            b_start = tl.exp2(b_rate * (o_t + 1).to(tl.float32)) * scale
-        b_x = tl.where(o_t[None, :] >= o_t[:, None], b_x, 0.0)
-        b_p = tl.dot(b_k, tl.trans(b_q), input_precision="ieee") * b_x
-        if STEPS:
-            b_p += tl.where(o_t[None, :] == o_t[:, None], b_skip, 0.0)
+            b_p = tl.dot(b_k, tl.trans(b_q), input_precision="ieee")
+            b_x = tl.exp2(rate * tl.maximum(o_t[None, :] - o_t[:, None], 0).to(tl.float32)) * scale
+            b_x = tl.where(o_t[None, :] >= o_t[:, None], b_x, 0.0)
+            b_start = tl.exp2(rate * (o_t + 1).to(tl.float32)) * scale
+        b_p *= b_x
+        if SKIP:
+            b_p += tl.where(o_t[None, :] == o_t[:, None], skip, 0.0)
         b_o = tl.dot(b_s.to(dtype), tl.trans(b_q), input_precision="ieee") * b_start[None, :]
         b_o = tl.dot(tl.trans(b_v), b_p.to(dtype), acc=b_o, input_precision="ieee")
         b_o = tl.trans(b_o).to(dtype)
@@ -114,68 +82,48 @@ def _walk_chunk(
             tl.store(p_out, b_o, mask=m_v)
         else:
             tl.store(p_out, b_o)
-    b_kw = (b_k * b_end[:, None]).to(dtype)
-    b_s = tl.dot(tl.trans(b_v), b_kw, acc=b_s * b_decay, input_precision="ieee")
-    return b_s, b_all * b_decay
+    if STEPS:  # of values there are fewer
+        b_v = (b_v * b_end[:, None]).to(dtype)
+    else:
+        b_k = (b_k * b_end[:, None]).to(dtype)
+    b_s = tl.dot(tl.trans(b_v), b_k, acc=b_s * decay, input_precision="ieee")
+    return b_s, b_all * decay
 
 
 @triton.jit
 def _walk_chunks(
-    b_s,
-    p_q,
-    p_k,
-    p_v,
-    p_dt,
-    p_bias,
-    p_out,
-    b_rate,
-    b_skip,
-    i_h,
-    o_v,
-    rows,
-    scale,
-    dt_min,
-    dt_max,
-    s_dt,
-    s_qt: tl.constexpr,
-    s_kt: tl.constexpr,
-    s_vt: tl.constexpr,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    STEPS: tl.constexpr,
-    BIAS: tl.constexpr,
-    SOFTPLUS: tl.constexpr,
-    OUT: tl.constexpr,
-    WHOLE: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    b_s, p_q, p_k, p_v, p_scores, p_gates, p_out, rate, skip, o_v, rows, scale,
+    s_qt: tl.constexpr, s_kt: tl.constexpr, s_vt: tl.constexpr, H: tl.constexpr, G: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, CHUNK: tl.constexpr, STEPS: tl.constexpr,
+    SKIP: tl.constexpr, OUT: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """The state after `rows` tokens and what decays in all; whole chunks go without masks."""
-    b_all = tl.exp2(b_rate * 0.0)
+    b_all = tl.exp2(rate * 0.0)
     whole = rows // CHUNK * CHUNK
     if STAGES == 1 or not WHOLE:
         whole = 0
     for _ in tl.range(0, whole, CHUNK, num_stages=STAGES):
         b_s, b_all = _walk_chunk(
-            b_s, b_all, p_q, p_k, p_v, p_dt, p_bias, p_out, b_rate, b_skip, i_h, o_v, CHUNK, scale, dt_min, dt_max,
-            s_dt, s_qt, s_kt, s_vt, H, K, V, BK, STEPS, BIAS, SOFTPLUS, OUT, False,
+            b_s, b_all, p_q, p_k, p_v, p_scores, p_gates, p_out, rate, skip, o_v, CHUNK, scale,
+            s_qt, s_kt, s_vt, H * V, K, V, BK, CHUNK, STEPS, SKIP, OUT, False,
         )  # fmt: skip
         p_q += CHUNK * s_qt
         p_k += CHUNK * s_kt
         p_v += CHUNK * s_vt
-        p_dt += CHUNK * s_dt
         p_out += CHUNK * H * V
+        p_scores += G * CHUNK * CHUNK
+        p_gates += H * 3 * CHUNK
     for i_t in tl.range(whole, rows, CHUNK, num_stages=1):
         b_s, b_all = _walk_chunk(
-            b_s, b_all, p_q, p_k, p_v, p_dt, p_bias, p_out, b_rate, b_skip, i_h, o_v, rows - i_t, scale, dt_min,
-            dt_max, s_dt, s_qt, s_kt, s_vt, H, K, V, BK, STEPS, BIAS, SOFTPLUS, OUT, True,
+            b_s, b_all, p_q, p_k, p_v, p_scores, p_gates, p_out, rate, skip, o_v, rows - i_t, scale,
+            s_qt, s_kt, s_vt, H * V, K, V, BK, CHUNK, STEPS, SKIP, OUT, True,
         )  # fmt: skip
         p_q += CHUNK * s_qt
         p_k += CHUNK * s_kt
         p_v += CHUNK * s_vt
-        p_dt += CHUNK * s_dt
         p_out += CHUNK * H * V
+        p_scores += G * CHUNK * CHUNK
+        p_gates += H * 3 * CHUNK
     return b_s, b_all
 
 
@@ -185,9 +133,9 @@ def _walk(
     p_k,
     p_v,
     p_rate,
-    p_dt,
-    p_bias,
     p_skip,
+    p_scores,
+    p_gates,
     p_state,
     p_out,
     p_ends,
@@ -198,10 +146,6 @@ def _walk(
     p_has_initial_state,
     p_kept_slots,
     scale,
-    dt_min,
-    dt_max,
-    s_dt,
-    s_dth,
     s_slot,
     every,
     kept,
@@ -221,9 +165,8 @@ def _walk(
     V: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
+    CHUNK: tl.constexpr,
     STEPS: tl.constexpr,
-    BIAS: tl.constexpr,
-    SOFTPLUS: tl.constexpr,
     SKIP: tl.constexpr,
     KEEP: tl.constexpr,
     PASS: tl.constexpr,
@@ -231,13 +174,11 @@ def _walk(
 ):
     """One segment of a sequence, one head and `BV` rows of its state.
 
-    With KEEP the state after every so many rows of a sequence is written into a slot of its own.
-
-    `p_ends` holds, for each split sequence, each of its segments and each head, B and, after it, the
-    segment's decay.
+    With KEEP the state after every so many rows of a sequence is written into a slot of its own. `p_ends`
+    holds, for each split sequence, each of its segments and each head, B and, after it, the segment's decay.
     """
     i_h = tl.program_id(1)
-    i_z, i_seg, i_n, _, row, rows, is_last, total = locate(
+    i_z, i_seg, i_n, i_c, row, rows, is_last, total = locate(
         p_sequences, p_cu_seqlens, sequences, first, length, most, CHUNK, PASS
     )
     read = tl.load(p_read_slots + i_n)
@@ -261,15 +202,17 @@ def _walk(
         if rows <= 0:
             return
 
+    G: tl.constexpr = H // GROUP
     p_q += row * s_qt + i_h // GROUP * s_qh
     p_k += row * s_kt + i_h // GROUP * s_kh
     p_v += row * s_vt + i_h * s_vh
-    p_dt += row * s_dt + i_h * s_dth
     p_out += (row * H + i_h) * V
-    b_rate = tl.load(p_rate + i_h) * LOG2E
-    if not STEPS:
-        b_rate = tl.maximum(b_rate, -192.0)
-    b_skip = tl.load(p_skip + i_h).to(tl.float32) if SKIP else 0.0
+    p_scores += (i_c * G + i_h // GROUP) * (CHUNK * CHUNK)
+    p_gates += (i_c * H + i_h) * (3 * CHUNK)
+    rate = tl.load(p_rate + i_h) * LOG2E
+    if not STEPS:  # 2^-192 is 0 in float32
+        rate = tl.maximum(rate, -192.0)
+    skip = tl.load(p_skip + i_h).to(tl.float32) if SKIP else 0.0
     o_state = (i_h * V + o_v)[:, None] * K + o_k[None, :]
     m_state = (o_v < V)[:, None] & (o_k < K)[None, :]
     WHOLE: tl.constexpr = K == BK and V % BV == 0
@@ -283,8 +226,8 @@ def _walk(
             p_end = p_ends + i_seg * (H * SEGMENT)
             b_s = tl.zeros((BV, BK), tl.float32)
             b_s, b_all = _walk_chunks(
-                b_s, p_q, p_k, p_v, p_dt, p_bias, p_out, b_rate, b_skip, i_h, o_v, rows, scale, dt_min, dt_max, s_dt,
-                s_qt, s_kt, s_vt, H, K, V, BK, STEPS, BIAS, SOFTPLUS, False, WHOLE, STAGES,
+                b_s, p_q, p_k, p_v, p_scores, p_gates, p_out, rate, skip, o_v, rows, scale,
+                s_qt, s_kt, s_vt, H, G, K, V, BK, CHUNK, STEPS, SKIP, False, WHOLE, STAGES,
             )  # fmt: skip
             tl.store(p_end + o_end, b_s)
             if tl.program_id(0) == 0:
@@ -301,24 +244,26 @@ def _walk(
     if KEEP:
         start = (row - tl.load(p_cu_seqlens + i_n)).to(tl.int32)
         i_t = rows * 0
-        b_all = tl.exp2(b_rate * 0.0)
+        b_all = tl.exp2(rate * 0.0)
         while i_t < rows:
             part = tl.minimum(every - (start + i_t) % every, rows - i_t)
             i_row = i_t.to(tl.int64)
             b_s, b_all = _walk_chunks(
-                b_s, p_q + i_row * s_qt, p_k + i_row * s_kt, p_v + i_row * s_vt, p_dt + i_row * s_dt, p_bias,
-                p_out + i_row * (H * V), b_rate, b_skip, i_h, o_v, part, scale, dt_min, dt_max, s_dt,
-                s_qt, s_kt, s_vt, H, K, V, BK, STEPS, BIAS, SOFTPLUS, True, WHOLE, STAGES,
+                b_s, p_q + i_row * s_qt, p_k + i_row * s_kt, p_v + i_row * s_vt, p_scores, p_gates,
+                p_out + i_row * (H * V), rate, skip, o_v, part, scale,
+                s_qt, s_kt, s_vt, H, G, K, V, BK, CHUNK, STEPS, SKIP, True, WHOLE, STAGES,
             )  # fmt: skip
             i_t += part
+            p_scores += tl.cdiv(part, CHUNK).to(tl.int64) * (G * CHUNK * CHUNK)
+            p_gates += tl.cdiv(part, CHUNK).to(tl.int64) * (H * 3 * CHUNK)
             if (start + i_t) % every == 0:
                 slot = tl.load(p_kept_slots + i_n.to(tl.int64) * kept + (start + i_t) // every - 1)
                 m_kept = (o_v < tl.where(slot >= 0, V, 0))[:, None] & (o_k < K)[None, :]
                 tl.store(p_state + slot * s_slot + o_state, b_s.to(p_state.dtype.element_ty), mask=m_kept)
     else:
         b_s, _ = _walk_chunks(
-            b_s, p_q, p_k, p_v, p_dt, p_bias, p_out, b_rate, b_skip, i_h, o_v, rows, scale, dt_min, dt_max, s_dt,
-            s_qt, s_kt, s_vt, H, K, V, BK, STEPS, BIAS, SOFTPLUS, True, WHOLE, STAGES,
+            b_s, p_q, p_k, p_v, p_scores, p_gates, p_out, rate, skip, o_v, rows, scale,
+            s_qt, s_kt, s_vt, H, G, K, V, BK, CHUNK, STEPS, SKIP, True, WHOLE, STAGES,
         )  # fmt: skip
     if is_last:
         tl.store(p_state + write * s_slot + o_state, b_s.to(p_state.dtype.element_ty), mask=m_state)
@@ -328,21 +273,11 @@ def _walk(
 
 _launch_walk = Launcher(_walk)
 
-COSTS = Costs(
-    pace=lambda load: 2.8 * math.ceil(load),
-    end=0.5,
-    compose=1.0,
-    parts=1,
-    end_parts=1,
-    first=0.7,
-    resident=1.5,
-    least=32,
-)
-
 
 def walk(
     chunks: Chunks,
     *,
+    chunk: int,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -352,20 +287,23 @@ def walk(
     out: torch.Tensor,
     batch: StateBatch,
     scale: float,
+    costs: Costs,
 ) -> None:
     """Walks the states over the chunks, in one launch, or in two where the time axis is split.
 
     Args:
         chunks: The plan.
+        chunk: Its tokens a chunk.
         q: [T, G, K].
         k: [T, G, K].
         v: [T, H, V].
         rate: [H] float32, the log of the decay of a token, or in a unit of time.
-        steps: The time steps.
+        steps: The time steps; where there are some, a launch before these prepares all chunks.
         state: The pool.
         out: [T, H, V].
         batch: The batch.
         scale: The factor of the queries.
+        costs: What a chunk takes.
     """
     sequences = chunks.sequences.shape[0]
     if sequences == 0:
@@ -383,45 +321,31 @@ def walk(
     elif block_v >= 128:
         block_v, warps, stages = 128, 8, 3
     else:
-        warps, stages = 4, 2
+        warps, stages = 4, 3 if chunk < 64 else 2
     value_blocks = -(-value_size // block_v)
-    segments = chunks.split(heads, v.device, COSTS) if large else Segments()
-    ends = rate
+    segments = chunks.split(heads, v.device, costs) if large else Segments()
+    ends = scores = gates = rate
+    has_steps, _, _, has_skip = steps.constants
+    if has_steps:
+        scores, gates = prepare(chunks, chunk, q=q, k=k, rate=rate, steps=steps)
     if segments.split:
         size = (value_blocks * block_v + 1) * block_k
         ends = scratch((segments.split, segments.most - 1, heads, size), torch.float32, v.device)
     kept_slots, *kept = kept_states(batch)
     slots = (batch.cu_seqlens, batch.read_slots, batch.write_slots, batch.has_initial_state, kept_slots)
-    lengths = (segments.first * CHUNK.value, segments.length * CHUNK.value)
-    sizes = (heads, heads // groups, key_size, value_size, block_k, block_v)
+    lengths = (segments.first * chunk, segments.length * chunk, segments.most)
+    strides = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2])
+    sizes = (heads, heads // groups, key_size, value_size, block_k, block_v, chunk)
     for number, programs in segments.programs(sequences):
         _launch_walk(
             (value_blocks, heads, programs),
-            (q, k, v, rate, *steps.tensors, state, out, ends, chunks.sequences, *slots),
-            (
-                scale,
-                *steps.limits,
-                *steps.strides,
-                state.stride(0),
-                *kept,
-                sequences,
-                *lengths,
-                segments.most,
-            ),
-            (
-                *q.stride()[:2],
-                *k.stride()[:2],
-                *v.stride()[:2],
-                *sizes,
-                *steps.constants,
-                kept[0] > 0,
-                number,
-                stages,
-            ),
+            (q, k, v, rate, steps.tensors[2], scores, gates, state, out, ends, chunks.sequences, *slots),
+            (scale, state.stride(0), *kept, sequences, *lengths),
+            (*strides, *sizes, has_steps, has_skip, kept[0] > 0, number, stages),
             num_warps=warps,
             num_stages=stages,
             **launch_options(v.dtype),
         )
 
 
-__all__ = ["CHUNK", "COSTS", "walk"]
+__all__ = ["walk"]

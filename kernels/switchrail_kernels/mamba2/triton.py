@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from switchrail.ops.backend import Mamba2Backend
 from switchrail.ops.batch import StateBatch
@@ -12,9 +14,26 @@ from switchrail_kernels.linear.backend import TritonLinear
 from switchrail_kernels.linear.step import step
 from switchrail_kernels.linear.time_steps import TimeSteps
 from switchrail_kernels.linear.verify import verify
-from switchrail_kernels.linear.walk import COSTS, walk
+from switchrail_kernels.linear.walk import walk
 from switchrail_kernels.replay import Calls, Options, Tensors
-from switchrail_kernels.segments import Chunks
+from switchrail_kernels.segments import Chunks, Costs
+
+
+def _pace(load: float) -> float:
+    """What a chunk takes: two programs on a multiprocessor hardly hold each other up."""
+    return 1.4 if load <= 1 else 1.55 if load <= 2 else 0.92 * math.ceil(load)
+
+
+COSTS = Costs(
+    pace=_pace,
+    end=0.5,
+    compose=1.0,
+    parts=1,
+    end_parts=1,
+    first=0.7,
+    resident=2.0,
+    least=64,
+)
 
 _calls = Calls()
 
@@ -23,6 +42,8 @@ class TritonMamba2(TritonLinear, Mamba2Backend):
     """Mamba 2."""
 
     contract = CONTRACT
+    chunk = 32
+    costs = COSTS
 
     def run(
         self,
@@ -74,11 +95,24 @@ class TritonMamba2(TritonLinear, Mamba2Backend):
                 plan, q=C, k=B, v=x, rate=A, steps=steps, state=state, out=out, batch=batch, scale=1.0
             )
         assert isinstance(plan, Chunks)
-        planned, cut = plan.arguments(batch, x.shape[1], x.device, COSTS)
+        planned, cut = plan.arguments(batch, x.shape[1], x.device, self.costs)
         tensors, options = (*tensors, *planned), (*options, *cut)
         if not _calls.again(tensors, options):
             with _calls.record(tensors, options):
-                walk(plan, q=C, k=B, v=x, rate=A, steps=steps, state=state, out=out, batch=batch, scale=1.0)
+                walk(
+                    plan,
+                    chunk=self.chunk,
+                    costs=self.costs,
+                    q=C,
+                    k=B,
+                    v=x,
+                    rate=A,
+                    steps=steps,
+                    state=state,
+                    out=out,
+                    batch=batch,
+                    scale=1.0,
+                )
         return None
 
 

@@ -71,9 +71,8 @@ def convolve(
     SILU: tl.constexpr,
     KEEP: tl.constexpr,
 ):
-    # Programs that run at once work on whole rows, which lie next to one another in memory.
-    i_p = tl.program_id(0) // tl.cdiv(C, BC)
-    i_c = tl.program_id(0) % tl.cdiv(C, BC)
+    i_p = tl.program_id(0)
+    i_c = tl.program_id(1)
     i_n = tl.load(p_pieces + 4 * i_p)
     within = tl.load(p_pieces + 4 * i_p + 1)
     row = tl.load(p_pieces + 4 * i_p + 2).to(tl.int64)
@@ -166,8 +165,8 @@ def step(
     BIAS: tl.constexpr,
     SILU: tl.constexpr,
 ):
-    i_n = (tl.program_id(0) // tl.cdiv(C, BC)).to(tl.int64)
-    i_c = tl.program_id(0) % tl.cdiv(C, BC)
+    i_n = tl.program_id(0).to(tl.int64)
+    i_c = tl.program_id(1)
     read = tl.load(p_read_slots + i_n)
     write = tl.load(p_write_slots + i_n)
     o_c = i_c * BC + tl.arange(0, BC)

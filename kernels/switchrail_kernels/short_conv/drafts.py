@@ -81,8 +81,8 @@ def verify(
     SILU: tl.constexpr,
 ):
     """One tile and `BC` channels; the inputs are kept in `p_kept` [T, C]."""
-    i_p = tl.program_id(0) // tl.cdiv(C, BC)
-    i_c = tl.program_id(0) % tl.cdiv(C, BC)
+    i_p = tl.program_id(0)
+    i_c = tl.program_id(1)
     i_n = tl.load(p_tiles + 4 * i_p)
     within = tl.load(p_tiles + 4 * i_p + 1)
     row = tl.load(p_tiles + 4 * i_p + 2).to(tl.int64)
@@ -144,8 +144,8 @@ def replay(
     REACH: tl.constexpr,
 ):
     """Writes one sequence's state after its last accepted row, of `BC` channels."""
-    i_n = (tl.program_id(0) // tl.cdiv(C, BC)).to(tl.int64)
-    i_c = tl.program_id(0) % tl.cdiv(C, BC)
+    i_n = tl.program_id(0).to(tl.int64)
+    i_c = tl.program_id(1)
     read = tl.load(p_read_slots + i_n)
     write = tl.load(p_write_slots + i_n)
     row = tl.load(p_cu_seqlens + i_n).to(tl.int64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -25,38 +24,17 @@ _launch_verify = Launcher(verify)
 _launch_replay = Launcher(replay)
 
 
-@dataclass(frozen=True, slots=True)
-class Pieces:
-    """How a prefill is cut.
-
-    Attributes:
-        table: [pieces, 4] int32, as `split_rows` gives it.
-        rows: The most rows a piece; no fewer than a state has columns.
-    """
-
-    table: torch.Tensor
-    rows: int
-
-    @classmethod
-    def of(cls, batch: StateBatch) -> Pieces:
-        """Cuts the sequences of a batch: where most are short, into short pieces."""
-        rows = LONG if sum(batch.seqlens) >= LONG * len(batch.seqlens) else REACH
-        return cls(to_device(split_rows(batch.seqlens, rows), batch.cu_seqlens.device), rows)
-
-
-LONG = 64
-"""Rows of a piece that a program has its taps for; fewer cost less where a sequence has no more."""
-
-
 class TritonShortConv(OneRun, ShortConvBackend):
     """The short convolution for compute capability 8.0 and later; up to 17 taps."""
 
-    def plan(self, phase: Phase, batch: StateBatch) -> Pieces | Drafts | None:
-        """Cuts the sequences of a prefill into pieces, or follows drafted rows back."""
+    def plan(self, phase: Phase, batch: StateBatch) -> torch.Tensor | Drafts | None:
+        """Cuts the sequences of a prefill into pieces of 16 rows, or follows drafted rows back."""
         CONTRACT.check_batch(phase, batch, ("checkpoints",))
         if isinstance(batch, VerifyBatch):
             return Drafts.of(batch)
-        return None if phase == "decode" else Pieces.of(batch)
+        if phase == "decode":
+            return None
+        return to_device(split_rows(batch.seqlens, REACH), batch.cu_seqlens.device)
 
     def run(
         self,
@@ -95,7 +73,7 @@ class TritonShortConv(OneRun, ShortConvBackend):
             if len(plan.tiles):
                 block = min(256, padded(channels))
                 _launch_verify(
-                    (plan.tiles.shape[0] * -(-channels // block), 1, 1),
+                    (plan.tiles.shape[0], -(-channels // block), 1),
                     (*tensors, kept, plan.tiles, plan.before, *slots, batch.has_initial_state),
                     numbers,
                     (width, DRAFT_ROWS, block, REACH, *constants),
@@ -108,26 +86,26 @@ class TritonShortConv(OneRun, ShortConvBackend):
             block = min(256, padded(channels))
             with _calls.record(given, options):
                 _launch_step(
-                    (x.shape[0] * -(-channels // block), 1, 1),
+                    (x.shape[0], -(-channels // block), 1),
                     (*tensors, *slots),
                     numbers,
                     (width, block, *constants),
                     num_warps=2,
                 )
             return None
-        assert isinstance(plan, Pieces)
+        assert isinstance(plan, torch.Tensor)
         kept_slots, *every = kept_states(batch)
-        planned = (plan.table, batch.cu_seqlens, *slots, batch.has_initial_state, kept_slots)
-        given, options = (*given, *planned), (*options, plan.rows, *every)
+        planned = (plan, batch.cu_seqlens, *slots, batch.has_initial_state, kept_slots)
+        given, options = (*given, *planned), (*options, *every)
         if _calls.again(given, options):
             return None
         block = min(128, padded(channels))
         with _calls.record(given, options):
             _launch_convolve(
-                (plan.table.shape[0] * -(-channels // block), 1, 1),
+                (plan.shape[0], -(-channels // block), 1),
                 (*tensors, *planned),
                 (*numbers, *every),
-                (width, plan.rows, block, *constants, every[0] > 0),
+                (width, REACH, block, *constants, every[0] > 0),
                 num_warps=4,
             )
         return None
@@ -150,7 +128,7 @@ class TritonShortConv(OneRun, ShortConvBackend):
         channels, width = record.shape[1], state.shape[2] + 1
         block = min(256, padded(channels))
         _launch_replay(
-            (len(batch.seqlens) * -(-channels // block), 1, 1),
+            (len(batch.seqlens), -(-channels // block), 1),
             (
                 *(record, state, plan.before, accepted),
                 *(batch.cu_seqlens, batch.read_slots, batch.write_slots, batch.has_initial_state),

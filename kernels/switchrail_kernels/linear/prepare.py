@@ -1,0 +1,114 @@
+"""What `mamba2`'s walk needs of a chunk and doesn't need a state for, of all chunks at once."""
+
+# Triton reads the types of a kernel's arguments at the call.
+# ruff: noqa: ANN001, ANN202
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from switchrail_kernels.launch import Launcher, launch_options, padded
+from switchrail_kernels.linear.time_steps import TimeSteps, time_step
+from switchrail_kernels.replay import scratch
+from switchrail_kernels.segments import Chunks
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _prepare(
+    p_q,
+    p_k,
+    p_rate,
+    p_dt,
+    p_bias,
+    p_scores,
+    p_gates,
+    p_blocks,
+    dt_min,
+    dt_max,
+    s_dt,
+    s_dth,
+    s_qt,
+    s_qh,
+    s_kt,
+    s_kh,
+    G: tl.constexpr,
+    GROUP: tl.constexpr,
+    BG: tl.constexpr,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BIAS: tl.constexpr,
+    SOFTPLUS: tl.constexpr,
+):
+    """One chunk and group: its scores, transposed, and of each of its heads w and two parts of G."""
+    i_c = tl.program_id(0).to(tl.int64)
+    i_g = tl.program_id(1)
+    row = tl.load(p_blocks + 4 * i_c + 2).to(tl.int64)
+    rows = tl.load(p_blocks + 4 * i_c + 3)
+    o_t = tl.arange(0, CHUNK)
+    o_k = tl.arange(0, BK)
+    o_row = row + o_t
+    m_k = (o_t < rows)[:, None] & (o_k < K)[None, :]
+    b_q = tl.load(p_q + i_g * s_qh + o_row[:, None] * s_qt + o_k[None, :], mask=m_k, other=0.0)
+    b_k = tl.load(p_k + i_g * s_kh + o_row[:, None] * s_kt + o_k[None, :], mask=m_k, other=0.0)
+    b_p = tl.dot(b_k, tl.trans(b_q), input_precision="ieee")
+    b_p = tl.where(o_t[None, :] >= o_t[:, None], b_p, 0.0)
+    p_scores += (i_c * G + i_g) * (CHUNK * CHUNK) + o_t[:, None] * CHUNK + o_t[None, :]
+    tl.store(p_scores, b_p.to(p_scores.dtype.element_ty))
+
+    m_h = (tl.arange(0, BG) < GROUP)[:, None]
+    o_h = (i_g * GROUP + tl.arange(0, BG))[:, None]
+    m_w = m_h & (o_t < rows)[None, :]
+    b_w = tl.load(p_dt + o_row[None, :] * s_dt + o_h * s_dth, mask=m_w, other=0.0)
+    b_bias = tl.load(p_bias + o_h, mask=m_h, other=0.0).to(tl.float32) if BIAS else 0.0
+    b_w = time_step(b_w, b_bias, dt_min, dt_max, SOFTPLUS)
+    b_w = tl.where(m_w, b_w, 0.0)
+    # In powers of 2, and 2^-192 is 0 in float32. Sums of multiples of 2^-10 are exact, so that a difference
+    # keeps what is small after a huge gate.
+    b_g = tl.maximum(b_w * (tl.load(p_rate + o_h, mask=m_h, other=0.0) * LOG2E), -192.0)
+    b_coarse = tl.floor(b_g * 1024.0) * (1.0 / 1024.0)
+    p_gates += (i_c * (G * GROUP) + o_h) * (3 * CHUNK) + o_t[None, :]
+    tl.store(p_gates, b_w, mask=m_h)
+    tl.store(p_gates + CHUNK, tl.cumsum(b_coarse, 1), mask=m_h)
+    tl.store(p_gates + 2 * CHUNK, tl.cumsum(b_g - b_coarse, 1), mask=m_h)
+
+
+_launch_prepare = Launcher(_prepare)
+
+
+def prepare(
+    chunks: Chunks, chunk: int, *, q: torch.Tensor, k: torch.Tensor, rate: torch.Tensor, steps: TimeSteps
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Launches the preparation; the arguments are those of `walk`.
+
+    Returns:
+        The scores [chunks, G, chunk, chunk], of token j in row j, zero for i < j; and [chunks, H, 3, chunk]
+        float32: w, and the running sums of the multiples of 2^-10 in the gates and of the rest.
+    """
+    count = chunks.blocks.shape[0]
+    _, groups, key_size = k.shape
+    (heads,) = rate.shape
+    # float16 has no room for products of large inputs, which the gates may make small again.
+    dtype = torch.bfloat16 if k.dtype == torch.bfloat16 else torch.float32
+    scores = scratch((count, groups, chunk, chunk), dtype, k.device)
+    gates = scratch((count, heads, 3, chunk), torch.float32, k.device)
+    dt, bias, _ = steps.tensors
+    _, has_bias, softplus, _ = steps.constants
+    group = heads // groups
+    _launch_prepare(
+        (count, groups, 1),
+        (q, k, rate, dt, bias, scores, gates, chunks.blocks),
+        (*steps.limits, *steps.strides, *q.stride()[:2], *k.stride()[:2]),
+        (groups, group, padded(group), key_size, padded(key_size, 16), chunk, has_bias, softplus),
+        num_warps=4,
+        **launch_options(k.dtype),
+    )
+    return scores, gates
+
+
+__all__ = ["prepare"]
