@@ -11,9 +11,6 @@ import triton.language as tl
 
 CHUNK = tl.constexpr(32)
 
-BLOCK = tl.constexpr(64)
-"""Tokens that one program prepares: two chunks."""
-
 
 @triton.jit
 def halves(x):
@@ -80,4 +77,4 @@ def store_inverses(p, b_d16, b_r32, b_beta, HV: tl.constexpr, FULL: tl.constexpr
     store_chunks(p, b_x, b_y * b_beta0[:, None, :], HV)
 
 
-__all__ = ["BLOCK", "CHUNK", "halves", "invert_16", "store_chunks", "store_inverses"]
+__all__ = ["CHUNK", "halves", "invert_16", "store_chunks", "store_inverses"]

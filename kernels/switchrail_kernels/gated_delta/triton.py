@@ -172,8 +172,8 @@ def _prepare(
 
 _launch_prepare = Launcher(_prepare)
 
-_BLOCK = 64
-_WARPS = 2
+_BLOCK = 32
+"""Tokens that one program prepares: a chunk, for which one warp does, that waits for no other."""
 
 
 class TritonGatedDelta(TritonDelta, GatedDeltaBackend):
@@ -219,7 +219,7 @@ class TritonGatedDelta(TritonDelta, GatedDeltaBackend):
                 *gates.beta.stride(),
             ),
             (*sizes, qk_l2norm, full, _BLOCK, *gates.constants),
-            num_warps=8 if full else _WARPS,
+            num_warps=8 if full else 1,
             **launch_options(q.dtype),
         )
         scan(

@@ -300,7 +300,7 @@ def _prepare(
 _launch_prepare = Launcher(_prepare)
 
 _BLOCK = 64
-_WARPS = 4
+"""Tokens that one program prepares at a time."""
 
 
 class TritonKda(TritonDelta, KdaBackend):
@@ -352,7 +352,7 @@ class TritonKda(TritonDelta, KdaBackend):
                 *gates.beta.stride(),
             ),
             (*sizes, qk_l2norm, full, _BLOCK, *gates.constants),
-            num_warps=8 if full else _WARPS,
+            num_warps=8 if full else 4,
             **launch_options(q.dtype),
         )
         scan(
