@@ -66,7 +66,10 @@ fn each_load_goes_to_what_is_fastest_there() {
     for sample in delta() {
         let least = sample.nanoseconds.values().min();
         let found = &decision.at(sample.load).name;
-        assert_eq!(sample.nanoseconds.get(found), least, "{sample:?}");
+        assert!(
+            sample.nanoseconds[found] * 100 <= least.unwrap() * 101,
+            "{sample:?}"
+        );
     }
     // held out: the real times, of which the interpolated ones are not far
     for (rows, length) in [
@@ -170,7 +173,7 @@ fn the_second_everywhere_may_be_the_first_between() {
 
 #[test]
 fn equal_times_go_to_the_first_by_precedence() {
-    let times = [("a", 7), ("b", 7)];
+    let times = [("a", 700_000), ("b", 705_000)];
     let samples = vec![sample(1, 1, &times), sample(64, 64, &times)];
     for names in [["a", "b"], ["b", "a"]] {
         let decision = decide(&names, samples.clone());
@@ -518,12 +521,13 @@ proptest! {
         prop_assert_eq!(&decision, &decide(&["plain", "split", "wide"], samples.clone()));
         let text = serde_json::to_string(&decision).unwrap();
         prop_assert_eq!(&serde_json::from_str::<Decision>(&text).unwrap(), &decision);
-        // at a load that was measured once and by all, the least time serves
+        // at a load that was measured once and by all, the least time serves, or one that is hardly more
         let all = samples.iter().filter(|sample| sample.nanoseconds.len() == 3);
         for sample in all.filter(|sample| samples.iter().filter(|other| other.load == sample.load).count() == 1) {
             if matches!(decision.because, Because::MeasuredByLoad { .. } | Because::Measured { .. }) {
                 let found = sample.nanoseconds[&decision.at(sample.load).name];
-                prop_assert_eq!(Some(&found), sample.nanoseconds.values().min());
+                let least = *sample.nanoseconds.values().min().unwrap();
+                prop_assert!(found == least || found * 1_000 <= least * 1_011 + 1_000, "{found} {least}");
             }
         }
     }

@@ -13,6 +13,9 @@ use crate::Op;
 /// How far apart the middles of two neighbouring classes are: an eighth of an octave, 9 %.
 const STEP: i64 = OCTAVE / 8;
 
+/// Times that are no further apart count as equal: 1 %, which is less than two runs of one backend differ by.
+const EQUAL: i64 = OCTAVE * 144 / 10_000;
+
 /// The classes of calls that one decision is for, and which backend serves each of them.
 ///
 /// The plane of loads is cut into cells of an eighth of an octave in either direction, as far as was measured; what lies
@@ -123,8 +126,12 @@ impl Verdict {
         for x in rows.middles() {
             let lines = plane.around(x);
             for y in other.middles() {
-                let times = (0..names.len()).filter_map(|index| Some((lines.time(index, y)?, index)));
-                cells.push(times.min().map(|(_, index)| index));
+                let times: Times = (0..names.len()).map(|index| lines.time(index, y)).collect();
+                let least = times.iter().flatten().min();
+                cells.push(least.and_then(|least| {
+                    let is_least = |time: &Option<i64>| time.is_some_and(|time| time <= least + EQUAL);
+                    times.iter().position(is_least)
+                }));
             }
         }
         let mut winners: Vec<usize> = cells

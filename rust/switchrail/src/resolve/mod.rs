@@ -262,7 +262,7 @@ impl Snapshot {
     /// the active backends that fit, the one of the highest priority, then the first by [`Origin`], then by name. Where
     /// that one was measured ([`Query::measured`]), the fastest of those that fit and were measured takes its place, at
     /// each load the fastest there ([`Classes`]): times between the loads that were measured are interpolated, linearly
-    /// in logarithms; of two that are equally fast the first counts.
+    /// in logarithms; of those within 1 % of the fastest the first counts.
     ///
     /// # Errors
     /// [`ResolveError`]; it carries the reasons of every candidate.
