@@ -13,9 +13,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-import torch
-
 if TYPE_CHECKING:
+    import torch
     from switchrail.testing.inputs import Call
 
     from benchmarks.ops.cases import Case
