@@ -34,6 +34,7 @@ SHARED = {
         "switchrail_kernels.drafts",
     ),
     "mamba2": (
+        "switchrail_kernels.linear.prepare",
         "switchrail_kernels.linear.walk",
         "switchrail_kernels.linear.verify",
         "switchrail_kernels.drafts",
@@ -307,6 +308,24 @@ MUTANTS = {
         "        b_y += b_s.to(tl.float32) * tl.load(",
         "        b_y += (j > 0) * b_s.to(tl.float32) * tl.load(",
         ["decode/float32/ragged", "decode/float32/token-by-token"],
+    ),
+    "a decay dropped from one chunk to the next": (
+        "lightning",
+        "tl.dot(tl.trans(b_v), b_k, acc=b_s * decay, input_precision",
+        "tl.dot(tl.trans(b_v), b_k, acc=b_s, input_precision",
+        ["prefill/float32/gate-decaying"],
+    ),
+    "scores of what comes later": (
+        "mamba2",
+        "    b_p = tl.where(o_t[None, :] >= o_t[:, None], b_p, 0.0)\n    p_scores",
+        "    b_p = tl.where(o_t[None, :] >= 0, b_p, 0.0)\n    p_scores",
+        ["prefill/float32/ragged"],
+    ),
+    "gates rounded to multiples": (
+        "mamba2",
+        "tl.store(p_gates + 2 * CHUNK, tl.cumsum(b_g - b_coarse, 1), mask=m_h)",
+        "tl.store(p_gates + 2 * CHUNK, tl.cumsum(b_g - b_g, 1), mask=m_h)",
+        ["prefill/float32/gate-near_one"],
     ),
     "a tree taken for a chain": (
         "lightning",
