@@ -10,11 +10,10 @@ from switchrail.ops.attention.contract import CONTRACT
 from switchrail.ops.batch import PagedBatch
 from switchrail.ops.pages import check_pages
 
-from switchrail_kernels.attention.decode import MAX_PIECES, PIECE
-from switchrail_kernels.attention.merge import MOST
+from switchrail_kernels.attention.merge import MOST, PIECE
 from switchrail_kernels.tables import split_rows, to_device
 
-PROGRAMS = MOST
+PROGRAMS = 128
 """How many programs the tiles of one sequence are cut into where they are fewer and see many keys."""
 
 
@@ -24,20 +23,18 @@ class Room:
 
     Attributes:
         pieces: The most pieces of a sequence.
-        tensors: [slots, H, D] float32, what comes of each; [slots, H] float32, its log-sum-exp; [N HKV]
-            int32, how many are done, which is 0 between launches.
+        tensors: [slots, H, D] float32, what comes of each; [slots, H] float32, its log-sum-exp.
     """
 
     pieces: int
-    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    tensors: tuple[torch.Tensor, torch.Tensor]
 
     @classmethod
-    def of(cls, pieces: int, q: torch.Tensor, kv_heads: int) -> Room:
+    def of(cls, pieces: int, q: torch.Tensor) -> Room:
         """Room for as many pieces of each sequence."""
         sequences, heads, head_size = q.shape
         parts = q.new_empty((sequences * pieces, heads, head_size), dtype=torch.float32)
-        done = torch.zeros(sequences * kv_heads, dtype=torch.int32, device=q.device)
-        return cls(pieces, (parts, parts.new_empty(parts.shape[:2]), done))
+        return cls(pieces, (parts, parts.new_empty(parts.shape[:2])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +55,9 @@ class Pieces:
     def of(cls, batch: PagedBatch) -> Pieces:
         """Decides by the longest cache; while a stream is captured by any, since a replay may find any."""
         if batch.cu_seqlens.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return cls(batch, MAX_PIECES)
+            return cls(batch, MOST)
         longest = max(batch.kv_seqlens, default=0)
-        return cls(batch, max(1, min(-(-longest // PIECE), MAX_PIECES)))
+        return cls(batch, max(1, min(-(-longest // PIECE), MOST)))
 
     def known_room(self, q: object, k_cache: object, window: object) -> tuple[torch.Tensor, ...] | None:
         """The tensors of the room of a layer that asked before; of what is given nothing is checked yet."""
@@ -79,10 +76,9 @@ class Pieces:
         """
         key = (q.shape, k_cache.shape, window)
         if key not in self.rooms:
-            _, page, kv_heads, _ = k_cache.shape
-            check_pages(CONTRACT, self.batch, page)
+            check_pages(CONTRACT, self.batch, k_cache.shape[1])
             pieces = self.count if window is None else min(self.count, window // PIECE + 2)
-            self.rooms[key] = Room.of(pieces, q, kv_heads) if pieces > 1 else None
+            self.rooms[key] = Room.of(pieces, q) if pieces > 1 else None
         return self.rooms[key]
 
 

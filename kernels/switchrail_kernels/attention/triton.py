@@ -10,10 +10,9 @@ from switchrail.ops.backend import AttentionBackend
 from switchrail.ops.batch import PagedBatch, PagedTreeBatch, Phase
 from switchrail.ops.pages import check_lengths
 
-from switchrail_kernels.attention.decode import launch_decode
-from switchrail_kernels.attention.merge import launch_combine
+from switchrail_kernels.attention.attend import launch_attend
+from switchrail_kernels.attention.merge import launch_merge_pieces, launch_merge_rows
 from switchrail_kernels.attention.plan import Pieces, Tiles
-from switchrail_kernels.attention.tiles import launch_attend
 from switchrail_kernels.device import has_large_shared_memory
 from switchrail_kernels.launch import launch_options, padded
 from switchrail_kernels.replay import Calls, scratch
@@ -142,19 +141,18 @@ class TritonAttention(AttentionBackend):
                 (
                     *(layer.group, max(layer.block_group, 16 // tokens), tokens),
                     *(head_size, layer.block_d, block_n, page),
-                    *(work.slots > 0, *layer.features, trees, stages),
+                    *(False, work.slots > 0, *layer.features, trees, stages),
                 ),
                 num_warps=warps,
                 num_stages=stages,
                 **compiler,
             )
             if work.slots:
-                sizes = (layer.group, layer.block_group, head_size, layer.block_d)
-                launch_combine(
-                    (work.rows.shape[0], kv_heads, 1),
+                launch_merge_rows(
+                    (work.rows.shape[0], heads, 1),
                     (parts, weights, out, lse_or, sinks_or, work.rows),
-                    (kv_heads,),
-                    (*sizes, sinks is not None, lse is not None),
+                    (),
+                    (head_size, layer.block_d, sinks is not None, lse is not None),
                     num_warps=4,
                 )
 
@@ -193,28 +191,39 @@ class TritonAttention(AttentionBackend):
         if room_tensors is None and _calls.again(given, cut):  # a new step's first layer
             return
         sinks_or, lse_or = out if sinks is None else sinks, out if lse is None else lse
-        block_n, stages = (32, 1) if q.dtype == torch.float32 else (64, 2)
-        sequences, _, head_size = q.shape
+        block_n, stages = 32, 1 if q.dtype == torch.float32 else 5
+        sequences, heads, head_size = q.shape
         _, page, kv_heads, _ = k_cache.shape
+        pieces, parts, weights = (1, out, out) if room is None else (room.pieces, *room.tensors)
         layer = _Layer.of(q, k_cache, batch, scale, window, soft_cap, sinks, lse)
         with _calls.record(given, cut):
-            launch_decode(
-                (sequences, kv_heads, 1 if room is None else room.pieces),
+            launch_attend(
+                (sequences, kv_heads, pieces),
                 (
-                    *(q, k_cache, v_cache, out, lse_or, sinks_or),
-                    *((out, out, out) if room is None else room.tensors),
-                    *(table, lengths),
+                    *(q, k_cache, v_cache, out, lse_or, sinks_or, parts, weights),
+                    *(lengths, batch.cu_seqlens, lengths, table, lengths),
                 ),
                 layer.numbers,
                 (
-                    *(layer.group, layer.block_group, max(layer.block_group, 16)),
+                    *(layer.group, max(layer.block_group, 16), 1),
                     *(head_size, layer.block_d, block_n, page),
-                    *(room is not None, *layer.features, stages),
+                    *(True, pieces > 1, *layer.features, False, stages),
                 ),
                 num_warps=4,
                 num_stages=stages,
                 **launch_options(q.dtype),
             )
+            if pieces > 1:
+                launch_merge_pieces(
+                    (sequences, heads, 1),
+                    (parts, weights, out, lse_or, sinks_or, lengths),
+                    (window or 0, pieces),
+                    (
+                        *(head_size, layer.block_d, block_n),
+                        *(window is not None, sinks is not None, lse is not None),
+                    ),
+                    num_warps=4,
+                )
 
 
 __all__ = ["TritonAttention"]

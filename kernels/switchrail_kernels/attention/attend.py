@@ -1,8 +1,9 @@
-"""The kernel of prefill and verification: tiles of a few tokens times the query heads of a key-value head.
+"""The kernel that walks the pages, in every phase.
 
-So keys and values are read once for all of a tile's rows. The softmax is kept online (Milakov and Gimelshein,
-arXiv 1805.02867; Dao et al., arXiv 2205.14135), in powers of 2. Where few rows see many keys, those are cut
-into pieces, each attended by a program of its own. What a feature takes is compiled only where it is used.
+A program's rows are a few tokens times the query heads that share a key-value head, so that keys and values
+are read once for all of them. The softmax is kept online (Milakov and Gimelshein, arXiv 1805.02867; Dao et
+al., arXiv 2205.14135), in powers of 2. Where few rows see many keys, those are cut into pieces, each attended
+by a program of its own. What a feature takes is compiled only where it is used.
 """
 
 # Triton reads the types of a kernel's arguments at the call.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from switchrail_kernels.attention.merge import finish
+from switchrail_kernels.attention.merge import finish, piece_length
 from switchrail_kernels.launch import Launcher
 
 
@@ -132,6 +133,7 @@ def _attend(
     BD: tl.constexpr,
     BN: tl.constexpr,
     PAGE: tl.constexpr,
+    DECODE: tl.constexpr,
     SPLIT: tl.constexpr,
     NEGATED: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -142,13 +144,23 @@ def _attend(
     STAGES: tl.constexpr,
 ):
     i_h = tl.program_id(1)
-    p_tiles += 8 * tl.program_id(0)
-    i_n = tl.load(p_tiles)
-    within = tl.load(p_tiles + 1)
-    row = tl.load(p_tiles + 2).to(tl.int64)
-    rows = tl.load(p_tiles + 3)
-    kv_len = tl.load(p_kv_lens + i_n)
-    past = kv_len - (tl.load(p_cu_seqlens + i_n + 1) - tl.load(p_cu_seqlens + i_n))
+    i_p = 0
+    pieces = 1
+    if DECODE:
+        i_n = tl.program_id(0)
+        row = i_n.to(tl.int64)
+        within = 0
+        rows = 1
+        kv_len = tl.load(p_kv_lens + i_n)
+        past = kv_len - 1
+    else:
+        p_tiles += 8 * tl.program_id(0)
+        i_n = tl.load(p_tiles)
+        within = tl.load(p_tiles + 1)
+        row = tl.load(p_tiles + 2).to(tl.int64)
+        rows = tl.load(p_tiles + 3)
+        kv_len = tl.load(p_kv_lens + i_n)
+        past = kv_len - (tl.load(p_cu_seqlens + i_n + 1) - tl.load(p_cu_seqlens + i_n))
 
     # the keys that the tile sees, those of the piece, and those of them that every row sees
     first = 0
@@ -156,11 +168,16 @@ def _attend(
         first = tl.maximum(past + within + 1 - window, 0)
     start = first // BN * BN
     stop = tl.where(kv_len > 0, past + within + rows, 0)
-    pieces = 1
     if SPLIT:
-        i_p = tl.load(p_tiles + 4)
-        pieces = tl.load(p_tiles + 5)
-        length = tl.cdiv(stop - start, pieces * BN) * BN
+        if DECODE:
+            i_p = tl.program_id(2)
+            length, pieces = piece_length(stop - start, BN)
+            if i_p >= pieces:
+                return
+        else:
+            i_p = tl.load(p_tiles + 4)
+            pieces = tl.load(p_tiles + 5)
+            length = tl.cdiv(stop - start, pieces * BN) * BN
         start += i_p * length
         stop = tl.minimum(start + length, stop)
     middle = past if TREES else past + within + 1
@@ -210,7 +227,10 @@ def _attend(
     o_head = i_h * GROUP + o_g
     b_total = b_max + tl.log2(b_sum)
     if pieces > 1:
-        slot = tl.load(p_tiles + 6).to(tl.int64) + o_t + tl.load(p_tiles + 4) * rows
+        if DECODE:
+            slot = row * tl.num_programs(2) + i_p + o_t
+        else:
+            slot = tl.load(p_tiles + 6).to(tl.int64) + i_p * rows + o_t
         o_part = slot * (HKV * GROUP) + o_head
         tl.store(p_parts + o_part[:, None] * D + o_d[None, :], b_acc, mask=m_q)
         tl.store(p_weights + o_part, b_total, mask=m_row)
