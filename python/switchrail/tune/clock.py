@@ -33,7 +33,7 @@ def nanoseconds(calls: Sequence[Callable[[], None]], way: Way, platform: Platfor
         began = time.perf_counter()
         for call in calls:
             call()
-        ahead = time.perf_counter() - began if way == "queued" else 0.0
+        ahead = min(time.perf_counter() - began, SECONDS) if way == "queued" else 0.0
     platform.hardware.synchronize()
     once = _captured(calls) if way == "graph" else lambda: [call() for call in calls]
     clock = _host if way == "host" else partial(_device, ahead=ahead)

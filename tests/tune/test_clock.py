@@ -1,0 +1,77 @@
+"""How calls are timed, with a device whose events tell what they were told."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from switchrail.tune.clock import SECONDS, nanoseconds
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """What the device is asked, in order; between two events it takes 3 ms."""
+    asked: list[object] = []
+
+    class Event:
+        def __init__(self, *, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            asked.append("event")
+
+        def synchronize(self):
+            pass
+
+        def elapsed_time(self, other):
+            return 3.0
+
+    class Graph:
+        def replay(self):
+            asked.append("replay")
+
+    class Capture:
+        def __init__(self, graph):
+            assert isinstance(graph, Graph)
+
+        def __enter__(self):
+            asked.append("capture")
+
+        def __exit__(self, *error):
+            asked.append("captured")
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", Capture)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: asked.append(cycles))
+    return asked
+
+
+def measure(log, way, count=3):
+    platform = SimpleNamespace(hardware=SimpleNamespace(synchronize=lambda: log.append("wait")))
+    return nanoseconds([lambda: log.append("call")] * count, way, platform)
+
+
+def test_a_graph_of_all_calls_is_replayed(log):
+    assert measure(log, "graph") == 1_000_000
+    rounds = ["call"] * 3
+    assert log[:13] == [*rounds, *rounds, "wait", "capture", *rounds, "captured", "replay"]
+    assert log[13:19] == ["event", "replay", "event"] * 2
+
+
+def test_the_host_is_ahead_of_the_device(log):
+    assert measure(log, "queued") == 1_000_000
+    first = log.index("event")
+    assert 0 < log[first - 1] <= SECONDS * 3e9
+    assert log[first : first + 5] == ["event", "call", "call", "call", "event"]
+
+
+def test_calls_come_as_the_host_makes_them(log):
+    assert measure(log, "eager") == 1_000_000
+    assert all(isinstance(asked, str) for asked in log)
+    assert log[-5:] == ["event", "call", "call", "call", "event"]
+
+
+def test_each_call_to_its_end_on_the_host(log):
+    assert 0 < measure(log, "host") < 1_000_000
+    assert "event" not in log
+    assert log[-4:] == ["call", "call", "call", "wait"]
