@@ -133,8 +133,8 @@ MUTANTS = {
     ),
     "a log-sum-exp in powers of 2": (
         "attention",
-        "b_total * _LN2",
-        "b_total",
+        "tl.store(p_lse + o_out, b_total * _LN2, mask=m_row)",
+        "tl.store(p_lse + o_out, b_total, mask=m_row)",
         ["verify/float32/log-sum-exp"],
     ),
     "siblings that see one another": (

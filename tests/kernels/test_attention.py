@@ -114,7 +114,7 @@ def test_a_negative_scale(backend, device):
 
 
 def test_layers_share_a_plan(backend, device):
-    """Those that cut caches differently, one after another: what counts the pieces starts at 0 each time."""
+    """Those that cut caches differently, one after another."""
     first = attention_call([1, 1], kv_lengths=[900, 300], phase="decode", device=device)
     plan = backend.plan("decode", first.batch)
     expected = run_reference(first)
