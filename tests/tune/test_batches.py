@@ -4,6 +4,7 @@ import pytest
 import switchrail
 import torch
 from switchrail._core import load_of
+from switchrail.ops.gated_delta.torch import TorchGatedDelta
 from switchrail.ops.short_conv.torch import TorchShortConv
 from switchrail.testing import isolated
 from switchrail.testing.inputs import (
@@ -116,3 +117,13 @@ def test_gates_that_never_decay_are_timed_apart():
     assert [timing.no_decay for timing in timings] == [False, True]
     assert [timing.to_dict()["no_decay"] for timing in timings] == [False, True]
     assert all(timing.to_dict()["heads"] == [1, 1] for timing in timings)
+
+
+def test_states_are_of_one_dtype():
+    with isolated() as runtime:
+        runtime.register("half", TorchGatedDelta, op="gated_delta", state_dtypes=("bfloat16",))
+        sizes = {"gated_delta": (Size(head_size=(16, 16), heads=(1, 1)),)}
+        chosen = {"phases": ("decode",), "dtypes": ("float32",), "sizes": sizes}
+        (timing,) = tune(runtime, runtime.find_platform("cpu"), **chosen)
+    assert set(timing.ways) == {"torch"}
+    assert timing.left_out["half"] == "does not take a state in float32, only bfloat16"

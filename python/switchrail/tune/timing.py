@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
-from switchrail._core import load_of
+from switchrail._core import LINEAR_OPS, load_of
 from switchrail.errors import BackendUnfitError
 from switchrail.ops.backend import Backend
 from switchrail.ops.batch import Phase, VerifyBatch
@@ -176,12 +176,14 @@ def _fitting(runtime: Runtime, platform: Platform, timing: Timing) -> dict[str, 
 
 
 def _misfit(runtime: Runtime, platform: Platform, timing: Timing, name: str) -> str | None:
+    exact = "float64" if timing.dtype == "float64" else "float32"
     try:
         runtime.resolve(
             timing.op,
             timing.phase,
             device=platform,
             dtype=timing.dtype,
+            state_dtype=exact if timing.op in LINEAR_OPS else None,
             head_size=timing.size.head_size,
             preferences={timing.op: name},
         )
