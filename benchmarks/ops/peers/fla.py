@@ -114,13 +114,14 @@ def _mamba2(call: Call) -> dict[str, Run]:
 
 def _short_conv(call: Call) -> dict[str, Run]:
     """Its states have a column more, which a call does not look at."""
-    x, weight = call.tensors["x"], call.tensors["weight"]
+    x, weight, bias = (call.tensors[name] for name in ("x", "weight", "bias"))
     starts = call.batch.cu_seqlens
 
     def whole(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out, after = causal_conv1d(
             x[None],
             weight,
+            bias,
             initial_state=torch.nn.functional.pad(states, (1, 0)),
             output_final_state=True,
             activation="silu",
@@ -136,6 +137,7 @@ def _short_conv(call: Call) -> dict[str, Run]:
                 return causal_conv1d(
                     x[None],
                     weight,
+                    bias,
                     initial_state=wide,
                     output_final_state=True,
                     activation="silu",
@@ -147,6 +149,6 @@ def _short_conv(call: Call) -> dict[str, Run]:
 
     def update() -> None:  # its cache moves on with each call
         with torch.inference_mode():
-            causal_conv1d_update(x, cache, weight=weight, activation="silu")
+            causal_conv1d_update(x, cache, weight=weight, bias=bias, activation="silu")
 
     return {"FLA bare": update}
