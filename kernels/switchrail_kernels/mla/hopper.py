@@ -78,7 +78,7 @@ def _attend(
     LSE: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """One piece of the keys of one tile of rows; parameters as of `absorbed`, of which some have no use."""
+    """One piece of the keys of one tile of rows, with the parameters of `absorbed`; trees it leaves to that."""
     BM: gl.constexpr = BT * BG
     L: gl.constexpr = R + E
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0])
@@ -156,8 +156,6 @@ def _attend(
 
     o_m = gl.arange(0, BM, layout=gl.SliceLayout(1, logits))
     o_row = within + gl.minimum(o_m // BG, rows - 1)
-    if TREES:
-        p_parents += row - within
     o_key = gl.arange(0, BN, layout=gl.SliceLayout(0, logits))
     b_max = gl.full([BM], float("-inf"), gl.float32, gl.SliceLayout(1, logits))
     b_sums = gl.zeros([BM, BN], gl.float32, logits)
@@ -187,17 +185,7 @@ def _attend(
         async_copy.commit_group()
         b_s = warpgroup_mma_wait(0, deps=(b_s,)) * scale
         o_seen = i_start - past + o_key
-        if TREES:
-            if i_start + BN > past:
-                m_seen = (o_seen < 0)[None, :] & (o_row >= 0)[:, None]
-                b_row = o_row
-                while gl.max(b_row, 0) >= gl.maximum(i_start - past, 0):
-                    m_seen = m_seen | (b_row[:, None] == o_seen[None, :])
-                    b_parent = gl.load(p_parents + b_row, mask=b_row >= 0, other=-1)
-                    b_row = gl.minimum(b_parent, b_row - 1)  # ends whatever the parents are
-                b_s = gl.where(m_seen, b_s, float("-inf"))
-        else:
-            b_s = gl.where(o_row[:, None] >= o_seen[None, :], b_s, float("-inf"))
+        b_s = gl.where(o_row[:, None] >= o_seen[None, :], b_s, float("-inf"))
         b_new = gl.maximum(b_max, gl.max(b_s, 1))
         b_ref = gl.where(b_new == float("-inf"), 0.0, b_new)  # a row that has seen no key yet
         b_p = gl.exp2(b_s - b_ref[:, None])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -131,13 +132,13 @@ class Work:
         rows: [rows that are merged, 8] int32: packed row, slot of its first part, slots from one part to the
             next, number of parts, row of the queries and of what they give, nothing.
         slots: Slots of parts.
-        most: Pieces of a tile at most.
+        base: Pieces of a usual tile.
     """
 
     items: torch.Tensor
     rows: torch.Tensor
     slots: int
-    most: int
+    base: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +281,8 @@ class Tiles:
         merged[:, 2] = rows[tile]
         merged[:, 3] = pieces[tile]
         merged[:, 4] = at[tile] + row
-        return Work(to_device(items, device), to_device(merged, device), int(slots.sum()), cut.most)
+        work, rows_merged = _to_device([items, merged], device)
+        return Work(work, rows_merged, int(slots.sum()), cut.base)
 
     def _expansion(self, tokens: int, capacity: int) -> Expansion | None:
         batch = self.batch
@@ -322,12 +324,24 @@ class Tiles:
                     break
         if not rounds:
             return None
-        made = []
+        tables = []
         for spans, items in rounds:
             table = np.concatenate(items)
-            table = table[np.argsort(-table[:, 4], kind="stable")]
-            made.append(Round(to_device(np.concatenate(spans), device), to_device(table, device)))
+            tables += [np.concatenate(spans), table[np.argsort(-table[:, 4], kind="stable")]]
+        copies = _to_device(tables, device)
+        made = [Round(*pair) for pair in zip(copies[::2], copies[1::2], strict=True)]
         return Expansion(tuple(made), most, carried)
+
+
+def _to_device(tables: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
+    """Copies tables of 4 or 8 columns all at once."""
+    whole = to_device(np.concatenate([table.ravel() for table in tables]).astype(np.int32), device)
+    copies = []
+    first = 0
+    for table in tables:
+        copies.append(whole[first : first + table.size].view(table.shape))
+        first += table.size
+    return copies
 
 
 __all__ = ["EXPANDED", "SPAN", "Cut", "Expansion", "Pieces", "Rest", "Round", "Tiles", "Work"]

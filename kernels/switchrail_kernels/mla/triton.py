@@ -66,6 +66,7 @@ def _shape(
     device: torch.device,
     aligned: bool,
     decode: bool,
+    trees: bool,
 ) -> _Shape:
     latent = width - rotated
     block_r = padded(latent, 16)
@@ -78,7 +79,7 @@ def _shape(
         block_k, block_v = min(block_r, 64), min(block_r, 128)
     elif not has_large_shared_memory(device):
         rows, block_n, warps, stages = 16, 32, 4, 2
-    elif (latent, rotated, aligned) == (512, 64, True) and capability == (9, 0):
+    elif (latent, rotated, aligned, trees) == (512, 64, True, False) and capability == (9, 0):
         launch = hopper.launch_attend
     elif decode and count <= 16:
         rows, warps, stages = 16, 4, 2
@@ -104,12 +105,12 @@ def _shape(
     )
 
 
-def _shape_of(q_rope: torch.Tensor, kv_cache: torch.Tensor, *, decode: bool) -> _Shape:
+def _shape_of(q_rope: torch.Tensor, kv_cache: torch.Tensor, *, decode: bool, trees: bool) -> _Shape:
     """The sizes that a call's tensors ask for; the kernel for Hopper copies 16 aligned bytes at a time."""
     _, heads, rotated = q_rope.shape
     _, page, width = kv_cache.shape
     aligned = kv_cache.data_ptr() % 16 == 0
-    return _shape(heads, rotated, width, page, kv_cache.dtype, kv_cache.device, aligned, decode)
+    return _shape(heads, rotated, width, page, kv_cache.dtype, kv_cache.device, aligned, decode, trees)
 
 
 class TritonMla(MlaBackend):
@@ -142,7 +143,7 @@ class TritonMla(MlaBackend):
         if out.numel() == 0:
             return
         parents = batch.parents if isinstance(batch, PagedTreeBatch) else None
-        shape = _shape_of(q_rope, kv_cache, decode=False)
+        shape = _shape_of(q_rope, kv_cache, decode=False, trees=parents is not None)
         page = kv_cache.shape[1]
         expanded = rest = work = None
         if w_k is not None and w_v is not None and parents is None:
@@ -162,7 +163,7 @@ class TritonMla(MlaBackend):
             *(len(batch.seqlens), scale, len(tensors)),
             *(() if expanded is None else expanded.options),
             *(() if rest is None else (rest.rows,)),
-            *(() if work is None else (work.slots, work.most)),
+            *(() if work is None else (work.slots, work.base)),
         )
         if _calls.again(tensors, options):
             return
@@ -207,7 +208,7 @@ class TritonMla(MlaBackend):
         CONTRACT.check_arguments(batch, {**named, "out": out, "lse": lse, "scale": scale})
         if out.numel() == 0:
             return
-        shape = _shape_of(q_rope, kv_cache, decode=True)
+        shape = _shape_of(q_rope, kv_cache, decode=True, trees=False)
         cut = plan.cut(q_rope, kv_cache, shape.programs)
         options = (*options, cut.base, cut.most)
         if known is None and _calls.again(tensors, options):  # a new step's first layer
@@ -253,11 +254,11 @@ def _attend(
         base, most = work.base, work.most
         tiles = len(batch.seqlens)
         slots = tiles * most if most > 1 else 0
-        merged, pieces = tiles, most
+        merged = tiles
     else:
         items, rows = work.items, work.rows
-        base, most = 1, 1
-        tiles, merged, slots, pieces = items.shape[0], rows.shape[0], work.slots, work.most
+        base, most = work.base, 1
+        tiles, merged, slots = items.shape[0], rows.shape[0], work.slots
     decode = isinstance(work, Cut)
     lse_or = out if lse is None else lse
     parts = weights = out
@@ -280,7 +281,7 @@ def _attend(
         **launch_options(out.dtype),
     )
     if slots:
-        block_p, block_c = (8, 512) if pieces <= 8 else (64, 128)
+        block_p, block_c = (8, 512) if base <= 8 else (64, 128)
         block_c = min(padded(shape.latent), block_c)
         absorbed.launch_merge(
             (merged, heads, -(-shape.latent // block_c)),
