@@ -78,7 +78,7 @@ def _attend(
     LSE: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """One piece of the keys of one tile of rows, with the parameters of `absorbed`; trees it leaves to that."""
+    """One piece of the keys of one tile of rows, with the parameters of `absorbed`; no trees."""
     BM: gl.constexpr = BT * BG
     L: gl.constexpr = R + E
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0])
