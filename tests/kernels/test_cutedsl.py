@@ -199,7 +199,7 @@ def make_call(count=2, key_size=64, value_size=64, dtype=torch.float32, **option
     )
 
 
-@pytest.mark.parametrize(("key_size", "value_size"), itertools.product(SIZES, SIZES))
+@pytest.mark.parametrize(("key_size", "value_size"), list(itertools.product(SIZES, SIZES)))
 def test_sizes(backend, key_size, value_size):
     verify(backend, make_call(1, key_size, value_size, heads=1, value_heads=1))
 
