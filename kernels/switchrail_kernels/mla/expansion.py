@@ -84,7 +84,7 @@ class Expanded:
         page, latent = self.kv_cache.shape[1], self.kv_cache.shape[2] - rotated
         dtype, device = self.out.dtype, self.out.device
         if dtype == torch.float32:
-            tokens, block_n, warps, stages = _TILE_FLOAT32, 32, 4, 1
+            tokens, block_n, warps, stages = _TILE_FLOAT32, 16, 8, 1
             block_w, block_k, expand_warps, expand_stages = 32, 16, 8, 1
         else:
             tokens, block_n, warps, stages = _TILE, 64, 8, 3 if has_large_shared_memory(device) else 2
