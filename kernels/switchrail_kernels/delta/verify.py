@@ -341,7 +341,7 @@ def verify(
     record = Record.empty(k, v, channels=channels, dtype=k.dtype)
     if total:
         sums = torch.empty((*record.g.shape, 2), dtype=torch.int32, device=k.device)
-        block_v = min(padded(value_size, 16), 32)
+        block_v = min(padded(value_size, 16), 128 if channels else 64)
         slots = (batch.cu_seqlens, batch.read_slots, batch.has_initial_state)
         strides = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2])
         strides = (*strides, *gates.g.stride()[:2], *gates.beta.stride(), state.stride(0))
@@ -351,7 +351,7 @@ def verify(
             (q, k, v, *gates.tensors, state, out, plan.paths, record.u, record.k, record.g, sums, *slots),
             (scale, *gates.numbers, *strides, plan.paths.shape[1]),
             (*sizes, qk_l2norm, channels, record.exact, 1 if channels else 3, *gates.constants),
-            num_warps=4,
+            num_warps=4 if channels else 2,
             **launch_options(q.dtype),
         )
     return record
