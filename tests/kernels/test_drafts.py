@@ -21,8 +21,8 @@ each_op = pytest.mark.parametrize(
 
 
 @each_op
-@pytest.mark.parametrize("gate", ["decaying", "near_zero", "near_one", "one", "mixed"])
-def test_chains_and_trees_with_every_kind_of_gate(backend, make, gate, device, dtype):
+@pytest.mark.parametrize("gate", ["near_zero", "near_one", "mixed"])
+def test_chains_and_trees(backend, make, gate, device, dtype):
     call = make([3, 6, 0, 1], phase="verify", gate=gate, padding=(3,), dtype=dtype, device=device, **SMALL)
     verify_commit(backend(), call)
     verify_commit(backend(), call.with_trees())
