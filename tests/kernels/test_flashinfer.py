@@ -158,7 +158,11 @@ def chunk_gated_delta_rule(
         state = initial_state[n].clone()
         for t in range(first, end):
             output[t] = step(q[t].float(), k[t].float(), v[t].float(), g[t], beta[t], state, scale)
-        output_state[n] = state
+        # The last block of 64 rows reaches into the next sequence, and is weighted by zeros there.
+        last = end - (end - first - 1) % 64 - 1
+        leak = 0 * (k[end : last + 64].float().sum() + v[end : last + 64].float().sum())
+        output[last:end] += leak
+        output_state[n] = state + leak
 
 
 def gated_delta_rule_decode(
@@ -352,6 +356,23 @@ def test_gated_delta_prefill(make, gate, in_place):
         **DELTA,
     )
     verify(make("gated_delta", "FlashInferGatedDelta"), call)
+
+
+@pytest.mark.parametrize("qk_l2norm", [True, False])
+@pytest.mark.parametrize("name", ["k", "v"])
+def test_a_sequence_of_nan_is_nan_and_no_other(make, name, qk_l2norm):
+    backend = make("gated_delta", "FlashInferGatedDelta")
+    call = gated_delta_call([70, 5, 30], qk_l2norm=qk_l2norm, in_place=False, dtype=torch.float32, **DELTA)
+    clean, dirty = call.clone(), call.clone()
+    dirty.tensors[name][70:75, 0, 3] = torch.nan
+    for each in (clean, dirty):
+        each.run(backend)
+    others = torch.tensor([*range(70), *range(75, 105)])
+    assert torch.equal(clean.out[others], dirty.out[others])
+    assert dirty.out[70:75, 0].isnan().all()
+    slots = call.batch.write_slots
+    assert torch.equal(clean.state[slots[[0, 2]]], dirty.state[slots[[0, 2]]])
+    assert dirty.state[slots[1], 0].isnan().all()
 
 
 @pytest.mark.parametrize("gate", GATES)

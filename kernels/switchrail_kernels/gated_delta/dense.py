@@ -33,6 +33,13 @@ def scales(b_x):
 
 
 @triton.jit
+def _finite(b_x):
+    """Rows [R, D] with zeros for what isn't finite, and which rows have nothing else."""
+    m = tl.abs(b_x.to(tl.float32)) < float("inf")
+    return tl.where(m, b_x, 0.0), tl.min(m.to(tl.int32), 1) != 0
+
+
+@triton.jit
 def _pack(
     p_q,
     p_k,
@@ -85,6 +92,7 @@ def _pack(
     o_to_k = ((o_t * H + i_h) * K)[:, None] + o_k
     b_q = tl.load(p_q + (o_t * s_qt + i_h * s_qh)[:, None] + o_k, mask=m_k, other=0.0)
     b_k = tl.load(p_k + (o_t * s_kt + i_h * s_kh)[:, None] + o_k, mask=m_k, other=0.0)
+    b_k, m_key = _finite(b_k)
     b_inverse = tl.full((ROWS,), 1.0, tl.float32)
     if L2NORM:
         b_power, b_inverse = scales(b_q)
@@ -100,6 +108,7 @@ def _pack(
         b_v = tl.load(p_v + (o_t * s_vt + i_hv * s_vh)[:, None] + o_v, mask=m_v, other=0.0)
         if L2NORM:
             b_v = b_v.to(tl.float32) / b_inverse[:, None]
+        b_v, m_value = _finite(b_v)
         tl.store(p_to_v + (o_to_v * V)[:, None] + o_v, b_v, mask=m_v)
         b_rate = 0.0
         b_bias = 0.0
@@ -115,7 +124,7 @@ def _pack(
         tl.store(p_to_g + o_to_v, b_g, mask=m_t)
         b_beta = tl.load(p_beta + o_t * s_bt + i_hv * s_bh, mask=m_t, other=0.0)
         b_beta = write_weight(b_beta, beta_scale, RAW_BETA) * b_inverse * b_inverse
-        tl.store(p_to_beta + o_to_v, b_beta, mask=m_t)
+        tl.store(p_to_beta + o_to_v, tl.where(m_key & m_value, b_beta, float("nan")), mask=m_t)
 
 
 @triton.jit
@@ -213,6 +222,9 @@ def pack(
     Normalised keys and queries would be rounded, and where the two are all but orthogonal nothing of their
     product would be left. But S + beta (v - S k / n) k^T / n is S + beta / n^2 (v n - S k) k^T, and the norm
     of a query is a factor of its output. So both keep their digits, and are only multiplied by powers of 2.
+
+    A kernel's last block of a sequence may reach into the next one, and what is weighted by zero there
+    must be finite. So where a key or a value isn't, NaN is in the weight of its write instead.
 
     Where `linear`, `g` is the decay, not its log.
     """
