@@ -14,6 +14,39 @@ def backend():
     return TritonAttention()
 
 
+def _run(backend, call, plan):
+    """A call with a plan that was made before."""
+    positional = call.contract.positional
+    named = {name: tensor for name, tensor in call.tensors.items() if name not in positional}
+    getattr(backend, call.phase)(
+        *(call.tensors[name] for name in positional), **named, **call.options, batch=call.batch, plan=plan
+    )
+
+
+def _with_pools_of_one_size(*calls):
+    """The calls with caches and page tables of one shape."""
+    pages = max(call.tensors["k_cache"].shape[0] for call in calls)
+    width = max(call.batch.page_table.shape[1] for call in calls)
+    for call in calls:
+        table = call.batch.page_table
+        table = torch.nn.functional.pad(table, (0, width - table.shape[1]))
+        tensors = dict(call.tensors)
+        for name in ("k_cache", "v_cache"):
+            old = tensors[name]
+            tensors[name] = old.new_full((pages, *old.shape[1:]), torch.nan)
+            tensors[name][: old.shape[0]] = old
+        batch = dataclasses.replace(call.batch, page_table=table)
+        yield dataclasses.replace(call, tensors=tensors, batch=batch)
+
+
+def _copy(call, into):
+    """All numbers of a call into the tensors of another, as a graph's replay is given them."""
+    for name, tensor in call.tensors.items():
+        into.tensors[name].copy_(tensor)
+    for name, tensor in call.batch_tensors.items():
+        getattr(into.batch, name).copy_(tensor)
+
+
 def test_ragged_lengths(backend, device, dtype):
     verify(backend, attention_call([1, 0, 33, 64, 65], dtype=dtype, device=device))
 
@@ -56,6 +89,29 @@ def test_decode_cuts_long_caches_into_pieces(backend, device, kv):
 FEATURES = {"soft_cap": 5.0, "sinks": True, "lse": True}
 
 
+@pytest.mark.parametrize("window", [None, 600])
+def test_a_single_decode_is_merged_of_its_pieces(backend, device, dtype, window):
+    sizes = {"heads": 3, "kv_heads": 1, "head_size": 24, "dtype": dtype, "device": device}
+    call = attention_call([1], kv_lengths=[700], phase="decode", window=window, **sizes, **FEATURES)
+    expected = run_reference(call)
+    verify(backend, call, expected=expected)
+    plan = backend.plan("decode", call.batch)
+    room = plan.room(call.tensors["q"], call.tensors["k_cache"], window)
+    for tensor in room.tensors:
+        tensor.fill_(torch.nan)
+    _run(backend, call, plan)
+    assert measure(call.out, expected.out).within(BOUNDS[dtype])
+    assert room.tensors[1].isfinite().sum(0).tolist() == [3] * 3
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("cap", [1e-2, 0.3, 50.0, 1e4, 1e8])
+def test_caps_of_any_size(backend, device, phase, cap):
+    lengths = [1, 1] if phase == "decode" else [3, 40]
+    sizes = {"soft_cap": cap, "lse": True, "device": device}
+    verify(backend, attention_call(lengths, kv_lengths=[300, 90], phase=phase, **sizes))
+
+
 @pytest.mark.parametrize("window", [1, 50, 90, 300])
 @pytest.mark.parametrize("phase", ["prefill", "decode", "verify"])
 def test_windows_with_whole_blocks_between_their_ends(backend, device, dtype, phase, window):
@@ -92,6 +148,14 @@ def test_trees_over_several_tiles_and_pieces(backend, device, dtype, lengths):
     verify(backend, call.with_trees(seed=2))
 
 
+def test_a_tree_that_is_deeper_than_a_tile(backend, device):
+    tree = attention_call([70], kv_lengths=[75], phase="verify", lse=True, device=device).with_trees()
+    parents = tuple(range(-1, 69))
+    tensor = torch.tensor(parents, dtype=torch.int32, device=device)
+    batch = dataclasses.replace(tree.batch, parents=tensor, parent_rows=parents)
+    verify(backend, dataclasses.replace(tree, batch=batch))
+
+
 def test_a_tree_has_no_window(backend, device):
     call = attention_call([5], phase="verify", window=3, device=device).with_trees()
     with pytest.raises(ContractError, match="window: got 3 with trees"):
@@ -117,13 +181,28 @@ def test_layers_share_a_plan(backend, device):
     """Those that cut caches differently, one after another."""
     first = attention_call([1, 1], kv_lengths=[900, 300], phase="decode", device=device)
     plan = backend.plan("decode", first.batch)
-    expected = run_reference(first)
     for window in (None, 300, None, 20, 300, None):
-        call = first.clone()
-        named = {"out": call.out, "batch": call.batch, "plan": plan, "window": window, **call.options}
-        backend.decode(*(call.tensors[name] for name in call.contract.positional), **named)
-        if window is None:
-            assert measure(call.out, expected.out).within(BOUNDS[torch.float32])
+        call = dataclasses.replace(first.clone(), options={**first.options, "window": window})
+        _run(backend, call, plan)
+        assert measure(call.out, run_reference(call).out).within(BOUNDS[torch.float32])
+
+
+@pytest.mark.parametrize("phase", ["decode", "verify"])
+@pytest.mark.parametrize("window", [None, 400])
+def test_a_plan_serves_other_lengths_of_the_caches(backend, device, phase, window):
+    """As a graph's replay finds them: longer and shorter than they were, and padding."""
+    rows = [1] * 4 if phase == "decode" else [5, 1, 9, 2]
+    first, second = _with_pools_of_one_size(
+        *(
+            attention_call(rows, kv_lengths=kv, phase=phase, window=window, padding=padding, device=device)
+            for kv, padding in (([600, 30, 700, 5], ()), ([1900, 1400, 9, 0], (3,)))
+        )
+    )
+    plan = backend.plan(phase, first.batch)
+    _run(backend, first, plan)
+    _copy(second, first)
+    _run(backend, first, plan)
+    assert measure(first.out, run_reference(second).out).within(BOUNDS[torch.float32])
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
@@ -205,40 +284,13 @@ def test_a_captured_verification_is_replayed_with_other_lengths_and_trees(backen
         ).with_trees(seed)
         for seed, kv in enumerate(([1000, 30, 700], [300, 1400, 9]))
     )
-    calls = (first, second)
-    for name in ("k_cache", "v_cache"):  # one pool for both
-        size = max(call.tensors[name].shape[0] for call in calls)
-        for call in calls:
-            old = call.tensors[name]
-            call.tensors[name] = old.new_full((size, *old.shape[1:]), torch.nan)
-            call.tensors[name][: old.shape[0]] = old
-    width = max(call.batch.page_table.shape[1] for call in calls)
-    first, second = (
-        dataclasses.replace(
-            call,
-            batch=dataclasses.replace(
-                call.batch,
-                page_table=torch.nn.functional.pad(
-                    call.batch.page_table, (0, width - call.batch.page_table.shape[1])
-                ),
-            ),
-        )
-        for call in calls
-    )
+    first, second = _with_pools_of_one_size(first, second)
     plan = backend.plan("verify", first.batch)
-
-    def run():
-        named = {"out": first.out, "batch": first.batch, "plan": plan, **first.options}
-        backend.verify(*(first.tensors[name] for name in first.contract.positional), **named)
-
-    run()
+    _run(backend, first, plan)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
-        run()
-    for name, tensor in second.tensors.items():
-        first.tensors[name].copy_(tensor)
-    for name, tensor in second.batch_tensors.items():
-        getattr(first.batch, name).copy_(tensor)
+        _run(backend, first, plan)
+    _copy(second, first)
     graph.replay()
     torch.cuda.synchronize()
     assert measure(first.out, run_reference(second).out).within(BOUNDS[torch.bfloat16])

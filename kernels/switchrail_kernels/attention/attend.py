@@ -18,6 +18,16 @@ import triton.language as tl
 from switchrail_kernels.attention.merge import finish, piece_length
 from switchrail_kernels.launch import Launcher
 
+_TWICE_LOG2E = tl.constexpr(2.8853900817779268)
+
+
+@triton.jit
+def _capped(b_z, cap):
+    """Cap times tanh(z), near 0 by its series: there the quotient is rounded like 1, however small z."""
+    b_square = b_z * b_z
+    b_near = b_z * (1 - b_square * (1 / 3 - b_square * (2 / 15)))
+    return cap * tl.where(b_square < 0.01, b_near, 1 - 2 / (1 + tl.exp2(b_z * _TWICE_LOG2E)))
+
 
 @triton.jit
 def _walk(
@@ -73,7 +83,7 @@ def _walk(
             b_v = tl.load(p_v + o_kv)
         b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")
         if CAP:
-            b_s = cap - 2 * cap / (1 + tl.exp2(b_s * scale))
+            b_s = _capped(b_s * scale, cap)
             unit = 1.0
         else:
             unit = scale
@@ -171,7 +181,7 @@ def _attend(
     if SPLIT:
         if DECODE:
             i_p = tl.program_id(2)
-            length, pieces = piece_length(stop - start, BN)
+            length, pieces = piece_length(stop - start, tl.num_programs(2), BN)
             if i_p >= pieces:
                 return
         else:
@@ -195,7 +205,8 @@ def _attend(
     o_row = within + tl.minimum(o_t, rows - 1)
     m_row = (o_t < rows) & (o_g < GROUP)
     m_q = m_row[:, None] & (o_d < D)[None, :]
-    o_q = (row + o_t) * s_qt + (i_h * GROUP + o_g) * s_qh
+    o_head = i_h * GROUP + o_g
+    o_q = (row + o_t) * s_qt + o_head.to(tl.int64) * s_qh
     b_q = tl.load(p_q + o_q[:, None] + o_d[None, :], mask=m_q, other=0.0)
     if NEGATED:
         b_q = -b_q
@@ -224,7 +235,6 @@ def _attend(
     )  # fmt: skip
 
     b_acc = b_acc / tl.where(b_sum > 0, b_sum, 1.0)[:, None]  # padding sees no key: zeros
-    o_head = i_h * GROUP + o_g
     b_total = b_max + tl.log2(b_sum)
     if pieces > 1:
         if DECODE:

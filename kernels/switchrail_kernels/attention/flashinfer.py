@@ -13,12 +13,8 @@ from switchrail.ops.phases import OneRun
 
 from switchrail_kernels.wrappers import WrapperPlan, Wrappers, check_cache, fit, is_aligned
 
-_WIDEST = 2**30
-"""A window that is as good as none, and that the library's 32 bits hold."""
-
-
 class FlashInferAttention(OneRun, AttentionBackend):
-    """Paged attention for compute capability 9.0, in float16 and bfloat16.
+    """Paged attention for compute capability 9.0, in bfloat16.
 
     A prefill runs the library's kernels for Hopper. A decode, and drafted rows, run those for Ampere, which
     cut a cache among programs.
@@ -43,14 +39,11 @@ class FlashInferAttention(OneRun, AttentionBackend):
         batch: PagedBatch,
         plan: object,
         scale: float,
-        window: int | None = None,
-        soft_cap: float | None = None,
         lse: torch.Tensor | None = None,
     ) -> None:
         """Attends T packed query rows of N sequences of any length."""
         tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "out": out, "lse": lse}
-        options = {"scale": scale, "window": window, "soft_cap": soft_cap}
-        CONTRACT.check_arguments(batch, {**tensors, **options})
+        CONTRACT.check_arguments(batch, {**tensors, "scale": scale})
         assert isinstance(plan, WrapperPlan)
         if plan.is_empty:
             plan.clear_padding(out, lse)
@@ -64,8 +57,7 @@ class FlashInferAttention(OneRun, AttentionBackend):
         wrappers = self._prefill if plan.phase == "prefill" else self._decode
         heads, head_size = q.shape[1:]
         page, kv_heads = k_cache.shape[1:3]
-        left = -1 if window is None else min(window, _WIDEST) - 1
-        key = (heads, kv_heads, head_size, page, q.dtype, scale, left, soft_cap)
+        key = (heads, kv_heads, head_size, page, q.dtype, scale)
 
         def prepare(wrapper: BatchPrefillWithPagedKVCacheWrapper) -> None:
             tables = plan.tables(page)
@@ -80,8 +72,6 @@ class FlashInferAttention(OneRun, AttentionBackend):
                 page,
                 causal=True,
                 sm_scale=scale,
-                window_left=left,
-                logits_soft_cap=soft_cap,
                 q_data_type=q.dtype,
                 max_token_per_sequence=plan.longest,
             )

@@ -14,11 +14,7 @@ from switchrail_kernels.launch import Launcher
 PIECE = 256
 """Keys of a piece at least."""
 
-MOST = 64
-"""Pieces at most."""
-
 _PIECE = tl.constexpr(PIECE)
-_MOST = tl.constexpr(MOST)
 
 _LN2 = tl.constexpr(0.6931471805599453)
 _LOG2E = tl.constexpr(1.4426950408889634)
@@ -52,9 +48,12 @@ def finish(
 
 
 @triton.jit
-def piece_length(keys, BN: tl.constexpr):
-    """The length of a piece of a decode's keys, which are so many, and the number of pieces."""
-    length = tl.maximum(tl.cdiv(keys, _MOST * BN) * BN, _PIECE)
+def piece_length(keys, most, BN: tl.constexpr):
+    """The length of a piece of a decode's keys, which are so many, and the number of pieces, at most `most`.
+
+    A replay may find more keys than there were when it was captured.
+    """
+    length = tl.maximum(tl.cdiv(keys, most * BN) * BN, _PIECE)
     return length, tl.maximum(tl.cdiv(keys, length), 1)
 
 
@@ -117,7 +116,7 @@ def _merge_pieces(
     keys = tl.load(p_kv_lens + row)
     if WINDOW:
         keys -= tl.maximum(keys - window, 0) // BN * BN
-    _, pieces = piece_length(keys, BN)
+    _, pieces = piece_length(keys, PIECES, BN)
     if pieces > 1:
         slot = row.to(tl.int64) * PIECES
         _merge(p_parts, p_weights, p_out, p_lse, p_sinks, row, slot, 1, pieces, D, BD, SINKS, LSE)
@@ -147,4 +146,4 @@ def _merge_rows(
 launch_merge_pieces = Launcher(_merge_pieces)
 launch_merge_rows = Launcher(_merge_rows)
 
-__all__ = ["MOST", "PIECE", "finish", "launch_merge_pieces", "launch_merge_rows", "piece_length"]
+__all__ = ["PIECE", "finish", "launch_merge_pieces", "launch_merge_rows", "piece_length"]

@@ -10,8 +10,11 @@ from switchrail.ops.attention.contract import CONTRACT
 from switchrail.ops.batch import PagedBatch
 from switchrail.ops.pages import check_pages
 
-from switchrail_kernels.attention.merge import MOST, PIECE
+from switchrail_kernels.attention.merge import PIECE
 from switchrail_kernels.tables import split_rows, to_device
+
+MOST = 64
+"""Pieces of a decode's cache at most."""
 
 PROGRAMS = 128
 """How many programs the tiles of one sequence are cut into where they are fewer and see many keys."""
@@ -53,7 +56,7 @@ class Pieces:
 
     @classmethod
     def of(cls, batch: PagedBatch) -> Pieces:
-        """Decides by the longest cache; while a stream is captured by any, since a replay may find any."""
+        """Decides by the longest cache; while a stream is captured cuts most, since a replay may find any."""
         if batch.cu_seqlens.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return cls(batch, MOST)
         longest = max(batch.kv_seqlens, default=0)

@@ -54,7 +54,7 @@ class _Layer:
         _, heads, head_size = q.shape
         kv_heads = k_cache.shape[2]
         group = heads // kv_heads
-        factor = abs(scale) * LOG2E if soft_cap is None else 2 * LOG2E * abs(scale) / soft_cap
+        factor = abs(scale) * (LOG2E if soft_cap is None else 1 / soft_cap)
         numbers = (
             factor,
             0.0 if soft_cap is None else soft_cap * LOG2E,
@@ -107,9 +107,8 @@ class TritonAttention(AttentionBackend):
             rows, block_n, warps, stages = 32, 32, 4, 1
         elif layer.block_d <= 128:
             rows, block_n, warps, stages = 128, 64, 8, 2
-            compiler = {
-                "maxnreg": 128
-            }  # so that a multiprocessor has two programs, one while the other waits
+            # so that a multiprocessor has two programs, one while the other waits
+            compiler = {"maxnreg": 128}
         elif has_large_shared_memory(q.device):
             rows, block_n, warps, stages = 128, 64, 8, 2
         else:
