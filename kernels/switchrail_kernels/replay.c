@@ -54,7 +54,7 @@ typedef struct Record {
 
 typedef struct {
   PyObject_HEAD
-  PyTypeObject *tensor_type;
+  PyTypeObject *tensor_type, *parameter_type;
   PyObject *knobs;
   LaunchKernel launch;
   CurrentDevice current_device;
@@ -120,7 +120,8 @@ static int describe(Calls *self, PyObject *tensors, Given *given) {
       given->words += 1;
       continue;
     }
-    if (!PyObject_TypeCheck(item, self->tensor_type)) return 0;
+    /* Other subclasses may have no memory of their own, as fake tensors have none. */
+    if (Py_TYPE(item) != self->tensor_type && Py_TYPE(item) != self->parameter_type) return 0;
     DLTensor tensor;
     if (exchange->dltensor_from_py_object_no_sync(item, &tensor) != 0) {
       PyErr_Clear();
@@ -129,7 +130,7 @@ static int describe(Calls *self, PyObject *tensors, Given *given) {
     int64_t same = 0;
     while (PyTuple_GET_ITEM(tensors, same) != item) same++;
     int64_t rank = tensor.ndim;
-    if (given->words + 2 + 2 * rank > MOST_WORDS) return 0;
+    if (given->words + 2 + 2 * rank > MOST_WORDS || (rank > 0 && tensor.strides == NULL)) return 0;
     uint64_t address = (uint64_t)tensor.data + tensor.byte_offset;
     words[0] = same | (int64_t)(address % ALIGNMENT == 0) << 8 | rank << 16 | (int64_t)tensor.dtype.code << 32 | (int64_t)tensor.dtype.bits << 40 |
                (int64_t)tensor.dtype.lanes << 48;
@@ -208,12 +209,13 @@ static void set_error(void *context, const char *kind, const char *message) {
   PyErr_Format(PyExc_RuntimeError, "%s: %s", kind, message);
 }
 
-/* Launches a record's kernels on the current stream; 0 with an exception set where that failed. */
+/* Launches a record's kernels on the current stream: 1; -1 with an exception set where that failed; 0 where
+ * there is no memory, which torch, asked the usual way, says in its own words. */
 static int launch(Calls *self, const Record *record, const Given *given) {
   void *stream = NULL;
   if (exchange->current_work_stream(given->device.device_type, given->device.device_id, &stream) != 0) {
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "the current stream can't be had");
-    return 0;
+    return -1;
   }
   DLManagedTensorVersioned *scratch = NULL;
   uint64_t base = 0;
@@ -221,7 +223,7 @@ static int launch(Calls *self, const Record *record, const Given *given) {
     int64_t bytes = record->scratch;
     DLTensor wanted = {.device = given->device, .ndim = 1, .dtype = {kDLUInt, 8, 1}, .shape = &bytes};
     if (exchange->managed_tensor_allocator(&wanted, &scratch, NULL, set_error) != 0) {
-      if (!PyErr_Occurred()) PyErr_NoMemory();
+      PyErr_Clear();
       return 0;
     }
     base = (uint64_t)scratch->dl_tensor.data + scratch->dl_tensor.byte_offset;
@@ -246,7 +248,7 @@ static int launch(Calls *self, const Record *record, const Given *given) {
   /* The stream orders what uses the memory next behind these launches. */
   if (scratch != NULL) scratch->deleter(scratch);
   if (failure != 0) PyErr_Format(PyExc_RuntimeError, "CUDA error %d in the launch of a kernel", failure);
-  return failure == 0;
+  return failure == 0 ? 1 : -1;
 }
 
 static int parse_call(PyObject *const *args, Py_ssize_t count, Py_ssize_t expected) {
@@ -264,7 +266,7 @@ static PyObject *calls_again(Calls *self, PyObject *const *args, Py_ssize_t coun
   record->owners++; /* the table may be emptied while the launches run */
   int device, done = 0;
   if (self->current_device(&device) == 0 && device == record->device && !has_hooks(self))
-    done = launch(self, record, &given) ? 1 : -1;
+    done = launch(self, record, &given);
   record_release(record);
   if (done < 0) return NULL;
   return PyBool_FromLong(done);
@@ -366,17 +368,19 @@ static PyObject *calls_add(Calls *self, PyObject *const *args, Py_ssize_t count)
 static Py_ssize_t calls_length(PyObject *self) { return ((Calls *)self)->records; }
 
 static PyObject *calls_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-  PyObject *tensor_type, *knobs;
+  PyObject *tensor_type, *parameter_type, *knobs;
   unsigned long long launch_kernel, current_device;
   if (keywords != NULL && PyDict_GET_SIZE(keywords) > 0) {
     PyErr_SetString(PyExc_TypeError, "Calls takes no keywords");
     return NULL;
   }
-  if (!PyArg_ParseTuple(args, "O!OKK", &PyType_Type, &tensor_type, &knobs, &launch_kernel, &current_device))
+  if (!PyArg_ParseTuple(args, "O!O!OKK", &PyType_Type, &tensor_type, &PyType_Type, &parameter_type, &knobs,
+                        &launch_kernel, &current_device))
     return NULL;
   Calls *self = (Calls *)type->tp_alloc(type, 0);
   if (self == NULL) return NULL;
   self->tensor_type = (PyTypeObject *)Py_NewRef(tensor_type);
+  self->parameter_type = (PyTypeObject *)Py_NewRef(parameter_type);
   self->knobs = Py_NewRef(knobs);
   self->launch = (LaunchKernel)(uintptr_t)launch_kernel;
   self->current_device = (CurrentDevice)(uintptr_t)current_device;
@@ -386,6 +390,7 @@ static PyObject *calls_new(PyTypeObject *type, PyObject *args, PyObject *keyword
 static void calls_dealloc(Calls *self) {
   calls_empty(self);
   Py_XDECREF(self->tensor_type);
+  Py_XDECREF(self->parameter_type);
   Py_XDECREF(self->knobs);
   Py_TYPE(self)->tp_free((PyObject *)self);
 }
@@ -434,6 +439,9 @@ PyMODINIT_FUNC PyInit_switchrail_replay(void) {
   name_calls = PyUnicode_InternFromString("calls");
   if (name_enter == NULL || name_exit == NULL || name_calls == NULL || PyType_Ready(&calls_type) < 0) return NULL;
   PyObject *made = PyModule_Create(&module);
+#ifdef Py_GIL_DISABLED
+  if (made != NULL) PyUnstable_Module_SetGIL(made, Py_MOD_GIL_USED); /* which guards the table */
+#endif
   if (made != NULL && PyModule_AddObjectRef(made, "Calls", (PyObject *)&calls_type) < 0) Py_CLEAR(made);
   return made;
 }

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import sys
 import threading
+import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -19,7 +21,6 @@ from typing import Any
 
 import torch
 from triton import knobs
-from triton.runtime.build import compile_module_from_src
 
 ALIGNMENT = 16
 """Of the addresses that the kernels are compiled for, in bytes."""
@@ -31,14 +32,32 @@ Tensors = tuple[torch.Tensor | None, ...]
 Options = tuple[int | float | str | None, ...]
 
 
-@cache
-def _native() -> Any:
-    """The compiled `replay.c`, built when a GPU's first call is remembered, as Triton builds its launcher."""
+def _build() -> Any:
+    """The compiled `replay.c`, as Triton builds its launcher."""
+    from triton.runtime.build import compile_module_from_src  # of Triton's internals
+
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        raise RuntimeError("the interpreter runs without its global lock, which importing it would enable")
     source = Path(__file__).with_name("replay.c").read_text()
     headers = Path(torch.__file__).parent / "include"
     module = compile_module_from_src(source, "switchrail_replay", include_dirs=[str(headers)])
     module.connect(torch.Tensor.__dlpack_c_exchange_api__)
     return module
+
+
+@cache
+def _native() -> Any:
+    """The compiled `replay.c`, built when a GPU's first call is remembered; None, with a warning, without."""
+    try:
+        return _build()
+    except Exception as error:  # no compiler, other headers, other internals of torch or Triton
+        warnings.warn(
+            f"switchrail_kernels launches through Triton each time, tens of microseconds a call slower: "
+            f"replay.c can't be used: {type(error).__name__}: {error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
 
 
 def _driver(name: str) -> int:
@@ -79,8 +98,12 @@ class Calls:
         """Adds a call, as `replay.c` asks it."""
         with self._lock:
             if self._table is None:
+                native = _native()
+                if native is None:
+                    return
                 addresses = (_driver("cuLaunchKernel"), _driver("cuCtxGetDevice"))
-                self._table = _native().Calls(torch.Tensor, knobs.runtime, *addresses)
+                types = (torch.Tensor, torch.nn.Parameter)
+                self._table = native.Calls(*types, knobs.runtime, *addresses)
                 self.again = self._table.again
         self._table.add(tensors, options, *record)
 

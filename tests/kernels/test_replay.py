@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 pytest.importorskip("triton")
 
+from switchrail_kernels import replay
 from switchrail_kernels.replay import Calls as Recorder
 from switchrail_kernels.replay import _native, recording, scratch
 
@@ -43,7 +45,7 @@ class Driver:
         self._launch = LAUNCH(self.launch)
         self._current = DEVICE(self.current)
         addresses = [ctypes.cast(f, ctypes.c_void_p).value for f in (self._launch, self._current)]
-        self.calls = _native().Calls(torch.Tensor, knobs, *addresses)
+        self.calls = _native().Calls(torch.Tensor, torch.nn.Parameter, knobs, *addresses)
 
     def launch(self, function: int, *rest: Any) -> int:
         *shape, _stream, parameters, _extra = rest
@@ -115,6 +117,20 @@ def test_tensors_that_are_not_aligned_are_calls_of_their_own(driver: Driver) -> 
     for tensor in (other, aligned, other):
         assert driver.calls.again((tensor,), ())
     assert [values for _, _, values in driver.launched] == [[2], [1], [2]]
+
+
+def test_subclasses_of_tensors_are_not_repeated_but_parameters_are(driver: Driver) -> None:
+    class Subclass(torch.Tensor):
+        pass
+
+    x = torch.zeros(4, 8)
+    driver.add((x,), (), (0, 0))
+    with FakeTensorMode():
+        fake = torch.zeros(4, 8)
+    for other in (fake, x.as_subclass(Subclass)):
+        assert not driver.calls.again((other,), ())
+    assert driver.launched == []
+    assert driver.calls.again((torch.nn.Parameter(x),), ())
 
 
 def test_two_arguments_that_are_one_object(driver: Driver) -> None:
@@ -252,3 +268,20 @@ def test_nothing_is_remembered_of_a_call_that_failed() -> None:
     with pytest.raises(ValueError, match="in a launch"), calls.record((torch.zeros(4),), ()):
         raise ValueError("in a launch")
     assert recording() is None
+
+
+def test_works_without_the_table_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise OSError("no compiler")
+
+    monkeypatch.setattr(replay, "_build", fail)
+    _native.cache_clear()
+    calls = Recorder()
+    tensors = (torch.zeros(4),)
+    try:
+        with pytest.warns(RuntimeWarning, match="no compiler"):
+            calls.remember(tensors, (), (), 0, ())
+        calls.remember(tensors, (), (), 0, ())  # told once
+        assert not calls.again(tensors, ())
+    finally:
+        _native.cache_clear()

@@ -15,9 +15,6 @@ from switchrail_kernels.device import multiprocessors
 from switchrail_kernels.mla.project import PLACES
 from switchrail_kernels.tables import split_rows, to_device
 
-MOST = 64
-"""Pieces of a cache at most."""
-
 EXPANDED = 128
 """Rows of a sequence from which on keys and values are made of the latents, about where that gains."""
 
