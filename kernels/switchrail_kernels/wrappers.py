@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -145,17 +146,19 @@ class Wrappers:
     captured: dict[int, WrapperPlan] = field(default_factory=dict)
     _free: dict[Hashable, list[tuple[Any, torch.cuda.Event | None]]] = field(default_factory=dict)
     _workspaces: dict[Hashable, torch.Tensor] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, place: tuple[torch.device, int]) -> Any:
         """One that is free, or a new one, for a device and stream."""
-        free = self._free.setdefault(place, [])
-        for number, (wrapper, copied) in enumerate(free):
-            if copied is None or copied.query():  # type: ignore[no-untyped-call]
-                del free[number]
-                return wrapper
-        if place not in self._workspaces:
-            self._workspaces[place] = torch.zeros(WORKSPACE, dtype=torch.uint8, device=place[0])
-        return self.make(self._workspaces[place])
+        with self._lock:
+            free = self._free.setdefault(place, [])
+            for number, (wrapper, copied) in enumerate(free):
+                if copied is None or copied.query():  # type: ignore[no-untyped-call]
+                    del free[number]
+                    return wrapper
+            if place not in self._workspaces:
+                self._workspaces[place] = torch.zeros(WORKSPACE, dtype=torch.uint8, device=place[0])
+            return self.make(self._workspaces[place])
 
     def lend(self, place: tuple[torch.device, int], wrapper: Any, plan: WrapperPlan) -> None:
         """Has one come back when a plan is gone."""

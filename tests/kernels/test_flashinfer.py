@@ -6,6 +6,7 @@ does what its stand-ins do, the conformance suite shows where there is a GPU.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import importlib
 import math
@@ -16,7 +17,7 @@ import pytest
 import torch
 from switchrail.errors import ContractError
 from switchrail.testing.compare import Error, verify
-from switchrail.testing.inputs import attention_call, gated_delta_call, kda_call, mla_call
+from switchrail.testing.inputs import attention_call, gated_delta_call, kda_call, mla_call, run_reference
 
 DELTA = {"heads": 1, "value_heads": 2, "key_size": 32, "value_size": 32}
 GATES = ["decaying", "near_zero", "one", "mixed"]
@@ -43,7 +44,7 @@ class Paged:
         assert len(pages) == starts[-1]
         self.rows, self.starts, self.pages, self.keys = rows.tolist(), starts.tolist(), pages.long(), keys
 
-    def attend(self, queries, tokens, values, scale, window=-1, soft_cap=0.0):
+    def attend(self, queries, tokens, values, scale):
         """Yields rows, result and log-sum-exp of each sequence; `tokens` gives keys of pages."""
         for n, count in enumerate(self.keys.tolist()):
             rows = slice(self.rows[n], self.rows[n + 1])
@@ -52,12 +53,7 @@ class Paged:
             q = queries[rows]
             group = q.shape[1] // k.shape[1]
             logits = torch.einsum("thd,shd->hts", q, k.repeat_interleave(group, 1)) * scale
-            if soft_cap:
-                logits = soft_cap * torch.tanh(logits / soft_cap)
-            distance = torch.arange(count)[None] - (count - len(q) + torch.arange(len(q)))[:, None]
-            hidden = distance > 0
-            if window >= 0:
-                hidden |= -distance > window
+            hidden = torch.arange(count)[None] > (count - len(q) + torch.arange(len(q)))[:, None]
             logits = logits.masked_fill(hidden, -math.inf)
             # Behind a mask there may be anything in the cache.
             v = torch.where(hidden.all(0)[:, None, None], 0, v.repeat_interleave(group, 1))
@@ -83,8 +79,6 @@ class PrefillWrapper(Paged):
         *,
         causal,
         sm_scale,
-        window_left,
-        logits_soft_cap,
         q_data_type,
         max_token_per_sequence,
     ):
@@ -94,14 +88,14 @@ class PrefillWrapper(Paged):
         assert ((last > 0) & (last <= page)).all()
         self.plan_tables(rows, starts, pages, (starts.diff() - 1) * page + last, page)
         self.sizes = (heads, kv_heads, head_size, page, q_data_type)
-        self.options = (sm_scale, window_left, logits_soft_cap or 0.0)
+        self.scale = sm_scale
 
     def run(self, q, caches, *, out, lse, return_lse):
         k, v = caches
         assert self.sizes == (q.shape[1], k.shape[2], q.shape[2], k.shape[1], q.dtype)
         assert return_lse == (lse is not None)
         keys, values = (lambda pages, c=c: c[pages].flatten(0, 1) for c in (k, v))
-        for rows, result, total in self.attend(q, keys, values, *self.options):
+        for rows, result, total in self.attend(q, keys, values, self.scale):
             out[rows] = result
             if lse is not None:
                 lse[rows] = total / math.log(2)
@@ -283,14 +277,6 @@ def test_attention(make, phase, page):
     verify(make("attention", "FlashInferAttention"), call)
 
 
-@pytest.mark.parametrize("options", [{"window": 1}, {"window": 9, "soft_cap": 3.0}, {"window": 2**40}])
-def test_options_of_attention(make, options):
-    verify(
-        make("attention", "FlashInferAttention"),
-        attention_call([5, 1, 20], kv_lengths=[30, 1, 20], **options),
-    )
-
-
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 @pytest.mark.parametrize("absorbed", [True, False])
 def test_latent_attention(make, phase, absorbed):
@@ -326,21 +312,25 @@ def test_a_negative_scale_and_addresses_that_the_library_cannot_read(make, op, g
         call.run(backend)
 
 
-def test_one_plan_serves_several_layers_and_its_wrapper_the_next_plan(make, monkeypatch):
+def test_one_plan_serves_layers_of_other_shapes_and_its_wrappers_the_next_plan(make, monkeypatch):
     backend = make("attention", "FlashInferAttention")
     monkeypatch.setattr(PrefillWrapper, "made", 0)
-    call = attention_call([5, 3], dtype=torch.float32)
+    call = attention_call([5, 3], kv_lengths=[9, 12], page=4, dtype=torch.float32)
+    layers = [call.clone(), dataclasses.replace(call, options={"scale": 0.3}), call.clone(), call.clone()]
+    layers[2].tensors["q"] = call.tensors["q"].repeat_interleave(2, 1)
+    layers[2].tensors["out"] = call.out.repeat_interleave(2, 1)
+    for name in ("k_cache", "v_cache"):
+        layers[3].tensors[name] = torch.randn_like(call.tensors[name].repeat_interleave(2, 1))
     for _ in range(3):
         plan = backend.plan("prefill", call.batch)
-        for window in (None, 2, None):
-            copy = call.clone()
+        for layer in (*layers, layers[0]):
+            copy = layer.clone()
             positional = [copy.tensors[name] for name in copy.contract.positional]
-            backend.prefill(
-                *positional, out=copy.out, window=window, **copy.options, batch=copy.batch, plan=plan
-            )
+            backend.prefill(*positional, out=copy.out, **copy.options, batch=copy.batch, plan=plan)
+            torch.testing.assert_close(copy.out, run_reference(layer).out.float(), rtol=1e-4, atol=1e-5)
         del plan
         gc.collect()
-    assert PrefillWrapper.made == 2
+    assert PrefillWrapper.made == len(layers)
 
 
 @pytest.mark.parametrize("gate", GATES)

@@ -13,6 +13,7 @@ from switchrail.ops.phases import OneRun
 
 from switchrail_kernels.wrappers import WrapperPlan, Wrappers, check_cache, fit, is_aligned
 
+
 class FlashInferAttention(OneRun, AttentionBackend):
     """Paged attention for compute capability 9.0, in bfloat16.
 

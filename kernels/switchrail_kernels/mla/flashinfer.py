@@ -14,7 +14,7 @@ from switchrail_kernels.wrappers import WrapperPlan, Wrappers, check_cache, fit,
 
 
 class FlashInferMla(OneRun, MlaBackend):
-    """Latent attention for compute capability 9.0, in float16 and bfloat16, with latents of 512 and 64."""
+    """Latent attention for compute capability 9.0, in bfloat16, with latents of 512 and 64."""
 
     def __init__(self, config: object = None) -> None:
         super().__init__(config)
@@ -91,7 +91,7 @@ class FlashInferMla(OneRun, MlaBackend):
                 return_lse_base_on_e=True,
             )
         if w_v is not None:
-            project(result, w_v.transpose(1, 2), out)
+            project(result, w_v, out, values=True)
         elif result is not out:
             out.copy_(result)
         plan.clear_padding(out, lse)
