@@ -98,14 +98,17 @@ class Backends:
                 continue
             try:
                 self._runtime.resolve(case.op, case.phase, **self._query(case), preferences={case.op: name})
-                if (case.op, name) not in self._built:
-                    self._built[case.op, name] = self._runtime.build(case.op, name)
+                found[name] = self.build(case.op, name)
             except SwitchrailError as error:
                 text = str(error).partition("\n")[0]
                 reasons[name] = text.partition(": ")[2] or text
-                continue
-            found[name] = self._built[case.op, name]
         return found, reasons
+
+    def build(self, op: str, name: str) -> Backend:
+        """A backend by name."""
+        if (op, name) not in self._built:
+            self._built[op, name] = self._runtime.build(op, name)
+        return self._built[op, name]
 
     def auto(self, case: Case) -> tuple[str, str]:
         """The backend that `auto` has for such a batch, by this machine's times where there are any; why."""
@@ -185,12 +188,12 @@ def bind(backend: Backend, call: Call, plan: object) -> Run:
     )
 
 
-def agree(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> None:
-    """Holds a result against another of the same call.
+def agree(result: torch.Tensor, other: torch.Tensor, name: str, dtype: torch.dtype) -> None:
+    """Holds a result against another's of the same call.
 
     Raises:
         AssertionError: They are further apart than two right results can be.
     """
-    difference = float((one.double() - other.double()).norm() / other.double().norm())
+    difference = float((result.double() - other.double()).norm() / other.double().norm())
     allowed = 2 * BOUNDS[dtype].norm
-    assert difference <= allowed, f"{difference:.1e} away from the first, {allowed:.1e} is allowed"
+    assert difference <= allowed, f"{difference:.1e} away from {name}, {allowed:.1e} is allowed"

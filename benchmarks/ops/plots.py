@@ -25,6 +25,9 @@ STYLES = {
 }
 """Colour and marker; those of bare functions are hollow."""
 
+OTHER = ("#000000", "x")
+"""Those of everything else."""
+
 FIGURES = {
     "prefill": [(op, "prefill") for op in ("gated_delta", "kda", "lightning", "mamba2", "short_conv")],
     "decode": [(op, "decode") for op in ("gated_delta", "kda", "lightning", "mamba2", "short_conv")],
@@ -88,10 +91,9 @@ def _panel(axis: Any, title: str, rows: Sequence[Mapping[str, Any]]) -> dict[str
     handles: dict[str, Any] = {}
     for y, row in enumerate(rows):
         ratios = {name: usual(times) / row["floor_s"] for name, times in row["times"].items()}
-        shown = {name: ratio for name, ratio in ratios.items() if name in STYLES}
-        axis.plot([1, max(shown.values())], [y, y], color="#dddddd", linewidth=1, zorder=1)
-        for name, ratio in shown.items():
-            color, marker = STYLES[name]
+        axis.plot([1, max(ratios.values())], [y, y], color="#dddddd", linewidth=1, zorder=1)
+        for name, ratio in ratios.items():
+            color, marker = STYLES.get(name, OTHER)
             own = row["times"][name]["kind"] == "backend"
             handles[name] = axis.plot(
                 ratio,

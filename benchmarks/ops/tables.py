@@ -95,14 +95,17 @@ def _auto(row: Mapping[str, Any], best: float) -> str:
 
 
 def _rate(row: Mapping[str, Any], backends: Sequence[str]) -> str:
-    """What the fastest backend moves and computes a second."""
-    times = min((row["times"][name] for name in backends if name in row["times"]), key=usual)
+    """What the fastest backend moves and computes a second; nothing where all were wrong."""
+    times = min((row["times"][name] for name in backends if name in row["times"]), key=usual, default=None)
+    if times is None:
+        return ""
     text = f"{times['bytes_per_s'] / 1e9:,.0f} GB/s"
     return text + (f", {times['flops_per_s'] / 1e12:,.0f} TFLOP/s" if row["flops"] else "")
 
 
 def _host(row: Mapping[str, Any], backends: Sequence[str]) -> str:
-    return " / ".join(_us(row["times"][name]["host_s"]) for name in backends if name in row["times"])
+    times = (row["times"].get(name) for name in backends)
+    return " / ".join("-" if found is None else _us(found["host_s"]) for found in times)
 
 
 def _us(seconds: float) -> str:

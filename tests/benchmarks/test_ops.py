@@ -9,6 +9,7 @@ import pytest
 import torch
 from switchrail.ops.gated_delta.torch import TorchGatedDelta
 from switchrail_kernels.describe import support
+from switchrail_kernels.lightning.triton import TritonLightning
 
 from benchmarks.ops import document, plots, tables
 from benchmarks.ops.__main__ import main
@@ -72,7 +73,23 @@ def test_a_peer_that_is_wrong_is_left_out(monkeypatch, tmp_path):
     assert main([*TINY, *chosen, "--json", str(path)]) == 0
     (row,) = document.rows_of(document.read(path), "attention", "prefill")
     assert set(row["times"]) == {"torch"}
-    assert "away from the first" in row["left_out"]["SDPA bare"]
+    assert "away from torch" in row["left_out"]["SDPA bare"]
+
+
+def test_a_backend_alone_is_held_to_plain_torch_at_the_shape_that_is_timed(monkeypatch, tmp_path, capsys):
+    chosen = ["--op", "lightning", "--phase", "decode", "--shape", "B=1", "--no-peers"]
+    command = ["--tiny", "--device", "cpu", "--backend", "triton", *chosen]
+    assert main([*command, "--json", str(tmp_path / "right.json")]) == 0
+    right = TritonLightning.decode
+
+    def wrong(self, *args, out, **kwargs):
+        right(self, *args, out=out, **kwargs)
+        if out.shape[0] == 1:  # not those that the oracle sees
+            out.mul_(1.01)
+
+    monkeypatch.setattr(TritonLightning, "decode", wrong)
+    assert main([*command, "--json", str(tmp_path / "wrong.json")]) == 1
+    assert "wrong: triton in lightning decode B=1: 1.0e-02 away from torch" in capsys.readouterr().err
 
 
 def test_nothing_to_time_is_an_error(capsys):
@@ -111,6 +128,29 @@ def test_tables_have_every_case_and_go_between_the_marks(kept, tmp_path):
     assert any(line.startswith("| `gated_delta` | `triton` |") for line in rows)
     with pytest.raises(ValueError, match="times: begin"):
         tables.replace(kept, "times", "no marks there")
+
+
+def test_a_case_in_which_backends_are_missing_still_has_its_row():
+    times = {"eager_s": {"median": 2e-6}, "host_s": 3e-6, "bytes_per_s": 1e9, "flops_per_s": 1e12}
+    common = {"op": "kda", "phase": "decode", "held_out": False, "floor_s": 1e-6, "flops": 0}
+    common |= {"auto": {"backend": "one", "because": ""}}
+    found = {
+        "one": {"kind": "backend", **times},
+        "other": {"kind": "backend", **times},
+        "a peer": {"kind": "peer", **times},
+    }
+    about = {"device": "none", "date": "", "versions": {}, "copy_bytes_per_s": 1, "matmul_flops_per_s": 1}
+    results = [
+        {**common, "shape": shape, "times": {name: found[name] for name in names}}
+        for shape, names in (("B=1", found), ("B=32", ["other"]), ("B=256", ["a peer"]))
+    ]
+    lines = tables.times({"runs": [{**about, "results": results}]}).splitlines()
+    assert lines[-3:] == [
+        "| B=1 | 1.0 | **2.0 (eager) (2.00)** | **2.0 (eager) (2.00)** | `one` (1.00) | 1 GB/s | 3.0 / 3.0 "
+        "| 2.0 (eager) |",
+        "| B=32 | 1.0 |  | **2.0 (eager) (2.00)** | `one` | 1 GB/s | - / 3.0 |  |",
+        "| B=256 | 1.0 |  |  | `one` |  | - / - | 2.0 (eager) |",
+    ]
 
 
 def test_the_figures_are_drawn_the_same_each_time(kept, tmp_path):
