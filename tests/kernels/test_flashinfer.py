@@ -404,6 +404,16 @@ def test_gated_delta_states_in_bfloat16(make, phase):
     verify(make("gated_delta", "FlashInferGatedDelta"), call, bound=Error(5e-3, 2e-2))
 
 
+@pytest.mark.parametrize("qk_l2norm", [True, False])
+def test_weights_of_gated_delta_decode(make, qk_l2norm):
+    backend = make("gated_delta", "FlashInferGatedDelta")
+    options = {"raw": "softplus", "qk_l2norm": qk_l2norm, "dtype": torch.float32, **DELTA}
+    verify(backend, gated_delta_call([1] * 3, phase="decode", beta_scale=4.0, **options))
+    call = gated_delta_call([1] * 3, phase="decode", beta_scale=4.5, **options)
+    with pytest.raises(ContractError, match=r"beta_scale: got 4.5; asked is of this backend, 4.0 at most"):
+        call.run(backend)
+
+
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("options", [{"in_place": False}, {"qk_l2norm": False}, {"raw": "softplus"}])
 def test_kda_decode(make, gate, options):

@@ -42,6 +42,7 @@ def _stage(
     p_to_v,
     p_to_a,
     p_to_b,
+    p_zeros,
     p_factors,
     p_to_read,
     p_to_write,
@@ -77,6 +78,7 @@ def _stage(
     i_t = (tl.program_id(0) // HV).to(tl.int64)
     i_h = tl.program_id(0) % HV
     o_v = tl.arange(0, V)
+    tl.store(p_zeros + i_h, 0.0)
     if i_t < rows:
         i_hk = i_h // (HV // H)
         o_k = tl.arange(0, K)[None, :]
@@ -145,6 +147,9 @@ def _finish(
     tl.store(p_out + o, b.to(p_out.dtype.element_ty))
 
 
+MOST = 4.0
+"""The largest weight of a write for which `_stage` has a sigmoid."""
+
 _launch_stage = Launcher(_stage)
 _launch_finish = Launcher(_finish)
 
@@ -176,10 +181,6 @@ class FlashInferGatedDelta(GatedDeltaBackend):
     Its decode is compiled for each number of sequences; they are filled up to the next power of 2. States in
     bfloat16 are widened, in scratch, and narrowed again.
     """
-
-    def __init__(self, config: object = None) -> None:
-        super().__init__(config)
-        self._zeros: dict[tuple[torch.device, int], torch.Tensor] = {}
 
     def plan(self, phase: Phase, batch: StateBatch) -> _Sequences:
         """Finds the sequences that are not empty."""
@@ -262,6 +263,8 @@ class FlashInferGatedDelta(GatedDeltaBackend):
         named = {"q": q, "k": k, "v": v, "state": state, "out": out, **gates._asdict()}
         CONTRACT.check_arguments(batch, {**named, "scale": scale, "qk_l2norm": qk_l2norm})
         assert isinstance(plan, _Sequences)
+        if beta_scale is not None and beta_scale > MOST:
+            raise CONTRACT.error("beta_scale", f"{beta_scale}", f"of this backend, {MOST} at most")
         rows = q.shape[0]
         if rows == 0:
             return
@@ -299,6 +302,7 @@ class FlashInferGatedDelta(GatedDeltaBackend):
         values = q.new_empty((filled, 1, value_heads, value_size))
         a = q.new_empty((filled, 1, value_heads), dtype=torch.float32)
         b = torch.empty_like(a)
+        zeros = a.new_empty(value_heads)
         factors = a.new_empty((filled, heads))
         read = batch.read_slots.new_empty(filled, dtype=torch.int32)
         write = torch.empty_like(read)
@@ -307,16 +311,12 @@ class FlashInferGatedDelta(GatedDeltaBackend):
             (filled * value_heads, 1, 1),
             (
                 *(q, k, v, *gates.tensors, batch.read_slots, batch.write_slots),
-                *(queries, keys, values, a, b, factors, read, write),
+                *(queries, keys, values, a, b, zeros, factors, read, write),
             ),
             (rows, *gates.numbers, *strides),
             (heads, value_heads, key_size, value_size, qk_l2norm, *gates.constants, own),
             num_warps=1,
         )
-        place = q.device, value_heads
-        if place not in self._zeros:
-            self._zeros[place] = torch.zeros(value_heads, device=q.device)
-        zeros = self._zeros[place]
         gated_delta_rule_decode_pretranspose(
             queries,
             keys,
@@ -327,7 +327,7 @@ class FlashInferGatedDelta(GatedDeltaBackend):
             zeros,
             b,
             scale,
-            result[:, None],
+            result.view(filled, 1, value_heads, value_size),
             use_qk_l2norm=False,
             initial_state=pool,
             initial_state_indices=read,
