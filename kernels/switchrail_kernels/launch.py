@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+from functools import cache
 from typing import Any
 
 import torch
+import triton
 from triton import knobs
 
 from switchrail_kernels.replay import ALIGNMENT, Binary, recording
@@ -89,7 +92,7 @@ class Launcher:
         num_stages: int,
         options: dict[str, int],
     ) -> Binary | None:
-        """Launches on the device `index`, and returns what it launched; None in the interpreter."""
+        """Launches on the device `index`, and returns what it launched; None where it can't be had."""
         addresses = [tensor.data_ptr() for tensor in tensors]
         key = (
             index,
@@ -108,11 +111,25 @@ class Launcher:
         compiled = self._kernel[grid](
             *tensors, *numbers, *constants, num_warps=num_warps, num_stages=num_stages, **options
         )
-        if compiled is None:
+        if compiled is None or not _is_known():
             return None
         if len(self._binaries) >= _MOST:
             self._binaries.clear()
         return self._binaries.setdefault(key, Binary(compiled))
+
+
+@cache
+def _is_known() -> bool:
+    """Whether Triton is one of those that `_run` and `Binary` were compared with; warns where it is not."""
+    known = (3, 6) <= tuple(map(int, triton.__version__.split(".")[:2])) <= (3, 9)
+    if not known:
+        warnings.warn(
+            f"switchrail_kernels launches through Triton each time, tens of microseconds a call slower: it "
+            f"knows how Triton 3.6 to 3.9 launch, not {triton.__version__}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return known
 
 
 def _specialization(number: float) -> object:

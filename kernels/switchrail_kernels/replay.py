@@ -9,6 +9,7 @@ an earlier one in these is right if that was, and launches the same kernels with
 from __future__ import annotations
 
 import ctypes
+import re
 import struct
 import sys
 import threading
@@ -192,14 +193,25 @@ def scratch(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) ->
     )
 
 
-_NUMBERS = frozenset(["constexpr", "fp32", "i1", "u1", "i32", "i64", "u64"])
+_DECLARED = {"fp32": "f32", "i32": "u32", "i64": "u64", "u64": "u64"}
+"""How PTX declares a kernel's numbers."""
+
+_ENTRY = re.compile(r"\.entry\s+[^\s(]+\(([^)]*)\)")
+_PARAMETER = re.compile(r"\.param\s+\.(\w+)")
+
+
+def _declared(compiled: Any) -> list[str]:
+    """The types of a kernel's parameters in PTX; none where Triton was told not to keep it."""
+    entry = _ENTRY.search(compiled.asm.get("ptx", ""))
+    return [] if entry is None else _PARAMETER.findall(entry[1])
 
 
 class Binary:
     """A compiled kernel, as the driver is given it.
 
     Attributes:
-        is_plain: Whether it is launched with addresses and numbers as parameters, and nothing else.
+        is_plain: Whether its parameters are the addresses and numbers that `parameters` gives, and a launch
+            asks for nothing else.
         function: The driver's handle.
         threads: A program's.
         shared: Bytes of a program's shared memory.
@@ -215,13 +227,15 @@ class Binary:
         self.threads: int = 32 * warps
         self.shared: int = shared
         self._types = tuple(compiled.src.signature.values())
+        types = [kind for kind in self._types if kind != "constexpr"]
+        given = ["u64" if kind[0] == "*" else _DECLARED.get(kind) for kind in types]
         self.is_plain = (
-            blocks == 1
+            [*given, "u64", "u64"] == _declared(compiled)
+            and blocks == 1
             and not metadata.launch_cooperative_grid
             and not metadata.launch_pdl
             and metadata.global_scratch_size == 0
             and metadata.profile_scratch_size == 0
-            and all(kind[0] == "*" or kind in _NUMBERS for kind in self._types)
         )
 
     def parameters(

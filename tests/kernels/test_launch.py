@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from itertools import combinations
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
-from switchrail_kernels.launch import _specialization, padded
+import triton
+import triton.language as tl
+from switchrail_kernels.launch import Launcher, _is_known, _specialization, padded
+from switchrail_kernels.replay import Binary
 from triton._C.libtriton import native_specialize_impl
+from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
+from triton.compiler import ASTSource
 
 NUMBERS = [
     *(0, 1, 2, 15, 16, 17, 32, -1, -16, -17, True, False, 0.0, 1.0, 0.5, float("inf")),
@@ -32,3 +39,52 @@ def test_numbers_are_told_apart_as_triton_tells_them_apart():
 )
 def test_padded(size, least, expected):
     assert padded(size, least) == expected
+
+
+def _kernel(p_x, p_y, n, stride, one, factor, BLOCK: tl.constexpr):
+    places = tl.arange(0, BLOCK)
+    tl.store(p_y + places * stride, tl.load(p_x + places * one) * factor, mask=places < n)
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    types = {"p_x": "*fp32", "p_y": "*fp32", "n": "i32", "stride": "i64", "one": "constexpr"}
+    signature = {**types, "factor": "fp32", "BLOCK": "constexpr"}
+    source = ASTSource(triton.JITFunction(_kernel), signature, {"one": 1, "BLOCK": 64})
+    kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32))
+    names = ("metadata", "packed_metadata", "src", "asm")
+    return {"run": None, "function": 7} | {name: getattr(kernel, name) for name in names}
+
+
+def test_what_the_driver_is_given_is_what_the_kernel_declares(compiled):
+    binary = Binary(SimpleNamespace(**compiled))
+    assert binary.is_plain
+    assert binary.threads == 32 * compiled["metadata"].num_warps
+    given = binary.parameters([(0, 0), (-2, 256)], (5, -1, 1, 0.5, 64))
+    assert given == ((0, 0), (-2, 256), (-1, 5), (-1, 2**64 - 1), (-1, 0x3F000000), (-1, 0), (-1, 0))
+
+
+@pytest.mark.parametrize(("old", "new"), [(".param .f32", ".param .f64"), (".entry", ".func")])
+def test_a_kernel_that_declares_something_else_is_not_plain(compiled, old, new):
+    other = compiled | {"asm": {"ptx": compiled["asm"]["ptx"].replace(old, new)}}
+    assert not Binary(SimpleNamespace(**other)).is_plain
+    assert not Binary(SimpleNamespace(**compiled | {"asm": {}})).is_plain
+
+
+def test_other_versions_of_triton_launch_themselves(monkeypatch):
+    launched = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *arguments, **options: launched.append(arguments) or object()
+
+    monkeypatch.setattr(triton, "__version__", "3.10.0+git1")
+    _is_known.cache_clear()
+    launch, x = Launcher(Kernel()), torch.zeros(4)
+    try:
+        with pytest.warns(RuntimeWarning, match=r"not 3\.10\.0"):
+            launch((1, 1, 1), (x,), (2,), (), num_warps=4)
+        launch((1, 1, 1), (x,), (2,), (), num_warps=4)
+    finally:
+        _is_known.cache_clear()
+    assert launched == [(x, 2), (x, 2)]
