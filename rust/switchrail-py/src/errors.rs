@@ -15,7 +15,7 @@ fn class_of(code: &str) -> &'static str {
         "unknown_phase" | "plan_no_phase" => "UnknownPhaseError",
         "unknown_dtype" => "UnknownDtypeError",
         "unknown_device" => "UnknownDeviceError",
-        "unknown_preference_key" => "PreferenceError",
+        "unknown_preference_key" | "plan_classes" => "PreferenceError",
         "unknown_backend" | "unknown_preferred_backend" | "unknown_registered_backend" => {
             "UnknownBackendError"
         }
@@ -46,6 +46,8 @@ fn class_of(code: &str) -> &'static str {
         | "plan_document_layer"
         | "plan_document_backend"
         | "plan_document_missing"
+        | "plan_document_twice"
+        | "plan_document_classes"
         | "replay_order"
         | "replay_unknown" => "SchemaError",
         "unknown_plugin" => "UnknownPluginError",

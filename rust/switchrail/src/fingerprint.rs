@@ -1,12 +1,17 @@
 //! A digest of everything that decides what runs.
 
-use std::fmt::{self, Write as _};
+use std::{
+    collections::BTreeSet,
+    fmt::{self, Write as _},
+};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::{Op, PluginRecord, PluginState, Registration, Route, RoutePlan, Schema, Snapshot};
+use crate::{
+    BackendSpec, Op, Phase, PluginRecord, PluginState, Registration, Route, RoutePlan, Schema, Snapshot,
+};
 
 /// The hooks of one target, in the order in which they run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,8 +30,8 @@ pub struct FingerprintInputs<'a> {
     pub plugins: &'a [PluginRecord],
     /// The hooks: of each target in order; the order of targets does not count.
     pub hooks: &'a [HookChain],
-    /// The active backends: everything in their specs, origin and configuration count; ids and the order of
-    /// registration don't.
+    /// The active backends: everything in their specs, origin, configuration and in which phases they are active count;
+    /// ids and the order of registration don't.
     pub snapshot: &'a Snapshot,
     /// The route plans in use: model type, layer kinds, routes and the backends that they pin count; what the model is
     /// called does not, for that is the name of its folder.
@@ -62,11 +67,19 @@ impl Fingerprint {
             })
         });
         let active = Op::ALL.into_iter().flat_map(|op| inputs.snapshot.of_op(op));
+        let active = active.map(|backend| {
+            let BackendSpec { op, name, phases, .. } = &backend.spec;
+            let is_active = |phase: &&Phase| {
+                let found = inputs.snapshot.active(*op, name, **phase);
+                found.is_some_and(|found| found.id == backend.id)
+            };
+            backend_json(backend, &phases.iter().filter(is_active).copied().collect())
+        });
         let inputs = json!({
             "switchrail": env!("CARGO_PKG_VERSION"),
             "plugins": sorted(plugins),
             "hooks": sorted(inputs.hooks.iter().map(|chain| json!({"target": chain.target, "hooks": chain.hooks}))),
-            "backends": sorted(active.map(|backend| backend_json(backend))),
+            "backends": sorted(active),
             "plans": sorted(inputs.plans.iter().map(|plan| plan_json(plan))),
         });
         let mut text = String::new();
@@ -93,18 +106,29 @@ pub(crate) fn hexadecimal(digest: &[u8]) -> String {
     })
 }
 
-fn backend_json(backend: &Registration) -> Value {
-    json!({"origin": backend.origin, "spec": backend.spec, "config": backend.effective_config()})
+/// Of several registrations of one name, `phases` tell which serves when.
+fn backend_json(backend: &Registration, phases: &BTreeSet<Phase>) -> Value {
+    json!({
+        "origin": backend.origin,
+        "spec": backend.spec,
+        "config": backend.effective_config(),
+        "active": phases,
+    })
 }
 
 fn plan_json(plan: &RoutePlan) -> Value {
     let name = |id| plan.backend(id).map(|backend| backend.spec.name.as_str());
+    let backends = plan.backends().iter().map(|backend| {
+        let decisions = plan.routes().iter().map(|route| &route.decision);
+        let its = decisions.filter(|decision| decision.serving().iter().any(|other| other.id == backend.id));
+        backend_json(backend, &its.map(|decision| decision.query.phase).collect())
+    });
     json!({
         "model_type": plan.layout().model_type(),
         "layers": plan.layout().layers().iter().map(|layer| layer.kind).collect::<Vec<_>>(),
         "routes": plan.entries().map(|(layer, op, phase, id)| json!([layer, op, phase, name(id)])).collect::<Vec<_>>(),
         "classes": plan.routes().iter().filter_map(classes_json).collect::<Vec<_>>(),
-        "backends": sorted(plan.backends().iter().map(|backend| backend_json(backend))),
+        "backends": sorted(backends),
     })
 }
 

@@ -160,6 +160,31 @@ fn one_without_a_time_somewhere_does_not_serve_there() {
 }
 
 #[test]
+fn one_without_a_time_somewhere_is_not_for_calls_of_which_nothing_is_known() {
+    let samples = vec![
+        sample(64, 64, &[("all", 100), ("few", 50)]),
+        sample(65_536, 65_536, &[("all", 1_000)]),
+    ];
+    let decision = decide(&["few", "all"], samples);
+    assert_eq!(decision.chosen.name, "all");
+    assert_eq!([64, 65_536].map(|rows| at(&decision, rows, rows)), ["few", "all"]);
+}
+
+#[test]
+fn numbers_of_any_size_are_read() {
+    let most = u64::MAX;
+    let samples = vec![
+        sample(most, 1, &[("a", most), ("b", 1)]),
+        sample(1, most, &[("a", 0), ("b", most)]),
+    ];
+    let decision = decide(&["a", "b", "c"], samples);
+    assert_eq!(at(&decision, most, 1), "b");
+    assert_eq!(at(&decision, 1, most), "a");
+    let told = decision.rejected[0].reasons[0].to_string();
+    assert!(told.starts_with("fits, but was not measured here"), "{told}");
+}
+
+#[test]
 fn the_second_everywhere_may_be_the_first_between() {
     let samples = vec![
         sample(1_024, 1_024, &[("a", 100), ("b", 120), ("c", 1_000)]),

@@ -215,6 +215,28 @@ fn a_plan_that_contradicts_itself_is_refused() {
         &|json| drop(json["routes"].as_array_mut().unwrap().pop()),
         "no route says what serves it in decode",
     );
+    refuse(
+        &|json| {
+            let routes = json["routes"].as_array_mut().unwrap();
+            routes.push(routes[0].clone());
+        },
+        "has two routes of",
+    );
+    let (bounds, backend) = (json!({"first": 0, "last": 1}), json["backends"][0]["id"].clone());
+    let every = vec![json!({"id": backend, "name": "a", "origin": {"kind": "user"}}); 1 << 10];
+    refuse(
+        &|json| {
+            let mut route = json["routes"][0].clone();
+            route["decision"]["classes"] = json!({
+                "op": route["decision"]["query"]["op"], "rows": bounds, "other": bounds, "runs": [[0, 4]],
+                "backends": every,
+            });
+            route["layers"] = json!([]);
+            let routes = json["routes"].as_array_mut().unwrap();
+            routes.extend(vec![route; 7]);
+        },
+        "too many combinations",
+    );
 }
 
 #[test]

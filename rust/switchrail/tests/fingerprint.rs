@@ -7,8 +7,8 @@ use std::{path::PathBuf, process::Command, sync::Arc};
 use common::{clear, configure, plugin, preferences, qwen3_next, register, request, spec};
 use serde_json::json;
 use switchrail::{
-    BackendSpec, Fingerprint, FingerprintInputs, HookChain, LayerKind, Layout, Op, Origin, PlanRequest,
-    PluginGroup, PluginOrigin, PluginRecord, PluginState, RoutePlan, Runtime,
+    BackendSpec, Fingerprint, FingerprintInputs, HookChain, LayerKind, Layout, Op, Origin, Phase,
+    PlanRequest, PluginGroup, PluginOrigin, PluginRecord, PluginState, RoutePlan, Runtime,
 };
 
 /// Everything that a fingerprint is of, to be changed piece by piece.
@@ -210,6 +210,49 @@ fn each_input_changes_it() {
         seen.push((what, digest));
     }
     assert_eq!(seen.len(), 20);
+}
+
+#[test]
+fn of_overrides_that_share_a_phase_the_order_counts() {
+    let digest = |reversed: bool| {
+        let mut world = world();
+        world.request.phases.insert(Phase::Verify);
+        for op in [Op::Attention, Op::GatedDelta, Op::ShortConv] {
+            let verifying = BackendSpec {
+                phases: Phase::ALL.into(),
+                ..spec(op, "torch")
+            };
+            register(&world.runtime, Origin::User, verifying, true);
+        }
+        let on = |path: &str, phases: [Phase; 2]| BackendSpec {
+            path: path.into(),
+            phases: phases.into(),
+            ..spec(Op::Attention, "torch")
+        };
+        let mut overrides = [
+            on("one:Backend", [Phase::Prefill, Phase::Decode]),
+            on("two:Backend", [Phase::Decode, Phase::Verify]),
+        ];
+        if reversed {
+            overrides.reverse();
+        }
+        for spec in overrides {
+            register(&world.runtime, Origin::User, spec, true);
+        }
+        let snapshot = world.runtime.snapshot();
+        let plan = RoutePlan::new(&snapshot, world.layout, world.request).unwrap();
+        let inputs = FingerprintInputs {
+            plugins: &[],
+            hooks: &[],
+            snapshot: &snapshot,
+            plans: &[&plan],
+        };
+        Fingerprint::new(inputs).inputs
+    };
+    assert_eq!(digest(false), digest(false));
+    for part in ["backends", "plans"] {
+        assert_ne!(digest(false)[part], digest(true)[part]);
+    }
 }
 
 #[test]

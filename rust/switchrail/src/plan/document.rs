@@ -1,6 +1,9 @@
 //! The JSON form of a route plan.
 
-use std::sync::{Arc, Weak};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Weak},
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -44,8 +47,9 @@ impl TryFrom<Document> for RoutePlan {
             routes,
         } = document;
         backends.sort_by_key(|backend| backend.id);
+        let mut served = BTreeSet::new();
         for Route { layers, decision } in &routes {
-            let op = decision.query.op;
+            let (op, phase) = (decision.query.op, decision.query.phase);
             if let Some(layer) = layers.iter().find(|layer| {
                 layout
                     .layers()
@@ -54,12 +58,20 @@ impl TryFrom<Document> for RoutePlan {
             }) {
                 return Err(PlanDocumentError::Layer { layer: *layer, op });
             }
+            if let Some(layer) = layers.iter().find(|layer| !served.insert((op, phase, **layer))) {
+                return Err(PlanDocumentError::Twice {
+                    layer: *layer,
+                    op,
+                    phase,
+                });
+            }
             let known = |id: BackendId| backends.binary_search_by_key(&id, |backend| backend.id).is_ok();
             if let Some(missing) = decision.serving().iter().find(|backend| !known(backend.id)) {
                 return Err(PlanDocumentError::Backend { id: missing.id });
             }
         }
-        let tables = Tables::new(&layout, &routes);
+        let tables =
+            Tables::new(&layout, &routes).map_err(|(op, phase)| PlanDocumentError::Classes { op, phase })?;
         for layer in layout.layers() {
             for op in &layer.ops {
                 let missing = |phase: &&Phase| tables.get(tables.start(*op, **phase), layer.id).is_none();
@@ -112,6 +124,24 @@ pub enum PlanDocumentError {
         /// A phase that was asked for.
         phase: Phase,
     },
+    /// Two routes are for one layer, op and phase.
+    #[error("layer {layer} has two routes of {op} in {phase}")]
+    Twice {
+        /// The layer.
+        layer: usize,
+        /// The op.
+        op: Op,
+        /// The phase.
+        phase: Phase,
+    },
+    /// The classes of an op's routes have more combinations than a plan keeps tables for.
+    #[error("the classes of {op} in {phase} have too many combinations")]
+    Classes {
+        /// The op.
+        op: Op,
+        /// The phase.
+        phase: Phase,
+    },
 }
 
 impl CoreError for PlanDocumentError {
@@ -120,6 +150,8 @@ impl CoreError for PlanDocumentError {
             Self::Layer { .. } => "plan_document_layer",
             Self::Backend { .. } => "plan_document_backend",
             Self::Missing { .. } => "plan_document_missing",
+            Self::Twice { .. } => "plan_document_twice",
+            Self::Classes { .. } => "plan_document_classes",
         }
     }
 
@@ -127,7 +159,8 @@ impl CoreError for PlanDocumentError {
         match self {
             Self::Layer { layer, op } => serde_json::json!({"found": layer, "op": op}),
             Self::Backend { id } => serde_json::json!({"found": id}),
-            Self::Missing { layer, op, phase } => {
+            Self::Classes { op, phase } => serde_json::json!({"op": op, "phase": phase}),
+            Self::Missing { layer, op, phase } | Self::Twice { layer, op, phase } => {
                 serde_json::json!({"layer": layer, "op": op, "phase": phase})
             }
         }

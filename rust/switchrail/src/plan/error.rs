@@ -46,6 +46,18 @@ pub enum PlanError {
         /// Why, with every candidate's reasons.
         source: Box<ResolveError>,
     },
+    /// The classes of an op's routes have more combinations than a plan keeps tables for.
+    #[error(
+        "{op} {phase} of {model} is served by too many backends for tables of all their combinations; name one of them"
+    )]
+    Classes {
+        /// The model.
+        model: String,
+        /// The op.
+        op: Op,
+        /// The phase.
+        phase: Phase,
+    },
 }
 
 impl CoreError for PlanError {
@@ -54,6 +66,7 @@ impl CoreError for PlanError {
             Self::NoPhase { .. } => "plan_no_phase",
             Self::Preference(error) => error.code(),
             Self::Uncovered { .. } => "layer_uncovered",
+            Self::Classes { .. } => "plan_classes",
             Self::Unroutable { source, .. } => match source.code() {
                 "no_backend" => "layer_no_backend",
                 code => code,
@@ -73,6 +86,9 @@ impl CoreError for PlanError {
             } => serde_json::json!({
                 "model": model, "layer": layer, "kind": kind, "found": what, "valid": Op::ALL,
             }),
+            Self::Classes { model, op, phase } => {
+                serde_json::json!({"model": model, "op": op, "phase": phase})
+            }
             Self::Unroutable {
                 model,
                 layers,

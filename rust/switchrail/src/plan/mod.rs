@@ -198,8 +198,13 @@ impl RoutePlan {
             .filter(|backend| ids.contains(&backend.id));
         let mut backends: Vec<Arc<Registration>> = backends.cloned().collect();
         backends.sort_by_key(|backend| backend.id);
+        let tables = Tables::new(&layout, &routes).map_err(|(op, phase)| PlanError::Classes {
+            model: layout.model().to_owned(),
+            op,
+            phase,
+        })?;
         Ok(Self {
-            tables: Tables::new(&layout, &routes),
+            tables,
             layout,
             request,
             version: snapshot.version(),

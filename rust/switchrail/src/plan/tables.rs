@@ -27,6 +27,9 @@ impl BatchTables {
     }
 }
 
+/// So many cells an op and phase have at most; a plan of three kinds of layers with six classes each has some 10,000.
+const MOST_CELLS: usize = 1 << 20;
+
 /// The tables, one after the other, each with a cell a layer. The first is empty: that of ops that no layer runs, and of
 /// phases that were not planned. An op in a phase has one for each combination of the classes of its routes, the first
 /// of which is that of batches that are not known.
@@ -42,7 +45,9 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    pub fn new(layout: &Layout, routes: &[Route]) -> Self {
+    /// The tables of routes of different layers; of an op and phase whose classes have too many combinations to keep
+    /// ([`MOST_CELLS`]), the op and phase.
+    pub fn new(layout: &Layout, routes: &[Route]) -> Result<Self, (Op, Phase)> {
         let layers = layout.layers().len();
         let mut cells = vec![None; layers];
         let mut starts = [[0; Phase::ALL.len()]; Op::ALL.len()];
@@ -62,6 +67,9 @@ impl Tables {
                     strides.push((*index, tables * layers));
                 }
                 tables *= classes;
+                if tables * layers.max(1) > MOST_CELLS {
+                    return Err((op, phase));
+                }
             }
             cells.resize(start + tables * layers, None);
             for table in 0..tables {
@@ -77,13 +85,13 @@ impl Tables {
                 }
             }
         }
-        Self {
+        Ok(Self {
             cells: cells.into(),
             layers,
             starts,
             phases,
             strides,
-        }
+        })
     }
 
     #[inline]

@@ -102,7 +102,8 @@ impl Axis {
 
 /// What the times of several backends say.
 pub(super) struct Verdict {
-    /// The backends that are fastest somewhere, by their numbers; the first is the fastest of them taken all together.
+    /// The backends that are fastest somewhere, by their numbers; the first is the fastest of them taken all together,
+    /// of those that were timed at the most loads: one that failed at some is nothing for calls of any.
     pub winners: Vec<usize>,
     /// Nanoseconds of each backend, the geometric mean over the loads at which all were timed.
     pub typical: Vec<Option<u64>>,
@@ -142,7 +143,7 @@ impl Verdict {
             .into_iter()
             .collect();
         let means = plane.means(names.len());
-        winners.sort_by_key(|index| means[*index].map_or((true, 0), |mean| (false, mean)));
+        winners.sort_by_key(|index| (plane.gaps(*index), means[*index]));
         if winners.is_empty() {
             return None;
         }
@@ -217,21 +218,30 @@ impl Plane {
         }
     }
 
+    fn samples(&self) -> impl Iterator<Item = &Times> {
+        self.lines
+            .iter()
+            .flat_map(|(_, line)| line.iter().map(|(_, times)| times))
+    }
+
+    /// At how many loads another backend was timed, and this one was not.
+    fn gaps(&self, index: usize) -> usize {
+        self.samples()
+            .filter(|times| times[index].is_none() && times.iter().any(Option::is_some))
+            .count()
+    }
+
     /// The logarithm of each backend's geometric mean over the loads at which all of those with a time were timed;
     /// where there is none, over its own.
     fn means(&self, count: usize) -> Times {
-        let samples = || {
-            self.lines
-                .iter()
-                .flat_map(|(_, line)| line.iter().map(|(_, times)| times))
-        };
         let timed: Vec<usize> = (0..count)
-            .filter(|index| samples().any(|times| times[*index].is_some()))
+            .filter(|index| self.samples().any(|times| times[*index].is_some()))
             .collect();
         let common = |times: &&Times| timed.iter().all(|index| times[*index].is_some());
-        let shared = samples().any(|times| common(&times));
+        let shared = self.samples().any(|times| common(&times));
         let mean = |index: usize| {
-            let known: Vec<i64> = samples()
+            let known: Vec<i64> = self
+                .samples()
                 .filter(|times| !shared || common(times))
                 .filter_map(|times| times[index])
                 .collect();

@@ -34,7 +34,7 @@ impl Load {
             rows = rows.saturating_add(own);
             longest = longest.max(own);
             // row i of the sequence sees what was before, the rows before it and itself
-            let twice = (2 * cached + 1).saturating_sub(own);
+            let twice = cached.saturating_mul(2).saturating_add(1).saturating_sub(own);
             seen = seen.saturating_add(own.saturating_mul(twice).div_ceil(2));
         }
         let length = if op.is_paged() {
@@ -115,5 +115,15 @@ mod tests {
             (Load { rows: 0, length: 0 }, (0, 0))
         );
         assert_eq!(log2(0), 0);
+    }
+
+    #[test]
+    fn no_batch_is_too_large() {
+        let most = u64::MAX;
+        let load = Load::of(Op::Mla, [(1, most), (1, most)]);
+        assert!((load.rows, load.length >= most / 4) == (2, true), "{load:?}");
+        let load = Load::of(Op::Mla, [(most, most), (most, 0)]);
+        assert_eq!(load.rows, most);
+        assert!(load.place(Op::Mla).0 < 64 * OCTAVE);
     }
 }

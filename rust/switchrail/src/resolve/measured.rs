@@ -89,7 +89,7 @@ pub(super) struct Microseconds(pub u64);
 
 impl fmt::Display for Microseconds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let tenths = (self.0 + 50) / 100;
+        let tenths = self.0.saturating_add(50) / 100;
         write!(f, "{}.{} us", tenths / 10, tenths % 10)
     }
 }
