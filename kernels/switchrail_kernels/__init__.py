@@ -38,11 +38,11 @@ LATENT_SIZES = ((40, 32), (96, 64), (160, 128), (192, 128), (288, 256), (320, 25
 """Of `mla`: a latent and the rotated part of its key together, and a latent; other latents up to 512 are
 padded."""
 
-_RECURRENT: Claims = {
-    "head_sizes": RECURRENT_SIZES,
-    "state_dtypes": ("float32", "bfloat16"),
-    "state_layouts": ("VK",),
-}
+_STATES: Claims = {"state_dtypes": ("float32", "bfloat16"), "state_layouts": ("VK",)}
+_RECURRENT: Claims = {**_STATES, "head_sizes": RECURRENT_SIZES}
+
+_CUTEDSL = "nvidia-cutlass-dsl>=4.8.1"
+_FLASHINFER = ("flashinfer-python>=0.6.13,<0.7", "triton>=3.6")
 
 CAPABILITIES: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
     "triton": ((8, 0), None),
@@ -60,12 +60,12 @@ COMMON: dict[str, Claims] = {
     },
     "cutedsl": {
         "dtypes": ("float32", "float16", "bfloat16"),
-        "packages": ("nvidia-cutlass-dsl>=4.5", "apache-tvm-ffi>=0.1.6"),
+        "packages": (_CUTEDSL, "apache-tvm-ffi>=0.1.12"),
         "priority": 50,
     },
     "flashinfer": {
         "dtypes": ("bfloat16",),
-        "packages": ("flashinfer-python>=0.6.13,<0.7", "triton>=3.6"),
+        "packages": _FLASHINFER,
         "priority": 50,
     },
     "flashqla": {
@@ -106,31 +106,28 @@ BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
     ("gated_delta", "cutedsl"): (
         "CuteGatedDelta",
         {
+            **_STATES,
             "phases": ("decode",),
             "head_sizes": tuple((k, v) for k in (64, 128, 256) for v in (64, 128, 256)),
-            "state_dtypes": ("float32", "bfloat16"),
-            "state_layouts": ("VK",),
             "features": ("raw_gates", "cuda_graph", "batch_invariant"),
         },
     ),
     ("gated_delta", "flashinfer"): (
         "FlashInferGatedDelta",
         {
+            **_STATES,
             "phases": ("prefill", "decode"),
             "head_sizes": ((128, 128),),
-            "state_dtypes": ("float32", "bfloat16"),
-            "state_layouts": ("VK",),
-            "packages": ("flashinfer-python>=0.6.13,<0.7", "nvidia-cutlass-dsl>=4.5", "triton>=3.6"),
+            "packages": (*_FLASHINFER, _CUTEDSL),
             "features": ("raw_gates",),
         },
     ),
     ("gated_delta", "flashqla"): (
         "FlashQlaGatedDelta",
         {
+            **_STATES,
             "phases": ("prefill",),
             "head_sizes": ((128, 128),),
-            "state_dtypes": ("float32", "bfloat16"),
-            "state_layouts": ("VK",),
             "features": ("raw_gates",),
         },
     ),
@@ -145,11 +142,11 @@ BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
     ("kda", "flashinfer"): (
         "FlashInferKda",
         {
+            **_STATES,
             "phases": ("decode",),
             "head_sizes": ((64, 64), (128, 128)),
             "state_dtypes": ("bfloat16",),
-            "state_layouts": ("VK",),
-            "packages": ("flashinfer-python>=0.6.13,<0.7", "nvidia-cutlass-dsl>=4.5", "triton>=3.6"),
+            "packages": (*_FLASHINFER, _CUTEDSL),
             "features": ("raw_gates",),
         },
     ),

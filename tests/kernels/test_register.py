@@ -2,6 +2,7 @@ import importlib
 import importlib.metadata
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import switchrail.testing
@@ -16,6 +17,13 @@ from switchrail.ops.backend import (
     MlaBackend,
     ShortConvBackend,
 )
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
 
 BASES = {
     "attention": AttentionBackend,
@@ -76,6 +84,19 @@ def test_importing_and_registering_imports_neither_torch_nor_triton():
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     ).stdout
     assert printed == "[]\n"
+
+
+def test_the_extra_of_each_library_brings_what_its_backends_need():
+    with (ROOT / "kernels/pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)["project"]
+    needed = {}
+    for (_, name), (_, own) in switchrail_kernels.BACKENDS.items():
+        packages = {**switchrail_kernels.COMMON[name], **own}["packages"]
+        needed.setdefault(name, set()).update(packages)
+    triton = needed.pop("triton")
+    assert {requirement.partition(";")[0] for requirement in project["dependencies"]} >= triton
+    extras = {name: set(requirements) for name, requirements in project["optional-dependencies"].items()}
+    assert extras == {name: packages - triton for name, packages in needed.items()}
 
 
 @pytest.mark.parametrize(
