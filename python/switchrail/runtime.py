@@ -326,11 +326,9 @@ class Runtime(Registrar):
     def _measurements(
         self, device: Platform | str, given: Iterable[Mapping[str, Any]] | None
     ) -> list[dict[str, Any]]:
-        if given is None:
-            given = ()
-            if isinstance(device, Platform):
-                given = measurements_for(device, self._loader.packages())
-        return as_arguments(given)
+        if given is not None:
+            return as_arguments(given)
+        return measurements_for(device, self._loader.packages()) if isinstance(device, Platform) else []
 
     def fingerprint(self, *plans: RoutePlan) -> str:
         """A digest of loaded plugins, hooks, backends, configurations and the given plans.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from switchrail.errors import TimesError
+from switchrail import _core
+from switchrail.errors import ArgumentError, TimesError
 
 if TYPE_CHECKING:
     from switchrail.platforms import Platform
@@ -21,9 +23,6 @@ Machine = dict[str, Any]
 op without), `no_decay` (whether no gate decayed), `samples` (each with `rows`, `length` and `nanoseconds`,
 backend -> a call's), `ways` (backend -> how it was timed) and `left_out` (backend -> why it wasn't).
 """
-
-_KEYS = ("op", "phase", "dtype", "head_size", "heads", "no_decay", "samples")
-"""What of a measurement decides."""
 
 
 def times_path() -> Path:
@@ -43,7 +42,7 @@ def measurements_for(platform: Platform, packages: Mapping[str, str]) -> list[di
         packages: What is installed, by normalised name.
 
     Raises:
-        TimesError: There is a file, and it can't be read.
+        TimesError: There is a file, and it can't be read, or a field of it has no meaning.
     """
     machines = read_machines(times_path())
     if not machines:
@@ -52,7 +51,10 @@ def measurements_for(platform: Platform, packages: Mapping[str, str]) -> list[di
     for machine in machines:
         same = machine["packages"].items() <= packages.items()
         if same and machine["device"] == device:
-            return [{key: measurement[key] for key in _KEYS} for measurement in machine["measurements"]]
+            try:
+                return as_arguments(machine["measurements"])
+            except ArgumentError as error:
+                raise _error(times_path(), str(error)) from error
     return []
 
 
@@ -66,7 +68,7 @@ def read_machines(path: Path) -> list[Machine]:
         document = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         return []
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _error(path, str(error)) from error
     schema = document.get("schema") if isinstance(document, dict) else None
     if isinstance(schema, int) and 0 < schema < SCHEMA:
@@ -123,24 +125,88 @@ def device_of(platform: Platform) -> dict[str, Any]:
 
 
 def as_arguments(measurements: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Measurements in the form that the core takes."""
-    return [
-        {
-            **measurement,
-            "head_size": _pair(measurement.get("head_size")),
-            "heads": _pair(measurement.get("heads")),
-            "no_decay": measurement.get("no_decay", False),
-        }
-        for measurement in measurements
+    """Measurements in the form that the core takes.
+
+    Raises:
+        ArgumentError: They have no meaning; the error names the field that is wrong.
+    """
+    if isinstance(measurements, (str, Mapping)) or not isinstance(measurements, Iterable):
+        raise _refusal("measurements", measurements, "a list of mappings")
+    return [_argument(f"measurements[{index}]", given) for index, given in enumerate(measurements)]
+
+
+def _argument(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    measurement = _fields(where, given, {"head_size": None, "heads": None, "no_decay": False}, _FIELDS)
+    for name in ("head_size", "heads"):
+        if isinstance(measurement[name], Sequence):
+            measurement[name] = tuple(measurement[name])
+    measurement["samples"] = [
+        _fields(f"{where}.samples[{index}]", sample, {}, _SAMPLE)
+        for index, sample in enumerate(measurement["samples"])
     ]
+    return measurement
 
 
-def _pair(size: int | Sequence[int] | None) -> int | tuple[int, ...] | None:
-    return size if size is None or isinstance(size, int) else tuple(size)
+def _fields(where: str, given: object, defaults: Mapping[str, Any], fields: _Fields) -> dict[str, Any]:
+    if not isinstance(given, Mapping):
+        raise _refusal(where, given, f"a mapping with {', '.join(fields)}")
+    found = {**defaults, **given}
+    for name, (is_valid, valid) in fields.items():
+        if name not in found:
+            problem = f"{where} lacks {name}; valid: {valid}"
+            raise ArgumentError(problem, argument=f"{where}.{name}", found=None)
+        if not is_valid(found[name]):
+            raise _refusal(f"{where}.{name}", found[name], valid)
+    return {name: found[name] for name in fields}
+
+
+def _refusal(where: str, found: object, valid: str) -> ArgumentError:
+    problem = f"{where} is {reprlib.repr(found)}; valid: {valid}"
+    return ArgumentError(problem, argument=where, found=found)
+
+
+def _is_count(found: object, bits: int = 64) -> bool:
+    return isinstance(found, int) and not isinstance(found, bool) and 0 <= found < 2**bits
+
+
+def _is_pair(found: object) -> bool:
+    is_two = isinstance(found, Sequence) and not isinstance(found, (str, bytes)) and len(found) == 2
+    return is_two and all(_is_count(each, 32) for each in found)  # type: ignore[attr-defined]
+
+
+def _is_times(found: object) -> bool:
+    pairs = found.items() if isinstance(found, Mapping) else [(None, None)]
+    return all(isinstance(name, str) and _is_count(time) for name, time in pairs)
+
+
+_Fields = Mapping[str, tuple[Callable[[Any], bool], str]]
+
+_FIELDS: _Fields = {
+    "op": (_core.OPS.__contains__, f"one of {', '.join(_core.OPS)}"),
+    "phase": (_core.PHASES.__contains__, f"one of {', '.join(_core.PHASES)}"),
+    "dtype": (_core.DTYPES.__contains__, f"one of {', '.join(_core.DTYPES)}"),
+    "head_size": (
+        lambda found: found is None or _is_count(found, 32) or _is_pair(found),
+        "a number, one of q and k and one of v, or None",
+    ),
+    "heads": (lambda found: found is None or _is_pair(found), "how many of q and how many of v, or None"),
+    "no_decay": (lambda found: isinstance(found, bool), "True or False"),
+    "samples": (
+        lambda found: isinstance(found, Sequence) and not isinstance(found, str),
+        "a list of mappings",
+    ),
+}
+"""What of a measurement decides, with what is valid."""
+
+_SAMPLE: _Fields = {
+    "rows": (_is_count, "a number of rows"),
+    "length": (_is_count, "a number of tokens"),
+    "nanoseconds": (_is_times, "a mapping of names to whole numbers"),
+}
 
 
 def _key(measurement: Mapping[str, Any]) -> tuple[object, ...]:
-    return tuple(str(measurement[name]) for name in _KEYS if name != "samples")
+    return tuple(str(measurement[name]) for name in _FIELDS if name != "samples")
 
 
 def _is_machine(found: object) -> bool:
@@ -149,13 +215,13 @@ def _is_machine(found: object) -> bool:
         and isinstance(found.get("device"), dict)
         and isinstance(found.get("packages"), dict)
         and isinstance(found.get("measurements"), list)
-        and all(isinstance(each, dict) and {*_KEYS} <= each.keys() for each in found["measurements"])
+        and all(isinstance(each, dict) and _FIELDS.keys() <= each.keys() for each in found["measurements"])
     )
 
 
 def _error(path: Path, problem: str) -> TimesError:
     return TimesError(
-        f"the times in {path} can't be used: {problem}; valid: what `switchrail tune` writes, or no file",
+        f"the times in {path} can't be used, only what `switchrail tune` writes, or no file: {problem}",
         path=str(path),
         problem=problem,
     )

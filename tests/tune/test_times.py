@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import switchrail
-from switchrail.errors import TimesError
+from switchrail.errors import ArgumentError, TimesError
 from switchrail.ops.short_conv.torch import TorchShortConv
 from switchrail.testing import isolated
-from switchrail.times import measurements_for, read_machines, times_path, write_machine
+from switchrail.times import device_of, measurements_for, read_machines, times_path, write_machine
 from switchrail.tune import machine, tune
 
 
@@ -151,6 +151,7 @@ def test_what_is_not_measured_again_stays(runtime, platform, timings):
     "text",
     [
         "{",
+        "[" * 100_000,
         "[]",
         '{"schema": 3, "machines": []}',
         '{"schema": 0, "machines": []}',
@@ -163,6 +164,58 @@ def test_a_file_that_means_nothing(runtime, platform, text):
     times_path().write_text(text)
     with pytest.raises(TimesError, match=r"times\.json can't be used"):
         runtime.resolve("short_conv", "decode", device=platform, dtype="float32")
+
+
+MEASUREMENT = {
+    "op": "short_conv",
+    "phase": "decode",
+    "dtype": "float32",
+    "head_size": None,
+    "heads": None,
+    "no_decay": False,
+    "samples": [{"rows": 1, "length": 1, "nanoseconds": {"torch": 5}}],
+}
+SAMPLE = MEASUREMENT["samples"][0]
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "said"),
+    [
+        ({"op": "short_con"}, "op", "is 'short_con'; valid: one of .*short_conv"),
+        ({"phase": 1}, "phase", "is 1; valid: one of prefill"),
+        ({"dtype": "half"}, "dtype", "is 'half'; valid: one of float64"),
+        ({"head_size": 1.5}, "head_size", r"is 1\.5"),
+        ({"head_size": [1, 2, 3]}, "head_size", r"is \[1, 2, 3\]"),
+        ({"heads": 3}, "heads", "is 3; valid: how many of q"),
+        ({"heads": [2**40, 1]}, "heads", r"is \[1099511627776, 1\]"),
+        ({"no_decay": None}, "no_decay", "is None; valid: True or False"),
+        ({"samples": {}}, "samples", r"is \{\}; valid: a list"),
+        ({"samples": [SAMPLE, 3]}, "samples[1]", "is 3; valid: a mapping with rows"),
+        ({"samples": [{**SAMPLE, "rows": -1}]}, "samples[0].rows", "is -1"),
+        ({"samples": [{**SAMPLE, "length": True}]}, "samples[0].length", "is True"),
+        ({"samples": [{"rows": 1, "length": 1}]}, "samples[0].nanoseconds", "lacks nanoseconds"),
+        ({"samples": [{**SAMPLE, "nanoseconds": {"torch": 1.5}}]}, "samples[0].nanoseconds", "is {'torch'"),
+        ({"samples": [{**SAMPLE, "nanoseconds": [1]}]}, "samples[0].nanoseconds", r"is \[1\]"),
+        ({"samples": [{**SAMPLE, "nanoseconds": {"a": 2**64}}]}, "samples[0].nanoseconds", "is {'a'"),
+    ],
+)
+def test_a_field_that_means_nothing_is_named(runtime, platform, change, field, said):
+    measurements = [MEASUREMENT, {**MEASUREMENT, **change}]
+    ask = {"device": platform, "dtype": "float32"}
+    with pytest.raises(ArgumentError, match=said) as found:
+        runtime.resolve("short_conv", "decode", **ask, measurements=measurements)
+    assert found.value.argument == f"measurements[1].{field}"
+    here = {"device": device_of(platform), "packages": {}, "measurements": measurements}
+    times_path().write_text(json.dumps({"schema": 2, "machines": [here]}))
+    with pytest.raises(TimesError, match=rf"times\.json can't be used.*{said}"):
+        runtime.resolve("short_conv", "decode", **ask)
+
+
+@pytest.mark.parametrize("measurements", [3, "torch", MEASUREMENT, [3], [None]])
+def test_what_is_no_measurement_is_refused(runtime, measurements):
+    ask = {"device": "cpu", "dtype": "float32", "measurements": measurements}
+    with pytest.raises(ArgumentError, match=r"measurements(\[0\])? is .*; valid: a (list|mapping)"):
+        runtime.resolve("short_conv", "decode", **ask)
 
 
 def test_what_an_older_version_wrote_counts_for_nothing_and_is_replaced(runtime, platform, timings):

@@ -210,12 +210,12 @@ def _time(platform: Platform, timing: Timing, fitting: Mapping[str, Setting], la
         for name, setting in fitting.items():
             template = templates[name]
             key = tuple((n, t.dtype, t.shape[1:]) for n, t in template.tensors.items() if t is not None)
-            if key not in made:
-                made[key] = _calls(platform, enlarged(template, batch))
             try:
+                if key not in made:
+                    made[key] = _calls(platform, enlarged(template, batch))
                 runs = _runs(setting.backend, made[key])
                 times[name] = nanoseconds(runs, timing.ways[name], platform)
-            except Exception as error:  # it serves other batches none the worse
+            except Exception as error:  # of the backend, or of the memory: other batches are none the worse
                 timing.left_out[name] = f"with {batch}: {error!r}"
 
 
