@@ -67,6 +67,15 @@ def test_time_steps_and_skip(device, phase, options):
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_small_time_steps_keep_their_digits(device, phase):
+    lengths = [1] * 3 if phase == "decode" else [20, 3]
+    call = mamba2_call(lengths, phase=phase, bias=False, skip=False, device=device)
+    call.tensors["dt"].uniform_(-6.9, -6.8)  # softplus of them is about 1e-3
+    call.state[1:] = 0
+    verify(TritonMamba2(), call)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
 @pytest.mark.parametrize(("backend", "make"), OPS)
 def test_a_bfloat16_state_is_rounded_once(backend, make, device, phase):
     lengths = [1] * 4 if phase == "decode" else [70, 9]

@@ -12,15 +12,15 @@ import torch
 import triton
 import triton.language as tl
 
+from switchrail_kernels.softplus import softplus
+
 
 @triton.jit
 def time_step(b_dt, b_bias, dt_min, dt_max, SOFTPLUS: tl.constexpr):
     """The time step: raw, with its bias, its softplus and its limits."""
     b_dt = b_dt.to(tl.float32) + b_bias
     if SOFTPLUS:
-        # log(1 + e^x) as max(x, 0) + log(1 + e^-|x|); where e^-|x| is small, its logarithm's first terms.
-        b_e = tl.exp(-tl.abs(b_dt))
-        b_dt = tl.maximum(b_dt, 0.0) + tl.where(b_e < 1e-3, b_e - 0.5 * b_e * b_e, tl.log(1.0 + b_e))
+        b_dt = softplus(b_dt)
     return tl.minimum(tl.maximum(b_dt, dt_min), dt_max)
 
 

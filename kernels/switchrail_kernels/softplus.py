@@ -1,0 +1,27 @@
+"""The activation of raw gates and of raw time steps."""
+
+# Triton reads the types of a kernel's arguments at the call.
+# ruff: noqa: ANN001, ANN201
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def softplus(b_x):
+    """log(1 + e^x) = max(x, 0) + log(1 + e^-|x|) of float32, with the digits of small values.
+
+    log(1 + y) = 2 artanh(y / (2 + y)), by its series.
+    """
+    b_y = tl.exp(-tl.abs(b_x))
+    b_y = b_y / (2.0 + b_y)
+    b_z = b_y * b_y
+    b_sum = 1 / 9 + b_z * (1 / 11 + b_z * (1 / 13))
+    b_sum = 1 / 3 + b_z * (1 / 5 + b_z * (1 / 7 + b_z * b_sum))
+    return tl.maximum(b_x, 0.0) + 2.0 * b_y * (1.0 + b_z * b_sum)
+
+
+__all__ = ["softplus"]
