@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from switchrail.errors import ContractError
+from switchrail.errors import ArgumentError, ContractError
 from switchrail.testing.compare import same_bits
 from switchrail.testing.inputs import (
     attention_call,
@@ -213,6 +213,22 @@ def test_a_wrong_call_is_refused_where_a_right_one_is_remembered(gpu, op, phase)
                 assert same_bits(broken.out, out)
             tried += 1
     assert tried > len(call.contract.positional)
+
+
+@pytest.mark.parametrize("op", RECURRENT)
+def test_a_prefill_without_a_plan_is_not_taken_for_a_decode(gpu, op):
+    backend = OPS[op][1]()
+    decoded = make(op, "decode", [1] * 3)
+    gpu.expect(backend, decoded, None)
+    assert not gpu.run(backend, decoded, None)
+    call = make(op, "prefill", [1] * 3)
+    named = {n: t for n, t in call.tensors.items() if n not in call.contract.positional}
+    positional = [call.tensors[n] for n in call.contract.positional]
+    gpu.fast.clear()
+    for phase in (backend.prefill, backend.verify):
+        with pytest.raises(ArgumentError, match="plan"):
+            phase(*positional, **named, **call.options, batch=call.batch, plan=None)
+    assert not gpu.fast
 
 
 @pytest.mark.parametrize("op", PAGED)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
+from switchrail.errors import ArgumentError
 from switchrail.ops.backend import Backend
 
 
@@ -20,7 +22,12 @@ class OneRun(Backend):
         """
 
     def prefill(self, *tensors: Any, **arguments: Any) -> None:
-        """Runs T packed tokens of N sequences of any length."""
+        """Runs T packed tokens of N sequences of any length.
+
+        Raises:
+            ArgumentError: The backend plans, and there is no plan.
+        """
+        self._check_planned(arguments)
         self.run(*tensors, **arguments)
 
     def decode(self, *tensors: Any, **arguments: Any) -> None:
@@ -28,8 +35,22 @@ class OneRun(Backend):
         self.run(*tensors, **arguments)
 
     def verify(self, *tensors: Any, **arguments: Any) -> Any:
-        """Runs drafted tokens."""
+        """Runs drafted tokens.
+
+        Raises:
+            ArgumentError: The backend plans, and there is no plan.
+        """
+        self._check_planned(arguments)
         return self.run(*tensors, **arguments)
+
+    def _check_planned(self, arguments: Mapping[str, Any]) -> None:
+        """Without a plan `run` would take the rows for those of a decode."""
+        if arguments.get("plan") is None and type(self).plan is not Backend.plan:
+            raise ArgumentError(
+                "plan: got None; asked is what the backend's `plan` returned for this phase",
+                argument="plan",
+                found="None",
+            )
 
 
 __all__ = ["OneRun"]
