@@ -97,8 +97,8 @@ MUTANTS = {
     ),
     "scale forgotten": (
         "attention",
-        "abs(scale) * LOG2E if",
-        "LOG2E if",
+        "abs(scale) * (LOG2E if",
+        "(LOG2E if",
         ["prefill/float32/ragged"],
     ),
     "rows of padding divided by zero": (
@@ -121,9 +121,15 @@ MUTANTS = {
     ),
     "half a cap": (
         "attention",
-        "2 * LOG2E * abs(scale) / soft_cap",
-        "LOG2E * abs(scale) / soft_cap",
+        "tl.exp2(b_z * _TWICE_LOG2E)",
+        "tl.exp2(b_z)",
         ["prefill/float32/soft-cap"],
+    ),
+    "a cap that takes the digits of small logits": (
+        "attention",
+        "tl.where(b_square < 0.01, b_near, ",
+        "tl.where(b_square < 0, b_near, ",
+        ["prefill/float32/soft-cap-large"],
     ),
     "sinks in powers of 2": (
         "attention",

@@ -134,6 +134,7 @@ _ATTENTION_FEATURES: tuple[tuple[str, str, dict[str, Any], tuple[str, ...]], ...
     ("window-33", "a window that ends within a block", {"window": 33}, ("window",)),
     ("window-1000", "a window wider than all", {"window": 1000}, ("window",)),
     ("soft-cap", "capped logits", {"soft_cap": 5.0}, ("soft_cap",)),
+    ("soft-cap-large", "a cap far above the logits", {"soft_cap": 1e5}, ("soft_cap",)),
     ("sinks", "a sink a head", {"sinks": True}, ("sinks",)),
     ("log-sum-exp", "the log-sum-exp is asked for", {"lse": True}, ("lse",)),
     (
