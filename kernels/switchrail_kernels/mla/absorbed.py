@@ -195,8 +195,8 @@ def _attend(
     o_e = tl.arange(0, BE)
     m_row = (o_t < rows) & (o_h < H)
     o_row = within + tl.minimum(o_t, rows - 1)
-    p_plain += ((at + o_t) * s_pt + o_h * s_ph)[:, None] + o_c[None, :]
-    o_rotated = ((row + o_t) * s_rt + o_h * s_rh)[:, None] + o_e[None, :]
+    p_plain += ((at + o_t) * s_pt + o_h.to(tl.int64) * s_ph)[:, None] + o_c[None, :]
+    o_rotated = ((row + o_t) * s_rt + o_h.to(tl.int64) * s_rh)[:, None] + o_e[None, :]
     b_rotated = tl.load(p_rotated + o_rotated, mask=m_row[:, None] & (o_e < E)[None, :], other=0.0)
     b_plain = b_rotated
     if BK == BR:

@@ -200,9 +200,9 @@ def _attend(
     o_e = tl.arange(0, BE)
     o_v = tl.arange(0, BV)
     m_t = o_t < rows
-    o_plain = ((row + o_t) * s_pt + i_h * s_ph)[:, None] + o_d[None, :]
+    o_plain = ((row + o_t) * s_pt + i_h.to(tl.int64) * s_ph)[:, None] + o_d[None, :]
     b_plain = tl.load(p_plain + o_plain, mask=m_t[:, None] & (o_d < D)[None, :], other=0.0)
-    o_rotated = ((row + o_t) * s_rt + i_h * s_rh)[:, None] + o_e[None, :]
+    o_rotated = ((row + o_t) * s_rt + i_h.to(tl.int64) * s_rh)[:, None] + o_e[None, :]
     b_rotated = tl.load(p_rotated + o_rotated, mask=m_t[:, None] & (o_e < E)[None, :], other=0.0)
     if NEGATED:
         b_plain = -b_plain

@@ -142,13 +142,13 @@ def _attend(
     async_copy.commit_group()
 
     o_h = i_h * BG + o_wm % BG
-    o_plain = (at + o_wm // BG) * s_pt + o_h * s_ph
+    o_plain = (at + o_wm // BG) * s_pt + o_h.to(gl.int64) * s_ph
     m_row = ((o_wm // BG < rows) & (o_h < H))[:, None]
     s_plain = gl.allocate_shared_memory(
         dtype, [BM, R], shared, gl.load(p_plain + o_plain[:, None] + o_wc, mask=m_row, other=0.0)
     )
     o_h = i_h * BG + o_nm % BG
-    o_rotated = (row + o_nm // BG) * s_rt + o_h * s_rh
+    o_rotated = (row + o_nm // BG) * s_rt + o_h.to(gl.int64) * s_rh
     m_row = ((o_nm // BG < rows) & (o_h < H))[:, None]
     s_rotated = gl.allocate_shared_memory(
         dtype, [BM, E], shared, gl.load(p_rotated + o_rotated[:, None] + o_nc, mask=m_row, other=0.0)
