@@ -248,8 +248,9 @@ def test_the_command(tmp_path, monkeypatch):
     head = "short_conv decode in float32, 1024 channels, microseconds: torch on the host"
     assert head.split() in lines
     assert ["rows", "longest", "torch"] in lines
-    times = [line for line in lines if len(line) == 3 and line[2].endswith("*")]
+    times = lines[lines.index(["rows", "longest", "torch"]) + 1 :][:3]
     assert [line[:2] for line in times] == [["1", "1"], ["4", "1"], ["16", "1"]]
+    assert all(float(line[2]) > 0 for line in times)
     (kept,) = json.loads((tmp_path / "times.json").read_text())["machines"]
     assert [measured["op"] for measured in kept["measurements"]] == ["short_conv"]
     with isolated():
@@ -266,3 +267,46 @@ def test_the_command(tmp_path, monkeypatch):
     with isolated():
         done = CliRunner().invoke(app, ["tune", "--phase", "verfy"])
     assert (done.exit_code, "unknown phase 'verfy'" in done.stderr) == (2, True)
+    with isolated():
+        done = CliRunner().invoke(app, ["tune", checkpoint, "--op", "mla"])
+    said = "runs no mla; valid: short_conv, gated_delta, attention"
+    assert (done.exit_code, said in " ".join(done.stderr.replace("│", " ").split())) == (2, True), done.stderr
+
+
+def test_the_command_keeps_what_it_has_when_it_breaks_off(tmp_path, monkeypatch):
+    from switchrail.cli.app import app
+    from switchrail.tune import timing
+    from typer.testing import CliRunner
+
+    def nanoseconds(calls, way, platform):
+        if timed:
+            raise KeyboardInterrupt
+        return 7
+
+    def keep(*arguments):
+        write_machine(*arguments)
+        timed.append(True)
+
+    timed = []
+    monkeypatch.setattr(timing, "nanoseconds", nanoseconds)
+    monkeypatch.setattr("switchrail.cli.tune.write_machine", keep)
+    path = tmp_path / "times.json"
+    with isolated():
+        arguments = ["tune", "--op", "short_conv", "--device", "cpu", "--output", str(path)]
+        assert CliRunner().invoke(app, arguments).exit_code != 0
+    (kept,) = read_machines(path)
+    assert [measured["phase"] for measured in kept["measurements"]] == ["prefill"]
+
+
+def test_times_stay_where_nothing_could_be_timed_again(runtime, platform, timings, monkeypatch):
+    def fail(*arguments):
+        raise RuntimeError("the device is gone")
+
+    installed = runtime._loader.packages()
+    write_machine(times_path(), machine(runtime, platform, timings), installed)
+    before = measurements_for(platform, installed)
+    monkeypatch.setattr("switchrail.tune.timing.nanoseconds", fail)
+    again = list(tune(runtime, platform, ops=("short_conv",), phases=("decode",), dtypes=("float32",)))
+    assert "the device is gone" in again[0].left_out["torch"]
+    write_machine(times_path(), machine(runtime, platform, again), installed)
+    assert measurements_for(platform, installed) == before

@@ -45,13 +45,13 @@ def table(
 
 
 def times_table(op: str, samples: Sequence[Mapping[str, Any]]) -> Table:
-    """Microseconds by load, a column a backend, the fastest of each line marked."""
+    """Microseconds by load, a column a backend; of several the fastest of each line is marked."""
     names = list(dict.fromkeys(name for sample in samples for name in sample["nanoseconds"]))
     length = "a row sees" if op in ("attention", "mla") else "longest"
     rows = []
     for sample in sorted(samples, key=lambda sample: (sample["rows"], sample["length"])):
         times = sample["nanoseconds"]
-        least = min(times.values(), default=None)
+        least = min(times.values(), default=None) if len(names) > 1 else None
         told = [
             "" if name not in times else f"{times[name] / 1000:,.1f}{'*' if times[name] == least else ' '}"
             for name in names

@@ -17,6 +17,7 @@ from switchrail.nearest import nearest
 from switchrail.times import times_path, write_machine
 
 if TYPE_CHECKING:
+    from switchrail.times import Machine
     from switchrail.tune import Timing
 
 
@@ -62,28 +63,32 @@ def tune(
         str(parse_dtype(name, {}, platform.hardware)).removeprefix("torch.") for name in dtype or (usual,)
     ]
     sizes = None if checkpoint is None else sizes_of(switchrail.Layout.from_config(checkpoint))
+    ops = [_core.parse_op(name) for name in op or ()]
+    if sizes is not None and ops and sizes.keys().isdisjoint(ops):
+        raise typer.BadParameter(f"the model runs no {', '.join(ops)}; valid: {', '.join(sizes)}")
+    path = times_path() if output is None else output
     found: list[Timing] = []
-    with Console(stderr=True).status("") as status:
+    result: Machine = {}
+    with Console(stderr=True).status("timing") as status:
         for timing in timings_of(
             runtime,
             platform,
-            ops=[_core.parse_op(name) for name in op or ()],
+            ops=ops,
             phases=() if phase is None else (phase,),
             dtypes=dtypes,
             sizes=sizes,
         ):
-            status.update(_title(timing))
+            status.update(f"timing; done: {_title(timing)}")
             found.append(timing)
-    path = times_path() if output is None else output
-    result = machine(runtime, platform, found)
-    write_machine(path, result, runtime._loader.packages())
+            result = machine(runtime, platform, found)
+            write_machine(path, result, runtime._loader.packages())  # at once: what follows may break off
     if as_json:
         print_json({**result, "path": str(path)})
         return
     out = console()
     out.print(platform_text(platform))
     for timing in found:
-        if timing.ways:
+        if timing.has_times:
             measurement = timing.to_dict()
             ways = ", ".join(f"{name} {_WAYS[way]}" for name, way in timing.ways.items())
             out.print()

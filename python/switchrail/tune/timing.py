@@ -56,6 +56,11 @@ class Timing:
     ways: dict[str, Way] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def has_times(self) -> bool:
+        """Whether any backend was timed with any batch."""
+        return any(self.samples.values())
+
     def to_dict(self) -> dict[str, Any]:
         """As a measurement of the file."""
         size = self.size
@@ -145,7 +150,7 @@ def machine(runtime: Runtime, platform: Platform, timings: Sequence[Timing]) -> 
     return {
         "device": device_of(platform),
         "packages": {name: installed[name] for name in sorted(needed) if name in installed},
-        "measurements": [timing.to_dict() for timing in timings if timing.ways],
+        "measurements": [timing.to_dict() for timing in timings if timing.has_times],
     }
 
 
