@@ -153,6 +153,13 @@ def test_scratch_is_each_calls_own(driver: Driver) -> None:
     assert not first <= mine < first + 1024
 
 
+def test_without_memory_for_scratch_the_call_goes_the_usual_way(driver: Driver) -> None:
+    x = torch.zeros(16)
+    driver.calls.add((x,), (), (((FUNCTION, 1, 1, 1, 32, 0), ()),), 2**62, ())
+    assert not driver.calls.again((x,), ())
+    assert driver.launched == []
+
+
 def test_launches_in_order(driver: Driver) -> None:
     x = torch.zeros(16)
     driver.parameters = 1
