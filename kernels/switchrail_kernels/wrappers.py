@@ -18,7 +18,7 @@ from switchrail.ops.pages import check_lengths, check_pages
 from switchrail_kernels.tables import to_device
 
 WORKSPACE = 128 << 20
-"""Bytes that the library wants for parts of results, for each device and stream."""
+"""Bytes that the library wants for parts of results, if nothing else is known of it."""
 
 ALIGNMENT = 16
 """Bytes that the library's copies move at once."""
@@ -139,10 +139,12 @@ class Wrappers:
 
     Attributes:
         make: Makes one, on a workspace.
+        room: Bytes of a workspace, which those for one device and stream share.
         captured: Plans that captured graphs refer to, which are never gone, by their identities.
     """
 
     make: Callable[[torch.Tensor], Any]
+    room: int = WORKSPACE
     captured: dict[int, WrapperPlan] = field(default_factory=dict)
     _free: dict[Hashable, list[tuple[Any, torch.cuda.Event | None]]] = field(default_factory=dict)
     _workspaces: dict[Hashable, torch.Tensor] = field(default_factory=dict)
@@ -157,7 +159,7 @@ class Wrappers:
                     del free[number]
                     return wrapper
             if place not in self._workspaces:
-                self._workspaces[place] = torch.zeros(WORKSPACE, dtype=torch.uint8, device=place[0])
+                self._workspaces[place] = torch.zeros(self.room, dtype=torch.uint8, device=place[0])
             return self.make(self._workspaces[place])
 
     def lend(self, place: tuple[torch.device, int], wrapper: Any, plan: WrapperPlan) -> None:

@@ -34,6 +34,7 @@ class Paged:
 
     def __init__(self, workspace):
         assert workspace.dtype == torch.uint8
+        self.room = len(workspace)
         type(self).made += 1
 
     def plan_tables(self, rows, starts, pages, keys, page):
@@ -80,12 +81,18 @@ class PrefillWrapper(Paged):
         causal,
         sm_scale,
         q_data_type,
+        disable_split_kv,
         max_token_per_sequence,
     ):
         assert causal
         assert sm_scale > 0
         assert max_token_per_sequence == rows.diff().max()
         assert ((last > 0) & (last <= page)).all()
+        if self.backend == "fa2" and not disable_split_kv:
+            packed = int(rows[-1]) // (len(rows) - 1) * (heads // kv_heads)
+            tile = 128 if packed > 64 and head_size < 256 else 64 if packed > 16 else 16
+            assert 2 * 132 // kv_heads * heads * tile * (head_size + 1) * 4 <= self.room
+        self.split = not disable_split_kv
         self.plan_tables(rows, starts, pages, (starts.diff() - 1) * page + last, page)
         self.sizes = (heads, kv_heads, head_size, page, q_data_type)
         self.scale = sm_scale
@@ -110,6 +117,8 @@ class MlaWrapper(Paged):
         assert causal
         assert scale > 0
         self.plan_tables(rows, starts, pages, keys, page)
+        packed = rows.diff() * heads
+        assert (-(-packed // (64 if packed.float().mean() <= 64 else 128))).sum() + 132 <= 16384
         self.sizes, self.scale = (heads, latent, rope, page, dtype, kv_dtype), scale
 
     def run(self, q_nope, q_rope, latents, rotated, *, out, lse, return_lse, return_lse_base_on_e):
@@ -277,7 +286,35 @@ def test_attention(make, phase, page):
     verify(make("attention", "FlashInferAttention"), call)
 
 
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize(
+    ("lengths", "heads", "head_size", "split"),
+    [([1], 16, 256, True), ([1, 1], 32, 256, False), ([1, 9], 8, 256, True), ([9], 32, 128, False)],
+)
+def test_caches_are_cut_where_the_parts_have_room(make, lengths, heads, head_size, split):
+    backend = make("attention", "FlashInferAttention")
+    call = attention_call(
+        lengths, phase="verify", heads=heads, kv_heads=1, head_size=head_size, dtype=torch.float32
+    )
+    plan = backend.plan("verify", call.batch)
+    positional = [call.tensors[name] for name in call.contract.positional]
+    backend.verify(*positional, out=call.out, **call.options, batch=call.batch, plan=plan)
+    (wrapper,) = plan._planned.values()
+    assert wrapper.split == split
+
+
+def test_more_rows_than_a_latent_plan_has_room_for_are_refused(make, monkeypatch):
+    backend = make("mla", "FlashInferMla")
+    monkeypatch.setattr(sys.modules[type(backend).__module__], "MOST", 137)
+    call = mla_call([20, 1], heads=32, dtype=torch.float32)
+    verify(backend, mla_call([19], heads=32, dtype=torch.float32))
+    with pytest.raises(
+        ContractError, match=r"q_nope: got 138 tiles .* asked is of this backend, 137 at most"
+    ):
+        call.run(backend)
+    assert call.out.isnan().all()
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode", "verify"])
 @pytest.mark.parametrize("absorbed", [True, False])
 def test_latent_attention(make, phase, absorbed):
     lengths = [1] * 5 if phase == "decode" else RAGGED["lengths"]

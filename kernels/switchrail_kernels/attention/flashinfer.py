@@ -11,7 +11,26 @@ from switchrail.ops.backend import AttentionBackend
 from switchrail.ops.batch import PagedBatch, Phase
 from switchrail.ops.phases import OneRun
 
+from switchrail_kernels.device import multiprocessors
 from switchrail_kernels.wrappers import WrapperPlan, Wrappers, check_cache, fit, is_aligned
+
+
+ROOM = 288 << 20
+"""Bytes for the parts of results of a decode: enough for 16 query heads of 256 on each key-value head."""
+
+
+def _parts(rows: int, group: int, head_size: int, device: torch.device) -> int:
+    """The most bytes that the library takes for parts, where it cuts caches among programs.
+
+    Args:
+        rows: Of a sequence at most.
+        group: Query heads on a key-value head.
+        head_size: D.
+        device: The device.
+    """
+    packed = rows * group
+    tile = 16 if packed <= 16 else 64 if packed <= 64 or head_size >= 256 else 128
+    return 2 * multiprocessors(device) * group * tile * (head_size + 1) * 4
 
 
 class FlashInferAttention(OneRun, AttentionBackend):
@@ -24,7 +43,9 @@ class FlashInferAttention(OneRun, AttentionBackend):
     def __init__(self, config: object = None) -> None:
         super().__init__(config)
         self._prefill = Wrappers(lambda room: BatchPrefillWithPagedKVCacheWrapper(room, "NHD", backend="fa3"))
-        self._decode = Wrappers(lambda room: BatchPrefillWithPagedKVCacheWrapper(room, "NHD", backend="fa2"))
+        self._decode = Wrappers(
+            lambda room: BatchPrefillWithPagedKVCacheWrapper(room, "NHD", backend="fa2"), ROOM
+        )
 
     def plan(self, phase: Phase, batch: PagedBatch) -> WrapperPlan:
         """Prepares the tables; the library's own plan is made with the first layer of each shape."""
@@ -74,6 +95,7 @@ class FlashInferAttention(OneRun, AttentionBackend):
                 causal=True,
                 sm_scale=scale,
                 q_data_type=q.dtype,
+                disable_split_kv=_parts(plan.longest, heads // kv_heads, head_size, q.device) > ROOM,
                 max_token_per_sequence=plan.longest,
             )
 

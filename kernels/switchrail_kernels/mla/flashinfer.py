@@ -9,8 +9,13 @@ from switchrail.ops.batch import PagedBatch, Phase
 from switchrail.ops.mla.contract import CONTRACT
 from switchrail.ops.phases import OneRun
 
+from switchrail_kernels.device import multiprocessors
 from switchrail_kernels.mla.project import project
 from switchrail_kernels.wrappers import WrapperPlan, Wrappers, check_cache, fit, is_aligned
+
+
+MOST = 16384
+"""Pieces of work that the library's plan has room for, which it doesn't check."""
 
 
 class FlashInferMla(OneRun, MlaBackend):
@@ -52,16 +57,21 @@ class FlashInferMla(OneRun, MlaBackend):
         latent_size = width - rope_size
         if scale < 0:  # the library takes the largest product for the largest logit
             q_nope, q_rope, scale = -q_nope, -q_rope, -scale
-        latent = q_nope.new_empty((rows, heads, latent_size))
         if w_k is None:
             latent_query = fit(q_nope)
         else:
-            project(q_nope, w_k, latent)
-            latent_query, latent = latent, torch.empty_like(latent)
-        result = out if w_v is None and is_aligned(out) else latent
+            latent_query = q_nope.new_empty((rows, heads, latent_size))
+            project(q_nope, w_k, latent_query)
+        result = out if w_v is None and is_aligned(out) else torch.empty_like(latent_query)
         key = (heads, latent_size, rope_size, page, q_nope.dtype, scale)
 
         def prepare(wrapper: BatchMLAPagedAttentionWrapper) -> None:
+            packed = plan.rows.diff() * heads
+            tile = 64 if int(packed.sum()) // len(packed) <= 64 else 128
+            pieces = int((-(-packed // tile)).sum()) + multiprocessors(q_nope.device)
+            if pieces > MOST:
+                found = f"{pieces} tiles of {tile} rows and heads"
+                raise CONTRACT.error("q_nope", found, f"of this backend, {MOST} at most")
             tables = plan.tables(page)
             wrapper.plan(
                 plan.rows,
