@@ -13,7 +13,7 @@ import torch
 Run = Callable[[], object]
 
 L2_BYTES = 60 << 20
-"""More than any cache of a GPU that these kernels are for."""
+"""More than the cache of an H200, the largest of a Hopper GPU."""
 
 
 class Clock:
