@@ -307,9 +307,7 @@ def test_more_rows_than_a_latent_plan_has_room_for_are_refused(make, monkeypatch
     monkeypatch.setattr(sys.modules[type(backend).__module__], "MOST", 137)
     call = mla_call([20, 1], heads=32, dtype=torch.float32)
     verify(backend, mla_call([19], heads=32, dtype=torch.float32))
-    with pytest.raises(
-        ContractError, match=r"q_nope: got 138 tiles .* asked is of this backend, 137 at most"
-    ):
+    with pytest.raises(ContractError, match=r"got 138 tiles .* asked is of this backend, 137 at most"):
         call.run(backend)
     assert call.out.isnan().all()
 

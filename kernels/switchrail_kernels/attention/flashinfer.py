@@ -14,7 +14,6 @@ from switchrail.ops.phases import OneRun
 from switchrail_kernels.device import multiprocessors
 from switchrail_kernels.wrappers import WrapperPlan, Wrappers, check_cache, fit, is_aligned
 
-
 ROOM = 288 << 20
 """Bytes for the parts of results of a decode: enough for 16 query heads of 256 on each key-value head."""
 

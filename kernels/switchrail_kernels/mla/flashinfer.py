@@ -13,7 +13,6 @@ from switchrail_kernels.device import multiprocessors
 from switchrail_kernels.mla.project import project
 from switchrail_kernels.wrappers import WrapperPlan, Wrappers, check_cache, fit, is_aligned
 
-
 MOST = 16384
 """Pieces of work that the library's plan has room for, which it doesn't check."""
 
