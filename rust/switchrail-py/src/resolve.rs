@@ -99,6 +99,7 @@ impl Query {
             features: self.features.into_iter().collect(),
             heads: self.heads.map(|(q, v)| HeadCount(q, v)),
             no_decay: self.no_decay,
+            window: None,
             measured: Vec::new(),
         };
         query.measured = switchrail::Measurement::of(&query, &measurements(self.measurements)?);

@@ -140,6 +140,7 @@ fn classes_json(route: &Route) -> Option<Value> {
         "layers": route.layers,
         "op": query.op,
         "phase": query.phase,
+        "window": query.window,
         "backends": classes.backends().iter().map(|backend| &backend.name).collect::<Vec<_>>(),
         "bounds": classes.bounds(),
         "runs": classes.runs(),

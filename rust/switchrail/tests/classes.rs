@@ -234,6 +234,49 @@ fn a_paged_op_is_told_apart_by_what_its_rows_see() {
 }
 
 #[test]
+fn a_row_of_a_window_sees_no_more_than_that() {
+    let runtime = runtime_with_torch();
+    let mut windowed = spec(Op::Attention, "far");
+    windowed.capabilities.features = ["window".to_owned()].into();
+    let near = BackendSpec {
+        name: "near".to_owned(),
+        priority: 1,
+        ..windowed.clone()
+    };
+    for spec in [windowed, near] {
+        register(&runtime, plugin("acme"), spec, false);
+    }
+    let config = json!({
+        "model_type": "lfm3", "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "hidden_size": 64, "head_dim": 16, "sliding_window": 128,
+        "layer_types": ["sliding_attention", "full_attention"],
+    });
+    let layout = Arc::new(Layout::from_config(&config).unwrap());
+    let measurement = Measurement {
+        op: Op::Attention,
+        phase: Phase::Decode,
+        dtype: Dtype::Float32,
+        head_size: Some(16.into()),
+        heads: None,
+        no_decay: false,
+        samples: vec![
+            sample(8, 128, &[("near", 10), ("far", 20)]),
+            sample(8, 65_536, &[("near", 400), ("far", 100)]),
+        ],
+    };
+    let request = PlanRequest {
+        measurements: vec![measurement],
+        ..request()
+    };
+    let plan = RoutePlan::new(&runtime.snapshot(), layout, request).unwrap();
+    let tables = plan.select(Phase::Decode, &[(1, 65_536); 8]).unwrap();
+    let names = plan
+        .selected(&tables)
+        .map(|(_, _, id)| plan.backend(id).unwrap().spec.name.as_str());
+    assert_eq!(names.collect::<Vec<_>>(), ["near", "far"]);
+}
+
+#[test]
 fn a_choice_of_the_users_serves_all_loads() {
     let query = Query {
         measured: delta(),

@@ -103,6 +103,7 @@ impl PlanRequest {
             features,
             heads: shape.q_heads.zip(shape.v_heads).map(|(q, v)| HeadCount(q, v)),
             no_decay: self.no_decay.contains(&op),
+            window: shape.window.filter(|_| op == Op::Attention),
             measured: Vec::new(),
         };
         query.measured = Measurement::of(&query, &self.measurements);

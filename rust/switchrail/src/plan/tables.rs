@@ -112,10 +112,8 @@ impl Tables {
         for (index, stride) in &self.strides {
             let decision = &routes[*index].decision;
             let op = decision.query.op;
-            if decision.query.phase == phase
-                && let Some(classes) = &decision.classes
-            {
-                starts[op as usize] += classes.at(Load::of(op, sequences.iter().copied())) * stride;
+            if decision.query.phase == phase {
+                starts[op as usize] += decision.class(Load::of(op, sequences.iter().copied())) * stride;
             }
         }
         BatchTables { phase, starts }

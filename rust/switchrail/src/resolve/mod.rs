@@ -60,6 +60,9 @@ pub struct Query {
     /// Whether the gates never decay: of the times that were measured, those without decay count.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub no_decay: bool,
+    /// How many tokens a row sees at most: times were measured without a window, and those with so many tokens count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<u32>,
     /// What such calls take there, where it was measured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub measured: Vec<Sample>,
@@ -81,6 +84,7 @@ impl Query {
             features: BTreeSet::new(),
             heads: None,
             no_decay: false,
+            window: None,
             measured: Vec::new(),
         }
     }
@@ -167,8 +171,15 @@ impl Decision {
     /// The backend that serves calls of a load.
     #[must_use]
     pub fn at(&self, load: Load) -> &BackendRef {
-        let class = self.classes.as_ref().map_or(0, |classes| classes.at(load));
-        &self.serving()[class]
+        &self.serving()[self.class(load)]
+    }
+
+    /// Which of those that serve does so at a load.
+    pub(crate) fn class(&self, mut load: Load) -> usize {
+        if let Some(window) = self.query.window {
+            load.length = load.length.min(window.into());
+        }
+        self.classes.as_ref().map_or(0, |classes| classes.at(load))
     }
 }
 
