@@ -96,6 +96,15 @@ def test_many_rows_are_expanded_round_by_round(backend, device, dtype, expands, 
     verify(backend, call)
 
 
+def test_rounds_fit_a_grid(backend, monkeypatch, device, expands):
+    monkeypatch.setattr(expansion, "ROOM", 2**60)
+    call = mla_call([5], heads=1, device=device)
+    planned = backend.plan("prefill", call.batch)
+    backend.prefill(**call.tensors, **call.options, batch=call.batch, plan=planned)
+    ((_, capacity, _),) = planned.expansions
+    assert capacity == plan.SPAN * 2**15
+
+
 def test_what_is_expanded_by_default(backend, device, dtype):
     verify(backend, mla_call([plan.EXPANDED + 1, 3, 9], kv_lengths=[200, 9, 9], dtype=dtype, device=device))
 

@@ -18,6 +18,9 @@ LOG2E = 1.4426950408889634
 ROOM = 2**30
 """Bytes of keys and values that are made at once at most, but for one span of them."""
 
+_SPANS = 2**15
+"""Spans that are made at once at most; a sequence may end within one, and a grid's second axis has 65,535."""
+
 
 @dataclass(frozen=True, slots=True)
 class Expanded:
@@ -62,7 +65,8 @@ class Expanded:
         _, heads, value_size = out.shape
         span = SPAN * heads * (q_nope.shape[2] + value_size) * q_nope.element_size()
         tokens = _TILE if q_nope.dtype != torch.float32 else _TILE_FLOAT32
-        expansion = plan.expansion(tokens, max(ROOM // span, 1) * SPAN, kv_cache.shape[1])
+        spans = min(max(ROOM // span, 1), _SPANS)
+        expansion = plan.expansion(tokens, spans * SPAN, kv_cache.shape[1])
         if expansion is None:
             return None
         return cls(q_nope, q_rope, kv_cache, w_k, w_v, out, lse, batch, expansion)
@@ -133,4 +137,4 @@ class Expanded:
 
 _TILE, _TILE_FLOAT32 = 128, 32
 
-__all__ = ["ROOM", "Expanded"]
+__all__ = ["LOG2E", "ROOM", "Expanded"]

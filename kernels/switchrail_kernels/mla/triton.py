@@ -14,12 +14,10 @@ from switchrail.ops.pages import check_lengths
 from switchrail_kernels.device import compute_capability, has_large_shared_memory
 from switchrail_kernels.launch import Launcher, launch_options, padded
 from switchrail_kernels.mla import absorbed, hopper
-from switchrail_kernels.mla.expansion import Expanded
+from switchrail_kernels.mla.expansion import LOG2E, Expanded
 from switchrail_kernels.mla.plan import Cut, Pieces, Rest, Tiles, Work
 from switchrail_kernels.mla.project import project
 from switchrail_kernels.replay import Calls, Options, Tensors, scratch
-
-LOG2E = 1.4426950408889634
 
 _calls = Calls()
 
@@ -249,6 +247,7 @@ def _attend(
     """
     heads = out.shape[1]
     device = out.device
+    decode = isinstance(work, Cut)
     if isinstance(work, Cut):
         items = rows = batch.kv_lens
         base, most = work.base, work.most
@@ -259,7 +258,6 @@ def _attend(
         items, rows = work.items, work.rows
         base, most = work.base, 1
         tiles, merged, slots = items.shape[0], rows.shape[0], work.slots
-    decode = isinstance(work, Cut)
     lse_or = out if lse is None else lse
     parts = weights = out
     if slots:
