@@ -121,6 +121,13 @@ def test_windows_with_whole_blocks_between_their_ends(backend, device, dtype, ph
     verify(backend, attention_call(lengths, kv_lengths=[700, 200, 90], **sizes, **FEATURES))
 
 
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("window", [2**31 - 1, 2**31, 2**64])
+def test_windows_wider_than_32_bits(backend, device, phase, window):
+    lengths = [1, 1] if phase == "decode" else [3, 40]
+    verify(backend, attention_call(lengths, kv_lengths=[900, 90], phase=phase, window=window, device=device))
+
+
 @pytest.mark.parametrize("phase", ["prefill", "verify"])
 @pytest.mark.parametrize("features", [{}, FEATURES], ids=["plain", "features"])
 def test_few_rows_on_a_long_cache_are_cut_into_pieces(backend, device, dtype, phase, features):

@@ -16,6 +16,9 @@ from switchrail_kernels.tables import split_rows, to_device
 MOST = 64
 """Pieces of a decode's cache at most."""
 
+WIDEST = 2**30
+"""Wider than any cache: what a wider window counts as, so that 32 bits hold it."""
+
 PROGRAMS = 128
 """How many programs the tiles of one sequence are cut into where they are fewer and see many keys."""
 
@@ -138,7 +141,7 @@ class Tiles:
         lengths = np.asarray(self.batch.seqlens, dtype=np.int64)
         past = np.asarray(self.batch.kv_seqlens, dtype=np.int64) - lengths
         tiles = split_rows(self.batch.seqlens, tokens)
-        sequence, rows = tiles[:, 0], tiles[:, 3]
+        sequence, rows = tiles[:, 0], tiles[:, 3].astype(np.int64)
         keys = np.maximum(past[sequence] + tiles[:, 1] + rows, 0)
         if window is not None:
             keys = np.minimum(keys, window + rows)
@@ -169,4 +172,4 @@ class Tiles:
         return Work(to_device(items, device), to_device(merged, device), int(parts.sum()))
 
 
-__all__ = ["PROGRAMS", "Pieces", "Room", "Tiles", "Work"]
+__all__ = ["PROGRAMS", "WIDEST", "Pieces", "Room", "Tiles", "Work"]

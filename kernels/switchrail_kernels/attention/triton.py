@@ -12,7 +12,7 @@ from switchrail.ops.pages import check_lengths
 
 from switchrail_kernels.attention.attend import launch_attend
 from switchrail_kernels.attention.merge import launch_merge_pieces, launch_merge_rows
-from switchrail_kernels.attention.plan import Pieces, Tiles
+from switchrail_kernels.attention.plan import WIDEST, Pieces, Tiles
 from switchrail_kernels.device import has_large_shared_memory
 from switchrail_kernels.launch import launch_options, padded
 from switchrail_kernels.replay import Calls, scratch
@@ -101,6 +101,8 @@ class TritonAttention(AttentionBackend):
             raise CONTRACT.error("window", f"{window} with trees", "None with trees")
         if q.shape[0] == 0:
             return
+        if window is not None:
+            window = min(window, WIDEST)
         layer = _Layer.of(q, k_cache, batch, scale, window, soft_cap, sinks, lse)
         compiler = launch_options(q.dtype)
         if q.dtype == torch.float32:
@@ -185,6 +187,8 @@ class TritonAttention(AttentionBackend):
         CONTRACT.check_arguments(batch, {**tensors, **options})
         if q.shape[0] == 0:
             return
+        if window is not None:
+            window = min(window, WIDEST)
         room = plan.room(q, k_cache, window)
         given = (*given, *(() if room is None else room.tensors))
         if room_tensors is None and _calls.again(given, cut):  # a new step's first layer
