@@ -230,16 +230,16 @@ def _verify(
             b_nk += tl.sum(b_k * b_k, 1)
             b_nq += tl.sum(b_q * b_q, 1)
             if CHANNELS:
-                b_bias = 0.0
+                b_biases = 0.0
                 if BIAS:
-                    b_bias = tl.load(p_bias + o_k, mask=o_k < K, other=0.0).to(tl.float32)
+                    b_biases = tl.load(p_bias + o_k, mask=o_k < K, other=0.0).to(tl.float32)
                 m_entry = (entry >= 0)[:, None] & (o_k < K)[None, :]
                 b_hi = tl.load(p_entry[:, None] + o_k[None, :], mask=m_entry, other=0)
                 b_lo = tl.load(p_entry[:, None] + K + o_k[None, :], mask=m_entry, other=0)
                 b_lo = b_lo.to(tl.float32, bitcast=True)
                 for j in range(count):
                     b_g = tl.load(p_g + (i_t + j) * s_gt + o_k, mask=o_k < K, other=0.0)
-                    b_g = log2_decay(b_g, b_rate, b_bias, lower, GATE)
+                    b_g = log2_decay(b_g, b_rate, b_biases, lower, GATE)
                     b_whole = tl.floor(b_g * (1 / UNIT))
                     tl.store(p_decays + (i_t + j) * (HV * K) + o_k, b_g * (1 / LOG2E), mask=o_k < K)
                     is_on = (((b_bits >> (shift + j)) & 1) != 0)[:, None]
