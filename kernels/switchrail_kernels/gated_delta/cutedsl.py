@@ -12,9 +12,8 @@ from cutlass import cute
 from switchrail.ops.backend import GatedDeltaBackend
 from switchrail.ops.batch import Phase, StateBatch
 from switchrail.ops.gated_delta.contract import CONTRACT
-from switchrail.ops.gates import GateKind
 
-from switchrail_kernels.delta.gates import Gates
+from switchrail_kernels.delta.call import DeltaCall, checked
 from switchrail_kernels.gated_delta.step_cute import Step
 from switchrail_kernels.wrappers import check_cache
 
@@ -67,55 +66,32 @@ class CuteGatedDelta(GatedDeltaBackend):
         """Holds the batch to the contract."""
         CONTRACT.check_batch(phase, batch)
 
-    def decode(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-        state: torch.Tensor,
-        out: torch.Tensor,
-        batch: StateBatch,
-        plan: object,
-        scale: float,
-        qk_l2norm: bool,
-        gate: GateKind | None = None,
-        A_log: torch.Tensor | None = None,
-        dt_bias: torch.Tensor | None = None,
-        lower_bound: float | None = None,
-        beta_scale: float | None = None,
-    ) -> None:
+    @checked(CONTRACT)
+    def decode(self, call: DeltaCall, plan: object) -> None:
         """Runs one token a sequence."""
-        gates = Gates(g, beta, A_log, dt_bias, gate, lower_bound, beta_scale)
-        named = {"q": q, "k": k, "v": v, "state": state, "out": out, **gates._asdict()}
-        CONTRACT.check_arguments(batch, {**named, "scale": scale, "qk_l2norm": qk_l2norm})
+        check_cache(CONTRACT, "state", call.state)
+        q, v, gates = call.q, call.v, call.gates
         sequences, heads, key_size = q.shape
-        if sequences == 0:
-            return
-        check_cache(CONTRACT, "state", state)
         bias = gates.tensors[-1].dtype
         step = _compile(
-            (q.dtype, g.dtype, beta.dtype, bias, state.dtype),
+            (q.dtype, gates.g.dtype, gates.beta.dtype, bias, call.state.dtype),
             key_size,
             v.shape[2],
-            qk_l2norm,
+            call.qk_l2norm,
             *gates.constants,
         )
-        tensors = (q, k, v, *gates.tensors, state, out, batch.read_slots, batch.write_slots)
-        index = q.get_device()
-        with torch.cuda.device(index):
-            step(
-                tuple(tensor.data_ptr() for tensor in tensors),
-                tuple(s for tensor in (q, k, v, g, beta) for s in tensor.stride()[:2]),
-                sequences,
-                heads,
-                v.shape[1],
-                scale,
-                *gates.numbers,
-                cuda.CUstream(torch.cuda.current_stream(index).cuda_stream),
-            )
+        slots = call.batch.read_slots, call.batch.write_slots
+        tensors = (q, call.k, v, *gates.tensors, call.state, call.out, *slots)
+        step(
+            tuple(tensor.data_ptr() for tensor in tensors),
+            call.strides,
+            sequences,
+            heads,
+            v.shape[1],
+            call.scale,
+            *gates.numbers,
+            cuda.CUstream(torch.cuda.current_stream(q.get_device()).cuda_stream),
+        )
 
 
 __all__ = ["CuteGatedDelta"]

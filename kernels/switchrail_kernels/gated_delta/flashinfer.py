@@ -17,9 +17,9 @@ from flashinfer.gdn_decode import gated_delta_rule_decode_pretranspose
 from switchrail.ops.backend import GatedDeltaBackend
 from switchrail.ops.batch import Phase, StateBatch
 from switchrail.ops.gated_delta.contract import CONTRACT
-from switchrail.ops.gates import GateKind
 
-from switchrail_kernels.delta.gates import Gates, log2_decay, write_weight
+from switchrail_kernels.delta.call import DeltaCall, checked
+from switchrail_kernels.delta.gates import log2_decay, write_weight
 from switchrail_kernels.gated_delta.dense import gather, pack, rescale, scales, scatter
 from switchrail_kernels.launch import Launcher, padded
 from switchrail_kernels.tables import to_device
@@ -187,160 +187,107 @@ class FlashInferGatedDelta(GatedDeltaBackend):
         CONTRACT.check_batch(phase, batch)
         return _Sequences.of(batch)
 
-    def prefill(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-        state: torch.Tensor,
-        out: torch.Tensor,
-        batch: StateBatch,
-        plan: object,
-        scale: float,
-        qk_l2norm: bool,
-        gate: GateKind | None = None,
-        A_log: torch.Tensor | None = None,
-        dt_bias: torch.Tensor | None = None,
-        lower_bound: float | None = None,
-        beta_scale: float | None = None,
-    ) -> None:
+    @checked(CONTRACT)
+    def prefill(self, call: DeltaCall, plan: _Sequences) -> None:
         """Runs T packed tokens of N sequences of any length."""
-        gates = Gates(g, beta, A_log, dt_bias, gate, lower_bound, beta_scale)
-        named = {"q": q, "k": k, "v": v, "state": state, "out": out, **gates._asdict()}
-        CONTRACT.check_arguments(batch, {**named, "scale": scale, "qk_l2norm": qk_l2norm})
-        assert isinstance(plan, _Sequences)
-        if q.shape[0] == 0:
-            return
-        with torch.cuda.device(q.get_device()):
-            dense = pack(q, k, v, gates, qk_l2norm, linear=True)
-            states = gather(state, batch, plan.indices)
-            final = torch.empty_like(states)
-            result = out if is_aligned(out) else torch.empty_like(out)
-            chunk_gated_delta_rule(
-                dense.q,
-                dense.k,
-                dense.v,
-                dense.g,
-                dense.beta,
-                scale,
-                states,
-                output_final_state=True,
-                cu_seqlens=plan.starts,
-                output=result,
-                output_state=final,
-            )
-            if dense.factors is not None:
-                rescale(result, dense.factors)
-            if result is not out:
-                out.copy_(result)
-            scatter(final, state, out, batch, plan.indices)
+        state, out, batch = call.state, call.out, call.batch
+        dense = pack(call.q, call.k, call.v, call.gates, call.qk_l2norm, linear=True)
+        states = gather(state, batch, plan.indices)
+        final = torch.empty_like(states)
+        result = out if is_aligned(out) else torch.empty_like(out)
+        chunk_gated_delta_rule(
+            dense.q,
+            dense.k,
+            dense.v,
+            dense.g,
+            dense.beta,
+            call.scale,
+            states,
+            output_final_state=True,
+            cu_seqlens=plan.starts,
+            output=result,
+            output_state=final,
+        )
+        if dense.factors is not None:
+            rescale(result, dense.factors)
+        if result is not out:
+            out.copy_(result)
+        scatter(final, state, out, batch, plan.indices)
 
-    def decode(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-        state: torch.Tensor,
-        out: torch.Tensor,
-        batch: StateBatch,
-        plan: object,
-        scale: float,
-        qk_l2norm: bool,
-        gate: GateKind | None = None,
-        A_log: torch.Tensor | None = None,
-        dt_bias: torch.Tensor | None = None,
-        lower_bound: float | None = None,
-        beta_scale: float | None = None,
-    ) -> None:
+    @checked(CONTRACT)
+    def decode(self, call: DeltaCall, plan: _Sequences) -> None:
         """Runs one token a sequence."""
-        gates = Gates(g, beta, A_log, dt_bias, gate, lower_bound, beta_scale)
-        named = {"q": q, "k": k, "v": v, "state": state, "out": out, **gates._asdict()}
-        CONTRACT.check_arguments(batch, {**named, "scale": scale, "qk_l2norm": qk_l2norm})
-        assert isinstance(plan, _Sequences)
-        if beta_scale is not None and beta_scale > MOST:
-            raise CONTRACT.error("beta_scale", f"{beta_scale}", f"of this backend, {MOST} at most")
-        rows = q.shape[0]
-        if rows == 0:
-            return
-        with torch.cuda.device(q.get_device()):
-            own = state.dtype != torch.float32
-            if own:
-                pool = gather(state, batch, plan.indices, padded(rows))
-            else:
-                check_cache(CONTRACT, "state", state)
-                pool = state
-            self._decode(q, k, v, gates, pool, out, batch, scale, qk_l2norm, own)
-            if own:
-                scatter(pool, state, out, batch, plan.indices)
+        weight = call.gates.beta_scale
+        if weight is not None and weight > MOST:
+            raise CONTRACT.error("beta_scale", f"{weight}", f"of this backend, {MOST} at most")
+        if call.state.dtype == torch.float32:
+            check_cache(CONTRACT, "state", call.state)
+            _step(call, call.state)
+        else:
+            pool = gather(call.state, call.batch, plan.indices, padded(len(call.q)))
+            _step(call, pool)
+            scatter(pool, call.state, call.out, call.batch, plan.indices)
 
-    def _decode(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        gates: Gates,
-        pool: torch.Tensor,
-        out: torch.Tensor,
-        batch: StateBatch,
-        scale: float,
-        qk_l2norm: bool,
-        own: bool,
-    ) -> None:
-        rows, heads, key_size = q.shape
-        value_heads, value_size = out.shape[1:]
-        filled = padded(rows)
-        direct = rows == filled and not qk_l2norm and is_aligned(out)
-        result = out if direct else out.new_empty((filled, value_heads, value_size))
-        queries = q.new_empty((filled, 1, heads, key_size))
-        keys = torch.empty_like(queries)
-        values = q.new_empty((filled, 1, value_heads, value_size))
-        a = q.new_empty((filled, 1, value_heads), dtype=torch.float32)
-        b = torch.empty_like(a)
-        zeros = a.new_empty(value_heads)
-        factors = a.new_empty((filled, heads))
-        read = batch.read_slots.new_empty(filled, dtype=torch.int32)
-        write = torch.empty_like(read)
-        strides = (s for t in (q, k, v, gates.g, gates.beta) for s in t.stride()[:2])
-        _launch_stage(
-            (filled * value_heads, 1, 1),
-            (
-                *(q, k, v, *gates.tensors, batch.read_slots, batch.write_slots),
-                *(queries, keys, values, a, b, zeros, factors, read, write),
-            ),
-            (rows, *gates.numbers, *strides),
-            (heads, value_heads, key_size, value_size, qk_l2norm, *gates.constants, own),
+
+def _step(call: DeltaCall, pool: torch.Tensor) -> None:
+    """A decode on states in float32: the pool of the call, or the batch's own in its order."""
+    q, v, out, batch = call.q, call.v, call.out, call.batch
+    rows, heads, key_size = q.shape
+    value_heads, value_size = out.shape[1:]
+    filled = padded(rows)
+    direct = rows == filled and not call.qk_l2norm and is_aligned(out)
+    result = out if direct else out.new_empty((filled, value_heads, value_size))
+    queries = q.new_empty((filled, 1, heads, key_size))
+    keys = torch.empty_like(queries)
+    values = q.new_empty((filled, 1, value_heads, value_size))
+    a = q.new_empty((filled, 1, value_heads), dtype=torch.float32)
+    b = torch.empty_like(a)
+    zeros = a.new_empty(value_heads)
+    factors = a.new_empty((filled, heads))
+    read = batch.read_slots.new_empty(filled, dtype=torch.int32)
+    write = torch.empty_like(read)
+    _launch_stage(
+        (filled * value_heads, 1, 1),
+        (
+            *(q, call.k, v, *call.gates.tensors, batch.read_slots, batch.write_slots),
+            *(queries, keys, values, a, b, zeros, factors, read, write),
+        ),
+        (rows, *call.gates.numbers, *call.strides),
+        (
+            heads,
+            value_heads,
+            key_size,
+            value_size,
+            call.qk_l2norm,
+            *call.gates.constants,
+            pool is not call.state,
+        ),
+        num_warps=1,
+    )
+    gated_delta_rule_decode_pretranspose(
+        queries,
+        keys,
+        values,
+        None,
+        zeros,
+        a,
+        zeros,
+        b,
+        call.scale,
+        result.view(filled, 1, value_heads, value_size),
+        use_qk_l2norm=False,
+        initial_state=pool,
+        initial_state_indices=read,
+        output_state_indices=write,
+    )
+    if not direct:
+        _launch_finish(
+            (rows * value_heads, 1, 1),
+            (result, factors, read, out),
+            (),
+            (heads, value_heads, value_size, call.qk_l2norm),
             num_warps=1,
         )
-        gated_delta_rule_decode_pretranspose(
-            queries,
-            keys,
-            values,
-            None,
-            zeros,
-            a,
-            zeros,
-            b,
-            scale,
-            result.view(filled, 1, value_heads, value_size),
-            use_qk_l2norm=False,
-            initial_state=pool,
-            initial_state_indices=read,
-            output_state_indices=write,
-        )
-        if not direct:
-            _launch_finish(
-                (rows * value_heads, 1, 1),
-                (result, factors, read, out),
-                (),
-                (heads, value_heads, value_size, qk_l2norm),
-                num_warps=1,
-            )
 
 
 __all__ = ["FlashInferGatedDelta"]

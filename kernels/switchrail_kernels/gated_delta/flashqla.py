@@ -20,9 +20,8 @@ from flash_qla.utils.index import prepare_chunk_offsets, prepare_varlen_metadata
 from switchrail.ops.backend import GatedDeltaBackend
 from switchrail.ops.batch import Phase, StateBatch
 from switchrail.ops.gated_delta.contract import CONTRACT
-from switchrail.ops.gates import GateKind
 
-from switchrail_kernels.delta.gates import Gates
+from switchrail_kernels.delta.call import DeltaCall, checked
 from switchrail_kernels.device import multiprocessors
 from switchrail_kernels.gated_delta.dense import Dense, gather, pack, rescale, scatter
 from switchrail_kernels.launch import Launcher, padded
@@ -102,40 +101,17 @@ class FlashQlaGatedDelta(GatedDeltaBackend):
         CONTRACT.check_batch(phase, batch)
         return _Sequences.of(batch)
 
-    def prefill(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-        state: torch.Tensor,
-        out: torch.Tensor,
-        batch: StateBatch,
-        plan: object,
-        scale: float,
-        qk_l2norm: bool,
-        gate: GateKind | None = None,
-        A_log: torch.Tensor | None = None,
-        dt_bias: torch.Tensor | None = None,
-        lower_bound: float | None = None,
-        beta_scale: float | None = None,
-    ) -> None:
+    @checked(CONTRACT)
+    def prefill(self, call: DeltaCall, plan: _Sequences) -> None:
         """Runs T packed tokens of N sequences of any length."""
-        gates = Gates(g, beta, A_log, dt_bias, gate, lower_bound, beta_scale)
-        named = {"q": q, "k": k, "v": v, "state": state, "out": out, **gates._asdict()}
-        CONTRACT.check_arguments(batch, {**named, "scale": scale, "qk_l2norm": qk_l2norm})
-        assert isinstance(plan, _Sequences)
-        if q.shape[0] == 0:
-            return
-        with torch.cuda.device(q.get_device()), torch.inference_mode():
-            dense = pack(q, k, v, gates, qk_l2norm)
-            states = gather(state, batch, plan.indices)
-            final = _run(dense, states, out[None], plan, scale)
+        q, k, v, gates, state, out = call.q, call.k, call.v, call.gates, call.state, call.out
+        with torch.inference_mode():
+            dense = pack(q, k, v, gates, call.qk_l2norm)
+            states = gather(state, call.batch, plan.indices)
+            final = _run(dense, states, out[None], plan, call.scale)
             if dense.factors is not None:
                 rescale(out, dense.factors)
-            scatter(final, state, out, batch, plan.indices)
+            scatter(final, state, out, call.batch, plan.indices)
 
 
 def _run(

@@ -18,10 +18,10 @@ from cutlass import cute
 from flashinfer import recurrent_kda
 from switchrail.ops.backend import KdaBackend
 from switchrail.ops.batch import Phase, StateBatch
-from switchrail.ops.gates import GateKind
 from switchrail.ops.kda.contract import CONTRACT
 
-from switchrail_kernels.delta.gates import Gates, log2_decay, write_weight
+from switchrail_kernels.delta.call import DeltaCall, checked
+from switchrail_kernels.delta.gates import log2_decay, write_weight
 from switchrail_kernels.launch import Launcher
 from switchrail_kernels.wrappers import check_cache, is_aligned
 
@@ -131,52 +131,29 @@ class FlashInferKda(KdaBackend):
         """Holds the batch to the contract."""
         CONTRACT.check_batch(phase, batch)
 
-    def decode(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-        state: torch.Tensor,
-        out: torch.Tensor,
-        batch: StateBatch,
-        plan: object,
-        scale: float,
-        qk_l2norm: bool,
-        gate: GateKind | None = None,
-        A_log: torch.Tensor | None = None,
-        dt_bias: torch.Tensor | None = None,
-        lower_bound: float | None = None,
-        beta_scale: float | None = None,
-    ) -> None:
+    @checked(CONTRACT)
+    def decode(self, call: DeltaCall, plan: object) -> None:
         """Runs one token a sequence."""
-        gates = Gates(g, beta, A_log, dt_bias, gate, lower_bound, beta_scale)
-        named = {"q": q, "k": k, "v": v, "state": state, "out": out, **gates._asdict()}
-        CONTRACT.check_arguments(batch, {**named, "scale": scale, "qk_l2norm": qk_l2norm})
+        check_cache(CONTRACT, "state", call.state, ALIGNMENT)
+        q, k, v, out, batch = call.q, call.k, call.v, call.out, call.batch
         rows, heads, size = q.shape
         value_heads = v.shape[1]
-        if rows == 0:
-            return
-        check_cache(CONTRACT, "state", state, ALIGNMENT)
         queries = q.new_empty((1, rows, heads, size))
         keys = torch.empty_like(queries)
         values = q.new_empty((1, rows, value_heads, size))
         decays = torch.empty_like(values)
         weights = q.new_empty((1, rows, value_heads))
         slots = batch.write_slots.new_empty(rows, dtype=torch.int32)
-        strides = (s for t in (q, k, v, g, beta) for s in t.stride()[:2])
         result = out if is_aligned(out, ALIGNMENT) else torch.empty_like(out)
-        with torch.cuda.device(q.get_device()), _products_for_hopper():
+        with _products_for_hopper():
             _launch_stage(
                 (rows * value_heads, 1, 1),
                 (
-                    *(q, k, v, *gates.tensors, batch.read_slots, batch.write_slots, state),
+                    *(q, k, v, *call.gates.tensors, batch.read_slots, batch.write_slots, call.state),
                     *(queries, keys, values, decays, weights, slots),
                 ),
-                (*gates.numbers, *strides),
-                (heads, value_heads, size, *gates.constants),
+                (*call.gates.numbers, *call.strides),
+                (heads, value_heads, size, *call.gates.constants),
                 num_warps=4,
             )
             recurrent_kda(
@@ -185,9 +162,9 @@ class FlashInferKda(KdaBackend):
                 values,
                 decays,
                 weights,
-                scale=scale,
-                initial_state=state,
-                use_qk_l2norm_in_kernel=qk_l2norm,
+                scale=call.scale,
+                initial_state=call.state,
+                use_qk_l2norm_in_kernel=call.qk_l2norm,
                 cu_seqlens=batch.cu_seqlens,
                 ssm_state_indices=slots,
                 output=result[None],
