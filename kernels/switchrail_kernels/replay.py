@@ -39,10 +39,11 @@ def _build() -> Any:
 
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         raise RuntimeError("the interpreter runs without its global lock, which importing it would enable")
+    interface = torch.Tensor.__dlpack_c_exchange_api__
     source = Path(__file__).with_name("replay.c").read_text()
     headers = Path(torch.__file__).parent / "include"
     module = compile_module_from_src(source, "switchrail_replay", include_dirs=[str(headers)])
-    module.connect(torch.Tensor.__dlpack_c_exchange_api__)
+    module.connect(interface)
     return module
 
 
@@ -53,8 +54,8 @@ def _native() -> Any:
         return _build()
     except Exception as error:  # no compiler, other headers, other internals of torch or Triton
         warnings.warn(
-            f"switchrail_kernels launches through Triton each time, tens of microseconds a call slower: "
-            f"replay.c can't be used: {type(error).__name__}: {error}",
+            f"switchrail_kernels can't repeat calls from C, which costs tens of microseconds a call: "
+            f"{type(error).__name__}: {error}",
             RuntimeWarning,
             stacklevel=2,
         )
