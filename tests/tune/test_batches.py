@@ -95,17 +95,23 @@ def test_the_sizes_of_a_model():
 def test_one_that_fails_with_a_batch_is_timed_with_the_others():
     class Small(TorchShortConv):
         def decode(self, x, *tensors, **arguments):
-            if x.shape[0] == 16:
+            if x.shape[0] in too_many:
                 raise RuntimeError("too many")
             super().decode(x, *tensors, **arguments)
 
     with isolated() as runtime:
         runtime.register("small", Small, op="short_conv", phases=("decode",))
+        runtime.register("other", TorchShortConv, op="short_conv", phases=("prefill",))
         platform = runtime.find_platform("cpu")
         chosen = {"ops": ("short_conv",), "phases": ("decode",), "dtypes": ("float32",)}
+        too_many = {16}
         (timing,) = tune(runtime, platform, **chosen)
+        too_many |= {1}
+        (twice,) = tune(runtime, platform, **chosen)
     assert [set(times) for times in timing.samples.values()] == [{"small", "torch"}] * 2 + [{"torch"}]
     assert timing.left_out["small"] == "with 16 of 1: RuntimeError('too many')"
+    assert twice.left_out["small"] == "with 1 of 1 and 1 more: RuntimeError('too many')"
+    assert "other" not in timing.left_out
 
 
 def test_gates_that_never_decay_are_timed_apart():

@@ -90,7 +90,10 @@ def tune(
     for timing in found:
         if timing.has_times:
             measurement = timing.to_dict()
-            ways = ", ".join(f"{name} {_WAYS[way]}" for name, way in timing.ways.items())
+            names: dict[str, list[str]] = {}
+            for name, way in timing.ways.items():
+                names.setdefault(_WAYS[way], []).append(name)
+            ways = ", ".join(f"{' and '.join(timed)} {way}" for way, timed in names.items())
             out.print()
             out.print(f"[bold]{_title(timing)}[/], microseconds: {ways}", highlight=False)
             out.print(times_table(timing.op, measurement["samples"]))

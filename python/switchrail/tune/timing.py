@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
@@ -31,6 +32,9 @@ LAYERS = 48
 _TEMPLATE = {"prefill": (256,), "decode": (1,) * 4, "verify": (4,) * 4}
 """Rows of the sequences of the small calls that large ones are made from."""
 
+_MOST_SAID = 300
+"""Letters of what a backend raised."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
@@ -44,7 +48,7 @@ class Timing:
         no_decay: Whether no gate decayed; else they decay as a trained model's.
         samples: By batch, the median time of a call in nanoseconds by backend.
         ways: How each backend was timed.
-        left_out: Why a backend was not timed, or not with a batch, by name.
+        left_out: Why a backend that serves the phase was not timed, or not with a batch, by name.
     """
 
     op: str
@@ -158,7 +162,8 @@ def _fitting(runtime: Runtime, platform: Platform, timing: Timing) -> dict[str, 
     """Where each backend that fits and passes is run; notes why another is not."""
     found = {}
     for name in dict.fromkeys(registration.name for registration in runtime.backends(timing.op)):
-        if runtime.backend(timing.op, name, timing.phase).priority < 0:
+        registration = runtime.backend(timing.op, name, timing.phase)
+        if registration.priority < 0 or timing.phase not in registration.phases:
             continue
         reason = _misfit(runtime, platform, timing, name)
         if reason is not None:
@@ -209,6 +214,7 @@ def _time(platform: Platform, timing: Timing, fitting: Mapping[str, Setting], la
     templates = {name: _template(timing, setting) for name, setting in fitting.items()}
     for name, setting in fitting.items():
         timing.ways[name] = _way(platform, timing.phase, setting.subject)
+    failures: dict[str, list[tuple[Batch, Exception]]] = {}
     for batch in batches(timing.op, timing.phase, large):
         times = timing.samples[batch] = {}
         made: dict[tuple[Any, ...], list[Call]] = {}
@@ -221,7 +227,11 @@ def _time(platform: Platform, timing: Timing, fitting: Mapping[str, Setting], la
                 runs = _runs(setting.backend, made[key])
                 times[name] = nanoseconds(runs, timing.ways[name], platform)
             except Exception as error:  # of the backend, or of the memory: other batches are none the worse
-                timing.left_out[name] = f"with {batch}: {error!r}"
+                failures.setdefault(name, []).append((batch, error.with_traceback(None)))
+    for name, failed in failures.items():
+        batch, first = failed[0]
+        others = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+        timing.left_out[name] = f"with {batch}{others}: {shorten(repr(first), _MOST_SAID)}"
 
 
 def _template(timing: Timing, setting: Setting) -> Call:
