@@ -1,0 +1,78 @@
+"""What the interpreter doesn't ask of a kernel: that the types in it agree."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+SCRIPT = """
+import torch
+from switchrail.testing.inputs import gated_delta_call, kda_call, lightning_call, mamba2_call, short_conv_call
+from switchrail_kernels.gated_delta.triton import TritonGatedDelta
+from switchrail_kernels.kda.triton import TritonKda
+from switchrail_kernels.launch import Launcher
+from switchrail_kernels.lightning.triton import TritonLightning
+from switchrail_kernels.mamba2.triton import TritonMamba2
+from switchrail_kernels.short_conv.triton import TritonShortConv
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+
+TARGET = GPUTarget("cuda", 90, 32)
+BACKEND = make_backend(TARGET)
+TYPES = {
+    torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16",
+    torch.int32: "*i32", torch.int64: "*i64", torch.bool: "*i1",
+}
+compiled = []
+
+
+def launch(self, grid, tensors, numbers, constants, **options):
+    types = [TYPES[tensor.dtype] for tensor in tensors]
+    types += ["fp32" if isinstance(number, float) else "i32" for number in numbers]
+    types += ["constexpr"] * len(constants)
+    names = self._kernel.arg_names
+    source = ASTSource(
+        self._kernel,
+        dict(zip(names, types, strict=True)),
+        dict(zip(names[-len(constants):], constants, strict=True)),
+    )
+    context = ir.context()
+    ir.load_dialects(context)
+    BACKEND.load_dialects(context)
+    parsed = BACKEND.parse_options(options)
+    functions = BACKEND.get_codegen_implementation(parsed)
+    source.make_ir(TARGET, parsed, functions, BACKEND.get_module_map(), context)
+    compiled.append(self._kernel.__name__)
+
+
+Launcher.__call__ = launch
+BF16 = {"dtype": torch.bfloat16}
+for backend, make in ((TritonGatedDelta, gated_delta_call), (TritonKda, kda_call)):
+    raw = {"raw": "softplus", "beta_scale": 2.0, "heads": 1, "key_size": 16, "value_size": 16, **BF16}
+    make([40, 3], **raw).with_checkpoints(24).run(backend())
+    make([1], phase="decode", **raw).run(backend())
+    for kind in ("softplus", "sigmoid"):
+        call = make([3], phase="verify", **{**raw, "raw": kind})
+        call.run(backend()).commit(torch.tensor([1]), call.state)
+for backend, make in (
+    (TritonLightning, lightning_call), (TritonMamba2, mamba2_call), (TritonShortConv, short_conv_call)
+):
+    make([40, 3], **BF16).with_checkpoints(24).run(backend())
+    make([1], phase="decode", **BF16).run(backend())
+    call = make([3], phase="verify", **BF16)
+    call.run(backend()).commit(torch.tensor([1]), call.state)
+print(len(compiled))
+"""
+
+
+def test_kernels_with_raw_gates_kept_states_and_drafts_have_types_that_agree():
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout) == 27, "some kernel was not launched"
