@@ -69,6 +69,15 @@ def test_an_enlarged_call_keeps_the_contract_and_is_right(make, phase):
     assert bytes_of(call) >= call.out.nbytes
 
 
+def test_what_is_timed_begins_at_multiples_of_16_bytes():
+    small = gated_delta_call((3, 4), dtype=torch.bfloat16, strided=True)
+    assert small.tensors["q"].data_ptr() % 16
+    call = enlarged(small, Batch(lengths=(9, 2), cached=None))
+    for name in ("q", "k", "v"):
+        assert call.tensors[name].data_ptr() % 16 == 0
+        torch.testing.assert_close(call.tensors[name][7:], small.tensors[name][:4], rtol=0, atol=0)
+
+
 def test_the_sizes_of_a_model():
     config = {
         "model_type": "qwen3_next",

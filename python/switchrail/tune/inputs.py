@@ -15,13 +15,13 @@ from switchrail.tune.grid import Batch
 def enlarged(call: Call, size: Batch) -> Call:
     """A call like another in everything but its batch.
 
-    The rows are those of the small call over and over, with its strides. Pools are filled anew, and every
-    sequence has a state, or what is in the cache.
+    The rows are those of the small call over and over, with its strides, but begin at multiples of 16 bytes,
+    as a model's do. Pools are filled anew, and every sequence has a state, or what is in the cache.
     """
     rows = sum(size.lengths)
     batch, places = _batch(call, size)
     tensors: dict[str, torch.Tensor | None] = {}
-    storages: dict[int, torch.Tensor] = {}
+    storages: dict[int, tuple[torch.Tensor, int]] = {}
     for name, tensor in call.tensors.items():
         if tensor is None:
             tensors[name] = None
@@ -51,7 +51,7 @@ def bytes_of(call: Call) -> int:
     return sum(storages.values())
 
 
-def _repeated(tensor: torch.Tensor, rows: int, storages: dict[int, torch.Tensor]) -> torch.Tensor:
+def _repeated(tensor: torch.Tensor, rows: int, storages: dict[int, tuple[torch.Tensor, int]]) -> torch.Tensor:
     storage = tensor.untyped_storage()
     numbers = storage.nbytes() // tensor.element_size()
     width = tensor.stride(0)
@@ -60,10 +60,12 @@ def _repeated(tensor: torch.Tensor, rows: int, storages: dict[int, torch.Tensor]
         return tensor.repeat(count, *[1] * (tensor.dim() - 1))[:rows].contiguous()
     key = storage.data_ptr()
     if key not in storages:
+        shift = tensor.storage_offset() % (16 // tensor.element_size())
         whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage)
         index = torch.arange(rows, device=tensor.device) % tensor.shape[0]
-        storages[key] = whole.view(-1, width)[index]
-    return storages[key].as_strided((rows, *tensor.shape[1:]), tensor.stride(), tensor.storage_offset())
+        storages[key] = whole.view(-1, width).roll(-shift, 1)[index], shift
+    memory, shift = storages[key]
+    return memory.as_strided((rows, *tensor.shape[1:]), tensor.stride(), tensor.storage_offset() - shift)
 
 
 def _pool(tensor: torch.Tensor, places: int) -> torch.Tensor:
