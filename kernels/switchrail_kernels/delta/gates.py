@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from switchrail.ops.gates import GateKind
 
+from switchrail_kernels.softplus import softplus
+
 LOG2E = tl.constexpr(1.4426950408889634)
 
 _KINDS: dict[GateKind | None, int] = {None: 0, "softplus": 1, "sigmoid": 2}
@@ -33,14 +35,7 @@ def log2_decay(b_g, b_rate, b_bias, lower, GATE: tl.constexpr):
     if GATE != 0:
         b_g += b_bias
     if GATE == 1:
-        # log(1 + e^x) = max(x, 0) + log(1 + e^-|x|), whose small values count as well: by the series of
-        # log(1 + y) = 2 artanh(y / (2 + y)).
-        b_y = tl.exp(-tl.abs(b_g))
-        b_y = b_y / (2.0 + b_y)
-        b_z = b_y * b_y
-        b_sum = 1 / 9 + b_z * (1 / 11 + b_z * (1 / 13))
-        b_sum = 1 / 3 + b_z * (1 / 5 + b_z * (1 / 7 + b_z * b_sum))
-        b_g = -b_rate * (tl.maximum(b_g, 0.0) + 2.0 * b_y * (1.0 + b_z * b_sum))
+        b_g = -b_rate * softplus(b_g)
     if GATE == 2:
         b_g = lower / (1.0 + tl.exp(-b_rate * b_g))
     return tl.maximum(b_g * LOG2E, -192.0)
