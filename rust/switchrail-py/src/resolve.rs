@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use pyo3::prelude::*;
+use pyo3::{
+    prelude::*,
+    types::{PyDict, PySequence, PyString},
+};
 use switchrail::{HeadCount, Load, Packages, Preferences};
 
 use crate::{
@@ -123,9 +126,13 @@ pub fn sequences(
     };
     let cached = lengths("kv_seqlens", kv_seqlens)?;
     if rows.len() != cached.len() {
-        let (rows, cached) = (rows.len(), cached.len());
-        let problem = format!("kv_seqlens are {cached}; valid: as many as seqlens, {rows}");
-        return Err(exception(kv_seqlens.py(), "ArgumentError", problem, None));
+        let valid = format!("as many as seqlens, {}", rows.len());
+        return Err(refusal(
+            "kv_seqlens",
+            kv_seqlens,
+            &format!("are {}", cached.len()),
+            &valid,
+        ));
     }
     Ok(rows.into_iter().zip(cached).collect())
 }
@@ -144,12 +151,43 @@ pub fn load_of(
 
 fn lengths(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
     given.extract().map_err(|_| {
-        let found = given
+        let items = given
+            .cast::<PySequence>()
+            .ok()
+            .filter(|_| !given.is_instance_of::<PyString>());
+        let each = items
+            .and_then(|items| items.try_iter().ok())
+            .into_iter()
+            .flatten();
+        let wrong = each
+            .flatten()
+            .enumerate()
+            .find(|(_, item)| item.extract::<u64>().is_err());
+        let (argument, found) = match wrong {
+            Some((index, item)) => (format!("{argument}[{index}]"), item),
+            None => (argument.to_owned(), given.clone()),
+        };
+        let text = found
             .repr()
             .map_or_else(|_| "something".to_owned(), |text| text.to_string());
-        let problem = format!("{argument} is {found}; valid: numbers of tokens, one a sequence");
-        exception(given.py(), "ArgumentError", problem, None)
+        refusal(
+            &argument,
+            &found,
+            &format!("is {text}"),
+            "numbers of tokens, one a sequence",
+        )
     })
+}
+
+fn refusal(argument: &str, found: &Bound<'_, PyAny>, problem: &str, valid: &str) -> PyErr {
+    let build = || {
+        let fields = PyDict::new(found.py());
+        fields.set_item("argument", argument)?;
+        fields.set_item("found", found)?;
+        let message = format!("{argument} {problem}; valid: {valid}");
+        Ok(exception(found.py(), "ArgumentError", message, Some(&fields)))
+    };
+    build().unwrap_or_else(|error: PyErr| error)
 }
 
 fn preferences(pairs: BTreeMap<String, String>, snapshot: &switchrail::Snapshot) -> PyResult<Preferences> {
