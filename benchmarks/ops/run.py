@@ -52,15 +52,16 @@ class Bench:
         fitting, reasons = self._backends.fitting(case)
         errors: dict[str, str] = {}
         calls = self._calls(case)
+        unused = calls[0].clone()  # calls that are timed change their states
         times: dict[str, Any] = {}
         wrong: dict[str, str] = {}
         first = None
         if len(fitting) == 1 and "torch" not in fitting:  # at this shape there is nothing else to hold it to
-            first = "torch", self._probe(self._backends.build(case.op, "torch"), case, calls[0])
+            first = "torch", self._probe(self._backends.build(case.op, "torch"), case, unused)
         for name, backend in fitting.items():
             try:
                 error = self._check(name, backend, case)
-                out = self._probe(backend, case, calls[0])
+                out = self._probe(backend, case, unused)
                 if first is None:
                     first = name, out
                 else:
@@ -72,7 +73,7 @@ class Bench:
             except Exception as failure:  # whatever a backend raises; it must not end the others' run
                 wrong[name] = told(failure)
         if self._with_peers:
-            for name, runs in self._peers(case, calls, first, reasons).items():
+            for name, runs in self._peers(case, calls, unused, first, reasons).items():
                 try:
                     times[name] = {"kind": "peer", **self._rated(self._clock.measure(runs), case)}
                 except Exception as failure:
@@ -121,19 +122,20 @@ class Bench:
         self,
         case: Case,
         calls: list[Call],
+        unused: Call,
         first: tuple[str, torch.Tensor] | None,
         left_out: dict[str, str],
     ) -> dict[str, list[Run]]:
         found: dict[str, list[Run]] = {}
         for library in libraries(self._clock.device):
             try:
-                names = list(peers(library, case, calls[0].clone()))
+                names = list(peers(library, case, unused.clone()))
             except Exception as failure:  # whatever a library raises on what it can't do
                 left_out[library] = told(failure)
                 continue
             for name in names:
                 try:
-                    out = peers(library, case, calls[0].clone())[name]()
+                    out = peers(library, case, unused.clone())[name]()
                     if isinstance(out, torch.Tensor) and first is not None:
                         agree(out, first[1], first[0], self._dtype)
                     found[name] = [peers(library, case, call)[name] for call in calls]

@@ -4,6 +4,7 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from benchmarks.ops.__main__ import main
 from benchmarks.ops.cases import OPS, cases, tiny
 from benchmarks.ops.inputs import make_call
 from benchmarks.ops.peers import libraries, peers
+from benchmarks.ops.run import Bench
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--tiny", "--device", "cpu", "--backend", "torch"]
@@ -90,6 +92,21 @@ def test_a_backend_alone_is_held_to_plain_torch_at_the_shape_that_is_timed(monke
     monkeypatch.setattr(TritonLightning, "decode", wrong)
     assert main([*command, "--json", str(tmp_path / "wrong.json")]) == 1
     assert "wrong: triton in lightning decode B=1: 1.0e-02 away from torch" in capsys.readouterr().err
+
+
+def test_backends_are_compared_on_states_that_nothing_has_changed():
+    def measure(runs):
+        for run in runs:
+            run()
+        return {"eager_s": {"median": 1.0}}
+
+    clock = SimpleNamespace(device=torch.device("cpu"), ceilings=lambda: (1.0, 1.0), measure=measure)
+    fitting = {"one": TorchGatedDelta(), "other": TorchGatedDelta()}
+    backends = SimpleNamespace(fitting=lambda case: (fitting, {}), auto=lambda case: ("one", ""))
+    (case,) = [tiny(case) for case in cases("gated_delta") if (case.phase, case.name) == ("decode", "B=1")]
+    row = Bench(backends, clock, torch.float32, layers=2).result(case)
+    assert row["wrong"] == {}
+    assert row["times"].keys() >= fitting.keys()
 
 
 def test_nothing_to_time_is_an_error(capsys):
