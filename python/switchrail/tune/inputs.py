@@ -60,7 +60,7 @@ def _repeated(tensor: torch.Tensor, rows: int, storages: dict[int, tuple[torch.T
         return tensor.repeat(count, *[1] * (tensor.dim() - 1))[:rows].contiguous()
     key = storage.data_ptr()
     if key not in storages:
-        shift = tensor.storage_offset() % (16 // tensor.element_size())
+        shift = int(tensor.storage_offset()) % (16 // tensor.element_size())
         whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage)
         index = torch.arange(rows, device=tensor.device) % tensor.shape[0]
         storages[key] = whole.view(-1, width).roll(-shift, 1)[index], shift
