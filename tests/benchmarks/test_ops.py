@@ -1,5 +1,6 @@
 """The benchmark of the ops on a CPU, tiny: it runs, finds what is wrong, and shows what it found."""
 
+import importlib
 import json
 import re
 import xml.etree.ElementTree as ElementTree
@@ -69,6 +70,7 @@ def test_a_peer_that_is_wrong_is_left_out(monkeypatch, tmp_path):
     def wrong(*args, **kwargs):
         return attend(*args, **{**kwargs, "is_causal": False})
 
+    importlib.import_module("switchrail.ops.attention.torch")  # which keeps the right one
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", wrong)
     path = tmp_path / "times.json"
     chosen = ["--op", "attention", "--phase", "prefill", "--shape", "T=8192"]
