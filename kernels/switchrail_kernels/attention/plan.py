@@ -11,7 +11,7 @@ from switchrail.ops.batch import PagedBatch
 from switchrail.ops.pages import check_pages
 
 from switchrail_kernels.attention.merge import PIECE
-from switchrail_kernels.tables import split_rows, to_device
+from switchrail_kernels.tables import all_to_device, split_rows
 
 MOST = 64
 """Pieces of a decode's cache at most."""
@@ -168,8 +168,8 @@ class Tiles:
         merged[:, 1] = slot[tile] + row
         merged[:, 2] = rows[tile]
         merged[:, 3] = pieces[tile]
-        device = self.batch.cu_seqlens.device
-        return Work(to_device(items, device), to_device(merged, device), int(parts.sum()))
+        copies = all_to_device([items, merged], self.batch.cu_seqlens.device)
+        return Work(*copies, int(parts.sum()))
 
 
 __all__ = ["PROGRAMS", "WIDEST", "Pieces", "Room", "Tiles", "Work"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +12,7 @@ from switchrail.ops.pages import check_pages
 
 from switchrail_kernels.device import multiprocessors
 from switchrail_kernels.mla.project import PLACES
-from switchrail_kernels.tables import split_rows, to_device
+from switchrail_kernels.tables import all_to_device, split_rows, to_device
 
 EXPANDED = 128
 """Rows of a sequence from which on keys and values are made of the latents, about where that gains."""
@@ -278,7 +277,7 @@ class Tiles:
         merged[:, 2] = rows[tile]
         merged[:, 3] = pieces[tile]
         merged[:, 4] = at[tile] + row
-        work, rows_merged = _to_device([items, merged], device)
+        work, rows_merged = all_to_device([items, merged], device)
         return Work(work, rows_merged, int(slots.sum()), cut.base)
 
     def _expansion(self, tokens: int, capacity: int) -> Expansion | None:
@@ -325,20 +324,9 @@ class Tiles:
         for spans, items in rounds:
             table = np.concatenate(items)
             tables += [np.concatenate(spans), table[np.argsort(-table[:, 4], kind="stable")]]
-        copies = _to_device(tables, device)
+        copies = all_to_device(tables, device)
         made = [Round(*pair) for pair in zip(copies[::2], copies[1::2], strict=True)]
         return Expansion(tuple(made), most, carried)
-
-
-def _to_device(tables: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """Copies tables of 4 or 8 columns all at once."""
-    whole = to_device(np.concatenate([table.ravel() for table in tables]).astype(np.int32), device)
-    copies = []
-    first = 0
-    for table in tables:
-        copies.append(whole[first : first + table.size].view(table.shape))
-        first += table.size
-    return copies
 
 
 __all__ = ["EXPANDED", "SPAN", "Cut", "Expansion", "Pieces", "Rest", "Round", "Tiles", "Work"]
