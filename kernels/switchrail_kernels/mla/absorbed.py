@@ -34,6 +34,7 @@ def _piece_length(keys, base, most, BN: tl.constexpr):
 @triton.jit
 def _walk(
     b_plain,
+    b_low,
     b_rotated,
     b_acc,
     b_max,
@@ -56,6 +57,7 @@ def _walk(
     BE: tl.constexpr,
     BN: tl.constexpr,
     PAGE: tl.constexpr,
+    PARTS: tl.constexpr,
     TREES: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -75,6 +77,8 @@ def _walk(
             else:
                 b_c = tl.load(p_token + o_c[None, :], mask=(o_c < R)[None, :], other=0.0)
             b_s = tl.dot(b_plain, tl.trans(b_c), input_precision="ieee")
+            if PARTS == 2:
+                b_s = tl.dot(b_low, tl.trans(b_c), acc=b_s, input_precision="ieee")
         else:
             b_s = tl.zeros((o_row.shape[0], BN), tl.float32)
             for i_c in range(0, R, BK):
@@ -143,12 +147,15 @@ def _attend(
     BE: tl.constexpr,
     BN: tl.constexpr,
     PAGE: tl.constexpr,
+    PARTS: tl.constexpr,
     DECODE: tl.constexpr,
     TREES: tl.constexpr,
     LSE: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """One piece of the keys of one tile of rows, and `BV` of the values' columns.
+
+    Where there are two PARTS of a query, which add up to it, the second lies H heads behind the first.
 
     Where BK is less than BR, the logits are summed over blocks of BK columns, of queries that are read again
     for each block of keys: so float32, which has no tensor cores, keeps to its registers.
@@ -199,8 +206,12 @@ def _attend(
     o_rotated = ((row + o_t) * s_rt + o_h.to(tl.int64) * s_rh)[:, None] + o_e[None, :]
     b_rotated = tl.load(p_rotated + o_rotated, mask=m_row[:, None] & (o_e < E)[None, :], other=0.0)
     b_plain = b_rotated
+    b_low = b_rotated
     if BK == BR:
-        b_plain = tl.load(p_plain, mask=m_row[:, None] & (o_c < R)[None, :], other=0.0)
+        m_plain = m_row[:, None] & (o_c < R)[None, :]
+        b_plain = tl.load(p_plain, mask=m_plain, other=0.0)
+        if PARTS == 2:
+            b_low = tl.load(p_plain + H * s_ph, mask=m_plain, other=0.0)
     p_pages += i_n.to(tl.int64) * s_pages
     if TREES:
         p_parents += row - within
@@ -212,12 +223,12 @@ def _attend(
     if TREES:
         middle = tl.minimum(tl.maximum(past // BN * BN, start), stop)
         b_acc, b_max, b_sum = _walk(
-            b_plain, b_rotated, b_acc, b_max, b_sum, p_plain, p_cache, p_pages, p_parents, o_row, m_row, o_v,
-            start, middle, past, scale, R, BR, BK, E, BE, BN, PAGE, False, STAGES,
+            b_plain, b_low, b_rotated, b_acc, b_max, b_sum, p_plain, p_cache, p_pages, p_parents, o_row,
+            m_row, o_v, start, middle, past, scale, R, BR, BK, E, BE, BN, PAGE, PARTS, False, STAGES,
         )  # fmt: skip
     b_acc, b_max, b_sum = _walk(
-        b_plain, b_rotated, b_acc, b_max, b_sum, p_plain, p_cache, p_pages, p_parents, o_row, m_row, o_v,
-        middle, stop, past, scale, R, BR, BK, E, BE, BN, PAGE, TREES, STAGES,
+        b_plain, b_low, b_rotated, b_acc, b_max, b_sum, p_plain, p_cache, p_pages, p_parents, o_row,
+        m_row, o_v, middle, stop, past, scale, R, BR, BK, E, BE, BN, PAGE, PARTS, TREES, STAGES,
     )  # fmt: skip
     b_acc = b_acc / tl.where(b_sum > 0, b_sum, 1.0)[:, None]  # padding sees no key: zeros
     b_total = b_max + tl.log2(b_sum)

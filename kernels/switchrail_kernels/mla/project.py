@@ -35,6 +35,7 @@ def _project(
     BK: tl.constexpr,
     BN: tl.constexpr,
     MOVES: tl.constexpr,
+    PARTS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     i_h = tl.program_id(1)
@@ -60,8 +61,12 @@ def _project(
         b_x = tl.load(p_x + i_k, mask=m_t & m_k[None, :], other=0.0)
         b_w = tl.load(p_w + i_k * s_wk, mask=m_k[:, None] & m_n, other=0.0)
         b_acc = tl.dot(b_x, b_w, acc=b_acc, input_precision="ieee")
-    o_out = (((target + o_t) * H + i_h) * N)[:, None] + o_n[None, :]
-    tl.store(p_out + o_out, b_acc.to(p_out.dtype.element_ty), mask=m_t & m_n)
+    o_out = (((target + o_t) * H * PARTS + i_h) * N)[:, None] + o_n[None, :]
+    b_out = b_acc.to(p_out.dtype.element_ty)
+    tl.store(p_out + o_out, b_out, mask=m_t & m_n)
+    if PARTS == 2:
+        b_low = b_acc - b_out.to(tl.float32)
+        tl.store(p_out + o_out + H * N, b_low.to(p_out.dtype.element_ty), mask=m_t & m_n)
 
 
 _launch_project = Launcher(_project)
@@ -80,7 +85,8 @@ def project(
     Args:
         x: [rows, H, K], its last axis contiguous.
         w: [H, K, N]; of values [H, N, K].
-        out: [rows, H, N], contiguous; written to.
+        out: [rows, H, N], contiguous; written to. With 2 H for H: what is left of the products once they are
+            rounded comes behind them, rounded too.
         places: [tiles, 4] int32, where only some rows are taken, at most `PLACES` a tile: the first of them
             among all, the first among these, their number, nothing. `out` has these, of values x. None: x and
             `out` have the same.
@@ -105,7 +111,7 @@ def project(
         (rows, heads, *x.stride()[:2], head, *((second, first) if values else (first, second))),
         (
             *(inner, width, block_t, min(block_k, padded(inner, 16)), min(block_n, padded(width, 16))),
-            *(moves, stages),
+            *(moves, out.shape[1] // heads, stages),
         ),
         num_warps=warps,
         num_stages=stages,

@@ -21,6 +21,13 @@ from switchrail_kernels.replay import Calls, Options, Tensors, scratch
 
 _calls = Calls()
 
+SPLIT = 128
+"""Numbers of a latent up to which there are registers for queries of two parts of 16 bits each.
+
+Rounded once, queries that are multiplied on the way leave logits off by some 2^-9 of themselves, and of large
+logits that is percents of a weight.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
@@ -33,7 +40,8 @@ class _Shape:
         block_n: Keys of a block.
         head_blocks: Programs for all heads.
         value_blocks: Programs for all columns of the values.
-        constants: From BG to PAGE.
+        constants: From BG to PAGE, and PARTS where the kernel has it.
+        parts: Numbers that one of a query is kept in which is multiplied on the way.
         warps: Warps of a program.
         stages: Stages of its loads.
     """
@@ -45,6 +53,7 @@ class _Shape:
     head_blocks: int
     value_blocks: int
     constants: tuple[int, ...]
+    parts: int
     warps: int
     stages: int
 
@@ -65,6 +74,7 @@ def _shape(
     aligned: bool,
     decode: bool,
     trees: bool,
+    absorbs: bool,
 ) -> _Shape:
     latent = width - rotated
     block_r = padded(latent, 16)
@@ -86,29 +96,26 @@ def _shape(
     heads = min(padded(count), rows)
     tokens = 1 if decode else rows // heads
     heads = rows // tokens
+    is_split = absorbs and not decode and dtype != torch.float32 and latent <= SPLIT
+    parts = 2 if is_split else 1
     constants = (
-        heads,
-        tokens,
-        latent,
-        block_r,
-        block_k,
-        block_v,
-        rotated,
-        padded(rotated, 16),
-        block_n,
-        page,
+        *(heads, tokens, latent, block_r, block_k, block_v),
+        *(rotated, padded(rotated, 16), block_n, page),
+        *(() if launch is hopper.launch_attend else (parts,)),
     )
-    return _Shape(
-        launch, tokens, latent, block_n, -(-count // heads), -(-latent // block_v), constants, warps, stages
-    )
+    blocks = -(-count // heads), -(-latent // block_v)
+    return _Shape(launch, tokens, latent, block_n, *blocks, constants, parts, warps, stages)
 
 
-def _shape_of(q_rope: torch.Tensor, kv_cache: torch.Tensor, *, decode: bool, trees: bool) -> _Shape:
+def _shape_of(
+    q_rope: torch.Tensor, kv_cache: torch.Tensor, w_k: torch.Tensor | None, *, decode: bool, trees: bool
+) -> _Shape:
     """The sizes that a call's tensors ask for; the kernel for Hopper copies 16 aligned bytes at a time."""
     _, heads, rotated = q_rope.shape
     _, page, width = kv_cache.shape
     aligned = kv_cache.data_ptr() % 16 == 0
-    return _shape(heads, rotated, width, page, kv_cache.dtype, kv_cache.device, aligned, decode, trees)
+    dtype, device = kv_cache.dtype, kv_cache.device
+    return _shape(heads, rotated, width, page, dtype, device, aligned, decode, trees, w_k is not None)
 
 
 class TritonMla(MlaBackend):
@@ -141,7 +148,7 @@ class TritonMla(MlaBackend):
         if out.numel() == 0:
             return
         parents = batch.parents if isinstance(batch, PagedTreeBatch) else None
-        shape = _shape_of(q_rope, kv_cache, decode=False, trees=parents is not None)
+        shape = _shape_of(q_rope, kv_cache, w_k, decode=False, trees=parents is not None)
         page = kv_cache.shape[1]
         expanded = rest = work = None
         if w_k is not None and w_v is not None and parents is None:
@@ -170,7 +177,8 @@ class TritonMla(MlaBackend):
                 expanded.attend(scale)
             if work is not None:
                 rows = out.shape[0] if rest is None else rest.rows
-                plain, latents = _plain(q_nope, w_k, rows, rest), _latents(out, w_v, rows)
+                plain = _plain(q_nope, w_k, rows, shape.parts, rest)
+                latents = _latents(out, w_v, rows)
                 _attend(shape, plain, q_rope, kv_cache, latents, lse, parents, batch, work, scale)
                 if w_v is not None:
                     project(latents, w_v, out, None if rest is None else rest.places, values=True)
@@ -206,14 +214,15 @@ class TritonMla(MlaBackend):
         CONTRACT.check_arguments(batch, {**named, "out": out, "lse": lse, "scale": scale})
         if out.numel() == 0:
             return
-        shape = _shape_of(q_rope, kv_cache, decode=True, trees=False)
+        shape = _shape_of(q_rope, kv_cache, w_k, decode=True, trees=False)
         cut = plan.cut(q_rope, kv_cache, shape.programs)
         options = (*options, cut.base, cut.most)
         if known is None and _calls.again(tensors, options):  # a new step's first layer
             return
         with _calls.record(tensors, options):
             rows = out.shape[0]
-            plain, latents = _plain(q_nope, w_k, rows, None), _latents(out, w_v, rows)
+            plain = _plain(q_nope, w_k, rows, shape.parts, None)
+            latents = _latents(out, w_v, rows)
             _attend(shape, plain, q_rope, kv_cache, latents, lse, None, batch, cut, scale)
             if w_v is not None:
                 project(latents, w_v, out, values=True)
@@ -235,7 +244,7 @@ def _attend(
 
     Args:
         shape: The program's.
-        plain: [rows, H, R], queries multiplied by what makes keys.
+        plain: [rows, H * parts, R], queries multiplied by what makes keys.
         q_rope: [T, H, E].
         kv_cache: [pages, page, R + E].
         out: [rows, H, R]; written to.
@@ -290,11 +299,13 @@ def _attend(
         )
 
 
-def _plain(q_nope: torch.Tensor, w_k: torch.Tensor | None, rows: int, rest: Rest | None) -> torch.Tensor:
-    """The queries that latents are multiplied by, [rows, H, R]."""
+def _plain(
+    q_nope: torch.Tensor, w_k: torch.Tensor | None, rows: int, parts: int, rest: Rest | None
+) -> torch.Tensor:
+    """The queries that latents are multiplied by, [rows, H * parts, R]."""
     if w_k is None:
         return q_nope
-    plain = scratch((rows, w_k.shape[0], w_k.shape[2]), q_nope.dtype, q_nope.device)
+    plain = scratch((rows, w_k.shape[0] * parts, w_k.shape[2]), q_nope.dtype, q_nope.device)
     project(q_nope, w_k, plain, None if rest is None else rest.places)
     return plain
 
@@ -304,4 +315,4 @@ def _latents(out: torch.Tensor, w_v: torch.Tensor | None, rows: int) -> torch.Te
     return out if w_v is None else scratch((rows, w_v.shape[0], w_v.shape[2]), out.dtype, out.device)
 
 
-__all__ = ["TritonMla"]
+__all__ = ["SPLIT", "TritonMla"]
