@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--no-run", action="store_true", help="time nothing: take what --json has")
     parser.add_argument("--plot", type=Path, metavar="DIR", help="draw the results as SVG (needs matplotlib)")
     parser.add_argument("--docs", type=Path, metavar="FILE", help="put the tables between this page's marks")
+    parser.add_argument("--tuned", type=Path, metavar="FILE", help="what `switchrail tune` wrote, for --docs")
     options = parser.parse_args(arguments)
     if options.no_run:
         if options.json is None:
@@ -71,6 +72,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.docs:
         tables.replace(options.docs, "support", support())
         tables.replace(options.docs, "times", tables.times(kept))
+        if options.tuned:
+            tables.replace(options.docs, "tuned", tables.tuned(document.read(options.tuned)))
         print(f"written: {options.docs}")
     return status
 
@@ -110,8 +113,16 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
         for case in chosen:
             progress.update(task, description=f"{case.op} {case.phase} {case.name}")
             where = f"{case.op} {case.phase} {case.name}"
+            earlier: list[dict[str, Any]] = run["results"]
+            shown: set[str] = set()
             try:
-                result = bench.result(case)
+                for result in bench.results(case):
+                    if result["times"]:
+                        run["results"] = [*earlier, result]
+                        if options.json:
+                            document.write(options.json, document.merged(kept, run))
+                    print(_line(result, shown), flush=True)
+                    shown |= result["times"].keys()
             except Exception as failure:  # the other cases are worth having
                 status = 1
                 print(f"failed: {where}: {type(failure).__name__}: {failure}", file=sys.stderr, flush=True)
@@ -119,11 +130,6 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
             for name, reason in result["wrong"].items():
                 status = 1
                 print(f"wrong: {name} in {where}: {reason}", file=sys.stderr, flush=True)
-            if result["times"]:
-                run["results"].append(result)
-                if options.json:
-                    document.write(options.json, document.merged(kept, run))
-            print(_line(result), flush=True)
             for name, reason in result["left_out"].items():
                 if (case.op, name, reason) not in told:
                     told.add((case.op, name, reason))
@@ -134,10 +140,12 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
     return document.merged(kept, run) if run["results"] else kept, status
 
 
-def _line(result: Mapping[str, Any]) -> str:
+def _line(result: Mapping[str, Any], shown: Collection[str]) -> str:
     text = f"{result['op']} {result['phase']} {result['shape']}: floor {result['floor_s'] * 1e6:.1f}"
     text += f" | auto {result['auto']['backend']}"
     for name, times in result["times"].items():
+        if name in shown:
+            continue
         seconds = usual(times)
         text += f" | {name} {seconds * 1e6:.1f}"
         if times["kind"] == "backend":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import subprocess
 import sys
 from collections.abc import Mapping
 from importlib import metadata
@@ -29,7 +30,7 @@ PACKAGES = (
 
 
 def about(device: torch.device, bandwidth: float, rate: float) -> dict[str, Any]:
-    """What a run's times are of: the day, the device, its ceilings, the versions."""
+    """What a run's times are of: commit, day and device, its ceilings, the versions."""
     versions = {"python": sys.version.split()[0]}
     for name in PACKAGES:
         try:
@@ -38,12 +39,22 @@ def about(device: torch.device, bandwidth: float, rate: float) -> dict[str, Any]
             continue
     versions["torch"] = torch.__version__
     return {
+        "commit": _commit(),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "versions": versions,
         "copy_bytes_per_s": bandwidth,
         "matmul_flops_per_s": rate,
     }
+
+
+def _commit() -> str:
+    """The commit of this file's tree; empty outside of a repository."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=7", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -71,11 +82,11 @@ def write(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def rows_of(document: Mapping[str, Any], op: str, phase: str) -> list[dict[str, Any]]:
-    """The results of an op and phase, in the order of its cases."""
+    """The results of an op and phase, in the order of its cases, each with its `run`, counted from 1."""
     order = {case.name: number for number, case in enumerate(cases(op))}
     found = [
-        result
-        for run in document["runs"]
+        {**result, "run": number}
+        for number, run in enumerate(document["runs"], 1)
         for result in run["results"]
         if (result["op"], result["phase"]) == (op, phase)
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -47,8 +47,12 @@ class Bench:
         self._errors: dict[tuple[str, str, str, tuple[tuple[str, int], ...]], str] = {}
         self.bandwidth, self.rate = clock.ceilings()
 
-    def result(self, case: Case) -> dict[str, Any]:
-        """What each contender takes; who doesn't fit, is wrong or fails, is left out with the reason."""
+    def results(self, case: Case) -> Iterator[dict[str, Any]]:
+        """What each contender takes; who doesn't fit, is wrong or fails, is left out with the reason.
+
+        Yields:
+            The result of the backends, then the same with the peers', which may take minutes to compile.
+        """
         fitting, reasons = self._backends.fitting(case)
         errors: dict[str, str] = {}
         calls = self._calls(case)
@@ -72,14 +76,8 @@ class Bench:
                 errors[name] = error
             except Exception as failure:  # whatever a backend raises; it must not end the others' run
                 wrong[name] = told(failure)
-        if self._with_peers:
-            for name, runs in self._peers(case, calls, unused, first, reasons).items():
-                try:
-                    times[name] = {"kind": "peer", **self._rated(self._clock.measure(runs), case)}
-                except Exception as failure:
-                    reasons[name] = told(failure)
         chosen, why = self._backends.auto(case)
-        return {
+        result = {
             "op": case.op,
             "phase": case.phase,
             "shape": case.name,
@@ -96,6 +94,14 @@ class Bench:
             "left_out": reasons,
             "wrong": wrong,
         }
+        yield result
+        if self._with_peers:
+            for name, runs in self._peers(case, calls, unused, first, reasons).items():
+                try:
+                    times[name] = {"kind": "peer", **self._rated(self._clock.measure(runs), case)}
+                except Exception as failure:
+                    reasons[name] = told(failure)
+            yield result
 
     def _check(self, name: str, backend: Backend, case: Case) -> str:
         key = (name, case.op, case.phase, tuple(sorted(case.sizes.items())))

@@ -11,6 +11,13 @@ from benchmarks.ops.document import rows_of
 from benchmarks.ops.run import usual
 
 
+TUNED = ("triton", "cutedsl", "flashinfer", "flashqla")
+"""The backends of the tuned tables; of those within 1 % of the fastest `auto` takes the first."""
+
+WAYS = {"graph": "in a graph", "queued": "with the host ahead", "eager": "as the host calls"}
+"""How a backend was timed, in words."""
+
+
 def times(document: Mapping[str, Any]) -> str:
     """Where and when, and a table for each op and phase."""
     parts = ["\n".join(_about(document["runs"]))]
@@ -18,6 +25,29 @@ def times(document: Mapping[str, Any]) -> str:
         for phase in ("prefill", "decode"):
             if rows := rows_of(document, op, phase):
                 parts.append(f"### `{op}`, {phase}\n\n{_table(rows)}")
+    return "\n\n".join(parts)
+
+
+def tuned(kept: Mapping[str, Any]) -> str:
+    """What `switchrail tune` has measured on one machine in prefill and decode, and what `auto` takes."""
+    (machine,) = kept["machines"]
+    packages = ", ".join(f"{name} {version}" for name, version in sorted(machine["packages"].items()))
+    parts = [f"One {machine['device']['name']}; {packages}."]
+    for found in machine["measurements"]:
+        if found["phase"] == "verify":
+            continue
+        names = [name for name in TUNED if name in found["ways"]]
+        lines = [["rows", "longest", *(f"`{name}`" for name in names), "`auto`"]]
+        lines.append(["---"] * len(lines[0]))
+        for sample in found["samples"]:
+            times = [sample["nanoseconds"][name] for name in names]
+            taken = next(name for name, time in zip(names, times, strict=True) if time <= 1.01 * min(times))
+            cells = [_us(time / 1e9) for time in times]
+            lines.append([f"{sample['rows']:,}", f"{sample['length']:,}", *cells, f"`{taken}`"])
+        title = f"### `{found['op']}`, {found['phase']}" + (", gates of 1" if found["no_decay"] else "")
+        ways = ", ".join(f"`{name}` {WAYS[found['ways'][name]]}" for name in names)
+        rows = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        parts.append(f"{title}, as tuned\n\nTimed: {ways}.\n\n{rows}")
     return "\n\n".join(parts)
 
 
@@ -47,12 +77,15 @@ def replace(path: Path, name: str, text: str) -> None:
 
 def _about(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = []
-    for run in runs:
+    for number, run in enumerate(runs, 1):
         versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
-        ops = ", ".join(dict.fromkeys(f"`{result['op']}`" for result in run["results"]))
+        ops = ", ".join(dict.fromkeys(f"`{result['op']}` {result['phase']}" for result in run["results"]))
+        commit = f", commit {run['commit']}" if run.get("commit") else ""
+        note = f" {run['note']}" if run.get("note") else ""
         lines.append(
-            f"- {ops}: one {run['device']}, {run['date']}; copy {run['copy_bytes_per_s'] / 1e12:.2f} TB/s, "
-            f"bf16 matmul {run['matmul_flops_per_s'] / 1e12:.0f} TFLOP/s; {versions}"
+            f"{number}. {run['date']}{commit}, one {run['device']}: {ops}; "
+            f"copy {run['copy_bytes_per_s'] / 1e12:.2f} TB/s, "
+            f"bf16 matmul {run['matmul_flops_per_s'] / 1e12:.0f} TFLOP/s; {versions}.{note}"
         )
     return lines
 
@@ -63,11 +96,11 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
         names |= {name: times["kind"] for name, times in row["times"].items()}
     backends = [name for name, kind in names.items() if kind == "backend"]
     peers = [name for name, kind in names.items() if kind == "peer"]
-    head = ["shape", "floor", *(f"`{name}`" for name in backends), "`auto`", "rate", "host", *peers]
+    head = ["shape", "run", "floor", *(f"`{name}`" for name in backends), "`auto`", "rate", "host", *peers]
     lines = [head, ["---"] * len(head)]
     for row in rows:
         best = min((usual(row["times"][name]) for name in backends if name in row["times"]), default=0.0)
-        cells = [row["shape"] + (" *" if row["held_out"] else ""), _us(row["floor_s"])]
+        cells = [row["shape"] + (" *" if row["held_out"] else ""), str(row["run"]), _us(row["floor_s"])]
         cells += [_cell(row, name, best) for name in backends]
         cells += [_auto(row, best), _rate(row, backends), _host(row, backends)]
         cells += [_cell(row, name, 0.0) for name in peers]

@@ -5,7 +5,6 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,10 +14,10 @@ from switchrail_kernels.lightning.triton import TritonLightning
 
 from benchmarks.ops import document, plots, tables
 from benchmarks.ops.__main__ import main
+from benchmarks.ops.backends import Backends, bind
 from benchmarks.ops.cases import OPS, cases, tiny
 from benchmarks.ops.inputs import make_call
 from benchmarks.ops.peers import libraries, peers
-from benchmarks.ops.run import Bench
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--tiny", "--device", "cpu", "--backend", "torch"]
@@ -96,19 +95,72 @@ def test_a_backend_alone_is_held_to_plain_torch_at_the_shape_that_is_timed(monke
     assert "wrong: triton in lightning decode B=1: 1.0e-02 away from torch" in capsys.readouterr().err
 
 
-def test_backends_are_compared_on_states_that_nothing_has_changed():
-    def measure(runs):
-        for run in runs:
-            run()
-        return {"eager_s": {"median": 1.0}}
+class WithAWrongLine(TorchGatedDelta):
+    """Wrong in one row of a batch that the oracle does not see."""
 
-    clock = SimpleNamespace(device=torch.device("cpu"), ceilings=lambda: (1.0, 1.0), measure=measure)
-    fitting = {"one": TorchGatedDelta(), "other": TorchGatedDelta()}
-    backends = SimpleNamespace(fitting=lambda case: (fitting, {}), auto=lambda case: ("one", ""))
-    (case,) = [tiny(case) for case in cases("gated_delta") if (case.phase, case.name) == ("decode", "B=1")]
-    row = Bench(backends, clock, torch.float32, layers=2).result(case)
+    def prefill(self, *args, out, **kwargs):
+        super().prefill(*args, out=out, **kwargs)
+        if len(out) == 4:
+            out[2].mul_(1.1)
+
+    def decode(self, *args, out, **kwargs):
+        super().decode(*args, out=out, **kwargs)
+        if len(out) == 8:
+            out[2].mul_(1.1)
+
+
+def compared(monkeypatch, path, *chosen, **fitting):
+    """The row of one case with these backends and a run's exit status."""
+    monkeypatch.setattr(Backends, "fitting", lambda self, case: (fitting, {}))
+    chosen = ["--op", "gated_delta", *chosen, "--json", str(path)]
+    status = main(["--tiny", "--device", "cpu", *chosen])
+    (row,) = document.rows_of(document.read(path), "gated_delta", chosen[3])
+    return row, status
+
+
+@pytest.mark.parametrize(("phase", "shape"), [("prefill", "T=2048"), ("decode", "B=8")])
+def test_backends_are_compared_on_states_that_nothing_has_changed(monkeypatch, tmp_path, phase, shape):
+    chosen = ["--phase", phase, "--shape", shape]
+    right = {"one": TorchGatedDelta(), "two": TorchGatedDelta(), "three": TorchGatedDelta()}
+    row, status = compared(monkeypatch, tmp_path / "right.json", *chosen, **right)
+    assert status == 0
     assert row["wrong"] == {}
-    assert row["times"].keys() >= fitting.keys()
+    assert row["times"].keys() - {"mul_ bare"} == right.keys()
+
+    some = {**right, "two": WithAWrongLine()}
+    row, status = compared(monkeypatch, tmp_path / "wrong.json", *chosen, **some)
+    assert status == 1
+    assert row["wrong"].keys() == {"two"}
+    assert "away from one" in row["wrong"]["two"]
+    assert row["times"].keys() - {"mul_ bare"} == {"one", "three"}
+
+
+def test_a_peer_is_compared_on_states_that_nothing_has_changed(monkeypatch, tmp_path):
+    def peers_of(library, case, call):
+        other = TorchGatedDelta()
+        run = bind(other, call, other.plan(call.phase, call.batch))
+        return {"a library": lambda: run() or call.out}
+
+    monkeypatch.setattr("benchmarks.ops.run.peers", peers_of)
+    row, status = compared(
+        monkeypatch, tmp_path / "times.json", "--phase", "decode", "--shape", "B=8", one=TorchGatedDelta()
+    )
+    assert status == 0
+    assert row["times"].keys() == {"one", "a library"}
+
+
+def test_backends_times_are_kept_before_a_peer_is_asked(monkeypatch, tmp_path):
+    path = tmp_path / "times.json"
+
+    def compiling(library, case, call):
+        raise KeyboardInterrupt  # as the end of a run that took too long
+
+    monkeypatch.setattr("benchmarks.ops.run.peers", compiling)
+    chosen = ["--op", "lightning", "--phase", "decode", "--shape", "B=1"]
+    with pytest.raises(KeyboardInterrupt):
+        main([*TINY, *chosen, "--json", str(path)])
+    (row,) = document.rows_of(document.read(path), "lightning", "decode")
+    assert row["times"].keys() == {"torch"}
 
 
 def test_nothing_to_time_is_an_error(capsys):
@@ -165,10 +217,10 @@ def test_a_case_in_which_backends_are_missing_still_has_its_row():
     ]
     lines = tables.times({"runs": [{**about, "results": results}]}).splitlines()
     assert lines[-3:] == [
-        "| B=1 | 1.0 | **2.0 (eager) (2.00)** | **2.0 (eager) (2.00)** | `one` (1.00) | 1 GB/s | 3.0 / 3.0 "
+        "| B=1 | 1 | 1.0 | **2.0 (eager) (2.00)** | **2.0 (eager) (2.00)** | `one` (1.00) | 1 GB/s | 3.0 / 3.0 "
         "| 2.0 (eager) |",
-        "| B=32 | 1.0 |  | **2.0 (eager) (2.00)** | `one` | 1 GB/s | - / 3.0 |  |",
-        "| B=256 | 1.0 |  |  | `one` |  | - / - | 2.0 (eager) |",
+        "| B=32 | 1 | 1.0 |  | **2.0 (eager) (2.00)** | `one` | 1 GB/s | - / 3.0 |  |",
+        "| B=256 | 1 | 1.0 |  |  | `one` |  | - / - | 2.0 (eager) |",
     ]
 
 
@@ -220,9 +272,12 @@ def test_the_page_has_the_registrations_and_the_times_that_are_kept(monkeypatch)
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     page = (ROOT / "docs" / "kernels.md").read_text()
     kept = json.loads((ROOT / "docs" / "times.json").read_text())
-    command = "run: python -m benchmarks.ops --no-run --json docs/times.json --docs docs/kernels.md"
+    command = "run: python -m benchmarks.ops --no-run --json docs/times.json --docs docs/kernels.md "
+    command += "--tuned docs/tuned.json"
+    measured = json.loads((ROOT / "docs" / "tuned.json").read_text())
     assert tables.section(page, "support")[1] == support(), command
     assert tables.section(page, "times")[1] == tables.times(kept), command
+    assert tables.section(page, "tuned")[1] == tables.tuned(measured), command
     figures = re.findall(r"\]\((plots/[\w.]+)\)", page)
     assert figures
     assert all((ROOT / "docs" / figure).exists() for figure in figures)
