@@ -168,8 +168,8 @@ class Tiles:
         merged[:, 1] = slot[tile] + row
         merged[:, 2] = rows[tile]
         merged[:, 3] = pieces[tile]
-        copies = all_to_device([items, merged], self.batch.cu_seqlens.device)
-        return Work(*copies, int(parts.sum()))
+        work, rows_merged = all_to_device([items, merged], self.batch.cu_seqlens.device)
+        return Work(work, rows_merged, int(parts.sum()))
 
 
 __all__ = ["PROGRAMS", "WIDEST", "Pieces", "Room", "Tiles", "Work"]
