@@ -37,9 +37,7 @@ class Subject:
     misfit: Callable[[str, str], str | None] = lambda phase, dtype: None
 
     @staticmethod
-    def of(
-        runtime: Runtime, op: str, name: str, platform: Platform, phase: str | None = None
-    ) -> Subject:
+    def of(runtime: Runtime, op: str, name: str, platform: Platform, phase: str | None = None) -> Subject:
         """A backend that is named as to `Runtime.backend`, with the configuration in effect, on a platform.
 
         Raises:
