@@ -10,9 +10,8 @@ from benchmarks.ops.cases import OPS
 from benchmarks.ops.document import rows_of
 from benchmarks.ops.run import usual
 
-
 TUNED = ("triton", "cutedsl", "flashinfer", "flashqla")
-"""The backends of the tuned tables; of those within 1 % of the fastest `auto` takes the first."""
+"""The backends of the tuned tables; of those within 1% of the fastest `auto` takes the first."""
 
 WAYS = {"graph": "in a graph", "queued": "with the host ahead", "eager": "as the host calls"}
 """How a backend was timed, in words."""

@@ -217,8 +217,8 @@ def test_a_case_in_which_backends_are_missing_still_has_its_row():
     ]
     lines = tables.times({"runs": [{**about, "results": results}]}).splitlines()
     assert lines[-3:] == [
-        "| B=1 | 1 | 1.0 | **2.0 (eager) (2.00)** | **2.0 (eager) (2.00)** | `one` (1.00) | 1 GB/s | 3.0 / 3.0 "
-        "| 2.0 (eager) |",
+        "| B=1 | 1 | 1.0 | **2.0 (eager) (2.00)** | **2.0 (eager) (2.00)** | `one` (1.00) | 1 GB/s "
+        "| 3.0 / 3.0 | 2.0 (eager) |",
         "| B=32 | 1 | 1.0 |  | **2.0 (eager) (2.00)** | `one` | 1 GB/s | - / 3.0 |  |",
         "| B=256 | 1 | 1.0 |  |  | `one` |  | - / - | 2.0 (eager) |",
     ]
