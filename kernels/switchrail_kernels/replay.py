@@ -201,8 +201,20 @@ _ENTRY = re.compile(r"\.entry\s+[^\s(]+\(([^)]*)\)")
 _PARAMETER = re.compile(r"\.param\s+\.(\w+)")
 
 
+@cache
+def _warn_without_ptx() -> None:
+    warnings.warn(
+        "switchrail_kernels can't repeat calls whose kernels come without PTX, which costs tens of "
+        "microseconds a call: TRITON_STORE_BINARY_ONLY is set, or PTX was removed from Triton's cache",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
 def _declared(compiled: Any) -> list[str]:
-    """The types of a kernel's parameters in PTX; none where Triton was told not to keep it."""
+    """The types of a kernel's parameters in PTX; none, with a warning, where Triton's cache lacks it."""
+    if "ptx" not in compiled.asm:
+        _warn_without_ptx()
     entry = _ENTRY.search(compiled.asm.get("ptx", ""))
     return [] if entry is None else _PARAMETER.findall(entry[1])
 

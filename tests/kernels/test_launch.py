@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 import triton
 import triton.language as tl
+from switchrail_kernels import replay
 from switchrail_kernels.launch import Launcher, _is_known, _specialization, padded
 from switchrail_kernels.replay import Binary
 from triton._C.libtriton import native_specialize_impl
@@ -68,7 +69,12 @@ def test_what_the_driver_is_given_is_what_the_kernel_declares(compiled):
 def test_a_kernel_that_declares_something_else_is_not_plain(compiled, old, new):
     other = compiled | {"asm": {"ptx": compiled["asm"]["ptx"].replace(old, new)}}
     assert not Binary(SimpleNamespace(**other)).is_plain
-    assert not Binary(SimpleNamespace(**compiled | {"asm": {}})).is_plain
+
+
+def test_a_kernel_without_ptx_is_not_plain_and_says_why(compiled):
+    replay._warn_without_ptx.cache_clear()
+    with pytest.warns(RuntimeWarning, match="without PTX"):
+        assert not Binary(SimpleNamespace(**compiled | {"asm": {}})).is_plain
 
 
 def test_other_versions_of_triton_launch_themselves(monkeypatch):
