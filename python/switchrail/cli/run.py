@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
@@ -112,7 +113,7 @@ def run(
             )
             out.print()
             with _named_failures():
-                outputs = _speak(out, engine.stream(texts, params), texts)
+                outputs = _speak(out, _until_interrupted(engine.stream(texts, params)), texts)
             stats = engine.stats
             out.print(
                 f"prefill {stats.prefill_tokens} tokens, {stats.prefill_tokens_per_s:,.0f} tokens/s; "
@@ -166,6 +167,28 @@ def _output(output: Output) -> dict[str, Any]:
         "text": output.text,
         "finish_reason": output.finish_reason,
     }
+
+
+def _until_interrupted(events: Iterable[Event]) -> Iterator[Event]:
+    """The events up to Ctrl-C, which is heard between them: raised in a callback, it could be lost.
+
+    A second one is raised at once.
+    """
+    heard: list[int] = []
+
+    def hear(number: int, _: object) -> None:
+        if heard:
+            raise KeyboardInterrupt
+        heard.append(number)
+
+    before = signal.signal(signal.SIGINT, hear)
+    try:
+        for event in events:
+            if heard:
+                raise KeyboardInterrupt
+            yield event
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _speak(out: Console, events: Iterable[Event], prompts: Sequence[str]) -> list[Output]:
