@@ -10,7 +10,6 @@ from switchrail_kernels.delta import scan
 from switchrail_kernels.gated_delta.triton import TritonGatedDelta
 from switchrail_kernels.kda.triton import TritonKda
 from switchrail_kernels.lightning.triton import TritonLightning
-from switchrail_kernels.linear.backend import TritonLinear
 from switchrail_kernels.mamba2.triton import TritonMamba2
 from switchrail_kernels.segments import Segments, plan_segments
 
@@ -67,8 +66,7 @@ def test_long_sequences_are_split_unasked(backend, make, chunk, gate, device):
     verify(instance, call)
     plan = instance.plan("prefill", call.batch)
     heads = call.out.shape[1]
-    costs = instance.costs if isinstance(instance, TritonLinear) else scan.COSTS
-    assert plan.split(heads, call.out.device, costs).split >= 1
+    assert plan.split(heads, call.out.device, instance.costs).split >= 1
 
 
 @pytest.mark.parametrize("costs", COSTS, ids=["delta", "lightning", "mamba2"])

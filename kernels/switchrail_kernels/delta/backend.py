@@ -6,29 +6,27 @@ from abc import abstractmethod
 from typing import ClassVar
 
 import torch
-from switchrail.ops.batch import Phase, StateBatch, VerifyBatch
-from switchrail.ops.contract import Contract
+from switchrail.ops.batch import StateBatch, VerifyBatch
 from switchrail.ops.gates import GateKind
-from switchrail.ops.phases import OneRun
 
 from switchrail_kernels.delta.gates import Gates
 from switchrail_kernels.delta.scan import COSTS
 from switchrail_kernels.delta.solve import CHUNK
 from switchrail_kernels.delta.step import step
 from switchrail_kernels.delta.verify import verify
-from switchrail_kernels.drafts import Drafts, Record, replay
+from switchrail_kernels.drafts import Drafts, Record
+from switchrail_kernels.recurrent import TritonRecurrent
 from switchrail_kernels.replay import Calls, Options, Tensors
 from switchrail_kernels.segments import Chunks
 
 
-class TritonDelta(OneRun):
-    """The phases for compute capability 8.0 and later; any head sizes, groups and strides."""
+class TritonDelta(TritonRecurrent):
+    """The delta rule."""
 
-    contract: ClassVar[Contract]
+    chunk = CHUNK.value
+    costs = COSTS
     channels: ClassVar[bool]
     """Whether the decays of channels differ."""
-    block: ClassVar[int]
-    """Tokens that one program prepares."""
     calls: ClassVar[Calls]
     """What was launched before."""
 
@@ -48,13 +46,6 @@ class TritonDelta(OneRun):
         qk_l2norm: bool,
     ) -> None:
         """Runs one block of chunks or more."""
-
-    def plan(self, phase: Phase, batch: StateBatch) -> Chunks | Drafts | None:
-        """Cuts the sequences of a prefill into chunks; finds the ancestors of drafted rows."""
-        self.contract.check_batch(phase, batch, ("checkpoints",))
-        if isinstance(batch, VerifyBatch):
-            return Drafts.of(batch)
-        return None if phase == "decode" else Chunks.of(batch, CHUNK.value, self.block // CHUNK.value)
 
     def run(
         self,
@@ -115,7 +106,7 @@ class TritonDelta(OneRun):
                 channels=self.channels,
             )
         assert isinstance(plan, Chunks)
-        planned, cut = plan.arguments(batch, v.shape[1], v.device, COSTS)
+        planned, cut = plan.arguments(batch, v.shape[1], v.device, self.costs)
         tensors, options = (*tensors, *planned), (*options, *cut)
         if len(plan.blocks) and not self.calls.again(tensors, options):
             with self.calls.record(tensors, options):
@@ -132,21 +123,6 @@ class TritonDelta(OneRun):
                     qk_l2norm=qk_l2norm,
                 )
         return None
-
-    def commit(
-        self,
-        record: object,
-        accepted: torch.Tensor,
-        *,
-        state: torch.Tensor,
-        batch: VerifyBatch,
-        plan: object,
-    ) -> None:
-        """Writes the state after each sequence's last accepted row."""
-        self.contract.check_accepted(batch, accepted)
-        assert isinstance(plan, Drafts)
-        assert isinstance(record, Record)
-        replay(plan, record, accepted, state=state, batch=batch)
 
 
 __all__ = ["TritonDelta"]

@@ -182,7 +182,7 @@ class TritonGatedDelta(TritonDelta, GatedDeltaBackend):
     contract = CONTRACT
     calls = Calls()
     channels = False
-    block = _BLOCK
+    per_block = _BLOCK // CHUNK.value
 
     @staticmethod
     def run_chunks(

@@ -309,7 +309,7 @@ class TritonKda(TritonDelta, KdaBackend):
     contract = CONTRACT
     calls = Calls()
     channels = True
-    block = _BLOCK
+    per_block = _BLOCK // CHUNK.value
 
     @staticmethod
     def run_chunks(

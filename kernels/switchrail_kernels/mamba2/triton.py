@@ -10,11 +10,11 @@ from switchrail.ops.batch import StateBatch
 from switchrail.ops.mamba2.contract import CONTRACT
 
 from switchrail_kernels.drafts import Drafts, Record
-from switchrail_kernels.linear.backend import TritonLinear
 from switchrail_kernels.linear.step import step
 from switchrail_kernels.linear.time_steps import TimeSteps
 from switchrail_kernels.linear.verify import verify
 from switchrail_kernels.linear.walk import walk
+from switchrail_kernels.recurrent import TritonRecurrent
 from switchrail_kernels.replay import Calls, Options, Tensors
 from switchrail_kernels.segments import Chunks, Costs
 
@@ -38,7 +38,7 @@ COSTS = Costs(
 _calls = Calls()
 
 
-class TritonMamba2(TritonLinear, Mamba2Backend):
+class TritonMamba2(TritonRecurrent, Mamba2Backend):
     """Mamba 2."""
 
     contract = CONTRACT

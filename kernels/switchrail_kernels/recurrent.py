@@ -1,4 +1,4 @@
-"""What the Triton backends of `lightning` and `mamba2` share."""
+"""What the Triton backends of ops with a [V, K] state share: their plans, and the commit of drafts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from switchrail_kernels.drafts import Drafts, Record, replay
 from switchrail_kernels.segments import Chunks, Costs
 
 
-class TritonLinear(OneRun):
-    """The phases for compute capability 8.0 and later; any sizes, groups and strides."""
+class TritonRecurrent(OneRun):
+    """The phases for compute capability 8.0 and later; any head sizes, groups and strides."""
 
     contract: ClassVar[Contract]
     chunk: ClassVar[int]
     """Tokens a chunk."""
+    per_block: ClassVar[int] = 1
+    """Chunks that one program prepares."""
     costs: ClassVar[Costs]
     """What a chunk takes."""
 
@@ -27,7 +29,7 @@ class TritonLinear(OneRun):
         self.contract.check_batch(phase, batch, ("checkpoints",))
         if isinstance(batch, VerifyBatch):
             return Drafts.of(batch)
-        return None if phase == "decode" else Chunks.of(batch, self.chunk)
+        return None if phase == "decode" else Chunks.of(batch, self.chunk, self.per_block)
 
     def commit(
         self,
@@ -45,4 +47,4 @@ class TritonLinear(OneRun):
         replay(plan, record, accepted, state=state, batch=batch)
 
 
-__all__ = ["TritonLinear"]
+__all__ = ["TritonRecurrent"]
