@@ -23,6 +23,12 @@ def all_to_device(tables: Sequence[np.ndarray], device: torch.device) -> list[to
     return [part.view(table.shape) for part, table in zip(parts, tables, strict=True)]
 
 
+def ranges(counts: np.ndarray) -> np.ndarray:
+    """0, 1, ... up to below each count, one count after another."""
+    within: np.ndarray = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return within
+
+
 def split_rows(seqlens: Sequence[int], rows: int) -> np.ndarray:
     """Cuts every sequence into pieces of at most `rows` rows; empty sequences get none.
 
@@ -33,9 +39,8 @@ def split_rows(seqlens: Sequence[int], rows: int) -> np.ndarray:
     lengths = np.asarray(seqlens, dtype=np.int64)
     counts = -(-lengths // rows)
     sequence = np.repeat(np.arange(len(lengths)), counts)
-    piece = np.arange(len(sequence)) - np.repeat(np.cumsum(counts) - counts, counts)
     start = np.cumsum(lengths) - lengths
-    within = piece * rows
+    within = ranges(counts) * rows
     table = np.empty((len(sequence), 4), dtype=np.int32)
     table[:, 0] = sequence
     table[:, 1] = within

@@ -15,7 +15,7 @@ from switchrail.ops.batch import PagedBatch, Phase
 from switchrail.ops.contract import Contract
 from switchrail.ops.pages import check_lengths, check_pages
 
-from switchrail_kernels.tables import to_device
+from switchrail_kernels.tables import ranges, to_device
 
 WORKSPACE = 128 << 20
 """Bytes that the library wants for parts of results, if nothing else is known of it."""
@@ -89,8 +89,7 @@ class WrapperPlan:
             table = self._batch.page_table
             counts = -(-self.keys.numpy().astype(np.int64) // page)
             starts = _starts(counts)
-            within = np.arange(counts.sum()) - np.repeat(starts.numpy()[:-1], counts)
-            places = np.repeat(self._present * table.shape[1], counts) + within
+            places = np.repeat(self._present * table.shape[1], counts) + ranges(counts)
             unused = np.repeat(self._is_padding, counts)
             pages = table.flatten().index_select(0, to_device(np.where(unused, 0, places), table.device))
             if unused.any():

@@ -11,7 +11,7 @@ from switchrail.ops.batch import PagedBatch
 from switchrail.ops.pages import check_pages
 
 from switchrail_kernels.attention.merge import PIECE
-from switchrail_kernels.tables import all_to_device, split_rows
+from switchrail_kernels.tables import all_to_device, ranges, split_rows
 
 MOST = 64
 """Pieces of a decode's cache at most."""
@@ -155,14 +155,14 @@ class Tiles:
         tile = np.repeat(np.arange(len(tiles)), pieces)
         items = np.zeros((len(tile), 8), dtype=np.int32)
         items[:, :4] = tiles[tile]
-        items[:, 4] = np.arange(len(tile)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        items[:, 4] = ranges(pieces)
         items[:, 5] = pieces[tile]
         items[:, 6] = slot[tile]
         items = items[np.argsort(-(keys // pieces)[tile], kind="stable")]
 
         cut = np.flatnonzero(pieces > 1)
         tile = np.repeat(cut, rows[cut])
-        row = np.arange(len(tile)) - np.repeat(np.cumsum(rows[cut]) - rows[cut], rows[cut])
+        row = ranges(rows[cut])
         merged = np.empty((len(tile), 4), dtype=np.int32)
         merged[:, 0] = tiles[tile, 2] + row
         merged[:, 1] = slot[tile] + row

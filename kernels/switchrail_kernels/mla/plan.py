@@ -12,7 +12,7 @@ from switchrail.ops.pages import check_pages
 
 from switchrail_kernels.device import multiprocessors
 from switchrail_kernels.mla.project import PLACES
-from switchrail_kernels.tables import all_to_device, split_rows, to_device
+from switchrail_kernels.tables import all_to_device, ranges, split_rows, to_device
 
 EXPANDED = 128
 """Rows of a sequence from which on keys and values are made of the latents, about where that gains."""
@@ -262,7 +262,7 @@ class Tiles:
         tile = np.repeat(np.arange(len(tiles)), pieces)
         items = np.empty((len(tile), 8), dtype=np.int32)
         items[:, :4] = tiles[tile]
-        items[:, 4] = np.arange(len(tile)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        items[:, 4] = ranges(pieces)
         items[:, 5] = pieces[tile]
         items[:, 6] = slot[tile]
         items[:, 7] = at[tile]
@@ -270,7 +270,7 @@ class Tiles:
 
         parted = np.flatnonzero(pieces > 1)
         tile = np.repeat(parted, rows[parted])
-        row = np.arange(len(tile)) - np.repeat(np.cumsum(rows[parted]) - rows[parted], rows[parted])
+        row = ranges(rows[parted])
         merged = np.zeros((len(tile), 8), dtype=np.int32)
         merged[:, 0] = tiles[tile, 2] + row
         merged[:, 1] = slot[tile] + row
