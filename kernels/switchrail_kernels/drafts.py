@@ -23,7 +23,7 @@ import triton.language as tl
 from switchrail.ops.batch import VerifyBatch
 
 from switchrail_kernels.launch import Launcher, padded
-from switchrail_kernels.tables import split_rows, to_device
+from switchrail_kernels.tables import all_to_device, split_rows
 
 DRAFT_ROWS = tl.constexpr(16)
 """Rows of a tile: the fewest that a product takes."""
@@ -57,9 +57,11 @@ class Drafts:
                 found.append(path)
                 paths += path.to_bytes(4 * words, "little")
             row += length
-        device = batch.cu_seqlens.device
-        table = np.frombuffer(paths, dtype="<i4").reshape(row, words)
-        return cls(to_device(split_rows(batch.seqlens, DRAFT_ROWS.value), device), to_device(table, device))
+        tables = [
+            split_rows(batch.seqlens, DRAFT_ROWS.value),
+            np.frombuffer(paths, dtype="<i4").reshape(row, words),
+        ]
+        return cls(*all_to_device(tables, batch.cu_seqlens.device))
 
 
 @dataclass(frozen=True, slots=True)

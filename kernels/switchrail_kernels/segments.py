@@ -25,7 +25,7 @@ from switchrail.ops.batch import CheckpointBatch, StateBatch
 
 from switchrail_kernels.device import multiprocessors
 from switchrail_kernels.replay import Options, Tensors
-from switchrail_kernels.tables import split_rows, to_device
+from switchrail_kernels.tables import all_to_device, split_rows
 
 
 @triton.jit
@@ -162,15 +162,9 @@ class Chunks:
         counts = -(-np.asarray(batch.seqlens, dtype=np.int64)[sequence] // chunk)
         order = np.argsort(-counts, kind="stable")
         sequences = np.stack([sequence, first * per_block], axis=1)[order]
-        device = batch.cu_seqlens.device
-        return cls(
-            to_device(blocks, device),
-            to_device(sequences.astype(np.int32), device),
-            counts[order],
-            every,
-            -(-every // size) * per_block,
-            segments,
-        )
+        tables = all_to_device([blocks, sequences.astype(np.int32)], batch.cu_seqlens.device)
+        places = -(-every // size) * per_block
+        return cls(tables[0], tables[1], counts[order], every, places, segments)
 
     def arguments(
         self, batch: StateBatch, heads: int, device: torch.device, costs: Costs

@@ -19,7 +19,7 @@ import triton.language as tl
 from switchrail.ops.batch import VerifyBatch
 
 from switchrail_kernels.short_conv.convolve import finish
-from switchrail_kernels.tables import split_rows, to_device
+from switchrail_kernels.tables import all_to_device, split_rows
 
 DRAFT_ROWS = 8
 """Rows of a tile."""
@@ -52,8 +52,7 @@ class Drafts:
         for column in range(REACH):
             at = np.where(at >= 0, parents[start + np.maximum(at, 0)], at - 1)
             before[:, column] = at
-        device = batch.cu_seqlens.device
-        return cls(to_device(split_rows(batch.seqlens, DRAFT_ROWS), device), to_device(before, device))
+        return cls(*all_to_device([split_rows(batch.seqlens, DRAFT_ROWS), before], batch.cu_seqlens.device))
 
 
 @triton.jit
