@@ -22,13 +22,12 @@ import triton
 import triton.language as tl
 from switchrail.ops.batch import VerifyBatch
 
+from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.launch import Launcher, padded
 from switchrail_kernels.tables import all_to_device, split_rows
 
 DRAFT_ROWS = tl.constexpr(16)
 """Rows of a tile: the fewest that a product takes."""
-
-LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,8 +97,8 @@ MUTANTS = {
     ),
     "scale forgotten": (
         "attention",
-        "abs(scale) * (LOG2E if",
-        "(LOG2E if",
+        "abs(scale) * (LOG2E.value if",
+        "(LOG2E.value if",
         ["prefill/float32/ragged"],
     ),
     "rows of padding divided by zero": (
@@ -121,7 +121,7 @@ MUTANTS = {
     ),
     "half a cap": (
         "attention",
-        "tl.exp2(b_z * _TWICE_LOG2E)",
+        "tl.exp2(b_z * (2 * LOG2E))",
         "tl.exp2(b_z)",
         ["prefill/float32/soft-cap"],
     ),
@@ -133,13 +133,13 @@ MUTANTS = {
     ),
     "sinks in powers of 2": (
         "attention",
-        "other=0.0).to(tl.float32) * _LOG2E",
+        "other=0.0).to(tl.float32) * LOG2E",
         "other=0.0).to(tl.float32)",
         ["prefill/float32/sinks", "decode/float32/features"],
     ),
     "a log-sum-exp in powers of 2": (
         "attention",
-        "tl.store(p_lse + o_out, b_total * _LN2, mask=m_row)",
+        "tl.store(p_lse + o_out, b_total * LN2, mask=m_row)",
         "tl.store(p_lse + o_out, b_total, mask=m_row)",
         ["verify/float32/log-sum-exp"],
     ),
@@ -409,7 +409,7 @@ MUTANTS = {
     ),
     "a log-sum-exp over latents in powers of 2": (
         "mla",
-        "b_total * _LN2, mask=m_once)",
+        "b_total * LN2, mask=m_once)",
         "b_total, mask=m_once)",
         ["prefill/float32/log-sum-exp"],
     ),

@@ -16,9 +16,8 @@ import triton
 import triton.language as tl
 
 from switchrail_kernels.attention.merge import finish, piece_length
+from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.launch import Launcher
-
-_TWICE_LOG2E = tl.constexpr(2.8853900817779268)
 
 
 @triton.jit
@@ -26,7 +25,7 @@ def _capped(b_z, cap):
     """Cap times tanh(z), near 0 by its series: there the quotient is rounded like 1, however small z."""
     b_square = b_z * b_z
     b_near = b_z * (1 - b_square * (1 / 3 - b_square * (2 / 15)))
-    return cap * tl.where(b_square < 0.01, b_near, 1 - 2 / (1 + tl.exp2(b_z * _TWICE_LOG2E)))
+    return cap * tl.where(b_square < 0.01, b_near, 1 - 2 / (1 + tl.exp2(b_z * (2 * LOG2E))))
 
 
 @triton.jit

@@ -9,15 +9,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from switchrail_kernels.constants import LN2, LOG2E
 from switchrail_kernels.launch import Launcher
 
 PIECE = 256
 """Keys of a piece at least."""
 
 _PIECE = tl.constexpr(PIECE)
-
-_LN2 = tl.constexpr(0.6931471805599453)
-_LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -37,14 +35,14 @@ def finish(
 ):  # fmt: skip
     """Writes rows whose log-sum-exp without a sink, in powers of 2, is `b_total`; -inf: they see no key."""
     if SINKS:
-        b_sink = tl.load(p_sinks + o_head, mask=m_row, other=0.0).to(tl.float32) * _LOG2E
+        b_sink = tl.load(p_sinks + o_head, mask=m_row, other=0.0).to(tl.float32) * LOG2E
         b_total, b_factor = _with_sink(b_total, b_sink)
         b_acc *= b_factor[:, None]
     o_d = tl.arange(0, BD)
     m_out = m_row[:, None] & (o_d < D)[None, :]
     tl.store(p_out + o_out[:, None] * D + o_d[None, :], b_acc.to(p_out.dtype.element_ty), mask=m_out)
     if LSE:
-        tl.store(p_lse + o_out, b_total * _LN2, mask=m_row)
+        tl.store(p_lse + o_out, b_total * LN2, mask=m_row)
 
 
 @triton.jit
@@ -86,13 +84,13 @@ def _merge(
     b_acc = b_acc / tl.where(b_sum > 0, b_sum, 1.0)
     b_total = b_max + tl.log2(b_sum)
     if SINKS:
-        b_sink = tl.load(p_sinks + i_h).to(tl.float32) * _LOG2E
+        b_sink = tl.load(p_sinks + i_h).to(tl.float32) * LOG2E
         b_total, b_factor = _with_sink(b_total, b_sink)
         b_acc *= b_factor
     o_out = row.to(tl.int64) * heads + i_h
     tl.store(p_out + o_out * D + o_d, b_acc.to(p_out.dtype.element_ty), mask=o_d < D)
     if LSE:
-        tl.store(p_lse + o_out, b_total * _LN2)
+        tl.store(p_lse + o_out, b_total * LN2)
 
 
 @triton.jit

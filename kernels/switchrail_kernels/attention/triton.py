@@ -13,11 +13,11 @@ from switchrail.ops.pages import check_lengths
 from switchrail_kernels.attention.attend import launch_attend
 from switchrail_kernels.attention.merge import launch_merge_pieces, launch_merge_rows
 from switchrail_kernels.attention.plan import WIDEST, Pieces, Tiles
+from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.device import has_large_shared_memory
 from switchrail_kernels.launch import launch_options, padded
 from switchrail_kernels.replay import Calls, scratch
 
-LOG2E = 1.4426950408889634
 _calls = Calls()
 
 
@@ -54,10 +54,10 @@ class _Layer:
         _, heads, head_size = q.shape
         kv_heads = k_cache.shape[2]
         group = heads // kv_heads
-        factor = abs(scale) * (LOG2E if soft_cap is None else 1 / soft_cap)
+        factor = abs(scale) * (LOG2E.value if soft_cap is None else 1 / soft_cap)
         numbers = (
             factor,
-            0.0 if soft_cap is None else soft_cap * LOG2E,
+            0.0 if soft_cap is None else soft_cap * LOG2E.value,
             window or 0,
             *q.stride()[:2],
             batch.page_table.stride(0),

@@ -13,9 +13,8 @@ import triton
 import triton.language as tl
 from switchrail.ops.gates import GateKind
 
+from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.softplus import softplus
-
-LOG2E = tl.constexpr(1.4426950408889634)
 
 _KINDS: dict[GateKind | None, int] = {None: 0, "softplus": 1, "sigmoid": 2}
 

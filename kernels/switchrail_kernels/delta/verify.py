@@ -23,7 +23,8 @@ import triton
 import triton.language as tl
 from switchrail.ops.batch import VerifyBatch
 
-from switchrail_kernels.delta.gates import LOG2E, Gates, log2_decay, write_weight
+from switchrail_kernels.constants import LOG2E
+from switchrail_kernels.delta.gates import Gates, log2_decay, write_weight
 from switchrail_kernels.delta.solve import invert_16
 from switchrail_kernels.drafts import DRAFT_ROWS as ROWS
 from switchrail_kernels.drafts import Drafts, Record

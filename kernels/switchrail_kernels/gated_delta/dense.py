@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from switchrail.ops.batch import StateBatch
 
+from switchrail_kernels.constants import LN2
 from switchrail_kernels.delta.gates import Gates, log2_decay, write_weight
 from switchrail_kernels.launch import Launcher, padded
 
@@ -117,7 +118,7 @@ def _pack(
         if BIASED:
             b_bias = tl.load(p_bias + i_hv).to(tl.float32)
         b_g = tl.load(p_g + o_t * s_gt + i_hv * s_gh, mask=m_t, other=0.0)
-        b_g = log2_decay(b_g, b_rate, b_bias, lower, GATE) * 0.6931471805599453
+        b_g = log2_decay(b_g, b_rate, b_bias, lower, GATE) * LN2
         b_g = tl.maximum(b_g, least)
         if LINEAR:
             b_g = tl.exp(b_g)

@@ -18,6 +18,7 @@ from switchrail.ops.backend import GatedDeltaBackend
 from switchrail.ops.batch import Phase, StateBatch
 from switchrail.ops.gated_delta.contract import CONTRACT
 
+from switchrail_kernels.constants import LN2
 from switchrail_kernels.delta.call import DeltaCall, checked
 from switchrail_kernels.delta.gates import log2_decay, write_weight
 from switchrail_kernels.gated_delta.dense import gather, pack, rescale, scales, scatter
@@ -106,7 +107,7 @@ def _stage(
         if BIASED:
             b_bias = tl.load(p_bias + i_h).to(tl.float32)
         b_g = tl.load(p_g + i_t * s_gt + i_h * s_gh)
-        b_x = -0.6931471805599453 * log2_decay(b_g, b_rate, b_bias, lower, GATE)
+        b_x = -LN2 * log2_decay(b_g, b_rate, b_bias, lower, GATE)
         # softplus(a) = x, with the series of log((e^x - 1) / x) where e^x - 1 has few digits
         b_a = tl.where(b_x < 0.05, tl.log(b_x) + b_x * (0.5 + b_x * (1 / 24)), tl.log(tl.exp(b_x) - 1.0))
         tl.store(p_to_a + i_t * HV + i_h, tl.where(b_x > 15.0, b_x, b_a))

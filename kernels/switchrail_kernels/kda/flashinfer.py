@@ -20,6 +20,7 @@ from switchrail.ops.backend import KdaBackend
 from switchrail.ops.batch import Phase, StateBatch
 from switchrail.ops.kda.contract import CONTRACT
 
+from switchrail_kernels.constants import LN2
 from switchrail_kernels.delta.call import DeltaCall, checked
 from switchrail_kernels.delta.gates import log2_decay, write_weight
 from switchrail_kernels.launch import Launcher
@@ -83,7 +84,7 @@ def _stage(
     if BIASED:
         b_bias = tl.load(p_bias + i_h * D + o).to(tl.float32)
     b_g = tl.load(p_g + i_t * s_gt + i_h * s_gh + o)
-    b_g = log2_decay(b_g, b_rate, b_bias, lower, GATE) * 0.6931471805599453
+    b_g = log2_decay(b_g, b_rate, b_bias, lower, GATE) * LN2
     tl.store(p_to_g + o_v, b_g.to(p_to_g.dtype.element_ty))
     b_beta = write_weight(tl.load(p_beta + i_t * s_bt + i_h * s_bh), beta_scale, RAW_BETA)
     tl.store(p_to_beta + i_t * HV + i_h, b_beta.to(p_to_beta.dtype.element_ty))

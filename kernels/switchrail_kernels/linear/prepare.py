@@ -10,12 +10,11 @@ import torch
 import triton
 import triton.language as tl
 
+from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.launch import Launcher, launch_options, padded
 from switchrail_kernels.linear.time_steps import TimeSteps, time_step
 from switchrail_kernels.replay import scratch
 from switchrail_kernels.segments import Chunks
-
-LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit

@@ -16,11 +16,10 @@ import triton
 import triton.language as tl
 from switchrail.ops.batch import StateBatch
 
+from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.drafts import DRAFT_ROWS, Drafts, Record, on_path
 from switchrail_kernels.launch import Launcher, launch_options, padded
 from switchrail_kernels.linear.time_steps import TimeSteps, time_step
-
-LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit

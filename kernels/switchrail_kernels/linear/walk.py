@@ -16,14 +16,13 @@ import triton.language as tl
 from switchrail.ops.batch import StateBatch
 
 from switchrail_kernels.checkpoints import kept_states
+from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.device import has_large_shared_memory
 from switchrail_kernels.launch import Launcher, launch_options, padded
 from switchrail_kernels.linear.prepare import prepare
 from switchrail_kernels.linear.time_steps import TimeSteps
 from switchrail_kernels.replay import scratch
 from switchrail_kernels.segments import Chunks, Costs, Segments, locate
-
-LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit

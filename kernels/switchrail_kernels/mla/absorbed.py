@@ -15,10 +15,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from switchrail_kernels.constants import LN2
 from switchrail_kernels.launch import Launcher
 from switchrail_kernels.mla.plan import LEAST, LONG
 
-_LN2 = tl.constexpr(0.6931471805599453)
 _LEAST = tl.constexpr(LEAST)
 _LONG = tl.constexpr(LONG)
 
@@ -245,7 +245,7 @@ def _attend(
     o_out = (at + o_t) * H + o_h
     tl.store(p_out + o_out[:, None] * R + o_v[None, :], b_acc.to(p_out.dtype.element_ty), mask=m_out)
     if LSE:
-        tl.store(p_lse + (row + o_t) * H + o_h, b_total * _LN2, mask=m_once)
+        tl.store(p_lse + (row + o_t) * H + o_h, b_total * LN2, mask=m_once)
 
 
 @triton.jit(do_not_specialize=["H", "base", "most"])
@@ -304,7 +304,7 @@ def _merge(
     b_acc = b_acc / tl.where(b_sum > 0, b_sum, 1.0)
     tl.store(p_out + (at * H + i_h) * R + o_c, b_acc.to(p_out.dtype.element_ty), mask=o_c < R)
     if LSE and tl.program_id(2) == 0:
-        tl.store(p_lse + row * H + i_h, (b_max + tl.log2(b_sum)) * _LN2)
+        tl.store(p_lse + row * H + i_h, (b_max + tl.log2(b_sum)) * LN2)
 
 
 launch_attend = Launcher(_attend)

@@ -15,10 +15,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from switchrail_kernels.constants import LN2
 from switchrail_kernels.launch import Launcher
-
-_LN2 = tl.constexpr(0.6931471805599453)
-_LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit(do_not_specialize=["s_pages", "C"])
@@ -240,7 +238,7 @@ def _attend(
         return
     tl.store(p_out + o_out[:, None] * V + o_v[None, :], b_acc.to(p_out.dtype.element_ty), mask=m_out)
     if LSE:
-        tl.store(p_lse + o_out, b_total * _LN2, mask=m_t)
+        tl.store(p_lse + o_out, b_total * LN2, mask=m_t)
 
 
 launch_expand = Launcher(_expand)

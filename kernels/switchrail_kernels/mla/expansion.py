@@ -7,13 +7,12 @@ from dataclasses import dataclass
 import torch
 from switchrail.ops.batch import PagedBatch
 
+from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.device import has_large_shared_memory
 from switchrail_kernels.launch import launch_options, padded
 from switchrail_kernels.mla.expanded import launch_attend, launch_expand
 from switchrail_kernels.mla.plan import SPAN, Expansion, Tiles
 from switchrail_kernels.replay import Options, Tensors, scratch
-
-LOG2E = 1.4426950408889634
 
 ROOM = 2**30
 """Bytes of keys and values that are made at once at most, but for one span of them."""
@@ -124,7 +123,7 @@ class Expanded:
                     *(self.q_nope, self.q_rope, keys, keys_rotated, values, self.out),
                     *(self.out if self.lse is None else self.lse, carried, weights, step.items),
                 ),
-                (abs(scale) * LOG2E, *self.q_nope.stride()[:2], *self.q_rope.stride()[:2], places),
+                (abs(scale) * LOG2E.value, *self.q_nope.stride()[:2], *self.q_rope.stride()[:2], places),
                 (
                     *(key_size, padded(key_size, 16), rotated, block_e, value_size, padded(value_size, 16)),
                     *(tokens, block_n, scale < 0, self.expansion.carried, self.lse is not None, stages),
@@ -137,4 +136,4 @@ class Expanded:
 
 _TILE, _TILE_FLOAT32 = 128, 32
 
-__all__ = ["LOG2E", "ROOM", "Expanded"]
+__all__ = ["ROOM", "Expanded"]

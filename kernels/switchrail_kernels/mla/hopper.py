@@ -21,10 +21,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from switchrail_kernels.constants import LN2
 from switchrail_kernels.launch import Launcher
 from switchrail_kernels.mla.plan import LEAST, LONG
 
-_LN2 = gl.constexpr(0.6931471805599453)
 _LEAST = gl.constexpr(LEAST)
 _LONG = gl.constexpr(LONG)
 # as Triton 3.6 and later ones name them
@@ -221,7 +221,7 @@ def _attend(
     o_out = (at + o_a // BG) * H + o_ah
     gl.store(p_out + o_out[:, None] * R + o_c, b_acc.to(dtype), mask=m_a)
     if LSE:
-        gl.store(p_lse + (row + o_m // BG) * H + o_mh, b_total * _LN2, mask=m_m)
+        gl.store(p_lse + (row + o_m // BG) * H + o_mh, b_total * LN2, mask=m_m)
 
 
 launch_attend = Launcher(_attend)

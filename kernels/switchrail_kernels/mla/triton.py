@@ -11,10 +11,11 @@ from switchrail.ops.batch import PagedBatch, PagedTreeBatch, Phase
 from switchrail.ops.mla.contract import CONTRACT
 from switchrail.ops.pages import check_lengths
 
+from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.device import compute_capability, has_large_shared_memory
 from switchrail_kernels.launch import Launcher, launch_options, padded
 from switchrail_kernels.mla import absorbed, hopper
-from switchrail_kernels.mla.expansion import LOG2E, Expanded
+from switchrail_kernels.mla.expansion import Expanded
 from switchrail_kernels.mla.plan import Cut, Pieces, Rest, Tiles, Work
 from switchrail_kernels.mla.project import project
 from switchrail_kernels.replay import Calls, Options, Tensors, scratch
@@ -279,7 +280,7 @@ def _attend(
             *(batch.cu_seqlens, items if parents is None else parents, batch.page_table, batch.kv_lens),
         ),
         (
-            *(scale * LOG2E, *plain.stride()[:2], *q_rope.stride()[:2]),
+            *(scale * LOG2E.value, *plain.stride()[:2], *q_rope.stride()[:2]),
             *(batch.page_table.stride(0), heads, base, most),
         ),
         (*shape.constants, decode, parents is not None, lse is not None, shape.stages),

@@ -12,6 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from switchrail_kernels.constants import LOG2E
+
 
 @triton.jit
 def finish(b_y, p_bias, o_c, m_c, BIAS: tl.constexpr, SILU: tl.constexpr):
@@ -19,7 +21,7 @@ def finish(b_y, p_bias, o_c, m_c, BIAS: tl.constexpr, SILU: tl.constexpr):
     if BIAS:
         b_y += tl.load(p_bias + o_c, mask=m_c, other=0.0).to(tl.float32)[None, :]
     if SILU:
-        b_root = tl.rsqrt(1.0 + tl.exp2(b_y * -1.4426950408889634))  # fewer instructions than a division
+        b_root = tl.rsqrt(1.0 + tl.exp2(b_y * -LOG2E))  # fewer instructions than a division
         b_y = b_y * b_root * b_root
     return b_y
 

@@ -1,0 +1,10 @@
+"""Between logs to base e, which contracts speak of, and to base 2, which the device takes."""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+LN2 = tl.constexpr(0.6931471805599453)
+LOG2E = tl.constexpr(1.4426950408889634)
+
+__all__ = ["LN2", "LOG2E"]
