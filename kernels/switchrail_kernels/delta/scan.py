@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from switchrail.ops.batch import CheckpointBatch, StateBatch
+from switchrail.ops.batch import StateBatch
 
+from switchrail_kernels.checkpoints import kept_states
 from switchrail_kernels.delta.solve import CHUNK
 from switchrail_kernels.device import has_large_shared_memory
 from switchrail_kernels.launch import Launcher, launch_options, padded
@@ -439,12 +440,11 @@ def scan(
         rows = 2 * value_blocks * block_v + block_k
         shape = (segments.split, segments.most - 1, value_heads, rows, block_k)
         ends = scratch(shape, torch.float32, v.device)
-    kept = batch.checkpoint_slots if isinstance(batch, CheckpointBatch) else batch.write_slots
+    kept, every, s_kept = kept_states(batch)
     slots = (batch.cu_seqlens, batch.read_slots, batch.write_slots, batch.has_initial_state, kept)
     tensors = (read, write, origin, v, inverse, scores, factors, state, out, ends, chunks.sequences, *slots)
     lengths = (segments.first * CHUNK.value, segments.length * CHUNK.value)
-    keeping = (kept.shape[-1], chunks.every, chunks.places)
-    numbers = (*keeping, state.stride(0), sequences, *lengths, segments.most)
+    numbers = (s_kept, every, chunks.places, state.stride(0), sequences, *lengths, segments.most)
     strides = (*read.stride()[:2], *write.stride()[:2], *v.stride()[:2])
     sizes = (value_heads, value_heads // heads, key_size, value_size, block_k, block_v)
     for number, programs in segments.programs(sequences):
@@ -453,7 +453,7 @@ def scan(
             (blocks, value_heads, programs),
             tensors,
             numbers,
-            (*strides, *sizes, factors.shape[1], channels, number, chunks.every > 0, stages),
+            (*strides, *sizes, factors.shape[1], channels, number, every > 0, stages),
             num_warps=warps,
             num_stages=stages,
             **options,
