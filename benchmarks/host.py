@@ -33,9 +33,8 @@ import torch
 import triton
 from switchrail.ops.backend import Backend
 from switchrail.ops.batch import Phase
-from switchrail.testing import inputs
 from switchrail.testing.compare import same_bits
-from switchrail.testing.inputs import Call
+from switchrail.testing.inputs import GENERATORS, Call
 
 BLOCKS, CALLS, FIRSTS = 80, 50, 12
 ASKED = {"decode": 15.0, "prefill": 60.0}
@@ -43,23 +42,21 @@ LENGTHS = {"decode": [1] * 8, "prefill": [160, 80]}
 LONG, FEW = 8192, {"heads": 4, "value_heads": 8, "groups": 1}
 """One sequence of this length in layers of so few heads has its time axis split."""
 
-SIZES: dict[str, tuple[Callable[..., Call], dict[str, Any]]] = {
-    "attention": (inputs.attention_call, {"heads": 16, "kv_heads": 2, "head_size": 256, "page": 64}),
-    "gated_delta": (
-        inputs.gated_delta_call,
-        {"heads": 16, "value_heads": 32, "key_size": 128, "value_size": 128},
-    ),
-    "kda": (inputs.kda_call, {"heads": 32, "value_heads": 32, "key_size": 128, "value_size": 128}),
-    "lightning": (inputs.lightning_call, {"heads": 64, "key_size": 128, "value_size": 128}),
-    "mamba2": (
-        inputs.mamba2_call,
-        {"heads": 128, "groups": 8, "head_size": 64, "state_size": 128},
-    ),
-    "mla": (
-        inputs.mla_call,
-        {"heads": 16, "nope_size": 128, "rope_size": 64, "latent_size": 512, "value_size": 128, "page": 64},
-    ),
-    "short_conv": (inputs.short_conv_call, {"channels": 8192}),
+SIZES: dict[str, dict[str, Any]] = {
+    "attention": {"heads": 16, "kv_heads": 2, "head_size": 256, "page": 64},
+    "gated_delta": {"heads": 16, "value_heads": 32, "key_size": 128, "value_size": 128},
+    "kda": {"heads": 32, "value_heads": 32, "key_size": 128, "value_size": 128},
+    "lightning": {"heads": 64, "key_size": 128, "value_size": 128},
+    "mamba2": {"heads": 128, "groups": 8, "head_size": 64, "state_size": 128},
+    "mla": {
+        "heads": 16,
+        "nope_size": 128,
+        "rope_size": 64,
+        "latent_size": 512,
+        "value_size": 128,
+        "page": 64,
+    },
+    "short_conv": {"channels": 8192},
 }
 PAGED = ("attention", "mla")
 
@@ -79,13 +76,15 @@ class Case:
         return f"{rows} of {self.past}" if self.past else rows
 
     def make(self, lengths: list[int]) -> Call:
-        maker, sizes = SIZES[self.op]
+        sizes = SIZES[self.op]
         if lengths[0] >= LONG:
             sizes = {name: FEW.get(name, size) for name, size in sizes.items()}
         caches: dict[str, Any] = {"initial": "all", "strided": "none" if self.op == "short_conv" else False}
         if self.op in PAGED:
             caches = {"kv_lengths": [n + self.past for n in lengths], "strided": False}
-        return maker(lengths, phase=self.phase, dtype=torch.bfloat16, device="cuda", **caches, **sizes)
+        return GENERATORS[self.op](
+            lengths, phase=self.phase, dtype=torch.bfloat16, device="cuda", **caches, **sizes
+        )
 
 
 def cases(ops: list[str]) -> list[Case]:

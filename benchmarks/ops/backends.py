@@ -13,30 +13,10 @@ from switchrail.platforms import Platform
 from switchrail.runtime import Runtime
 from switchrail.testing.compare import BOUNDS, verify
 from switchrail.testing.conformance.setting import head_size_pair
-from switchrail.testing.inputs import (
-    Call,
-    attention_call,
-    gated_delta_call,
-    kda_call,
-    lightning_call,
-    mamba2_call,
-    mla_call,
-    run_reference,
-    short_conv_call,
-)
+from switchrail.testing.inputs import GENERATORS, Call, run_reference
 
 from benchmarks.ops.cases import Case
 from benchmarks.ops.clock import Run
-
-GENERATORS = {
-    "attention": attention_call,
-    "gated_delta": gated_delta_call,
-    "kda": kda_call,
-    "lightning": lightning_call,
-    "mamba2": mamba2_call,
-    "mla": mla_call,
-    "short_conv": short_conv_call,
-}
 
 ARGUMENTS = {
     "attention": {"H": "heads", "HKV": "kv_heads", "D": "head_size", "page": "page"},

@@ -9,15 +9,7 @@ from switchrail.ops.attention.reference import ReferenceAttention
 from switchrail.ops.gated_delta.reference import ReferenceGatedDelta
 from switchrail.ops.gated_delta.torch import TorchGatedDelta
 from switchrail.testing.compare import BOUNDS, Error, measure, same_bits, verify
-from switchrail.testing.inputs import (
-    attention_call,
-    gated_delta_call,
-    kda_call,
-    lightning_call,
-    mamba2_call,
-    mla_call,
-    short_conv_call,
-)
+from switchrail.testing.inputs import GENERATORS, attention_call, gated_delta_call
 from switchrail.testing.steps import run_in_steps
 
 
@@ -121,10 +113,7 @@ def test_verify_sees_a_read_beyond_the_end():
         verify(Beyond(), attention_call([3, 5]))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [attention_call, gated_delta_call, kda_call, lightning_call, mamba2_call, mla_call, short_conv_call],
-)
+@pytest.mark.parametrize("make", GENERATORS.values(), ids=GENERATORS)
 def test_calls_are_seeded_and_copied_whole(make):
     a, b = make([3, 9], seed=4), make([3, 9], seed=4)
     other = make([3, 9], seed=5)

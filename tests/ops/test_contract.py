@@ -15,25 +15,13 @@ from switchrail.ops.mla.torch import TorchMla
 from switchrail.ops.short_conv.torch import TorchShortConv
 from switchrail.testing.inputs import (
     CONTRACTS,
+    GENERATORS,
     REFERENCES,
     attention_call,
     gated_delta_call,
-    kda_call,
-    lightning_call,
     mamba2_call,
-    mla_call,
-    short_conv_call,
 )
 
-CALLS = {
-    "attention": attention_call,
-    "gated_delta": gated_delta_call,
-    "kda": kda_call,
-    "lightning": lightning_call,
-    "mamba2": mamba2_call,
-    "mla": mla_call,
-    "short_conv": short_conv_call,
-}
 TORCH = {
     "attention": TorchAttention,
     "gated_delta": TorchGatedDelta,
@@ -54,11 +42,11 @@ def with_batch(call, **values):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("op", CALLS)
+@pytest.mark.parametrize("op", GENERATORS)
 def test_what_the_generators_make_is_within_the_contract(op, dtype):
     for lengths in ([3, 0, 5], [1], [0], []):
-        check(CALLS[op](lengths, dtype=dtype))
-    check(CALLS[op]([1, 1, 1], phase="decode", dtype=dtype))
+        check(GENERATORS[op](lengths, dtype=dtype))
+    check(GENERATORS[op]([1, 1, 1], phase="decode", dtype=dtype))
 
 
 TENSOR_BREACHES = [
@@ -110,7 +98,7 @@ TENSOR_BREACHES = [
     ("op", "name", "change", "message"), TENSOR_BREACHES, ids=lambda v: v if isinstance(v, str) else ""
 )
 def test_a_tensor_that_breaks_the_contract(op, name, change, message):
-    call = CALLS[op]([3, 5])
+    call = GENERATORS[op]([3, 5])
     broken = dataclasses.replace(call, tensors={**call.tensors, name: change(call.tensors[name])})
     for backend in (REFERENCES[op](), TORCH[op]()):
         with pytest.raises(ContractError, match=message) as caught:
@@ -148,7 +136,7 @@ def test_heads_that_do_not_divide():
     ],
 )
 def test_an_option_that_breaks_the_contract(op, name, value, message):
-    call = CALLS[op]([3])
+    call = GENERATORS[op]([3])
     broken = dataclasses.replace(call, options={**call.options, name: value})
     for backend in (REFERENCES[op](), TORCH[op]()):
         with pytest.raises(ContractError, match=message):
@@ -207,32 +195,32 @@ def test_what_a_contract_remembers_is_bounded():
         assert len(call.contract._passed) <= REMEMBERED
 
 
-@pytest.mark.parametrize("op", CALLS)
+@pytest.mark.parametrize("op", GENERATORS)
 def test_calls_that_differ_in_their_rows_alone_are_remembered_as_one(op):
     contract = dataclasses.replace(CONTRACTS[op])
-    call = CALLS[op]([40])
+    call = GENERATORS[op]([40])
     for rows in (2, 3, 40):
         tensors = {n: t[:rows] if contract.tensors[n].axes[0] == "T" and t is not None else t
                    for n, t in call.tensors.items()}  # fmt: skip
-        contract.check_arguments(CALLS[op]([rows]).batch, {**tensors, **call.options})
+        contract.check_arguments(GENERATORS[op]([rows]).batch, {**tensors, **call.options})
         assert len(contract._passed) == 1
 
 
-@pytest.mark.parametrize("op", CALLS)
+@pytest.mark.parametrize("op", GENERATORS)
 @pytest.mark.parametrize("rows", [0, 1, 2, 5])
 def test_a_remembered_call_vouches_for_no_other_number_of_rows(op, rows):
-    call = CALLS[op]([5])
+    call = GENERATORS[op]([5])
     arguments = {**call.tensors, **call.options}
-    for other in (call, CALLS[op]([9])):
+    for other in (call, GENERATORS[op]([9])):
         other.contract.check_arguments(other.batch, {**other.tensors, **other.options})
-    batch = CALLS[op]([rows]).batch
+    batch = GENERATORS[op]([rows]).batch
     by_row = [name for name, spec in call.contract.tensors.items() if spec.axes[0] == "T"]
     assert len(by_row) > 1
     for name in by_row:
         if arguments.get(name) is None:
             continue
         shorter = {**arguments, name: arguments[name][:4]}
-        for wrong, against in ((shorter, call.batch), (shorter, CALLS[op]([4]).batch)):
+        for wrong, against in ((shorter, call.batch), (shorter, GENERATORS[op]([4]).batch)):
             with pytest.raises(ContractError, match="T = "):
                 call.contract.check_arguments(against, wrong)
     if rows == 5:
@@ -272,9 +260,9 @@ def test_a_batch_that_breaks_the_contract():
         ([1, 99], [1, 99], "got slot 99; asked is below 5"),
     ],
 )
-@pytest.mark.parametrize("op", [op for op in CALLS if op not in ("attention", "mla")])
+@pytest.mark.parametrize("op", [op for op in GENERATORS if op not in ("attention", "mla")])
 def test_slots_that_break_the_contract(op, read, write, message):
-    call = with_batch(CALLS[op]([2, 3]), read_slots=torch.tensor(read), write_slots=torch.tensor(write))
+    call = with_batch(GENERATORS[op]([2, 3]), read_slots=torch.tensor(read), write_slots=torch.tensor(write))
     before = call.state.clone()
     with pytest.raises(ContractError, match=message):
         call.run(TORCH[op]())
@@ -282,7 +270,7 @@ def test_slots_that_break_the_contract(op, read, write, message):
 
 
 def test_contracts_name_their_axes_consistently():
-    assert set(CONTRACTS) == set(CALLS)
+    assert set(CONTRACTS) == set(GENERATORS)
     for contract in CONTRACTS.values():
         known = {axis for spec in contract.tensors.values() for axis, _ in spec.parsed_axes}
         assert all(axis in known for pair in contract.multiples for axis in pair)

@@ -10,49 +10,41 @@ from switchrail.ops.mamba2.torch import TorchMamba2
 from switchrail.ops.mla.torch import TorchMla
 from switchrail.ops.short_conv.torch import TorchShortConv
 from switchrail.testing.compare import verify, verify_commit
-from switchrail.testing.inputs import (
-    attention_call,
-    gated_delta_call,
-    kda_call,
-    lightning_call,
-    mamba2_call,
-    mla_call,
-    short_conv_call,
-)
+from switchrail.testing.inputs import GENERATORS
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none"),
 ]
 
-OPS = {
-    "attention": (TorchAttention, attention_call),
-    "gated_delta": (TorchGatedDelta, gated_delta_call),
-    "kda": (TorchKda, kda_call),
-    "lightning": (TorchLightning, lightning_call),
-    "mamba2": (TorchMamba2, mamba2_call),
-    "mla": (TorchMla, mla_call),
-    "short_conv": (TorchShortConv, short_conv_call),
+TORCH = {
+    "attention": TorchAttention,
+    "gated_delta": TorchGatedDelta,
+    "kda": TorchKda,
+    "lightning": TorchLightning,
+    "mamba2": TorchMamba2,
+    "mla": TorchMla,
+    "short_conv": TorchShortConv,
 }
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("padding", [(), (1,), (0, 1, 2, 3)], ids=str)
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", TORCH)
 def test_on_a_gpu(op, phase, padding, dtype):
-    backend, make = OPS[op]
+    backend, make = TORCH[op], GENERATORS[op]
     lengths = [1] * 4 if phase == "decode" else [70, 3, 0, 1]
     verify(backend(), make(lengths, phase=phase, padding=padding, dtype=dtype, device="cuda"))
 
 
-STATEFUL = [op for op in OPS if op not in ("attention", "mla")]
+STATEFUL = [op for op in TORCH if op not in ("attention", "mla")]
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode", "verify"])
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", TORCH)
 def test_the_host_never_waits(op, phase):
-    backend, make = OPS[op]
+    backend, make = TORCH[op], GENERATORS[op]
     call = make([1] * 4 if phase == "decode" else [70, 3, 0, 1], phase=phase, padding=(1,), device="cuda")
     accepted = torch.tensor([60, 0, 0, -1], device="cuda")
     call.clone().run(backend())
@@ -69,7 +61,7 @@ def test_the_host_never_waits(op, phase):
 @pytest.mark.parametrize("padding", [(), (1,)], ids=str)
 @pytest.mark.parametrize("op", STATEFUL)
 def test_drafts_and_checkpoints_on_a_gpu(op, padding, dtype):
-    backend, make = OPS[op]
+    backend, make = TORCH[op], GENERATORS[op]
     drafts = make([3, 5, 0, 1], phase="verify", padding=padding, dtype=dtype, device="cuda")
     verify_commit(backend(), drafts)
     verify_commit(backend(), drafts.with_trees())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,32 +16,12 @@ from switchrail.testing.compare import Error, measure, verify, verify_commit
 from switchrail.testing.conformance.bounds import BOUNDS, Hardness
 from switchrail.testing.conformance.parts import results
 from switchrail.testing.conformance.subject import Subject
-from switchrail.testing.inputs import (
-    CONTRACTS,
-    Call,
-    attention_call,
-    gated_delta_call,
-    kda_call,
-    lightning_call,
-    mamba2_call,
-    mla_call,
-    short_conv_call,
-)
+from switchrail.testing.inputs import CONTRACTS, GENERATORS, Call
 
 DELTA = ("gated_delta", "kda")
 GATED = (*DELTA, "lightning", "mamba2")
 RECURRENT = (*GATED, "short_conv")
 PAGED = ("attention", "mla")
-
-_GENERATORS: dict[str, Callable[..., Call]] = {
-    "attention": attention_call,
-    "gated_delta": gated_delta_call,
-    "kda": kda_call,
-    "lightning": lightning_call,
-    "mamba2": mamba2_call,
-    "mla": mla_call,
-    "short_conv": short_conv_call,
-}
 
 _SMALL = 16
 """The head size, and the tokens of a page, of calls that don't ask for others, where they are claimed."""
@@ -122,7 +102,7 @@ class Setting:
             pasts = [_PASTS[n % len(_PASTS)] for n in range(len(lengths))]
             arguments["kv_lengths"] = [length + past for length, past in zip(lengths, pasts, strict=True)]
         given = {"phase": phase, "dtype": self.dtype, "device": self.device, **self._sizes(), **arguments}
-        return _GENERATORS[self.op](lengths, **given)
+        return GENERATORS[self.op](lengths, **given)
 
     def verify(self, call: Call, hardness: Hardness = "usual") -> Measured:
         """Holds a call against the oracle, in verify with every number of accepted rows.

@@ -7,6 +7,8 @@ device.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from switchrail.testing.inputs.attention import attention_call
 from switchrail.testing.inputs.call import CONTRACTS, REFERENCES, Call, Verification, run_reference
 from switchrail.testing.inputs.common import Gate, Initial
@@ -17,8 +19,20 @@ from switchrail.testing.inputs.mla import mla_call
 from switchrail.testing.inputs.pages import UNDEFINED_PAGE
 from switchrail.testing.inputs.short_conv import short_conv_call
 
+GENERATORS: dict[str, Callable[..., Call]] = {
+    "attention": attention_call,
+    "gated_delta": gated_delta_call,
+    "kda": kda_call,
+    "lightning": lightning_call,
+    "mamba2": mamba2_call,
+    "mla": mla_call,
+    "short_conv": short_conv_call,
+}
+"""What makes a call of each op."""
+
 __all__ = [
     "CONTRACTS",
+    "GENERATORS",
     "REFERENCES",
     "UNDEFINED_PAGE",
     "Call",
