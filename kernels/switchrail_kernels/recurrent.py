@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from types import NoneType
 from typing import ClassVar
 
 import torch
+from switchrail.ops.backend import foreign
 from switchrail.ops.batch import Phase, StateBatch, VerifyBatch
 from switchrail.ops.contract import Contract
 from switchrail.ops.phases import OneRun
@@ -16,6 +18,7 @@ from switchrail_kernels.segments import Chunks, Costs
 class TritonRecurrent(OneRun):
     """The phases for compute capability 8.0 and later; any head sizes, groups and strides."""
 
+    plans: ClassVar[dict[Phase, type]] = {"prefill": Chunks, "decode": NoneType, "verify": Drafts}
     contract: ClassVar[Contract]
     chunk: ClassVar[int]
     """Tokens a chunk."""
@@ -42,8 +45,10 @@ class TritonRecurrent(OneRun):
     ) -> None:
         """Runs the accepted rows again, from the state that is there."""
         self.contract.check_accepted(batch, accepted)
-        assert isinstance(plan, Drafts)
-        assert isinstance(record, Record)
+        if not isinstance(plan, Drafts):
+            raise foreign("plan", plan)
+        if not isinstance(record, Record):
+            raise foreign("record", record)
         replay(plan, record, accepted, state=state, batch=batch)
 
 

@@ -15,9 +15,16 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from switchrail.errors import ContractError
+from switchrail.errors import ArgumentError, ContractError
 from switchrail.testing.compare import Error, verify
-from switchrail.testing.inputs import attention_call, gated_delta_call, kda_call, mla_call, run_reference
+from switchrail.testing.inputs import (
+    GENERATORS,
+    attention_call,
+    gated_delta_call,
+    kda_call,
+    mla_call,
+    run_reference,
+)
 
 DELTA = {"heads": 1, "value_heads": 2, "key_size": 32, "value_size": 32}
 GATES = ["decaying", "near_zero", "one", "mixed"]
@@ -465,15 +472,22 @@ def test_kda_decode(make, gate, options):
     verify(make("kda", "FlashInferKda"), call, bound=Error(4e-3, 8e-3))
 
 
-@pytest.mark.parametrize("op", ["attention", "mla", "gated_delta", "kda"])
+NAMES = {"attention": "Attention", "mla": "Mla", "gated_delta": "GatedDelta", "kda": "Kda"}
+
+
+@pytest.mark.parametrize("op", NAMES)
+def test_a_plan_of_another_backend_is_refused(make, op):
+    backend = make(op, f"FlashInfer{NAMES[op]}")
+    call = GENERATORS[op]([1], phase="decode")
+    with pytest.raises(ArgumentError, match="plan: got object; asked is what the backend's `plan` returned"):
+        call.bind(backend, object())()
+    assert call.out.isnan().all()
+
+
+@pytest.mark.parametrize("op", NAMES)
 def test_nothing_to_do(make, op):
-    name, generate = {
-        "attention": ("Attention", attention_call),
-        "mla": ("Mla", mla_call),
-        "gated_delta": ("GatedDelta", gated_delta_call),
-        "kda": ("Kda", kda_call),
-    }[op]
-    backend = make(op, f"FlashInfer{name}")
+    backend = make(op, f"FlashInfer{NAMES[op]}")
+    generate = GENERATORS[op]
     verify(backend, generate([], phase="decode", dtype=torch.float32))
     if op != "kda":
         verify(backend, generate([0, 0], dtype=torch.float32))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from flashinfer import BatchPrefillWithPagedKVCacheWrapper
@@ -39,6 +40,12 @@ class FlashInferAttention(OneRun, AttentionBackend):
     cut a cache among programs.
     """
 
+    plans: ClassVar[dict[Phase, type]] = {
+        "prefill": WrapperPlan,
+        "decode": WrapperPlan,
+        "verify": WrapperPlan,
+    }
+
     def __init__(self, config: object = None) -> None:
         super().__init__(config)
         self._prefill = Wrappers(lambda room: BatchPrefillWithPagedKVCacheWrapper(room, "NHD", backend="fa3"))
@@ -58,14 +65,13 @@ class FlashInferAttention(OneRun, AttentionBackend):
         *,
         out: torch.Tensor,
         batch: PagedBatch,
-        plan: object,
+        plan: WrapperPlan,
         scale: float,
         lse: torch.Tensor | None = None,
     ) -> None:
         """Attends T packed query rows of N sequences of any length."""
         tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "out": out, "lse": lse}
         CONTRACT.check_arguments(batch, {**tensors, "scale": scale})
-        assert isinstance(plan, WrapperPlan)
         if plan.is_empty:
             plan.clear_padding(out, lse)
             return

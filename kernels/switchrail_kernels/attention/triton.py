@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from switchrail.ops.attention.contract import CONTRACT
-from switchrail.ops.backend import AttentionBackend
+from switchrail.ops.backend import AttentionBackend, foreign
 from switchrail.ops.batch import PagedBatch, PagedTreeBatch, Phase
 from switchrail.ops.pages import check_lengths
 
@@ -95,7 +95,8 @@ class TritonAttention(AttentionBackend):
         tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "sinks": sinks, "out": out, "lse": lse}
         options = {"scale": scale, "window": window, "soft_cap": soft_cap}
         CONTRACT.check_arguments(batch, {**tensors, **options})
-        assert isinstance(plan, Tiles)
+        if not isinstance(plan, Tiles):
+            raise foreign("plan", plan)
         trees = isinstance(batch, PagedTreeBatch)
         if trees and window is not None:
             raise CONTRACT.error("window", f"{window} with trees", "None with trees")
@@ -175,7 +176,8 @@ class TritonAttention(AttentionBackend):
         lse: torch.Tensor | None = None,
     ) -> None:
         """Attends one query row a sequence."""
-        assert isinstance(plan, Pieces)
+        if not isinstance(plan, Pieces):
+            raise foreign("plan", plan)
         table, lengths = batch.page_table, batch.kv_lens
         given = (q, k_cache, v_cache, out, sinks, lse, table, lengths, batch.cu_seqlens)
         cut = (len(batch.seqlens), scale, window, soft_cap, plan.count)

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from typing import ClassVar
 
 import torch
-from switchrail.ops.batch import StateBatch, VerifyBatch
+from switchrail.ops.batch import StateBatch
 from switchrail.ops.gates import GateKind
 
 from switchrail_kernels.delta.gates import Gates
@@ -58,7 +58,7 @@ class TritonDelta(TritonRecurrent):
         state: torch.Tensor,
         out: torch.Tensor,
         batch: StateBatch,
-        plan: object,
+        plan: Chunks | Drafts | None,
         scale: float,
         qk_l2norm: bool,
         gate: GateKind | None = None,
@@ -91,7 +91,6 @@ class TritonDelta(TritonRecurrent):
                 )
             return None
         if isinstance(plan, Drafts):
-            assert isinstance(batch, VerifyBatch)
             return verify(
                 q,
                 k,
@@ -105,7 +104,6 @@ class TritonDelta(TritonRecurrent):
                 qk_l2norm=qk_l2norm,
                 channels=self.channels,
             )
-        assert isinstance(plan, Chunks)
         planned, cut = plan.arguments(batch, v.shape[1], v.device, self.costs)
         tensors, options = (*tensors, *planned), (*options, *cut)
         if len(plan.blocks) and not self.calls.again(tensors, options):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from switchrail.ops.backend import foreign
 from switchrail.ops.batch import StateBatch
 from switchrail.ops.contract import Contract
 from switchrail.ops.gates import GateKind
@@ -36,11 +37,14 @@ class DeltaCall:
         )
 
 
-def checked(contract: Contract) -> Callable[[Callable[[Any, DeltaCall, Any], None]], Callable[..., None]]:
+def checked(
+    contract: Contract, planned: type
+) -> Callable[[Callable[[Any, DeltaCall, Any], None]], Callable[..., None]]:
     """Makes a phase of a method that is given a call with rows, on its device, and a plan.
 
     Args:
         contract: What the call is held to.
+        planned: What the backend's plans are.
     """
 
     def decorate(run: Callable[[Any, DeltaCall, Any], None]) -> Callable[..., None]:
@@ -67,6 +71,8 @@ def checked(contract: Contract) -> Callable[[Callable[[Any, DeltaCall, Any], Non
             gates = Gates(g, beta, A_log, dt_bias, gate, lower_bound, beta_scale)
             named = {"q": q, "k": k, "v": v, "state": state, "out": out, **gates._asdict()}
             contract.check_arguments(batch, {**named, "scale": scale, "qk_l2norm": qk_l2norm})
+            if not isinstance(plan, planned):
+                raise foreign("plan", plan)
             if q.shape[0]:
                 with torch.cuda.device(q.get_device()):
                     run(self, DeltaCall(q, k, v, gates, state, out, batch, scale, qk_l2norm), plan)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from switchrail.ops.batch import VerifyBatch
+from switchrail.ops.batch import StateBatch
 
 from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.delta.gates import Gates, log2_decay, write_weight
@@ -330,7 +330,7 @@ def verify(
     gates: Gates,
     state: torch.Tensor,
     out: torch.Tensor,
-    batch: VerifyBatch,
+    batch: StateBatch,
     plan: Drafts,
     scale: float,
     qk_l2norm: bool,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from types import NoneType
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -66,8 +67,8 @@ class CuteGatedDelta(GatedDeltaBackend):
         """Holds the batch to the contract."""
         CONTRACT.check_batch(phase, batch)
 
-    @checked(CONTRACT)
-    def decode(self, call: DeltaCall, plan: object) -> None:
+    @checked(CONTRACT, NoneType)
+    def decode(self, call: DeltaCall, plan: None) -> None:
         """Runs one token a sequence."""
         check_cache(CONTRACT, "state", call.state)
         q, v, gates = call.q, call.v, call.gates

@@ -188,7 +188,7 @@ class FlashInferGatedDelta(GatedDeltaBackend):
         CONTRACT.check_batch(phase, batch)
         return _Sequences.of(batch)
 
-    @checked(CONTRACT)
+    @checked(CONTRACT, _Sequences)
     def prefill(self, call: DeltaCall, plan: _Sequences) -> None:
         """Runs T packed tokens of N sequences of any length."""
         state, out, batch = call.state, call.out, call.batch
@@ -215,7 +215,7 @@ class FlashInferGatedDelta(GatedDeltaBackend):
             out.copy_(result)
         scatter(final, state, out, batch, plan.indices)
 
-    @checked(CONTRACT)
+    @checked(CONTRACT, _Sequences)
     def decode(self, call: DeltaCall, plan: _Sequences) -> None:
         """Runs one token a sequence."""
         weight = call.gates.beta_scale

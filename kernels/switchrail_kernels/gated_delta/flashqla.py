@@ -101,7 +101,7 @@ class FlashQlaGatedDelta(GatedDeltaBackend):
         CONTRACT.check_batch(phase, batch)
         return _Sequences.of(batch)
 
-    @checked(CONTRACT)
+    @checked(CONTRACT, _Sequences)
     def prefill(self, call: DeltaCall, plan: _Sequences) -> None:
         """Runs T packed tokens of N sequences of any length."""
         q, k, v, gates, state, out = call.q, call.k, call.v, call.gates, call.state, call.out

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import NoneType
 from typing import Any
 
 import torch
@@ -132,8 +133,8 @@ class FlashInferKda(KdaBackend):
         """Holds the batch to the contract."""
         CONTRACT.check_batch(phase, batch)
 
-    @checked(CONTRACT)
-    def decode(self, call: DeltaCall, plan: object) -> None:
+    @checked(CONTRACT, NoneType)
+    def decode(self, call: DeltaCall, plan: None) -> None:
         """Runs one token a sequence."""
         check_cache(CONTRACT, "state", call.state, ALIGNMENT)
         q, k, v, out, batch = call.q, call.k, call.v, call.out, call.batch

@@ -49,7 +49,7 @@ class TritonLightning(TritonRecurrent, LightningBackend):
         state: torch.Tensor,
         out: torch.Tensor,
         batch: StateBatch,
-        plan: object,
+        plan: Chunks | Drafts | None,
         scale: float,
     ) -> Record | None:
         """Runs T packed tokens of N sequences of any length, drafted ones, or one each without a plan."""
@@ -69,7 +69,6 @@ class TritonLightning(TritonRecurrent, LightningBackend):
             return verify(
                 plan, q=q, k=k, v=v, rate=g, steps=steps, state=state, out=out, batch=batch, scale=scale
             )
-        assert isinstance(plan, Chunks)
         planned, cut = plan.arguments(batch, v.shape[1], v.device, self.costs)
         tensors, options = (*tensors, *planned), (*options, *cut)
         if not _calls.again(tensors, options):

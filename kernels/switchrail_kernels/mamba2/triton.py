@@ -58,7 +58,7 @@ class TritonMamba2(TritonRecurrent, Mamba2Backend):
         state: torch.Tensor,
         out: torch.Tensor,
         batch: StateBatch,
-        plan: object,
+        plan: Chunks | Drafts | None,
         dt_softplus: bool,
         dt_min: float,
         dt_max: float,
@@ -94,7 +94,6 @@ class TritonMamba2(TritonRecurrent, Mamba2Backend):
             return verify(
                 plan, q=C, k=B, v=x, rate=A, steps=steps, state=state, out=out, batch=batch, scale=1.0
             )
-        assert isinstance(plan, Chunks)
         planned, cut = plan.arguments(batch, x.shape[1], x.device, self.costs)
         tensors, options = (*tensors, *planned), (*options, *cut)
         if not _calls.again(tensors, options):

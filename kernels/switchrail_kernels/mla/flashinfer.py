@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from flashinfer.mla import BatchMLAPagedAttentionWrapper
 from switchrail.ops.backend import MlaBackend
@@ -19,6 +21,12 @@ MOST = 16384
 
 class FlashInferMla(OneRun, MlaBackend):
     """Latent attention for compute capability 9.0, in bfloat16, with latents of 512 and 64."""
+
+    plans: ClassVar[dict[Phase, type]] = {
+        "prefill": WrapperPlan,
+        "decode": WrapperPlan,
+        "verify": WrapperPlan,
+    }
 
     def __init__(self, config: object = None) -> None:
         super().__init__(config)
@@ -38,14 +46,13 @@ class FlashInferMla(OneRun, MlaBackend):
         w_v: torch.Tensor | None,
         out: torch.Tensor,
         batch: PagedBatch,
-        plan: object,
+        plan: WrapperPlan,
         scale: float,
         lse: torch.Tensor | None = None,
     ) -> None:
         """Attends T packed query rows of N sequences of any length."""
         tensors = {"q_nope": q_nope, "q_rope": q_rope, "kv_cache": kv_cache, "w_k": w_k, "w_v": w_v}
         CONTRACT.check_arguments(batch, {**tensors, "out": out, "lse": lse, "scale": scale})
-        assert isinstance(plan, WrapperPlan)
         if plan.is_empty:
             plan.clear_padding(out, lse)
             return

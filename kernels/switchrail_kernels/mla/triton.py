@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from switchrail.ops.backend import MlaBackend
+from switchrail.ops.backend import MlaBackend, foreign
 from switchrail.ops.batch import PagedBatch, PagedTreeBatch, Phase
 from switchrail.ops.mla.contract import CONTRACT
 from switchrail.ops.pages import check_lengths
@@ -145,7 +145,8 @@ class TritonMla(MlaBackend):
         """Attends T packed query rows of N sequences of any length."""
         named = {"q_nope": q_nope, "q_rope": q_rope, "kv_cache": kv_cache, "w_k": w_k, "w_v": w_v}
         CONTRACT.check_arguments(batch, {**named, "out": out, "lse": lse, "scale": scale})
-        assert isinstance(plan, Tiles)
+        if not isinstance(plan, Tiles):
+            raise foreign("plan", plan)
         if out.numel() == 0:
             return
         parents = batch.parents if isinstance(batch, PagedTreeBatch) else None
@@ -201,7 +202,8 @@ class TritonMla(MlaBackend):
         lse: torch.Tensor | None = None,
     ) -> None:
         """Attends one query row a sequence."""
-        assert isinstance(plan, Pieces)
+        if not isinstance(plan, Pieces):
+            raise foreign("plan", plan)
         lengths, table = batch.kv_lens, batch.page_table
         tensors: Tensors = (
             *(q_nope, q_rope, kv_cache, w_k, w_v, out, lse),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from types import NoneType
+from typing import ClassVar, Literal
 
 import torch
-from switchrail.ops.backend import ShortConvBackend
+from switchrail.ops.backend import ShortConvBackend, foreign
 from switchrail.ops.batch import Phase, StateBatch, VerifyBatch
 from switchrail.ops.phases import OneRun
 from switchrail.ops.short_conv.contract import CONTRACT
@@ -27,6 +28,8 @@ _launch_replay = Launcher(replay)
 class TritonShortConv(OneRun, ShortConvBackend):
     """The short convolution for compute capability 8.0 and later; up to 17 taps."""
 
+    plans: ClassVar[dict[Phase, type]] = {"prefill": torch.Tensor, "decode": NoneType, "verify": Drafts}
+
     def plan(self, phase: Phase, batch: StateBatch) -> torch.Tensor | Drafts | None:
         """Cuts the sequences of a prefill into pieces of 16 rows, or follows drafted rows back."""
         CONTRACT.check_batch(phase, batch, ("checkpoints",))
@@ -45,7 +48,7 @@ class TritonShortConv(OneRun, ShortConvBackend):
         state: torch.Tensor,
         out: torch.Tensor,
         batch: StateBatch,
-        plan: object,
+        plan: torch.Tensor | Drafts | None,
         activation: Literal["silu"] | None,
     ) -> torch.Tensor | None:
         """Runs T packed rows of N sequences of any length, drafted ones, or one each without a plan.
@@ -93,7 +96,6 @@ class TritonShortConv(OneRun, ShortConvBackend):
                     num_warps=2,
                 )
             return None
-        assert isinstance(plan, torch.Tensor)
         kept_slots, *every = kept_states(batch)
         planned = (plan, batch.cu_seqlens, *slots, batch.has_initial_state, kept_slots)
         given, options = (*given, *planned), (*options, *every)
@@ -121,8 +123,10 @@ class TritonShortConv(OneRun, ShortConvBackend):
     ) -> None:
         """Writes the window after each sequence's last accepted row."""
         CONTRACT.check_accepted(batch, accepted)
-        assert isinstance(plan, Drafts)
-        assert isinstance(record, torch.Tensor)
+        if not isinstance(plan, Drafts):
+            raise foreign("plan", plan)
+        if not isinstance(record, torch.Tensor):
+            raise foreign("record", record)
         if len(record) == 0:
             return
         channels, width = record.shape[1], state.shape[2] + 1

@@ -6,7 +6,20 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from switchrail.errors import ArgumentError
 from switchrail.ops.batch import PagedBatch, Phase, StateBatch, VerifyBatch
+
+_MADE_BY = {"plan": "`plan` returned for this phase", "record": "`verify` returned"}
+
+
+def foreign(argument: Literal["plan", "record"], found: object) -> ArgumentError:
+    """The error for a plan or a record that is none of the backend's own, or another phase's."""
+    name = type(found).__name__
+    return ArgumentError(
+        f"{argument}: got {name}; asked is what the backend's {_MADE_BY[argument]}",
+        argument=argument,
+        found=name,
+    )
 
 
 class Backend:

@@ -205,12 +205,9 @@ class Contract:
             self._check_checkpoints(batch, sizes, owners)
         if isinstance(batch, PagedTreeBatch):
             self._check_feature("trees", features, phase, "verify")
-        if (
-            phase == "verify"
-            and issubclass(self.batch_type, StateBatch)
-            and not isinstance(batch, VerifyBatch)
-        ):
-            raise self.error("batch", type(batch).__name__, "a VerifyBatch in verify")
+        is_verify = phase == "verify"
+        if issubclass(self.batch_type, StateBatch) and is_verify != isinstance(batch, VerifyBatch):
+            raise self.error("batch", type(batch).__name__, "a VerifyBatch in verify, and only there")
         if isinstance(batch, (VerifyBatch, PagedTreeBatch)):
             self._check_tensor("batch.parents", PARENTS, batch.parents, batch.cu_seqlens, sizes, owners)
             self._check_parents(batch)

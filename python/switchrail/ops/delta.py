@@ -78,7 +78,7 @@ class TorchDelta(TorchRecurrent):
         state: torch.Tensor,
         out: torch.Tensor,
         batch: StateBatch,
-        plan: object,
+        plan: ChunkPlan | TreePlan,
         scale: float,
         qk_l2norm: bool,
         gate: GateKind | None = None,
@@ -104,7 +104,6 @@ class TorchDelta(TorchRecurrent):
             return run_tree(
                 plan, state, out, compute, lambda states, rows: self.step(states, tokens.pick(rows))
             )
-        assert isinstance(plan, ChunkPlan)
         if plan.places is None:
             run_single(plan, state, out, compute, lambda states, _: self.step(states, tokens))
             return None

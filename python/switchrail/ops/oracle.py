@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from switchrail.ops.backend import foreign
 from switchrail.ops.batch import CheckpointBatch, PagedBatch, PagedTreeBatch, StateBatch, VerifyBatch
 from switchrail.ops.phases import OneRun
 
@@ -85,7 +86,8 @@ class ReferenceRecurrent(OneRun):
         plan: object,
     ) -> None:
         """Writes each sequence's state after its last accepted row."""
-        assert isinstance(record, list)
+        if not isinstance(record, list):
+            raise foreign("record", record)
         for n, after in enumerate(record):
             if len(after) > 1:
                 state[batch.write_slots[n]] = after[int(accepted[n]) + 1].to(state.dtype)

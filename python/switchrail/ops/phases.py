@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
-from switchrail.errors import ArgumentError
-from switchrail.ops.backend import Backend
+from switchrail.ops.backend import Backend, foreign
+from switchrail.ops.batch import Phase
 
 
 class OneRun(Backend):
-    """The phases of an op, each of which is one and the same run."""
+    """The phases of an op, each of which is one and the same run.
+
+    Each phase raises an `ArgumentError` where its plan is none that the backend makes for it.
+    """
+
+    plans: ClassVar[dict[Phase, type]] = {"prefill": object, "decode": object, "verify": object}
+    """What `plan` returns for each phase, by which `run` knows what it is to run."""
 
     @abstractmethod
     def run(self, *tensors: Any, **arguments: Any) -> Any:
@@ -22,35 +27,22 @@ class OneRun(Backend):
         """
 
     def prefill(self, *tensors: Any, **arguments: Any) -> None:
-        """Runs T packed tokens of N sequences of any length.
-
-        Raises:
-            ArgumentError: The backend plans, and there is no plan.
-        """
-        self._check_planned(arguments)
+        """Runs T packed tokens of N sequences of any length."""
+        if not isinstance(plan := arguments.get("plan"), self.plans["prefill"]):
+            raise foreign("plan", plan)
         self.run(*tensors, **arguments)
 
     def decode(self, *tensors: Any, **arguments: Any) -> None:
         """Runs one token a sequence."""
+        if not isinstance(plan := arguments.get("plan"), self.plans["decode"]):
+            raise foreign("plan", plan)
         self.run(*tensors, **arguments)
 
     def verify(self, *tensors: Any, **arguments: Any) -> Any:
-        """Runs drafted tokens.
-
-        Raises:
-            ArgumentError: The backend plans, and there is no plan.
-        """
-        self._check_planned(arguments)
+        """Runs drafted tokens."""
+        if not isinstance(plan := arguments.get("plan"), self.plans["verify"]):
+            raise foreign("plan", plan)
         return self.run(*tensors, **arguments)
-
-    def _check_planned(self, arguments: Mapping[str, Any]) -> None:
-        """Without a plan `run` would take the rows for those of a decode."""
-        if arguments.get("plan") is None and type(self).plan is not Backend.plan:
-            raise ArgumentError(
-                "plan: got None; asked is what the backend's `plan` returned for this phase",
-                argument="plan",
-                found="None",
-            )
 
 
 __all__ = ["OneRun"]

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 
+from switchrail.ops.backend import foreign
 from switchrail.ops.batch import Phase, StateBatch, VerifyBatch
 from switchrail.ops.chunks import ChunkPlan, plan_chunks
 from switchrail.ops.contract import Contract
@@ -88,6 +89,7 @@ class TorchRecurrent(OneRun):
 
     contract: ClassVar[Contract]
     chunk: ClassVar[int]
+    plans: ClassVar[dict[Phase, type]] = {"prefill": ChunkPlan, "decode": ChunkPlan, "verify": TreePlan}
 
     def plan(self, phase: Phase, batch: StateBatch) -> object:
         """Cuts the sequences into chunks, or the drafted rows into levels."""
@@ -106,8 +108,10 @@ class TorchRecurrent(OneRun):
     ) -> None:
         """Writes the state after each sequence's last accepted row."""
         self.contract.check_accepted(batch, accepted)
-        assert isinstance(plan, TreePlan)
-        assert isinstance(record, torch.Tensor)
+        if not isinstance(plan, TreePlan):
+            raise foreign("plan", plan)
+        if not isinstance(record, torch.Tensor):
+            raise foreign("record", record)
         last = accepted.index_select(0, plan.sequences)
         if last.device.type == "cpu":
             wrong = (last < -1) | (last >= plan.lengths)

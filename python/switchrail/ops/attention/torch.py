@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from switchrail.ops.attention.contract import CONTRACT
-from switchrail.ops.backend import AttentionBackend
+from switchrail.ops.backend import AttentionBackend, foreign
 from switchrail.ops.batch import PagedBatch, Phase
 from switchrail.ops.pages import PagedPlan
 from switchrail.ops.softmax import attend
@@ -45,7 +45,8 @@ class TorchAttention(AttentionBackend):
         tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "sinks": sinks, "out": out, "lse": lse}
         options = {"scale": scale, "window": window, "soft_cap": soft_cap}
         CONTRACT.check_arguments(batch, {**tensors, **options})
-        assert isinstance(plan, PagedPlan)
+        if not isinstance(plan, PagedPlan):
+            raise foreign("plan", plan)
         if soft_cap is None and sinks is None and lse is None:
             _attend_fused(plan, q, k_cache, v_cache, out, scale, window)
         else:

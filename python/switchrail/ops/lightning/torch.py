@@ -43,7 +43,7 @@ class TorchLightning(TorchRecurrent, LightningBackend):
         state: torch.Tensor,
         out: torch.Tensor,
         batch: StateBatch,
-        plan: object,
+        plan: ChunkPlan | TreePlan,
         scale: float,
     ) -> torch.Tensor | None:
         """Runs T packed tokens of N sequences of any length, drafted ones where the plan is for them."""
@@ -62,7 +62,6 @@ class TorchLightning(TorchRecurrent, LightningBackend):
 
         if isinstance(plan, TreePlan):
             return run_tree(plan, state, out, compute, step)
-        assert isinstance(plan, ChunkPlan)
         if plan.places is None:
             run_single(plan, state, out, compute, step)
             return None

@@ -45,7 +45,7 @@ class TorchMamba2(TorchRecurrent, Mamba2Backend):
         state: torch.Tensor,
         out: torch.Tensor,
         batch: StateBatch,
-        plan: object,
+        plan: ChunkPlan | TreePlan,
         dt_softplus: bool,
         dt_min: float,
         dt_max: float,
@@ -80,7 +80,6 @@ class TorchMamba2(TorchRecurrent, Mamba2Backend):
 
         if isinstance(plan, TreePlan):
             return run_tree(plan, state, out, compute, step)
-        assert isinstance(plan, ChunkPlan)
         if plan.places is None:
             run_single(plan, state, out, compute, step)
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from switchrail.ops.backend import MlaBackend
+from switchrail.ops.backend import MlaBackend, foreign
 from switchrail.ops.batch import PagedBatch, Phase
 from switchrail.ops.mla.contract import CONTRACT
 from switchrail.ops.pages import ManyRows, PagedPlan
@@ -44,7 +44,8 @@ class TorchMla(MlaBackend):
         """Attends T packed query rows of N sequences of any length."""
         tensors = {"q_nope": q_nope, "q_rope": q_rope, "kv_cache": kv_cache, "w_k": w_k, "w_v": w_v}
         CONTRACT.check_arguments(batch, {**tensors, "out": out, "lse": lse, "scale": scale})
-        assert isinstance(plan, PagedPlan)
+        if not isinstance(plan, PagedPlan):
+            raise foreign("plan", plan)
         parts = plan.parts(kv_cache.shape[1], causal=False)
         compute = torch.promote_types(q_nope.dtype, torch.float32)
         cached = kv_cache.flatten(0, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -113,6 +113,7 @@ class TorchShortConv(TorchRecurrent, ShortConvBackend):
     """
 
     contract = CONTRACT
+    plans: ClassVar[dict[Phase, type]] = {"prefill": _Plan, "decode": _Plan, "verify": TreePlan}
 
     def plan(self, phase: Phase, batch: StateBatch) -> object:
         """Prepares which states and rows the sequences need."""
@@ -130,7 +131,7 @@ class TorchShortConv(TorchRecurrent, ShortConvBackend):
         state: torch.Tensor,
         out: torch.Tensor,
         batch: StateBatch,
-        plan: object,
+        plan: _Plan | TreePlan,
         activation: Literal["silu"] | None,
     ) -> torch.Tensor | None:
         """Runs T packed rows of N sequences of any length, drafted ones where the plan is for them."""
@@ -148,7 +149,6 @@ class TorchShortConv(TorchRecurrent, ShortConvBackend):
                 return _activate(window.mul_(taps).sum(1), bias, activation)
 
             return run_tree(plan, pool, out, compute, step)
-        assert isinstance(plan, _Plan)
         if len(x) == 0:
             return None
         if plan.single and plan.kept_slots is None:

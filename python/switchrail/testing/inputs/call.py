@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -102,12 +104,20 @@ class Call:
             What commits a verification; None in another phase.
         """
         plan = backend.plan(self.phase, self.batch)
-        named = {name: t for name, t in self.tensors.items() if name not in self.contract.positional}
-        positional = [self.tensors[name] for name in self.contract.positional]
-        record = getattr(backend, self.phase)(
-            *positional, **named, **self.options, batch=self.batch, plan=plan
-        )
+        record = self.bind(backend, plan)()
         return Verification(self, backend, plan, record) if self.phase == "verify" else None
+
+    def bind(self, backend: Backend, plan: object) -> Callable[[], object]:
+        """The call, ready to be made any number of times."""
+        positional = self.contract.positional
+        return partial(
+            getattr(backend, self.phase),
+            *[self.tensors[name] for name in positional],
+            **{name: tensor for name, tensor in self.tensors.items() if name not in positional},
+            **self.options,
+            batch=self.batch,
+            plan=plan,
+        )
 
     def with_checkpoints(self, every: int, seed: int = 0) -> Call:
         """The same prefill with about two states in three kept on the way, in further slots of a new pool."""
