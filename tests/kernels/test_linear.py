@@ -135,7 +135,7 @@ def test_sizes_of_models(device, dtype, gate):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("sizes", [(64, 64), (128, 256), (256, 128), (256, 256)], ids=str)
+@pytest.mark.parametrize("sizes", [(16, 64), (64, 64), (128, 256), (256, 128), (256, 256)], ids=str)
 def test_large_head_sizes(device, dtype, sizes):
     options = {"dtype": dtype, "device": device}
     verify(TritonLightning(), lightning_call([130, 5], key_size=sizes[0], value_size=sizes[1], **options))

@@ -309,7 +309,9 @@ def walk(
         return
     _, groups, key_size = k.shape
     _, heads, value_size = v.shape
-    block_k, block_v = padded(key_size, 16), padded(value_size, 16)
+    has_steps, _, _, has_skip = steps.constants
+    # Triton 3.6 miscompiles the products of scaled keys with 64 rows of a state where a head has 16 channels.
+    block_k, block_v = padded(key_size, 16 if has_steps else 32), padded(value_size, 16)
     large = has_large_shared_memory(v.device)
     if v.dtype == torch.float32:
         block_v, warps, stages = min(block_v, 16), 8, 1
@@ -324,7 +326,6 @@ def walk(
     value_blocks = -(-value_size // block_v)
     segments = chunks.split(heads, v.device, costs) if large else Segments()
     ends = scores = gates = rate
-    has_steps, _, _, has_skip = steps.constants
     if has_steps:
         scores, gates = prepare(chunks, chunk, q=q, k=k, rate=rate, steps=steps)
     if segments.split:
