@@ -23,7 +23,6 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,20 +99,12 @@ def cases(ops: list[str]) -> list[Case]:
     return found
 
 
-def bound(backend: Backend, call: Call, plan: object) -> Callable[[], None]:
-    """The call, ready to be made."""
-    method = getattr(backend, call.phase)
-    positional = [call.tensors[name] for name in call.contract.positional]
-    named = {n: t for n, t in call.tensors.items() if n not in call.contract.positional}
-    return lambda: method(*positional, **named, **call.options, batch=call.batch, plan=plan)
-
-
 def measure(case: Case, backend: Backend) -> dict[str, float]:
     pair = [case.make(case.lengths) for _ in range(2)]
     expected = pair[0].clone()
     plan = backend.plan(case.phase, pair[0].batch)
-    bound(backend, expected, plan)()
-    calls = [bound(backend, call, plan) for call in pair]
+    expected.bind(backend, plan)()
+    calls = [call.bind(backend, plan) for call in pair]
     for call, made in zip(pair, calls, strict=True):
         made()
         if not same_bits(call.out, expected.out):
@@ -136,7 +127,7 @@ def measure(case: Case, backend: Backend) -> dict[str, float]:
     for call in firsts:
         begun = time.perf_counter_ns()
         plan = backend.plan(case.phase, call.batch)
-        made = bound(backend, call, plan)
+        made = call.bind(backend, plan)
         start = time.perf_counter_ns()
         made()
         ended = time.perf_counter_ns()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from switchrail.testing.conformance.setting import head_size_pair
 from switchrail.testing.inputs import GENERATORS, Call, run_reference
 
 from benchmarks.ops.cases import Case
-from benchmarks.ops.clock import Run
 
 ARGUMENTS = {
     "attention": {"H": "heads", "HKV": "kv_heads", "D": "head_size", "page": "page"},
@@ -153,19 +152,6 @@ def _oracle(
         arguments["gate"] = "one"
     call = GENERATORS[op](lengths, phase=phase, dtype=dtype, device=device, **arguments)
     return call, run_reference(call)
-
-
-def bind(backend: Backend, call: Call, plan: object) -> Run:
-    """A call, ready to be made."""
-    positional = call.contract.positional
-    return partial(
-        getattr(backend, call.phase),
-        *[call.tensors[name] for name in positional],
-        **{name: tensor for name, tensor in call.tensors.items() if name not in positional},
-        **call.options,
-        batch=call.batch,
-        plan=plan,
-    )
 
 
 def agree(result: torch.Tensor, other: torch.Tensor, name: str, dtype: torch.dtype) -> None:

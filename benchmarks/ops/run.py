@@ -10,7 +10,7 @@ import torch
 from switchrail.ops.backend import Backend
 from switchrail.testing.inputs import Call
 
-from benchmarks.ops.backends import Backends, agree, bind, check
+from benchmarks.ops.backends import Backends, agree, check
 from benchmarks.ops.cases import Case
 from benchmarks.ops.clock import Clock, Run, copies
 from benchmarks.ops.inputs import make_call, with_pools_of_its_own
@@ -61,17 +61,17 @@ class Bench:
         wrong: dict[str, str] = {}
         first = None
         if len(fitting) == 1 and "torch" not in fitting:  # at this shape there is nothing else to hold it to
-            first = "torch", self._probe(self._backends.build(case.op, "torch"), case, unused)
+            first = "torch", _probe(self._backends.build(case.op, "torch"), unused)
         for name, backend in fitting.items():
             try:
                 error = self._check(name, backend, case)
-                out = self._probe(backend, case, unused)
+                out = _probe(backend, unused)
                 if first is None:
                     first = name, out
                 else:
                     agree(out, first[1], first[0], self._dtype)
                 plan = backend.plan(case.phase, calls[0].batch)
-                runs = [bind(backend, call, plan) for call in calls]
+                runs = [call.bind(backend, plan) for call in calls]
                 times[name] = {"kind": "backend", **self._rated(self._clock.measure(runs), case)}
                 errors[name] = error
             except Exception as failure:  # whatever a backend raises; it must not end the others' run
@@ -118,12 +118,6 @@ class Bench:
         others = (make_call(case, device, self._dtype, seed) for seed in range(1, copies(case.bytes)))
         return [first, *(replace(call, batch=first.batch) for call in others)]
 
-    def _probe(self, backend: Backend, case: Case, call: Call) -> torch.Tensor:
-        """The output of a call on a copy of its own."""
-        copy = call.clone()
-        bind(backend, copy, backend.plan(case.phase, copy.batch))()
-        return copy.out
-
     def _peers(
         self,
         case: Case,
@@ -156,6 +150,13 @@ class Bench:
             "bytes_per_s": case.bytes / seconds,
             "flops_per_s": case.flops / seconds,
         }
+
+
+def _probe(backend: Backend, call: Call) -> torch.Tensor:
+    """The output of a call on a copy of its own."""
+    copy = call.clone()
+    copy.run(backend)
+    return copy.out
 
 
 def told(error: Exception) -> str:

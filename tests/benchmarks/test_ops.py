@@ -14,7 +14,7 @@ from switchrail_kernels.lightning.triton import TritonLightning
 
 from benchmarks.ops import document, plots, tables
 from benchmarks.ops.__main__ import main
-from benchmarks.ops.backends import Backends, bind
+from benchmarks.ops.backends import Backends
 from benchmarks.ops.cases import OPS, cases, tiny
 from benchmarks.ops.inputs import make_call
 from benchmarks.ops.peers import libraries, peers
@@ -138,7 +138,7 @@ def test_backends_are_compared_on_states_that_nothing_has_changed(monkeypatch, t
 def test_a_peer_is_compared_on_states_that_nothing_has_changed(monkeypatch, tmp_path):
     def peers_of(library, case, call):
         other = TorchGatedDelta()
-        run = bind(other, call, other.plan(call.phase, call.batch))
+        run = call.bind(other, other.plan(call.phase, call.batch))
         return {"a library": lambda: run() or call.out}
 
     monkeypatch.setattr("benchmarks.ops.run.peers", peers_of)

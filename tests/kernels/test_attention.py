@@ -14,15 +14,6 @@ def backend():
     return TritonAttention()
 
 
-def _run(backend, call, plan):
-    """A call with a plan that was made before."""
-    positional = call.contract.positional
-    named = {name: tensor for name, tensor in call.tensors.items() if name not in positional}
-    getattr(backend, call.phase)(
-        *(call.tensors[name] for name in positional), **named, **call.options, batch=call.batch, plan=plan
-    )
-
-
 def _with_pools_of_one_size(*calls):
     """The calls with caches and page tables of one shape."""
     pages = max(call.tensors["k_cache"].shape[0] for call in calls)
@@ -99,7 +90,7 @@ def test_a_single_decode_is_merged_of_its_pieces(backend, device, dtype, window)
     room = plan.room(call.tensors["q"], call.tensors["k_cache"], window)
     for tensor in room.tensors:
         tensor.fill_(torch.nan)
-    _run(backend, call, plan)
+    call.bind(backend, plan)()
     assert measure(call.out, expected.out).within(BOUNDS[dtype])
     assert room.tensors[1].isfinite().sum(0).tolist() == [3] * 3
 
@@ -190,7 +181,7 @@ def test_layers_share_a_plan(backend, device):
     plan = backend.plan("decode", first.batch)
     for window in (None, 300, None, 20, 300, None):
         call = dataclasses.replace(first.clone(), options={**first.options, "window": window})
-        _run(backend, call, plan)
+        call.bind(backend, plan)()
         assert measure(call.out, run_reference(call).out).within(BOUNDS[torch.float32])
 
 
@@ -206,9 +197,9 @@ def test_a_plan_serves_other_lengths_of_the_caches(backend, device, phase, windo
         )
     )
     plan = backend.plan(phase, first.batch)
-    _run(backend, first, plan)
+    first.bind(backend, plan)()
     _copy(second, first)
-    _run(backend, first, plan)
+    first.bind(backend, plan)()
     assert measure(first.out, run_reference(second).out).within(BOUNDS[torch.float32])
 
 
@@ -293,10 +284,10 @@ def test_a_captured_verification_is_replayed_with_other_lengths_and_trees(backen
     )
     first, second = _with_pools_of_one_size(first, second)
     plan = backend.plan("verify", first.batch)
-    _run(backend, first, plan)
+    first.bind(backend, plan)()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
-        _run(backend, first, plan)
+        first.bind(backend, plan)()
     _copy(second, first)
     graph.replay()
     torch.cuda.synchronize()

@@ -120,12 +120,9 @@ def test_at_most_three_launches(make, backend, phase):
     call = make(phase, 0)
     call.clone().run(backend)
     plan = backend.plan(phase, call.batch)
-    planned = dataclasses.replace(call)
-    named = {n: t for n, t in planned.tensors.items() if n not in call.contract.positional}
-    positional = [planned.tensors[n] for n in call.contract.positional]
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        getattr(backend, phase)(*positional, **named, **call.options, batch=call.batch, plan=plan)
+        call.bind(backend, plan)()
         torch.cuda.synchronize()
     launched = [
         event.name for event in profile.events() if event.device_type == torch.profiler.DeviceType.CUDA
@@ -166,10 +163,8 @@ def test_a_split_prefill_is_captured_and_replayed_with_other_numbers(make, backe
     first.clone().run(backend)
     plan = backend.plan("prefill", first.batch)
     graph = torch.cuda.CUDAGraph()
-    named = {n: t for n, t in first.tensors.items() if n not in first.contract.positional}
-    positional = [first.tensors[n] for n in first.contract.positional]
     with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
-        backend.prefill(*positional, **named, **first.options, batch=first.batch, plan=plan)
+        first.bind(backend, plan)()
     _replace(first, second)
     graph.replay()
     eager = second.clone()

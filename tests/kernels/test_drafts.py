@@ -75,9 +75,7 @@ def test_a_captured_verification_is_replayed_with_other_numbers_and_accepted_row
     plan = backend.plan("verify", first.batch)
 
     def run():
-        named = {n: t for n, t in first.tensors.items() if n not in first.contract.positional}
-        positional = [first.tensors[n] for n in first.contract.positional]
-        record = backend.verify(*positional, **named, **first.options, batch=first.batch, plan=plan)
+        record = first.bind(backend, plan)()
         backend.commit(record, accepted, state=first.state, batch=first.batch, plan=plan)
 
     state = first.state.clone()

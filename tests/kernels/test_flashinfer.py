@@ -303,8 +303,7 @@ def test_caches_are_cut_where_the_parts_have_room(make, lengths, heads, head_siz
         lengths, phase="verify", heads=heads, kv_heads=1, head_size=head_size, dtype=torch.float32
     )
     plan = backend.plan("verify", call.batch)
-    positional = [call.tensors[name] for name in call.contract.positional]
-    backend.verify(*positional, out=call.out, **call.options, batch=call.batch, plan=plan)
+    call.bind(backend, plan)()
     (wrapper,) = plan._planned.values()
     assert wrapper.split == split
 
@@ -367,8 +366,7 @@ def test_one_plan_serves_layers_of_other_shapes_and_its_wrappers_the_next_plan(m
         plan = backend.plan("prefill", call.batch)
         for layer in (*layers, layers[0]):
             copy = layer.clone()
-            positional = [copy.tensors[name] for name in copy.contract.positional]
-            backend.prefill(*positional, out=copy.out, **copy.options, batch=copy.batch, plan=plan)
+            copy.bind(backend, plan)()
             torch.testing.assert_close(copy.out, run_reference(layer).out.float(), rtol=1e-4, atol=1e-5)
         del plan
         gc.collect()

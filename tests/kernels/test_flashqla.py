@@ -172,12 +172,5 @@ def test_a_plan_serves_several_layers(backend):
     plan = backend.plan("prefill", call.batch)
     for seed in (1, 2):
         layer = gated_delta_call([70, 3], dtype=torch.float32, seed=seed, **SIZES)
-        tensors = {name: t for name, t in layer.tensors.items() if name not in ("q", "k", "v")}
-        backend.prefill(
-            *(layer.tensors[name] for name in ("q", "k", "v")),
-            **tensors,
-            **layer.options,
-            batch=layer.batch,
-            plan=plan,
-        )
+        layer.bind(backend, plan)()
         assert math.isfinite(layer.out.sum())

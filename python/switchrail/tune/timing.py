@@ -262,16 +262,13 @@ def _calls(platform: Platform, call: Call) -> list[Call]:
 def _runs(backend: Backend, calls: Sequence[Call]) -> list[Callable[[], None]]:
     first = calls[0]
     plan = backend.plan(first.phase, first.batch)
-    method = getattr(backend, first.phase)
     lasts = torch.tensor([length - 1 for length in first.batch.seqlens], device=first.out.device)
 
     def run(call: Call) -> Callable[[], None]:
-        names = call.contract.positional
-        named = {name: tensor for name, tensor in call.tensors.items() if name not in names}
-        positional = [call.tensors[name] for name in names]
+        made = call.bind(backend, plan)
 
         def once() -> None:
-            record = method(*positional, **named, **call.options, batch=call.batch, plan=plan)
+            record = made()
             if isinstance(call.batch, VerifyBatch):
                 backend.commit(record, lasts, state=call.state, batch=call.batch, plan=plan)
 

@@ -62,10 +62,7 @@ def again(setting: Setting) -> None:
     first.run(setting.backend)
     for _ in range(2):
         second = call.clone()
-        named = {n: t for n, t in second.tensors.items() if n not in second.contract.positional}
-        positional = [second.tensors[n] for n in second.contract.positional]
-        method = getattr(setting.backend, setting.phase)
-        method(*positional, **named, **second.options, batch=second.batch, plan=plan)
+        second.bind(setting.backend, plan)()
         for name, result in results(first).items():
             assert same_bits(result, results(second)[name]), (
                 f"{name} differs when the same call is made again"
