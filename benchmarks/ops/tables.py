@@ -39,10 +39,11 @@ def tuned(kept: Mapping[str, Any]) -> str:
         lines = [["rows", "longest", *(f"`{name}`" for name in names), "`auto`"]]
         lines.append(["---"] * len(lines[0]))
         for sample in found["samples"]:
-            times = [sample["nanoseconds"][name] for name in names]
-            taken = next(name for name, time in zip(names, times, strict=True) if time <= 1.01 * min(times))
-            cells = [_us(time / 1e9) for time in times]
-            lines.append([f"{sample['rows']:,}", f"{sample['length']:,}", *cells, f"`{taken}`"])
+            times = sample["nanoseconds"]
+            least = min((times[name] for name in names if name in times), default=0)
+            taken = [f"`{name}`" for name in names if name in times and times[name] <= 1.01 * least]
+            cells = [_us(times[name] / 1e9) if name in times else "" for name in names]
+            lines.append([f"{sample['rows']:,}", f"{sample['length']:,}", *cells, *(taken or [""])[:1]])
         title = f"### `{found['op']}`, {found['phase']}" + (", gates of 1" if found["no_decay"] else "")
         ways = ", ".join(f"`{name}` {WAYS[found['ways'][name]]}" for name in names)
         rows = "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -224,6 +224,22 @@ def test_a_case_in_which_backends_are_missing_still_has_its_row():
     ]
 
 
+def test_a_tuned_batch_that_a_backend_failed_still_has_its_row():
+    samples = [
+        {"rows": 2048, "length": 1024, "nanoseconds": {"triton": 2010, "flashqla": 2000}},
+        {"rows": 8192, "length": 8192, "nanoseconds": {"flashqla": 3000}},
+        {"rows": 32768, "length": 32768, "nanoseconds": {}},
+    ]
+    found = {"op": "gated_delta", "phase": "prefill", "no_decay": False, "samples": samples}
+    found["ways"] = {"flashqla": "queued", "triton": "graph"}
+    machine = {"device": {"name": "none"}, "packages": {}, "measurements": [found]}
+    assert tables.tuned({"machines": [machine]}).splitlines()[-3:] == [
+        "| 2,048 | 1,024 | 2.0 | 2.0 | `triton` |",
+        "| 8,192 | 8,192 |  | 3.0 | `flashqla` |",
+        "| 32,768 | 32,768 |  |  |  |",
+    ]
+
+
 def test_the_figures_are_drawn_the_same_each_time(kept, tmp_path):
     pytest.importorskip("matplotlib")
     assert main(["--no-run", "--json", str(kept), "--plot", str(tmp_path / "a")]) == 0
