@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from switchrail.errors import SwitchrailError
+from switchrail.errors import BackendUnfitError, SwitchrailError
 from switchrail.ops.backend import Backend
 from switchrail.platforms import Platform
 from switchrail.runtime import Runtime
@@ -78,9 +78,10 @@ class Backends:
             try:
                 self._runtime.resolve(case.op, case.phase, **self._query(case), preferences={case.op: name})
                 found[name] = self.build(case.op, name)
-            except SwitchrailError as error:
-                text = str(error).partition("\n")[0]
-                reasons[name] = text.partition(": ")[2] or text
+            except BackendUnfitError as error:
+                reasons[name] = error.because
+            except SwitchrailError as error:  # its class can't be imported
+                reasons[name] = str(error).partition("\n")[0]
         return found, reasons
 
     def build(self, op: str, name: str) -> Backend:

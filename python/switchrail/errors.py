@@ -78,6 +78,11 @@ class UnknownBackendError(SwitchrailError, LookupError):
 class BackendUnfitError(SwitchrailError, ValueError):
     """The chosen backend can't serve the query. Fields: `found`, `query`, `chosen`, `rejected`."""
 
+    @property
+    def because(self) -> str:
+        """Why it can't, in words."""
+        return self.message.partition("\n")[0].partition(": ")[2]
+
 
 class NoBackendError(SwitchrailError, LookupError):
     """No backend can serve the query. Fields: `query` and `rejected`; in a plan `layers`, `op`, `phase`."""

@@ -89,6 +89,7 @@ def test_a_backend_that_does_not_fit_says_why(
     with pytest.raises(BackendUnfitError, match=re.escape(text)) as caught:
         runtime.resolve("gated_delta", "decode", **asked, preferences={"gated_delta": "acme"})
     assert caught.value.found == "acme"
+    assert text in caught.value.because
     assert [entry["kind"] for entry in caught.value.chosen["reasons"]] == [kind]
 
 

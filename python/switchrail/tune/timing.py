@@ -198,7 +198,7 @@ def _misfit(runtime: Runtime, platform: Platform, timing: Timing, name: str) -> 
             preferences={timing.op: name},
         )
     except BackendUnfitError as error:
-        return str(error).partition("\n")[0].partition(": ")[2]
+        return error.because
     return None
 
 

@@ -56,7 +56,7 @@ class Subject:
                     preferences={op: name},
                 )
             except BackendUnfitError as error:
-                return str(error).partition("\n")[0].partition(": ")[2]
+                return error.because
             return None
 
         return Subject(
