@@ -19,7 +19,7 @@ def compute_capability(device: torch.device) -> tuple[int, int]:
 @cache
 def has_large_shared_memory(device: torch.device) -> bool:
     """Whether a program may have 160 KB of shared memory, as on an A100, an H100 and their successors."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) not in _SMALL
+    return compute_capability(device) not in _SMALL
 
 
 @cache

@@ -25,7 +25,7 @@ from switchrail_kernels.delta.call import DeltaCall, checked
 from switchrail_kernels.device import multiprocessors
 from switchrail_kernels.gated_delta.dense import Dense, gather, pack, rescale, scatter
 from switchrail_kernels.launch import Launcher, padded
-from switchrail_kernels.tables import split_rows, to_device
+from switchrail_kernels.tables import all_to_device, split_rows, to_device
 
 
 @triton.jit
@@ -66,8 +66,8 @@ class _Sequences:
         present = np.flatnonzero(lengths).astype(np.int32)
         starts = np.concatenate([[0], lengths[present].cumsum()]).astype(np.int32)
         device = batch.cu_seqlens.device
-        chunks = to_device(split_rows(batch.seqlens, CHUNK_SIZE), device)
-        return cls(to_device(present, device), torch.from_numpy(starts), chunks, device)
+        chunks, indices = all_to_device([split_rows(batch.seqlens, CHUNK_SIZE), present], device)
+        return cls(indices, torch.from_numpy(starts), chunks, device)
 
     def context(self, value_heads: int) -> FlashQLACPContext:
         """Where the library cuts the sequences; made once, and not while a stream is captured."""
