@@ -161,11 +161,14 @@ def main() -> int:
     runtime = switchrail.Runtime()
     runtime.load()
     registered = {op for op in SIZES if options.backend in {b.name for b in runtime.backends(op)}}
+    ops = [op for op in options.op or SIZES if op in registered]
+    if not ops:
+        parser.error(f"no {options.backend} is registered for any of these ops")
     rows: list[dict[str, Any]] = []
     gc.disable()
     columns = ("again", "median", "cpu", "first", "plan", "check")
     print(f"{'op':12}{'phase':9}{'shape':17}" + "".join(f"{name:>8}" for name in columns) + "   asked")
-    for case in cases([op for op in options.op or SIZES if op in registered]):
+    for case in cases(ops):
         times = measure(case, runtime.build(case.op, options.backend))
         asked = ASKED[case.phase]
         verdict = "holds" if times["again"] <= asked else "MISSED"
