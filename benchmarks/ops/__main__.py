@@ -80,7 +80,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
     runtime = switchrail.Runtime()
-    runtime.discover()
     runtime.load()
     platform = runtime.platform if options.device is None else runtime.find_platform(options.device)
     device = torch.device(platform.device)
@@ -111,8 +110,8 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=len(chosen))
         for case in chosen:
-            progress.update(task, description=f"{case.op} {case.phase} {case.name}")
             where = f"{case.op} {case.phase} {case.name}"
+            progress.update(task, description=where)
             earlier: list[dict[str, Any]] = run["results"]
             shown: set[str] = set()
             try:
