@@ -20,9 +20,6 @@ from switchrail_kernels.tables import ranges, to_device
 WORKSPACE = 128 << 20
 """Bytes that the library wants for parts of results, if nothing else is known of it."""
 
-ALIGNMENT = 16
-"""Bytes that the library's copies move at once."""
-
 
 @dataclass(frozen=True, slots=True)
 class Tables:
@@ -173,35 +170,10 @@ class Wrappers:
         self._free[place].append((wrapper, copied))
 
 
-def is_aligned(tensor: torch.Tensor, alignment: int = ALIGNMENT) -> bool:
-    """Whether each row along the last axis begins where the library's copies can."""
-    size = tensor.element_size()
-    return tensor.data_ptr() % alignment == 0 and all(s * size % alignment == 0 for s in tensor.stride()[:-1])
-
-
-def fit(queries: torch.Tensor) -> torch.Tensor:
-    """Queries with rows that the library can address: aligned, and less than 2^31 elements apart."""
-    if is_aligned(queries) and queries.shape[0] * queries.stride(0) < 2**31:
-        return queries
-    return queries.clone(memory_format=torch.contiguous_format)
-
-
-def check_cache(contract: Contract, name: str, cache: torch.Tensor, alignment: int = ALIGNMENT) -> None:
-    """Refuses a pool that the library's copies can't read.
-
-    Raises:
-        ContractError: It is not aligned.
-    """
-    if not is_aligned(cache, alignment):
-        raise contract.error(
-            name, f"rows that do not begin at multiples of {alignment} bytes", "of this backend, ones that do"
-        )
-
-
 def _starts(counts: np.ndarray) -> torch.Tensor:
     starts = np.zeros(len(counts) + 1, dtype=np.int32)
     np.cumsum(counts, out=starts[1:])
     return torch.from_numpy(starts)
 
 
-__all__ = ["Tables", "WrapperPlan", "Wrappers", "check_cache", "fit", "is_aligned"]
+__all__ = ["Tables", "WrapperPlan", "Wrappers"]

@@ -12,8 +12,9 @@ from switchrail.ops.backend import AttentionBackend
 from switchrail.ops.batch import PagedBatch, Phase
 from switchrail.ops.phases import OneRun
 
+from switchrail_kernels.alignment import check_pool, fit, is_aligned
 from switchrail_kernels.device import multiprocessors
-from switchrail_kernels.wrappers import WrapperPlan, Wrappers, check_cache, fit, is_aligned
+from switchrail_kernels.wrappers import WrapperPlan, Wrappers
 
 ROOM = 288 << 20
 """Bytes for the parts of results of a decode: enough for 16 query heads of 256 on each key-value head."""
@@ -75,8 +76,8 @@ class FlashInferAttention(OneRun, AttentionBackend):
         if plan.is_empty:
             plan.clear_padding(out, lse)
             return
-        check_cache(CONTRACT, "k_cache", k_cache)
-        check_cache(CONTRACT, "v_cache", v_cache)
+        check_pool(CONTRACT, "k_cache", k_cache)
+        check_pool(CONTRACT, "v_cache", v_cache)
         if scale < 0:  # the library takes the largest product for the largest logit
             q, scale = -q, -scale
         q = fit(q)

@@ -14,9 +14,9 @@ from switchrail.ops.backend import GatedDeltaBackend
 from switchrail.ops.batch import Phase, StateBatch
 from switchrail.ops.gated_delta.contract import CONTRACT
 
+from switchrail_kernels.alignment import check_pool
 from switchrail_kernels.delta.call import DeltaCall, checked
 from switchrail_kernels.gated_delta.step_cute import Step
-from switchrail_kernels.wrappers import check_cache
 
 _TYPES = {
     torch.float32: cutlass.Float32,
@@ -70,7 +70,7 @@ class CuteGatedDelta(GatedDeltaBackend):
     @checked(CONTRACT, NoneType)
     def decode(self, call: DeltaCall, plan: None) -> None:
         """Runs one token a sequence."""
-        check_cache(CONTRACT, "state", call.state)
+        check_pool(CONTRACT, "state", call.state)
         q, v, gates = call.q, call.v, call.gates
         sequences, heads, key_size = q.shape
         bias = gates.tensors[-1].dtype

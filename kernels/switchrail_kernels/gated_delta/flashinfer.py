@@ -18,13 +18,13 @@ from switchrail.ops.backend import GatedDeltaBackend
 from switchrail.ops.batch import Phase, StateBatch
 from switchrail.ops.gated_delta.contract import CONTRACT
 
+from switchrail_kernels.alignment import check_pool, is_aligned
 from switchrail_kernels.constants import LN2
 from switchrail_kernels.delta.call import DeltaCall, checked
 from switchrail_kernels.delta.gates import log2_decay, write_weight
 from switchrail_kernels.gated_delta.dense import gather, pack, rescale, scales, scatter
 from switchrail_kernels.launch import Launcher, padded
 from switchrail_kernels.tables import to_device
-from switchrail_kernels.wrappers import check_cache, is_aligned
 
 
 @triton.jit
@@ -222,7 +222,7 @@ class FlashInferGatedDelta(GatedDeltaBackend):
         if weight is not None and weight > MOST:
             raise CONTRACT.error("beta_scale", f"{weight}", f"of this backend, {MOST} at most")
         if call.state.dtype == torch.float32:
-            check_cache(CONTRACT, "state", call.state)
+            check_pool(CONTRACT, "state", call.state)
             _step(call, call.state)
         else:
             pool = gather(call.state, call.batch, plan.indices, padded(len(call.q)))

@@ -21,11 +21,11 @@ from switchrail.ops.backend import KdaBackend
 from switchrail.ops.batch import Phase, StateBatch
 from switchrail.ops.kda.contract import CONTRACT
 
+from switchrail_kernels.alignment import check_pool, is_aligned
 from switchrail_kernels.constants import LN2
 from switchrail_kernels.delta.call import DeltaCall, checked
 from switchrail_kernels.delta.gates import log2_decay, write_weight
 from switchrail_kernels.launch import Launcher
-from switchrail_kernels.wrappers import check_cache, is_aligned
 
 ALIGNMENT = 32
 """Bytes at multiples of which the library's kernel takes tensors to begin."""
@@ -136,7 +136,7 @@ class FlashInferKda(KdaBackend):
     @checked(CONTRACT, NoneType)
     def decode(self, call: DeltaCall, plan: None) -> None:
         """Runs one token a sequence."""
-        check_cache(CONTRACT, "state", call.state, ALIGNMENT)
+        check_pool(CONTRACT, "state", call.state, ALIGNMENT)
         q, k, v, out, batch = call.q, call.k, call.v, call.out, call.batch
         rows, heads, size = q.shape
         value_heads = v.shape[1]

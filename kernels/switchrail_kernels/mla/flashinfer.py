@@ -11,9 +11,10 @@ from switchrail.ops.batch import PagedBatch, Phase
 from switchrail.ops.mla.contract import CONTRACT
 from switchrail.ops.phases import OneRun
 
+from switchrail_kernels.alignment import check_pool, fit, is_aligned
 from switchrail_kernels.device import multiprocessors
 from switchrail_kernels.mla.project import project
-from switchrail_kernels.wrappers import WrapperPlan, Wrappers, check_cache, fit, is_aligned
+from switchrail_kernels.wrappers import WrapperPlan, Wrappers
 
 MOST = 16384
 """Pieces of work that the library's plan has room for, which it doesn't check."""
@@ -56,7 +57,7 @@ class FlashInferMla(OneRun, MlaBackend):
         if plan.is_empty:
             plan.clear_padding(out, lse)
             return
-        check_cache(CONTRACT, "kv_cache", kv_cache)
+        check_pool(CONTRACT, "kv_cache", kv_cache)
         rows, heads, _ = q_nope.shape
         _, page, width = kv_cache.shape
         rope_size = q_rope.shape[2]
