@@ -4,8 +4,10 @@ import pytest
 import switchrail
 import torch
 from switchrail._core import load_of
+from switchrail.ops.attention.torch import TorchAttention
 from switchrail.ops.gated_delta.torch import TorchGatedDelta
 from switchrail.ops.short_conv.torch import TorchShortConv
+from switchrail.platforms.cpu import CpuServing
 from switchrail.testing import isolated
 from switchrail.testing.inputs import (
     CONTRACTS,
@@ -76,6 +78,37 @@ def test_what_is_timed_begins_at_multiples_of_16_bytes():
     for name in ("q", "k", "v"):
         assert call.tensors[name].data_ptr() % 16 == 0
         torch.testing.assert_close(call.tensors[name][7:], small.tensors[name][:4], rtol=0, atol=0)
+
+    small = mla_call((3, 4), dtype=torch.bfloat16, strided=True)
+    assert small.tensors["w_v"].data_ptr() % 16
+    call = enlarged(small, Batch(lengths=(9, 2), cached=(9, 2)))
+    for name in ("w_k", "w_v"):
+        assert call.tensors[name].data_ptr() % 16 == 0
+        assert call.tensors[name].stride() == small.tensors[name].stride()
+        torch.testing.assert_close(call.tensors[name], small.tensors[name], rtol=0, atol=0)
+
+
+def test_pages_are_those_of_an_engine_or_the_nearest_that_a_backend_claims(monkeypatch):
+    monkeypatch.setattr(CpuServing, "engine_defaults", lambda self: {"page_size": 48})
+    pages = {}
+
+    def backend(name):
+        class Paged(TorchAttention):
+            def prefill(self, q, k_cache, *tensors, **arguments):
+                pages[name] = k_cache.shape[1]  # the last is of what was timed
+                super().prefill(q, k_cache, *tensors, **arguments)
+
+        return Paged
+
+    common = {"op": "attention", "phases": ("prefill",)}
+    with isolated() as runtime:
+        runtime.register("any", backend("any"), **common)
+        runtime.register("large", backend("large"), page_sizes=(256, 64), **common)
+        platform = runtime.find_platform("cpu")
+        sizes = {"attention": (Size(head_size=(16, 16), heads=(1, 1)),)}
+        chosen = {"phases": ("prefill",), "dtypes": ("float32",), "sizes": sizes}
+        list(tune(runtime, platform, **chosen))
+    assert pages == {"any": 48, "large": 64}
 
 
 def test_the_sizes_of_a_model():

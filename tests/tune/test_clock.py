@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from switchrail.tune.clock import SECONDS, nanoseconds
+from switchrail.tune.clock import LAYERS, SECONDS, nanoseconds
 
 
 @pytest.fixture
@@ -54,8 +54,8 @@ def measure(log, way, count=3):
 def test_a_graph_of_all_calls_is_replayed(log):
     assert measure(log, "graph") == 1_000_000
     rounds = ["call"] * 3
-    assert log[:13] == [*rounds, *rounds, "wait", "capture", *rounds, "captured", "replay"]
-    assert log[13:19] == ["event", "replay", "event"] * 2
+    assert log[:14] == [*rounds, "wait", *rounds, "wait", "capture", *rounds, "captured", "replay"]
+    assert log[14:20] == ["event", "replay", "event"] * 2
 
 
 def test_the_host_is_ahead_of_the_device(log):
@@ -66,8 +66,15 @@ def test_the_host_is_ahead_of_the_device(log):
 
 
 def test_calls_come_as_the_host_makes_them(log):
-    assert measure(log, "eager") == 1_000_000
+    assert measure(log, "eager") == round(3_000_000 / LAYERS)
     assert all(isinstance(asked, str) for asked in log)
+    assert log[-LAYERS - 2 :] == ["event", *["call"] * LAYERS, "event"]
+
+
+def test_few_calls_that_take_long_are_timed(log, monkeypatch):
+    seconds = iter(range(1000))
+    monkeypatch.setattr("switchrail.tune.clock.time.perf_counter", lambda: float(next(seconds)))
+    assert measure(log, "eager") == 1_000_000
     assert log[-5:] == ["event", "call", "call", "call", "event"]
 
 

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 Way = Literal["graph", "queued", "eager", "host"]
 """`graph`: a CUDA graph of all calls, replayed; `queued`: one after the other on the device, the host ahead
-of it; `eager`: likewise, but as fast as the host makes them; `host`: each to its end."""
+of it; `eager`: as fast as the host makes them, as many as a model has layers: a call takes what it costs the
+host or the device, whichever is more; `host`: each to its end."""
+
+LAYERS = 48
+"""At most so many calls are timed together, as many as a model has layers."""
 
 SECONDS = 0.05
 """How long a backend is timed with a batch; a few rounds at least, unless that takes ten times as long."""
@@ -34,7 +38,11 @@ def nanoseconds(calls: Sequence[Callable[[], None]], way: Way, platform: Platfor
         for call in calls:
             call()
         ahead = min(time.perf_counter() - began, SECONDS) if way == "queued" else 0.0
-    platform.hardware.synchronize()
+        platform.hardware.synchronize()
+        spent = time.perf_counter() - began
+    if way == "eager":
+        rounds = min(LAYERS / len(calls), SECONDS / _LEAST / spent)
+        calls = [*calls] * max(1, int(rounds))
     once = _captured(calls) if way == "graph" else lambda: [call() for call in calls]
     clock = _host if way == "host" else partial(_device, ahead=ahead)
     once()
@@ -74,4 +82,4 @@ def _host(once: Callable[[], object], platform: Platform) -> float:
     return time.perf_counter() - began
 
 
-__all__ = ["SECONDS", "Way", "nanoseconds"]
+__all__ = ["LAYERS", "SECONDS", "Way", "nanoseconds"]

@@ -15,8 +15,9 @@ from switchrail.tune.grid import Batch
 def enlarged(call: Call, size: Batch) -> Call:
     """A call like another in everything but its batch.
 
-    The rows are those of the small call over and over, with its strides, but begin at multiples of 16 bytes,
-    as a model's do. Pools are filled anew, and every sequence has a state, or what is in the cache.
+    The rows are those of the small call over and over, with its strides. They and the weights begin at
+    multiples of 16 bytes, as a model's do: what kernels do with others takes up to three times as long. Pools
+    are filled anew, and every sequence has a state, or what is in the cache.
     """
     rows = sum(size.lengths)
     batch, places = _batch(call, size)
@@ -31,6 +32,8 @@ def enlarged(call: Call, size: Batch) -> Call:
             tensors[name] = _repeated(tensor, rows, storages)
         elif first in ("slots", "pages"):
             tensors[name] = _pool(tensor, places)
+        elif tensor.data_ptr() % 16:
+            tensors[name] = _repeated(tensor, tensor.shape[0], storages)
         else:
             tensors[name] = tensor
     return dataclasses.replace(call, tensors=tensors, batch=batch, padding=frozenset())

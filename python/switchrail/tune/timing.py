@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 
 from switchrail._core import LINEAR_OPS, load_of
+from switchrail.engine.options import options_on
 from switchrail.errors import BackendUnfitError
 from switchrail.ops.backend import Backend
 from switchrail.ops.batch import Phase, VerifyBatch
@@ -18,16 +19,13 @@ from switchrail.testing.conformance import Outcome, Setting, Subject, run_case, 
 from switchrail.testing.conformance.setting import DELTA, PAGED
 from switchrail.testing.inputs import Call
 from switchrail.times import Machine, device_of
-from switchrail.tune.clock import Way, nanoseconds
+from switchrail.tune.clock import LAYERS, Way, nanoseconds
 from switchrail.tune.grid import SIZES, Batch, Size, batches
 from switchrail.tune.inputs import bytes_of, copies, enlarged
 
 if TYPE_CHECKING:
     from switchrail.platforms import Platform
     from switchrail.runtime import Runtime
-
-LAYERS = 48
-"""At most so many calls are timed together, as many as a model has layers."""
 
 _TEMPLATE = {"prefill": (256,), "decode": (1,) * 4, "verify": (4,) * 4}
 """Rows of the sequences of the small calls that large ones are made from."""
@@ -99,9 +97,10 @@ def tune(
 
     A backend of negative priority, which is never chosen unasked, is left alone; one that fails the
     conformance suite's first case is not timed. On a GPU a backend that declares the feature `cuda_graph` is
-    timed in a graph; any other in prefill with the host ahead of the device, and else as its calls come, the
-    host's time included. Calls that are timed together are on memory of their own,
-    so much of it that the L2 cache holds nothing of the next one's.
+    timed in a graph; any other in prefill with the host ahead of the device, and else as its calls come one
+    after the other, by what takes longer, the host or the device. Calls that are timed together are on memory
+    of their own, so much of it that the L2 cache holds nothing of the next one's. Caches have pages of as
+    many tokens as an engine on the platform has by default.
 
     Args:
         runtime: Where they are registered.
@@ -211,7 +210,8 @@ def _way(platform: Platform, phase: Phase, subject: Subject) -> Way:
 
 
 def _time(platform: Platform, timing: Timing, fitting: Mapping[str, Setting], large: bool) -> None:
-    templates = {name: _template(timing, setting) for name, setting in fitting.items()}
+    page = options_on(platform, None).page_size
+    templates = {name: _template(timing, setting, page) for name, setting in fitting.items()}
     for name, setting in fitting.items():
         timing.ways[name] = _way(platform, timing.phase, setting.subject)
     failures: dict[str, list[tuple[Batch, Exception]]] = {}
@@ -234,7 +234,7 @@ def _time(platform: Platform, timing: Timing, fitting: Mapping[str, Setting], la
         timing.left_out[name] = f"with {batch}{others}: {shorten(repr(first), _MOST_SAID)}"
 
 
-def _template(timing: Timing, setting: Setting) -> Call:
+def _template(timing: Timing, setting: Setting, page: int) -> Call:
     arguments = timing.size.arguments(timing.op)
     if timing.size.head_size is not None:
         arguments |= setting.of_head_size(timing.size.head_size)
@@ -247,6 +247,8 @@ def _template(timing: Timing, setting: Setting) -> Call:
     lengths = _TEMPLATE[timing.phase]
     if timing.op in PAGED:
         arguments["kv_lengths"] = lengths
+        claimed = setting.subject.claims("page_sizes") or [page]
+        arguments["page"] = min(claimed, key=lambda size: abs(size - page))
     return setting.call(lengths, **arguments)
 
 
@@ -277,4 +279,4 @@ def _runs(backend: Backend, calls: Sequence[Call]) -> list[Callable[[], None]]:
     return [run(call) for call in calls]
 
 
-__all__ = ["LAYERS", "Timing", "machine", "tune"]
+__all__ = ["Timing", "machine", "tune"]
