@@ -18,7 +18,7 @@ from switchrail_kernels.segments import Chunks, Costs
 class TritonRecurrent(OneRun):
     """The phases for compute capability 8.0 and later; any head sizes, groups and strides."""
 
-    plans: ClassVar[dict[Phase, type]] = {"prefill": Chunks, "decode": NoneType, "verify": Drafts}
+    plan_types: ClassVar[dict[Phase, type]] = {"prefill": Chunks, "decode": NoneType, "verify": Drafts}
     contract: ClassVar[Contract]
     chunk: ClassVar[int]
     """Tokens a chunk."""

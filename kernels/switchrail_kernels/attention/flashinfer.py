@@ -41,7 +41,7 @@ class FlashInferAttention(OneRun, AttentionBackend):
     cut a cache among programs.
     """
 
-    plans: ClassVar[dict[Phase, type]] = {
+    plan_types: ClassVar[dict[Phase, type]] = {
         "prefill": WrapperPlan,
         "decode": WrapperPlan,
         "verify": WrapperPlan,

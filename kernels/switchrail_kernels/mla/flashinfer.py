@@ -23,7 +23,7 @@ MOST = 16384
 class FlashInferMla(OneRun, MlaBackend):
     """Latent attention for compute capability 9.0, in bfloat16, with latents of 512 and 64."""
 
-    plans: ClassVar[dict[Phase, type]] = {
+    plan_types: ClassVar[dict[Phase, type]] = {
         "prefill": WrapperPlan,
         "decode": WrapperPlan,
         "verify": WrapperPlan,

@@ -28,7 +28,7 @@ _launch_replay = Launcher(replay)
 class TritonShortConv(OneRun, ShortConvBackend):
     """The short convolution for compute capability 8.0 and later; up to 17 taps."""
 
-    plans: ClassVar[dict[Phase, type]] = {"prefill": torch.Tensor, "decode": NoneType, "verify": Drafts}
+    plan_types: ClassVar[dict[Phase, type]] = {"prefill": torch.Tensor, "decode": NoneType, "verify": Drafts}
 
     def plan(self, phase: Phase, batch: StateBatch) -> torch.Tensor | Drafts | None:
         """Cuts the sequences of a prefill into pieces of 16 rows, or follows drafted rows back."""

@@ -15,7 +15,7 @@ class OneRun(Backend):
     Each phase raises an `ArgumentError` where its plan is none that the backend makes for it.
     """
 
-    plans: ClassVar[dict[Phase, type]] = {"prefill": object, "decode": object, "verify": object}
+    plan_types: ClassVar[dict[Phase, type]] = {"prefill": object, "decode": object, "verify": object}
     """What `plan` returns for each phase, by which `run` knows what it is to run."""
 
     @abstractmethod
@@ -28,19 +28,19 @@ class OneRun(Backend):
 
     def prefill(self, *tensors: Any, **arguments: Any) -> None:
         """Runs T packed tokens of N sequences of any length."""
-        if not isinstance(plan := arguments.get("plan"), self.plans["prefill"]):
+        if not isinstance(plan := arguments.get("plan"), self.plan_types["prefill"]):
             raise foreign("plan", plan)
         self.run(*tensors, **arguments)
 
     def decode(self, *tensors: Any, **arguments: Any) -> None:
         """Runs one token a sequence."""
-        if not isinstance(plan := arguments.get("plan"), self.plans["decode"]):
+        if not isinstance(plan := arguments.get("plan"), self.plan_types["decode"]):
             raise foreign("plan", plan)
         self.run(*tensors, **arguments)
 
     def verify(self, *tensors: Any, **arguments: Any) -> Any:
         """Runs drafted tokens."""
-        if not isinstance(plan := arguments.get("plan"), self.plans["verify"]):
+        if not isinstance(plan := arguments.get("plan"), self.plan_types["verify"]):
             raise foreign("plan", plan)
         return self.run(*tensors, **arguments)
 

@@ -89,7 +89,7 @@ class TorchRecurrent(OneRun):
 
     contract: ClassVar[Contract]
     chunk: ClassVar[int]
-    plans: ClassVar[dict[Phase, type]] = {"prefill": ChunkPlan, "decode": ChunkPlan, "verify": TreePlan}
+    plan_types: ClassVar[dict[Phase, type]] = {"prefill": ChunkPlan, "decode": ChunkPlan, "verify": TreePlan}
 
     def plan(self, phase: Phase, batch: StateBatch) -> object:
         """Cuts the sequences into chunks, or the drafted rows into levels."""

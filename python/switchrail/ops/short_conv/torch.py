@@ -113,7 +113,7 @@ class TorchShortConv(TorchRecurrent, ShortConvBackend):
     """
 
     contract = CONTRACT
-    plans: ClassVar[dict[Phase, type]] = {"prefill": _Plan, "decode": _Plan, "verify": TreePlan}
+    plan_types: ClassVar[dict[Phase, type]] = {"prefill": _Plan, "decode": _Plan, "verify": TreePlan}
 
     def plan(self, phase: Phase, batch: StateBatch) -> object:
         """Prepares which states and rows the sequences need."""
