@@ -8,8 +8,10 @@ A backend is held against the float64 oracle on ragged inputs with the heads tha
 of all that are timed must agree; that of one alone must agree with plain torch's. Times are medians: of a
 captured graph (*graph*), whose calls have numbers of their own, so that the L2 cache is cold; in decode 48
 calls on distinct states or caches, divided by 48; of calls one by one (*eager*); and of what a call costs the
-Python thread (*host*). The floor is the larger of the least bytes over this run's copy bandwidth and the
-operations over this run's bf16 matmul rate.
+Python thread (*host*). What `auto` chose is set against the least time in the way that `switchrail tune`
+takes them: a decode without `cuda_graph` as the host makes the calls (*called*), all else as above. Plain
+torch is timed on a GPU where `auto` chose it. The floor is the larger of the least bytes over this run's copy
+bandwidth and the operations over this run's bf16 matmul rate.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from benchmarks.ops import document, plots, tables
 from benchmarks.ops.backends import Backends
 from benchmarks.ops.cases import OPS, cases, tiny
 from benchmarks.ops.clock import Clock
-from benchmarks.ops.run import LAYERS, Bench, usual
+from benchmarks.ops.run import LAYERS, Bench, compared, usual
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -141,14 +143,19 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 def _line(result: Mapping[str, Any], shown: Collection[str]) -> str:
     text = f"{result['op']} {result['phase']} {result['shape']}: floor {result['floor_s'] * 1e6:.1f}"
-    text += f" | auto {result['auto']['backend']}"
-    for name, times in result["times"].items():
+    chosen, found = result["auto"]["backend"], result["times"]
+    text += f" | auto {chosen}"
+    if chosen in found:
+        least = min(compared(times) for times in found.values() if times["kind"] == "backend")
+        text += f" ({compared(found[chosen]) / least:.2f})"
+    for name, times in found.items():
         if name in shown:
             continue
         seconds = usual(times)
         text += f" | {name} {seconds * 1e6:.1f}"
         if times["kind"] == "backend":
             text += f" ({seconds / result['floor_s']:.2f}), host {times['host_s'] * 1e6:.0f}"
+            text += f", called {compared(times) * 1e6:.1f}" if compared(times) != seconds else ""
         if "not_captured" in times:
             text += f" not captured: {times['not_captured']}"
     return text

@@ -14,6 +14,8 @@ from switchrail.runtime import Runtime
 from switchrail.testing.compare import BOUNDS, verify
 from switchrail.testing.conformance.setting import head_size_pair
 from switchrail.testing.inputs import GENERATORS, Call, run_reference
+from switchrail.tune import way_of
+from switchrail.tune.clock import Way
 
 from benchmarks.ops.cases import Case
 
@@ -69,12 +71,13 @@ class Backends:
         """The backends that fit a case, by name; and why each other one doesn't."""
         found: dict[str, Backend] = {}
         reasons: dict[str, str] = {}
+        chosen = None if self._only else self.auto(case)[0]
         for registration in self._runtime.backends(case.op):
             name = registration.name
             if name == "reference" or (self._only and name not in self._only):
                 continue
-            if not self._only and name == "torch" and self._platform.kind != "cpu":
-                continue
+            if name == "torch" and self._platform.kind != "cpu" and not self._only and chosen != "torch":
+                continue  # it may take seconds
             try:
                 self._runtime.resolve(case.op, case.phase, **self._query(case), preferences={case.op: name})
                 found[name] = self.build(case.op, name)
@@ -89,6 +92,11 @@ class Backends:
         if (op, name) not in self._built:
             self._built[op, name] = self._runtime.build(op, name)
         return self._built[op, name]
+
+    def way(self, case: Case, name: str) -> Way:
+        """How `switchrail tune` times a backend in such a case."""
+        registration = self._runtime.backend(case.op, name, case.phase)
+        return way_of(self._platform, case.phase, registration.capabilities["features"])
 
     def auto(self, case: Case) -> tuple[str, str]:
         """The backend that `auto` has for such a batch, by this machine's times where there are any; why."""

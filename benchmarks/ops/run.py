@@ -72,7 +72,8 @@ class Bench:
                     agree(out, first[1], first[0], self._dtype)
                 plan = backend.plan(case.phase, calls[0].batch)
                 runs = [call.bind(backend, plan) for call in calls]
-                times[name] = {"kind": "backend", **self._rated(self._clock.measure(runs), case)}
+                measured = self._rated(self._clock.measure(runs), case)
+                times[name] = {"kind": "backend", "way": self._backends.way(case, name), **measured}
                 errors[name] = error
             except Exception as failure:  # whatever a backend raises; it must not end the others' run
                 wrong[name] = told(failure)
@@ -168,3 +169,11 @@ def told(error: Exception) -> str:
 def usual(times: Mapping[str, Any]) -> float:
     """The median time of a call in a graph, or call by call where there is none, in seconds."""
     return times["graph_s" if "graph_s" in times else "eager_s"]["median"]
+
+
+def compared(times: Mapping[str, Any]) -> float:
+    """The time of a call that `auto` goes by, in seconds: as an engine can run it.
+
+    A decode that another step's lengths would have to be captured for anew is not replayed, but called.
+    """
+    return times["eager_s"]["median"] if times.get("way") == "eager" else usual(times)

@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from switchrail.testing.conformance.setting import PAGED
+
 from benchmarks.ops.cases import OPS
 from benchmarks.ops.document import rows_of
-from benchmarks.ops.run import usual
+from benchmarks.ops.run import compared, usual
 
-TUNED = ("triton", "cutedsl", "flashinfer", "flashqla")
-"""The backends of the tuned tables; of those within 1% of the fastest `auto` takes the first."""
+TUNED = ("triton", "cutedsl", "flashinfer", "flashqla", "torch")
+"""The backends of the tuned tables, the last only where it is the fastest of some batch; of those within 1%
+of the fastest `auto` takes the first."""
 
 WAYS = {"graph": "in a graph", "queued": "with the host ahead", "eager": "as the host calls"}
 """How a backend was timed, in words."""
@@ -35,8 +38,17 @@ def tuned(kept: Mapping[str, Any]) -> str:
     for found in machine["measurements"]:
         if found["phase"] == "verify":
             continue
-        names = [name for name in TUNED if name in found["ways"]]
-        lines = [["rows", "longest", *(f"`{name}`" for name in names), "`auto`"]]
+        known = [sample["nanoseconds"] for sample in found["samples"]]
+        fastest = {min(times, key=times.__getitem__) for times in known if times}
+        names = [name for name in TUNED if name in found["ways"] and (name != "torch" or name in fastest)]
+        lines = [
+            [
+                "rows",
+                "seen" if found["op"] in PAGED else "longest",
+                *(f"`{name}`" for name in names),
+                "`auto`",
+            ]
+        ]
         lines.append(["---"] * len(lines[0]))
         for sample in found["samples"]:
             times = sample["nanoseconds"]
@@ -44,7 +56,11 @@ def tuned(kept: Mapping[str, Any]) -> str:
             taken = [f"`{name}`" for name in names if name in times and times[name] <= 1.01 * least]
             cells = [_us(times[name] / 1e9) if name in times else "" for name in names]
             lines.append([f"{sample['rows']:,}", f"{sample['length']:,}", *cells, *(taken or [""])[:1]])
-        title = f"### `{found['op']}`, {found['phase']}" + (", gates of 1" if found["no_decay"] else "")
+        title = f"### `{found['op']}`, {found['phase']}"
+        if found["heads"] is not None:
+            sizes = " and ".join(str(size) for size in dict.fromkeys(found["head_size"]))
+            title += f", {found['heads'][0]} and {found['heads'][1]} heads of {sizes}"
+        title += ", gates of 1" if found["no_decay"] else ""
         ways = ", ".join(f"`{name}` {WAYS[found['ways'][name]]}" for name in names)
         rows = "\n".join("| " + " | ".join(line) + " |" for line in lines)
         parts.append(f"{title}, as tuned\n\nTimed: {ways}.\n\n{rows}")
@@ -99,7 +115,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     head = ["shape", "run", "floor", *(f"`{name}`" for name in backends), "`auto`", "rate", "host", *peers]
     lines = [head, ["---"] * len(head)]
     for row in rows:
-        best = min((usual(row["times"][name]) for name in backends if name in row["times"]), default=0.0)
+        best = min((compared(row["times"][name]) for name in backends if name in row["times"]), default=0.0)
         cells = [row["shape"] + (" *" if row["held_out"] else ""), str(row["run"]), _us(row["floor_s"])]
         cells += [_cell(row, name, best) for name in backends]
         cells += [_auto(row, best), _rate(row, backends), _host(row, backends)]
@@ -116,7 +132,9 @@ def _cell(row: Mapping[str, Any], name: str, best: float) -> str:
     text = _us(seconds) + ("" if "graph_s" in times else " (eager)")
     if times["kind"] == "backend" and row["floor_s"] > 1e-7:
         text += f" ({seconds / row['floor_s']:.2f})"
-    return f"**{text}**" if seconds == best else text
+    if compared(times) != seconds:
+        text += f", called {_us(compared(times))}"
+    return f"**{text}**" if compared(times) == best else text
 
 
 def _auto(row: Mapping[str, Any], best: float) -> str:
@@ -124,12 +142,13 @@ def _auto(row: Mapping[str, Any], best: float) -> str:
     name = row["auto"]["backend"]
     if name not in row["times"]:
         return f"`{name}`"
-    return f"`{name}` ({usual(row['times'][name]) / best:.2f})"
+    return f"`{name}` ({compared(row['times'][name]) / best:.2f})"
 
 
 def _rate(row: Mapping[str, Any], backends: Sequence[str]) -> str:
     """What the fastest backend moves and computes a second; nothing where all were wrong."""
-    times = min((row["times"][name] for name in backends if name in row["times"]), key=usual, default=None)
+    known = (row["times"][name] for name in backends if name in row["times"])
+    times = min(known, key=compared, default=None)
     if times is None:
         return ""
     text = f"{times['bytes_per_s'] / 1e9:,.0f} GB/s"

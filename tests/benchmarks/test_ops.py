@@ -5,8 +5,10 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import switchrail
 import torch
 from switchrail.ops.gated_delta.torch import TorchGatedDelta
 from switchrail_kernels.describe import support
@@ -112,6 +114,7 @@ class WithAWrongLine(TorchGatedDelta):
 def compared(monkeypatch, path, *chosen, **fitting):
     """The row of one case with these backends and a run's exit status."""
     monkeypatch.setattr(Backends, "fitting", lambda self, case: (fitting, {}))
+    monkeypatch.setattr(Backends, "way", lambda self, case, name: "host")  # they are not registered
     chosen = ["--op", "gated_delta", *chosen, "--json", str(path)]
     status = main(["--tiny", "--device", "cpu", *chosen])
     (row,) = document.rows_of(document.read(path), "gated_delta", chosen[3])
@@ -231,13 +234,63 @@ def test_a_tuned_batch_that_a_backend_failed_still_has_its_row():
         {"rows": 32768, "length": 32768, "nanoseconds": {}},
     ]
     found = {"op": "gated_delta", "phase": "prefill", "no_decay": False, "samples": samples}
-    found["ways"] = {"flashqla": "queued", "triton": "graph"}
+    found |= {"head_size": [128, 128], "heads": [16, 32]}
+    found["ways"] = {"flashqla": "queued", "triton": "graph", "torch": "queued"}
     machine = {"device": {"name": "none"}, "packages": {}, "measurements": [found]}
-    assert tables.tuned({"machines": [machine]}).splitlines()[-3:] == [
+    lines = tables.tuned({"machines": [machine]}).splitlines()
+    assert lines[2] == "### `gated_delta`, prefill, 16 and 32 heads of 128, as tuned"
+    assert lines[-3:] == [
         "| 2,048 | 1,024 | 2.0 | 2.0 | `triton` |",
         "| 8,192 | 8,192 |  | 3.0 | `flashqla` |",
         "| 32,768 | 32,768 |  |  |  |",
     ]
+
+
+def test_plain_torch_is_in_a_tuned_table_where_it_is_the_fastest_of_a_batch():
+    samples = [
+        {"rows": 64, "length": 32, "nanoseconds": {"triton": 1000, "torch": 9000}},
+        {"rows": 512, "length": 256, "nanoseconds": {"triton": 2000, "torch": 1900}},
+    ]
+    found = {"op": "attention", "phase": "prefill", "no_decay": False, "samples": samples}
+    found |= {"head_size": [64, 64], "heads": [8, 2], "ways": {"triton": "graph", "torch": "queued"}}
+    machine = {"device": {"name": "none"}, "packages": {}, "measurements": [found]}
+    assert tables.tuned({"machines": [machine]}).splitlines()[-4:] == [
+        "| rows | seen | `triton` | `torch` | `auto` |",
+        "| --- | --- | --- | --- | --- |",
+        "| 64 | 32 | 1.0 | 9.0 | `triton` |",
+        "| 512 | 256 | 2.0 | 1.9 | `torch` |",
+    ]
+
+
+def test_a_decode_that_no_graph_can_keep_is_compared_as_it_is_called():
+    common = {"kind": "backend", "host_s": 3e-6, "bytes_per_s": 1e9, "flops_per_s": 0}
+    found = {
+        "one": {**common, "way": "graph", "graph_s": {"median": 3e-6}, "eager_s": {"median": 9e-6}},
+        "two": {**common, "way": "eager", "graph_s": {"median": 2e-6}, "eager_s": {"median": 6e-6}},
+    }
+    result = {"op": "kda", "phase": "decode", "shape": "B=1", "held_out": False, "floor_s": 1e-6, "flops": 0}
+    result |= {"times": found, "auto": {"backend": "two", "because": ""}}
+    about = {"device": "none", "date": "", "versions": {}, "copy_bytes_per_s": 1, "matmul_flops_per_s": 1}
+    lines = tables.times({"runs": [{**about, "results": [result]}]}).splitlines()
+    assert lines[-1] == (
+        "| B=1 | 1 | 1.0 | **3.0 (3.00)** | 2.0 (2.00), called 6.0 | `two` (2.00) | 1 GB/s | 3.0 / 3.0 |"
+    )
+
+
+@pytest.mark.parametrize("only", [(), ("triton",)])
+@pytest.mark.parametrize("chosen", ["torch", "triton"])
+def test_on_a_gpu_plain_torch_is_timed_where_auto_chose_it(monkeypatch, chosen, only):
+    runtime = switchrail.Runtime()
+    runtime.discover()
+    runtime.load()
+    backends = Backends(runtime, SimpleNamespace(kind="cuda"), torch.bfloat16, only)
+    monkeypatch.setattr(Backends, "auto", lambda self, case: (chosen, ""))
+    monkeypatch.setattr(Backends, "build", lambda self, op, name: name)
+    monkeypatch.setattr(runtime, "resolve", lambda *args, **kwargs: None)
+    case = next(iter(cases("attention")))
+    found, _ = backends.fitting(case)
+    assert ("torch" in found) == (chosen == "torch" and not only)
+    assert "triton" in found
 
 
 def test_the_figures_are_drawn_the_same_each_time(kept, tmp_path):

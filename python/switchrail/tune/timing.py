@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, get_args
@@ -201,10 +201,11 @@ def _misfit(runtime: Runtime, platform: Platform, timing: Timing, name: str) -> 
     return None
 
 
-def _way(platform: Platform, phase: Phase, subject: Subject) -> Way:
+def way_of(platform: Platform, phase: Phase, features: Collection[str]) -> Way:
+    """How a backend with these features is timed in a phase: as `auto` compares it with others."""
     if torch.device(platform.device).type != "cuda":
         return "host"
-    if "cuda_graph" in subject.features:
+    if "cuda_graph" in features:
         return "graph"
     return "queued" if phase == "prefill" else "eager"
 
@@ -213,7 +214,7 @@ def _time(platform: Platform, timing: Timing, fitting: Mapping[str, Setting], la
     page = options_on(platform, None).page_size
     templates = {name: _template(timing, setting, page) for name, setting in fitting.items()}
     for name, setting in fitting.items():
-        timing.ways[name] = _way(platform, timing.phase, setting.subject)
+        timing.ways[name] = way_of(platform, timing.phase, setting.subject.features)
     failures: dict[str, list[tuple[Batch, Exception]]] = {}
     for batch in batches(timing.op, timing.phase, large):
         times = timing.samples[batch] = {}
@@ -279,4 +280,4 @@ def _runs(backend: Backend, calls: Sequence[Call]) -> list[Callable[[], None]]:
     return [run(call) for call in calls]
 
 
-__all__ = ["Timing", "machine", "tune"]
+__all__ = ["Timing", "machine", "tune", "way_of"]
