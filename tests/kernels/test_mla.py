@@ -9,6 +9,9 @@ from switchrail_kernels.mla import expansion, plan
 from switchrail_kernels.mla import triton as kernels
 from switchrail_kernels.mla.triton import TritonMla
 
+LAYER = plan.Layer(heads=4, plain=16, rotated=8, latent=32, value=16, tile=32)
+"""Of the generator's sizes, in float32."""
+
 
 @pytest.fixture
 def backend():
@@ -18,7 +21,11 @@ def backend():
 @pytest.fixture
 def expands(monkeypatch):
     """Sequences with four rows or more are expanded, 128 keys at a time."""
-    monkeypatch.setattr(plan, "EXPANDED", 4)
+
+    def some(self, batch):
+        return (np.asarray(batch.seqlens) >= 4) & (np.asarray(batch.kv_seqlens) > 0)
+
+    monkeypatch.setattr(plan.Layer, "expands", some)
     monkeypatch.setattr(expansion, "ROOM", 1)
 
 
@@ -92,7 +99,7 @@ def test_how_a_cache_is_cut():
 def test_many_rows_are_expanded_round_by_round(backend, device, dtype, expands, lse):
     lengths, kv = [40, 2, 29, 5, 4], [200, 2, 29, 270, 41]
     call = mla_call(lengths, kv_lengths=kv, padding=(2,), page=5, lse=lse, dtype=dtype, device=device)
-    assert len(backend.plan("prefill", call.batch).expansion(32, plan.SPAN, 5).rounds) == 4
+    assert len(backend.plan("prefill", call.batch).expansion(LAYER, plan.SPAN, 5).rounds) == 4
     verify(backend, call)
 
 
@@ -106,7 +113,24 @@ def test_rounds_fit_a_grid(backend, monkeypatch, device, expands):
 
 
 def test_what_is_expanded_by_default(backend, device, dtype):
-    verify(backend, mla_call([plan.EXPANDED + 1, 3, 9], kv_lengths=[200, 9, 9], dtype=dtype, device=device))
+    call = mla_call([200, 3, 2, 9], kv_lengths=[210, 9, 9, 0], padding=(3,), dtype=dtype, device=device)
+    assert LAYER.expands(call.batch).tolist() == [True, False, False, False]
+    verify(backend, call)
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys", "heads", "count", "expands"),
+    [  # as measured on an H200
+        *[(32, 512, 128, 1, False), (96, 512, 128, 1, True), (128, 2048, 128, 1, True)],
+        *[(64, 8192, 128, 1, False), (96, 8192, 128, 1, False), (256, 8192, 128, 1, True)],
+        *[(64, 64, 128, 1, True), (32, 32, 128, 16, False), (64, 2048, 128, 8, False)],
+        *[(128, 2048, 16, 1, False), (256, 8192, 16, 1, False), (256, 2048, 128, 8, True)],
+    ],
+)
+def test_what_gains_is_expanded(rows, keys, heads, count, expands):
+    batch = mla_call([rows] * count, kv_lengths=[keys] * count, heads=1).batch
+    layer = plan.Layer(heads=heads, plain=128, rotated=64, latent=512, value=128, tile=128)
+    assert layer.expands(batch).tolist() == [expands] * count
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])

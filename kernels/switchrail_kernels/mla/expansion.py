@@ -11,7 +11,7 @@ from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.device import has_large_shared_memory
 from switchrail_kernels.launch import launch_options, padded
 from switchrail_kernels.mla.expanded import launch_attend, launch_expand
-from switchrail_kernels.mla.plan import SPAN, Expansion, Tiles
+from switchrail_kernels.mla.plan import SPAN, Expansion, Layer, Tiles
 from switchrail_kernels.replay import Options, Tensors, scratch
 
 ROOM = 2**30
@@ -23,7 +23,7 @@ _SPANS = 2**15
 
 @dataclass(frozen=True, slots=True)
 class Expanded:
-    """The rows of all sequences of a call that have many.
+    """The rows of those sequences of a call that gain by it.
 
     Attributes:
         q_nope: [T, H, D].
@@ -34,6 +34,7 @@ class Expanded:
         out: [T, H, V].
         lse: [T, H], or None.
         batch: The batch.
+        layer: What it was decided by.
         expansion: What is made when.
     """
 
@@ -45,6 +46,7 @@ class Expanded:
     out: torch.Tensor
     lse: torch.Tensor | None
     batch: PagedBatch
+    layer: Layer
     expansion: Expansion
 
     @classmethod
@@ -60,15 +62,16 @@ class Expanded:
         batch: PagedBatch,
         plan: Tiles,
     ) -> Expanded | None:
-        """Those of a call; None where no sequence has as many rows as it takes."""
+        """Those of a call; None where no sequence gains."""
         _, heads, value_size = out.shape
         span = SPAN * heads * (q_nope.shape[2] + value_size) * q_nope.element_size()
-        tokens = _TILE if q_nope.dtype != torch.float32 else _TILE_FLOAT32
+        tile = _TILE if q_nope.dtype != torch.float32 else _TILE_FLOAT32
         spans = min(max(ROOM // span, 1), _SPANS)
-        expansion = plan.expansion(tokens, spans * SPAN, kv_cache.shape[1])
+        layer = Layer(heads, q_nope.shape[2], q_rope.shape[2], w_k.shape[2], value_size, tile)
+        expansion = plan.expansion(layer, spans * SPAN, kv_cache.shape[1])
         if expansion is None:
             return None
-        return cls(q_nope, q_rope, kv_cache, w_k, w_v, out, lse, batch, expansion)
+        return cls(q_nope, q_rope, kv_cache, w_k, w_v, out, lse, batch, layer, expansion)
 
     @property
     def tables(self) -> Tensors:

@@ -14,11 +14,18 @@ from switchrail_kernels.device import multiprocessors
 from switchrail_kernels.mla.project import PLACES
 from switchrail_kernels.tables import all_to_device, ranges, split_rows, to_device
 
-EXPANDED = 128
-"""Rows of a sequence from which on keys and values are made of the latents, about where that gains."""
-
 SPAN = 128
 """Keys that a program makes at most."""
+
+_MAKE = 0.8
+"""What a product takes that makes keys and values, of one that attends to latents: on an H200 these kernels
+compute 478 and 389 TFLOP/s."""
+
+_ATTEND = 0.7
+"""What one takes that attends to keys and values: 573 TFLOP/s."""
+
+_ABSORB = 300
+"""What a row takes that is absorbed, besides its keys, in keys: both products with weights, a start."""
 
 LEAST = 128
 """Keys of a piece at least."""
@@ -118,6 +125,46 @@ class Pieces:
 
 
 @dataclass(frozen=True, slots=True)
+class Layer:
+    """What decides whether keys and values are made.
+
+    Attributes:
+        heads: H.
+        plain: D.
+        rotated: E.
+        latent: R.
+        value: V.
+        tile: Rows of a program that attends to keys and values.
+    """
+
+    heads: int
+    plain: int
+    rotated: int
+    latent: int
+    value: int
+    tile: int
+
+    def expands(self, batch: PagedBatch) -> np.ndarray:
+        """For which sequences making keys and values takes less than attending to latents, [N] bool.
+
+        Counted in products of numbers a head, on all multiprocessors. Few tiles leave some idle, since keys
+        and values are not cut into pieces as latents are.
+        """
+        rows = np.asarray(batch.seqlens, dtype=np.float64)
+        keys = np.asarray(batch.kv_seqlens, dtype=np.float64)
+        seen = keys - (rows - 1) / 2
+        absorbed = (2 * self.latent + self.rotated) * rows * (seen + _ABSORB)
+        made = _MAKE * self.latent * (self.plain + self.value) * np.ceil(keys / SPAN) * SPAN
+        tiles = np.ceil(rows / self.tile)
+        row = _ATTEND * (self.plain + self.rotated + self.value)
+        attended = row * tiles * self.tile * (keys - np.maximum(rows - self.tile, 0) / 2)
+        some = tiles[made + attended < absorbed].sum()
+        idle = max(1.0, multiprocessors(batch.cu_seqlens.device) / (self.heads * max(some, 1.0)))
+        gains: np.ndarray = (keys > 0) & (made + attended * idle < absorbed)
+        return gains
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """The programs of a prefill or a verification.
 
@@ -188,76 +235,79 @@ class Tiles:
     Attributes:
         batch: The step's batch.
         works: By what a layer asks for.
-        rests: The rows of sequences that are not expanded, once they were asked for.
+        expanded: Which sequences are, by layer.
+        rests: The rows of the others, by layer.
         expansions: By what a layer asks for.
     """
 
     batch: PagedBatch
-    works: dict[tuple[int, int, int, bool], Work] = field(default_factory=dict)
-    rests: list[Rest] = field(default_factory=list)
-    expansions: dict[tuple[int, int, int], Expansion | None] = field(default_factory=dict)
+    works: dict[tuple[int, int, int, Layer | None], Work] = field(default_factory=dict)
+    expanded: dict[Layer, np.ndarray] = field(default_factory=dict)
+    rests: dict[Layer, Rest] = field(default_factory=dict)
+    expansions: dict[tuple[Layer, int, int], Expansion | None] = field(default_factory=dict)
 
-    def work(self, tokens: int, programs: int, page: int, *, some: bool) -> Work:
+    def work(self, tokens: int, programs: int, page: int, rest_of: Layer | None) -> Work:
         """The programs that attend to latents, made at the first call.
 
         Args:
             tokens: Tokens in a tile at most.
             programs: Programs a tile and piece.
             page: Tokens a page.
-            some: Whether it is for those sequences only that are not expanded, whose rows are then without
-                gaps.
+            rest_of: Only for those sequences that are not expanded in this layer, whose rows are then without
+                gaps; None: for all.
         """
-        key = (tokens, programs, page, some)
+        key = (tokens, programs, page, rest_of)
         if key not in self.works:
             check_pages(CONTRACT, self.batch, page)
-            self.works[key] = self._work(tokens, programs, some)
+            self.works[key] = self._work(tokens, programs, rest_of)
         return self.works[key]
 
-    def rest(self) -> Rest:
+    def rest(self, layer: Layer) -> Rest:
         """The rows of sequences that are not expanded."""
-        if not self.rests:
+        if layer not in self.rests:
             tiles = split_rows(self.batch.seqlens, PLACES)
-            tiles = tiles[self._is_rest(tiles)]
+            tiles = tiles[~self._expands(layer)[tiles[:, 0]]]
             table = np.zeros_like(tiles)
             table[:, 0] = tiles[:, 2]
             table[:, 1] = np.cumsum(tiles[:, 3]) - tiles[:, 3]
             table[:, 2] = tiles[:, 3]
             places = to_device(table, self.batch.cu_seqlens.device)
-            self.rests.append(Rest(int(tiles[:, 3].sum()), places))
-        return self.rests[0]
+            self.rests[layer] = Rest(int(tiles[:, 3].sum()), places)
+        return self.rests[layer]
 
-    def expansion(self, tokens: int, capacity: int, page: int) -> Expansion | None:
-        """The rounds, made at the first call; None where no sequence has as many rows as it takes.
+    def expansion(self, layer: Layer, capacity: int, page: int) -> Expansion | None:
+        """The rounds, made at the first call; None where no sequence gains.
 
         Args:
-            tokens: Tokens in a tile at most.
+            layer: The layer.
             capacity: Keys that are made at once at most.
             page: Tokens a page.
         """
-        key = (tokens, capacity, page)
+        key = (layer, capacity, page)
         if key not in self.expansions:
             check_pages(CONTRACT, self.batch, page)
-            self.expansions[key] = self._expansion(tokens, capacity)
+            self.expansions[key] = self._expansion(layer, capacity)
         return self.expansions[key]
 
-    def _is_rest(self, tiles: np.ndarray) -> np.ndarray:
-        few: np.ndarray = np.asarray(self.batch.seqlens)[tiles[:, 0]] < EXPANDED
-        return few
+    def _expands(self, layer: Layer) -> np.ndarray:
+        if layer not in self.expanded:
+            self.expanded[layer] = layer.expands(self.batch)
+        return self.expanded[layer]
 
-    def _work(self, tokens: int, programs: int, some: bool) -> Work:
+    def _work(self, tokens: int, programs: int, rest_of: Layer | None) -> Work:
         device = self.batch.cu_seqlens.device
         lengths = np.asarray(self.batch.seqlens, dtype=np.int64)
         past = np.asarray(self.batch.kv_seqlens, dtype=np.int64) - lengths
         tiles = split_rows(self.batch.seqlens, tokens)
-        if some:
-            tiles = tiles[self._is_rest(tiles)]
+        if rest_of is not None:
+            tiles = tiles[~self._expands(rest_of)[tiles[:, 0]]]
         rows = tiles[:, 3]
         keys = np.maximum(past[tiles[:, 0]] + tiles[:, 1] + rows, 1)
         cut = Cut.of(len(tiles), programs, int(keys.max(initial=1)), device)
         pieces = cut.pieces(keys)
         slots = np.where(pieces > 1, pieces * rows, 0)
         slot = np.cumsum(slots) - slots
-        at = np.cumsum(rows) - rows if some else tiles[:, 2]
+        at = tiles[:, 2] if rest_of is None else np.cumsum(rows) - rows
 
         tile = np.repeat(np.arange(len(tiles)), pieces)
         items = np.empty((len(tile), 8), dtype=np.int32)
@@ -280,20 +330,19 @@ class Tiles:
         work, rows_merged = all_to_device([items, merged], device)
         return Work(work, rows_merged, int(slots.sum()), cut.base)
 
-    def _expansion(self, tokens: int, capacity: int) -> Expansion | None:
+    def _expansion(self, layer: Layer, capacity: int) -> Expansion | None:
         batch = self.batch
         device = batch.cu_seqlens.device
-        tiles = split_rows(batch.seqlens, tokens)
+        tiles = split_rows(batch.seqlens, layer.tile)
         rounds: list[tuple[list[np.ndarray], list[np.ndarray]]] = []
         used = capacity
         carried = False
         most = 0
-        for n, (length, keys) in enumerate(zip(batch.seqlens, batch.kv_seqlens, strict=True)):
-            if length < EXPANDED:
-                continue
+        for n in np.flatnonzero(self._expands(layer)).tolist():
+            length, keys = batch.seqlens[n], batch.kv_seqlens[n]
             own = tiles[tiles[:, 0] == n]
             first = 0
-            while first < keys or first == 0:
+            while first < keys:
                 if used == capacity:
                     rounds.append(([], []))
                     used = 0
@@ -302,7 +351,7 @@ class Tiles:
                 span = split_rows((count,), SPAN)
                 spans.append(np.stack([span[:, 0] + n, span[:, 1] + first, span[:, 1] + used, span[:, 3]], 1))
                 seen = keys - length + own[:, 1] + 1 - first
-                last = np.where(keys > 0, seen + own[:, 3] - 1, 0)
+                last = seen + own[:, 3] - 1
                 item = np.zeros((len(own), 8), dtype=np.int32)
                 item[:, 0] = own[:, 2]
                 item[:, 1] = own[:, 3]
@@ -316,8 +365,6 @@ class Tiles:
                 first += count
                 most = max(most, used)
                 carried |= first < keys
-                if keys == 0:
-                    break
         if not rounds:
             return None
         tables = []
@@ -329,4 +376,4 @@ class Tiles:
         return Expansion(tuple(made), most, carried)
 
 
-__all__ = ["EXPANDED", "SPAN", "Cut", "Expansion", "Pieces", "Rest", "Round", "Tiles", "Work"]
+__all__ = ["SPAN", "Cut", "Expansion", "Layer", "Pieces", "Rest", "Round", "Tiles", "Work"]

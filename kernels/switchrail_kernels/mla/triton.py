@@ -156,9 +156,10 @@ class TritonMla(MlaBackend):
         if w_k is not None and w_v is not None and parents is None:
             expanded = Expanded.of(q_nope, q_rope, kv_cache, w_k, w_v, out, lse, batch, plan)
         if expanded is not None:
-            rest = plan.rest()
+            rest = plan.rest(expanded.layer)
         if rest is None or rest.rows:
-            work = plan.work(shape.tokens, shape.programs, page, some=rest is not None)
+            layer = None if expanded is None else expanded.layer
+            work = plan.work(shape.tokens, shape.programs, page, layer)
         tensors: Tensors = (
             *(q_nope, q_rope, kv_cache, w_k, w_v, out, lse, parents),
             *(batch.cu_seqlens, batch.page_table, batch.kv_lens),
