@@ -126,6 +126,18 @@ def test_long_sequences_and_long_pasts(backend, dtype, features):
     verify(backend, call)
 
 
+@pytest.mark.parametrize("window", [None, 16, 1500])
+def test_after_a_past_a_sequence_is_one_call_where_torch_needs_no_mask(backend, window, monkeypatch):
+    call = attention_call([2 * BLOCK, 5], kv_lengths=[1500, 5], heads=4, kv_heads=2, window=window)
+    counts = []
+    for flash in (False, True):
+        monkeypatch.setattr("switchrail.ops.attention.torch._has_flash", lambda *tensors, found=flash: found)
+        verify(backend, call)
+        parts = backend.plan("prefill", call.batch).parts(16, window=window, longer=flash)
+        counts.append([len(many.blocks) for many in parts.many])
+    assert counts == [[2, 1], [2 if window == 16 else 1, 1]]
+
+
 def test_chunks_of_any_size_equal_one_pass(backend):
     call = attention_call([130, 1, 77], kv_lengths=[140, 1, 77], seed=5)
     expected = run_reference(call)

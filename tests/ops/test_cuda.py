@@ -10,7 +10,7 @@ from switchrail.ops.mamba2.torch import TorchMamba2
 from switchrail.ops.mla.torch import TorchMla
 from switchrail.ops.short_conv.torch import TorchShortConv
 from switchrail.testing.compare import verify, verify_commit
-from switchrail.testing.inputs import GENERATORS
+from switchrail.testing.inputs import GENERATORS, attention_call
 
 pytestmark = [
     pytest.mark.gpu,
@@ -36,6 +36,15 @@ def test_on_a_gpu(op, phase, padding, dtype):
     backend, make = TORCH[op], GENERATORS[op]
     lengths = [1] * 4 if phase == "decode" else [70, 3, 0, 1]
     verify(backend(), make(lengths, phase=phase, padding=padding, dtype=dtype, device="cuda"))
+
+
+@pytest.mark.parametrize("head_size", [24, 64, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_attention_after_a_past(dtype, head_size):
+    call = attention_call(
+        [300, 65, 2], kv_lengths=[1000, 700, 900], head_size=head_size, dtype=dtype, device="cuda"
+    )
+    verify(TorchAttention(), call)
 
 
 STATEFUL = [op for op in TORCH if op not in ("attention", "mla")]

@@ -42,7 +42,8 @@ class Block:
         stop: The last packed row + 1.
         first: The first position that the first row sees.
         seen: The last position that the last row sees + 1.
-        mask: [rows, seen - first] bool, what each row sees; None where plain causality covers it.
+        mask: [rows, seen - first] bool, what each row sees; None where plain causality covers it, the last
+            row seeing all.
     """
 
     start: int
@@ -93,7 +94,7 @@ class PagedPlan:
         contract.check_batch(phase, batch, ("trees",))
         self._contract = contract
         self._batch = batch
-        self._parts: dict[tuple[int, int | None, bool], Parts] = {}
+        self._parts: dict[tuple[int, int | None, bool, bool], Parts] = {}
         self._starts = [0]
         for length in batch.seqlens:
             self._starts.append(self._starts[-1] + length)
@@ -116,19 +117,22 @@ class PagedPlan:
             if lse is not None:
                 lse.index_fill_(0, self._padding_rows, -torch.inf)
 
-    def parts(self, page: int, *, window: int | None = None, causal: bool = True) -> Parts:
+    def parts(
+        self, page: int, *, window: int | None = None, causal: bool = True, longer: bool = False
+    ) -> Parts:
         """The calls for pages of `page` tokens, prepared when the first layer of a step asks.
 
         Args:
             page: Tokens a page.
             window: How many positions a row sees at most, its own included; None: all up to its own.
             causal: Whether the caller can attend causally without a mask.
+            longer: Whether it can also where there are tokens in the cache before the rows.
         """
         if isinstance(self._batch, PagedTreeBatch):
             if window is not None:
                 raise self._contract.error("window", f"{window} with trees", "None with trees")
             causal = False
-        key = (page, window, causal)
+        key = (page, window, causal, longer)
         if key not in self._parts:
             batch = self._batch
             device = batch.page_table.device
@@ -189,12 +193,12 @@ class PagedPlan:
         return follows
 
     def _many_rows(
-        self, n: int, page: int, window: int | None, causal: bool, device: torch.device
+        self, n: int, page: int, window: int | None, causal: bool, longer: bool, device: torch.device
     ) -> ManyRows:
         length, kv, start = self._batch.seqlens[n], self._batch.kv_seqlens[n], self._starts[n]
         positions = torch.arange(kv, device=device)
         tokens = self._batch.page_table[n].long().index_select(0, positions // page) * page + positions % page
-        if causal and length == kv and (window is None or window >= kv):
+        if causal and (longer or length == kv) and (window is None or window >= kv):
             whole = Block(start, start + length, 0, kv, None)
             return ManyRows(start, start + length, tokens, (whole,))
         ancestors = self._ancestors(start, length)

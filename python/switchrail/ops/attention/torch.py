@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import torch
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from switchrail.ops.attention.contract import CONTRACT
@@ -67,11 +69,11 @@ def _attend_fused(
     window: int | None,
 ) -> None:
     page, kv_heads, head_size = k_cache.shape[1:]
-    parts = plan.parts(page, window=window)
     keys, values = k_cache.flatten(0, 1), v_cache.flatten(0, 1)
     if q.device.type == "cuda" and (q.data_ptr() % 16 or q.stride(0) * q.itemsize % 16):
         # torch 2.11 hands such a view to a fused kernel that reads 16 bytes at a time, and NaN comes out
         q = q.contiguous()
+    parts = plan.parts(page, window=window, longer=_has_flash(q, keys, values))
     for single in parts.single:
         count = len(single.rows)
         shape = (count, -1, kv_heads, head_size)
@@ -87,16 +89,30 @@ def _attend_fused(
         k = keys.index_select(0, many.tokens).transpose(0, 1)[None]
         v = values.index_select(0, many.tokens).transpose(0, 1)[None]
         for block in many.blocks:
+            rows, seen, mask = block.stop - block.start, block.seen - block.first, block.mask
+            if mask is None and rows < seen:
+                mask = causal_lower_right(rows, seen)
             attended = scaled_dot_product_attention(
                 q[block.start : block.stop].transpose(0, 1)[None],
                 k[:, :, block.first : block.seen],
                 v[:, :, block.first : block.seen],
-                attn_mask=block.mask,
-                is_causal=block.mask is None,
+                attn_mask=mask,
+                is_causal=mask is None,
                 scale=scale,
                 enable_gqa=True,
             )
             out[block.start : block.stop] = attended[0].transpose(0, 1)
+
+
+def _has_flash(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> bool:
+    """Whether torch's flash attention takes them: it needs no mask where there are more keys than rows.
+
+    With a mask torch has no fast kernel for shared key-value heads: on an H200 that takes 4 times as long.
+    """
+    if q.device.type != "cuda":
+        return False
+    query, key, value = (tensor.transpose(0, 1)[None] for tensor in (q, keys, values))
+    return can_use_flash_attention(SDPAParams(query, key, value, None, 0.0, False, True))
 
 
 def _attend_plainly(
