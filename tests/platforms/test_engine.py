@@ -11,9 +11,18 @@ import pytest
 import switchrail
 import torch
 from switchrail import Engine, Platform, SamplingParams
+from switchrail.engine.options import options_on
 from switchrail.engine.pools import ConvShape, KVShape, LatentPool, LatentShape, Pools
 from switchrail.errors import NotProvidedError, PlatformError, RegistrationError, UnknownDtypeError
-from switchrail.platforms import OPERATIONS, CpuHardware, CpuPlatform, CpuServing, Hardware, Serving
+from switchrail.platforms import (
+    OPERATIONS,
+    CpuHardware,
+    CpuPlatform,
+    CpuServing,
+    CudaServing,
+    Hardware,
+    Serving,
+)
 from switchrail.platforms.operations import ChooseTokens, GatedRMSNorm, RMSNorm, Rotary, SiluAndMul
 from switchrail.platforms.serving import Forward
 from transformers import AutoModelForCausalLM
@@ -152,6 +161,14 @@ def test_backends_may_draw_what_the_seed_starts(runtime: switchrail.Runtime) -> 
         with Engine(CHECKPOINT, runtime=runtime, device="cpu", options={"seed": seed}):
             drawn.append(torch.initial_seed())
     assert drawn == [5, 5, 6]
+
+
+def test_on_cuda_pages_are_what_kernels_read_at_once() -> None:
+    class OnTheHost(CpuPlatform):
+        serving_class = CudaServing
+
+    assert options_on(OnTheHost(), None).page_size == 64
+    assert options_on(OnTheHost(), {"page_size": 16}).page_size == 16
 
 
 def test_defaults_of_none_are_left_open(runtime: switchrail.Runtime) -> None:

@@ -10,7 +10,7 @@ from switchrail.platforms.accelerator import Accelerator
 from switchrail.platforms.builtin import KINDS, detect
 from switchrail.platforms.choice import PlatformChoice
 from switchrail.platforms.cpu import CpuHardware, CpuPlatform, CpuServing
-from switchrail.platforms.cuda import CudaHardware, CudaPlatform
+from switchrail.platforms.cuda import CudaHardware, CudaPlatform, CudaServing
 from switchrail.platforms.hardware import Hardware
 from switchrail.platforms.identity import CpuArchitecture, DeviceCapability, Identity
 from switchrail.platforms.operations import OPERATIONS, Operation
@@ -27,6 +27,7 @@ __all__ = [
     "CpuServing",
     "CudaHardware",
     "CudaPlatform",
+    "CudaServing",
     "DeviceCapability",
     "Hardware",
     "Identity",

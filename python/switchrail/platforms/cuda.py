@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from switchrail.platforms.accelerator import Accelerator
 from switchrail.platforms.identity import DeviceCapability
 from switchrail.platforms.platform import Platform
+from switchrail.platforms.serving import Serving
 
 
 class CudaHardware(Accelerator):
@@ -52,10 +54,19 @@ class RocmHardware(CudaHardware):
     hip = True
 
 
+class CudaServing(Serving):
+    """The built-in parts."""
+
+    def engine_defaults(self) -> Mapping[str, Any]:
+        """Pages of 64 tokens, which kernels read at once: with pages of 16 prefill takes a quarter longer."""
+        return {"page_size": 64}
+
+
 class CudaPlatform(Platform):
     """NVIDIA GPUs."""
 
     hardware_class = CudaHardware
+    serving_class = CudaServing
 
 
 class RocmPlatform(Platform):
@@ -70,4 +81,4 @@ def _is_built_for_hip() -> bool:
     return torch.version.hip is not None
 
 
-__all__ = ["CudaHardware", "CudaPlatform", "RocmHardware", "RocmPlatform"]
+__all__ = ["CudaHardware", "CudaPlatform", "CudaServing", "RocmHardware", "RocmPlatform"]
