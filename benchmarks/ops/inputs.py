@@ -40,7 +40,7 @@ def make_call(case: Case, device: torch.device, dtype: torch.dtype, seed: int = 
         if len(shape) == 3
         and contract.tensors[name].unit_stride
         and kind == dtype
-        and shape[0] == case.axes["T"]
+        and contract.tensors[name].axes[0] == "T"
     ]
     widths = [math.prod(wanted[name][0][1:]) for name in views]
     rows = sum(case.lengths)

@@ -47,6 +47,17 @@ def test_one_sequence_and_many_are_in_the_grid_of_each_total():
     assert {len(batch.lengths) for batch in batches("kda", "decode", True)} == {2**i for i in range(9)}
 
 
+@pytest.mark.parametrize("large", [True, False])
+def test_rows_with_nothing_before_them_and_with_a_little_are_in_the_grid(large):
+    grid = batches("attention", "prefill", large)
+    alone = {
+        sum(batch.lengths) for batch in grid if batch.cached == batch.lengths and len(batch.lengths) == 1
+    }
+    after = {batch.lengths[0] for batch in grid if batch.cached == (batch.lengths[0] * 9 // 8,)}
+    assert len(alone) == 4
+    assert alone == after
+
+
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("make", [gated_delta_call, short_conv_call, attention_call, mla_call])
 def test_an_enlarged_call_keeps_the_contract_and_is_right(make, phase):

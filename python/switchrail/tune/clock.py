@@ -40,6 +40,8 @@ def nanoseconds(calls: Sequence[Callable[[], None]], way: Way, platform: Platfor
         ahead = min(time.perf_counter() - began, SECONDS) if way == "queued" else 0.0
         platform.hardware.synchronize()
         spent = time.perf_counter() - began
+        if spent > _MOST:
+            break
     if way == "eager":
         rounds = min(LAYERS / len(calls), SECONDS / _LEAST / spent)
         calls = [*calls] * max(1, int(rounds))
