@@ -11,6 +11,8 @@ import pytest
 import switchrail
 import torch
 from switchrail.ops.gated_delta.torch import TorchGatedDelta
+from switchrail.testing import isolated
+from switchrail.times import device_of, times_path, write_machine
 from switchrail_kernels.describe import support
 from switchrail_kernels.lightning.triton import TritonLightning
 
@@ -291,6 +293,35 @@ def test_on_a_gpu_plain_torch_is_timed_where_auto_chose_it(monkeypatch, chosen, 
     found, _ = backends.fitting(case)
     assert ("torch" in found) == (chosen == "torch" and not only)
     assert "triton" in found
+
+
+def test_auto_is_what_serves_the_class_of_a_case(monkeypatch, tmp_path):
+    def samples(**times):
+        loads = [(32768, 32), (32768, 1024), (32768, 8192), (32768, 32768)]
+        return [
+            {"rows": rows, "length": length, "nanoseconds": dict(zip(times, each, strict=True))}
+            for (rows, length), *each in zip(loads, *times.values(), strict=True)
+        ]
+
+    common = {"op": "gated_delta", "phase": "prefill", "dtype": "float32", "ways": {}, "left_out": {}}
+    common |= {"head_size": [128, 128], "heads": [16, 32]}
+    decaying = samples(long=[400, 400, 200, 200], short=[100, 100, 300, 300], torch=[900] * 4)
+    constant = samples(long=[300] * 4, short=[100] * 4, torch=[900] * 4)
+    monkeypatch.setenv("SWITCHRAIL_TIMES", str(tmp_path / "times.json"))
+    with isolated() as runtime:
+        for name in ("long", "short"):
+            runtime.register(name, TorchGatedDelta, op="gated_delta")
+        platform = runtime.find_platform("cpu")
+        found = {"device": device_of(platform), "packages": {}, "measurements": []}
+        for no_decay, times in ((False, decaying), (True, constant)):
+            found["measurements"].append({**common, "no_decay": no_decay, "samples": times})
+        write_machine(times_path(), found, runtime._loader.packages())
+        backends = Backends(runtime, platform, torch.float32)
+        chosen = {
+            case.name: backends.auto(case)[0] for case in cases("gated_delta") if case.phase == "prefill"
+        }
+    assert chosen["T=32768 N=1"] == chosen["28672 + 4096"] == chosen["30000 + 64 of 32"] == "long"
+    assert chosen["T=32768 N=16"] == chosen["T=32768 N=1 g=0"] == chosen["T=8192 N=8"] == "short"
 
 
 def test_the_figures_are_drawn_the_same_each_time(kept, tmp_path):
