@@ -17,7 +17,7 @@ def to_device(table: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def all_to_device(tables: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """Copies int32 tables in one copy; each begins at 16 bytes where those before it have columns by the four."""
+    """Copies int32 tables at once; each is aligned to 16 bytes where those before it have 4 n columns."""
     whole = to_device(np.concatenate([table.ravel() for table in tables]), device)
     parts = torch.split(whole, [table.size for table in tables])
     return [part.view(table.shape) for part, table in zip(parts, tables, strict=True)]
