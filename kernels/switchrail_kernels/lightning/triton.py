@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from switchrail.ops.backend import LightningBackend
 from switchrail.ops.batch import StateBatch
@@ -19,14 +17,14 @@ from switchrail_kernels.replay import Calls, Options, Tensors
 from switchrail_kernels.segments import Chunks, Costs
 
 COSTS = Costs(
-    pace=lambda load: 2.8 * math.ceil(load),
+    pace=lambda load: max(0.88, 0.66 * load),
     end=0.5,
     compose=1.0,
-    parts=1,
-    end_parts=1,
-    first=0.7,
-    resident=1.5,
-    least=32,
+    parts=2,
+    end_parts=2,
+    first=0.5,
+    resident=2.0,
+    least=96,
 )
 
 _calls = Calls()
@@ -36,7 +34,7 @@ class TritonLightning(TritonRecurrent, LightningBackend):
     """Lightning attention."""
 
     contract = CONTRACT
-    chunk = 64
+    chunk = 32
     costs = COSTS
 
     def run(

@@ -81,10 +81,7 @@ def _walk_chunk(
             tl.store(p_out, b_o, mask=m_v)
         else:
             tl.store(p_out, b_o)
-    if STEPS:  # of values there are fewer
-        b_v = (b_v * b_end[:, None]).to(dtype)
-    else:
-        b_k = (b_k * b_end[:, None]).to(dtype)
+    b_v = (b_v * b_end[:, None]).to(dtype)  # there are fewer of them than of keys
     b_s = tl.dot(tl.trans(b_v), b_k, acc=b_s * decay, input_precision="ieee")
     return b_s, b_all * decay
 
@@ -319,10 +316,8 @@ def walk(
         block_v, warps, stages = min(block_v, 32), 4, 1
     elif block_k > 128:
         block_v, warps, stages = min(block_v, 64), 4, 2
-    elif block_v >= 128:
-        block_v, warps, stages = 128, 8, 3
     else:
-        warps, stages = 4, 3 if chunk < 64 else 2
+        block_v, warps, stages = min(block_v, 64), 4, 4
     value_blocks = -(-value_size // block_v)
     segments = chunks.split(heads, v.device, costs) if large else Segments()
     ends = scores = gates = rate
