@@ -123,8 +123,9 @@ def test_what_is_expanded_by_default(backend, device, dtype):
     [  # as measured on an H200
         *[(32, 512, 128, 1, False), (96, 512, 128, 1, True), (128, 2048, 128, 1, True)],
         *[(64, 8192, 128, 1, False), (96, 8192, 128, 1, False), (256, 8192, 128, 1, True)],
-        *[(64, 64, 128, 1, True), (32, 32, 128, 16, False), (64, 2048, 128, 8, False)],
+        *[(64, 64, 128, 1, True), (64, 64, 128, 32, False), (64, 2048, 128, 8, False)],
         *[(128, 2048, 16, 1, False), (256, 8192, 16, 1, False), (256, 2048, 128, 8, True)],
+        *[(80, 512, 128, 1, True), (200, 512, 16, 1, True), (144, 16384, 128, 1, False)],
     ],
 )
 def test_what_gains_is_expanded(rows, keys, heads, count, expands):

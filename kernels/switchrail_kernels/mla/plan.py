@@ -17,15 +17,32 @@ from switchrail_kernels.tables import all_to_device, ranges, split_rows, to_devi
 SPAN = 128
 """Keys that a program makes at most."""
 
-_MAKE = 0.8
+SPLIT = 128
+"""Numbers of a latent up to which there are registers for queries of two parts of 16 bits each.
+
+Rounded once, queries that are multiplied on the way leave logits off by some 2^-9 of themselves, and of large
+logits that is percents of a weight.
+"""
+
+_MAKE = 0.85
 """What a product takes that makes keys and values, of one that attends to latents: on an H200 these kernels
-compute 478 and 389 TFLOP/s."""
+compute some 460 and 390 TFLOP/s."""
 
 _ATTEND = 0.7
-"""What one takes that attends to keys and values: 573 TFLOP/s."""
+"""What one takes that attends to keys and values: some 560 TFLOP/s."""
 
-_ABSORB = 300
-"""What a row takes that is absorbed, besides its keys, in keys: both products with weights, a start."""
+_ROW = 250
+"""What a row takes that is absorbed, besides its keys, in keys: products with both weights, and a start."""
+
+_TILE = 300
+"""What a tile takes that attends to keys and values, besides its keys, in keys."""
+
+_CALL = 3.3e9
+"""What a call takes that attends to latents, besides, in products: 17 us, its launches and their tails."""
+
+FEWEST, FEWEST_NARROW = 48, 128
+"""Rows of a sequence at least for which keys and values are made: with fewer it never gains much, and
+absorbed queries of narrow latents give more exact logits (`SPLIT`)."""
 
 LEAST = 128
 """Keys of a piece at least."""
@@ -152,15 +169,20 @@ class Layer:
         """
         rows = np.asarray(batch.seqlens, dtype=np.float64)
         keys = np.asarray(batch.kv_seqlens, dtype=np.float64)
+        can = (keys > 0) & (rows >= (FEWEST if self.latent > SPLIT else FEWEST_NARROW))
+        if not can.any():
+            return can
+        live = np.count_nonzero(rows * keys)
         seen = keys - (rows - 1) / 2
-        absorbed = (2 * self.latent + self.rotated) * rows * (seen + _ABSORB)
+        absorbed = (2 * self.latent + self.rotated) * rows * (seen + _ROW) + _CALL / (self.heads * live)
         made = _MAKE * self.latent * (self.plain + self.value) * np.ceil(keys / SPAN) * SPAN
         tiles = np.ceil(rows / self.tile)
+        seen = keys - np.maximum(rows - self.tile, 0) / 2
         row = _ATTEND * (self.plain + self.rotated + self.value)
-        attended = row * tiles * self.tile * (keys - np.maximum(rows - self.tile, 0) / 2)
-        some = tiles[made + attended < absorbed].sum()
+        attended = row * tiles * self.tile * (seen + _TILE)
+        some = tiles[can & (made + attended < absorbed)].sum()
         idle = max(1.0, multiprocessors(batch.cu_seqlens.device) / (self.heads * max(some, 1.0)))
-        gains: np.ndarray = (keys > 0) & (made + attended * idle < absorbed)
+        gains: np.ndarray = can & (made + attended * idle < absorbed)
         return gains
 
 
@@ -376,4 +398,17 @@ class Tiles:
         return Expansion(tuple(made), most, carried)
 
 
-__all__ = ["SPAN", "Cut", "Expansion", "Layer", "Pieces", "Rest", "Round", "Tiles", "Work"]
+__all__ = [
+    "FEWEST",
+    "FEWEST_NARROW",
+    "SPAN",
+    "SPLIT",
+    "Cut",
+    "Expansion",
+    "Layer",
+    "Pieces",
+    "Rest",
+    "Round",
+    "Tiles",
+    "Work",
+]

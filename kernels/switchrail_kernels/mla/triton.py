@@ -16,18 +16,11 @@ from switchrail_kernels.device import compute_capability, has_large_shared_memor
 from switchrail_kernels.launch import Launcher, launch_options, padded
 from switchrail_kernels.mla import absorbed, hopper
 from switchrail_kernels.mla.expansion import Expanded
-from switchrail_kernels.mla.plan import Cut, Pieces, Rest, Tiles, Work
+from switchrail_kernels.mla.plan import SPLIT, Cut, Pieces, Rest, Tiles, Work
 from switchrail_kernels.mla.project import project
 from switchrail_kernels.replay import Calls, Options, Tensors, scratch
 
 _calls = Calls()
-
-SPLIT = 128
-"""Numbers of a latent up to which there are registers for queries of two parts of 16 bits each.
-
-Rounded once, queries that are multiplied on the way leave logits off by some 2^-9 of themselves, and of large
-logits that is percents of a weight.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,4 +312,4 @@ def _latents(out: torch.Tensor, w_v: torch.Tensor | None, rows: int) -> torch.Te
     return out if w_v is None else scratch((rows, w_v.shape[0], w_v.shape[2]), out.dtype, out.device)
 
 
-__all__ = ["SPLIT", "TritonMla"]
+__all__ = ["TritonMla"]
