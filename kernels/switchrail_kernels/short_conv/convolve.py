@@ -4,8 +4,8 @@ The program that computes a sequence's first rows also replaces its state: it al
 """
 
 # Triton reads the types of a kernel's arguments at the call.
-# ruff: noqa: ANN001, ANN201, ANN202, D103
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+# ruff: noqa: ANN001, ANN201, ANN202, D103, RUF005
+# mypy: disable-error-code="assignment, no-untyped-def, no-untyped-call, untyped-decorator"
 
 from __future__ import annotations
 
@@ -16,10 +16,17 @@ from switchrail_kernels.constants import LOG2E
 
 
 @triton.jit
-def finish(b_y, p_bias, o_c, m_c, BIAS: tl.constexpr, SILU: tl.constexpr):
-    """Adds the bias [BC] to the sums [rows, BC] and applies the activation."""
+def load_bias(p_bias, o_c, m_c, BIAS: tl.constexpr):
+    """The bias [BC], or zeros, which sums begin with."""
+    b_bias = tl.zeros((o_c.shape[0],), tl.float32)
     if BIAS:
-        b_y += tl.load(p_bias + o_c, mask=m_c, other=0.0).to(tl.float32)[None, :]
+        b_bias += tl.load(p_bias + o_c, mask=m_c, other=0.0).to(tl.float32)
+    return b_bias
+
+
+@triton.jit
+def activate(b_y, SILU: tl.constexpr):
+    """Applies the activation."""
     if SILU:
         b_root = tl.rsqrt(1.0 + tl.exp2(b_y * -LOG2E))  # fewer instructions than a division
         b_y = b_y * b_root * b_root
@@ -27,24 +34,64 @@ def finish(b_y, p_bias, o_c, m_c, BIAS: tl.constexpr, SILU: tl.constexpr):
 
 
 @triton.jit
-def _inside(
-    p_x, p_weight, o_t, o_c, within, rows, C, s_xt, s_xc, W: tl.constexpr, MASKED: tl.constexpr
+def _rows(
+    p_x, p_old, p_out, taps, b_bias, o_c, old, within, t, rows, s_xt, C,
+    W: tl.constexpr, BT: tl.constexpr, SILU: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """The sums over this call's inputs; without MASKED all rows, and what they reach back to, exist."""
-    b_y = tl.zeros((o_t.shape[0], o_c.shape[0]), tl.float32)
-    o_x = o_c.to(tl.int64) * s_xc  # with time innermost, s_xc is as long as the batch
+    """`BT` rows from the row `t` that `p_x` and `p_out` are at; without MASKED they see inputs alone."""
+    inputs = ()
+    for i in tl.static_range(BT + W - 1):
+        p_row = p_x + (i - (W - 1)) * s_xt + o_c
+        if MASKED:
+            at = t + i - (W - 1)
+            m_row = o_c < tl.where((at >= -within) & (at < rows), C, 0)
+            inputs = inputs + (tl.load(p_row, mask=m_row, other=0.0),)
+        else:
+            inputs = inputs + (tl.load(p_row),)
+    for i in tl.static_range(BT):
+        b_y = b_bias
+        for j in tl.static_range(W):
+            b_y += inputs[i + j].to(tl.float32) * taps[j]
+        if MASKED:
+            for j in tl.static_range(max(W - 1 - i, 0)):
+                column = within + t + i + j
+                m_old = o_c < tl.where(column < W - 1, old, 0)
+                b_old = tl.load(p_old + column * C + o_c, mask=m_old, other=0.0)
+                b_y += b_old.to(tl.float32) * taps[j]
+        b_y = activate(b_y, SILU).to(p_out.dtype.element_ty)
+        if MASKED:
+            tl.store(p_out + i * C + o_c, b_y, mask=o_c < tl.where(t + i < rows, C, 0))
+        else:
+            tl.store(p_out + i * C + o_c, b_y)
+
+
+@triton.jit
+def _tile(
+    p_x, p_old, p_out, taps, b_bias, o_c, o_x, old, within, t, rows, s_xt, C,
+    W: tl.constexpr, BT: tl.constexpr, SILU: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """The same rows at once, for inputs that lie along time."""
+    o_t = tl.arange(0, BT)
+    m_out = (t + o_t < rows)[:, None] & (o_c < C)[None, :]
+    b_y = tl.zeros((BT, o_c.shape[0]), tl.float32) + b_bias[None, :]
     for j in tl.static_range(W):
         o_from = o_t + (j - (W - 1))
         p_from = p_x + o_from[:, None] * s_xt + o_x[None, :]
         if MASKED:
-            m_from = (o_from >= -within) & (o_t < rows)
-            b_x = tl.load(p_from, mask=m_from[:, None] & (o_c < C)[None, :], other=0.0)
-            b_w = tl.load(p_weight + o_c * W + j, mask=o_c < C, other=0.0)
+            b_x = tl.load(p_from, mask=(within + t + o_from >= 0)[:, None] & m_out, other=0.0)
         else:
             b_x = tl.load(p_from)
-            b_w = tl.load(p_weight + o_c * W + j)
-        b_y += b_x.to(tl.float32) * b_w.to(tl.float32)[None, :]
-    return b_y
+        b_y += b_x.to(tl.float32) * taps[j][None, :]
+        if MASKED and j < W - 1:
+            o_column = within + t + o_t + j
+            m_old = (o_column < W - 1)[:, None] & (o_c < old)[None, :]
+            b_old = tl.load(p_old + o_column[:, None] * C + o_c[None, :], mask=m_old, other=0.0)
+            b_y += b_old.to(tl.float32) * taps[j][None, :]
+    b_y = activate(b_y, SILU).to(p_out.dtype.element_ty)
+    if MASKED:
+        tl.store(p_out + o_t[:, None] * C + o_c[None, :], b_y, mask=m_out)
+    else:
+        tl.store(p_out + o_t[:, None] * C + o_c[None, :], b_y)
 
 
 @triton.jit
@@ -73,35 +120,50 @@ def convolve(
     SILU: tl.constexpr,
     KEEP: tl.constexpr,
 ):
-    i_p = tl.program_id(0)
-    i_c = tl.program_id(1)
+    # Programs that run at once work on whole rows, which lie next to one another in memory.
+    i_p = tl.program_id(0) // tl.cdiv(C, BC)
+    i_c = tl.program_id(0) % tl.cdiv(C, BC)
     i_n = tl.load(p_pieces + 4 * i_p)
     within = tl.load(p_pieces + 4 * i_p + 1)
     row = tl.load(p_pieces + 4 * i_p + 2).to(tl.int64)
     rows = tl.load(p_pieces + 4 * i_p + 3)
-    read = tl.load(p_read_slots + i_n)
-    write = tl.load(p_write_slots + i_n)
-
-    o_t = tl.arange(0, BT)
     o_c = i_c * BC + tl.arange(0, BC)
     m_c = o_c < C
-    m_out = (o_t < rows)[:, None] & m_c[None, :]
+    b_bias = load_bias(p_bias, o_c, m_c, BIAS)
+    taps = ()
+    for j in tl.static_range(W):
+        taps = taps + (tl.load(p_weight + o_c * W + j, mask=m_c, other=0.0).to(tl.float32),)
+    read = tl.load(p_read_slots + i_n)
+    write = tl.load(p_write_slots + i_n)
     p_x += row * s_xt
     p_out += row * C
     if write < 0:  # padding
-        tl.store(
-            p_out + o_t[:, None] * C + o_c[None, :], tl.zeros((BT, BC), p_out.dtype.element_ty), mask=m_out
-        )
+        for t in range(rows):
+            tl.store(p_out + t * C + o_c, tl.zeros((BC,), p_out.dtype.element_ty), mask=m_c)
         return
 
-    if (within >= W - 1) & (rows == BT) & (i_c * BC + BC <= C):
-        b_y = _inside(p_x, p_weight, o_t, o_c, within, rows, C, s_xt, s_xc, W, False)
-    else:
-        b_y = _inside(p_x, p_weight, o_t, o_c, within, rows, C, s_xt, s_xc, W, True)
-
     old = tl.where(tl.load(p_has_initial_state + i_n), tl.where(read >= 0, C, 0), 0)
-    m_old = o_c < old
     p_old = p_state + read * s_slot
+    o_x = o_c.to(tl.int64) * s_xc  # with time innermost, s_xc is as long as the batch
+    for t in range(0, rows, BT):
+        p_xt = p_x + t * s_xt
+        p_yt = p_out + t * C
+        if (within + t >= W - 1) & (t + BT <= rows) & (i_c * BC + BC <= C):
+            if s_xc == 1:
+                _rows(p_xt, p_old, p_yt, taps, b_bias, o_c, old, within, t, rows, s_xt, C, W, BT, SILU, False)
+            else:
+                _tile(
+                    p_xt, p_old, p_yt, taps, b_bias, o_c, o_x, old, within, t, rows, s_xt, C,
+                    W, BT, SILU, False,
+                )  # fmt: skip
+        elif s_xc == 1:
+            _rows(p_xt, p_old, p_yt, taps, b_bias, o_c, old, within, t, rows, s_xt, C, W, BT, SILU, True)
+        else:
+            _tile(
+                p_xt, p_old, p_yt, taps, b_bias, o_c, o_x, old, within, t, rows, s_xt, C,
+                W, BT, SILU, True,
+            )  # fmt: skip
+
     if KEEP:
         # Old inputs are in states of a sequence's first piece only: the others have W - 1 rows before them.
         for after in range((within // every + 1) * every, within + rows + 1, every):
@@ -122,15 +184,6 @@ def convolve(
 
     if within == 0:
         p_new = p_state + write * s_slot
-        for j in tl.static_range(W - 1):
-            o_column = o_t + j
-            b_old = tl.load(
-                p_old + o_column[:, None] * C + o_c[None, :],
-                mask=(o_column < W - 1)[:, None] & m_old[None, :],
-                other=0.0,
-            )
-            b_tap = tl.load(p_weight + o_c * W + j, mask=m_c, other=0.0)
-            b_y += b_old.to(tl.float32) * b_tap.to(tl.float32)[None, :]
         tl.debug_barrier()  # other threads of this program have read what is now replaced
         length = tl.load(p_cu_seqlens + i_n + 1) - tl.load(p_cu_seqlens + i_n)
         for j in tl.static_range(W - 1):
@@ -144,9 +197,6 @@ def convolve(
             b_s = tl.load(p_old + (length + j) * C + o_c, mask=o_c < tl.where(i_from < 0, old, 0), other=0.0)
             b_s = tl.where(i_from >= 0, b_old.to(tl.float32), b_s.to(tl.float32))
             tl.store(p_new + j * C + o_c, b_s.to(p_state.dtype.element_ty), mask=m_c)
-
-    b_y = finish(b_y, p_bias, o_c, m_c, BIAS, SILU)
-    tl.store(p_out + o_t[:, None] * C + o_c[None, :], b_y.to(p_out.dtype.element_ty), mask=m_out)
 
 
 @triton.jit
@@ -175,8 +225,9 @@ def step(
     m_c = o_c < C
     m_old = o_c < tl.where(read >= 0, C, 0)
     m_new = o_c < tl.where(write >= 0, C, 0)
+    b_y = load_bias(p_bias, o_c, m_c, BIAS)
     b_x = tl.load(p_x + i_n * s_xt + o_c.to(tl.int64) * s_xc, mask=m_c, other=0.0).to(tl.float32)
-    b_y = b_x * tl.load(p_weight + o_c * W + (W - 1), mask=m_c, other=0.0).to(tl.float32)
+    b_y += b_x * tl.load(p_weight + o_c * W + (W - 1), mask=m_c, other=0.0).to(tl.float32)
     p_new = p_state + write * s_slot + o_c
     for j in tl.static_range(W - 1):
         b_s = tl.load(p_state + read * s_slot + j * C + o_c, mask=m_old, other=0.0)
@@ -184,9 +235,9 @@ def step(
         if j > 0:
             tl.store(p_new + (j - 1) * C, b_s, mask=m_new)
     tl.store(p_new + (W - 2) * C, b_x.to(p_state.dtype.element_ty), mask=m_new)
-    b_y = tl.reshape(finish(b_y[None, :], p_bias, o_c, m_c, BIAS, SILU), (BC,))
+    b_y = activate(b_y, SILU)
     b_y = tl.where(write >= 0, b_y, 0.0)
     tl.store(p_out + i_n * C + o_c, b_y.to(p_out.dtype.element_ty), mask=m_c)
 
 
-__all__ = ["convolve", "finish", "step"]
+__all__ = ["activate", "convolve", "load_bias", "step"]

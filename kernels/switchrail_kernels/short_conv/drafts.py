@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from switchrail.ops.batch import VerifyBatch
 
-from switchrail_kernels.short_conv.convolve import finish
+from switchrail_kernels.short_conv.convolve import activate, load_bias
 from switchrail_kernels.tables import all_to_device, split_rows
 
 DRAFT_ROWS = 8
@@ -102,7 +102,7 @@ def verify(
     b_x = tl.load(p_x + (row + o_t)[:, None] * s_xt + o_x, mask=m_out, other=0.0)
     tl.store(p_kept + o_out, b_x, mask=m_out)
     b_tap = tl.load(p_weight + o_c * W + (W - 1), mask=m_c, other=0.0)
-    b_y = b_x.to(tl.float32) * b_tap.to(tl.float32)[None, :]
+    b_y = load_bias(p_bias, o_c, m_c, BIAS)[None, :] + b_x.to(tl.float32) * b_tap.to(tl.float32)[None, :]
     m_old = o_c < tl.where(has & (read >= 0), C, 0)
     p_old = p_state + read * s_slot
     for j in tl.static_range(W - 1):
@@ -122,8 +122,7 @@ def verify(
             tl.where((o_from >= 0)[:, None], b_x.to(tl.float32), b_old.to(tl.float32))
             * b_tap.to(tl.float32)[None, :]
         )
-    b_y = finish(b_y, p_bias, o_c, m_c, BIAS, SILU)
-    tl.store(p_out + o_out, b_y.to(p_out.dtype.element_ty), mask=m_out)
+    tl.store(p_out + o_out, activate(b_y, SILU).to(p_out.dtype.element_ty), mask=m_out)
 
 
 @triton.jit

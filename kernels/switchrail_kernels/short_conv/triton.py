@@ -18,6 +18,9 @@ from switchrail_kernels.short_conv.convolve import convolve, step
 from switchrail_kernels.short_conv.drafts import DRAFT_ROWS, REACH, Drafts, replay, verify
 from switchrail_kernels.tables import split_rows, to_device
 
+PIECE = 32
+"""Rows of a program, which has its taps for all of them."""
+
 _calls = Calls()
 _launch_convolve = Launcher(convolve)
 _launch_step = Launcher(step)
@@ -31,13 +34,13 @@ class TritonShortConv(OneRun, ShortConvBackend):
     plan_types: ClassVar[dict[Phase, type]] = {"prefill": torch.Tensor, "decode": NoneType, "verify": Drafts}
 
     def plan(self, phase: Phase, batch: StateBatch) -> torch.Tensor | Drafts | None:
-        """Cuts the sequences of a prefill into pieces of 16 rows, or follows drafted rows back."""
+        """Cuts the sequences of a prefill into pieces, or follows drafted rows back."""
         CONTRACT.check_batch(phase, batch, ("checkpoints",))
         if isinstance(batch, VerifyBatch):
             return Drafts.of(batch)
         if phase == "decode":
             return None
-        return to_device(split_rows(batch.seqlens, REACH), batch.cu_seqlens.device)
+        return to_device(split_rows(batch.seqlens, PIECE), batch.cu_seqlens.device)
 
     def run(
         self,
@@ -101,14 +104,23 @@ class TritonShortConv(OneRun, ShortConvBackend):
         given, options = (*given, *planned), (*options, *every)
         if _calls.again(given, options):
             return None
-        block = min(128, padded(channels))
+        compiler = {}
+        if x.stride(1) != 1:
+            rows, block = 16, 64
+        elif width > 4:
+            rows, block = 8, 256
+        else:
+            rows, block = 8, 512
+            compiler = {"maxnreg": 96}  # so that enough programs share a multiprocessor
+        block = min(block, padded(channels))
         with _calls.record(given, options):
             _launch_convolve(
-                (plan.shape[0], -(-channels // block), 1),
+                (plan.shape[0] * -(-channels // block), 1, 1),
                 (*tensors, *planned),
                 (*numbers, *every),
-                (width, REACH, block, *constants, every[0] > 0),
+                (width, rows, block, *constants, every[0] > 0),
                 num_warps=4,
+                **compiler,
             )
         return None
 
