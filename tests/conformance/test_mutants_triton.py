@@ -103,8 +103,8 @@ MUTANTS = {
     ),
     "rows of padding divided by zero": (
         "attention",
-        "b_acc / tl.where(b_sum > 0, b_sum, 1.0)[:, None]  # padding",
-        "b_acc / b_sum[:, None]  # padding",
+        "(1.0 / tl.where(b_sum > 0, b_sum, 1.0))[:, None]  # padding",
+        "(1.0 / b_sum)[:, None]  # padding",
         ["prefill/float32/padding"],
     ),
     "a window wider by one": (
@@ -289,8 +289,8 @@ MUTANTS = {
     ),
     "a bias that is not added": (
         "short_conv",
-        "    if BIAS:\n",
-        "    if BIAS and not SILU:\n",
+        "b_bias += tl.load(p_bias",
+        "b_bias += 0.0 * tl.load(p_bias",
         ["prefill/float32/bias", "decode/float32/bias"],
     ),
     "the oldest tap dropped": (

@@ -3,6 +3,7 @@ import dataclasses
 import pytest
 import torch
 from switchrail.errors import ContractError
+from switchrail.ops.batch import PagedBatch
 from switchrail.testing.compare import BOUNDS, measure, same_bits, verify
 from switchrail.testing.inputs import attention_call, run_reference
 from switchrail_kernels.attention import triton as kernels
@@ -75,6 +76,34 @@ def test_decode_cuts_long_caches_into_pieces(backend, device, kv):
         [1, 1, 1], kv_lengths=[kv, 3, 9], padding=(2,), phase="decode", kv_heads=1, heads=2, device=device
     )
     verify(backend, call)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "window", "pieces", "least"),
+    [
+        ([8192], None, 32, 256),
+        ([32768], None, 64, 512),
+        ([8192] * 32, None, 4, 2048),
+        ([1024] * 128, None, 1, 1024),
+        ([1024] * 256, None, 1, 1024),
+        ([8192] * 8 + [1] * 8, None, 15, 576),
+        ([8192] * 32, 600, 3, 256),
+        ([0], None, 1, 256),
+    ],
+)
+def test_decode_cuts_caches_so_that_all_programs_run_at_once(backend, lengths, window, pieces, least):
+    count = len(lengths)
+    batch = PagedBatch(
+        cu_seqlens=torch.arange(count + 1, dtype=torch.int32),
+        seqlens=(1,) * count,
+        page_table=torch.zeros(count, max(lengths) // 64 + 1, dtype=torch.int32),
+        kv_lens=torch.tensor(lengths, dtype=torch.int32),
+        kv_seqlens=tuple(lengths),
+    )
+    q, k_cache = torch.empty(count, 16, 256, device="meta"), torch.empty(9, 64, 2, 256, device="meta")
+    room = backend.plan("decode", batch).room(q, k_cache, window)
+    assert (room.pieces, room.least) == (pieces, least)
+    assert len(room.tensors) == (2 if pieces > 1 else 0)
 
 
 FEATURES = {"soft_cap": 5.0, "sinks": True, "lse": True}

@@ -40,6 +40,8 @@ def _walk(
     p_parents,
     o_row,
     start,
+    full,
+    middle,
     stop,
     first,
     past,
@@ -57,29 +59,31 @@ def _walk(
     MASKED: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Attends keys `start` to `stop`; without MASKED all rows see all of them, and they fill blocks."""
+    """Attends keys `start` to `stop`; of blocks from `full` to `middle`, without MASKED all, rows see all."""
     o_d = tl.arange(0, BD)
-    # Where there is a window many blocks may be masked, else the last ones alone.
-    for i_start in tl.range(start, stop, BN, num_stages=1 if MASKED and not WINDOW else STAGES):
+    for i_start in tl.range(start, stop, BN, num_stages=STAGES):
         o_n = i_start + tl.arange(0, BN)
         m_kv = o_n < stop
         if WINDOW:
             m_kv &= o_n >= first
         if PAGE % BN == 0:
             page = tl.load(p_pages + i_start // PAGE).to(tl.int64)
-            o_token = page * PAGE + (i_start % PAGE + tl.arange(0, BN))
-        elif MASKED:
+            o_first = (page * PAGE + i_start % PAGE) * s_token
+            o_kv = tl.arange(0, BN)[:, None] * s_token + o_d[None, :]
+        else:
             o_token = tl.load(p_pages + o_n // PAGE, mask=m_kv, other=0).to(tl.int64) * PAGE + o_n % PAGE
+            o_first = 0
+            o_kv = o_token[:, None] * s_token + o_d[None, :]
+        p_block_k = p_k + o_first
+        p_block_v = p_v + o_first
+        if D != BD or (MASKED and PAGE % BN != 0):
+            b_k = tl.load(p_block_k + o_kv, mask=m_kv[:, None] & (o_d < D)[None, :], other=0.0)
+        else:  # keys of its page that no row sees may be anything
+            b_k = tl.load(p_block_k + o_kv)
+        if D != BD or MASKED:
+            b_v = tl.load(p_block_v + o_kv, mask=m_kv[:, None] & (o_d < D)[None, :], other=0.0)
         else:
-            o_token = tl.load(p_pages + o_n // PAGE).to(tl.int64) * PAGE + o_n % PAGE
-        o_kv = o_token[:, None] * s_token + o_d[None, :]
-        if MASKED or D != BD:
-            m_load = m_kv[:, None] & (o_d < D)[None, :]
-            b_k = tl.load(p_k + o_kv, mask=m_load, other=0.0)
-            b_v = tl.load(p_v + o_kv, mask=m_load, other=0.0)
-        else:
-            b_k = tl.load(p_k + o_kv)
-            b_v = tl.load(p_v + o_kv)
+            b_v = tl.load(p_block_v + o_kv)
         b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")
         if CAP:
             b_s = _capped(b_s * scale, cap)
@@ -87,19 +91,20 @@ def _walk(
         else:
             unit = scale
         if MASKED:
-            o_key = o_n - past
-            if TREES:
-                m_seen = (o_key < 0)[None, :] & (o_row >= 0)[:, None]
-                b_row = o_row
-                while tl.max(b_row) >= tl.maximum(i_start - past, 0):
-                    m_seen |= b_row[:, None] == o_key[None, :]
-                    b_parent = tl.load(p_parents + b_row, mask=b_row >= 0, other=-1)
-                    b_row = tl.minimum(b_parent, b_row - 1)  # ends whatever the parents are
-            else:
-                m_seen = o_row[:, None] >= o_key[None, :]
-            if WINDOW:
-                m_seen &= o_row[:, None] - o_key[None, :] < window
-            b_s = tl.where(m_seen, b_s, float("-inf"))
+            if (i_start < full) | (i_start >= middle):
+                o_key = o_n - past
+                if TREES:
+                    m_seen = (o_key < 0)[None, :] & (o_row >= 0)[:, None]
+                    b_row = o_row
+                    while tl.max(b_row) >= tl.maximum(i_start - past, 0):
+                        m_seen |= b_row[:, None] == o_key[None, :]
+                        b_parent = tl.load(p_parents + b_row, mask=b_row >= 0, other=-1)
+                        b_row = tl.minimum(b_parent, b_row - 1)  # ends whatever the parents are
+                else:
+                    m_seen = o_row[:, None] >= o_key[None, :]
+                if WINDOW:
+                    m_seen &= o_row[:, None] - o_key[None, :] < window
+                b_s = tl.where(m_seen, b_s, float("-inf"))
             b_new = tl.maximum(b_max, tl.max(b_s, 1) * unit)
             b_ref = tl.where(b_new == float("-inf"), 0.0, b_new)  # a row that has seen no key yet
         else:
@@ -135,6 +140,7 @@ def _attend(
     s_qh,
     s_pages,
     HKV,
+    least,
     GROUP: tl.constexpr,
     BG: tl.constexpr,
     BT: tl.constexpr,
@@ -180,7 +186,7 @@ def _attend(
     if SPLIT:
         if DECODE:
             i_p = tl.program_id(2)
-            length, pieces = piece_length(stop - start, tl.num_programs(2), BN)
+            length, pieces = piece_length(stop - start, tl.num_programs(2), least, BN)
             if i_p >= pieces:
                 return
         else:
@@ -219,21 +225,20 @@ def _attend(
     if TREES:
         p_parents += row - within
     s_token = HKV * D
-    if WINDOW:
+    if DECODE and not WINDOW:  # one row: what is not masked goes without the question
         b_acc, b_max, b_sum = _walk(
-            b_q, b_acc, b_max, b_sum, p_k, p_v, p_pages, p_parents, o_row, start, full, first, past, scale,
-            cap, window, s_token, D, BD, BN, PAGE, WINDOW, CAP, TREES, True, STAGES,
+            b_q, b_acc, b_max, b_sum, p_k, p_v, p_pages, p_parents, o_row, start, start, middle, middle,
+            first, past, scale, cap, window, s_token, D, BD, BN, PAGE, WINDOW, CAP, TREES, False, STAGES,
         )  # fmt: skip
+        start = middle
+        full = middle
     b_acc, b_max, b_sum = _walk(
-        b_q, b_acc, b_max, b_sum, p_k, p_v, p_pages, p_parents, o_row, full, middle, first, past, scale,
-        cap, window, s_token, D, BD, BN, PAGE, WINDOW, CAP, TREES, False, STAGES,
-    )  # fmt: skip
-    b_acc, b_max, b_sum = _walk(
-        b_q, b_acc, b_max, b_sum, p_k, p_v, p_pages, p_parents, o_row, middle, stop, first, past, scale,
-        cap, window, s_token, D, BD, BN, PAGE, WINDOW, CAP, TREES, True, STAGES,
+        b_q, b_acc, b_max, b_sum, p_k, p_v, p_pages, p_parents, o_row, start, full, middle, stop, first,
+        past, scale, cap, window, s_token, D, BD, BN, PAGE, WINDOW, CAP, TREES, True,
+        1 if DECODE and not WINDOW else STAGES,
     )  # fmt: skip
 
-    b_acc = b_acc / tl.where(b_sum > 0, b_sum, 1.0)[:, None]  # padding sees no key: zeros
+    b_acc = b_acc * (1.0 / tl.where(b_sum > 0, b_sum, 1.0))[:, None]  # padding sees no key: zeros
     b_total = b_max + tl.log2(b_sum)
     if pieces > 1:
         if DECODE:

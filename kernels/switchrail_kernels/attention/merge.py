@@ -12,11 +12,6 @@ import triton.language as tl
 from switchrail_kernels.constants import LN2, LOG2E
 from switchrail_kernels.launch import Launcher
 
-PIECE = 256
-"""Keys of a piece at least."""
-
-_PIECE = tl.constexpr(PIECE)
-
 
 @triton.jit
 def _with_sink(b_total, b_sink):
@@ -46,12 +41,12 @@ def finish(
 
 
 @triton.jit
-def piece_length(keys, most, BN: tl.constexpr):
-    """The length of a piece of a decode's keys, which are so many, and the number of pieces, at most `most`.
+def piece_length(keys, most, least, BN: tl.constexpr):
+    """The length of a piece of a decode's keys, `least` or more, and the number of pieces, at most `most`.
 
     A replay may find more keys than there were when it was captured.
     """
-    length = tl.maximum(tl.cdiv(keys, most * BN) * BN, _PIECE)
+    length = tl.maximum(tl.cdiv(keys, most * BN) * BN, least)
     return length, tl.maximum(tl.cdiv(keys, length), 1)
 
 
@@ -103,6 +98,7 @@ def _merge_pieces(
     p_kv_lens,
     window,
     PIECES,
+    least,
     D: tl.constexpr,
     BD: tl.constexpr,
     BN: tl.constexpr,
@@ -114,7 +110,7 @@ def _merge_pieces(
     keys = tl.load(p_kv_lens + row)
     if WINDOW:
         keys -= tl.maximum(keys - window, 0) // BN * BN
-    _, pieces = piece_length(keys, PIECES, BN)
+    _, pieces = piece_length(keys, PIECES, least, BN)
     if pieces > 1:
         slot = row.to(tl.int64) * PIECES
         _merge(p_parts, p_weights, p_out, p_lse, p_sinks, row, slot, 1, pieces, D, BD, SINKS, LSE)
@@ -144,4 +140,4 @@ def _merge_rows(
 launch_merge_pieces = Launcher(_merge_pieces)
 launch_merge_rows = Launcher(_merge_rows)
 
-__all__ = ["PIECE", "finish", "launch_merge_pieces", "launch_merge_rows", "piece_length"]
+__all__ = ["finish", "launch_merge_pieces", "launch_merge_rows", "piece_length"]

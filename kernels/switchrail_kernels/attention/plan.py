@@ -10,11 +10,20 @@ from switchrail.ops.attention.contract import CONTRACT
 from switchrail.ops.batch import PagedBatch
 from switchrail.ops.pages import check_pages
 
-from switchrail_kernels.attention.merge import PIECE
+from switchrail_kernels.device import multiprocessors
 from switchrail_kernels.tables import all_to_device, ranges, split_rows
+
+PIECE = 256
+"""Keys of a piece at least."""
 
 MOST = 64
 """Pieces of a decode's cache at most."""
+
+RESIDENT = 2
+"""Programs of a decode that a multiprocessor should have at once."""
+
+_BLOCK = 32
+"""What the keys of a piece are a multiple of, where there are several."""
 
 WIDEST = 2**30
 """Wider than any cache: what a wider window counts as, so that 32 bits hold it."""
@@ -29,18 +38,23 @@ class Room:
 
     Attributes:
         pieces: The most pieces of a sequence.
-        tensors: [slots, H, D] float32, what comes of each; [slots, H] float32, its log-sum-exp.
+        least: The keys of a piece at least.
+        tensors: [slots, H, D] float32, what comes of each; [slots, H] float32, its log-sum-exp. None where
+            nothing is cut.
     """
 
     pieces: int
-    tensors: tuple[torch.Tensor, torch.Tensor]
+    least: int
+    tensors: tuple[torch.Tensor, ...]
 
     @classmethod
-    def of(cls, pieces: int, q: torch.Tensor) -> Room:
+    def of(cls, pieces: int, least: int, q: torch.Tensor) -> Room:
         """Room for as many pieces of each sequence."""
+        if pieces == 1:
+            return cls(pieces, least, ())
         sequences, heads, head_size = q.shape
         parts = q.new_empty((sequences * pieces, heads, head_size), dtype=torch.float32)
-        return cls(pieces, (parts, parts.new_empty(parts.shape[:2])))
+        return cls(pieces, least, (parts, parts.new_empty(parts.shape[:2])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,33 +63,27 @@ class Pieces:
 
     Attributes:
         batch: The step's batch.
-        count: The pieces of the longest cache.
+        any_length: Whether caches may have any length, whatever the batch says.
         rooms: By what a layer's shape makes of it.
     """
 
     batch: PagedBatch
-    count: int
-    rooms: dict[tuple[object, ...], Room | None] = field(default_factory=dict)
+    any_length: bool
+    rooms: dict[tuple[object, ...], Room] = field(default_factory=dict)
 
     @classmethod
     def of(cls, batch: PagedBatch) -> Pieces:
-        """Decides by the longest cache; while a stream is captured cuts most, since a replay may find any."""
-        if batch.cu_seqlens.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return cls(batch, MOST)
-        longest = max(batch.kv_seqlens, default=0)
-        return cls(batch, max(1, min(-(-longest // PIECE), MOST)))
+        """Goes by the caches' lengths, but while a stream is captured, since a replay may find any."""
+        is_cuda = batch.cu_seqlens.device.type == "cuda"
+        return cls(batch, is_cuda and torch.cuda.is_current_stream_capturing())
 
-    def known_room(self, q: object, k_cache: object, window: object) -> tuple[torch.Tensor, ...] | None:
-        """The tensors of the room of a layer that asked before; of what is given nothing is checked yet."""
+    def known_room(self, q: object, k_cache: object, window: object) -> Room | None:
+        """The room of a layer that asked before; of what is given nothing is checked yet."""
         shapes = (getattr(q, "shape", None), getattr(k_cache, "shape", None))
-        key = (*shapes, window if type(window) is int else None)
-        if key not in self.rooms:
-            return None
-        room = self.rooms[key]
-        return () if room is None else room.tensors
+        return self.rooms.get((*shapes, window if type(window) is int else None))
 
-    def room(self, q: torch.Tensor, k_cache: torch.Tensor, window: int | None) -> Room | None:
-        """Room for a layer, made at the first call; None where nothing is cut.
+    def room(self, q: torch.Tensor, k_cache: torch.Tensor, window: int | None) -> Room:
+        """Room for a layer, made at the first call.
 
         Raises:
             ContractError: The page table has no room for a sequence.
@@ -83,9 +91,26 @@ class Pieces:
         key = (q.shape, k_cache.shape, window)
         if key not in self.rooms:
             check_pages(CONTRACT, self.batch, k_cache.shape[1])
-            pieces = self.count if window is None else min(self.count, window // PIECE + 2)
-            self.rooms[key] = Room.of(pieces, q) if pieces > 1 else None
+            self.rooms[key] = Room.of(*self._cut(k_cache.shape[2], window, q.device), q)
         return self.rooms[key]
+
+    def _cut(self, kv_heads: int, window: int | None, device: torch.device) -> tuple[int, int]:
+        """The pieces of the longest cache and the keys of a piece, so that all programs run at once.
+
+        Where there are more sequences than that, so that rounds of programs are full.
+        """
+        most = MOST if window is None else min(MOST, window // PIECE + 2)
+        if self.any_length:
+            return most, PIECE
+        keys = self.batch.kv_seqlens
+        if window is not None:
+            keys = tuple(min(n, window) for n in keys)
+        programs = max(1, RESIDENT * multiprocessors(device) // kv_heads)
+        programs *= len(keys) // programs + 1
+        length = max(PIECE, -(-sum(keys) // (programs - len(keys))))
+        longest = max(keys, default=0)
+        pieces = max(1, min(-(-longest // length), most))
+        return pieces, max(PIECE, -(-longest // (pieces * _BLOCK)) * _BLOCK)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from switchrail_kernels.attention.plan import WIDEST, Pieces, Tiles
 from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.device import has_large_shared_memory
 from switchrail_kernels.launch import launch_options, padded
-from switchrail_kernels.replay import Calls, scratch
+from switchrail_kernels.replay import Calls, Options, Tensors, scratch
 
 _calls = Calls()
 
@@ -139,7 +139,7 @@ class TritonAttention(AttentionBackend):
                     *(q, k_cache, v_cache, out, lse_or, sinks_or, parts, weights),
                     *(work.items, batch.cu_seqlens, parents_or, batch.page_table, batch.kv_lens),
                 ),
-                layer.numbers,
+                (*layer.numbers, 0),
                 (
                     *(layer.group, max(layer.block_group, 16 // tokens), tokens),
                     *(head_size, layer.block_d, block_n, page),
@@ -179,50 +179,51 @@ class TritonAttention(AttentionBackend):
         if not isinstance(plan, Pieces):
             raise foreign("plan", plan)
         table, lengths = batch.page_table, batch.kv_lens
-        given = (q, k_cache, v_cache, out, sinks, lse, table, lengths, batch.cu_seqlens)
-        cut = (len(batch.seqlens), scale, window, soft_cap, plan.count)
-        room_tensors = plan.known_room(q, k_cache, window)
-        if room_tensors is not None and _calls.again((*given, *room_tensors), cut):
+        given: Tensors = (q, k_cache, v_cache, out, sinks, lse, table, lengths, batch.cu_seqlens)
+        options: Options = (len(batch.seqlens), scale, window, soft_cap)
+        known = plan.known_room(q, k_cache, window)
+        if known is not None and _calls.again(
+            (*given, *known.tensors), (*options, known.pieces, known.least)
+        ):
             return
         tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "sinks": sinks, "out": out, "lse": lse}
-        options = {"scale": scale, "window": window, "soft_cap": soft_cap}
-        CONTRACT.check_arguments(batch, {**tensors, **options})
+        CONTRACT.check_arguments(batch, {**tensors, "scale": scale, "window": window, "soft_cap": soft_cap})
         if q.shape[0] == 0:
             return
         if window is not None:
             window = min(window, WIDEST)
         room = plan.room(q, k_cache, window)
-        given = (*given, *(() if room is None else room.tensors))
-        if room_tensors is None and _calls.again(given, cut):  # a new step's first layer
+        given, cut = (*given, *room.tensors), (*options, room.pieces, room.least)
+        if known is None and _calls.again(given, cut):  # a new step's first layer
             return
         sinks_or, lse_or = out if sinks is None else sinks, out if lse is None else lse
         block_n, stages = 32, 1 if q.dtype == torch.float32 else 5
         sequences, heads, head_size = q.shape
         _, page, kv_heads, _ = k_cache.shape
-        pieces, parts, weights = (1, out, out) if room is None else (room.pieces, *room.tensors)
+        parts, weights = room.tensors or (out, out)
         layer = _Layer.of(q, k_cache, batch, scale, window, soft_cap, sinks, lse)
         with _calls.record(given, cut):
             launch_attend(
-                (sequences, kv_heads, pieces),
+                (sequences, kv_heads, room.pieces),
                 (
                     *(q, k_cache, v_cache, out, lse_or, sinks_or, parts, weights),
                     *(lengths, batch.cu_seqlens, lengths, table, lengths),
                 ),
-                layer.numbers,
+                (*layer.numbers, room.least),
                 (
                     *(layer.group, max(layer.block_group, 16), 1),
                     *(head_size, layer.block_d, block_n, page),
-                    *(True, pieces > 1, *layer.features, False, stages),
+                    *(True, room.pieces > 1, *layer.features, False, stages),
                 ),
                 num_warps=4,
                 num_stages=stages,
                 **launch_options(q.dtype),
             )
-            if pieces > 1:
+            if room.pieces > 1:
                 launch_merge_pieces(
                     (sequences, heads, 1),
                     (parts, weights, out, lse_or, sinks_or, lengths),
-                    (window or 0, pieces),
+                    (window or 0, room.pieces, room.least),
                     (
                         *(head_size, layer.block_d, block_n),
                         *(window is not None, sinks is not None, lse is not None),
