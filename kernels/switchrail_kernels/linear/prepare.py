@@ -44,7 +44,7 @@ def _prepare(
     BIAS: tl.constexpr,
     SOFTPLUS: tl.constexpr,
 ):
-    """One chunk and group: its scores, transposed, and of each of its heads w and two parts of G."""
+    """One chunk and group: its scores, transposed, and each of its heads' gates."""
     i_c = tl.program_id(0).to(tl.int64)
     i_g = tl.program_id(1)
     row = tl.load(p_blocks + 4 * i_c + 2).to(tl.int64)
@@ -71,10 +71,16 @@ def _prepare(
     # keeps what is small after a huge gate.
     b_g = tl.maximum(b_w * (tl.load(p_rate + o_h, mask=m_h, other=0.0) * LOG2E), -192.0)
     b_coarse = tl.floor(b_g * 1024.0) * (1.0 / 1024.0)
-    p_gates += (i_c * (G * GROUP) + o_h) * (3 * CHUNK) + o_t[None, :]
+    b_rest = b_g - b_coarse
+    b_hi = tl.cumsum(b_coarse, 1)
+    b_lo = tl.cumsum(b_rest, 1)
+    b_after = (tl.sum(b_coarse, 1)[:, None] - b_hi) + (tl.sum(b_rest, 1)[:, None] - b_lo)
+    p_gates += (i_c * (G * GROUP) + o_h) * (5 * CHUNK) + o_t[None, :]
     tl.store(p_gates, b_w, mask=m_h)
-    tl.store(p_gates + CHUNK, tl.cumsum(b_coarse, 1), mask=m_h)
-    tl.store(p_gates + 2 * CHUNK, tl.cumsum(b_g - b_coarse, 1), mask=m_h)
+    tl.store(p_gates + CHUNK, b_hi, mask=m_h)
+    tl.store(p_gates + 2 * CHUNK, b_lo, mask=m_h)
+    tl.store(p_gates + 3 * CHUNK, b_w * tl.exp2(b_after), mask=m_h)
+    tl.store(p_gates + 4 * CHUNK, tl.exp2(b_hi + b_lo), mask=m_h)
 
 
 _launch_prepare = Launcher(_prepare)
@@ -86,8 +92,9 @@ def prepare(
     """Launches the preparation; the arguments are those of `walk`.
 
     Returns:
-        The scores [chunks, G, chunk, chunk], of token j in row j, zero for i < j; and [chunks, H, 3, chunk]
-        float32: w, and the running sums of the multiples of 2^-10 in the gates and of the rest.
+        The scores [chunks, G, chunk, chunk], of token j in row j, zero for i < j; and [chunks, H, 5, chunk]
+        float32: w, the running sums of the multiples of 2^-10 in the gates and of the rest, w times the decay
+        to the chunk's end, and the decay from its start.
     """
     count = chunks.blocks.shape[0]
     _, groups, key_size = k.shape
@@ -95,7 +102,7 @@ def prepare(
     # float16 has no room for products of large inputs, which the gates may make small again.
     dtype = torch.bfloat16 if k.dtype == torch.bfloat16 else torch.float32
     scores = scratch((count, groups, chunk, chunk), dtype, k.device)
-    gates = scratch((count, heads, 3, chunk), torch.float32, k.device)
+    gates = scratch((count, heads, 5, chunk), torch.float32, k.device)
     dt, bias, _ = steps.tensors
     _, has_bias, softplus, _ = steps.constants
     group = heads // groups

@@ -46,13 +46,8 @@ def _walk_chunk(
     b_k = tl.load(p_k, mask=m_k, other=0.0) if MASKED else tl.load(p_k)
     b_v = tl.load(p_v, mask=m_v, other=0.0) if MASKED else tl.load(p_v)
     if STEPS:
-        b_w = tl.load(p_gates + o_t)
-        b_hi = tl.load(p_gates + CHUNK + o_t)
-        b_lo = tl.load(p_gates + 2 * CHUNK + o_t)
-        hi_last = tl.load(p_gates + 2 * CHUNK - 1)
-        lo_last = tl.load(p_gates + 3 * CHUNK - 1)
-        decay = tl.exp2(hi_last + lo_last)
-        b_end = b_w * tl.exp2((hi_last - b_hi) + (lo_last - b_lo))
+        b_end = tl.load(p_gates + 3 * CHUNK + o_t)
+        decay = tl.load(p_gates + 5 * CHUNK - 1)
     else:
         count = tl.minimum(rows, CHUNK)
         decay = tl.exp2(rate * count)
@@ -63,9 +58,12 @@ def _walk_chunk(
         b_q = tl.load(p_q, mask=m_k, other=0.0) if MASKED else tl.load(p_q)
         if STEPS:
             b_p = tl.load(p_scores + o_t[:, None] * CHUNK + o_t[None, :]).to(tl.float32)
+            b_w = tl.load(p_gates + o_t)
+            b_hi = tl.load(p_gates + CHUNK + o_t)
+            b_lo = tl.load(p_gates + 2 * CHUNK + o_t)
             b_x = tl.minimum(b_hi[None, :] - b_hi[:, None], 0.0) + (b_lo[None, :] - b_lo[:, None])
             b_x = tl.exp2(b_x) * (b_w * scale)[:, None]
-            b_start = tl.exp2(b_hi + b_lo) * scale
+            b_start = tl.load(p_gates + 4 * CHUNK + o_t) * scale
         else:
             b_p = tl.dot(b_k, tl.trans(b_q), input_precision="ieee")
             b_x = tl.exp2(rate * tl.maximum(o_t[None, :] - o_t[:, None], 0).to(tl.float32)) * scale
@@ -108,7 +106,7 @@ def _walk_chunks(
         p_v += CHUNK * s_vt
         p_out += CHUNK * H * V
         p_scores += G * CHUNK * CHUNK
-        p_gates += H * 3 * CHUNK
+        p_gates += H * 5 * CHUNK
     for i_t in tl.range(whole, rows, CHUNK, num_stages=1):
         b_s, b_all = _walk_chunk(
             b_s, b_all, p_q, p_k, p_v, p_scores, p_gates, p_out, rate, skip, o_v, rows - i_t, scale,
@@ -119,7 +117,7 @@ def _walk_chunks(
         p_v += CHUNK * s_vt
         p_out += CHUNK * H * V
         p_scores += G * CHUNK * CHUNK
-        p_gates += H * 3 * CHUNK
+        p_gates += H * 5 * CHUNK
     return b_s, b_all
 
 
@@ -204,7 +202,7 @@ def _walk(
     p_v += row * s_vt + i_h * s_vh
     p_out += (row * H + i_h) * V
     p_scores += (i_c * G + i_h // GROUP) * (CHUNK * CHUNK)
-    p_gates += (i_c * H + i_h) * (3 * CHUNK)
+    p_gates += (i_c * H + i_h) * (5 * CHUNK)
     rate = tl.load(p_rate + i_h) * LOG2E
     if not STEPS:  # 2^-192 is 0 in float32
         rate = tl.maximum(rate, -192.0)
@@ -251,7 +249,7 @@ def _walk(
             )  # fmt: skip
             i_t += part
             p_scores += tl.cdiv(part, CHUNK).to(tl.int64) * (G * CHUNK * CHUNK)
-            p_gates += tl.cdiv(part, CHUNK).to(tl.int64) * (H * 3 * CHUNK)
+            p_gates += tl.cdiv(part, CHUNK).to(tl.int64) * (H * 5 * CHUNK)
             if (start + i_t) % every == 0:
                 slot = tl.load(p_kept_slots + i_n.to(tl.int64) * kept + (start + i_t) // every - 1)
                 m_kept = (o_v < tl.where(slot >= 0, V, 0))[:, None] & (o_k < K)[None, :]

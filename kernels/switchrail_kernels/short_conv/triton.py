@@ -21,6 +21,9 @@ from switchrail_kernels.tables import split_rows, to_device
 PIECE = 32
 """Rows of a program, which has its taps for all of them."""
 
+ROWS = 8
+"""Rows that it computes at once."""
+
 _calls = Calls()
 _launch_convolve = Launcher(convolve)
 _launch_step = Launcher(step)
@@ -106,11 +109,11 @@ class TritonShortConv(OneRun, ShortConvBackend):
             return None
         compiler = {}
         if x.stride(1) != 1:
-            rows, block = 16, 64
+            block, warps = 64, 2
         elif width > 4:
-            rows, block = 8, 256
+            block, warps = 256, 4
         else:
-            rows, block = 8, 512
+            block, warps = 512, 4
             compiler = {"maxnreg": 96}  # so that enough programs share a multiprocessor
         block = min(block, padded(channels))
         with _calls.record(given, options):
@@ -118,8 +121,8 @@ class TritonShortConv(OneRun, ShortConvBackend):
                 (plan.shape[0] * -(-channels // block), 1, 1),
                 (*tensors, *planned),
                 (*numbers, *every),
-                (width, rows, block, *constants, every[0] > 0),
-                num_warps=4,
+                (width, ROWS, block, *constants, every[0] > 0),
+                num_warps=warps,
                 **compiler,
             )
         return None
