@@ -80,13 +80,15 @@ class Costs:
     """What an op's kernel takes, in microseconds on an H200 with head sizes of 128.
 
     Attributes:
-        pace: A chunk, by the number of programs for each of the device's multiprocessors.
+        pace: A chunk, by how many programs each of the device's multiprocessors has on average, as long as
+            there are any.
         end: The work on a chunk of a segment whose function is looked for, over that on another.
         compose: Composing one segment's function.
         parts: Programs that walk a segment of one head.
         end_parts: Programs that look for its function.
         first: The length of a first segment over that of the others.
-        resident: The most programs for each multiprocessor that a first launch should have.
+        resident: The most programs for each multiprocessor that a first launch should have for the sequences
+            that are split.
         least: The fewest chunks of a sequence that is split.
     """
 
@@ -197,10 +199,10 @@ def plan_segments(counts: np.ndarray, heads: int, programs: int, costs: Costs) -
     busy = costs.pace(_MANY) / _MANY * heads / programs
     best = Segments()
 
-    def time(longest: int, segments: float, work: float) -> float:
-        return max(longest * costs.pace(segments * heads / programs), work * busy)
+    def time(longest: int, work: float) -> float:
+        return max(longest * costs.pace(work / longest * heads / programs), work * busy)
 
-    least = 0.95 * time(longest, len(counts) * costs.parts, total * costs.parts)
+    least = 0.95 * time(longest, total * costs.parts)
     if longest < costs.least:
         return best
     choices = [(most, math.ceil(longest / (most - 1 + costs.first))) for most in range(3, 13)]
@@ -212,19 +214,17 @@ def plan_segments(counts: np.ndarray, heads: int, programs: int, costs: Costs) -
     sums = zip(
         firsts[:, 0].tolist(),
         after.sum(1).tolist(),
-        later.sum(1).tolist(),
         np.maximum(later - 1, 0).sum(1).tolist(),
         (after > 0).sum(1).tolist(),
         strict=True,
     )
-    for (most, length), (first, rest, walked, inner, split) in zip(choices, sums, strict=True):
+    for (most, length), (first, rest, inner, split) in zip(choices, sums, strict=True):
         looked_for = inner * costs.end_parts
-        if (len(counts) * costs.parts + looked_for) * heads > costs.resident * programs:
+        if (split * costs.parts + looked_for) * heads > costs.resident * programs:
             break
-        work = looked_for * costs.end
         launches = (
-            time(first, len(counts) * costs.parts + work, (total - rest) * costs.parts + work * length),
-            time(length, walked * costs.parts, rest * costs.parts),
+            time(first, (total - rest) * costs.parts + looked_for * costs.end * length),
+            time(length, rest * costs.parts),
         )
         total_time = sum(launches) + (most - 2) * costs.compose
         if total_time < least:

@@ -83,6 +83,13 @@ def test_what_is_split(costs):
 
 
 @pytest.mark.parametrize("costs", COSTS, ids=["delta", "lightning", "mamba2"])
+def test_short_sequences_do_not_keep_a_long_one_whole(costs):
+    chosen = plan_segments(np.array([938] + [1] * 64), 32, 132, costs)
+    assert chosen.most > 1
+    assert chosen.split == 1
+
+
+@pytest.mark.parametrize("costs", COSTS, ids=["delta", "lightning", "mamba2"])
 def test_every_segment_has_chunks(costs):
     for longest in range(30, 400):
         for heads in (1, 4, 16, 64):

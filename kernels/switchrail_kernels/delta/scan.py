@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 from switchrail.ops.batch import StateBatch
 
+from switchrail_kernels.alignment import is_aligned
 from switchrail_kernels.checkpoints import kept_states
+from switchrail_kernels.delta import hopper
 from switchrail_kernels.delta.solve import CHUNK
-from switchrail_kernels.device import has_large_shared_memory
+from switchrail_kernels.device import compute_capability, has_large_shared_memory, multiprocessors
 from switchrail_kernels.launch import Launcher, launch_options, padded
 from switchrail_kernels.replay import scratch
 from switchrail_kernels.segments import Chunks, Costs, Segments, locate
@@ -229,6 +231,7 @@ def _scan(
     p_state,
     p_out,
     p_ends,
+    p_maps,
     p_sequences,
     p_cu_seqlens,
     p_read_slots,
@@ -237,12 +240,12 @@ def _scan(
     p_kept,
     s_kept,
     every,
-    places,
     s_slot,
     sequences,
     first,
     length,
     most,
+    places,
     s_qt: tl.constexpr,
     s_qh: tl.constexpr,
     s_kt: tl.constexpr,
@@ -263,8 +266,8 @@ def _scan(
 ):
     """One segment of a sequence, one value head and `BV` rows of its state, or of its M.
 
-    `p_ends` holds, for each split sequence, each of its segments and each value head: B, below it M, then
-    room for a state.
+    For each split sequence, each of its segments and each value head, `p_ends` holds B, then room for a
+    state, and `p_maps` M.
     """
     i_b = tl.program_id(0)
     i_hv = tl.program_id(1)
@@ -311,41 +314,44 @@ def _scan(
     m_state = (o_v < V)[:, None] & (o_k < K)[None, :]
     WHOLE: tl.constexpr = K == BK and V % BV == 0
     COMPOSE: tl.constexpr = "ieee" if p_k.dtype.element_ty == tl.float32 else "tf32x3"
-    SEGMENT: tl.constexpr = (2 * VALUE_BLOCKS * BV + BK) * BK
+    SEGMENT: tl.constexpr = 2 * VALUE_BLOCKS * BV * BK
     if PASS != 0:
-        p_ends += (i_z * (most - 1) * HV + i_hv).to(tl.int64) * SEGMENT
+        segment = (i_z * (most - 1) * HV + i_hv).to(tl.int64)
+        p_ends += segment * SEGMENT
+        p_maps += segment * (BK * BK)
         s_segment = HV * SEGMENT
+        s_map = HV * BK * BK
         o_segment = o_v[:, None] * BK + o_k[None, :]
     if PASS == 1:
         if i_seg > 0:
-            p_end = p_ends + i_seg * s_segment + o_segment
             if i_b < VALUE_BLOCKS:
                 b_s = tl.zeros((BV, BK), tl.float32)
                 b_s = _walk_chunks(
                     b_s, p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors, p_out, o_v, rows,
                     s_qt, s_kt, s_vt, HV, K, V, BK, FACTORS, CHANNELS, True, False, WHOLE, STAGES,
                 )  # fmt: skip
-                tl.store(p_end, b_s)
+                tl.store(p_ends + i_seg * s_segment + o_segment, b_s)
             else:
-                b_s = tl.where((o_v - VALUE_BLOCKS * BV)[:, None] == o_k[None, :], 1.0, 0.0)
+                o_m = (o_v - VALUE_BLOCKS * BV)[:, None]
+                b_s = tl.where(o_m == o_k[None, :], 1.0, 0.0)
                 b_s = _walk_chunks(
                     b_s, p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors, p_out, o_v, rows,
                     s_qt, s_kt, s_vt, HV, K, V, BK, FACTORS, CHANNELS, False, False, WHOLE, STAGES,
                 )  # fmt: skip
-                tl.store(p_end, b_s)
+                tl.store(p_maps + i_seg * s_map + o_m * BK + o_k[None, :], b_s)
             return
     if PASS == 2:
         # By blocks of M's rows, for which the state is read again: whole, they would take all shared memory.
         p_from_end = p_ends
-        p_mine = p_ends + (i_seg - 1) * s_segment + (VALUE_BLOCKS * BV + BK) * BK
+        p_mine = p_ends + (i_seg - 1) * s_segment + VALUE_BLOCKS * BV * BK
         b_s = tl.load(p_ends + o_segment)
         for i in tl.range(1, i_seg, num_stages=1):
-            p_end = p_ends + i * s_segment
-            b_s = tl.load(p_end + o_segment)
+            p_map = p_maps + i * s_map
+            b_s = tl.load(p_ends + i * s_segment + o_segment)
             for i_k in tl.range(0, BK, 16, num_stages=STAGES):
                 o_m = i_k + tl.arange(0, 16)
                 b_left = tl.load(p_from_end + o_v[:, None] * BK + o_m[None, :])
-                b_m = tl.load(p_end + (VALUE_BLOCKS * BV + o_m)[:, None] * BK + o_k[None, :])
+                b_m = tl.load(p_map + o_m[:, None] * BK + o_k[None, :])
                 b_s = tl.dot(b_left, b_m, acc=b_s, input_precision=COMPOSE)
             p_from_end = p_mine
             tl.store(p_mine + o_segment, b_s)
@@ -373,14 +379,20 @@ def _scan(
 
 _launch_scan = Launcher(_scan)
 
+
+def _pace(load: float) -> float:
+    """Two programs on a multiprocessor take nearly as long as one after the other."""
+    return max(0.61, min(1.15, 2 * load - 1.39), 0.586 * load)
+
+
 COSTS = Costs(
-    pace=lambda load: max(min(0.5 + 0.85 * load, 2.0), 0.67 * load),
-    end=0.5,
-    compose=15.0,
+    pace=_pace,
+    end=0.58,
+    compose=6.0,
     parts=2,
     end_parts=4,
-    first=0.75,
-    resident=3.5,
+    first=0.85,
+    resident=2.0,
     least=96,
 )
 
@@ -422,8 +434,28 @@ def scan(
     block_k, block_v = padded(key_size, 16), padded(value_size, 16)
     sequences = chunks.sequences.shape[0]
     large = has_large_shared_memory(v.device)
+    is_hopper = (
+        compute_capability(v.device) == (9, 0)
+        and v.dtype != torch.float32
+        and block_k == 128
+        and value_size >= 64
+        and chunks.segments is not None  # no kept state cuts a chunk
+        and all(is_aligned(tensor) for tensor in (read, write, origin, v))
+    )
+    segments = Segments()
+    if block_k <= 128 and large:
+        segments = chunks.split(value_heads, v.device, COSTS)
+    launch = hopper.launch_scan if is_hopper else _launch_scan
     options = launch_options(v.dtype)
-    if v.dtype == torch.float32:
+    if is_hopper:
+        # Many programs are faster where more rows share what is read, few where each has less to do.
+        running = chunks.counts.sum() / chunks.counts[0] * value_heads * -(-value_size // 128)
+        is_few = running < multiprocessors(v.device) or segments.split > 0
+        warps, stages = 4 if is_few or block_v < 128 else 8, 4
+        block_v = 16 * warps
+        if channels and segments.split:
+            stages = 3  # two programs on a multiprocessor
+    elif v.dtype == torch.float32:
         block_v, warps, stages = min(block_v, 16), 8, 1
     elif not large:
         block_v, warps, stages = (min(block_v, 32), 4, 1) if block_k > 128 else (min(block_v, 64), 4, 2)
@@ -432,24 +464,23 @@ def scan(
         if block_k <= 128:
             options = {"maxnreg": 168}  # three programs on a multiprocessor
     value_blocks, key_blocks = -(-value_size // block_v), -(-block_k // block_v)
-    segments = Segments()
-    if block_k <= 128 and large:
-        segments = chunks.split(value_heads, v.device, COSTS)
-    ends = factors
+    ends, maps = factors, inverse
     if segments.split:
-        rows = 2 * value_blocks * block_v + block_k
-        shape = (segments.split, segments.most - 1, value_heads, rows, block_k)
-        ends = scratch(shape, torch.float32, v.device)
+        shape = (segments.split, segments.most - 1, value_heads)
+        ends = scratch((*shape, 2 * value_blocks * block_v, block_k), torch.float32, v.device)
+        kind = torch.bfloat16 if is_hopper else torch.float32
+        maps = scratch((*shape, 3 if is_hopper else 1, block_k, block_k), kind, v.device)
     kept, every, s_kept = kept_states(batch)
     slots = (batch.cu_seqlens, batch.read_slots, batch.write_slots, batch.has_initial_state, kept)
-    tensors = (read, write, origin, v, inverse, scores, factors, state, out, ends, chunks.sequences, *slots)
-    lengths = (segments.first * CHUNK.value, segments.length * CHUNK.value)
-    numbers = (s_kept, every, chunks.places, state.stride(0), sequences, *lengths, segments.most)
+    prepared = (read, write, origin, v, inverse, scores, factors)
+    tensors = (*prepared, state, out, ends, maps, chunks.sequences, *slots)
+    lengths = (segments.first * CHUNK.value, segments.length * CHUNK.value, segments.most)
+    numbers = (s_kept, every, state.stride(0), sequences, *lengths, *(() if is_hopper else (chunks.places,)))
     strides = (*read.stride()[:2], *write.stride()[:2], *v.stride()[:2])
     sizes = (value_heads, value_heads // heads, key_size, value_size, block_k, block_v)
     for number, programs in segments.programs(sequences):
         blocks = value_blocks + key_blocks if number == 1 else value_blocks
-        _launch_scan(
+        launch(
             (blocks, value_heads, programs),
             tensors,
             numbers,
