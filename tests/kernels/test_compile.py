@@ -63,7 +63,7 @@ for backend, make in ((TritonGatedDelta, gated_delta_call), (TritonKda, kda_call
 scan.compute_capability = lambda device: (9, 0)
 wide = {"key_size": 128, "value_size": 128, "strided": False, **BF16}
 for backend, make in ((TritonGatedDelta, gated_delta_call), (TritonKda, kda_call)):
-    make([4096, 40], **wide).with_checkpoints(64).run(backend())
+    make([8192, 40], **wide).with_checkpoints(64).run(backend())
 for backend, make in (
     (TritonLightning, lightning_call), (TritonMamba2, mamba2_call), (TritonShortConv, short_conv_call)
 ):

@@ -393,7 +393,7 @@ COSTS = Costs(
     end_parts=4,
     first=0.85,
     resident=2.0,
-    least=96,
+    least=160,
 )
 
 
