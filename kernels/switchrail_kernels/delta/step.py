@@ -57,45 +57,63 @@ def _step(
     i_v = tl.program_id(0)
     i_hv = tl.program_id(1)
     i_n = tl.program_id(2).to(tl.int64)
-    read = tl.load(p_read_slots + i_n)
-    write = tl.load(p_write_slots + i_n)
-
+    i_h = i_hv // GROUP
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
     m_k = o_k < K
     m_v = o_v < V
-    o_state = (i_hv * V + o_v)[:, None] * K + o_k[None, :]
-    m_read = (o_v < tl.where(read >= 0, V, 0))[:, None] & m_k[None, :]
-    m_write = (o_v < tl.where(write >= 0, V, 0))[:, None] & m_k[None, :]
-    b_s = tl.load(p_state + read * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)
 
-    i_h = i_hv // GROUP
-    b_q = tl.load(p_q + i_n * s_qt + i_h * s_qh + o_k, mask=m_k, other=0.0).to(tl.float32)
-    b_k = tl.load(p_k + i_n * s_kt + i_h * s_kh + o_k, mask=m_k, other=0.0).to(tl.float32)
-    b_v = tl.load(p_v + i_n * s_vt + i_hv * s_vh + o_v, mask=m_v, other=0.0).to(tl.float32)
+    # Loads are issued in this order, and wait for arithmetic that is written before them: so all of them come
+    # first, and the state, which waits for its slot, comes last.
+    read = tl.load(p_read_slots + i_n)
+    write = tl.load(p_write_slots + i_n)
+    b_q = tl.load(p_q + i_n * s_qt + i_h * s_qh + o_k, mask=m_k, other=0.0)
+    b_k = tl.load(p_k + i_n * s_kt + i_h * s_kh + o_k, mask=m_k, other=0.0)
     p_g += i_n * s_gt + i_hv * s_gh
-    o_g = o_k if CHANNELS else o_k * 0
-    b_rate = 0.0
+    b_g = tl.load(p_g + o_k, mask=m_k, other=0.0) if CHANNELS else tl.load(p_g)
+    b_rate = tl.load(p_rate + i_hv) if GATE != 0 else 0.0
     b_bias = 0.0
-    if GATE != 0:
-        b_rate = tl.exp(tl.load(p_rate + i_hv))
     if BIAS:
         p_bias += i_hv * K if CHANNELS else i_hv
-        b_bias = tl.load(p_bias + o_g, mask=m_k, other=0.0).to(tl.float32)
-    b_g = tl.exp2(log2_decay(tl.load(p_g + o_g, mask=m_k, other=0.0), b_rate, b_bias, lower, GATE))
-    b_beta = write_weight(tl.load(p_beta + i_n * s_bt + i_hv * s_bh), beta_scale, RAW_BETA)
-    if L2NORM:
-        b_k *= tl.rsqrt(tl.sum(b_k * b_k, 0) + 1e-6)
-        b_q *= tl.rsqrt(tl.sum(b_q * b_q, 0) + 1e-6)
-    b_q *= scale
+        b_bias = (tl.load(p_bias + o_k, mask=m_k, other=0.0) if CHANNELS else tl.load(p_bias)).to(tl.float32)
+    b_beta = tl.load(p_beta + i_n * s_bt + i_hv * s_bh)
+    b_v = tl.load(p_v + i_n * s_vt + i_hv * s_vh + o_v, mask=m_v, other=0.0)
+    p_state += i_hv * V * K
+    o_state = (o_v * K)[:, None] + o_k[None, :]
+    m_read = (o_v < tl.where(read >= 0, V, 0))[:, None] & m_k[None, :]
+    b_s = tl.load(p_state + read * s_slot + o_state, mask=m_read, other=0.0).to(tl.float32)
 
-    # Both readouts are of the old state, so that neither waits for the other: S' q = S exp(g) q + u (k . q).
-    b_u = b_beta * (b_v - tl.sum(b_s * (b_k * b_g)[None, :], 1))
-    b_o = tl.sum(b_s * (b_q * b_g)[None, :], 1) + b_u * tl.sum(b_k * b_q, 0)
+    b_q = b_q.to(tl.float32)
+    b_k = b_k.to(tl.float32)
+    b_v = b_v.to(tl.float32)
+    b_g = tl.exp2(log2_decay(b_g, tl.exp(b_rate) if GATE != 0 else 0.0, b_bias, lower, GATE))
+    b_beta = write_weight(b_beta, beta_scale, RAW_BETA)
+    norm_k = 1.0
+    norm_q = scale
+    if L2NORM:
+        norm_k = tl.rsqrt(tl.sum(b_k * b_k, 0) + 1e-6)
+        norm_q = scale * tl.rsqrt(tl.sum(b_q * b_q, 0) + 1e-6)
+    b_kq = norm_k * tl.sum(b_k * b_q, 0)
+
+    # Both readouts are of the decayed old state, so that neither waits for the other: S' q = S q + u (k . q).
+    # What is one number a head is multiplied into sums, not into their terms.
+    if CHANNELS:
+        b_s *= b_g[None, :]
+    b_sk = tl.sum(b_s * b_k[None, :], 1)
+    b_sq = tl.sum(b_s * b_q[None, :], 1)
+    if not CHANNELS:
+        b_sk *= b_g
+        b_sq *= b_g
+        b_s *= b_g
+    b_u = b_beta * (b_v - norm_k * b_sk)
+    b_o = norm_q * (b_sq + b_u * b_kq)
     b_o = tl.where(write >= 0, b_o, 0.0)
     tl.store(p_out + (i_n * HV + i_hv) * V + o_v, b_o.to(p_out.dtype.element_ty), mask=m_v)
-    b_s = b_s * b_g[None, :] + b_u[:, None] * b_k[None, :]
-    tl.store(p_state + write * s_slot + o_state, b_s.to(p_state.dtype.element_ty), mask=m_write)
+    b_s += (b_u * norm_k)[:, None] * b_k[None, :]
+    m_write = (o_v < tl.where(write >= 0, V, 0))[:, None] & m_k[None, :]
+    # The first to leave the cache: before it is read again, the states of all other layers pass through.
+    b_s = b_s.to(p_state.dtype.element_ty)
+    tl.store(p_state + write * s_slot + o_state, b_s, mask=m_write, cache_modifier=".cs")
 
 
 _launch_step = Launcher(_step)
