@@ -15,9 +15,10 @@ from switchrail.tune.grid import Batch
 def enlarged(call: Call, size: Batch) -> Call:
     """A call like another in everything but its batch.
 
-    The rows are those of the small call over and over, with its strides. They and the weights begin at
-    multiples of 16 bytes, as a model's do: what kernels do with others takes up to three times as long. Pools
-    are filled anew, and every sequence has a state, or what is in the cache.
+    The rows are those of the small call over and over. Where they or the weights are set off from multiples
+    of 16 bytes, the gaps that do it are left out: a model has none, and what kernels do with numbers that
+    begin elsewhere, or rows of a width that is no multiple of 16, takes up to three times as long. Pools are
+    filled anew, and every sequence has a state, or what is in the cache.
     """
     rows = sum(size.lengths)
     batch, places = _batch(call, size)
@@ -63,12 +64,13 @@ def _repeated(tensor: torch.Tensor, rows: int, storages: dict[int, tuple[torch.T
         return tensor.repeat(count, *[1] * (tensor.dim() - 1))[:rows].contiguous()
     key = storage.data_ptr()
     if key not in storages:
-        shift = int(tensor.storage_offset()) % (16 // tensor.element_size())
-        whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage)
+        gap = int(tensor.storage_offset()) % (16 // tensor.element_size())  # as wide after the numbers
+        whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage).view(-1, width)
         index = torch.arange(rows, device=tensor.device) % tensor.shape[0]
-        storages[key] = whole.view(-1, width).roll(-shift, 1)[index], shift
-    memory, shift = storages[key]
-    return memory.as_strided((rows, *tensor.shape[1:]), tensor.stride(), tensor.storage_offset() - shift)
+        storages[key] = whole[index, gap : width - gap], gap
+    memory, gap = storages[key]
+    strides = (memory.shape[1], *tensor.stride()[1:])
+    return memory.as_strided((rows, *tensor.shape[1:]), strides, tensor.storage_offset() - gap)
 
 
 def _pool(tensor: torch.Tensor, places: int) -> torch.Tensor:
