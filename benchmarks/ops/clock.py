@@ -74,9 +74,15 @@ class Clock:
 
     def _graph(self, runs: Sequence[Run]) -> list[float]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for run in runs:
-                run()
+        try:
+            with torch.cuda.graph(graph):
+                for run in runs:
+                    run()
+        except Exception:
+            # the generator still takes the capture to be under way, and would refuse every later draw
+            fresh = torch.Generator(self.device).graphsafe_get_state()
+            torch.cuda.default_generators[torch.cuda.current_device()].graphsafe_set_state(fresh)
+            raise
         for _ in range(3):
             graph.replay()
         return self._events([graph.replay], self.replays, len(runs))
