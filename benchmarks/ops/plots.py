@@ -77,7 +77,7 @@ def draw(document: Mapping[str, Any], folder: Path) -> list[Path]:
             handles.values(),
             handles.keys(),
             loc="outside upper center",
-            ncols=min(6, len(handles)),
+            ncols=min(5, len(handles)),
             frameon=False,
         )
         path = folder / f"{figure_name}.svg"
