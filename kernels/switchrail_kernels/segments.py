@@ -133,6 +133,7 @@ class Chunks:
         blocks: [blocks, 4] int32, blocks of some chunks as `split_rows` gives them.
         sequences: [sequences that are not empty, 2] int32, longest first: sequence, its first chunk.
         counts: Their numbers of chunks.
+        abreast: How many sequences as long as the longest they make.
         every: Rows from one kept state to the next; 0 where none is kept.
         places: Chunks for which there is room from one kept state to the next.
         segments: What `plan_segments` found, by number of heads; none is looked for where kept states lie
@@ -142,6 +143,7 @@ class Chunks:
     blocks: torch.Tensor
     sequences: torch.Tensor
     counts: np.ndarray
+    abreast: int = 0
     every: int = 0
     places: int = 0
     segments: dict[int, Segments] | None = field(default_factory=dict)
@@ -166,7 +168,9 @@ class Chunks:
         sequences = np.stack([sequence, first * per_block], axis=1)[order]
         tables = all_to_device([blocks, sequences.astype(np.int32)], batch.cu_seqlens.device)
         places = -(-every // size) * per_block
-        return cls(tables[0], tables[1], counts[order], every, places, segments)
+        counts = counts[order]
+        abreast = int(counts.sum() // counts[0]) if len(counts) else 0
+        return cls(tables[0], tables[1], counts, abreast, every, places, segments)
 
     def arguments(
         self, batch: StateBatch, heads: int, device: torch.device, costs: Costs

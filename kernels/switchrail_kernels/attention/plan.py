@@ -39,7 +39,7 @@ class Room:
     Attributes:
         pieces: The most pieces of a sequence.
         least: The keys of a piece at least.
-        tensors: [slots, H, D] float32, what comes of each; [slots, H] float32, its log-sum-exp. None where
+        tensors: [slots, H, D] float32, what comes of each; [slots, H] float32, its log-sum-exp. Empty where
             nothing is cut.
     """
 

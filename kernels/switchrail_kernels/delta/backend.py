@@ -105,7 +105,7 @@ class TritonDelta(TritonRecurrent):
                 channels=self.channels,
             )
         planned, cut = plan.arguments(batch, v.shape[1], v.device, self.costs)
-        tensors, options = (*tensors, *planned), (*options, *cut)
+        tensors, options = (*tensors, *planned), (*options, *cut, plan.abreast)
         if len(plan.blocks) and not self.calls.again(tensors, options):
             with self.calls.record(tensors, options):
                 self.run_chunks(

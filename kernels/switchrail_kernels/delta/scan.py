@@ -439,6 +439,7 @@ def scan(
         and v.dtype != torch.float32
         and block_k == 128
         and value_size >= 64
+        and key_size % 8 == value_size % 8 == 0  # whole 16 bytes are copied
         and chunks.segments is not None  # no kept state cuts a chunk
         and all(is_aligned(tensor) for tensor in (read, write, origin, v))
     )
@@ -449,7 +450,7 @@ def scan(
     options = launch_options(v.dtype)
     if is_hopper:
         # Many programs are faster where more rows share what is read, few where each has less to do.
-        running = chunks.counts.sum() / chunks.counts[0] * value_heads * -(-value_size // 128)
+        running = chunks.abreast * value_heads * -(-value_size // 128)
         is_few = running < multiprocessors(v.device) or segments.split > 0
         warps, stages = 4 if is_few or block_v < 128 else 8, 4
         block_v = 16 * warps

@@ -70,7 +70,9 @@ def _attend_fused(
 ) -> None:
     page, kv_heads, head_size = k_cache.shape[1:]
     keys, values = k_cache.flatten(0, 1), v_cache.flatten(0, 1)
-    if q.device.type == "cuda" and (q.data_ptr() % 16 or q.stride(0) * q.itemsize % 16):
+    if q.device.type == "cuda" and any(
+        number % 16 for number in (q.data_ptr(), q.stride(0) * q.itemsize, q.stride(1) * q.itemsize)
+    ):
         # torch 2.11 hands such a view to a fused kernel that reads 16 bytes at a time, and NaN comes out
         q = q.contiguous()
     parts = plan.parts(page, window=window, longer=_has_flash(q, keys, values))
