@@ -1,4 +1,4 @@
-"""Where a library's copies ask that rows begin."""
+"""Where copies of several bytes at once ask that rows begin: those of libraries and of our Gluon kernels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ALIGNMENT = 16
 
 
 def is_aligned(tensor: torch.Tensor, alignment: int = ALIGNMENT) -> bool:
-    """Whether each row along the last axis begins where the library's copies can."""
+    """Whether each row along the last axis begins where such copies can."""
     size = tensor.element_size()
     return tensor.data_ptr() % alignment == 0 and all(s * size % alignment == 0 for s in tensor.stride()[:-1])
 
