@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from switchrail.ops.attention.contract import CONTRACT
@@ -93,6 +92,9 @@ def _attend_fused(
         for block in many.blocks:
             rows, seen, mask = block.stop - block.start, block.seen - block.first, block.mask
             if mask is None and rows < seen:
+                # torch._dynamo comes with it, which takes seconds to import
+                from torch.nn.attention.bias import causal_lower_right
+
                 mask = causal_lower_right(rows, seen)
             attended = scaled_dot_product_attention(
                 q[block.start : block.stop].transpose(0, 1)[None],
