@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from switchrail import config
 from switchrail.errors import BackendImportError
 from switchrail.nearest import nearest
+from switchrail.overrides import check_overrides
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,16 +44,11 @@ class Implementation:
         if self.config_type is not None:
             where = f"configuration of {op} backend {name!r}"
             values = config.validate(self.config_type, registration.effective_config, where)
-        try:
-            return cls(values)
-        except TypeError as error:
-            if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
-                raise  # its own code ran
-            raise _error(name, op, path, f"{error}; valid: a class that takes its configuration") from error
+        return cls(values)
 
 
 def check_class(cls: object, name: str, op: str, path: str, phases: Iterable[str]) -> type[Backend]:
-    """The class, which is a backend for an op and has a method of its own for each phase.
+    """The class, which is a backend for an op, has a method of its own for each phase, and fits its base.
 
     Raises:
         BackendImportError: It is not, or has not.
@@ -73,6 +69,9 @@ def check_class(cls: object, name: str, op: str, path: str, phases: Iterable[str
             owner = next((base for base in cls.__mro__ if method in vars(base)), None)
             if owner is None or owner.__module__ == backend.__name__:
                 raise _error(name, op, path, f"it is registered for {phase} but has no method {method!r}")
+    problems = check_overrides(cls, backend.Backend, like={"verify": "prefill"})
+    if problems:
+        raise _error(name, op, path, "; ".join(problem.text for problem in problems))
     return cls
 
 

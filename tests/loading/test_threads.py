@@ -47,10 +47,10 @@ LAYOUT = switchrail.Layout.from_kinds("tiny", ["gated_delta"])
 
 
 class Acme(GatedDeltaBackend):
-    def prefill(self) -> str:  # type: ignore[override]
+    def prefill(self, *tensors: object, **arguments: object) -> str:  # type: ignore[override]
         return "prefill"
 
-    def decode(self) -> str:  # type: ignore[override]
+    def decode(self, *tensors: object, **arguments: object) -> str:  # type: ignore[override]
         return "decode"
 
 

@@ -364,19 +364,22 @@ def test_the_one_for_token_choice(make_engine: Callable[..., Engine]) -> None:
 
 
 def test_which_function_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    def another(x: torch.Tensor, weight: torch.Tensor, **rest: float) -> torch.Tensor:
+        return x
+
     monkeypatch.setattr(RMSNorm, "forward_acme", rms_norm, raising=False)
     serving = serving_platform(dispatch_key=lambda self: "acme").serving
     assert serving.forward_of(GatedRMSNorm) is None
     assert serving.forward_of(RMSNorm) is rms_norm
-    serving.register_oot_forward("rms_norm", silu_and_mul)
-    assert serving.forward_of(RMSNorm) is silu_and_mul
+    serving.register_oot_forward("rms_norm", another)
+    assert serving.forward_of(RMSNorm) is another
     assert CpuPlatform().serving.forward_of(RMSNorm) is None
     assert CpuPlatform().serving.forward_of(SiluAndMul) is SiluAndMul.forward_cpu
     assert type("Acme", (CpuHardware,), {"kind": "oot:acme"})().kind == "oot:acme"
     assert Serving(type("Acme", (CpuHardware,), {"kind": "oot:acme"})()).dispatch_key() == "acme"
     assert Serving(type("Acme", (CpuHardware,), {"kind": "oot:acme-x.1"})()).dispatch_key() == "acme_x_1"
-    serving.register_oot_forward("rms_norm", silu_and_mul)  # as one that initialises again does
-    with pytest.raises(RegistrationError, match=r"'rms_norm' is served by .*silu_and_mul.*override=True"):
+    serving.register_oot_forward("rms_norm", another)  # as one that initialises again does
+    with pytest.raises(RegistrationError, match=r"'rms_norm' is served by .*another.*override=True"):
         serving.register_oot_forward("rms_norm", rms_norm)
     serving.register_oot_forward("rms_norm", rms_norm, override=True)
     assert serving.forward_of(RMSNorm) is rms_norm

@@ -37,10 +37,10 @@ SPEC = {
 
 
 class Acme(GatedDeltaBackend):
-    def prefill(self) -> str:  # type: ignore[override]
+    def prefill(self, *tensors: object, **arguments: object) -> str:  # type: ignore[override]
         return "prefill"
 
-    def decode(self) -> str:  # type: ignore[override]
+    def decode(self, *tensors: object, **arguments: object) -> str:  # type: ignore[override]
         return "decode"
 
 

@@ -8,9 +8,12 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from switchrail.errors import PlatformError, PlatformPluginError
+from switchrail.overrides import check_overrides
 from switchrail.platforms.builtin import KINDS
+from switchrail.platforms.hardware import Hardware
 from switchrail.platforms.identity import OUT_OF_TREE
 from switchrail.platforms.platform import Platform
+from switchrail.platforms.serving import Serving
 from switchrail.plugins import PLATFORM, Plugin
 from switchrail.plugins.attempt import described, handlers, is_interrupt
 from switchrail.plugins.entry_point import import_target
@@ -107,7 +110,7 @@ def import_class(path: str) -> type[Platform]:
     """The class of a platform, by `module:Class`.
 
     Raises:
-        PlatformError: There is no such class, or it is no platform's.
+        PlatformError: There is no such class, it is no platform's, or as `check_classes`.
     """
     module, _, name = path.partition(":")
     try:
@@ -118,7 +121,43 @@ def import_class(path: str) -> type[Platform]:
         raise PlatformError(
             f"{path!r} is {found!r}; valid: a class derived from switchrail.Platform", found=path
         )
+    check_classes(found, found.hardware_class, found.serving_class)
     return found
+
+
+def check_classes(platform: type[Platform], hardware: Any, serving: Any) -> None:
+    """Checks that a platform's class and those of its parts override what their bases have, as these have it.
+
+    Raises:
+        PlatformError: A part is of another class, or a class doesn't fit its base; the error lists every
+            problem.
+    """
+    problems = [
+        f"{platform.__qualname__}.{name} is asked of the serving part; valid: a method of serving_class"
+        for name in vars(Serving)
+        if hasattr(platform, name) and not hasattr(Platform, name)
+    ]
+    near: list[str] = []
+    for name, cls, base in (
+        ("platform", platform, Platform),
+        ("hardware_class", hardware, Hardware),
+        ("serving_class", serving, Serving),
+    ):
+        if not isinstance(cls, type) or not issubclass(cls, base):
+            valid = f"{base.__module__}.{base.__qualname__}"
+            problems.append(f"{name} is {cls!r:.80}; valid: a class derived from {valid}")
+            continue
+        for problem in check_overrides(cls, base):
+            problems.append(problem.text)
+            near += problem.nearest
+    if problems:
+        raise PlatformError(
+            f"platform {platform.__module__}:{platform.__qualname__} doesn't fit its base: "
+            + "; ".join(problems),
+            found=f"{platform.__module__}:{platform.__qualname__}",
+            problems=tuple(problems),
+            nearest=tuple(near),
+        )
 
 
 def instance_of(cls: type[Platform], device: str | None) -> Platform:
@@ -128,18 +167,20 @@ def instance_of(cls: type[Platform], device: str | None) -> Platform:
         PlatformError: There is no such device, or the platform's kind is none.
     """
     platform = cls(device)
-    check_kind(platform)
+    check_platform(platform)
     return platform
 
 
-def check_kind(platform: Platform) -> None:
-    """Checks that backends can be registered for a platform's kind.
+def check_platform(platform: Platform) -> None:
+    """Checks a platform's classes, and that backends can be registered for its kind.
 
     Raises:
-        PlatformError: They can't.
+        PlatformError: They can't, or as `check_classes`.
     """
-    kind = platform.kind
-    if kind not in KINDS and not (kind.startswith(OUT_OF_TREE) and kind != OUT_OF_TREE):
+    check_classes(type(platform), type(platform.hardware), type(platform.serving))
+    kind: Any = platform.kind
+    is_own = isinstance(kind, str) and kind.startswith(OUT_OF_TREE) and kind != OUT_OF_TREE
+    if kind not in KINDS and not is_own:
         raise PlatformError(
             f"{type(platform).__qualname__} is of kind {kind!r}; valid: {', '.join(KINDS)}, "
             f"{OUT_OF_TREE}NAME",
@@ -148,4 +189,4 @@ def check_kind(platform: Platform) -> None:
         )
 
 
-__all__ = ["Candidate", "check_kind", "import_class", "instance_of"]
+__all__ = ["Candidate", "check_classes", "check_platform", "import_class", "instance_of"]

@@ -14,7 +14,7 @@ from switchrail.errors import PlatformError, PlatformReentryError
 from switchrail.nearest import nearest
 from switchrail.platforms.accelerator import is_importable
 from switchrail.platforms.builtin import KINDS, detect, is_builtin, no_such_device, platform_class
-from switchrail.platforms.candidate import Candidate, check_kind, import_class, instance_of
+from switchrail.platforms.candidate import Candidate, check_platform, import_class, instance_of
 from switchrail.platforms.platform import Platform
 from switchrail.plugins import PLATFORM, Plugin
 from switchrail.plugins.environment import PLATFORMS
@@ -202,7 +202,7 @@ def _choose(name: str, candidates: Sequence[Candidate]) -> Platform:
 
 def _find(platform: Platform | str | torch.device, candidates: Sequence[Candidate]) -> Platform:
     if isinstance(platform, Platform):
-        check_kind(platform)
+        check_platform(platform)
         return platform
     text = str(platform)
     if is_builtin(text):

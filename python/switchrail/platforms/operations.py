@@ -1,6 +1,7 @@
 """What the engine's models run besides attention, where a platform can bring its own function.
 
-Each class is an operation, and says how its functions are called. Of these the first one serves:
+Each class is an operation; its `forward` says how its functions are called, and computes nothing. Of these
+the first one serves:
 
 1. what `Serving.register_oot_forward(name, function)` registered;
 2. the class's method `forward_<dispatch key>`, for platforms with that dispatch key;
@@ -9,10 +10,15 @@ Each class is an operation, and says how its functions are called. Of these the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 if TYPE_CHECKING:
+    import random
+
     import torch
+
+    from switchrail.engine.params import SamplingParams
 
 
 class Operation:
@@ -23,6 +29,11 @@ class Operation:
     """
 
     name: ClassVar[str]
+
+    @staticmethod
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        """Computes it; a platform's function takes the same arguments."""
+        raise NotImplementedError
 
 
 class RMSNorm(Operation):
@@ -35,6 +46,11 @@ class RMSNorm(Operation):
 
     name = "rms_norm"
 
+    @staticmethod
+    def forward(x: torch.Tensor, weight: torch.Tensor, *, eps: float, weight_offset: float) -> torch.Tensor:
+        """As the class says."""
+        raise NotImplementedError
+
 
 class GatedRMSNorm(Operation):
     """Normalisation of what comes out of a linear layer, times its gate.
@@ -45,6 +61,11 @@ class GatedRMSNorm(Operation):
     """
 
     name = "gated_rms_norm"
+
+    @staticmethod
+    def forward(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
+        """As the class says."""
+        raise NotImplementedError
 
 
 class Rotary(Operation):
@@ -57,6 +78,13 @@ class Rotary(Operation):
 
     name = "rotary"
 
+    @staticmethod
+    def forward(
+        position_ids: torch.Tensor, inv_freq: torch.Tensor, *, scaling: float, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As the class says."""
+        raise NotImplementedError
+
 
 class SiluAndMul(Operation):
     """The activation of a gated feed-forward layer.
@@ -66,6 +94,11 @@ class SiluAndMul(Operation):
     """
 
     name = "silu_and_mul"
+
+    @staticmethod
+    def forward(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """As the class says."""
+        raise NotImplementedError
 
     @staticmethod
     def forward_cpu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -82,6 +115,13 @@ class ChooseTokens(Operation):
     """
 
     name = "choose_tokens"
+
+    @staticmethod
+    def forward(
+        logits: torch.Tensor, params: Sequence[SamplingParams], draws: Sequence[random.Random]
+    ) -> list[int | None]:
+        """As the class says."""
+        raise NotImplementedError
 
 
 OPERATIONS: Final[dict[str, type[Operation]]] = {

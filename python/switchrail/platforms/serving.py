@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from switchrail.errors import PlatformError, RegistrationError
 from switchrail.nearest import nearest
+from switchrail.overrides import call_problem
 from switchrail.platforms.identity import OUT_OF_TREE
 from switchrail.platforms.operations import OPERATIONS, Operation
 
@@ -89,7 +90,8 @@ class Serving:
             override: Whether it may take the place of another one.
 
         Raises:
-            RegistrationError: There is no such operation, it has another function, or this is none.
+            RegistrationError: There is no such operation, it has another function, or this can't be called as
+                the operation's `forward`.
         """
         if op not in OPERATIONS:
             names, hint = nearest(op, OPERATIONS)
@@ -99,9 +101,10 @@ class Serving:
                 valid=tuple(OPERATIONS),
                 nearest=names,
             )
-        if not callable(forward):
+        problem = _call_problem(forward, OPERATIONS[op]) if callable(forward) else "; valid: a function"
+        if problem:
             raise RegistrationError(
-                f"{forward!r} can't serve operation {op!r}; valid: a function", name=op, found=forward
+                f"{forward!r} can't serve operation {op!r}{problem}", name=op, found=forward
             )
         if self._forwards.get(op, forward) is not forward and not override:
             raise RegistrationError(
@@ -116,7 +119,8 @@ class Serving:
         """The function that serves an operation; None: the native one.
 
         Raises:
-            PlatformError: The dispatch key can't be in the name of a method.
+            PlatformError: The dispatch key can't be in the name of a method, or the method can't be called as
+                the operation's `forward`.
         """
         registered = self._forwards.get(operation.name)
         if registered is not None:
@@ -129,7 +133,17 @@ class Serving:
                 found=key,
             )
         forward: Forward | None = getattr(operation, f"forward_{key}", None)
+        problem = "" if forward is None else _call_problem(forward, operation)
+        if problem:
+            raise PlatformError(
+                f"{operation.__name__}.forward_{key} can't serve {operation.name!r}{problem}", found=forward
+            )
         return forward
+
+
+def _call_problem(forward: Forward, operation: type[Operation]) -> str:
+    problem = call_problem(forward, operation.forward)
+    return "" if problem is None else f": it {problem}"
 
 
 __all__ = ["Forward", "KVKind", "Serving"]

@@ -13,6 +13,7 @@ from switchrail.engine.pools.kv import KVPool, LatentPool, MultiHeadPool
 from switchrail.engine.pools.shapes import KVShape, LatentShape, Shape, StateShape
 from switchrail.engine.pools.state import StatePool
 from switchrail.errors import ConfigError, PlatformError
+from switchrail.overrides import check_overrides
 from switchrail.platforms import Platform
 from switchrail.platforms.serving import KVKind
 
@@ -60,7 +61,7 @@ class Pools:
 
         Raises:
             ConfigError: There is no room for the state pool and one page.
-            PlatformError: The platform gives a class that is no pool.
+            PlatformError: The platform gives a class that is no pool, or one that doesn't fit its base.
         """
         serving = platform.serving
         tokens: dict[KVKind, dict[int, Any]] = {}
@@ -142,6 +143,14 @@ def _checked(found: T, base: type, platform: Platform, method: str) -> T:
             f"platform {platform.kind!r} gives {found!r} for {method}; valid: a class derived from "
             f"{base.__module__}.{base.__qualname__}",
             found=found,
+        )
+    problems = check_overrides(found, base)
+    if problems:
+        raise PlatformError(
+            f"platform {platform.kind!r} gives a class for {method} that doesn't fit its base: "
+            + "; ".join(problem.text for problem in problems),
+            found=found,
+            nearest=tuple(name for problem in problems for name in problem.nearest),
         )
     return found
 

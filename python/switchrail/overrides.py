@@ -1,0 +1,147 @@
+"""Holding a class that a plugin brings to the class of ours that it derives from.
+
+Python takes a misspelt override for a new method, and a wrong signature for a right one until it is called.
+Both are found here, before the class is used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from inspect import Parameter, Signature, get_annotations, signature
+from types import FunctionType
+from typing import Any, Final, NamedTuple
+
+from switchrail.nearest import nearest
+
+_METHODS: Final = (FunctionType, classmethod, staticmethod)
+
+
+class Problem(NamedTuple):
+    """Why a class doesn't fit its base.
+
+    Attributes:
+        text: In words.
+        nearest: The names of the base that a misspelt one is near to, best first.
+    """
+
+    text: str
+    nearest: tuple[str, ...] = ()
+
+
+def check_overrides(
+    cls: type[Any], base: type[Any], *, like: Mapping[str, str] | None = None
+) -> list[Problem]:
+    """What is wrong with a class's overrides.
+
+    A public method is misspelt where our classes know no such name, and differs by a letter or two from a
+    method of ours that the class does not override. So is a value (`knid = ...`) among values.
+
+    Args:
+        cls: The class.
+        base: The class of ours that it must derive from.
+        like: Method -> the method that is called with the same arguments, where the base leaves them open.
+    """
+    ours = [one for one in cls.__mro__ if one.__module__.partition(".")[0] == "switchrail"]
+    theirs = [one for one in cls.__mro__ if one not in ours and one is not object]
+    # The outermost class says how a name is called, so it comes last.
+    known = {name: one for owner in ours for name, one in (get_annotations(owner) | vars(owner)).items()}
+    known = {name: one for name, one in known.items() if name == "__init__" or not name.startswith("_")}
+    given = {name: one for owner in reversed(theirs) for name, one in vars(owner).items()}
+    derived = {name for owner in theirs if issubclass(owner, base) for name in vars(owner)}
+    problems = []
+    for name, found in given.items():
+        where = f"{cls.__qualname__}.{name}"
+        if name in known:
+            expected = known.get((like or {}).get(name, name), known[name])
+            problem = _mismatch(cls, found, expected)
+            if problem is not None:
+                problems.append(Problem(f"{where} {problem}"))
+        elif name in derived and not name.startswith("_"):
+            near = _misspelt(name, found, {valid: known[valid] for valid in known if valid not in given})
+            if near:
+                problems.append(
+                    Problem(
+                        f"{where} overrides nothing; nearest: {', '.join(near)}; valid: a name that the base "
+                        "has, or one of your own that is less like it or begins with an underscore",
+                        near,
+                    )
+                )
+    return problems
+
+
+def call_problem(function: Any, like: Any) -> str | None:
+    """Why a function can't be called as another one is, in words; None: it can."""
+    try:
+        own = signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):  # a function of C that doesn't tell
+        return None
+    expected = signature(like)
+    parameters = expected.parameters.values()
+    kinds = [parameter.kind for parameter in parameters]
+    positional = sum(kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
+    named = {one.name: None for one in parameters if one.kind is Parameter.KEYWORD_ONLY}
+    is_open = Parameter.VAR_POSITIONAL in kinds or Parameter.VAR_KEYWORD in kinds
+    try:
+        (own.bind_partial if is_open else own.bind)(*[None] * positional, **named)
+    except TypeError as error:
+        return f"has parameters {_plain(own)}: {error}; expected {_plain(expected)}"
+    return None
+
+
+def _plain(found: Signature) -> Signature:
+    """A signature without annotations."""
+    return Signature([one.replace(annotation=Parameter.empty) for one in found.parameters.values()])
+
+
+def _misspelt(name: str, found: object, valid: Mapping[str, object]) -> tuple[str, ...]:
+    """The names that a name is probably meant to be, best first."""
+    near = [
+        one
+        for one, value in valid.items()
+        if _is_code(value) == _is_code(found) and _is_near(_folded(name), _folded(one))
+    ]
+    return tuple(dict.fromkeys((*nearest(name, near)[0], *near)))
+
+
+def _is_code(value: object) -> bool:
+    return isinstance(value, (*_METHODS, property))
+
+
+def _folded(name: str) -> str:
+    """A name without what people write differently: `getDevice`, `is_device`."""
+    return re.sub(r"^(get|is)_|_", "", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
+
+
+def _is_near(one: str, other: str) -> bool:
+    """Whether so few letters were left out, added, changed or swapped that it looks like a slip."""
+    last: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, letter in enumerate(one):
+        before_last, last, row = last, row, [i + 1]
+        for j, wanted in enumerate(other):
+            cost = min(last[j + 1] + 1, row[j] + 1, last[j] + (letter != wanted))
+            if i and j and letter == other[j - 1] and one[i - 1] == wanted:
+                cost = min(cost, before_last[j - 1] + 1)
+            row.append(cost)
+    return row[-1] <= 1 + min(len(one), len(other)) // 8
+
+
+def _mismatch(cls: type[Any], found: Any, expected: Any) -> str | None:
+    """Why an attribute can't stand in for that of the base, in words; None: it can."""
+    if not isinstance(expected, _METHODS):
+        wanted = "a property" if isinstance(expected, property) else "a value"
+        return f"is a method, expected {wanted}" if isinstance(found, _METHODS) else None
+    if isinstance(found, (property, type)) or not (callable(found) or hasattr(found, "__get__")):
+        return f"is {found!r:.80}, expected a method"
+    if isinstance(expected, classmethod) and isinstance(found, FunctionType):
+        return "is a method of instances, expected a classmethod"
+    if not isinstance(found, _METHODS):  # callable in a way of its own
+        return None
+    if isinstance(found, FunctionType) and not signature(found, follow_wrapped=False).parameters:
+        return "has no parameters, not even one for the instance"
+    instance = object()
+    return call_problem(found.__get__(instance, cls), expected.__get__(instance, cls))
+
+
+__all__ = ["Problem", "call_problem", "check_overrides"]
