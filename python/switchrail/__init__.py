@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     current_platform: Platform
     """The platform of the current runtime, chosen when it is first asked for."""
+    __version__: str
+    """The installed distribution's version."""
 
 _HOMES = {
     "_core": (
@@ -55,6 +57,10 @@ _HOMES = {
 def __getattr__(name: str) -> "Any":
     from importlib import import_module
 
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("switchrail")
     if name == "current_platform":
         return __getattr__("current_runtime")().platform
     for home, names in _HOMES.items():

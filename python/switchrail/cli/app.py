@@ -3,28 +3,62 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+import os
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
-from switchrail.cli.backends import backends
-from switchrail.cli.check_backend import check_backend
-from switchrail.cli.choices import ListsBackends
-from switchrail.cli.doctor import doctor
-from switchrail.cli.explain import explain
-from switchrail.cli.lock import lock
-from switchrail.cli.new_plugin import new_plugin
-from switchrail.cli.plugins import plugins
-from switchrail.cli.run import run
-from switchrail.cli.tune import tune
+import switchrail
+from switchrail.cli.complete import join_words
+from switchrail.cli.logs import LOG
 from switchrail.errors import SwitchrailError
 
 INVALID, INTERRUPTED = 2, 130
 
+COMMANDS = ("run", "plugins", "backends", "explain", "lock", "new-plugin", "doctor", "check-backend", "tune")
 
-class _Commands(TyperGroup):
-    """Turns the library's errors into one message, and an interrupt into its exit code."""
+
+class _FlagsAreFalse:
+    """Flags that are not given are False; where they are None, typer imports pydantic to convert them."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False) and param.default is None:
+                param.default = False
+        return params
+
+
+class _Command(_FlagsAreFalse, TyperCommand):
+    """A subcommand. The help of `--backend` names the installed backends; it loads the plugins for that."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        for parameter in self.params:
+            if parameter.name == "backend":
+                from switchrail.cli.choices import BACKEND_HELP, installed_backends
+
+                parameter.help = f"{BACKEND_HELP} {installed_backends()}"  # type: ignore[attr-defined]
+        super().format_help(ctx, formatter)
+
+
+class _Commands(_FlagsAreFalse, TyperGroup):
+    """Imports a subcommand's module when it is asked for; turns the library's errors into one message."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        commands: dict[str, Any] = dict.fromkeys(COMMANDS)
+        self.commands = commands
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        if name not in COMMANDS:
+            return None
+        module = name.replace("-", "_")
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
+        single.command(name, cls=_Command)(getattr(import_module(f"switchrail.cli.{module}"), module))
+        return get_command(single)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -40,25 +74,34 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     name="switchrail",
     cls=_Commands,
-    help="Runs hybrid models, each layer's attention on the backend that its route names.",
     no_args_is_help=True,
-    add_completion=False,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command(cls=ListsBackends)(run)
-app.command()(plugins)
-app.command()(backends)
-app.command(cls=ListsBackends)(explain)
-app.command()(lock)
-app.command()(new_plugin)
-app.command()(doctor)
-app.command()(check_backend)
-app.command()(tune)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"switchrail {switchrail.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _switchrail(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    """Runs hybrid models, each layer's attention on the backend that its route names."""
 
 
 def main() -> None:
     """Runs the command with the process's arguments; what the library logs goes to standard error."""
-    log = logging.getLogger("switchrail")
-    log.addHandler(logging.StreamHandler())
-    log.setLevel(logging.INFO)
+    if "_SWITCHRAIL_COMPLETE" in os.environ:  # a shell asks: what is logged would be in the user's line
+        LOG.addHandler(logging.NullHandler())
+        join_words(os.environ)
+    else:
+        LOG.addHandler(logging.StreamHandler())
+        LOG.setLevel(logging.INFO)
     app(prog_name="switchrail")

@@ -9,10 +9,16 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from switchrail.cli.choices import ConfigOption, DeviceOption, JsonOption, loaded_runtime, read_choices
+from switchrail.cli import complete
+from switchrail.cli.choices import (
+    ConfigOption,
+    DeviceOption,
+    JsonOption,
+    PhaseOption,
+    loaded_runtime,
+    read_choices,
+)
 from switchrail.cli.show import console, platform_text, print_json, table
 from switchrail.errors import NoCaseError
 
@@ -26,10 +32,19 @@ STATUSES = ("passed", "failed", "skipped")
 
 
 def check_backend(
-    name: Annotated[str, typer.Argument(help="The name that it is registered under.")],
-    op: Annotated[str | None, typer.Option(help="Only this op; else every op that has the name.")] = None,
-    phase: Annotated[str | None, typer.Option(help="Only this phase: prefill, decode or verify.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="Only this dtype, such as bfloat16.")] = None,
+    name: Annotated[
+        str,
+        typer.Argument(help="The name that it is registered under.", autocompletion=complete.backend_names),
+    ],
+    op: Annotated[
+        str | None,
+        typer.Option(help="Only this op; else every op that has the name.", autocompletion=complete.ops),
+    ] = None,
+    phase: PhaseOption = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Only this dtype, such as bfloat16.", autocompletion=complete.dtypes),
+    ] = None,
     device: DeviceOption = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Shorter sequences, and most cases in one dtype only.")
@@ -88,6 +103,8 @@ def check_backend(
 
 
 def _run(cases: Sequence[Case], *, quiet: bool) -> Iterator[Outcome]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
     from switchrail.testing.conformance import run_case
 
     progress = Progress(
@@ -95,7 +112,7 @@ def _run(cases: Sequence[Case], *, quiet: bool) -> Iterator[Outcome]:
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=console(stderr=True),
         transient=True,
         disable=quiet or not sys.stderr.isatty(),
     )

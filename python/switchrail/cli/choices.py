@@ -9,22 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
-from typer.core import TyperCommand
 
 import switchrail
+from switchrail.cli import complete
 from switchrail.errors import ConfigError, SwitchrailError
 from switchrail.nearest import nearest
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 if TYPE_CHECKING:
     from switchrail.runtime import Runtime
 
-_BACKEND_HELP = (
+BACKEND_HELP = (
     "Which backend serves an op (gated_delta), an op in a phase (gated_delta.decode), or the linear ops "
     "(linear, linear.decode); can be given several times."
 )
@@ -33,7 +27,8 @@ BackendOption = Annotated[
     typer.Option(
         "--backend",
         metavar="KEY=NAME",
-        help=_BACKEND_HELP,
+        help=BACKEND_HELP,
+        autocompletion=complete.backend_choices,
     ),
 ]
 ConfigOption = Annotated[
@@ -50,27 +45,32 @@ DeviceOption = Annotated[
     typer.Option(
         metavar="DEVICE",
         help="Such as cpu, cuda:0, or the name of a platform plugin; else the platform in use.",
+        autocompletion=complete.devices,
     ),
 ]
 DtypeOption = Annotated[
     str | None,
-    typer.Option(metavar="DTYPE", help="float32, float16 or bfloat16; else what suits the device."),
+    typer.Option(
+        metavar="DTYPE",
+        help="float32, float16 or bfloat16; else what suits the device.",
+        autocompletion=complete.dtypes,
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 
 
-class ListsBackends(TyperCommand):
-    """A command whose help names the installed backends; it loads the plugins for that."""
+PhaseOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PHASE",
+        help="Only this phase: prefill, decode or verify.",
+        autocompletion=complete.phases,
+    ),
+]
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Adds the names to the help of `--backend`."""
-        for parameter in self.params:
-            if parameter.name == "backend":
-                parameter.help = f"{_BACKEND_HELP} {escape(_installed())}"  # type: ignore[attr-defined]
-        super().format_help(ctx, formatter)
 
-
-def _installed() -> str:
+def installed_backends() -> str:
+    """One sentence that names the installed backends by op, or says why it can't."""
     try:
         runtime = loaded_runtime(Choices())
     except SwitchrailError as error:  # help is wanted all the more then
@@ -115,6 +115,11 @@ def read_choices(file: Path | None, backends: Sequence[str] | None) -> Choices:
 
 
 def _read_tables(file: Path) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
+
     valid = {"backends": 1, "config": 3, "engine": 1}
     try:
         tables: dict[str, Any] = tomllib.loads(file.read_text("utf-8"))

@@ -7,15 +7,18 @@ from dataclasses import asdict
 import typer
 
 from switchrail.cli.choices import JsonOption
+from switchrail.cli.logs import failures_shown
 from switchrail.cli.show import print_json
-from switchrail.doctor import diagnose
 
 WRONG = 1
 
 
 def doctor(as_json: JsonOption = False) -> None:
     """Look for what is wrong in this installation, and say what to do; exit with 1 where anything is."""
-    found = diagnose()
+    from switchrail.doctor import diagnose
+
+    with failures_shown():
+        found = diagnose()
     if as_json:
         print_json([asdict(finding) for finding in found])
     else:

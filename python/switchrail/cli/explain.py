@@ -16,6 +16,7 @@ from switchrail.cli.choices import (
     DeviceOption,
     DtypeOption,
     JsonOption,
+    PhaseOption,
     loaded_runtime,
     read_choices,
 )
@@ -41,7 +42,7 @@ def explain(
         ),
     ] = None,
     layer: Annotated[int | None, typer.Option(help="Only the layer with this id.")] = None,
-    phase: Annotated[str | None, typer.Option(help="Only this phase: prefill, decode or verify.")] = None,
+    phase: PhaseOption = None,
     backend: BackendOption = None,
     config: ConfigOption = None,
     device: DeviceOption = None,

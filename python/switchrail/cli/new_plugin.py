@@ -15,12 +15,15 @@ from typing import Annotated
 import typer
 
 from switchrail import _core
+from switchrail.cli import complete
 from switchrail.errors import NewPluginError
 from switchrail.runtime import Runtime
 
 _TEMPLATES = files("switchrail.cli") / "templates"
 
-OpOption = Annotated[str, typer.Option(metavar="OP", help="What its backend computes.")]
+OpOption = Annotated[
+    str, typer.Option(metavar="OP", help="What its backend computes.", autocompletion=complete.ops)
+]
 PlatformOption = Annotated[
     bool, typer.Option("--platform", help="Also a device family, which runs on the host.")
 ]

@@ -8,9 +8,9 @@ import typer
 
 from switchrail.cli.choices import Choices, JsonOption, loaded_runtime
 from switchrail.cli.hooks import show_hooks
+from switchrail.cli.logs import failures_shown
 from switchrail.cli.show import console, plugin_table, print_json
-from switchrail.errors import PlatformError
-from switchrail.plugins.environment import PLATFORMS
+from switchrail.errors import PlatformError, PlatformPluginError
 
 
 def plugins(
@@ -20,20 +20,22 @@ def plugins(
     as_json: JsonOption = False,
 ) -> None:
     """List the installed plugins: loaded, left out or failed, and why."""
-    runtime = loaded_runtime(Choices())
-    if not hooks and any(plugin.group == PLATFORMS for plugin in runtime.plugins):
-        try:
-            runtime.platform  # noqa: B018 - so that the records say which one is in use
-        except PlatformError as error:
-            typer.echo(f"switchrail: {error}", err=True)
-    found = runtime.plugins
     if hooks:
-        explanations = runtime.hooks.explain_all()
+        explanations = loaded_runtime(Choices()).hooks.explain_all()
         if as_json:
             print_json([explanation.to_dict() for explanation in explanations])
         else:
             show_hooks(explanations)
-    elif as_json:
-        print_json([plugin.to_dict() for plugin in found])
+        return
+    with failures_shown():
+        runtime = loaded_runtime(Choices())
+    try:
+        runtime._platforms.ask_plugins()  # so that the records say which one is in use
+    except PlatformPluginError:  # its record says so
+        pass
+    except PlatformError as error:
+        typer.echo(f"switchrail: {error}", err=True)
+    if as_json:
+        print_json([plugin.to_dict() for plugin in runtime.plugins])
     else:
-        console().print(plugin_table(found))
+        console().print(plugin_table(runtime.plugins))

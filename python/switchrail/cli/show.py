@@ -20,9 +20,15 @@ if TYPE_CHECKING:
 PIPE_WIDTH = 160
 
 
-def console() -> Console:
-    """Standard output; where that is no terminal, wide enough that lines are seldom folded."""
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+def console(*, stderr: bool = False, quiet: bool = False) -> Console:
+    """Standard output or standard error; where that is no terminal, lines are seldom folded.
+
+    Args:
+        stderr: Standard error.
+        quiet: Prints nothing.
+    """
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(width=None if stream.isatty() else PIPE_WIDTH, stderr=stderr, quiet=quiet)
 
 
 def print_json(document: Any) -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 import switchrail
 from switchrail import _core
-from switchrail.cli.choices import Choices, DeviceOption, JsonOption, loaded_runtime
+from switchrail.cli import complete
+from switchrail.cli.choices import Choices, DeviceOption, JsonOption, PhaseOption, loaded_runtime
 from switchrail.cli.show import console, platform_text, print_json, times_table
 from switchrail.errors import UnknownPhaseError
 from switchrail.nearest import nearest
@@ -26,11 +26,17 @@ def tune(
         Path | None,
         typer.Argument(help="For heads and head sizes of this model; else for those of widespread ones."),
     ] = None,
-    op: Annotated[list[str] | None, typer.Option(help="Only this op; can be given several times.")] = None,
-    phase: Annotated[str | None, typer.Option(help="Only this phase: prefill, decode or verify.")] = None,
+    op: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this op; can be given several times.", autocompletion=complete.ops),
+    ] = None,
+    phase: PhaseOption = None,
     dtype: Annotated[
         list[str] | None,
-        typer.Option(help="A dtype of activations; can be given several times; else what suits the device."),
+        typer.Option(
+            help="A dtype of activations; can be given several times; else what suits the device.",
+            autocompletion=complete.dtypes,
+        ),
     ] = None,
     device: DeviceOption = None,
     output: Annotated[
@@ -69,7 +75,7 @@ def tune(
     path = times_path() if output is None else output
     found: list[Timing] = []
     result: Machine = {}
-    with Console(stderr=True).status("timing") as status:
+    with console(stderr=True).status("timing") as status:
         for timing in timings_of(
             runtime,
             platform,

@@ -75,17 +75,36 @@ class PlatformChoice:
         if self._platform is not None:
             return self._platform
         name = os.environ.get(PLATFORM, "").strip()
-        candidates = () if name in KINDS else self._candidates()
+        candidates = self._asked_for(name)
 
         def work() -> Platform:
             if self._platform is None:
                 try:
-                    self._platform = self._kept(_choose(name, candidates))
+                    found = _active(name, candidates)
+                    self._platform = self._kept(detect(name or None) if found is None else found)
                 finally:
                     self._keep_records(candidates)
             return self._platform
 
         return self._alone(work)
+
+    def ask_plugins(self) -> None:
+        """Asks the installed platform plugins, so that their records say what came of it.
+
+        Looks for no device of a built-in kind, which would import torch. Raises what `get` raises.
+        """
+        name = os.environ.get(PLATFORM, "").strip()
+        candidates = self._asked_for(name)
+
+        def work() -> None:
+            if self._platform is None:
+                try:
+                    found = _active(name, candidates)
+                    self._platform = None if found is None else self._kept(found)
+                finally:
+                    self._keep_records(candidates)
+
+        self._alone(work)
 
     def use(self, platform: Platform | str | torch.device) -> None:
         """Makes another platform the one that counts; takes what `find` takes, and raises what it raises."""
@@ -121,6 +140,9 @@ class PlatformChoice:
             return found if found is platform else self._kept(found)
 
         return self._alone(work)
+
+    def _asked_for(self, name: str) -> Sequence[Candidate]:
+        return () if name in KINDS else self._candidates()
 
     def _candidates(self) -> Sequence[Candidate]:
         return [Candidate(plugin) for plugin in self._plugins()]
@@ -170,9 +192,10 @@ def _may_be_asked(plugin: Plugin) -> bool:
     return plugin.group == PLATFORMS and plugin.state == "discovered"
 
 
-def _choose(name: str, candidates: Sequence[Candidate]) -> Platform:
+def _active(name: str, candidates: Sequence[Candidate]) -> Platform | None:
+    """The platform of the plugin that is asked for by name, or active; None: a built-in kind serves."""
     if name in KINDS:
-        return detect(name)
+        return None
     if name:
         candidate = _candidate_of(name, candidates)
         if candidate is not None:
@@ -194,10 +217,7 @@ def _choose(name: str, candidates: Sequence[Candidate]) -> Platform:
             found=names,
             valid=names,
         )
-    if not active:
-        return detect()
-    ((candidate, path),) = active
-    return candidate.make(path)
+    return active[0][0].make(active[0][1]) if active else None
 
 
 def _find(platform: Platform | str | torch.device, candidates: Sequence[Candidate]) -> Platform:

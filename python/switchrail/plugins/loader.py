@@ -272,7 +272,7 @@ class Loader:
         message = f"plugin {plugin.qualified_name} failed to load: {plugin.reason}"
         if message not in self._told:
             self._told.add(message)
-            _log.warning("%s", message)
+            _log.warning("%s", message, extra={"failed_plugin": plugin.qualified_name})
 
     def _look(self, paths: Iterable[str | os.PathLike[str]] | None) -> None:
         given = None

@@ -1,0 +1,87 @@
+"""What a shell offers where an argument is completed."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping, Sequence
+
+from switchrail import _core
+from switchrail.errors import SwitchrailError
+
+_key = ""
+"""The key of the `KEY=NAME` that is completed, where the shell gives the name alone."""
+
+
+def join_words(environment: MutableMapping[str, str]) -> None:
+    """Joins what bash has cut at equals signs, in the variables that it passes to a completion.
+
+    Of the word at the cursor it replaces what follows the last sign, so that alone is left to complete.
+    """
+    global _key
+    count = environment.get("COMP_CWORD", "")
+    if not count.isdecimal():
+        return
+    words: list[str] = []
+    for word in environment.get("COMP_WORDS", "").split("\n")[: int(count) + 1]:
+        if words and (word == "=" or words[-1].endswith("=")):
+            words[-1] += word
+        else:
+            words.append(word)
+    head, _, name = words.pop().rpartition("=")
+    option, _, key = head.partition("=") if head.startswith("--") else ("", "", head)
+    _key = key
+    words += [*([option] if option else []), name]
+    environment["COMP_WORDS"], environment["COMP_CWORD"] = "\n".join(words), str(len(words) - 1)
+
+
+def backend_choices(incomplete: str) -> list[str]:
+    """`KEY=` for `--backend`, and after it the names that the key's ops have."""
+    given, equals, _ = incomplete.rpartition("=")
+    key = given or _key
+    if not key:
+        return [f"{op}{phase}=" for op in (*_core.OPS, "linear") for phase in ("", *_PHASES)]
+    op = key.partition(".")[0]
+    names = _names(_core.LINEAR_OPS if op == "linear" else (op,))
+    return [f"{given}{equals}{name}" for name in ("auto", *names)]
+
+
+def backend_names() -> list[str]:
+    """The names of the registered backends."""
+    return _names(_core.OPS)
+
+
+def ops() -> list[str]:
+    """The ops."""
+    return list(_core.OPS)
+
+
+def phases() -> list[str]:
+    """The phases."""
+    return list(_core.PHASES)
+
+
+def dtypes() -> list[str]:
+    """The dtypes that a model can run in."""
+    return ["float32", "float16", "bfloat16"]
+
+
+def devices() -> list[str]:
+    """The built-in kinds of devices, and the installed platforms."""
+    from switchrail.platforms.builtin import KINDS
+    from switchrail.plugins.environment import PLATFORMS
+    from switchrail.runtime import Runtime
+
+    return [*KINDS, *(plugin.name for plugin in Runtime().discover() if plugin.group == PLATFORMS)]
+
+
+_PHASES = tuple(f".{phase}" for phase in _core.PHASES)
+
+
+def _names(of: Sequence[str]) -> list[str]:
+    from switchrail.current import current_runtime
+
+    runtime = current_runtime()
+    try:
+        runtime.load()
+        return sorted({backend.name for op in of for backend in runtime.backends(op)})
+    except SwitchrailError:  # the command will say so when it runs
+        return []

@@ -1,0 +1,23 @@
+"""What the library logs, as the command shows it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+LOG = logging.getLogger("switchrail")
+
+
+@contextmanager
+def failures_shown() -> Iterator[None]:
+    """Leaves plugins that fail out of the log, for a block whose caller shows their records instead."""
+    LOG.addFilter(_is_no_failure)
+    try:
+        yield
+    finally:
+        LOG.removeFilter(_is_no_failure)
+
+
+def _is_no_failure(record: logging.LogRecord) -> bool:
+    return not hasattr(record, "failed_plugin")

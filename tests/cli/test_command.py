@@ -1,0 +1,160 @@
+"""The command as a whole: version, completion, what it imports, plain messages."""
+
+import os
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+from switchrail.cli import complete
+from switchrail.cli.app import COMMANDS
+
+PROGRAM = "from switchrail.cli import main; main()"
+
+
+def offered(*words, **environment):
+    """What a shell is offered for the last word."""
+    told = {"_SWITCHRAIL_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": " ".join(["switchrail", *words])}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=os.environ | told | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_the_version_is_the_installed_one(switchrail):
+    version = metadata.version("switchrail")
+    assert sys.modules["switchrail"].__version__ == version
+    done = switchrail("--version")
+    assert (done.exit_code, done.stdout) == (0, f"switchrail {version}\n")
+
+
+def test_every_command_is_listed_and_has_help(switchrail):
+    done = switchrail("--help")
+    assert done.exit_code == 0
+    for name in COMMANDS:
+        assert f"  {name} " in done.stdout
+        assert switchrail(name, "--help").stdout.startswith(f"Usage: switchrail {name} ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plugin"], "No such command 'plugin'. Did you mean 'plugins'"),
+        (["plugins", "--jsn"], "No such option: --jsn"),
+        (["check-backend"], "Missing argument 'name'"),
+    ],
+)
+def test_misuse_is_told_in_plain_lines(switchrail, arguments, message):
+    done = switchrail(*arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.isascii(), "no boxes"
+    assert message in done.stderr.splitlines()[-1]
+
+
+def test_commands_and_values_are_completed():
+    assert {"plugins", "explain"} <= set(offered("").replace('"', " ").split())
+    backends = offered("run", "somewhere", "--backend", "linear.decode=")
+    assert "linear.decode=torch" in backends
+    assert "linear.decode=auto" in backends
+    assert "attention.prefill=" in offered("explain", "somewhere", "--backend", "attention.")
+    assert "decode" in offered("explain", "--phase", "de")
+    assert "bfloat16" in offered("run", "--dtype", "bf")
+    assert "cuda" in offered("run", "--device", "cu")
+    assert "gated_delta" in offered("new-plugin", "acme", "--op", "gated")
+    assert "reference" in offered("check-backend", "ref")
+
+
+def test_completion_stays_silent_where_plugins_cannot_be_loaded():
+    assert "torch" not in offered("check-backend", "t", SWITCHRAIL_PLUGINS="no-such-plugin")
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "left"),
+    [
+        (["switchrail", "run", "x", "--backend", "linear", "=", "tri"], "linear", ["--backend", "tri"]),
+        (["switchrail", "run", "x", "--backend", "linear", "="], "linear", ["--backend", ""]),
+        (["switchrail", "run", "x", "--backend", "=", "linear", "=", "t"], "linear", ["--backend", "t"]),
+        (["switchrail", "run", "x", "--device", "=", "cp"], "", ["--device", "cp"]),
+        (["switchrail", "run", "x", "--dtype", "=", "f", "--device", "c"], "", ["--device", "c"]),
+        (["switchrail", "run", "x", "--backend", ""], "", ["--backend", ""]),
+    ],
+)
+def test_bash_cuts_words_at_equals_signs(monkeypatch, words, key, left):
+    monkeypatch.setattr(complete, "_key", "")
+    environment = {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
+    complete.join_words(environment)
+    assert complete._key == key
+    found = environment["COMP_WORDS"].split("\n")
+    assert found[-2:] == left
+    assert environment["COMP_CWORD"] == str(len(found) - 1)
+    if key:
+        assert "torch" in complete.backend_choices(left[-1])
+        assert all("=" not in name for name in complete.backend_choices(left[-1]))
+
+
+def test_the_script_for_a_shell(switchrail, monkeypatch):
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "--show-completion", "bash"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "_SWITCHRAIL_COMPLETE=complete_bash" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["plugins"], ["plugins", "--json"], ["--version"], ["--help"]])
+def test_what_is_cheap_imports_little(tmp_path, arguments):
+    """Also with a platform plugin that declines, which leaves the choice to the built-in kinds."""
+    info = tmp_path / "acme_platform-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-platform\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[switchrail.platforms]\nacme = acme_platform:activate\n")
+    (tmp_path / "acme_platform.py").write_text("def activate(): pass\n")
+    program = f"""
+import sys, typer
+before = set(sys.modules)
+from switchrail.cli.app import app
+app({arguments!r}, standalone_mode=False)
+heavy = {{"torch", "transformers", "numpy", "pydantic", "safetensors"}}
+if {arguments!r} == ["--version"]: heavy = {{"torch", "rich", "switchrail.runtime"}}
+print(sorted(heavy & (set(sys.modules) - before)), file=sys.stderr)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == "[]\n"
+    if arguments == ["plugins"]:
+        assert "it declines" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["plugins", "doctor"])
+def test_one_line_for_a_plugin_that_fails(tmp_path, command):
+    info = tmp_path / "ill_gdn-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ill-gdn\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[switchrail.plugins]\nill = ill_gdn:register\n")
+    (tmp_path / "ill_gdn.py").write_text("raise OSError('no driver')\n")
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, command],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout + done.stderr).count("no driver") == 1, done.stderr
+    listed = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "backends"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert listed.stderr.count("no driver") == 1, "a command without the plugins' table logs it"
