@@ -160,7 +160,8 @@ def make_case(layers: int, layer: int) -> Case:
     with switchrail.testing.isolated() as runtime:
         runtime.register("linear", Linear, op="gated_delta")
         runtime.register("full", Full, op="attention")
-        plan = runtime.plan(switchrail.Layout.from_kinds("bench", kinds), device="cpu", dtype="float32")
+        layout = switchrail.Layout.from_kinds("bench", kinds)
+        plan = runtime.bind(runtime.plan(layout, device="cpu", dtype="float32"))
     full, linear = ListedFull(), ListedLinear()
     dispatch = ListedDispatch(full, linear, [index for index in range(layers) if is_full(index)])
     batch = SimpleNamespace(forward_mode=Mode.DECODE)
@@ -196,7 +197,7 @@ def make_case(layers: int, layer: int) -> Case:
     )
 
 
-def check(plan: switchrail.RoutePlan, dispatch: ListedDispatch, kinds: list[str]) -> None:
+def check(plan: switchrail.BoundPlan, dispatch: ListedDispatch, kinds: list[str]) -> None:
     """Leads every layer in both phases through both dispatchers, and compares what was reached."""
     for layer, kind in enumerate(kinds):
         op, name = ("attention", "full") if kind == "full_attention" else ("gated_delta", "linear")

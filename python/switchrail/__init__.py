@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from switchrail._core import (
         BatchRoutes,
+        BoundPlan,
         Decision,
         Layer,
         Layout,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "_core": (
         "BatchRoutes",
+        "BoundPlan",
         "Decision",
         "Layer",
         "Layout",
@@ -74,6 +76,7 @@ def __getattr__(name: str) -> "Any":
 
 __all__ = [
     "BatchRoutes",
+    "BoundPlan",
     "Decision",
     "DeviceSupport",
     "Engine",

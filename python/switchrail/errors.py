@@ -116,6 +116,10 @@ class NoRouteError(SwitchrailError, LookupError):
     """The layer doesn't run that op, or the phase wasn't planned. Fields: `model`, `found`, `valid`."""
 
 
+class StalePlanError(SwitchrailError, LookupError):
+    """A plan names a backend that is not registered as it was. Fields: `op`, `backend`, `origin`, `found`."""
+
+
 class SchemaError(SwitchrailError, ValueError):
     """A document that can't be read, or has another schema version. Fields: `found`, `valid`."""
 

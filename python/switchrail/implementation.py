@@ -38,8 +38,11 @@ class Implementation:
             ConfigError: The configuration in effect is not valid.
         """
         name, op, path = registration.name, registration.op, registration.path
-        found = _import(name, op, path) if isinstance(self.target, str) else self.target
-        cls = check_class(found, name, op, path, registration.phases)
+        try:
+            found = _import(name, op, path) if isinstance(self.target, str) else self.target
+            cls = check_class(found, name, op, path, registration.phases)
+        except BackendImportError as error:
+            raise _with_ways_out(error, registration) from error.__cause__
         values = None
         if self.config_type is not None:
             where = f"configuration of {op} backend {name!r}"
@@ -73,6 +76,17 @@ def check_class(cls: object, name: str, op: str, path: str, phases: Iterable[str
     if problems:
         raise _error(name, op, path, "; ".join(problem.text for problem in problems))
     return cls
+
+
+def _with_ways_out(error: BackendImportError, registration: Registration) -> BackendImportError:
+    """The error with who registered the backend, and what the user can do about it."""
+    ways = [f"choose another backend with {registration.op}=NAME"]
+    if plugin := registration.to_dict()["origin"].get("plugin"):
+        ways.append(f"leave plugin {plugin!r} out of SWITCHRAIL_PLUGINS")
+    return BackendImportError(
+        f"{error}; it was registered by {registration.origin}; to go on without it, {', or '.join(ways)}",
+        **error.fields,
+    )
 
 
 def _import(name: str, op: str, path: str) -> Any:

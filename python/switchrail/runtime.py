@@ -22,7 +22,7 @@ from switchrail.times import as_arguments, measurements_for
 if TYPE_CHECKING:
     import torch
 
-    from switchrail._core import Decision, Fingerprint, Layout, Registration, RoutePlan
+    from switchrail._core import BoundPlan, Decision, Fingerprint, Layout, Registration, RoutePlan
     from switchrail.hooks import Hooks
     from switchrail.ops.backend import Backend
     from switchrail.processes import RuntimeState
@@ -282,12 +282,13 @@ class Runtime(Registrar):
         no_decay: Iterable[str] = (),
         measurements: Iterable[Mapping[str, Any]] | None = None,
     ) -> RoutePlan:
-        """Decides which backend serves each layer, imports these backends and constructs them, each once.
+        """Decides which backend serves each layer. Imports no backend; `bind` does.
 
-        Where measurements say so, batches of different sizes are served by different backends: `RoutePlan.at`
+        Where measurements say so, batches of different sizes are served by different backends: `BoundPlan.at`
         gives those of one batch. All that a plan has of one op take the state, or the cache, in one form.
 
-        The plan keeps what it was made from: later registrations and configurations are for later plans.
+        The plan is data: it pickles, and keeps what it was made from. Later registrations and configurations
+        are for later plans.
 
         Args:
             layout: What each layer of the model is.
@@ -304,8 +305,6 @@ class Runtime(Registrar):
             measurements: As in `resolve`.
 
         Raises:
-            BackendImportError: The path of a chosen backend doesn't lead to one.
-            ConfigError: The configuration of a chosen backend is not valid.
             SwitchrailError: As in `resolve`; messages and fields name the layers too.
         """
         request = {
@@ -321,7 +320,21 @@ class Runtime(Registrar):
             "no_decay": several("no_decay", no_decay),
             "measurements": self._measurements(device, measurements),
         }
-        return _core.RoutePlan(self._core, layout, request, _build)
+        return _core.RoutePlan(self._core, layout, request)
+
+    def bind(self, plan: RoutePlan) -> BoundPlan:
+        """Imports the backends of a plan and constructs them, each once, with the plan's configurations.
+
+        The plan may come from another process: its backends are found by op, name, origin and capabilities.
+        A bound plan keeps its instances, whatever is registered or withdrawn later. Native backends, which
+        Rust calls, have no instance.
+
+        Raises:
+            StalePlanError: A backend of the plan is not registered here, or not as it was.
+            BackendImportError: The path of a backend doesn't lead to one.
+            ConfigError: The configuration of a backend is not valid.
+        """
+        return _core.BoundPlan(self._core, plan, _build)
 
     def _measurements(
         self, device: Platform | str, given: Iterable[Mapping[str, Any]] | None

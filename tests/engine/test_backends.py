@@ -54,9 +54,9 @@ def test_a_backend_plans_once_a_step_and_phase_and_runs_once_a_layer(
     engine = make_engine(runtime=runtime, backends={"gated_delta": "watched"}, options={"prefill_chunk": 6})
     expected = make_engine(options={"prefill_chunk": 6}).generate(PROMPTS, FREE)
     assert engine.generate(PROMPTS, FREE) == expected
-    watched = engine.plan.backend("gated_delta", "decode", 0)
+    watched = engine.bound.backend("gated_delta", "decode", 0)
     assert isinstance(watched, Watched)
-    assert watched is engine.plan.backend("gated_delta", "prefill", 2)
+    assert watched is engine.bound.backend("gated_delta", "prefill", 2)
     assert len(watched.plans) > engine.stats.steps  # some steps have both phases
     assert len(watched.calls) == len(watched.plans) * len(LINEAR_LAYERS)
     planned = {id(batch): (phase, plan) for phase, batch, plan in watched.plans}
@@ -69,7 +69,7 @@ def test_batches_keep_their_contract(runtime: switchrail.Runtime, make_engine: C
     engine = make_engine(runtime=runtime, backends={"gated_delta": "watched"}, options={"prefill_chunk": 6})
     random.Random(1).shuffle(engine.pools.slots._free)
     engine.generate(PROMPTS, FREE)
-    watched = engine.plan.backend("gated_delta", "decode", 0)
+    watched = engine.bound.backend("gated_delta", "decode", 0)
     seen = set()
     for phase, batch, _ in watched.plans:
         seen.add((phase, len(batch.seqlens)))
@@ -106,7 +106,7 @@ def test_phases_can_have_backends_of_their_own(
     engine = make_engine(runtime=runtime, backends=backends)
     assert engine.generate(PROMPTS, FREE) == make_engine().generate(PROMPTS, FREE)
     if backends.get("gated_delta.decode") == "watched":
-        watched = engine.plan.backend("gated_delta", "decode", 0)
+        watched = engine.bound.backend("gated_delta", "decode", 0)
         assert {phase for phase, _, _ in watched.calls} == {"decode"}
         assert len(watched.calls) == (engine.stats.steps - 1) * len(LINEAR_LAYERS)
 
@@ -149,9 +149,9 @@ def test_each_step_goes_to_what_was_fastest_for_its_like(
     assert engine.generate(PROMPTS, FREE) == expected
     lone = engine.generate(PROMPTS[:1], FREE)
     assert lone == expected[:1]
-    watched = engine.plan.at("decode", (1, 1)).backend("gated_delta", 0)
+    watched = engine.bound.at("decode", (1, 1)).backend("gated_delta", 0)
     assert isinstance(watched, Watched)
-    assert not isinstance(engine.plan.at("decode", (1,)).backend("gated_delta", 0), Watched)
+    assert not isinstance(engine.bound.at("decode", (1,)).backend("gated_delta", 0), Watched)
     batches = [(phase, len(batch.seqlens), sum(batch.seqlens)) for phase, batch, _ in watched.plans]
     assert {phase for phase, _, _ in batches} == {"prefill", "decode"}
     assert all(rows > 1 for _, _, rows in batches)  # of one row, torch ran it

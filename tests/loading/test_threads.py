@@ -178,8 +178,9 @@ def test_sixteen_threads(runtime: Runtime, install: Install, find: Find) -> None
     def plan(rng: random.Random) -> None:
         while not crew.done.is_set():
             plan = runtime.plan(LAYOUT, device="cpu", dtype="float32")
-            assert plan.lookup("gated_delta", "decode", 0)
-            assert type(plan.backend("gated_delta", "decode", 0)).__name__ in ("Acme", "TorchGatedDelta")
+            bound = runtime.bind(plan)
+            assert bound.lookup("gated_delta", "decode", 0)
+            assert type(bound.backend("gated_delta", "decode", 0)).__name__ in ("Acme", "TorchGatedDelta")
 
     def look(rng: random.Random) -> None:
         while not crew.done.is_set():

@@ -57,7 +57,7 @@ def test_called_once_a_linear_layer_and_step(installed, speak):
     layers = linear_layers(engine)
     assert 0 < len(layers) < len(engine.plan.layout.layers)
     backends = {
-        engine.plan.backend("gated_delta", phase, i) for phase in ("prefill", "decode") for i in layers
+        engine.bound.backend("gated_delta", phase, i) for phase in ("prefill", "decode") for i in layers
     }
     assert len(backends) == 1
     assert engine.stats.steps == NEW_TOKENS
@@ -82,7 +82,7 @@ def test_two_more_beside_it(installed, runtime, speak):
     tokens, engine = speak(**choices)
     assert tokens == speak(gated_delta="acme")[0]
     layer = linear_layers(engine)[0]
-    castor, pollux = (engine.plan.backend("gated_delta", phase, layer) for phase in ("prefill", "decode"))
+    castor, pollux = (engine.bound.backend("gated_delta", phase, layer) for phase in ("prefill", "decode"))
     assert (type(castor).__name__, castor.config.brightness) == ("Castor", 1.9)
     assert (type(pollux).__name__, pollux.config.planet) == ("Pollux", "b")
 

@@ -97,6 +97,10 @@ def make(runtime, **arguments):
     return runtime.plan(LAYOUT, **WHERE, **arguments)
 
 
+def bind(runtime, **arguments):
+    return runtime.bind(make(runtime, **arguments))
+
+
 def name_of(routes, op="gated_delta"):
     (name,) = {name for _, served, name in routes.table if served == op}
     return name
@@ -116,7 +120,8 @@ def name_of(routes, op="gated_delta"):
 )
 def test_a_batch_goes_to_the_backend_that_is_fastest_for_its_like(runtime, seqlens, name):
     plan = make(runtime)
-    routes = plan.at("prefill", seqlens)
+    bound = runtime.bind(plan)
+    routes = bound.at("prefill", seqlens)
     assert name_of(routes) == name
     (route,) = (
         route
@@ -136,11 +141,11 @@ def test_a_batch_goes_to_the_backend_that_is_fastest_for_its_like(runtime, seqle
     assert routes.phase == "prefill"
     assert repr(routes) == f'BatchRoutes(model={plan.layout.model!r}, phase="prefill")'.replace("'", '"')
     # each backend is one instance, in whatever class it serves
-    assert routes.backend("gated_delta", 0) is plan.at("prefill", list(seqlens)).backend("gated_delta", 2)
+    assert routes.backend("gated_delta", 0) is bound.at("prefill", list(seqlens)).backend("gated_delta", 2)
 
 
 def test_what_rows_see_decides_for_a_paged_op(runtime):
-    plan = make(runtime)
+    plan = bind(runtime)
     names = [
         name_of(plan.at("decode", (1,) * 32, (cached,) * 32), "attention")
         for cached in (1000, 3000, 20_000, 100_000)
@@ -172,7 +177,7 @@ def test_the_best_or_near_it_at_any_lengths(lengths):
 
 def test_a_named_backend_serves_all(runtime):
     plan = make(runtime, preferences={"gated_delta.prefill": "wide", "attention": "auto"})
-    assert name_of(plan.at("prefill", (32768,))) == "wide"
+    assert name_of(runtime.bind(plan).at("prefill", (32768,))) == "wide"
     assert [route.decision.serving for route in plan.routes if route.decision.op == "gated_delta"] == [
         [("wide", "the user")],
         [("split", "the user")],
@@ -184,12 +189,12 @@ def test_gates_that_never_decay_have_times_of_their_own(runtime):
     for sample in without["samples"]:
         sample["nanoseconds"]["split"] *= 10
     for measurements in ([delta(), without], [without, delta()]):
-        assert name_of(make(runtime, measurements=measurements).at("prefill", (32768,))) == "split"
+        assert name_of(bind(runtime, measurements=measurements).at("prefill", (32768,))) == "split"
         plan = make(runtime, measurements=measurements, no_decay=["gated_delta"])
-        assert name_of(plan.at("prefill", (32768,))) == "wide"
+        assert name_of(runtime.bind(plan).at("prefill", (32768,))) == "wide"
         assert plan.to_dict()["request"]["no_decay"] == ("gated_delta",)
     plan = make(runtime, measurements=[delta()], no_decay=["gated_delta"])
-    assert name_of(plan.at("prefill", (32768,))) == "split"
+    assert name_of(runtime.bind(plan).at("prefill", (32768,))) == "split"
 
 
 def test_the_nearest_number_of_heads_counts(runtime):
@@ -202,7 +207,7 @@ def test_the_nearest_number_of_heads_counts(runtime):
         for heads in ((2, 4), (4, 8), (64, 64), None)
     }
     assert at == {(2, 4): "split", (4, 8): "split", (64, 64): "wide", None: "wide"}
-    assert name_of(make(runtime, measurements=ask["measurements"]).at("prefill", (32768,))) == "split"
+    assert name_of(bind(runtime, measurements=ask["measurements"]).at("prefill", (32768,))) == "split"
 
 
 def test_the_fingerprint_is_of_the_classes(runtime):
@@ -223,7 +228,10 @@ def test_another_process_makes_the_same_plan(runtime):
     (again,) = state.make_plans(runtime)
     assert again.fingerprint == plan.fingerprint
     for seqlens in ((32768,), (2048,) * 16):
-        assert again.at("prefill", seqlens).table == plan.at("prefill", seqlens).table
+        assert (
+            runtime.bind(again).at("prefill", seqlens).table
+            == runtime.bind(plan).at("prefill", seqlens).table
+        )
     document = json.loads(plan.to_json())
     (classes,) = (
         classes
@@ -264,13 +272,13 @@ def test_one_op_has_one_state_layout(runtime):
 )
 def test_what_is_no_batch_is_refused(runtime, arguments, error, said):
     with pytest.raises(error, match=said) as raised:
-        make(runtime).at(*arguments)
+        bind(runtime).at(*arguments)
     if error is ArgumentError:
         assert said.replace("\\", "").startswith(raised.value.argument)
 
 
 def test_what_is_no_route_is_refused_as_by_the_plan(runtime):
-    plan = make(runtime)
+    plan = bind(runtime)
     routes = plan.at("prefill", (32768,))
     layer = type("Layer", (), {"layer_id": 1})()
     assert routes.lookup("gated_delta", layer=layer) is routes.lookup("gated_delta", 1)
@@ -290,7 +298,7 @@ def test_what_is_no_route_is_refused_as_by_the_plan(runtime):
 
 
 def test_threads_read_at_once(runtime):
-    plan = make(runtime)
+    plan = bind(runtime)
     kinds = {(32768,): Split, (2048,) * 16: Wide}
     wrong = []
 
@@ -309,7 +317,7 @@ def test_threads_read_at_once(runtime):
 
 
 def test_routes_of_a_batch_keep_their_plan_and_let_it_go(runtime):
-    routes = make(runtime).at("prefill", (32768,))
+    routes = bind(runtime).at("prefill", (32768,))
     backend = weakref.ref(routes.backend("gated_delta", 0))
     gc.collect()
     assert backend() is not None

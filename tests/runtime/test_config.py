@@ -50,7 +50,7 @@ class Acme(GatedDeltaBackend):
 
 def config_of(runtime: Runtime, name: str = "acme") -> Any:
     plan = runtime.plan(LAYOUT, device="cpu", dtype="float32", preferences={"gated_delta": name})
-    return plan.lookup("gated_delta", "decode", 0)()
+    return runtime.bind(plan).lookup("gated_delta", "decode", 0)()
 
 
 def test_defaults_are_set_at_registration(runtime: Runtime) -> None:

@@ -42,13 +42,14 @@ class Full(AttentionBackend):
 
 
 @pytest.fixture
-def make_plan(runtime: Runtime) -> Callable[..., switchrail.RoutePlan]:
+def make_plan(runtime: Runtime) -> Callable[..., switchrail.BoundPlan]:
     runtime.register("linear", Linear, op="gated_delta")
     runtime.register("full", Full, op="attention")
 
-    def make(kinds: list[str] = KINDS, **arguments: Any) -> switchrail.RoutePlan:
+    def make(kinds: list[str] = KINDS, **arguments: Any) -> switchrail.BoundPlan:
         layout = switchrail.Layout.from_kinds("tiny", kinds)
-        return runtime.plan(layout, **{"device": "cpu", "dtype": torch.float32, **arguments})
+        plan = runtime.plan(layout, **{"device": "cpu", "dtype": torch.float32, **arguments})
+        return runtime.bind(plan)
 
     return make
 
@@ -62,8 +63,11 @@ def test_each_layer_is_led_to_its_backend(make_plan: Any) -> None:
         for layer in FULL:
             assert plan.lookup("attention", phase, layer)(1, a=2) == ("full", phase, (1,), {"a": 2})
     assert len({id(plan.backend("gated_delta", "decode", layer)) for layer in LINEAR}) == 1
-    assert plan.table[:2] == [(0, "short_conv", "prefill", "torch"), (0, "short_conv", "decode", "torch")]
-    assert len(plan.table) == 2 * (2 * len(LINEAR) + len(FULL))
+    assert plan.plan.table[:2] == [
+        (0, "short_conv", "prefill", "torch"),
+        (0, "short_conv", "decode", "torch"),
+    ]
+    assert len(plan.plan.table) == 2 * (2 * len(LINEAR) + len(FULL))
 
 
 def test_all_ways_to_name_a_layer_agree(make_plan: Any) -> None:
@@ -113,19 +117,19 @@ def test_class_and_markers_never_matter(make_plan: Any) -> None:
 )
 def test_what_is_no_id_is_refused(make_plan: Any, layer_id: Any) -> None:
     plan = make_plan()
-    for call in (plan.lookup, plan.backend):
+    for call in (plan.lookup, plan.backend, plan.plan.lookup):
         with pytest.raises(LayerTypeError, match=r"tiny: 0 to 7") as caught:
             call("gated_delta", "decode", layer_id)
         assert isinstance(caught.value, TypeError)
         assert (caught.value.model, caught.value.layers) == ("tiny", 8)
     with pytest.raises(SwitchrailError):
-        plan.layout.layer(layer_id)
+        plan.plan.layout.layer(layer_id)
 
 
 @pytest.mark.parametrize("layer_id", [-1, 8, 2**31, 2**64, -(2**70)])
 def test_an_id_outside_the_layout_is_refused(make_plan: Any, layer_id: int) -> None:
     plan = make_plan()
-    for call in (plan.lookup, plan.backend):
+    for call in (plan.lookup, plan.backend, plan.plan.lookup):
         with pytest.raises(
             UnknownLayerError, match=rf"tiny has no layer {layer_id}; valid.*0 to 7"
         ) as caught:
@@ -133,7 +137,7 @@ def test_an_id_outside_the_layout_is_refused(make_plan: Any, layer_id: int) -> N
         assert isinstance(caught.value, LookupError)
         assert (caught.value.found, caught.value.model, caught.value.layers) == (layer_id, "tiny", 8)
     with pytest.raises(UnknownLayerError):
-        plan.layout.layer(layer_id)
+        plan.plan.layout.layer(layer_id)
 
 
 def test_neither_layer_nor_id(make_plan: Any) -> None:
@@ -191,7 +195,7 @@ def test_an_empty_layout_has_no_valid_id(make_plan: Any) -> None:
 
 def test_only_planned_phases_are_asked_for(make_plan: Any) -> None:
     plan = make_plan(phases=["decode"])
-    assert {phase for _, _, phase, _ in plan.table} == {"decode"}
+    assert {phase for _, _, phase, _ in plan.plan.table} == {"decode"}
     with pytest.raises(NoRouteError, match="made without prefill"):
         plan.lookup("gated_delta", "prefill", 0)
     with pytest.raises(UnknownPhaseError, match="at least one phase"):
@@ -206,8 +210,9 @@ def test_an_error_in_a_constructor_comes_back_as_it_is(runtime: Runtime) -> None
             raise error
 
     runtime.register("broken", Broken, op="gated_delta")
+    plan = runtime.plan(switchrail.Layout.from_kinds("m", ["gated_delta"]), device="cpu", dtype="float32")
     with pytest.raises(ValueError, match="mine") as caught:
-        runtime.plan(switchrail.Layout.from_kinds("m", ["gated_delta"]), device="cpu", dtype="float32")
+        runtime.bind(plan)
     assert caught.value is error
 
 

@@ -21,8 +21,9 @@ def make_class(**attributes: Any) -> type[GatedDeltaBackend]:
     return type("Acme", (GatedDeltaBackend,), {**methods, **attributes})
 
 
-def make_plan(runtime: Runtime) -> switchrail.RoutePlan:
-    return runtime.plan(LAYOUT, device="cpu", dtype="float32", preferences={"gated_delta": "acme"})
+def make_plan(runtime: Runtime) -> switchrail.BoundPlan:
+    plan = runtime.plan(LAYOUT, device="cpu", dtype="float32", preferences={"gated_delta": "acme"})
+    return runtime.bind(plan)
 
 
 def test_what_is_cleared_is_let_go(runtime: Runtime) -> None:

@@ -27,8 +27,8 @@ from switchrail.ops import Backend, GatedDeltaBackend
 LAYOUT = switchrail.Layout.from_kinds("tiny", ["gated_delta", "full_attention"])
 
 
-def plan(runtime: Runtime, **preferences: str) -> switchrail.RoutePlan:
-    return runtime.plan(LAYOUT, device="cpu", dtype="float32", preferences=preferences)
+def bind(runtime: Runtime, **preferences: str) -> switchrail.BoundPlan:
+    return runtime.bind(runtime.plan(LAYOUT, device="cpu", dtype="float32", preferences=preferences))
 
 
 class Acme(GatedDeltaBackend):
@@ -71,9 +71,9 @@ def test_a_path_imports_nothing_until_it_is_chosen(
     assert "lazy" in {
         r.name for r in runtime.resolve("gated_delta", "decode", device="cpu", dtype="float32").rejected
     }
-    plan(runtime)
+    bind(runtime)
     assert "lazy_acme" not in sys.modules
-    assert plan(runtime, gated_delta="lazy").lookup("gated_delta", "decode", 0)() == "lazy"
+    assert bind(runtime, gated_delta="lazy").lookup("gated_delta", "decode", 0)() == "lazy"
     assert sys.modules.pop("lazy_acme")
 
 
@@ -121,9 +121,9 @@ def test_a_path_that_leads_nowhere(
     (tmp_path / "acme_broken.py").write_text("raise RuntimeError('half-way')\n")
     (tmp_path / "acme_exits.py").write_text("raise SystemExit(3)\n")
     runtime.register("broken", path, op="gated_delta", priority=-1)
-    plan(runtime)
+    bind(runtime)
     with pytest.raises(BackendImportError) as caught:
-        plan(runtime, gated_delta="broken")
+        bind(runtime, gated_delta="broken")
     error = caught.value
     assert isinstance(error, ImportError)
     assert (error.backend, error.op, error.path) == ("broken", "gated_delta", path)
@@ -131,7 +131,7 @@ def test_a_path_that_leads_nowhere(
     assert repr("broken") in str(error)
     assert repr(path) in str(error)
     assert type(error.__cause__) is (cause or type(None))
-    assert plan(runtime).lookup("gated_delta", "decode", 0)
+    assert bind(runtime).lookup("gated_delta", "decode", 0)
 
 
 def test_a_class_that_can_not_be_constructed(runtime: Runtime) -> None:
@@ -150,7 +150,7 @@ def test_a_class_that_can_not_be_constructed(runtime: Runtime) -> None:
     ):
         runtime.register("no-config", NoConfig, op="gated_delta", priority=-1)
     with pytest.raises(TypeError) as caught:
-        plan(runtime, gated_delta="failing")
+        bind(runtime, gated_delta="failing")
     assert caught.value is failure
 
 
@@ -185,7 +185,7 @@ def test_a_taken_name_needs_override(runtime: Runtime) -> None:
     with pytest.raises(NameTakenError, match="already registered by switchrail"):
         runtime.register("torch", Acme, op="gated_delta")
     runtime.register("acme", Other, op="gated_delta", override=True)
-    assert type(plan(runtime, gated_delta="acme").backend("gated_delta", "decode", 0)) is Other
+    assert type(bind(runtime, gated_delta="acme").backend("gated_delta", "decode", 0)) is Other
 
 
 def test_clearing_restores_or_unregisters(runtime: Runtime) -> None:
@@ -193,7 +193,7 @@ def test_clearing_restores_or_unregisters(runtime: Runtime) -> None:
     runtime.register("torch", Acme, op="gated_delta", override=True)
     runtime.register("torch", Other, op="gated_delta", override=True)
     runtime.register("acme", Acme, op="gated_delta")
-    assert type(plan(runtime, gated_delta="torch").backend("gated_delta", "decode", 0)) is Other
+    assert type(bind(runtime, gated_delta="torch").backend("gated_delta", "decode", 0)) is Other
     for _ in range(2):
         runtime.clear("gated_delta", "torch")
         assert runtime.backend("gated_delta", "torch") == builtin
@@ -212,19 +212,19 @@ def test_two_names_with_one_path_stay_distinct(runtime: Runtime) -> None:
     assert (one.priority, two.priority) == (7, -7)
     assert one.id != two.id
     assert one != two
-    routes = plan(runtime, **{"gated_delta.prefill": "one", "gated_delta.decode": "two"})
+    routes = bind(runtime, **{"gated_delta.prefill": "one", "gated_delta.decode": "two"})
     backends = [routes.backend("gated_delta", phase, 0) for phase in ("prefill", "decode")]
     assert backends[0] is not backends[1]
 
 
 def test_a_plan_keeps_what_it_was_made_from(runtime: Runtime) -> None:
     runtime.register("acme", Acme, op="gated_delta")
-    routes = plan(runtime, gated_delta="acme")
-    table, call = routes.table, routes.lookup("gated_delta", "decode", 0)
+    routes = bind(runtime, gated_delta="acme")
+    table, call = routes.plan.table, routes.lookup("gated_delta", "decode", 0)
     assert not routes.is_stale()
     runtime.clear("gated_delta", "acme")
     assert routes.is_stale()
-    assert routes.table == table
+    assert routes.plan.table == table
     assert routes.lookup("gated_delta", "decode", 0) is call
     assert call(1)[0] == "acme decode"
 
@@ -254,7 +254,7 @@ def test_the_nearest_name_is_offered(runtime: Runtime) -> None:
         runtime.backend("gated_delta", "torhc")
     assert caught.value.valid == ("reference", "torch")
     with pytest.raises(UnknownBackendError) as caught:
-        plan(runtime, gated_delta="torhc")
+        bind(runtime, gated_delta="torhc")
     assert caught.value.nearest == ("torch",)
 
 

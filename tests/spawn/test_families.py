@@ -46,7 +46,8 @@ def mla(environment: None) -> Any:
 def served(runtime: Runtime, **arguments: Any) -> dict[str, str]:
     """The class that serves MLA in each phase."""
     plan = runtime.plan(LAYOUT, device="cpu", dtype="float32", **arguments)
-    return {phase: type(plan.backend("mla", phase, 1)).__name__ for phase in arguments.get("phases", PHASES)}
+    bound = runtime.bind(plan)
+    return {phase: type(bound.backend("mla", phase, 1)).__name__ for phase in arguments.get("phases", PHASES)}
 
 
 PHASES = ("prefill", "decode")
@@ -72,7 +73,7 @@ def test_an_override_of_prefill_leaves_decode_alone(
     before = runtime.fingerprint()
     assert not runtime.is_overridden(*MLA)
     assert served(runtime) == BUILTIN
-    held = runtime.plan(LAYOUT, device="cpu", dtype="float32")
+    held = runtime.bind(runtime.plan(LAYOUT, device="cpu", dtype="float32"))
     override(runtime, mla)
     assert [runtime.is_overridden(*MLA, phase) for phase in (None, "prefill", "decode", "verify")] == [
         True,

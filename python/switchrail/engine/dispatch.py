@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
-from switchrail._core import BatchRoutes
+from switchrail._core import BatchRoutes, BoundPlan
 from switchrail.engine.pools import Pools
 from switchrail.engine.step import Part, Step
 from switchrail.errors import DispatchError
@@ -21,15 +21,15 @@ class Dispatcher:
     another path through its code, would otherwise mix sequences without a word.
     """
 
-    def __init__(self, plan: Any, pools: Pools, routes: Iterable[tuple[int, str]]) -> None:
+    def __init__(self, bound: BoundPlan, pools: Pools, routes: Iterable[tuple[int, str]]) -> None:
         """Serves the given routes.
 
         Args:
-            plan: The route plan.
+            bound: The route plan with its backends.
             pools: Where the layers' memory is.
             routes: Every (layer id, op) of the model.
         """
-        self.plan = plan
+        self.bound = bound
         self.pools = pools
         self._routes = frozenset(routes)
         self._left: set[tuple[int, str]] = set()
@@ -60,7 +60,7 @@ class Dispatcher:
         try:
             for part in step.parts:
                 phase = part.phase
-                routes = self.plan.at(phase, part.pages.seqlens, part.pages.kv_seqlens)
+                routes = self.bound.at(phase, part.pages.seqlens, part.pages.kv_seqlens)
                 step.routes[phase] = routes
                 for op, backend in routes.backends:
                     self._at = routes, op, None

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from switchrail._core import Layout, RoutePlan
+from switchrail._core import BoundPlan, Layout, RoutePlan
 from switchrail.current import current_runtime
 from switchrail.engine.checkpoint import load, read_config
 from switchrail.engine.dtypes import parse_dtype
@@ -57,6 +57,7 @@ class Engine(AbstractContextManager["Engine"]):
         options: The sizes.
         platform: What the model runs on.
         plan: The route plan.
+        bound: The plan's backends.
         pools: The memory for keys, values and states.
         max_length: The most tokens of a sequence, prompt and output together.
     """
@@ -130,6 +131,7 @@ class Engine(AbstractContextManager["Engine"]):
         )
         names = dict.fromkeys(f"{op}.{phase}={name}" for _, op, phase, name in self.plan.table)
         _log.info("backends: %s", " ".join(names))
+        self.bound: BoundPlan = runtime.bind(self.plan)
 
         loaded = load(path, config, device=self.device, dtype=self.dtype)
         self.platform.serving.after_weights_loaded(loaded.model)
@@ -146,7 +148,7 @@ class Engine(AbstractContextManager["Engine"]):
         self._decode = _decoder(loaded.tokenizer)
         self._runner = Runner(
             loaded,
-            self.plan,
+            self.bound,
             self.options,
             platform=self.platform,
             dtype=self.dtype,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from switchrail._core import RoutePlan
+from switchrail._core import BoundPlan
 from switchrail.engine.checkpoint import Checkpoint
 from switchrail.engine.dispatch import Dispatcher
 from switchrail.engine.models.binding import connect, find_mixers, read_shapes
@@ -32,7 +32,7 @@ class Runner:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        plan: RoutePlan,
+        bound: BoundPlan,
         options: EngineOptions,
         *,
         platform: Platform,
@@ -44,7 +44,7 @@ class Runner:
 
         Args:
             checkpoint: The loaded model.
-            plan: Its routes.
+            bound: Its routes, with their backends.
             options: Sizes.
             platform: Where it runs.
             dtype: Of activations, keys, values and convolution windows.
@@ -57,7 +57,7 @@ class Runner:
             ConfigError: There is not enough memory.
             PlatformError: The platform gives something that is no pool.
         """
-        mixers = find_mixers(checkpoint.model, checkpoint.family, plan.layout.layers)
+        mixers = find_mixers(checkpoint.model, checkpoint.family, bound.plan.layout.layers)
         shapes = read_shapes(mixers)
         self.model = checkpoint.model
         self.pools = Pools(
@@ -75,7 +75,7 @@ class Runner:
             device=torch.device(platform.device),
             pin_memory=platform.hardware.pin_memory_available(),
         )
-        self.dispatcher = Dispatcher(plan, self.pools, shapes)
+        self.dispatcher = Dispatcher(bound, self.pools, shapes)
         self.hooks = connect(self.model, mixers, checkpoint.family, self.dispatcher, platform.serving)
 
     def run(self, schedule: Schedule, admitted: Sequence[Request]) -> torch.Tensor:

@@ -29,6 +29,7 @@ fn class_of(code: &str) -> &'static str {
         "commit_conflict" | "commit_gone" => "ConflictError",
         "transaction_closed" | "commit_closed" => "TransactionClosedError",
         "unknown_layer" | "route_unknown_layer" => "UnknownLayerError",
+        "plan_backend_gone" => "StalePlanError",
         "route_other_ops" | "route_phase_not_planned" => "NoRouteError",
         "unknown_model_type" | "layout_no_model_type" => "UnknownModelError",
         "unknown_layer_kind"

@@ -1,6 +1,6 @@
 //! Python binding of the `switchrail` core: a mirror, one file per file of the core, that decides nothing.
 //!
-//! Besides the mirror: `objects` is the one place that stores and calls Python objects, `errors` the one that maps
+//! Besides the mirror: `bound` holds the instances of a plan's backends, `objects` is the one place that stores and calls Python objects, `errors` the one that maps
 //! errors, `json` the one that converts data.
 #![allow(
     clippy::needless_pass_by_value,
@@ -8,6 +8,7 @@
 )]
 
 mod backend;
+mod bound;
 mod discovery;
 mod errors;
 mod fingerprint;
@@ -32,13 +33,14 @@ mod _core {
     #[pymodule_export]
     use crate::{
         backend::Registration,
+        bound::{BatchRoutes, BoundPlan},
         discovery::{Discovery, discover},
         fingerprint::{Fingerprint, fingerprint},
         layout::{Layer, Layout},
         lock::{Lock, LockDifference},
         op::parse_op,
         order::order,
-        plan::{BatchRoutes, Route, RoutePlan},
+        plan::{Route, RoutePlan},
         plugin::{Plugin, parse_allow, select},
         registry::{Commit, Runtime, Snapshot, Transaction},
         resolve::{Decision, Rejection, load_of, preference_keys},

@@ -56,7 +56,7 @@ impl Objects {
     }
 }
 
-/// The instances of the backends in a route plan, and their bound methods. It belongs to the plan's pyclass.
+/// The instances of the backends in a route plan, and their bound methods. It belongs to `BoundPlan`.
 ///
 /// Nothing in it changes, so it has no `__clear__`: a cycle through it is broken in the instance's own attributes.
 pub struct Calls {
@@ -67,11 +67,16 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// Has each backend of a plan constructed, from its registration and the object behind it.
-    pub fn build(plan: &RoutePlan, objects: Vec<Py<PyAny>>, build: &Bound<'_, PyAny>) -> PyResult<Self> {
+    /// Has each backend of a plan constructed, from its registration and the object behind it; native ones have none.
+    pub fn build(
+        plan: &RoutePlan,
+        objects: Vec<Option<Py<PyAny>>>,
+        build: &Bound<'_, PyAny>,
+    ) -> PyResult<Self> {
         let mut instances = HashMap::new();
         let mut methods = HashMap::new();
         for (registration, object) in plan.backends().iter().zip(objects) {
+            let Some(object) = object else { continue };
             let instance = build.call1((Registration(Arc::clone(registration)), object))?;
             for phase in registration.spec.phases.intersection(&plan.request().phases) {
                 methods.insert((*phase, registration.id), instance.getattr(phase.name())?);
@@ -95,9 +100,9 @@ impl Calls {
         self.methods[start + layer].as_ref()
     }
 
-    /// Another reference to the instance of a backend in the plan.
-    pub fn instance(&self, py: Python<'_>, id: BackendId) -> Py<PyAny> {
-        self.instances[&id].clone_ref(py)
+    /// Another reference to the instance of a backend in the plan; none where it is native.
+    pub fn instance(&self, py: Python<'_>, id: BackendId) -> Option<Py<PyAny>> {
+        self.instances.get(&id).map(|instance| instance.clone_ref(py))
     }
 
     /// Shows the objects to the garbage collector.

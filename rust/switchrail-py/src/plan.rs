@@ -1,13 +1,9 @@
-//! Mirror of the core's `plan`: route plans, with the bound methods that they lead to.
+//! Mirror of the core's `plan`: route plans, which are data alone.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, str::FromStr, sync::Arc};
 
-use pyo3::{
-    PyTraverseError, PyVisit,
-    prelude::*,
-    types::{PyInt, PyString},
-};
-use switchrail::{BackendId, BatchTables, FingerprintInputs, Op, Phase, PlanRequest, Preferences};
+use pyo3::prelude::*;
+use switchrail::{BackendId, CoreError, FingerprintInputs, PlanRequest, Preferences};
 
 use crate::{
     backend::Registration,
@@ -15,10 +11,10 @@ use crate::{
     json,
     layout::{Layout, read_id, refuse_id},
     mirror::mirror,
-    objects::{Calls, own_id},
+    objects::own_id,
     op::{DeviceForm, parse, parse_all},
     registry::Runtime,
-    resolve::{Decision, Measurement, measurements, sequences},
+    resolve::{Decision, Measurement, measurements},
 };
 
 /// A `PlanRequest` as `switchrail.runtime` writes it.
@@ -64,79 +60,24 @@ impl Request {
     }
 }
 
-/// The core's `RoutePlan`, with the instances of the backends in it, which it owns alone.
+/// The core's `RoutePlan`: data alone. `BoundPlan` calls what it names.
 #[pyclass(frozen, module = "switchrail._core")]
 pub struct RoutePlan {
     pub core: switchrail::RoutePlan,
-    runtime: Arc<switchrail::Runtime>,
-    calls: Calls,
-    ops: [Py<PyString>; Op::ALL.len()],
-    phases: [Py<PyString>; Phase::ALL.len()],
 }
 
 #[pymethods]
 impl RoutePlan {
-    /// Plans on the runtime's current state. `build` is called once for each backend in the plan, with its registration
-    /// and the object behind it, and returns the instance.
+    /// Plans on the runtime's current state.
     #[new]
-    fn new(
-        runtime: &Bound<'_, Runtime>,
-        layout: &Layout,
-        request: &Bound<'_, PyAny>,
-        build: &Bound<'_, PyAny>,
-    ) -> PyResult<Self> {
-        let (py, request, layout) = (
-            runtime.py(),
-            arguments::<Request>(request)?.into_core()?,
-            Arc::new(layout.0.clone()),
-        );
-        let runtime = runtime.get();
-        let (core, objects) = loop {
-            let core =
-                switchrail::RoutePlan::new(&runtime.core.snapshot(), Arc::clone(&layout), request.clone());
-            let core = core.map_err(raise)?;
-            // One that was withdrawn since the snapshot was taken has no object any more: the next snapshot lacks it.
-            if let Some(objects) = core
-                .backends()
-                .iter()
-                .map(|backend| runtime.objects.get(py, backend.id))
-                .collect()
-            {
-                break (core, objects);
-            }
-        };
-        Ok(Self {
-            calls: Calls::build(&core, objects, build)?,
-            core,
-            runtime: Arc::clone(&runtime.core),
-            ops: Op::ALL.map(|op| PyString::intern(py, op.name()).unbind()),
-            phases: Phase::ALL.map(|phase| PyString::intern(py, phase.name()).unbind()),
-        })
+    fn new(runtime: &Runtime, layout: &Layout, request: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let request = arguments::<Request>(request)?.into_core()?;
+        let layout = Arc::new(layout.0.clone());
+        let core = switchrail::RoutePlan::new(&runtime.core.snapshot(), layout, request).map_err(raise)?;
+        Ok(Self { core })
     }
 
-    /// What serves a batch in a phase: of each sequence its rows, and how many tokens the cache then holds, its rows
-    /// alone where that is not given.
-    #[pyo3(signature = (phase, seqlens, kv_seqlens=None))]
-    fn at(
-        slf: &Bound<'_, Self>,
-        phase: &Bound<'_, PyAny>,
-        seqlens: &Bound<'_, PyAny>,
-        kv_seqlens: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<BatchRoutes> {
-        let plan = slf.get();
-        let phase = plan.phase(phase)?;
-        let tables = if plan.core.is_split(phase) {
-            plan.core.select(phase, &sequences(seqlens, kv_seqlens)?)
-        } else {
-            plan.core.select(phase, &[])
-        };
-        Ok(BatchRoutes {
-            plan: slf.clone().unbind(),
-            tables: tables.map_err(raise)?,
-        })
-    }
-
-    /// The bound method that serves an op of a layer in a phase; of several, the one for batches that are not known.
+    /// The registration that serves an op of a layer in a phase; of several, the one for batches that are not known.
     ///
     /// The layer is given by its object, whose own `layer_id` or `layer_idx` counts, or by its id.
     #[pyo3(signature = (op, phase, layer_id=None, layer=None))]
@@ -147,39 +88,11 @@ impl RoutePlan {
         phase: &Bound<'_, PyAny>,
         layer_id: Option<&Bound<'_, PyAny>>,
         layer: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Py<PyAny>> {
-        if let (Some(op), Some(phase), Some(id), None) = (
-            position(&self.ops, op),
-            position(&self.phases, phase),
-            layer_id,
-            layer,
-        ) && id.is_exact_instance_of::<PyInt>()
-            && let Ok(id) = id.extract()
-            && let Some(call) = self
-                .calls
-                .get(self.core.start(Op::ALL[op], Phase::ALL[phase]), id)
-        {
-            return Ok(call.clone_ref(py));
-        }
-        let (op, phase, layer) = (self.op(op)?, self.phase(phase)?, self.layer(py, layer_id, layer)?);
-        self.core.lookup(layer, op, phase).map_err(raise)?;
-        let call = self.calls.get(self.core.start(op, phase), layer);
-        Ok(call.expect("every route has its call").clone_ref(py))
-    }
-
-    /// The instance whose method `lookup` gives.
-    #[pyo3(signature = (op, phase, layer_id=None, layer=None))]
-    fn backend(
-        &self,
-        py: Python<'_>,
-        op: &Bound<'_, PyAny>,
-        phase: &Bound<'_, PyAny>,
-        layer_id: Option<&Bound<'_, PyAny>>,
-        layer: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Py<PyAny>> {
-        let (op, phase, layer) = (self.op(op)?, self.phase(phase)?, self.layer(py, layer_id, layer)?);
-        let id = self.core.lookup(layer, op, phase).map_err(raise)?;
-        Ok(self.calls.instance(py, id))
+    ) -> PyResult<Registration> {
+        let layer = layer_of(py, self.core.layout(), layer_id, layer)?;
+        let id = self.core.lookup(layer, parse_any(op)?, parse_any(phase)?);
+        let found = self.core.backend(id.map_err(raise)?);
+        Ok(Registration(Arc::clone(found.expect("a plan pins what serves"))))
     }
 
     #[getter]
@@ -224,11 +137,6 @@ impl RoutePlan {
             .collect()
     }
 
-    /// Whether anything was committed since, so that a new plan might differ.
-    fn is_stale(&self) -> bool {
-        self.core.is_stale(&self.runtime)
-    }
-
     /// Digest of its layout, its routes and the backends in it.
     #[getter]
     fn fingerprint(&self) -> String {
@@ -242,14 +150,30 @@ impl RoutePlan {
         switchrail::Fingerprint::new(inputs).digest
     }
 
-    /// The JSON document; it holds everything but the instances.
+    /// The JSON document.
     fn to_json(&self) -> String {
         json::text(&self.core)
+    }
+
+    /// The plan that `to_json` wrote.
+    #[staticmethod]
+    fn from_json(text: &str) -> PyResult<Self> {
+        json::parse("RoutePlan", text).map(|core| Self { core })
     }
 
     /// The document as dicts, tuples, texts and numbers.
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         json::dump(py, &self.core)
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (String,))> {
+        Ok((slf.get_type().getattr("from_json")?, (slf.get().to_json(),)))
+    }
+
+    fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
+        other
+            .cast::<Self>()
+            .is_ok_and(|other| other.get().core == self.core)
     }
 
     fn __repr__(&self) -> String {
@@ -259,152 +183,46 @@ impl RoutePlan {
             self.core.version()
         )
     }
-
-    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        self.calls.traverse(visit)
-    }
 }
 
 impl RoutePlan {
-    /// An op, where it may not be given as the interned name.
-    fn op(&self, op: &Bound<'_, PyAny>) -> PyResult<Op> {
-        position(&self.ops, op).map_or_else(|| parse(&op.str()?.to_cow()?), |op| Ok(Op::ALL[op]))
-    }
-
-    /// A phase, likewise.
-    fn phase(&self, phase: &Bound<'_, PyAny>) -> PyResult<Phase> {
-        position(&self.phases, phase)
-            .map_or_else(|| parse(&phase.str()?.to_cow()?), |phase| Ok(Phase::ALL[phase]))
-    }
-
-    /// A layer's id, where it may be given as an object's, or is not right.
-    fn layer(
-        &self,
-        py: Python<'_>,
-        layer_id: Option<&Bound<'_, PyAny>>,
-        layer: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<usize> {
-        let own = layer.map(own_id).transpose()?.flatten();
-        let Some(id) = own.as_ref().or(layer_id) else {
-            let (problem, found) = match layer {
-                None => (
-                    "neither a layer nor a layer id was given".to_owned(),
-                    py.None().into_bound(py),
-                ),
-                Some(layer) => {
-                    let problem = format!(
-                        "{} has neither layer_id nor layer_idx, and no id was given",
-                        layer.repr()?
-                    );
-                    (problem, layer.clone())
-                }
-            };
-            return Err(refuse_id(self.core.layout(), "LayerTypeError", &problem, &found));
-        };
-        read_id(self.core.layout(), id)
-    }
-
-    fn name(&self, id: BackendId) -> String {
+    /// The name of a backend that it pins.
+    pub fn name(&self, id: BackendId) -> String {
         let found = self.core.backend(id);
         found.map(|backend| backend.spec.name.clone()).unwrap_or_default()
     }
 }
 
-/// Where a name is among interned ones; none also for an equal one that is not interned.
-#[inline]
-fn position(names: &[Py<PyString>], name: &Bound<'_, PyAny>) -> Option<usize> {
-    names.iter().position(|known| known.as_ptr() == name.as_ptr())
+/// The value of the core that an argument names.
+pub fn parse_any<T: FromStr<Err: CoreError>>(name: &Bound<'_, PyAny>) -> PyResult<T> {
+    parse(&name.str()?.to_cow()?)
 }
 
-/// What of a route plan serves one batch in one phase. It reads the plan's own tables.
-#[pyclass(frozen, module = "switchrail._core")]
-pub struct BatchRoutes {
-    plan: Py<RoutePlan>,
-    tables: BatchTables,
-}
-
-#[pymethods]
-impl BatchRoutes {
-    #[getter]
-    fn phase(&self) -> &'static str {
-        self.tables.phase().name()
-    }
-
-    /// The bound method that serves an op of a layer; the layer is given as to `RoutePlan.lookup`.
-    #[pyo3(signature = (op, layer_id=None, layer=None))]
-    fn lookup(
-        &self,
-        py: Python<'_>,
-        op: &Bound<'_, PyAny>,
-        layer_id: Option<&Bound<'_, PyAny>>,
-        layer: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Py<PyAny>> {
-        let plan = self.plan.get();
-        if let (Some(op), Some(id), None) = (position(&plan.ops, op), layer_id, layer)
-            && id.is_exact_instance_of::<PyInt>()
-            && let Ok(id) = id.extract()
-            && let Some(call) = plan.calls.get(self.tables.start(Op::ALL[op]), id)
-        {
-            return Ok(call.clone_ref(py));
-        }
-        let (op, layer) = (plan.op(op)?, plan.layer(py, layer_id, layer)?);
-        plan.core
-            .lookup_selected(layer, op, &self.tables)
-            .map_err(raise)?;
-        let call = plan.calls.get(self.tables.start(op), layer);
-        Ok(call.expect("every route has its call").clone_ref(py))
-    }
-
-    /// The instance whose method `lookup` gives.
-    #[pyo3(signature = (op, layer_id=None, layer=None))]
-    fn backend(
-        &self,
-        py: Python<'_>,
-        op: &Bound<'_, PyAny>,
-        layer_id: Option<&Bound<'_, PyAny>>,
-        layer: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Py<PyAny>> {
-        let plan = self.plan.get();
-        let (op, layer) = (plan.op(op)?, plan.layer(py, layer_id, layer)?);
-        let id = plan
-            .core
-            .lookup_selected(layer, op, &self.tables)
-            .map_err(raise)?;
-        Ok(plan.calls.instance(py, id))
-    }
-
-    /// Each instance that serves the batch, once, with its op: those that are to plan it.
-    #[getter]
-    fn backends(&self, py: Python<'_>) -> Vec<(&'static str, Py<PyAny>)> {
-        let plan = self.plan.get();
-        let mut found: Vec<(Op, BackendId)> = Vec::new();
-        for (_, op, id) in plan.core.selected(&self.tables) {
-            if !found.contains(&(op, id)) {
-                found.push((op, id));
+/// The id of a layer that is given by its object or by its id.
+pub fn layer_of(
+    py: Python<'_>,
+    layout: &switchrail::Layout,
+    layer_id: Option<&Bound<'_, PyAny>>,
+    layer: Option<&Bound<'_, PyAny>>,
+) -> PyResult<usize> {
+    let own = layer.map(own_id).transpose()?.flatten();
+    let Some(id) = own.as_ref().or(layer_id) else {
+        let (problem, found) = match layer {
+            None => (
+                "neither a layer nor a layer id was given".to_owned(),
+                py.None().into_bound(py),
+            ),
+            Some(layer) => {
+                let problem = format!(
+                    "{} has neither layer_id nor layer_idx, and no id was given",
+                    layer.repr()?
+                );
+                (problem, layer.clone())
             }
-        }
-        let instance = |(op, id): (Op, _)| (op.name(), plan.calls.instance(py, id));
-        found.into_iter().map(instance).collect()
-    }
-
-    /// Every route as (layer id, op, backend name).
-    #[getter]
-    fn table(&self) -> Vec<(usize, &'static str, String)> {
-        let plan = self.plan.get();
-        plan.core
-            .selected(&self.tables)
-            .map(|(layer, op, id)| (layer, op.name(), plan.name(id)))
-            .collect()
-    }
-
-    fn __repr__(&self) -> String {
-        let model = self.plan.get().core.layout().model().to_owned();
-        format!("BatchRoutes(model={model:?}, phase={:?})", self.phase())
-    }
-
-    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        visit.call(&self.plan)
-    }
+        };
+        return Err(refuse_id(layout, "LayerTypeError", &problem, &found));
+    };
+    read_id(layout, id)
 }
 
 mirror! {

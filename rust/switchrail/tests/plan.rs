@@ -9,8 +9,9 @@ use common::{
 };
 use serde_json::json;
 use switchrail::{
-    BackendSpec, ComputeCapability, CoreError, Device, DeviceKind, DeviceSupport, Dtype, HeadSize, LayerKind,
-    Layout, Op, Origin, Phase, PlanError, PlanRequest, RouteError, RoutePlan, Runtime, WINDOW,
+    BackendSpec, ComputeCapability, CoreError, Device, DeviceKind, DeviceSupport, Dtype, Entry, HeadSize,
+    LayerKind, Layout, Op, Origin, Phase, PlanError, PlanRequest, Registration, RouteError, RoutePlan,
+    Runtime, WINDOW,
 };
 
 fn plan(runtime: &Runtime, layout: &Arc<Layout>, request: PlanRequest) -> Result<RoutePlan, PlanError> {
@@ -339,5 +340,93 @@ fn devices_decide_for_the_whole_plan() {
         .unwrap();
         assert!(plan.backends().iter().all(|backend| backend.spec.name == name));
         assert_eq!(plan.backends().len(), 3);
+    }
+}
+
+#[test]
+fn a_plan_from_a_document_is_bound_to_what_the_runtime_has() {
+    let runtime = runtime_with_torch();
+    let acme = BackendSpec {
+        priority: 1,
+        ..spec(Op::GatedDelta, "acme")
+    };
+    register(&runtime, plugin("acme"), acme.clone(), false);
+    let made = plan(&runtime, &qwen3_next(4), request()).unwrap();
+    let sent: RoutePlan = serde_json::from_str(&serde_json::to_string(&made).unwrap()).unwrap();
+    assert_eq!(
+        made.bind(&runtime.snapshot()).unwrap(),
+        made.backends(),
+        "in its own runtime they are the same"
+    );
+
+    // Another process: other ids, and a native entry where the plan's has none.
+    let other = Runtime::new();
+    register(&other, Origin::User, spec(Op::Kda, "first"), false);
+    let transaction = other.begin(plugin("acme"));
+    let entry = Entry::Native(Arc::new(Native));
+    transaction.registrar().add(acme.clone(), entry, false).unwrap();
+    transaction.commit().unwrap();
+    let error = sent.bind(&other.snapshot()).unwrap_err();
+    assert_eq!(error.code(), "plan_backend_gone");
+    assert_eq!(error.fields()["found"], json!([]));
+    for op in [Op::Attention, Op::GatedDelta, Op::ShortConv] {
+        register(&other, Origin::Builtin, spec(op, "torch"), false);
+    }
+    let bound = sent.bind(&other.snapshot()).unwrap();
+    let names = |backends: &[Arc<Registration>]| -> Vec<_> {
+        let each = backends
+            .iter()
+            .map(|backend| (backend.spec.op, backend.spec.name.clone()));
+        each.collect()
+    };
+    assert_eq!(names(&bound), names(sent.backends()));
+    assert_ne!(bound[0].id, sent.backends()[0].id);
+    let native = bound.iter().find(|backend| backend.spec.name == "acme").unwrap();
+    assert!(native.entry.native::<Native>().is_some());
+}
+
+#[test]
+fn a_plan_is_not_bound_to_what_only_has_the_name() {
+    let runtime = runtime_with_torch();
+    let acme = BackendSpec {
+        priority: 1,
+        ..spec(Op::GatedDelta, "acme")
+    };
+    let id = register(&runtime, plugin("acme"), acme.clone(), false);
+    configure(&runtime, Op::GatedDelta, "acme", &json!({"scale": 2}));
+    let old = plan(&runtime, &qwen3_next(4), request()).unwrap();
+    configure(&runtime, Op::GatedDelta, "acme", &json!({"scale": 3}));
+    let bound = old.bind(&runtime.snapshot()).unwrap();
+    assert!(
+        bound.iter().any(|backend| backend.id == id),
+        "configured is not changed"
+    );
+    clear(&runtime, Op::GatedDelta, "acme");
+    let changed = [
+        (plugin("other"), acme.clone()),
+        (
+            plugin("acme"),
+            BackendSpec {
+                path: "elsewhere:Backend".to_owned(),
+                ..acme
+            },
+        ),
+    ];
+    for (origin, spec) in changed {
+        register(&runtime, origin.clone(), spec, false);
+        let error = old.bind(&runtime.snapshot()).unwrap_err();
+        assert_eq!(error.wanted.id, id);
+        assert_eq!(error.found[0].origin, origin);
+        assert!(error.to_string().contains("make a new plan"), "{error}");
+        clear(&runtime, Op::GatedDelta, "acme");
+    }
+}
+
+#[derive(Debug)]
+struct Native;
+
+impl switchrail::NativeBackend for Native {
+    fn check_config(&self, _: &switchrail::Config) -> Result<(), String> {
+        Ok(())
     }
 }

@@ -22,6 +22,7 @@ def report(state):
     """What a worker has, and has when it has cleared it."""
     runtime = switchrail.current_runtime()
     (plan,) = state.make_plans(runtime)
+    bound = runtime.bind(plan)
 
     def overridden():
         return [runtime.is_overridden("mla", "torch", phase) for phase in ("prefill", "decode")]
@@ -29,7 +30,7 @@ def report(state):
     found = {
         "fingerprint": runtime.fingerprint(),
         "overridden": overridden(),
-        "served": {phase: type(plan.backend("mla", phase, 1)).__name__ for phase in ("prefill", "decode")},
+        "served": {phase: type(bound.backend("mla", phase, 1)).__name__ for phase in ("prefill", "decode")},
     }
     runtime.clear("mla", "torch", phase="prefill")
     return {**found, "cleared": overridden()}

@@ -1,5 +1,6 @@
 //! Which backend serves each layer of a model: decided once, read on every call.
 
+mod bind;
 mod document;
 mod error;
 mod shared;
@@ -12,6 +13,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+pub use bind::BindError;
 pub use document::PlanDocumentError;
 pub use error::{PlanError, RouteError};
 pub use tables::BatchTables;

@@ -1,0 +1,66 @@
+//! From a plan's registrations to those of a runtime.
+
+use std::sync::Arc;
+
+use super::RoutePlan;
+use crate::{CoreError, Registration, Snapshot, quoted};
+
+impl RoutePlan {
+    /// The registrations of a snapshot that this plan's backends are, in the order of [`RoutePlan::backends`].
+    ///
+    /// A backend is the same where origin and [`BackendSpec`](crate::BackendSpec) are equal, so that a plan from a
+    /// document, or from another process, can be bound as well. The configuration is not compared: a plan keeps the one
+    /// that it was made with.
+    ///
+    /// # Errors
+    /// [`BindError`] where the snapshot lacks a backend of the plan.
+    pub fn bind(&self, snapshot: &Snapshot) -> Result<Vec<Arc<Registration>>, BindError> {
+        let find = |wanted: &Arc<Registration>| {
+            let stack = snapshot.stack(wanted.spec.op, &wanted.spec.name);
+            let same =
+                |found: &&Arc<Registration>| found.origin == wanted.origin && found.spec == wanted.spec;
+            // Several can be equal; the plan's own comes first, where it is still there.
+            let own = stack.iter().filter(same).find(|found| found.id == wanted.id);
+            own.or_else(|| stack.iter().rev().find(same))
+                .cloned()
+                .ok_or_else(|| BindError {
+                    wanted: Arc::clone(wanted),
+                    found: stack.to_vec(),
+                })
+        };
+        self.backends().iter().map(find).collect()
+    }
+}
+
+/// A backend of a plan that the runtime does not have, or not as the plan knows it.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error(
+    "the plan's {} backend {:?} ({}) is not registered as it was when the plan was made; registered under that name: \
+     {}; make a new plan",
+    .wanted.spec.op, .wanted.spec.name, .wanted.origin,
+    if .found.is_empty() { "nothing".to_owned() } else { quoted(&origins(.found)) }
+)]
+#[non_exhaustive]
+pub struct BindError {
+    /// The backend as the plan knows it.
+    pub wanted: Arc<Registration>,
+    /// What is registered under its op and name.
+    pub found: Vec<Arc<Registration>>,
+}
+
+fn origins(found: &[Arc<Registration>]) -> Vec<String> {
+    found.iter().map(|backend| backend.origin.to_string()).collect()
+}
+
+impl CoreError for BindError {
+    fn code(&self) -> &'static str {
+        "plan_backend_gone"
+    }
+
+    fn fields(&self) -> serde_json::Value {
+        let Registration { spec, origin, .. } = self.wanted.as_ref();
+        serde_json::json!({
+            "op": spec.op, "backend": spec.name, "origin": origin.to_string(), "found": origins(&self.found),
+        })
+    }
+}
