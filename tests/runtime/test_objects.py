@@ -17,7 +17,7 @@ LAYOUT = switchrail.Layout.from_kinds("tiny", ["gated_delta"])
 
 
 def make_class(**attributes: Any) -> type[GatedDeltaBackend]:
-    methods = {"prefill": lambda self: "prefill", "decode": lambda self: "decode"}
+    methods = {"prefill": lambda self, *_, **__: "prefill", "decode": lambda self, *_, **__: "decode"}
     return type("Acme", (GatedDeltaBackend,), {**methods, **attributes})
 
 
