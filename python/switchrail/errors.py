@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from switchrail.foreign import in_lines
+
 
 class SwitchrailError(Exception):
     """Base of all errors of this library.
 
-    The message says what was wrong, what was found and what would be valid. The same facts are attributes,
-    one for each keyword that was given, and together in `fields`. Pickling keeps them.
+    The message says what was wrong, what was found and what would be valid, fit for a terminal: control
+    characters are escaped, and what is longer than `switchrail.foreign.LINES` is cut. The same facts, as they
+    are, are attributes, one for each keyword that was given, and together in `fields`. Pickling keeps them.
 
     Attributes:
         message: The text for people.
@@ -24,8 +27,8 @@ class SwitchrailError(Exception):
     nearest: tuple[str, ...] = ()
 
     def __init__(self, message: str = "", **fields: Any) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = in_lines(message)
+        super().__init__(self.message)
         self.fields = fields
         for name, value in fields.items():
             setattr(self, name, value)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
+import traceback
 from importlib import import_module
+from types import TracebackType
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +18,7 @@ import switchrail
 from switchrail.cli.complete import join_words
 from switchrail.cli.logs import LOG
 from switchrail.errors import SwitchrailError
+from switchrail.foreign import in_lines
 
 INVALID, INTERRUPTED = 2, 130
 
@@ -40,7 +44,7 @@ class _Command(_FlagsAreFalse, TyperCommand):
             if parameter.name == "backend":
                 from switchrail.cli.choices import BACKEND_HELP, installed_backends
 
-                parameter.help = f"{BACKEND_HELP} {installed_backends()}"  # type: ignore[attr-defined]
+                parameter.help = f"{BACKEND_HELP} {in_lines(installed_backends())}"  # type: ignore[attr-defined]
         super().format_help(ctx, formatter)
 
 
@@ -64,7 +68,8 @@ class _Commands(_FlagsAreFalse, TyperGroup):
         try:
             return super().invoke(ctx)
         except SwitchrailError as error:
-            typer.echo(f"switchrail: {'; '.join((str(error), *getattr(error, '__notes__', ())))}", err=True)
+            told = "; ".join((str(error), *getattr(error, "__notes__", ())))
+            typer.echo(in_lines(f"switchrail: {told}"), err=True)
             raise typer.Exit(INVALID) from error
         except KeyboardInterrupt as interrupt:
             typer.echo("switchrail: interrupted", err=True)
@@ -96,12 +101,24 @@ def _switchrail(
     """Runs hybrid models, each layer's attention on the backend that its route names."""
 
 
+class _Lines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return in_lines(super().format(record))
+
+
+def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    print(in_lines("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr)
+
+
 def main() -> None:
     """Runs the command with the process's arguments; what the library logs goes to standard error."""
+    sys.excepthook = _report
     if "_SWITCHRAIL_COMPLETE" in os.environ:  # a shell asks: what is logged would be in the user's line
         LOG.addHandler(logging.NullHandler())
         join_words(os.environ)
     else:
-        LOG.addHandler(logging.StreamHandler())
+        handler = logging.StreamHandler()
+        handler.setFormatter(_Lines())
+        LOG.addHandler(handler)
         LOG.setLevel(logging.INFO)
     app(prog_name="switchrail")

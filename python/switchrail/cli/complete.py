@@ -6,6 +6,7 @@ from collections.abc import MutableMapping, Sequence
 
 from switchrail import _core
 from switchrail.errors import SwitchrailError
+from switchrail.foreign import one_line
 
 _key = ""
 """The key of the `KEY=NAME` that is completed, where the shell gives the name alone."""
@@ -70,7 +71,7 @@ def devices() -> list[str]:
     from switchrail.plugins.environment import PLATFORMS
     from switchrail.runtime import Runtime
 
-    return [*KINDS, *(plugin.name for plugin in Runtime().discover() if plugin.group == PLATFORMS)]
+    return [*KINDS, *(one_line(plugin.name) for plugin in Runtime().discover() if plugin.group == PLATFORMS)]
 
 
 _PHASES = tuple(f".{phase}" for phase in _core.PHASES)
@@ -82,6 +83,6 @@ def _names(of: Sequence[str]) -> list[str]:
     runtime = current_runtime()
     try:
         runtime.load()
-        return sorted({backend.name for op in of for backend in runtime.backends(op)})
+        return sorted({one_line(backend.name) for op in of for backend in runtime.backends(op)})
     except SwitchrailError:  # the command will say so when it runs
         return []

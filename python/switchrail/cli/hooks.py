@@ -10,6 +10,7 @@ from rich.text import Text
 
 from switchrail.cli.show import console, print_json, table
 from switchrail.errors import HookError
+from switchrail.foreign import one_line
 from switchrail.hooks.target import modules_of
 
 if TYPE_CHECKING:
@@ -52,9 +53,9 @@ def show_hooks(explanations: Sequence[Explanation]) -> None:
             rows = map(_row, explanation.steps)
             out.print(table(explanation.target, _COLUMNS, rows, fold=("hook", "reason")))
         else:
-            out.print(Text.assemble((explanation.target, "bold"), " has no hooks"))
+            out.print(Text.assemble((one_line(explanation.target), "bold"), " has no hooks"))
         for note in explanation.bypassed():
-            out.print(Text(f"passed by: {note}"))
+            out.print(Text(one_line(f"passed by: {note}")))
 
 
 def _row(step: Step) -> tuple[object, ...]:

@@ -9,6 +9,7 @@ import typer
 
 from switchrail.cli.choices import JsonOption
 from switchrail.cli.show import print_json
+from switchrail.foreign import in_lines
 from switchrail.lock import lock_differences, write_lock
 
 DIFFERS = 1
@@ -32,10 +33,10 @@ def lock(
             print_json([difference.to_dict() for difference in differences])
         else:
             told = "\n".join(str(difference) for difference in differences)
-            typer.echo(told or "what is installed is what was locked")
+            typer.echo(in_lines(told) or "what is installed is what was locked")
         raise typer.Exit(DIFFERS if differences else 0)
     written = write_lock(output)
     if as_json:
         print_json(written.to_dict())
     else:
-        typer.echo(f"{output}: {', '.join(written.distributions)}")
+        typer.echo(in_lines(f"{output}: {', '.join(written.distributions)}"))

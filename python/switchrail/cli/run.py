@@ -26,6 +26,7 @@ from switchrail.cli.choices import (
 )
 from switchrail.cli.show import console, platform_text, plugin_table, print_json, route_table
 from switchrail.errors import RequestError, SwitchrailError
+from switchrail.foreign import escaped, in_lines
 
 if TYPE_CHECKING:
     from switchrail import Output, RoutePlan
@@ -122,7 +123,7 @@ def run(
             )
     failed = [output for output in outputs if output.finish_reason == "error"]
     for output in failed:
-        typer.echo(f"switchrail: {output.prompt!r} failed: {output.error!r}", err=True)
+        typer.echo(in_lines(f"switchrail: {output.prompt!r} failed: {output.error!r}"), err=True)
     if failed:
         raise typer.Exit(1)
 
@@ -140,7 +141,7 @@ def _named_failures() -> Iterator[None]:
             raise
         last = traceback.extract_tb(error.__traceback__)[-1]
         what = f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"
-        typer.echo(f"switchrail: {'; '.join(notes)}: {what}", err=True)
+        typer.echo(in_lines(f"switchrail: {'; '.join(notes)}: {what}"), err=True)
         raise typer.Exit(1) from error
 
 
@@ -192,7 +193,18 @@ def _until_interrupted(events: Iterable[Event]) -> Iterator[Event]:
 
 
 def _speak(out: Console, events: Iterable[Event], prompts: Sequence[str]) -> list[Output]:
-    """Prints each prompt and its text: the first that goes on as it comes, those after it when it is done."""
+    """Prints each prompt and its text: the first that goes on as it comes, those after it when it is done.
+
+    On a terminal control characters are escaped; elsewhere the text is as it is.
+    """
+
+    def say(text: str, style: str | None = None) -> None:
+        if out.is_terminal:
+            out.out(escaped(text), end="", style=style, highlight=False)
+        else:  # rich would leave out some of the control characters
+            out.file.write(text)
+            out.file.flush()
+
     outputs: dict[int, Output] = {}
     waiting = [""] * len(prompts)
     begun = current = 0
@@ -203,9 +215,9 @@ def _speak(out: Console, events: Iterable[Event], prompts: Sequence[str]) -> lis
                 outputs[event.request.id] = event.request.output
             while current < len(prompts):
                 if begun == current:
-                    out.out(prompts[current], end="", style="bold", highlight=False)
+                    say(prompts[current], "bold")
                     begun += 1
-                out.out(waiting[current], end="", highlight=False)
+                say(waiting[current])
                 waiting[current] = ""
                 if current not in outputs:
                     break

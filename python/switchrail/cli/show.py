@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from switchrail.foreign import in_lines, json_escaped, one_line
 from switchrail.plugins import GROUP
 
 if TYPE_CHECKING:
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
 
 
 PIPE_WIDTH = 160
+
+
+class _Plain(Console):
+    def render_str(self, text: str, **options: Any) -> Text:
+        """What is printed has no markup, and what it has of foreign text is shown as such."""
+        return super().render_str(in_lines(text), **{**options, "markup": False, "emoji": False})
 
 
 def console(*, stderr: bool = False, quiet: bool = False) -> Console:
@@ -28,12 +35,12 @@ def console(*, stderr: bool = False, quiet: bool = False) -> Console:
         quiet: Prints nothing.
     """
     stream = sys.stderr if stderr else sys.stdout
-    return Console(width=None if stream.isatty() else PIPE_WIDTH, stderr=stderr, quiet=quiet)
+    return _Plain(width=None if stream.isatty() else PIPE_WIDTH, stderr=stderr, quiet=quiet)
 
 
 def print_json(document: Any) -> None:
     """Prints one JSON document to standard output."""
-    print(json.dumps(document, indent=2, ensure_ascii=False))
+    print(json_escaped(json.dumps(document, indent=2, ensure_ascii=False)))
 
 
 def table(
@@ -41,12 +48,16 @@ def table(
 ) -> Table:
     """A table of plain text; where it is too wide, the columns `fold` are folded."""
     result = Table(
-        title=Text(title, "bold"), title_justify="left", box=None, header_style="dim", pad_edge=False
+        title=Text(one_line(title), "bold"),
+        title_justify="left",
+        box=None,
+        header_style="dim",
+        pad_edge=False,
     )
     for column in columns:
         result.add_column(column, overflow="fold", no_wrap=column not in fold)
     for row in rows:
-        result.add_row(*(Text(str(cell)) for cell in row))
+        result.add_row(*(Text(one_line(cell)) for cell in row))
     return result
 
 
@@ -86,7 +97,9 @@ def platform_text(platform: Platform) -> Text:
     found = platform.identity
     capability = f", capability {found.capability}" if found.capability else ""
     memory = f"{found.total_memory / 2**30:.0f} GiB"
-    return Text.assemble(("platform ", "bold"), f"{found.device}: {found.name}{capability}, {memory}")
+    return Text.assemble(
+        ("platform ", "bold"), one_line(f"{found.device}: {found.name}{capability}, {memory}")
+    )
 
 
 def plugin_table(plugins: Sequence[Plugin]) -> Table | Text:

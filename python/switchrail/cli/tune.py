@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
 import switchrail
 from switchrail import _core
@@ -13,6 +14,7 @@ from switchrail.cli import complete
 from switchrail.cli.choices import Choices, DeviceOption, JsonOption, PhaseOption, loaded_runtime
 from switchrail.cli.show import console, platform_text, print_json, times_table
 from switchrail.errors import UnknownPhaseError
+from switchrail.foreign import one_line
 from switchrail.nearest import nearest
 from switchrail.times import times_path, write_machine
 
@@ -101,7 +103,7 @@ def tune(
                 names.setdefault(_WAYS[way], []).append(name)
             ways = ", ".join(f"{' and '.join(timed)} {way}" for way, timed in names.items())
             out.print()
-            out.print(f"[bold]{_title(timing)}[/], microseconds: {ways}", highlight=False)
+            out.print(Text.assemble((_title(timing), "bold"), f", microseconds: {one_line(ways)}"))
             out.print(times_table(timing.op, measurement["samples"]))
     out.print()
     reasons: dict[str, list[str]] = {}

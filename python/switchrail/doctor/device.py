@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from switchrail.doctor.finding import Finding
-from switchrail.errors import SwitchrailError
 from switchrail.plugins import PLATFORM
 from switchrail.runtime import Runtime
 
@@ -55,7 +54,7 @@ def check_platform(runtime: Runtime) -> Iterator[Finding]:
     """Chooses the platform, asks it what it must know, and constructs the backends for it."""
     try:
         platform = runtime.platform
-    except SwitchrailError as error:
+    except Exception as error:  # a broken torch raises anything
         yield Finding(
             "platform", "the platform", str(error), f"set {PLATFORM} to one that works, such as cpu"
         )

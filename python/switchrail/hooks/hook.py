@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, get_args
 
 from switchrail import _core
 from switchrail.errors import HookError
+from switchrail.foreign import one_line
 
 Kind = Literal["before", "after", "around", "replace"]
 
@@ -128,7 +129,7 @@ class Hook:
         return f"{self.kind} hook {self.name} of {self.source!r}{version}{plugin} on {self.target_name}"
 
     def __repr__(self) -> str:
-        return f"<{self._described}>"
+        return f"<{one_line(self._described)}>"
 
 
 def ordered(hooks: Sequence[Hook]) -> tuple[Hook, ...]:

@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from switchrail.errors import PlatformError, PlatformPluginError
+from switchrail.foreign import one_line
 from switchrail.overrides import check_overrides
 from switchrail.platforms.builtin import KINDS
 from switchrail.platforms.hardware import Hardware
@@ -99,8 +100,8 @@ class Candidate:
     def _failure(self, problem: str, **fields: Any) -> PlatformPluginError:
         plugin = self.plugin
         return PlatformPluginError(
-            f"platform plugin {plugin.qualified_name} ({plugin.target}) failed: {problem}; {PLATFORM}=cpu "
-            "does without it",
+            f"platform plugin {plugin.qualified_name} ({plugin.target}) failed: {one_line(problem)}; "
+            f"{PLATFORM}=cpu does without it",
             plugin=plugin.qualified_name,
             **fields,
         )

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from switchrail._core import Plugin
+from switchrail.foreign import cut
 from switchrail.plugins.declaration import Declaration, declaration_of
 from switchrail.plugins.entry_point import check_function, error_of, import_target
 from switchrail.registration import Registry
@@ -126,7 +127,10 @@ def is_interrupt(error: BaseException, handlers: frozenset[object]) -> bool:
 
 
 def described(error: BaseException) -> tuple[str, str]:
-    """What an exception says in one line, and its traceback; whatever its class does to prevent that."""
+    """What an exception says, and its traceback, each at most `switchrail.foreign.LINES` characters.
+
+    Whatever its class does to prevent that.
+    """
     name = type(error).__qualname__
     try:
         text = str(error)
@@ -137,7 +141,7 @@ def described(error: BaseException) -> tuple[str, str]:
     except (Exception, SystemExit):
         frames = "".join(traceback.format_tb(error.__traceback__))
         whole = f"Traceback (most recent call last):\n{frames}{name}: {text}\n"
-    return _encodable(f"{name}: {text}" if text else name), _encodable(whole)
+    return cut(_encodable(f"{name}: {text}" if text else name)), cut(_encodable(whole))
 
 
 def _encodable(text: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 from switchrail import _core
 from switchrail._core import Discovery, Plugin
 from switchrail.errors import LoadReentryError, OrderError, PluginError
+from switchrail.foreign import in_lines, one_line
 from switchrail.hooks import Hooks
 from switchrail.plugins.attempt import Attempt, handlers, is_interrupt
 from switchrail.plugins.declaration import in_order
@@ -153,8 +154,8 @@ class Loader:
             plugin for plugin in plugins if plugin.state in ("failed", "hung") or _key(plugin) in refused
         ]
         if strict and failed:
-            reasons = "; ".join(f"{plugin.qualified_name}: {plugin.reason}" for plugin in failed)
-            details = "\n".join(plugin.traceback for plugin in failed if plugin.traceback)
+            reasons = "; ".join(f"{plugin.qualified_name}: {one_line(plugin.reason)}" for plugin in failed)
+            details = "\n".join(in_lines(plugin.traceback) for plugin in failed if plugin.traceback)
             raise PluginError(f"plugins failed to load: {reasons}\n{details}".strip(), plugins=tuple(failed))
         return plugins
 
@@ -269,7 +270,7 @@ class Loader:
         self._warn(record)
 
     def _warn(self, plugin: Plugin) -> None:
-        message = f"plugin {plugin.qualified_name} failed to load: {plugin.reason}"
+        message = f"plugin {one_line(plugin.qualified_name)} failed to load: {one_line(plugin.reason)}"
         if message not in self._told:
             self._told.add(message)
             _log.warning("%s", message, extra={"failed_plugin": plugin.qualified_name})
