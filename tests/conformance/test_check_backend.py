@@ -88,6 +88,24 @@ def test_a_backend_that_raises(check):
     done = check("broken", "-k", "prefill/float32/ragged")
     assert done.exit_code == 1
     assert "failed: gated_delta/prefill/float32/ragged: it raised OSError('no such device')" in done.output
+    assert done.output.splitlines()[-3:-1] == [
+        "1 failure, by cause:",
+        "  1: it raised OSError (gated_delta/prefill/float32/ragged)",
+    ]
+
+
+def test_one_summary_over_all_failures(check, vendor):
+    (vendor / "config.toml").write_text("[config.gated_delta.boreal]\nscale = 4.0\n")
+    done = check("boreal", "-k", "a", "--quick", "--config", str(vendor / "config.toml"))
+    lines = done.output.splitlines()
+    first = next(n for n, line in enumerate(lines) if line.endswith(" failures, by cause:"))
+    summary = "\n".join(lines[first:])
+    assert "  all: got / expected is one number, so a factor is wrong (" in summary
+    assert lines[first - 1].startswith("  got / expected is one number, so a factor is wrong: 4")
+    assert "first wrong: out at sequence 0, row 0, head 0, column 0: got " in done.output
+    again = check("boreal", "-k", "/ragged", "--json", "--config", str(vendor / "config.toml"))
+    (case,) = json.loads(again.output)["cases"]
+    assert case["causes"] == ["got / expected is one number, so a factor is wrong"]
 
 
 @pytest.mark.parametrize(
@@ -124,6 +142,16 @@ def test_in_a_test_file_of_two_lines(vendor):
     assert "it does not serve the phase" in done.stdout
     assert "OSError: no such device" in done.stdout
     assert "1 failed" in done.stdout.splitlines()[-1]
+    assert "  1: it raised OSError (gated_delta/prefill/float32/guards)\n" in done.stdout
+    workers = ["-n", "1", "-p", "switchrail.testing.pytest_summary"]
+    done = subprocess.run(
+        [*command, "-k", "test_broken and guards", *workers],
+        cwd=vendor,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert "  1: it raised OSError (gated_delta/prefill/float32/guards)\n" in done.stdout
 
 
 def test_what_a_pytest_function_is_made_for(vendor):

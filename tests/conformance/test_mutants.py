@@ -282,12 +282,194 @@ MUTANTS = {
         "plan.slots.load(state, dtype)",
         ["lightning/verify/float32/following-slots"],
     ),
+    "the decay applied twice": (
+        "delta",
+        "log_decay = activate_gate(g, gate, A_log, dt_bias, lower_bound, compute)",
+        "log_decay = activate_gate(2 * g, gate, A_log, dt_bias, lower_bound, compute)",
+        ["gated_delta/prefill/float32/gate-decaying", "kda/decode/bfloat16/ragged"],
+    ),
+    "the decay ignored": (
+        "delta",
+        "log_decay = activate_gate(g, gate, A_log, dt_bias, lower_bound, compute)",
+        "log_decay = activate_gate(0 * g, gate, A_log, dt_bias, lower_bound, compute)",
+        ["gated_delta/decode/bfloat16/ragged", "kda/prefill/float32/gate-decaying"],
+    ),
+    "q and k not normalised": (
+        "delta",
+        "        if qk_l2norm:\n",
+        "        if qk_l2norm and False:\n",
+        ["gated_delta/prefill/float32/ragged", "kda/decode/bfloat16/ragged"],
+    ),
+    "states written transposed": (
+        "slots",
+        "        states = states.to(pool.dtype)\n",
+        "        states = states.to(pool.dtype).mT.contiguous()\n",
+        ["gated_delta/prefill/float32/ragged", "lightning/decode/bfloat16/ragged"],
+    ),
+    "states read transposed": (
+        "slots",
+        "states = pool.index_select(0, self._read).to(dtype)",
+        "states = pool.index_select(0, self._read).mT.contiguous().to(dtype)",
+        ["kda/decode/float32/ragged", "mamba2/prefill/float32/ragged"],
+    ),
+    "states written to the slots of others": (
+        "slots",
+        "self._write = write.clamp_min(0)",
+        "self._write = write.clamp_min(0).flip(0)",
+        ["gated_delta/decode/float32/ragged"],
+    ),
+    "a state written one slot too far": (
+        "slots",
+        "        self._write = write.clamp_min(0)\n",
+        "        self._write = write.clamp_min(0); self._write[-1] -= 1\n",
+        ["lightning/decode/float32/initial-states"],
+    ),
+    "a dirty slot read after an empty sequence": (
+        "slots",
+        "fresh = ~batch.has_initial_state[index]",
+        "after = torch.tensor([n > 0 and not batch.seqlens[n - 1] for n in sequences])\n"
+        "        fresh = ~batch.has_initial_state[index] & ~after",
+        ["gated_delta/prefill/float32/many"],
+    ),
+    "sequences without a state that start from another one": (
+        "slots",
+        "states = torch.where(_broadcast(self._fresh, states), 0, states)",
+        "states = torch.where(_broadcast(self._fresh, states), 1, states)",
+        ["gated_delta/prefill/float32/ragged", "mamba2/prefill/bfloat16/ragged"],
+    ),
+    "the last row never written": (
+        "chunks",
+        "        out.copy_(result)\n",
+        "        out[:-1].copy_(result[:-1])\n",
+        ["gated_delta/prefill/float32/ragged", "kda/decode/bfloat16/ragged"],
+    ),
+    "heads reversed": (
+        "chunks",
+        "        out.copy_(result)\n",
+        "        out.copy_(result.flip(1))\n",
+        ["gated_delta/prefill/float32/ragged", "lightning/decode/bfloat16/ragged"],
+    ),
+    "heads written in interleaved order": (
+        "chunks",
+        "        out.copy_(result)\n",
+        "        out.copy_(result.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2))\n",
+        ["gated_delta/prefill/bfloat16/ragged"],
+    ),
+    "key-value heads shared in interleaved order": (
+        "attention.torch",
+        "        k = keys.index_select(0, many.tokens).transpose(0, 1)[None]\n"
+        "        v = values.index_select(0, many.tokens).transpose(0, 1)[None]\n",
+        "        k, v = (x.index_select(0, many.tokens).transpose(0, 1)[None] for x in (keys, values))\n"
+        "        k, v = (x.repeat(1, q.shape[1] // kv_heads, 1, 1) for x in (k, v))\n",
+        ["attention/prefill/float32/around-16", "attention/prefill/bfloat16/past"],
+    ),
+    "rows one too late": (
+        "chunks",
+        "        out.copy_(result)\n",
+        "        out.copy_(result.roll(1, 0))\n",
+        ["gated_delta/prefill/float32/around-16"],
+    ),
+    "a chunk's rows without their own token": (
+        "gated_delta.torch",
+        "device=b.device).triu(1)",
+        "device=b.device).triu(0)",
+        ["gated_delta/prefill/float32/ragged", "gated_delta/prefill/bfloat16/ragged"],
+    ),
+    "tokens looked up one page too early": (
+        "pages",
+        "tokens = table.gather(1, positions // page) * page + positions % page",
+        "tokens = table.gather(1, (positions // page - 1).clamp_min(0)) * page + positions % page",
+        ["attention/decode/float32/ragged", "mla/decode/bfloat16/ragged"],
+    ),
+    "the first token of a page looked up in the one before": (
+        "pages",
+        "tokens = table.gather(1, positions // page) * page + positions % page",
+        "tokens = table.gather(1, (positions - 1).clamp_min(0) // page) * page + positions % page",
+        ["attention/decode/float32/past-around-16"],
+    ),
     "a plan that is used up": (
         "recurrent",
         "    plan.write_rows(step(states, None), out)\n",
         "    plan.write_rows(step(states, None), out); plan.slots._read += 1\n",
         ["gated_delta/decode/float32/again"],
     ),
+}
+
+# words of the report that lead to what is wrong
+REPORTS = {
+    "k and v swapped": ["k_cache and v_cache are swapped"],
+    "q and k swapped": ["q and k are swapped"],
+    "TF32 logits": ["off by a little, as where digits are rounded off", "TF32"],
+    "TF32 products with the state": ["off by a little, as where digits are rounded off", "TF32"],
+    "a 32-bit offset of slots": ["offsets into a pool beyond 2^31 elements go wrong"],
+    "a window one too wide": ["the window is one too wide"],
+    "a window one too narrow": ["the window is one too narrow"],
+    "causal by one": ["rows see one position too many: the causal mask is off by one"],
+    "a stale slot": ["a slot that no sequence starts from is read"],
+    "a dirty slot read": ["a slot that no sequence starts from is read"],
+    "initial states ignored": ["initial states are ignored"],
+    "states of padding written": ["slot 0, which is nobody's, is written"],
+    "the last chunk dropped": [
+        "only rows of the last of several chunks of 16 are wrong",
+        "the state leaves out the last chunk of 16",
+    ],
+    "decay dropped from one chunk to the next": ["only rows after the first chunk of"],
+    "a gate in the wrong space": ["the decay's exponential is taken once more"],
+    "beta dropped": ["beta is ignored"],
+    "scale forgotten": ["got / expected is one number", "4 = 1/scale = sqrt(K) with K = 16", "forgotten"],
+    "normalised twice": ["q and k are normalised though qk_l2norm is False"],
+    "time steps not limited": ["dt_max is ignored"],
+    "a cap that is not scaled back": ["logits under soft_cap are not multiplied by it again"],
+    "a sink left out of the sum": ["sinks is ignored"],
+    "numbers that differ from call to call": [
+        "the same call made again has other bits",
+        "the bits differ, the numbers agree but for rounding",
+    ],
+    "a sequence that looks at the batch": ["a sequence alone has another result than among others"],
+    "an input modified": ["an input is modified: beta, first at sequence 0, row 0, head 0:"],
+    "a number written beyond the output": ["numbers are written beside out: 1 number, the nearest 1 before"],
+    "nothing checked": ["an input that breaks the contract is not refused"],
+    "a commit one row late": ["what is there is the state after the row after the accepted one"],
+    "a tree of states taken for a chain": ["the tree is taken for a chain"],
+    "live states written by a verification": ["a slot is written that is only read: slot"],
+    "the decay applied twice": ["the decay is applied twice"],
+    "the decay ignored": ["the decay is ignored"],
+    "q and k not normalised": ["q and k are not normalised"],
+    "states written transposed": ["the states are transposed: K x V is there, V x K is asked"],
+    "states read transposed": ["initial states are read transposed"],
+    "states written to the slots of others": [
+        "states are in the slots of others: slot 4 of sequence 0 holds what belongs to slot 7 of sequence 6"
+    ],
+    "a state written one slot too far": [
+        "states are never written: slot",
+        "states are in the slots of others",
+        "holds what belongs to slot",
+    ],
+    "a dirty slot read after an empty sequence": [
+        "a slot that no sequence starts from is read",
+        "only sequences that follow an empty one are wrong",
+    ],
+    "sequences without a state that start from another one": [
+        "only sequences without an initial state are wrong"
+    ],
+    "the last row never written": [
+        "numbers are never written: 64 of",
+        "1 row of them whole, first at sequence 6",
+    ],
+    "heads reversed": ["the heads are in another order: they are reversed"],
+    "heads written in interleaved order": [
+        "the heads are in another order: head 1 holds head 2",
+        "grouped as",
+    ],
+    "key-value heads shared in interleaved order": [
+        "heads share in the wrong order: head i takes i % HKV for i // (H / HKV)"
+    ],
+    "rows one too late": ["rows are off by 1: each holds what belongs to the row before it"],
+    "a chunk's rows without their own token": ["rows don't read their own token", "mask is off by one"],
+    "tokens looked up one page too early": ["tokens after the first page are looked up one page too early"],
+    "the first token of a page looked up in the one before": [
+        "only rows past the first page boundary are wrong"
+    ],
 }
 
 
@@ -322,6 +504,13 @@ def test_a_mutant_is_caught(mutate, claims, what, case):
     outcome = run_case(find(claims, case, cls))
     assert outcome.status == "failed"
     assert "it raised" not in outcome.message, outcome.message
+    assert "can't tell" not in outcome.message
+    for words in REPORTS.get(what, ()):
+        assert words in outcome.message
+
+
+def test_every_report_is_of_a_mutant():
+    assert REPORTS.keys() <= MUTANTS.keys()
 
 
 @pytest.mark.parametrize("case", sorted({case for *_, cases in MUTANTS.values() for case in cases}))

@@ -60,6 +60,7 @@ def check_backend(
     Exits with 1 where a case fails.
     """
     from switchrail.testing.conformance import select_named
+    from switchrail.testing.summary import summarise
 
     runtime = loaded_runtime(read_choices(config, None))
     platform = runtime.platform if device is None else runtime.find_platform(device)
@@ -97,6 +98,8 @@ def check_backend(
                 out.print(
                     f"{outcome.status}: {outcome.case.id}: {outcome.message}", highlight=False, markup=False
                 )
+        for line in summarise([outcome.result for outcome in outcomes if outcome.status != "skipped"]):
+            out.print(line, highlight=False, markup=False)
         out.print(_summary(outcomes), highlight=False)
     if any(outcome.status == "failed" for outcome in outcomes):
         raise typer.Exit(FAILED)

@@ -1,87 +1,24 @@
-"""Error measures that hide nothing, and the comparison of a backend with the float64 oracle."""
+"""The comparison of a backend with the float64 oracle."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import torch
 
 from switchrail.ops.backend import Backend
-from switchrail.ops.batch import CheckpointBatch, StateBatch
+from switchrail.testing.diagnosis import (
+    Finding,
+    Mismatch,
+    Problem,
+    changed_input,
+    diagnose,
+    of_output,
+    of_states,
+    stray_slots,
+)
 from switchrail.testing.inputs import REFERENCES, Call, run_reference
-
-
-@dataclass(frozen=True, slots=True)
-class Error:
-    """How far a result lies from what was expected; infinitely far where either is not finite.
-
-    Attributes:
-        norm: The norm of the difference over the norm of what was expected.
-        row: The largest norm of the difference in one row (along the last axis) over the norm of that row, or
-            over `FLOOR` times the root mean square of all rows' norms where that is more.
-    """
-
-    norm: float
-    row: float
-
-    def within(self, bound: Error) -> bool:
-        """Whether neither is more than its bound."""
-        return self.norm <= bound.norm and self.row <= bound.row
-
-    def __or__(self, other: Error) -> Error:
-        """The larger of each."""
-        return Error(max(self.norm, other.norm), max(self.row, other.row))
-
-    def __str__(self) -> str:
-        return f"{self.norm:.2e} / {self.row:.2e}"
-
-
-FLOOR = 0.1
-"""Rounding is relative to the terms of a sum, not to what is left of them, so a row whose terms cancel is
-held to the size of the others. Rows of eight numbers or more seldom cancel this far; of one number, many do,
-and `BOUNDS` are not for them where a backend rounds on its way.
-"""
-
-BOUNDS = {
-    torch.float64: Error(1e-11, 1e-10),
-    torch.float32: Error(2e-5, 2e-4),
-    torch.float16: Error(2e-3, 1e-2),
-    torch.bfloat16: Error(1e-2, 4e-2),
-}
-"""The largest error of a backend against the float64 oracle on the rounded inputs, for each dtype."""
-
-
-def measure(actual: torch.Tensor, expected: torch.Tensor) -> Error:
-    """Measures the error of `actual`, any shape and float dtype, against `expected` of the same shape.
-
-    A norm below the dtype's smallest normal number, where fewer digits are kept, counts as that number.
-
-    Raises:
-        ValueError: The shapes differ.
-    """
-    if actual.shape != expected.shape:
-        raise ValueError(f"the result has shape {list(actual.shape)}, expected was {list(expected.shape)}")
-    if expected.numel() == 0:
-        return Error(0.0, 0.0)
-    a, e = actual.detach().cpu().double(), expected.detach().cpu().double()
-    if not (a.isfinite().all() and e.isfinite().all()):
-        return Error(float("inf"), float("inf"))
-    difference = (a - e).norm(dim=-1)
-    size = e.norm(dim=-1)
-    if not size.any():
-        worst = float("inf") if difference.any() else 0.0
-        return Error(worst, worst)
-    least = torch.finfo(actual.dtype).tiny
-    floor = (FLOOR * size.square().mean().sqrt()).clamp_min(least)
-    return Error(
-        float(difference.norm() / size.norm().clamp_min(least)),
-        float((difference / size.clamp_min(floor)).max()),
-    )
-
-
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors of one shape and dtype hold the same bits, NaN included."""
-    return torch.equal(a.flatten().contiguous().view(torch.uint8), b.flatten().contiguous().view(torch.uint8))
+from switchrail.testing.measure import BOUNDS, FLOOR, Error, measure, same_bits
 
 
 def verify(
@@ -109,44 +46,53 @@ def verify(
     if call.out.is_cuda:
         torch.cuda.synchronize(call.out.device)
 
-    starts = call.batch.cu_seqlens.tolist()
-    is_padding = torch.zeros(call.out.shape[0], dtype=torch.bool)
-    for n in call.padding:
-        is_padding[starts[n] : starts[n + 1]] = True
+    problems = [*_changed_inputs(call, actual)]
     error = Error(0.0, 0.0)
+
+    def rerun(again: Call) -> Call:
+        again.run(backend)
+        return again
+
+    is_padding = torch.tensor(
+        [n in call.padding for n, length in enumerate(call.batch.seqlens) for _ in range(length)],
+        dtype=torch.bool,
+    )
     for name, output in actual.outputs.items():
         result = output.cpu()
         nothing = -torch.inf if name == "lse" else 0
-        assert (result[is_padding] == nothing).all(), (
-            f"{call.op}: rows of padding in {name} are not {nothing}"
-        )
+        if not (result[is_padding] == nothing).all():
+            problems.append(_padding_problem(call, name, result, is_padding, nothing))
         off = measure(result[~is_padding], expected.outputs[name][~is_padding])
-        assert off.within(bound), f"{call.op}: {name} is off by {off}, the bound is {bound}"
+        if not off.within(bound):
+            found = diagnose(of_output(call, name, result, expected.outputs[name], bound, rerun=rerun))
+            problems.append(Problem(f"{call.op}: {name} is off by {off}, the bound is {bound}", found))
         error |= off
 
     if "state" in call.tensors:
-        assert isinstance(call.batch, StateBatch)
-        written = torch.zeros(call.state.shape[0], dtype=torch.bool)
-        if call.phase != "verify":
-            written[_written(call)] = True
-        state, before = actual.state.cpu(), call.state.cpu()
-        assert same_bits(state[~written], before[~written]), (
-            f"{call.op}: a slot was written that no sequence owns"
-        )
-        state_error = measure(state[written], expected.state[written])
-        assert state_error.within(bound), (
-            f"{call.op}: the state is off by {state_error}, the bound is {bound}"
-        )
-        error |= state_error
-
-    for name, tensor in call.tensors.items():
-        if tensor is not None and not call.contract.tensors[name].mutated:
-            after = actual.tensors[name]
-            assert after is not None
-            whole, whole_after = _storage(tensor), _storage(after)
-            assert torch.equal(whole, whole_after), f"{call.op}: {name} was modified"
-    for name, given in call.batch_tensors.items():
-        assert torch.equal(given, actual.batch_tensors[name]), f"{call.op}: batch.{name} was modified"
+        slots = [] if call.phase == "verify" else call.written_slots
+        state = actual.state.cpu()
+        before = call.state.cpu()
+        stray = _changed_slots(before, state, slots)
+        if stray:
+            findings = stray_slots(call, stray, state.double(), expected.state, bound)
+            problems.append(Problem(f"{call.op}: a slot was written that no sequence owns", tuple(findings)))
+        off = measure(state[slots], expected.state[slots])
+        if not off.within(bound):
+            found = diagnose(
+                of_states(
+                    call,
+                    slots,
+                    state[slots],
+                    expected.state[slots],
+                    bound,
+                    before=before[slots],
+                    rerun=rerun,
+                )
+            )
+            problems.append(Problem(f"{call.op}: the state is off by {off}, the bound is {bound}", found))
+        error |= off
+    if problems:
+        raise Mismatch(problems)
     return error
 
 
@@ -176,37 +122,96 @@ def verify_commit(backend: Backend, call: Call, *, bound: Error | None = None) -
     for name, tensor in actual.tensors.items():
         if tensor is not None and call.contract.tensors[name].axes[0] == "T":
             tensor.fill_(torch.nan)
-    slots = _written(call)
-    untouched = torch.ones(call.state.shape[0], dtype=torch.bool)
-    untouched[slots] = False
+    slots = call.written_slots
     before = call.state.cpu()
-    for last in range(-1, max(call.batch.seqlens, default=0)):
-        accepted = torch.tensor([min(last, length - 1) for length in call.batch.seqlens], dtype=torch.int64)
-        truth, state = oracle.state.clone(), call.clone().state
-        expected.commit(accepted, truth)
-        verification.commit(accepted.to(state.device), state)
+    lasts = range(-1, max(call.batch.seqlens, default=0))
+    truths = {}
+    for last in lasts:
+        truths[last] = oracle.state.clone()
+        expected.commit(_accepted(call, last), truths[last])
+    for last in lasts:
+        state = call.clone().state
+        verification.commit(_accepted(call, last).to(state.device), state)
         result = state.cpu()
-        off = measure(result[slots], truth[slots])
-        assert off.within(bound), (
-            f"{call.op}: the state after row {last} is off by {off}, the bound is {bound}"
-        )
-        assert same_bits(result[untouched], before[untouched]), (
-            f"{call.op}: the commit wrote a slot that no sequence owns"
-        )
+        problems = []
+        off = measure(result[slots], truths[last][slots])
+        if not off.within(bound):
+            others = {
+                f"the state after the row {side} the accepted one": truths[other][slots]
+                for side, other in (("after", last + 1), ("before", last - 1))
+                if other in truths
+            }
+            found = diagnose(
+                of_states(
+                    call,
+                    slots,
+                    result[slots],
+                    truths[last][slots],
+                    bound,
+                    before=before[slots],
+                    others=others,
+                    is_oracles=False,
+                )
+            )
+            headline = f"{call.op}: the state after row {last} is off by {off}, the bound is {bound}"
+            problems.append(Problem(headline, found))
+        stray = _changed_slots(before, result, slots)
+        if stray:
+            findings = stray_slots(call, stray, result.double(), truths[last], bound)
+            headline = f"{call.op}: the commit wrote a slot that no sequence owns"
+            problems.append(Problem(headline, tuple(findings)))
+        if problems:
+            raise Mismatch(problems)
         error |= off
     return error
 
 
-def _written(call: Call) -> list[int]:
-    """The slots that a call may write."""
-    assert isinstance(call.batch, StateBatch)
-    batch = call.batch
-    slots = zip(batch.write_slots.tolist(), batch.seqlens, strict=True)
-    written = [slot for slot, length in slots if slot >= 0 and length]
-    if isinstance(batch, CheckpointBatch):
-        for kept, length in zip(batch.checkpoint_slots.tolist(), batch.seqlens, strict=True):
-            written += [slot for slot in kept[: length // batch.checkpoint_every] if slot >= 0]
-    return written
+def _accepted(call: Call, last: int) -> torch.Tensor:
+    return torch.tensor([min(last, length - 1) for length in call.batch.seqlens], dtype=torch.int64)
+
+
+def _changed_inputs(call: Call, actual: Call) -> Iterator[Problem]:
+    """The inputs and the tensors of the batch that are not as they were given."""
+    inputs = {
+        name: (tensor, after)
+        for name, tensor in call.tensors.items()
+        if (after := actual.tensors[name]) is not None
+        and tensor is not None
+        and not call.contract.tensors[name].mutated
+        and not torch.equal(_storage(tensor), _storage(after))
+    }
+    # inputs that are views of one buffer: those whose own numbers changed, or else one for the buffer
+    inside = {name: pair for name, pair in inputs.items() if not same_bits(*pair)}
+    for name, (tensor, after) in (inside or dict(list(inputs.items())[:1])).items():
+        yield Problem(f"{call.op}: {name} was modified", tuple(changed_input(call, name, tensor, after)))
+    for name, given in call.batch_tensors.items():
+        after = actual.batch_tensors[name]
+        if not torch.equal(given, after):
+            findings = changed_input(call, name, given, after)
+            yield Problem(f"{call.op}: batch.{name} was modified", tuple(findings))
+
+
+def _changed_slots(before: torch.Tensor, after: torch.Tensor, written: list[int]) -> list[int]:
+    """The slots that are other than before, without those that the call may write."""
+    untouched = torch.ones(len(before), dtype=torch.bool)
+    untouched[written] = False
+    if same_bits(after[untouched], before[untouched]):
+        return []
+    return [
+        slot for slot in untouched.nonzero().flatten().tolist() if not same_bits(after[slot], before[slot])
+    ]
+
+
+def _padding_problem(
+    call: Call, name: str, result: torch.Tensor, is_padding: torch.Tensor, nothing: float
+) -> Problem:
+    bad = (result != nothing) & is_padding.view(-1, *[1] * (result.ndim - 1))
+    cause = (
+        "rows of padding are never written" if result[bad].isnan().all() else "rows of padding are written"
+    )
+    first = bad.nonzero()[0].tolist()
+    detail = f"first at row {first[0]} of the batch: got {float(result[tuple(first)]):.6g}"
+    return Problem(f"{call.op}: rows of padding in {name} are not {nothing}", (Finding(cause, detail),))
 
 
 def _storage(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,8 +11,9 @@ from switchrail.ops.batch import PagedBatch, StateBatch
 from switchrail.ops.softmax import merge
 from switchrail.testing.compare import Error, measure, same_bits
 from switchrail.testing.conformance.bounds import BOUNDS, GROWTH
-from switchrail.testing.conformance.parts import alone, results, rows_of, spoilt
+from switchrail.testing.conformance.parts import alone, mismatch, require_same_bits, spoilt
 from switchrail.testing.conformance.setting import GATED, PAGED, RECURRENT, Measured, Setting
+from switchrail.testing.diagnosis import Finding, Mismatch, Problem
 from switchrail.testing.inputs import Call, run_reference
 from switchrail.testing.steps import run_in_steps
 
@@ -43,12 +44,17 @@ def company(setting: Setting) -> Measured:
     for n in range(len(lengths)):
         single = setting.run(alone(call, n))
         expected = alone(together, n)
-        for name, result in results(single).items():
-            error = measure(result, results(expected)[name])
-            assert error.within(bound), (
-                f"{name} of sequence {n} alone is off by {error} from that among others, the bound is {bound}"
-            )
-            note = worst.note if same_bits(result, results(expected)[name]) else ""
+        for name, result in single.results.items():
+            other = expected.results[name]
+            error = measure(result, other)
+            if not error.within(bound):
+                headline = (
+                    f"{name} of sequence {n} alone is off by {error} from that among others, "
+                    f"the bound is {bound}"
+                )
+                cause = "a sequence alone has another result than among others"
+                raise mismatch(single, name, result, other, headline, bound, cause=cause)
+            note = worst.note if same_bits(result, other) else ""
             worst = Measured(worst.error | error, bound, note)
     if invariant:
         assert worst.note, "it claims batch_invariant, and a sequence alone has other bits than among others"
@@ -63,10 +69,7 @@ def again(setting: Setting) -> None:
     for _ in range(2):
         second = call.clone()
         second.bind(setting.backend, plan)()
-        for name, result in results(first).items():
-            assert same_bits(result, results(second)[name]), (
-                f"{name} differs when the same call is made again"
-            )
+        require_same_bits(second, first, "the same call made again has other bits")
 
 
 def in_chunks(setting: Setting) -> Measured:
@@ -102,11 +105,16 @@ def growth(setting: Setting) -> Measured:
         for first in range(0, length, length // 4)
     ]
     for number, error in enumerate(quarters):
-        assert error.within(bound), f"quarter {number + 1} of 4 is off by {error}, the bound is {bound}"
+        if not error.within(bound):
+            headline = f"quarter {number + 1} of 4 is off by {error}, the bound is {bound}"
+            raise mismatch(call, "out", done.out, expected.out, headline, bound)
     first, last = max(quarters[0].norm, bound.norm / 100), quarters[-1].norm
-    assert last <= GROWTH * first, (
-        f"the error of the last quarter, {last:.2e}, is more than {GROWTH:g} times the first's, {first:.2e}"
-    )
+    if last > GROWTH * first:
+        headline = (
+            f"the error of the last quarter, {last:.2e}, is more than {GROWTH:g} times the first's, "
+            f"{first:.2e}"
+        )
+        raise Mismatch([Problem(headline, (Finding("the error grows with the length of a sequence"),))])
     return Measured(quarters[-1], bound)
 
 
@@ -176,7 +184,9 @@ def merged(setting: Setting) -> Measured:
     worst = Measured(Error(0.0, 0.0), bound)
     for name, result in (("out", out.to(whole.out.dtype)), ("lse", total)):
         error = measure(result, whole.outputs[name])
-        assert error.within(bound), f"merged {name} is off by {error} from the whole, the bound is {bound}"
+        if not error.within(bound):
+            headline = f"merged {name} is off by {error} from the whole, the bound is {bound}"
+            raise mismatch(call, name, result, whole.outputs[name], headline, bound)
         worst |= Measured(error, bound)
     return worst
 
@@ -190,12 +200,12 @@ def _in_steps(setting: Setting, call: Call, schedules: list[list[list[int]]]) ->
 
 
 def _same_sequence(clean: Call, dirty: Call, n: int, why: str) -> None:
-    rows = rows_of(clean, n)
-    for name, output in clean.outputs.items():
-        assert same_bits(output[rows], dirty.outputs[name][rows]), f"{name} of sequence {n} is other: {why}"
-    if isinstance(clean.batch, StateBatch) and n not in clean.padding:
-        slot = clean.batch.write_slots[n]
-        assert same_bits(clean.state[slot], dirty.state[slot]), f"the state of sequence {n} is other: {why}"
+    for name, output in alone(clean, n).results.items():
+        other = alone(dirty, n).results[name]
+        if not same_bits(output, other):
+            headline = f"{name} of sequence {n} is other: {why}"
+            cause = "a sequence depends on what is in others"
+            raise mismatch(alone(clean, n), name, other, output, headline, cause=cause)
 
 
 def _from_states(setting: Setting) -> dict[str, Any]:

@@ -36,6 +36,7 @@ class Check:
         device: The kind of device that it needs; None: any.
         core: Whether a quick run has it in every dtype, and not in the first one only.
         quick: Whether a quick run has it at all.
+        traits: What its calls are made of, such as `gate=one`.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Check:
     device: str | None = None
     core: bool = False
     quick: bool = True
+    traits: tuple[str, ...] = ()
 
 
 def _of_scenario(scenario: Scenario) -> Check:
@@ -72,6 +74,7 @@ def _of_scenario(scenario: Scenario) -> Check:
         features=scenario.features,
         core=scenario.core,
         quick=scenario.quick,
+        traits=tuple(f"{name}={value}" for name, value in scenario.arguments.items()),
     )
 
 

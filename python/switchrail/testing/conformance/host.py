@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from switchrail.testing.compare import same_bits
 from switchrail.testing.conformance.memory import Unavailable
-from switchrail.testing.conformance.parts import caches, results
+from switchrail.testing.conformance.parts import caches, require_same_bits
 from switchrail.testing.conformance.setting import RECURRENT, Measured, Setting
 from switchrail.testing.inputs import Call
 
@@ -51,9 +50,7 @@ def graph(setting: Setting) -> Measured:
         getattr(first.batch, name).copy_(getattr(second.batch, name))
     captured.replay()
     torch.cuda.synchronize(setting.device)
-    replayed = results(first)
-    for name, result in results(eager).items():
-        assert same_bits(result, replayed[name]), f"{name} of a replayed graph is not that of a call"
+    require_same_bits(first, eager, "a replayed graph has other results than a call")
     return setting.verify(second)
 
 

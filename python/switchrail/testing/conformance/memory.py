@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from switchrail.ops.batch import PagedBatch, StateBatch
-from switchrail.testing.compare import same_bits
-from switchrail.testing.conformance.parts import caches, results
+from switchrail.testing.conformance.parts import caches, require_same_bits
 from switchrail.testing.conformance.setting import RECURRENT, Measured, Setting
+from switchrail.testing.diagnosis import Finding, Mismatch, Problem, count
 from switchrail.testing.inputs import UNDEFINED_PAGE, run_reference
 
 _GUARD = 4096
@@ -40,8 +40,14 @@ def guards(setting: Setting) -> None:
         tensors[name] = moved
     dataclasses.replace(call, tensors=tensors).run(setting.backend)
     for name, buffer in buffers.items():
-        for where, guard in (("before", buffer[:_GUARD]), ("after", buffer[-_GUARD:])):
-            assert (guard == 7.0).all(), f"something was written {where} {name}"
+        changed = (buffer != 7.0).cpu()
+        # the nearest first
+        for where, guard in (("before", changed[:_GUARD].flip(0)), ("after", changed[-_GUARD:])):
+            if guard.any():
+                steps = int(guard.nonzero()[0]) + 1
+                detail = f"{count(int(guard.sum()), 'number')}, the nearest {steps} {where} it"
+                finding = Finding(f"numbers are written beside {name}", detail)
+                raise Mismatch([Problem(f"something was written {where} {name}", (finding,))])
 
 
 def time_innermost(setting: Setting) -> Measured:
@@ -86,8 +92,7 @@ def far_slots(setting: Setting) -> None:
     batch = dataclasses.replace(call.batch, **moved)
     done = dataclasses.replace(call, tensors=tensors, batch=batch)
     done.run(setting.backend)
-    for name, result in results(near).items():
-        assert same_bits(result, results(done)[name]), f"{name} differs where the pool's offsets pass 2^31"
+    require_same_bits(done, near, "offsets into a pool beyond 2^31 elements go wrong")
 
 
 def far_rows(setting: Setting) -> Measured:

@@ -8,7 +8,12 @@ from typing import Any
 import torch
 
 from switchrail.ops.batch import PagedBatch, StateBatch, VerifyBatch
+from switchrail.testing.diagnosis import Finding, Mismatch, Problem, diagnose, of_output, of_states
 from switchrail.testing.inputs import Call
+from switchrail.testing.measure import Error, same_bits
+
+EXACT = Error(0.0, 0.0)
+"""The bound where bits are compared."""
 
 
 def rows_of(call: Call, n: int) -> slice:
@@ -79,23 +84,44 @@ def caches(call: Call) -> list[str]:
     return [name for name, spec in call.contract.tensors.items() if spec.axes[0] == "pages"]
 
 
-def written_slots(call: Call) -> torch.Tensor:
-    """The slots that the call's sequences write."""
-    assert isinstance(call.batch, StateBatch)
-    written = [
-        slot
-        for slot, length in zip(call.batch.write_slots.tolist(), call.batch.seqlens, strict=True)
-        if slot >= 0 and length
-    ]
-    return torch.tensor(written, dtype=torch.int64, device=call.out.device)
+def require_same_bits(actual: Call, expected: Call, cause: str) -> None:
+    """Asks that two calls have written the same bits; `cause` says what it means where they have not.
+
+    Raises:
+        Mismatch: They have not.
+    """
+    for name, result in actual.results.items():
+        if not same_bits(result, expected.results[name]):
+            raise mismatch(actual, name, result, expected.results[name], f"{name} differs", cause=cause)
 
 
-def results(call: Call) -> dict[str, torch.Tensor]:
-    """All that a call has written, by name: the outputs, and but for verify the states of its sequences."""
-    found = dict(call.outputs)
-    if isinstance(call.batch, StateBatch) and call.phase != "verify":
-        found["state"] = call.state[written_slots(call)]
-    return found
+def mismatch(
+    call: Call,
+    name: str,
+    got: torch.Tensor,
+    expected: torch.Tensor,
+    headline: str,
+    bound: Error = EXACT,
+    *,
+    cause: str = "",
+) -> Mismatch:
+    """The error for one of a call's results, which is not what another call has there.
+
+    Args:
+        call: The call.
+        name: The tensor's name.
+        got: What it has.
+        expected: What the other one has.
+        headline: What is wrong.
+        bound: The largest error.
+        cause: As a `Finding` has it, where there is one already.
+    """
+    if name == "state":
+        found = diagnose(of_states(call, call.written_slots, got, expected, bound, is_oracles=False))
+    else:
+        found = diagnose(of_output(call, name, got, expected, bound, is_oracles=False))
+    known = (Finding(cause),) if cause else ()
+    return Mismatch([Problem(headline, (*known, *found))])
 
 
-__all__ = ["alone", "caches", "results", "rows_of", "spoilt", "token_inputs", "written_slots"]
+__all__ = ["alone", "caches", "mismatch", "require_same_bits", "rows_of", "spoilt", "token_inputs"]

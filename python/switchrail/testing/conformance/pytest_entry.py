@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 
 from switchrail.platforms import Platform
 from switchrail.runtime import Runtime
+from switchrail.testing import pytest_summary
 from switchrail.testing.conformance.cases import Case, select_named
 from switchrail.testing.conformance.memory import Unavailable
+from switchrail.testing.conformance.run import causes_of
 from switchrail.testing.isolated import isolated
+
+_Record = Callable[[str, object], None]
 
 
 def backend_test(
@@ -32,7 +37,9 @@ def backend_test(
     test_acme = backend_test("acme")
     ```
 
-    The function is marked like any other one. What the backend does not claim is skipped, with the reason.
+    The function is marked like any other one, and at the end pytest sums up what failed; under pytest-xdist
+    only with `-p switchrail.testing.pytest_summary`. What the backend does not claim is skipped, with the
+    reason.
 
     Args:
         name: The backend's name.
@@ -58,11 +65,19 @@ def backend_test(
         parameters.append(pytest.param(None, id=left.id, marks=pytest.mark.skip(reason=left.reason)))
 
     @pytest.mark.parametrize("case", parameters)
-    def test(case: Case) -> None:
+    def test(case: Case, request: pytest.FixtureRequest, record_property: _Record) -> None:
+        plugins = request.config.pluginmanager
+        if not plugins.is_registered(pytest_summary):
+            plugins.register(pytest_summary)
+        told: dict[str, Any] = {"id": case.id, "causes": [], "traits": list(case.check.traits)}
+        record_property(pytest_summary.PROPERTY, told)
         try:
             case()
         except Unavailable as reason:
             pytest.skip(str(reason))
+        except Exception as failure:
+            told["causes"] = list(causes_of(failure))
+            raise
 
     return test
 

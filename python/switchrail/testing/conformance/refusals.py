@@ -11,6 +11,7 @@ import torch
 from switchrail.errors import ContractError
 from switchrail.testing.compare import same_bits
 from switchrail.testing.conformance.setting import Setting
+from switchrail.testing.diagnosis import Finding, Mismatch, Problem
 from switchrail.testing.inputs import Call
 
 
@@ -34,9 +35,12 @@ def refusals(setting: Setting) -> None:
         except ContractError:
             pass
         except Exception as error:
-            raise AssertionError(f"{what}: got {error!r}; asked is a ContractError") from error
+            cause = f"an input that breaks the contract raises {type(error).__name__}, not ContractError"
+            headline = f"{what}: got {error!r}; asked is a ContractError"
+            raise Mismatch([Problem(headline, (Finding(cause),))]) from error
         else:
-            raise AssertionError(f"{what}: it was not refused")
+            finding = Finding("an input that breaks the contract is not refused", "CONTRACT.check refuses it")
+            raise Mismatch([Problem(f"{what}: it was not refused", (finding,))])
         for name in call.contract.mutated:
             before, after = broken.tensors.get(name), copy.tensors.get(name)
             if before is not None and after is not None:

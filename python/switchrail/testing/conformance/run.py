@@ -9,6 +9,8 @@ from typing import Any, Literal
 from switchrail.testing.conformance.cases import Case
 from switchrail.testing.conformance.memory import Unavailable
 from switchrail.testing.conformance.setting import Measured
+from switchrail.testing.diagnosis import Mismatch
+from switchrail.testing.summary import CaseResult
 
 Status = Literal["passed", "failed", "skipped"]
 
@@ -22,6 +24,7 @@ class Outcome:
         status: Whether it held; `skipped` where it can't be run here.
         measured: What was measured, where something was.
         message: Why it failed or was skipped.
+        causes: What was found out about a failure, in words that all failures of a kind share.
         seconds: How long it took.
     """
 
@@ -29,7 +32,18 @@ class Outcome:
     status: Status
     measured: Measured | None
     message: str
+    causes: tuple[str, ...]
     seconds: float
+
+    @property
+    def result(self) -> CaseResult:
+        """What a summary takes."""
+        return CaseResult(
+            id=self.case.id,
+            passed=self.status == "passed",
+            causes=self.causes,
+            traits=self.case.check.traits,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """As one object of the JSON document."""
@@ -42,6 +56,7 @@ class Outcome:
             "bound": None if measured is None else {"norm": measured.bound.norm, "row": measured.bound.row},
             "note": "" if measured is None else measured.note,
             "message": self.message,
+            "causes": list(self.causes),
             "seconds": round(self.seconds, 4),
         }
 
@@ -52,17 +67,30 @@ def run_case(case: Case) -> Outcome:
     status: Status = "passed"
     measured: Measured | None = None
     message = ""
+    causes: tuple[str, ...] = ()
     try:
         measured = case()
     except Unavailable as reason:
         status, message = "skipped", str(reason)
     except AssertionError as failure:
-        status, message = "failed", str(failure)
+        status, message, causes = "failed", str(failure), causes_of(failure)
     except Exception as error:
-        status, message = "failed", f"it raised {error!r}"
+        status, message, causes = "failed", f"it raised {error!r}", causes_of(error)
     return Outcome(
-        case=case, status=status, measured=measured, message=message, seconds=time.perf_counter() - start
+        case=case,
+        status=status,
+        measured=measured,
+        message=message,
+        causes=causes,
+        seconds=time.perf_counter() - start,
     )
 
 
-__all__ = ["Outcome", "Status", "run_case"]
+def causes_of(failure: Exception) -> tuple[str, ...]:
+    """What was found out about what a case raised."""
+    if isinstance(failure, Mismatch):
+        return failure.causes
+    return () if isinstance(failure, AssertionError) else (f"it raised {type(failure).__name__}",)
+
+
+__all__ = ["Outcome", "Status", "causes_of", "run_case"]

@@ -14,7 +14,7 @@ from switchrail.ops.batch import Phase
 from switchrail.ops.contract import Contract
 from switchrail.testing.compare import Error, measure, verify, verify_commit
 from switchrail.testing.conformance.bounds import BOUNDS, Hardness
-from switchrail.testing.conformance.parts import results
+from switchrail.testing.conformance.parts import mismatch
 from switchrail.testing.conformance.subject import Subject
 from switchrail.testing.inputs import CONTRACTS, GENERATORS, Call
 
@@ -122,9 +122,11 @@ class Setting:
             AssertionError: It is off.
         """
         worst = Measured(Error(0.0, 0.0), BOUNDS["usual"][self.dtype])
-        for name, result in results(actual).items():
-            error = measure(result, results(expected)[name])
-            assert error.within(worst.bound), f"{name} is off by {error}, the bound is {worst.bound}"
+        for name, result in actual.results.items():
+            error = measure(result, expected.results[name])
+            if not error.within(worst.bound):
+                headline = f"{name} is off by {error}, the bound is {worst.bound}"
+                raise mismatch(actual, name, result, expected.results[name], headline, worst.bound)
             worst |= Measured(error, worst.bound)
         return worst
 

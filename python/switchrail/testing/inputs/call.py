@@ -97,6 +97,26 @@ class Call:
             names.append("checkpoint_slots")
         return {name: getattr(self.batch, name) for name in names}
 
+    @property
+    def written_slots(self) -> list[int]:
+        """The slots that the call may write, in verification by a commit; that of the final state first."""
+        batch = self.batch
+        assert isinstance(batch, StateBatch)
+        slots = zip(batch.write_slots.tolist(), batch.seqlens, strict=True)
+        written = [slot for slot, length in slots if slot >= 0 and length]
+        if isinstance(batch, CheckpointBatch):
+            for kept, length in zip(batch.checkpoint_slots.tolist(), batch.seqlens, strict=True):
+                written += [slot for slot in kept[: length // batch.checkpoint_every] if slot >= 0]
+        return written
+
+    @property
+    def results(self) -> dict[str, torch.Tensor]:
+        """All that the call has written, by name: the outputs, and but for verify the written states."""
+        found = dict(self.outputs)
+        if isinstance(self.batch, StateBatch) and self.phase != "verify":
+            found["state"] = self.state[self.written_slots]
+        return found
+
     def run(self, backend: Backend) -> Verification | None:
         """Plans and makes the call, which writes into this call's own tensors.
 

@@ -1,0 +1,121 @@
+"""Everything that is found out about one difference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from switchrail.testing.diagnosis.difference import Difference, count
+from switchrail.testing.diagnosis.findings import Finding
+from switchrail.testing.diagnosis.hypotheses import explained
+from switchrail.testing.diagnosis.places import columns_in_common, heads_in_common, rows_in_common
+from switchrail.testing.diagnosis.values import EXACT, VAGUE
+from switchrail.testing.inputs import Call
+
+Diagnoser = Callable[[Difference], Finding | None]
+
+
+def diagnose(d: Difference) -> tuple[Finding, ...]:
+    """Asks every group of diagnosers, of each group the first that knows something.
+
+    What a diagnoser raises is a finding too: a failure stays the failure that it was.
+    """
+    findings = []
+    for group in _GROUPS:
+        for diagnoser in group:
+            try:
+                found = diagnoser(d)
+            except Exception as error:
+                found = Finding("", f"{diagnoser.__name__} can't tell: {error!r}")
+            if found is not None:
+                findings.append(found)
+                break
+        if findings and findings[-1].is_whole:
+            break
+    return tuple(findings)
+
+
+def first_wrong(d: Difference) -> Finding:
+    """The first number that is wrong, and how many there are."""
+    places = d.wrong.nonzero()
+    if not len(places):
+        return Finding("", "only the signs of zeros or the bits of NaN differ")
+    at = places[0].tolist()
+    got, expected = (float(tensor[tuple(at)]) for tensor in (d.got, d.expected))
+    rows = f"{int(d.wrong_rows.sum()):,} of {count(len(d.owners), 'slot' if d.is_state else 'row')}"
+    counted = f"wrong are {len(places):,} of {count(d.wrong.numel(), 'number')}, in {rows}"
+    return Finding(
+        "", f"first wrong: {d.name} at {d.place(at)}: got {got:.6g}, expected {expected:.6g}; {counted}"
+    )
+
+
+def never_written(d: Difference) -> Finding | None:
+    """What still holds what it held before the call."""
+    left = d.unwritten
+    if not left.any():
+        return None
+    if d.is_state:
+        rows = left.flatten(1).any(1).nonzero().flatten().tolist()
+        told = ", ".join(map(d.row_name, rows[:_MOST_TOLD]))
+        return Finding("states are never written", told + (", ..." if len(rows) > _MOST_TOLD else ""))
+    rows = left.flatten(1).all(1).nonzero().flatten().tolist()
+    whole = f", {count(len(rows), 'row')} of them whole" if rows else ""
+    first = d.place(left.nonzero()[0].tolist())
+    return Finding(
+        "numbers are never written", f"{int(left.sum()):,} of {left.numel():,}{whole}, first at {first}"
+    )
+
+
+def not_finite(d: Difference) -> Finding | None:
+    """NaN or infinity that the call wrote."""
+    bad = ~d.got.isfinite() & d.expected.isfinite() & ~d.unwritten
+    if not bad.any():
+        return None
+    what = "NaN" if d.got[bad].isnan().all() else "infinity"
+    counted = f"{count(int(bad.sum()), 'number')}, first at {d.place(bad.nonzero()[0].tolist())}"
+    if d.rerun is None:
+        return Finding(f"{what} is written or left", counted)
+    if d.result(d.rerun(d.call.clone()))[bad].isfinite().any():
+        return Finding(f"{what} is written in one run and not in the next", counted)
+    for about, names in _unreadable(d.call).items():
+        cleaned = d.call.clone()
+        for name in names:
+            tensor = cleaned.tensors[name]
+            assert tensor is not None
+            whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
+            whole.nan_to_num_(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+        if d.result(d.rerun(cleaned)).isfinite()[bad].all():
+            return Finding(f"{about} is read", f"what must not be read there is NaN; {counted}")
+    return Finding(f"{what} is written", counted)
+
+
+def _unreadable(call: Call) -> dict[str, list[str]]:
+    """What must not be read, and the tensors that have it."""
+    found: dict[str, list[str]] = {}
+    for name, tensor in call.tensors.items():
+        spec = call.contract.tensors[name]
+        if tensor is None or (spec.mutated and spec.axes[0] != "slots"):
+            continue
+        if spec.axes[0] == "slots":
+            found["a slot that no sequence starts from"] = [name]
+        elif spec.axes[0] == "pages":
+            found.setdefault("a place of the cache that no row sees", []).append(name)
+        elif tensor.untyped_storage().nbytes() > tensor.numel() * tensor.itemsize:
+            found.setdefault("memory between the rows of inputs", []).append(name)
+    return found
+
+
+_MOST_TOLD = 4
+
+_GROUPS: tuple[tuple[Diagnoser, ...], ...] = (
+    (first_wrong,),
+    (never_written,),
+    (not_finite,),
+    (*EXACT, explained, *VAGUE),
+    (rows_in_common,),
+    (heads_in_common,),
+    (columns_in_common,),
+)
+
+__all__ = ["diagnose"]

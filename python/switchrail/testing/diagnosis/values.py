@@ -1,0 +1,223 @@
+"""Explanations that the numbers of a difference give by themselves."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+
+from switchrail.testing.diagnosis.difference import Difference
+from switchrail.testing.diagnosis.findings import Finding
+
+_MOST_HEADS = 64
+_MOST_ROWS = 128
+_MOST_TOLD = 4
+
+_CONSTANTS = {
+    "log2(e)": (1.4426950408889634, "a base of 2 stands for one of e"),
+    "ln 2": (0.6931471805599453, "a base of e stands for one of 2"),
+    "2": (2.0, ""),
+    "1/2": (0.5, ""),
+    "-1": (-1.0, "the sign is the other one"),
+}
+
+
+def rounded_otherwise(d: Difference) -> Finding | None:
+    """Other bits where bits are compared, and the same numbers."""
+    if d.bound.row or not d.matches(d.got, d.expected):
+        return None
+    return Finding("the bits differ, the numbers agree but for rounding", is_whole=True)
+
+
+def taken_for(d: Difference) -> Finding | None:
+    """It is another result of the same call."""
+    for about, other in d.others.items():
+        if d.matches(d.got[d.wrong_rows], other[d.wrong_rows]):
+            return Finding(f"what is there is {about}")
+    return None
+
+
+def transposed(d: Difference) -> Finding | None:
+    """States with their last two axes exchanged."""
+    if not d.is_state or d.got.ndim < 3:
+        return None
+    got, expected = d.got[d.wrong_rows], d.expected[d.wrong_rows]
+    turned = got.reshape(*got.shape[:-2], got.shape[-1], got.shape[-2]).mT
+    if not d.matches(turned, expected):
+        return None
+    value, key = d.axes[-2:]
+    return Finding(f"the states are transposed: {key} x {value} is there, {value} x {key} is asked")
+
+
+def zeros(d: Difference) -> Finding | None:
+    """Nothing but zeros."""
+    return Finding("every number that is wrong is 0") if not d.got[d.wrong].any() else None
+
+
+def constant_ratio(d: Difference) -> Finding | None:
+    """One factor between what is there and what was expected: a scale that was forgotten, or put in twice."""
+    ratio = _ratio(d, d.got[d.wrong_rows], d.expected[d.wrong_rows])
+    if ratio is None:
+        return None
+    return Finding("got / expected is one number, so a factor is wrong", f"{ratio:.5g}{_named(d, ratio)}")
+
+
+def ratio_of_heads(d: Difference) -> Finding | None:
+    """One factor a head."""
+    if not d.has_heads or d.got.shape[1] < 2:
+        return None
+    got, expected = d.got[d.wrong_rows], d.expected[d.wrong_rows]
+    ratios = []
+    for head in range(got.shape[1]):
+        if d.matches(got[:, head], expected[:, head]):
+            ratios.append(1.0)
+            continue
+        ratio = _ratio(d, got[:, head], expected[:, head])
+        if ratio is None:
+            return None
+        ratios.append(ratio)
+    told = ", ".join(f"{ratio:.4g}{_named(d, ratio)}" for ratio in ratios[:_MOST_HEADS])
+    return Finding("got / expected is one number for each head, so a factor is wrong", told)
+
+
+def ratio_of_rows(d: Difference) -> Finding | None:
+    """One factor a row and head, as where a sum that divides is wrong."""
+    if d.got.shape[-1] < 4:
+        return None
+    got, expected = d.got[d.wrong_rows], d.expected[d.wrong_rows]
+    factors = (got * expected).sum(-1, keepdim=True) / expected.square().sum(-1, keepdim=True).clamp_min(
+        1e-300
+    )
+    if not d.matches(got, factors * expected):
+        return None
+    detail = f"from {float(factors.min()):.4g} to {float(factors.max()):.4g}"
+    return Finding("got / expected is one number for each row, as where what divides a row is wrong", detail)
+
+
+def swapped_heads(d: Difference) -> Finding | None:
+    """Each head is right, and stands where another one belongs."""
+    if not d.has_heads or not 1 < d.got.shape[1] <= _MOST_HEADS:
+        return None
+    heads = range(d.got.shape[1])
+    sources = []
+    for head in heads:
+        order = (head, *(other for other in heads if other != head))
+        source = next((j for j in order if d.matches(d.got[:, head], d.expected[:, j])), None)
+        if source is None:
+            return None
+        sources.append(source)
+    if sources == list(heads):
+        return None
+    return Finding("the heads are in another order", _order(sources))
+
+
+def moved_rows(d: Difference) -> Finding | None:
+    """Each row that is wrong is what another row ought to be."""
+    wrong = d.wrong_rows.nonzero().flatten()
+    if not 0 < len(wrong) <= len(d.owners) <= _MOST_ROWS:
+        return None
+    flat = d.expected.flatten(1)
+    ends = len(set(d.owners))  # rows without a neighbour to be taken from
+    sources = {}
+    for row in wrong.tolist():
+        apart = (flat - d.got[row].flatten()).square().sum(1)
+        apart[row] = torch.inf
+        source = int(apart.nan_to_num(torch.inf).argmin())
+        if d.matches(d.got[row : row + 1], d.expected[source : source + 1]):
+            sources[row] = source
+    if d.is_state:
+        if (
+            not sources
+            or not d.unwritten.flatten(1).any(1)[[row for row in wrong.tolist() if row not in sources]].all()
+        ):
+            return None
+    elif len(sources) < 2 or len(sources) < len(wrong) - ends:
+        return None
+    step, times = Counter(source - row for row, source in sources.items()).most_common(1)[0]
+    if not d.is_state and len(d.owners) > ends and times >= len(sources) - ends:
+        side = "after" if step > 0 else "before"
+        apart_by = "the row" if abs(step) == 1 else f"{abs(step)} rows"
+        return Finding(f"rows are off by {abs(step)}: each holds what belongs to {apart_by} {side} it")
+    told = [
+        f"{d.row_name(row)} holds what belongs to {d.row_name(source)}"
+        for row, source in list(sources.items())[:_MOST_TOLD]
+    ]
+    kind = "states are in the slots of others" if d.is_state else "rows are in the places of others"
+    return Finding(kind, "; ".join(told) + ("; ..." if len(sources) > _MOST_TOLD else ""))
+
+
+def rounding(d: Difference) -> Finding | None:
+    """All rows are off by a little."""
+    if not d.got.isfinite().all() or d.bound.norm == 0:
+        return None
+    error = float((d.got - d.expected).norm() / d.expected.norm().clamp_min(1e-300))
+    if error > 100 * d.bound.norm or error > 0.05 or d.wrong_rows.double().mean() < 0.5:
+        return None
+    hint = "; products in TF32 are off by 3e-4 and more" if d.dtype == torch.float32 and error > 5e-5 else ""
+    cause = "most rows are off by a little, as where digits are rounded off"
+    return Finding(cause, f"{error:.1e} in all{hint}", is_whole=True)
+
+
+EXACT = (
+    rounded_otherwise,
+    taken_for,
+    transposed,
+    zeros,
+    constant_ratio,
+    swapped_heads,
+    moved_rows,
+)
+"""Those that leave little doubt."""
+
+VAGUE = (ratio_of_heads, ratio_of_rows, rounding)
+"""Those that other mistakes may look like."""
+
+
+def _ratio(d: Difference, got: torch.Tensor, expected: torch.Tensor) -> float | None:
+    if expected.numel() < 2 or not expected.any() or not got.isfinite().all():
+        return None
+    ratio = float((got * expected).sum() / expected.square().sum())
+    return ratio if ratio and d.matches(got, ratio * expected) else None
+
+
+def _named(d: Difference, ratio: float) -> str:
+    """What a ratio is, where it is a number that kernels forget."""
+    first = d.call.contract.positional[0]
+    tensor = d.call.tensors[first]
+    assert tensor is not None
+    axis = d.call.contract.tensors[first].axes[-1]
+    size = tensor.shape[-1]
+    known: dict[str, tuple[float, str]] = dict(_CONSTANTS)
+    for name, value in d.call.options.items():
+        if isinstance(value, float) and value not in (0.0, 1.0):
+            known[f"1/{name}"] = (1 / value, f"{name} is forgotten")
+            known[name] = (value, f"{name} is applied twice")
+    for name, value in ((axis, size), (f"sqrt({axis})", size**0.5)):
+        known |= {name: (value, ""), f"1/{name}": (1 / value, "")}
+    near = [
+        (name, why)
+        for name, (value, why) in known.items()
+        if abs(ratio - value) <= max(1e-4, d.bound.norm) * abs(value)
+    ]
+    if not near:
+        return ""
+    names = " = ".join(name for name, _ in near)
+    reasons = "; ".join(why for _, why in near if why)
+    with_size = f" with {axis} = {size}" if axis in names else ""
+    return f" = {names}{with_size}" + (f": {reasons}" if reasons else "")
+
+
+def _order(sources: list[int]) -> str:
+    count = len(sources)
+    if sources == list(reversed(range(count))):
+        return "they are reversed"
+    told = ", ".join(
+        f"head {head} holds head {source}" for head, source in enumerate(sources) if head != source
+    )
+    for groups in (n for n in range(2, count) if count % n == 0):
+        if sources == torch.arange(count).view(groups, -1).T.flatten().tolist():
+            return f"{told}: grouped as [{count // groups}, {groups}] for [{groups}, {count // groups}]"
+    return told
+
+
+__all__ = ["EXACT", "VAGUE"]

@@ -1,0 +1,36 @@
+"""A pytest plugin: one summary over all failures of `backend_test` at the end of a run.
+
+`backend_test` registers it. The controlling process of pytest-xdist runs no test, and so needs it on its
+command line: `-p switchrail.testing.pytest_summary`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from switchrail.testing.summary import CaseResult, summarise
+
+PROPERTY = "switchrail_case"
+"""The name under which a test records its case, for this summary."""
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Writes the summary."""
+    results = []
+    for status in ("passed", "failed"):
+        for report in terminalreporter.stats.get(status, ()):
+            if getattr(report, "when", None) != "call":
+                continue
+            for name, value in report.user_properties:
+                if name == PROPERTY:
+                    causes, traits = (tuple(value[each]) for each in ("causes", "traits"))
+                    passed = status == "passed"
+                    results.append(CaseResult(id=value["id"], passed=passed, causes=causes, traits=traits))
+    lines = summarise(results)
+    if lines:
+        terminalreporter.write_sep("=", "switchrail check-backend")
+        for line in lines:
+            terminalreporter.write_line(line)
+
+
+__all__ = ["PROPERTY", "pytest_terminal_summary"]

@@ -1,0 +1,81 @@
+"""One summary over all failures of a run: what they have in common, and what those that passed have not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+_MOST_CAUSES = 12
+_MOST_IDS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseResult:
+    """What came of a case.
+
+    Attributes:
+        id: The case's name: op, phase, dtype and check.
+        passed: Whether it passed.
+        causes: What was found out about its failure, in words that all failures of a kind share.
+        traits: What the case is made of, such as `gate=one`.
+    """
+
+    id: str
+    passed: bool
+    causes: tuple[str, ...] = ()
+    traits: tuple[str, ...] = ()
+
+    @property
+    def facets(self) -> tuple[str, ...]:
+        """All that it can have in common with others: op, phase, dtype and traits."""
+        return (*self.id.split("/")[:3], *self.traits)
+
+
+def summarise(results: Sequence[CaseResult]) -> list[str]:
+    """The lines of the summary; none where all passed."""
+    failed = [result for result in results if not result.passed]
+    if not failed:
+        return []
+    lines = [f"{len(failed)} {'failure' if len(failed) == 1 else 'failures'}, by cause:"]
+    groups = list(_groups(failed))
+    for causes, ids in groups[:_MOST_CAUSES]:
+        which = "all" if len(ids) == len(failed) > 1 else f"{len(ids)}"
+        rest = f" and {len(ids) - _MOST_IDS} more" if len(ids) > _MOST_IDS else ""
+        named = f" ({', '.join(ids[:_MOST_IDS])}{rest})"
+        lines.append(f"  {which}: {'; '.join(causes)}{named}")
+    if len(groups) > _MOST_CAUSES:
+        lines.append(f"  and {len(groups) - _MOST_CAUSES} further causes")
+    lines += (f"  {line}" for line in _facets(failed, [result for result in results if result.passed]))
+    return lines
+
+
+def _groups(failed: Sequence[CaseResult]) -> Iterator[tuple[list[str], list[str]]]:
+    """Causes with the failures that they are found in, the most frequent first."""
+    found: dict[str, list[str]] = {}
+    for result in failed:
+        for cause in result.causes or ("no cause was found",):
+            found.setdefault(cause, []).append(result.id)
+    together: dict[tuple[str, ...], list[str]] = {}
+    for cause, ids in found.items():
+        together.setdefault(tuple(ids), []).append(cause)
+    for same in sorted(together, key=len, reverse=True):
+        yield together[same], list(same)
+
+
+def _facets(failed: Sequence[CaseResult], passed: Sequence[CaseResult]) -> Iterator[str]:
+    """What only those that failed have, or only those that passed."""
+    if not passed:
+        return
+    every = [set(result.facets) for result in failed]
+    among_passed = {facet for result in passed for facet in result.facets}
+    common = [facet for facet in failed[0].facets if all(facet in facets for facets in every)]
+    only = [facet for facet in common if facet not in among_passed]
+    if only and len(failed) > 1:
+        yield f"only cases with {', '.join(only)} fail, and all {len(failed)} of them"
+    for facet in dict.fromkeys(facet for result in passed for facet in result.facets):
+        count = sum(facet in result.facets for result in passed)
+        if count > 1 and not any(facet in facets for facets in every):
+            yield f"all {count} cases with {facet} pass"
+
+
+__all__ = ["CaseResult", "summarise"]

@@ -1,0 +1,183 @@
+"""What the report of a failure says, for mistakes made by hand."""
+
+import dataclasses
+
+import pytest
+import torch
+from switchrail.ops.attention.torch import TorchAttention
+from switchrail.ops.gated_delta.torch import TorchGatedDelta
+from switchrail.testing import diagnosis
+from switchrail.testing.compare import verify
+from switchrail.testing.diagnosis import Mismatch, report
+from switchrail.testing.inputs import attention_call, gated_delta_call
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Sabotaged(TorchGatedDelta):
+    """Right, and then one thing more."""
+
+    def __init__(self, then):
+        super().__init__()
+        self.then = then
+
+    def prefill(self, q, k, v, **arguments):
+        super().prefill(q, k, v, **arguments)
+        self.then(q=q, k=k, v=v, **arguments)
+
+
+def told(backend, call):
+    with pytest.raises(Mismatch) as raised:
+        verify(backend, call)
+    return str(raised.value)
+
+
+CALL = {"lengths": [40, 3, 0, 33], "padding": (1,), "initial": "all"}
+
+
+@pytest.mark.parametrize(
+    ("then", "words"),
+    [
+        (lambda **a: a["out"][10, 2, 5].add_(1), ["sequence 0, row 10, head 2, column 5", "wrong are 1 of "]),
+        (lambda **a: a["out"][50, 1].mul_(3), ["first wrong: out at sequence 3, row 7, head 1, column 0"]),
+        (lambda **a: a["out"].mul_(2), ["got / expected is one number", ": 2 = 2"]),
+        (lambda **a: a["out"].mul_(1.4426950408889634), ["= log2(e): a base of 2 stands for one of e"]),
+        (lambda **a: a["out"].mul_(0.6931471805599453), ["= ln 2: a base of e stands for one of 2"]),
+        (lambda **a: a["out"].neg_(), ["-1 = -1: the sign is the other one"]),
+        (lambda **a: a["out"][:, 1].mul_(3), ["only some heads are wrong: 1 of 4"]),
+        (
+            lambda **a: a["out"].mul_(torch.tensor([1.0, 2, 3, 4])[:, None]),
+            ["one number for each head", "1, 2 = 2, 3, 4 = 1/scale = sqrt(K)"],
+        ),
+        (
+            lambda **a: a["out"].mul_(torch.arange(76)[:, None, None] / 9 + 2),
+            ["got / expected is one number for each row"],
+        ),
+        (lambda **a: a["out"][..., 8:].zero_(), ["only some columns are wrong: columns 8-15 of 16", "is 0"]),
+        (lambda **a: a["out"].zero_(), ["every number that is wrong is 0"]),
+        (
+            lambda **a: a["out"].index_fill_(0, torch.tensor([39, 75]), torch.inf),
+            ["infinity is written: 128 numbers", "last rows of sequences"],
+        ),
+        (
+            lambda **a: a["out"].index_fill_(0, torch.tensor([0, 43]), 1),
+            ["only first rows of sequences are wrong"],
+        ),
+        (
+            lambda **a: a["out"][40].fill_(1),
+            ["rows of padding are written: first at row 40 of the batch: got 1"],
+        ),
+        (lambda **a: a["out"][40].fill_(torch.nan), ["rows of padding are never written"]),
+        (
+            lambda **a: a["q"][44, 1, 2:].add_(1),
+            ["q, first at sequence 3, row 1, head 1, column 2: ", "; 14 of "],
+        ),
+        (
+            lambda **a: a["q"].as_strided((1,), (1,), 0).fill_(3),
+            ["q itself is as it was; the memory beside it, in the same buffer, is not"],
+        ),
+        (
+            lambda **a: a["batch"].has_initial_state.logical_not_(),
+            ["has_initial_state was modified", "first at sequence 0: 1 became 0; 4 of 4 numbers"],
+        ),
+        (
+            lambda **a: a["state"][a["batch"].write_slots[2]].fill_(1.0),
+            ["the slot of an empty sequence is written: slot ", " of sequence 2"],
+        ),
+        (
+            lambda **a: a["state"][-1].copy_(a["state"][a["batch"].write_slots[3]]),
+            ["holds what belongs to slot ", " of sequence 3"],
+        ),
+        (lambda **a: a["state"][0].fill_(1.0), ["slot 0, which is nobody's, is written"]),
+    ],
+)
+def test_a_mistake(then, words):
+    report = told(Sabotaged(then), gated_delta_call(**CALL))
+    for each in words:
+        assert each in report
+
+
+def test_what_was_never_written():
+    class Lazy(TorchGatedDelta):
+        def prefill(self, q, k, v, *, out, state, **arguments):
+            mine, pool = out.clone(), state.clone()
+            super().prefill(q, k, v, out=mine, state=pool, **arguments)
+            out[:70].copy_(mine[:70])
+            out[70:, :2].copy_(mine[70:, :2])
+            state[arguments["batch"].write_slots[0]] = pool[arguments["batch"].write_slots[0]]
+
+    report = told(Lazy(), gated_delta_call(**CALL))
+    assert "numbers are never written: 192 of 4,672, first at sequence 3, row 27, head 2, column 0" in report
+    assert "states are never written: slot " in report
+    assert "NaN is written" not in report
+
+
+def test_nan_that_was_computed_is_no_number_left_out():
+    report = told(Sabotaged(lambda **a: a["out"][5].fill_(torch.nan)), gated_delta_call(**CALL))
+    assert "NaN is written: 64 numbers, first at sequence 0, row 5, head 0, column 0" in report
+    assert "never written" not in report
+
+
+def test_what_must_not_be_read():
+    class Beyond(TorchAttention):
+        def prefill(self, *tensors, batch, **arguments):
+            longer = tuple(kv + 1 for kv in batch.kv_seqlens)
+            longer = dataclasses.replace(batch, kv_seqlens=longer)
+            arguments["plan"] = self.plan("prefill", longer)
+            super().prefill(*tensors, batch=longer, **arguments)
+
+    report = told(Beyond(), attention_call([3, 5]))
+    assert "a place of the cache that no row sees is read" in report
+
+
+def test_only_where_gates_decay():
+    call = gated_delta_call([20, 20, 20], gate="one", initial="all")
+    call.tensors["g"][30:40] = -0.1
+
+    class Forgetful(TorchGatedDelta):
+        def prefill(self, q, k, v, *, g, **arguments):
+            super().prefill(q, k, v, g=3 * g, **arguments)
+
+    report = told(Forgetful(), call)
+    assert "only rows at or after a gate that decays are wrong" in report
+
+
+def test_the_failure_stays_a_failure_where_a_diagnoser_fails(monkeypatch):
+    def broken(d):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(report, "_GROUPS", ((report.first_wrong,), (broken,)))
+    text = told(Sabotaged(lambda **a: a["out"].mul_(2)), gated_delta_call(**CALL))
+    assert "out is off by 1.00e+00" in text
+    assert "broken can't tell: RuntimeError('out of memory')" in text
+
+
+def test_what_passes_is_not_diagnosed(monkeypatch):
+    def never(*_):
+        raise AssertionError
+
+    for name in ("diagnose", "of_output", "of_states", "changed_input", "stray_slots"):
+        monkeypatch.setattr(f"switchrail.testing.compare.{name}", never)
+    verify(TorchGatedDelta(), gated_delta_call(**CALL))
+    assert diagnosis.diagnose is not never
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_reports_on_a_gpu(dtype):
+    call = gated_delta_call(**CALL, dtype=dtype, device="cuda")
+    assert ": 2 = 2" in told(Sabotaged(lambda **a: a["out"].mul_(2)), call)
+    assert "initial states are ignored" in told(_Fresh(), call)
+    assert "NaN is written: 64 numbers" in told(Sabotaged(lambda **a: a["out"][5].fill_(torch.nan)), call)
+    assert "q, first at sequence 3, row 1" in told(Sabotaged(lambda **a: a["q"][44].add_(1)), call)
+
+
+class _Fresh(TorchGatedDelta):
+    def plan(self, phase, batch):
+        nothing = torch.zeros_like(batch.has_initial_state)
+        return super().plan(phase, dataclasses.replace(batch, has_initial_state=nothing))
+
+
+def test_initial_states_that_are_ignored():
+    assert "initial states are ignored" in told(_Fresh(), gated_delta_call(**CALL))

@@ -1,0 +1,46 @@
+"""What all failures of a run have in common."""
+
+from switchrail.testing.summary import CaseResult, summarise
+
+
+def case(id, *causes, traits=(), passed=False):
+    return CaseResult(id=f"kda/{id}", passed=passed, causes=causes, traits=traits)
+
+
+def test_nothing_failed():
+    assert summarise([]) == []
+    assert summarise([case("prefill/float32/ragged", passed=True)]) == []
+
+
+def test_failures_by_cause():
+    fresh = "only sequences without an initial state are wrong"
+    results = [
+        case("prefill/float32/a", fresh, "NaN is written"),
+        case("prefill/float32/b", fresh),
+        case("prefill/float32/c", fresh, "NaN is written"),
+        case("prefill/float32/d", fresh),
+        case("verify/float32/e"),
+    ]
+    assert summarise(results[:4])[:2] == [
+        "4 failures, by cause:",
+        f"  all: {fresh} (kda/prefill/float32/a, kda/prefill/float32/b, kda/prefill/float32/c and 1 more)",
+    ]
+    assert summarise(results)[1:] == [
+        f"  4: {fresh} (kda/prefill/float32/a, kda/prefill/float32/b, kda/prefill/float32/c and 1 more)",
+        "  2: NaN is written (kda/prefill/float32/a, kda/prefill/float32/c)",
+        "  1: no cause was found (kda/verify/float32/e)",
+    ]
+
+
+def test_what_only_failures_have():
+    results = [
+        case("prefill/float32/a", "the decay is ignored", traits=("gate=decaying",)),
+        case("prefill/float32/b", "the decay is ignored", traits=("gate=decaying", "initial=all")),
+        case("prefill/float32/c", passed=True, traits=("gate=one",)),
+        case("prefill/bfloat16/c", passed=True, traits=("gate=one",)),
+        case("decode/float32/d", passed=True),
+    ]
+    assert summarise(results)[2:] == [
+        "  only cases with gate=decaying fail, and all 2 of them",
+        "  all 2 cases with gate=one pass",
+    ]
