@@ -30,10 +30,19 @@ class Broken(TorchGatedDelta):
     def prefill(self, *tensors, **arguments):
         raise OSError("no such device")
 
+class Escape(Exception):
+    def __repr__(self):
+        return "\\x1b[2J"
+
+class Loud(TorchGatedDelta):
+    def prefill(self, *tensors, **arguments):
+        raise Escape
+
 def register(registry):
     claims = {"op": "gated_delta", "phases": ("prefill",), "dtypes": ("float32",), "state_layouts": ("VK",)}
     registry.register("boreal", Boreal, config=Config, head_sizes=(24, (32, 48)), **claims)
     registry.register("broken", Broken, **claims)
+    registry.register("loud", Loud, **claims)
     registry.register("cuda", Broken, devices=("cuda",), **claims)
     registry.register("turned", Broken, **{**claims, "state_layouts": ("KV",)})
 """
@@ -92,6 +101,12 @@ def test_a_backend_that_raises(check):
         "1 failure, by cause:",
         "  1: it raised OSError (gated_delta/prefill/float32/ragged)",
     ]
+
+
+def test_what_a_backend_raises_writes_nothing_to_the_terminal(check):
+    done = check("loud", "-k", "prefill/float32/ragged")
+    assert "it raised \\x1b[2J" in done.output
+    assert "\x1b" not in done.output
 
 
 def test_one_summary_over_all_failures(check, vendor):

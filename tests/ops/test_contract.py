@@ -341,5 +341,6 @@ def test_an_unknown_name_of_the_package():
     import switchrail.ops
 
     assert switchrail.ops.StateBatch.__name__ == "StateBatch"
+    assert switchrail.ops.CONTRACTS is CONTRACTS
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         _ = switchrail.ops.Nothing

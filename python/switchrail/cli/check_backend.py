@@ -21,6 +21,7 @@ from switchrail.cli.choices import (
 )
 from switchrail.cli.show import console, platform_text, print_json, table
 from switchrail.errors import NoCaseError
+from switchrail.foreign import in_lines, one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -96,10 +97,12 @@ def check_backend(
         for outcome in outcomes:
             if outcome.status != "passed":
                 out.print(
-                    f"{outcome.status}: {outcome.case.id}: {outcome.message}", highlight=False, markup=False
+                    f"{outcome.status}: {outcome.case.id}: {in_lines(outcome.message)}",
+                    highlight=False,
+                    markup=False,
                 )
         for line in summarise([outcome.result for outcome in outcomes if outcome.status != "skipped"]):
-            out.print(line, highlight=False, markup=False)
+            out.print(one_line(line), highlight=False, markup=False)
         out.print(_summary(outcomes), highlight=False)
     if any(outcome.status == "failed" for outcome in outcomes):
         raise typer.Exit(FAILED)

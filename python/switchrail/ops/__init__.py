@@ -30,9 +30,11 @@ if TYPE_CHECKING:
         StateBatch,
         VerifyBatch,
     )
+    from switchrail.ops.catalog import CONTRACTS
     from switchrail.ops.contract import Contract, OptionSpec, TensorSpec
 
 _HOMES = {
+    "CONTRACTS": "catalog",
     "AttentionBackend": "backend",
     "Backend": "backend",
     "CheckpointBatch": "batch",
@@ -61,6 +63,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "CONTRACTS",
     "AttentionBackend",
     "Backend",
     "CheckpointBatch",

@@ -29,6 +29,11 @@ class Backend:
     or None) once per route plan that uses it. Methods write into `out` and into the state in place and return
     None; they never modify another argument, and never wait for the device. A phase that the registration
     does not name need not be implemented.
+
+    What a call may be given is the op's contract, `switchrail.ops.CONTRACTS[op]`, and what breaks it must be
+    refused before anything is written: `check(phase, batch, arguments)` does, or, so that a batch is looked
+    at once a step and not in each layer, `check_batch(phase, batch)` in `plan` and
+    `check_arguments(batch, arguments)` in the phase.
     """
 
     op: ClassVar[str]

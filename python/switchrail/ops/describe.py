@@ -24,6 +24,8 @@ tested with.
 - A feature is something that not every backend of the op has. What belongs to one is left out of a call, or
   None, where it isn't used; only a backend that declares the feature is given it, and one that doesn't is
   refused with that reason.
+- `switchrail.ops.CONTRACTS["attention"].check(phase, batch, arguments)` raises a `ContractError` for a call
+  that breaks the contract, `arguments` being tensors and options by name.
 - `prefill` and `decode` return nothing. `verify` takes what `prefill` takes and returns what `commit` needs.
 """
 
