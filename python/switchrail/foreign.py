@@ -38,6 +38,11 @@ def cut(text: str) -> str:
     return _shown(text, _NOTHING, LINES)
 
 
+def encodable(text: str) -> str:
+    """A text without lone surrogates, which messages and file names may have."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def escaped(text: str) -> str:
     """A whole text, with its line ends and tabs."""
     return _CONTROL_IN_LINES.sub(_escape, text)

@@ -15,6 +15,7 @@ from switchrail.nearest import nearest
 from switchrail.ops import register_builtins
 from switchrail.platforms import Platform, PlatformChoice
 from switchrail.plugins import Loader, Plugin
+from switchrail.plugins.environment import seconds_allowed
 from switchrail.registration import Registrar, Registry, dtype_name, several
 from switchrail.staging import StagedHooks, Staging, staging_of
 from switchrail.times import as_arguments, measurements_for
@@ -45,9 +46,26 @@ class Runtime(Registrar):
         self._core = _core.Runtime()
         self.hooks: Hooks = StagedHooks()
         self._loader = Loader(self._core, self.hooks)
-        self._platforms = PlatformChoice(self._loader.platforms)
+        self._platforms = PlatformChoice(self._loader.platforms, self._loader.seconds)
         with self._open(_BUILTIN) as staging:
             register_builtins(Registry(staging))
+
+    @property
+    def default_timeout(self) -> float | None:
+        """Seconds that a plugin, or a platform's function and import, may take where nobody says otherwise.
+
+        None, as it is at first: as long as it takes. The `timeout` of `load` comes before it, and so does
+        `SWITCHRAIL_LOAD_TIMEOUT`. The command sets it to 60.
+
+        Raises:
+            ArgumentError: It is set to no number.
+            ConfigError: It is set to a number that is not above 0.
+        """
+        return self._loader.default_timeout
+
+    @default_timeout.setter
+    def default_timeout(self, seconds: float | None) -> None:
+        self._loader.default_timeout = None if seconds is None else seconds_allowed(seconds)
 
     @property
     def platform(self) -> Platform:

@@ -27,6 +27,17 @@ def staging_of(hooks: Hooks) -> Staging | None:
     return next((staging for staging in reversed(stagings) if staging.hooks is hooks), None)
 
 
+def carried(work: Callable[[], T]) -> Callable[[], T]:
+    """Work for another thread, which stages there what this thread's code would stage."""
+    stagings: tuple[Staging, ...] = getattr(_local, "stagings", ())
+
+    def carry() -> T:
+        _local.stagings = stagings
+        return work()
+
+    return carry
+
+
 class Staging:
     """An open transaction of a runtime's core, and the hooks that come into force with its commit.
 

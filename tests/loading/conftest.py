@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -9,8 +10,8 @@ from pathlib import Path
 import pytest
 import switchrail
 from switchrail.plugins import ALLOW_LIST, LOCK, PLATFORM, TIMEOUT, Plugin
-from switchrail.plugins.attempt import THREADS
 from switchrail.testing import isolated
+from switchrail.waiting import THREADS
 
 Install = Callable[..., Path]
 
@@ -26,11 +27,18 @@ def greet(name="world"):
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """None of the variables is set, and what the fake distributions import goes with the test."""
+    """None of the variables is set; handlers of signals, and what the fake distributions import, go with it.
+
+    Those that Python did not set, of which it knows nothing, stay.
+    """
     for name in (ALLOW_LIST, PLATFORM, LOCK, TIMEOUT):
         monkeypatch.delenv(name, raising=False)
     modules = set(sys.modules)
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
     yield
+    for number, handler in handlers.items():
+        if handler is not None and signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
     if "acme_target" in sys.modules:
         sys.modules["acme_target"].go.set()
         for thread in threading.enumerate():

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
-import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -231,6 +230,22 @@ CASES = {
         "signal.raise_signal(signal.SIGTERM)",
         "TimeoutError: the driver is silent",
     ),
+    "the handler that it set at its import raises": Case(
+        "import signal\n"
+        "def late(*_): raise TimeoutError('the driver is silent')\n"
+        "signal.signal(signal.SIGTERM, late)\n"
+        "def register(registry): signal.raise_signal(signal.SIGTERM)",
+        "TimeoutError: the driver is silent",
+        frame="raise TimeoutError",
+    ),
+    "its handler raises what Ctrl-C does": Case(
+        "import signal\n"
+        "def late(*_): raise KeyboardInterrupt\n"
+        "signal.signal(signal.SIGTERM, late)\n"
+        "def register(registry): signal.raise_signal(signal.SIGTERM)",
+        "KeyboardInterrupt",
+        frame="raise KeyboardInterrupt",
+    ),
     "it goes round its registry": half(
         "switchrail.register('x', 'a:X', op='gated_delta')\n"
         "switchrail.hook('acme_target.greet', lambda name: None)\n"
@@ -321,16 +336,8 @@ def use(runtime: Runtime) -> None:
     runtime.load()
 
 
-@pytest.fixture
-def sigterm() -> Iterator[None]:
-    """Takes off what a plugin sets for SIGTERM."""
-    handler = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, handler)
-
-
 def make_backend() -> type[GatedDeltaBackend]:
-    methods = {"prefill": lambda self: None, "decode": lambda self: None}
+    methods = dict.fromkeys(("prefill", "decode"), lambda self, *arguments, **options: None)
     return type("Users", (GatedDeltaBackend,), methods)
 
 
@@ -348,7 +355,6 @@ def test_a_plugin_that_fails_leaves_only_its_record(
     install: Install,
     find: Callable[[str], Plugin],
     caplog: pytest.LogCaptureFixture,
-    sigterm: None,
     name: str,
 ) -> None:
     case = CASES[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +201,80 @@ def test_what_a_handler_raises_is_no_failure_of_the_plugin(
     assert state_of(host) == before
 
 
+ALARM = """
+import signal
+
+def late(*_):
+    raise TimeoutError("the driver is silent")
+
+signal.signal(signal.SIGALRM, late)
+
+def register(registry):
+    registry.register("first", "a:B", op="kda")
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="needs SIGALRM")
+def test_a_plugins_handler_that_strikes_another_plugin_does_not_end_the_load(
+    runtime: Runtime, install: Install, find: Find
+) -> None:
+    install("acme-aa", ALARM)
+    install("acme-bb", "import signal\ndef register(registry): signal.raise_signal(signal.SIGALRM)")
+    install("acme-cc", BOTH.format("third"))
+    runtime.load(["acme-aa", "acme-bb", "acme-cc"])
+    states = [find(name).state for name in ("acme-aa", "acme-bb", "acme-cc")]
+    assert states == ["loaded", "failed", "loaded"]
+    assert "TimeoutError: the driver is silent" in (find("acme-bb").reason or "")
+    assert "acme_aa.py" in (find("acme-bb").traceback or "")
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="needs SIGALRM")
+def test_what_strikes_after_the_commit_undoes_it(
+    runtime: Runtime, install: Install, find: Find, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import acme_target
+
+    install("acme-aa", ALARM + "    registry.hook('acme_target.greet', lambda name: (('late',), {}))\n")
+    before = runtime._core.snapshot().backends
+    commit = Staging.commit
+
+    def commit_and_ring(staging: Staging) -> None:
+        commit(staging)
+        if "acme-aa" in str(staging):
+            signal.raise_signal(signal.SIGALRM)
+
+    monkeypatch.setattr(Staging, "commit", commit_and_ring)
+    runtime.load(["acme-aa"])
+    assert (find("acme-aa").state, find("acme-aa").reason) == (
+        "failed",
+        "TimeoutError: the driver is silent",
+    )
+    assert runtime._core.snapshot().backends == before
+    assert runtime.hooks.list() == ()
+    assert acme_target.greet() == "hello world"
+
+
+@pytest.mark.parametrize("raised", ["KeyboardInterrupt", "TimeoutError('stop')"])
+@pytest.mark.parametrize("where", ["import", "function"])
+def test_ctrl_c_interrupts_through_a_plugins_handler_too(
+    host: Runtime, install: Install, raised: str, where: str
+) -> None:
+    """Whoever handles it: who presses Ctrl-C means the program."""
+    press = "signal.raise_signal(signal.SIGINT)"
+    install(
+        "acme-bb",
+        "import signal\n"
+        f"def stop(*_): raise {raised}\n"
+        "signal.signal(signal.SIGINT, stop)\n"
+        + (f"{press}\n" if where == "import" else "")
+        + f"def register(registry): {press}",
+    )
+    before = state_of(host)
+    with pytest.raises((KeyboardInterrupt, TimeoutError)):
+        host.load(["acme-aa", "acme-bb"])
+    assert state_of(host) == before
+
+
 def test_a_thread_that_waited_loads_when_the_first_was_interrupted(
     host: Runtime, install: Install, find: Find
 ) -> None:
@@ -260,7 +334,6 @@ def test_a_wait_for_another_thread_can_be_interrupted(host: Runtime, install: In
 
 
 @pytest.fixture(autouse=True)
-def plain_interrupts() -> Iterator[None]:
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, handler)
+def plain_interrupts(environment: None) -> None:
+    """`environment` puts back whatever handled signals before."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)

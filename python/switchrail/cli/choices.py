@@ -14,6 +14,7 @@ import switchrail
 from switchrail.cli import complete
 from switchrail.errors import ConfigError, SwitchrailError
 from switchrail.nearest import nearest
+from switchrail.waiting import PATIENCE
 
 if TYPE_CHECKING:
     from switchrail.runtime import Runtime
@@ -158,6 +159,7 @@ def _check_tables(file: Path, name: str, table: object, depth: int) -> None:
 def loaded_runtime(choices: Choices) -> Runtime:
     """The current runtime, with the installed plugins loaded and the chosen configuration set."""
     runtime = switchrail.current_runtime()
+    runtime.default_timeout = PATIENCE
     runtime.load()
     for op, backends in choices.config.items():
         for name, values in backends.items():

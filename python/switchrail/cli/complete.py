@@ -7,6 +7,7 @@ from collections.abc import MutableMapping, Sequence
 from switchrail import _core
 from switchrail.errors import SwitchrailError
 from switchrail.foreign import one_line
+from switchrail.waiting import PATIENCE
 
 _key = ""
 """The key of the `KEY=NAME` that is completed, where the shell gives the name alone."""
@@ -81,6 +82,7 @@ def _names(of: Sequence[str]) -> list[str]:
     from switchrail.current import current_runtime
 
     runtime = current_runtime()
+    runtime.default_timeout = PATIENCE
     try:
         runtime.load()
         return sorted({one_line(backend.name) for op in of for backend in runtime.backends(op)})

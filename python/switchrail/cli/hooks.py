@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -12,6 +13,8 @@ from switchrail.cli.show import console, print_json, table
 from switchrail.errors import HookError
 from switchrail.foreign import one_line
 from switchrail.hooks.target import modules_of
+from switchrail.plugins.environment import seconds_allowed
+from switchrail.waiting import PATIENCE, within
 
 if TYPE_CHECKING:
     from switchrail.hooks import Explanation, Hooks, Step
@@ -27,7 +30,8 @@ def explain_hook(hooks: Hooks, target: str, *, as_json: bool) -> None:
     """
     for module in modules_of(target):
         try:
-            importlib.import_module(module)
+            seconds = seconds_allowed(None, PATIENCE)
+            within(seconds, partial(importlib.import_module, module), f"module {module}", "its import")
         except ModuleNotFoundError as error:
             if error.name == module:  # a class; or nothing, which is said below
                 break

@@ -12,6 +12,7 @@ from switchrail.doctor.environment import check_environment
 from switchrail.doctor.finding import Finding
 from switchrail.doctor.plugins import check_plugins
 from switchrail.runtime import Runtime
+from switchrail.waiting import PATIENCE, HungError, within
 
 
 def diagnose() -> list[Finding]:
@@ -21,13 +22,20 @@ def diagnose() -> list[Finding]:
     nothing is hooked.
     """
     runtime = Runtime()
+    runtime.default_timeout = PATIENCE
     try:
         found = list(check_environment(runtime))
         with _without({finding.subject for finding in found}):
             found += check_distributions(runtime)
-            found += check_device()
             found += check_plugins(runtime)
-            found += check_platform(runtime)
+            seconds = runtime._loader.seconds()
+            try:
+                found += within(seconds, lambda: list(check_device()), "torch", "looking for the device")
+            except HungError as error:  # whatever asks for the device next would hang too
+                advice = "see what `nvidia-smi` says; SWITCHRAIL_PLATFORM=cpu looks for no device"
+                found.append(Finding("device", "torch", str(error), advice))
+            else:
+                found += check_platform(runtime)
     finally:
         runtime.hooks.clear()
     return found

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from switchrail.doctor.finding import Finding
 from switchrail.plugins import PLATFORM
 from switchrail.runtime import Runtime
+from switchrail.waiting import within
 
 DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -62,7 +64,8 @@ def check_platform(runtime: Runtime) -> Iterator[Finding]:
     subject = f"platform {platform.kind}"
     for what in ("name", "capability", "total_memory", "current_memory_usage", "supported_dtypes"):
         try:
-            getattr(platform.hardware, what)()
+            work = getattr(platform.hardware, what)
+            within(runtime._loader.seconds(), work, subject, f"its method {what}")
         except Exception as error:  # a vendor's code raises anything
             advice = "ask its vendor: every platform must say that"
             yield Finding("platform", subject, f"{what} raised {type(error).__name__}: {error}", advice)
@@ -70,7 +73,9 @@ def check_platform(runtime: Runtime) -> Iterator[Finding]:
         if platform.kind not in {device["kind"] for device in backend.capabilities["devices"]}:
             continue
         try:
-            runtime.build(backend.op, backend.name)
+            name = f"{backend.op} backend {backend.name} of {backend.origin}"
+            work = partial(runtime.build, backend.op, backend.name)
+            within(runtime._loader.seconds(), work, name, "its construction")
         except Exception as error:  # whatever its module or its constructor raises
             yield Finding(
                 "backends",

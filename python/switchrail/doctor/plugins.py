@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from functools import partial
 
 from switchrail.doctor.finding import Finding
 from switchrail.errors import SwitchrailError
 from switchrail.hooks.target import modules_of
 from switchrail.plugins import ALLOW_LIST, TIMEOUT
 from switchrail.runtime import Runtime
+from switchrail.waiting import within
 
 _ADVICE = {
     "failed": "ask its vendor, with the traceback that `switchrail plugins --json` shows; until then "
@@ -40,7 +42,8 @@ def _hooks(runtime: Runtime) -> Iterator[Finding]:
         problem = ""
         for module in modules_of(hook.path or ""):
             try:
-                importlib.import_module(module)
+                work = partial(importlib.import_module, module)
+                within(runtime._loader.seconds(), work, f"module {module}", "its import")
             except ModuleNotFoundError:
                 break  # from here on the path names what is in a module
             except (Exception, SystemExit) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from switchrail.errors import PlatformError, PlatformPluginError
 from switchrail.foreign import one_line
@@ -18,8 +18,16 @@ from switchrail.platforms.serving import Serving
 from switchrail.plugins import PLATFORM, Plugin
 from switchrail.plugins.attempt import described, handlers, is_interrupt
 from switchrail.plugins.entry_point import import_target
+from switchrail.waiting import HungError
 
 T = TypeVar("T")
+
+
+class Limited(Protocol):
+    """Does work in the time that it has."""
+
+    def __call__(self, work: Callable[[], T], name: str, what: str) -> T:
+        """Does `work`, which is named in the messages by whose it is and what it does."""
 
 
 class Candidate:
@@ -27,11 +35,20 @@ class Candidate:
 
     Attributes:
         plugin: Its record as it was found.
-        record: Its record with what came of it: `loaded`, `failed`, or `blocked` where it declined.
+        record: Its record with what came of it: `loaded`, `failed`, `hung`, or `blocked` where it declined.
     """
 
-    def __init__(self, plugin: Plugin) -> None:
-        self.plugin = self.record = plugin
+    def __init__(self, plugin: Plugin, known: Plugin | None, limited: Limited) -> None:
+        """Asks nothing yet.
+
+        Args:
+            plugin: Its record as it was found.
+            known: What came of it when it was asked before: what hangs is not asked again.
+            limited: Does its work in the time that it has, given whose work it is and what it does.
+        """
+        self.plugin, self._limited = plugin, limited
+        self.record = known if known is not None and known.state == "hung" else plugin
+        self._handlers = handlers()
 
     def ask(self) -> str | None:
         """The class path that its function returns; None: it declines.
@@ -39,9 +56,9 @@ class Candidate:
         Raises:
             PlatformPluginError: It fails, or may not be asked.
         """
-        if self.plugin.state != "discovered":
-            raise self._failure(f"{self.plugin.state}: {self.plugin.reason}")
-        path = self._blamed(self._ask)
+        if self.record.state != "discovered":
+            raise self._failure(f"{self.record.state}: {self.record.reason}")
+        path = self._blamed(lambda: self._timed(self._ask, "its function"))
         if path is None:
             self.record = self.plugin.blocked("it declines: it finds no device of its own here")
         return path
@@ -57,7 +74,7 @@ class Candidate:
             PlatformError: There is no device of that number.
             PlatformPluginError: It fails.
         """
-        cls = self._blamed(lambda: import_class(path))
+        cls = self._blamed(lambda: self._timed(lambda: import_class(path), "the import of its class"))
         device = self._device(cls, index) if index else None
         platform = self._blamed(lambda: instance_of(cls, device))
         self.record = self.plugin.loaded()
@@ -87,15 +104,20 @@ class Candidate:
 
     def _blamed(self, work: Callable[[], T]) -> T:
         """Turns whatever the plugin's code raises into one error that says whose it is."""
-        before = handlers()
         try:
             return work()
+        except HungError as error:
+            self.record = self.plugin.hung(str(error), error.stack())
+            raise self._failure(str(error), traceback=error.stack()) from error
         except BaseException as error:  # SystemExit too: a plugin does not end its host
-            if is_interrupt(error, before):
+            if is_interrupt(error, self._handlers):
                 raise
             reason, traceback = described(error)
             self.record = self.plugin.failed(reason, traceback)
             raise self._failure(reason, traceback=traceback) from error
+
+    def _timed(self, work: Callable[[], T], what: str) -> T:
+        return self._limited(work, f"platform plugin {self.plugin.qualified_name}", what)
 
     def _failure(self, problem: str, **fields: Any) -> PlatformPluginError:
         plugin = self.plugin

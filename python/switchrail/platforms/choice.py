@@ -18,6 +18,8 @@ from switchrail.platforms.candidate import Candidate, check_platform, import_cla
 from switchrail.platforms.platform import Platform
 from switchrail.plugins import PLATFORM, Plugin
 from switchrail.plugins.environment import PLATFORMS
+from switchrail.staging import carried
+from switchrail.waiting import within
 
 if TYPE_CHECKING:
     import torch
@@ -34,19 +36,22 @@ class PlatformChoice:
     who asks next tries again. Each device has one platform of a class, however it is named.
     """
 
-    def __init__(self, plugins: Callable[[], Sequence[Plugin]]) -> None:
+    def __init__(
+        self, plugins: Callable[[], Sequence[Plugin]], seconds: Callable[[], float | None] = lambda: None
+    ) -> None:
         """Chooses nothing yet.
 
         Args:
             plugins: Gives the records of the installed platform plugins; called without the choice's lock.
+            seconds: Gives the time that a plugin's import and function may take; None: as long as they take.
         """
-        self._plugins = plugins
+        self._plugins, self._seconds = plugins, seconds
         self._platform: Platform | None = None
         self._asked: str | None = None
         self._records: Mapping[str, Plugin] = {}
         self._made: dict[tuple[type[Platform], str], Platform] = {}
         self._lock = threading.Lock()
-        self._choosing: int | None = None
+        self._choosing: set[int] = set()
         _choices.add(self)
 
     @property
@@ -56,7 +61,7 @@ class PlatformChoice:
         Raises:
             PlatformReentryError: A plugin that is being asked wants to know, to load plugins by it.
         """
-        if self._choosing == threading.get_ident():
+        if threading.get_ident() in self._choosing:
             raise PlatformReentryError("a platform plugin loaded plugins while it was asked itself")
         return self._asked
 
@@ -145,7 +150,10 @@ class PlatformChoice:
         return () if name in KINDS else self._candidates()
 
     def _candidates(self) -> Sequence[Candidate]:
-        return [Candidate(plugin) for plugin in self._plugins()]
+        return [
+            Candidate(plugin, self._records.get(plugin.qualified_name), self._limited)
+            for plugin in self._plugins()
+        ]
 
     def _candidates_for(self, platform: Platform | str | torch.device) -> Sequence[Candidate]:
         return () if isinstance(platform, Platform) or is_builtin(platform) else self._candidates()
@@ -163,17 +171,31 @@ class PlatformChoice:
 
     # No generator: an interrupt could come between one and the block of its `with`, and leave the lock taken.
     def _alone(self, work: Callable[[], T]) -> T:
-        if self._choosing == threading.get_ident():
+        if threading.get_ident() in self._choosing:
             raise PlatformReentryError("a platform plugin asked for the platform while it was asked itself")
         with self._lock:
             try:
-                self._choosing = threading.get_ident()
+                self._choosing.add(threading.get_ident())
                 return work()
             finally:
-                self._choosing = None
+                self._choosing.discard(threading.get_ident())
+
+    def _limited(self, work: Callable[[], T], name: str, what: str) -> T:
+        """Does a plugin's work; where its time is limited, in a thread that may choose no platform either."""
+        here = threading.get_ident()
+
+        def run() -> T:
+            self._choosing.add(threading.get_ident())
+            try:
+                return work()
+            finally:
+                if threading.get_ident() != here:
+                    self._choosing.discard(threading.get_ident())
+
+        return within(self._seconds(), carried(run), name, what)
 
     def _reset(self) -> None:
-        self._lock, self._choosing = threading.Lock(), None
+        self._lock, self._choosing = threading.Lock(), set()
 
 
 _choices: weakref.WeakSet[PlatformChoice] = weakref.WeakSet()

@@ -5,39 +5,22 @@ from __future__ import annotations
 import builtins
 import inspect
 import signal
-import sys
-import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from switchrail._core import Plugin
-from switchrail.foreign import cut
+from switchrail.foreign import cut, encodable
 from switchrail.plugins.declaration import Declaration, declaration_of
 from switchrail.plugins.entry_point import check_function, error_of, import_target
 from switchrail.registration import Registry
 from switchrail.staging import Staging
+from switchrail.waiting import HungError, within
 
 T = TypeVar("T")
 
-THREADS = "switchrail plugin "
-"""How the names of the threads begin that plugins run in where there is a timeout."""
-
-
 _GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.10 has none
-
-
-class HungError(Exception):
-    """A plugin's code takes longer than it may.
-
-    Attributes:
-        thread: The thread that goes on with it.
-    """
-
-    def __init__(self, thread: threading.Thread) -> None:
-        super().__init__()
-        self.thread = thread
 
 
 class Attempt:
@@ -72,11 +55,7 @@ class Attempt:
     def failure(self, error: BaseException) -> Plugin:
         """The record after it raised."""
         if isinstance(error, HungError):
-            reason = (
-                f"{error.args[0]} takes longer than {self._seconds:g} s; its thread goes on, "
-                "and what it registers is refused"
-            )
-            return self.plugin.hung(reason, _encodable(_stack_of(error.thread)))
+            return self.plugin.hung(f"{error}, and what it registers is refused", error.stack())
         return self.plugin.failed(*described(error))
 
     def _find(self) -> tuple[Callable[[Registry], Any], Declaration]:
@@ -94,36 +73,39 @@ class Attempt:
             raise error_of(self.plugin, problem)
 
     def _run(self, what: str, work: Callable[[], T]) -> T:
-        if self._left is None:
-            return self.staging.run(work)
-        start = time.monotonic()
+        start, name = time.monotonic(), f"plugin {self.plugin.qualified_name}"
         try:
-            return _within(self._left, lambda: self.staging.run(work), self.plugin.qualified_name)
-        except HungError as error:
-            error.args = (what,)
-            raise
+            return within(self._left, lambda: self.staging.run(work), name, what, self._seconds)
         finally:
-            self._left -= time.monotonic() - start
+            if self._left is not None:
+                self._left -= time.monotonic() - start
 
 
 def handlers() -> frozenset[object]:
     """The code of those who now handle signals."""
-    found = map(signal.getsignal, signal.valid_signals())
+    return _codes(signal.valid_signals())
+
+
+def _codes(signals: Iterable[int]) -> frozenset[object]:
+    found = map(signal.getsignal, signals)
     return frozenset(getattr(getattr(each, "__func__", each), "__code__", None) for each in found) - {None}
 
 
-def is_interrupt(error: BaseException, handlers: frozenset[object]) -> bool:
+def is_interrupt(error: BaseException, before: frozenset[object]) -> bool:
     """Whether the program was interrupted: by Ctrl-C, or by what a handler of a signal raised.
+
+    What a plugin's handler raises is the failure of the plugin whose code runs; but for a handler of Ctrl-C.
 
     Args:
         error: What was raised.
-        handlers: What `handlers` gave before: a plugin's own handlers interrupt only the plugin.
+        before: What `handlers` gave before the first plugin ran.
     """
-    if isinstance(error, KeyboardInterrupt):
-        return True
     if isinstance(error, _GROUP):
-        return any(is_interrupt(inner, handlers) for inner in error.exceptions)
-    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
+        return any(is_interrupt(inner, before) for inner in error.exceptions)
+    passed = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+    if not passed.isdisjoint(before | _codes([signal.SIGINT])):
+        return True
+    return isinstance(error, KeyboardInterrupt) and passed.isdisjoint(handlers())
 
 
 def described(error: BaseException) -> tuple[str, str]:
@@ -141,38 +123,4 @@ def described(error: BaseException) -> tuple[str, str]:
     except (Exception, SystemExit):
         frames = "".join(traceback.format_tb(error.__traceback__))
         whole = f"Traceback (most recent call last):\n{frames}{name}: {text}\n"
-    return cut(_encodable(f"{name}: {text}" if text else name)), cut(_encodable(whole))
-
-
-def _encodable(text: str) -> str:
-    """Text without lone surrogates, which messages and file names may have."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def _within(seconds: float, work: Callable[[], T], name: str) -> T:
-    results: list[T] = []
-    errors: list[BaseException] = []
-    done = threading.Event()
-
-    def run() -> None:
-        try:
-            results.append(work())
-        except BaseException as error:
-            errors.append(error)
-        finally:
-            done.set()
-
-    thread = threading.Thread(target=run, name=f"{THREADS}{name}", daemon=True)
-    thread.start()
-    if not done.wait(max(seconds, 0)):
-        raise HungError(thread)
-    if errors:
-        raise errors.pop()
-    return results[0]
-
-
-def _stack_of(thread: threading.Thread) -> str:
-    frame = sys._current_frames().get(thread.ident or 0)
-    if frame is None:
-        return "its thread has ended since\n"
-    return "Stack of its thread (most recent call last):\n" + "".join(traceback.format_stack(frame))
+    return cut(encodable(f"{name}: {text}" if text else name)), cut(encodable(whole))

@@ -23,7 +23,7 @@ LOCK = "SWITCHRAIL_LOCK"
 """Environment variable: a lock file; plugins that differ from it are not imported."""
 
 TIMEOUT = "SWITCHRAIL_LOAD_TIMEOUT"
-"""Environment variable: how many seconds one plugin may take to load; not set: as long as it takes."""
+"""Environment variable: how many seconds one plugin may take to load, or `none`: as long as it takes."""
 
 PLATFORMS = "switchrail.platforms"
 """The group of the platform plugins."""
@@ -53,8 +53,12 @@ def platform_in_use(asked: str | None, plugins: Sequence[Plugin]) -> str | None:
     return next((name for name in (asked, family) if name in names or name in KINDS), None)
 
 
-def seconds_allowed(timeout: float | None) -> float | None:
-    """How long one plugin may take, None for as long as it takes: the time given, else the environment's.
+def seconds_allowed(timeout: float | None, default: float | None = None) -> float | None:
+    """How long one plugin may take, None for as long as it takes.
+
+    Args:
+        timeout: The time given; None: the environment's.
+        default: The time where the environment says none.
 
     Raises:
         ArgumentError: It is no number.
@@ -65,6 +69,8 @@ def seconds_allowed(timeout: float | None) -> float | None:
     if timeout is None:
         name, found = TIMEOUT, os.environ.get(TIMEOUT)
         if found is None:
+            return default
+        if found.strip() == "none":
             return None
     elif isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
         raise ArgumentError(
@@ -76,7 +82,8 @@ def seconds_allowed(timeout: float | None) -> float | None:
         seconds = math.nan
     if not 0 < seconds <= threading.TIMEOUT_MAX:
         raise ConfigError(
-            f"{name} is {found!r}; valid: a number of seconds above 0, at most {threading.TIMEOUT_MAX:g}",
+            f"{name} is {found!r}; valid: a number of seconds above 0, at most {threading.TIMEOUT_MAX:g}"
+            f"{', or none' if timeout is None else ''}",
             found=found,
         )
     return seconds

@@ -40,6 +40,7 @@ class Loader:
 
     Attributes:
         paths: Where plugins were looked for last; None: `sys.path`.
+        default_timeout: As `Runtime.default_timeout`.
     """
 
     def __init__(self, core: _core.Runtime, hooks: Hooks) -> None:
@@ -48,9 +49,11 @@ class Loader:
         self._plugins: dict[tuple[str, str], Plugin] = {}
         self._order: list[tuple[str, str]] = []
         self._attempts: Sequence[Attempt] = ()
+        self._handlers: frozenset[object] = frozenset()
         self._told: set[str] = set()
         self._is_selected = False
         self.paths: tuple[str, ...] | None = None
+        self.default_timeout: float | None = None
         self._lock = threading.Lock()
         self._loading: int | None = None
         _loaders.add(self)
@@ -74,6 +77,10 @@ class Loader:
         if not self._is_selected:
             self._alone(lambda: self._select(allowed(None)))
         return tuple(plugin for plugin in self.plugins if plugin.group == PLATFORMS)
+
+    def seconds(self, timeout: float | None = None) -> float | None:
+        """How long one plugin may take; None: as long as it takes. See `load`."""
+        return seconds_allowed(timeout, self.default_timeout)
 
     def packages(self) -> dict[str, str]:
         """Installed distributions and their versions, as of the last look; looks if there was none."""
@@ -120,9 +127,9 @@ class Loader:
                 are through; and whether a plugin fails where the target of one of its hooks does not exist,
                 or has a `replace` hook already.
             timeout: The seconds that one plugin may take, for its import and its function together; None:
-                what `SWITCHRAIL_LOAD_TIMEOUT` says, else as long as it takes. With a timeout each plugin's
-                code runs in a thread of its own. After it that thread goes on, for Python can't stop it, but
-                the plugin's transaction is closed.
+                what `SWITCHRAIL_LOAD_TIMEOUT` says, else `Runtime.default_timeout`. With a timeout each
+                plugin's code runs in a thread of its own, and what takes longer than 5 s is logged. After it
+                that thread goes on, for Python can't stop it, but the plugin's transaction is closed.
             platform: The platform or device that the program has named; None: what `SWITCHRAIL_PLATFORM`
                 says, else any. Blocks the general plugins of distributions that provide only others.
 
@@ -136,7 +143,7 @@ class Loader:
             LoadReentryError: A plugin that is being loaded asked for it.
         """
         allow = allowed(allow)
-        seconds = seconds_allowed(timeout)
+        seconds = self.seconds(timeout)
 
         def work() -> tuple[set[tuple[str, str]], tuple[Plugin, ...]]:
             refused = self._select(allow, platform)
@@ -186,7 +193,7 @@ class Loader:
                     wanted.append(found)
                 elif found is not None and (found.version, found.target) == (plugin.version, plugin.target):
                     self._plugins[_key(plugin)] = plugin
-            for attempt in self._imported(wanted, strict=False, seconds=seconds_allowed(None)):
+            for attempt in self._imported(wanted, strict=False, seconds=self.seconds()):
                 self._step(attempt, attempt.register)
                 after_each()
 
@@ -249,11 +256,10 @@ class Loader:
                         self._give_up(attempt, error)
 
     def _step(self, attempt: Attempt, step: Callable[[], None]) -> bool:
-        before = handlers()
         try:
             step()
         except BaseException as error:  # SystemExit too: a plugin does not end its host
-            if is_interrupt(error, before):
+            if is_interrupt(error, self._handlers):
                 raise
             self._give_up(attempt, error)
             return False
@@ -265,7 +271,7 @@ class Loader:
 
     def _give_up(self, attempt: Attempt, error: BaseException) -> None:
         record = attempt.failure(error)
-        attempt.staging.close()
+        attempt.staging.undo()
         self._plugins[_key(record)] = record
         self._warn(record)
 
@@ -318,6 +324,7 @@ class Loader:
 
     def _whole(self, work: Callable[[], T]) -> T:
         before = self._plugins, self._order, self._discovery, self.paths, self._is_selected
+        self._handlers = handlers()
         try:
             self._plugins, self._order = dict(self._plugins), list(self._order)
             return work()
