@@ -68,15 +68,15 @@ def test_json_is_exact():
 def test_what_a_model_says(is_terminal):
     request = SimpleNamespace(id=0, output="the output")
     events = [SimpleNamespace(request=request, text=WORSE, finish_reason="length")]
-    out = Console(file=io.StringIO(), force_terminal=is_terminal, width=500)
-    _speak(out, iter(events), ["prompt\x1b[2K"])
-    said = out.file.getvalue()
+    out, told = (Console(file=io.StringIO(), force_terminal=is_terminal, width=500) for _ in range(2))
+    _speak(out, told, iter(events), ["prompt\x1b[2K"])
+    said, prompt = out.file.getvalue(), told.file.getvalue()
     if is_terminal:
         assert not CONTROL.search(OF_RICH.sub("", said))
         assert escaped(WORSE) in said
-        assert r"prompt\x1b[2K" in said
+        assert r"prompt\x1b[2K" in prompt
     else:
-        assert said == f"prompt\x1b[2K{WORSE}\n\n"
+        assert (said, prompt) == (f"{WORSE}\n", "prompt\x1b[2K\n")
 
 
 PLUGIN = f"""

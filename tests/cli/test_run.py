@@ -3,18 +3,25 @@
 import io
 import json
 import logging
+import os
 import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from rich.console import Console
-from switchrail import Engine
+from switchrail import Engine, Layout
 from switchrail.cli.app import app
 from switchrail.cli.run import _speak
-from switchrail.errors import ContractError
+from switchrail.engine.hub import find_checkpoint
+from switchrail.engine.models import MODEL_TYPES
+from switchrail.engine.models.families import FAMILIES
+from switchrail.engine.routes import plan_routes
+from switchrail.errors import ContractError, PreferenceError
 from switchrail.ops.gated_delta.torch import TorchGatedDelta
 from switchrail.testing import isolated
 from typer.testing import CliRunner
@@ -65,14 +72,145 @@ def test_text_and_json_say_the_same(run, run_json, tmp_path):
 
     done = run(*prompts)
     assert done.exit_code == 0, done.output
-    head, texts = done.stdout.split(PROMPTS[0], 1)
+    first, second = (output["text"] for output in document["outputs"])
+    assert done.stdout == f"{first}\n\n{second}\n", "the generated text alone"
+    head, told = done.stderr.split(PROMPTS[0], 1)
     assert head.startswith("platform cpu: ")
     assert "\nplugins" in head
     routes = [line.split() for line in head.split("\nroutes", 1)[1].splitlines()]
     assert ["3,", "7", "full_attention", "attention", "torch", "torch"] in routes
-    first, second = (output["text"] for output in document["outputs"])
-    assert texts.startswith(f"{first}\n\n{PROMPTS[1]}{second}\n\nprefill ")
-    assert "tokens/s; decode 10 tokens, " in texts
+    assert told.startswith(f"\n{PROMPTS[1]}\n\nprefill ")
+    assert "tokens/s; decode 10 tokens, " in told
+
+
+def test_quiet(run, run_json):
+    text = run_json("--prompt", PROMPTS[0])["outputs"][0]["text"]
+    done = run("--prompt", PROMPTS[0], "--quiet")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, f"{text}\n", "")
+
+
+def test_quiet_leaves_warnings(checkpoint, tmp_path):
+    info = tmp_path / "ill_gdn-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ill-gdn\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[switchrail.plugins]\nill = ill_gdn:register\n")
+    (tmp_path / "ill_gdn.py").write_text("raise OSError('no driver')\n")
+    program = "from switchrail.cli import main; main()"
+    command = ["run", checkpoint, "--device", "cpu", "--prompt", PROMPTS[0], "--max-new-tokens", 2]
+
+    def told(*more):
+        return subprocess.run(
+            [sys.executable, "-c", program, *map(str, command), *more],
+            env=os.environ | {"PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stderr
+
+    quiet = told("--quiet")
+    assert quiet.splitlines() == ["plugin ill-gdn:ill failed to load: OSError: no driver"]
+    assert told().count("no driver") == 1, "in the table of plugins"
+
+
+@pytest.mark.parametrize("limit", ["model", "option"])
+def test_a_prompt_that_is_too_long_is_refused_before_the_weights_are_loaded(
+    switchrail, checkpoint, tmp_path, limit
+):
+    copy = tmp_path / "copy"
+    shutil.copytree(checkpoint, copy)
+    (copy / "model.safetensors").unlink()
+    config = tmp_path / "config.toml"
+    config.write_text("[engine]\nmax_length = 100\n" if limit == "option" else "")
+    words = "word " * (200 if limit == "option" else 20_000)
+    done = switchrail("run", copy, "--device", "cpu", "--prompt", words, "--config", config)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "a sequence can have" in done.stderr.splitlines()[-1]
+    assert "model.safetensors" not in done.stderr
+
+
+def test_help_says_which_models_run(switchrail):
+    told = " ".join(switchrail("run", "--help").stdout.split())
+    assert f"Model types that run: {', '.join(FAMILIES)}." in told
+    assert tuple(FAMILIES) == MODEL_TYPES
+
+
+@pytest.fixture
+def hub(checkpoint, tmp_path, monkeypatch):
+    """A cache of the hub with the checkpoint as acme/kjv, which is all that there is."""
+    model = tmp_path / "hub" / "models--acme--kjv"
+    (model / "refs").mkdir(parents=True)
+    (model / "refs" / "main").write_text("0" * 40)
+    (model / "snapshots").mkdir()
+    shutil.copytree(checkpoint, model / "snapshots" / ("0" * 40))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_model_in_the_cache_of_the_hub(switchrail, hub):
+    arguments = ["--device", "cpu", "--prompt", PROMPTS[0], "--max-new-tokens", "2", "--quiet"]
+    done = switchrail("run", "acme/kjv", *arguments)
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.strip()
+    explained = switchrail("explain", "acme/kjv", "--device", "cpu", "--layer", 0)
+    assert explained.exit_code == 0, explained.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "explain", "tune"])
+def test_a_model_that_is_not_in_the_cache(switchrail, hub, command):
+    more = ["--prompt", "a"] if command == "run" else []
+    done = switchrail(command, "acme/other", "--device", "cpu", *more)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "`hf download acme/other` downloads it" in done.stderr
+    refused = switchrail(command, "acme/other", "--device", "cpu", "--download", *more)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "acme/other can't be downloaded: " in refused.stderr
+    assert "HF_HUB_OFFLINE" in refused.stderr
+
+
+def test_a_download_that_is_allowed(hub, tmp_path, monkeypatch):
+    asked = []
+
+    def download(name, *, allow_patterns, local_files_only):
+        asked.append((name, local_files_only))
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert find_checkpoint("acme/other", download=True) == tmp_path
+    assert find_checkpoint("acme/other") == tmp_path
+    assert asked == [("acme/other", False), ("acme/other", True)]
+    (tmp_path / "acme" / "other").mkdir(parents=True)
+    assert find_checkpoint("acme/other") == Path("acme/other"), "a folder comes first"
+    assert find_checkpoint(tmp_path / "none") == tmp_path / "none"
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("command", ["run", "explain"])
+@pytest.mark.parametrize("choice", ["kda=torch", "mla.decode=reference", "gated_delta.verify=torch"])
+def test_a_choice_without_effect(switchrail, checkpoint, command, choice):
+    more = ["--prompt", "a"] if command == "run" else []
+    done = switchrail(command, checkpoint, "--device", "cpu", "--backend", choice, *more)
+    assert (done.exit_code, done.stdout) == (2, "")
+    told = done.stderr.splitlines()[-1]
+    assert told.startswith(f"switchrail: {choice} would have no effect: ")
+    assert "runs attention, gated_delta, short_conv, in prefill and decode; valid: attention" in told
+
+
+def test_a_choice_for_the_linear_ops_of_a_model_without_them():
+    layout = Layout.from_kinds("dense", ["full_attention"])
+    with isolated() as runtime:
+        platform = runtime.find_platform("cpu")
+        options = {"platform": platform, "dtype": torch.float32, "page_size": 16}
+        with pytest.raises(PreferenceError, match=r"linear\.decode=torch would have no effect"):
+            plan_routes(runtime, layout, preferences={"linear.decode": "torch"}, **options)
+        with pytest.raises(PreferenceError, match="nearest"):
+            plan_routes(runtime, layout, preferences={"liner": "torch"}, **options)
+
+
+def test_what_is_explained_of_one_phase_may_be_chosen_in_another(switchrail, checkpoint):
+    choices = ["--backend", "gated_delta.prefill=torch", "--backend", "gated_delta=reference"]
+    done = switchrail("explain", checkpoint, "--device", "cpu", "--phase", "decode", *choices)
+    assert done.exit_code == 0, done.stderr
 
 
 def test_explain_shows_what_the_engine_does(switchrail, checkpoint, tmp_path):
@@ -217,7 +355,7 @@ def test_text_comes_in_the_order_of_the_prompts():
             (0, "x", None, "A xx"),
             (0, "", "length", "A xx\n\nB y"),
             (1, "y", None, "A xx\n\nB yy"),
-            (1, "!", "length", "A xx\n\nB yy!\n\nC z\n\n"),
+            (1, "!", "length", "A xx\n\nB yy!\n\nC z\n"),
         ]:
             output = SimpleNamespace(text=text)
             yield SimpleNamespace(
@@ -225,7 +363,8 @@ def test_text_comes_in_the_order_of_the_prompts():
             )
             assert printed.getvalue() == expected
 
-    outputs = _speak(Console(file=printed), events(), ["A", "B", "C"])
+    console = Console(file=printed, force_terminal=True, color_system=None)
+    outputs = _speak(console, console, events(), ["A", "B", "C"])
     assert [output.text for output in outputs] == ["", "!", " z"]
 
 
@@ -308,15 +447,11 @@ def test_interrupt(checkpoint):
         stderr=subprocess.PIPE,
         text=True,
     )
-    seen = ""
-    while f"{PROMPTS[0]} " not in seen:  # the first generated word begins
-        letter = process.stdout.read(1)
-        assert letter, process.stderr.read()
-        seen += letter
+    assert process.stdout.read(1), process.stderr.read()  # the first generated word begins
     process.send_signal(signal.SIGINT)
     rest, errors = process.communicate()
     assert process.returncode == 130
     assert rest.endswith("\n")  # so what is said of it, on the same terminal, begins on a line of its own
-    names, interrupted = errors.splitlines()  # neither a traceback nor, without a terminal, a progress bar
-    assert names.startswith("backends: ")
+    told, interrupted = errors.splitlines()[-2:]  # no traceback, and without a terminal no progress bar
+    assert told == PROMPTS[0]
     assert interrupted == "switchrail: interrupted"

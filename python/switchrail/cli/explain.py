@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import switchrail
+from switchrail import _core
+from switchrail.cli.checkpoint import DownloadOption
 from switchrail.cli.choices import (
     BackendOption,
     ConfigOption,
@@ -31,7 +33,12 @@ if TYPE_CHECKING:
 
 def explain(
     checkpoint: Annotated[
-        Path | None, typer.Argument(help="A checkpoint folder; its config.json is enough.")
+        Path | None,
+        typer.Argument(
+            metavar="[CHECKPOINT]",
+            help="A checkpoint folder, of which config.json is enough; or the name of a model on the Hugging "
+            "Face hub.",
+        ),
     ] = None,
     hook: Annotated[
         str | None,
@@ -47,6 +54,7 @@ def explain(
     config: ConfigOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    download: DownloadOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show which backend would serve each layer, and why each other one would not."""
@@ -57,9 +65,11 @@ def explain(
     if hook is not None or checkpoint is None:
         raise typer.BadParameter("valid: either a checkpoint or --hook TARGET")
     from switchrail.engine.dtypes import parse_dtype
+    from switchrail.engine.hub import find_checkpoint
     from switchrail.engine.options import options_on
     from switchrail.engine.routes import plan_routes
 
+    checkpoint = find_checkpoint(checkpoint, download=download, files=["config.json"])
     layout = switchrail.Layout.from_config(checkpoint)
     ids = [item.id for item in layout.layers] if layer is None else [layout.layer(layer).id]
     runtime = loaded_runtime(choices)
@@ -70,7 +80,7 @@ def explain(
         platform=platform,
         dtype=parse_dtype(dtype, _read_config(checkpoint), platform.hardware),
         page_size=options_on(platform, choices.engine).page_size,
-        preferences=choices.backends,
+        preferences={key: name for key, name in choices.backends.items() if _is_for(key, phase)},
         phases=("prefill", "decode") if phase is None else (phase,),
     )
     routes = [route for route in plan.routes if not set(route.layers).isdisjoint(ids)]
@@ -94,6 +104,12 @@ def explain(
         if len(route.decision.serving) > 1:
             out.print("microseconds of a call as measured here; between these they are interpolated")
             out.print(_classes(route))
+
+
+def _is_for(key: str, phase: str | None) -> bool:
+    """Whether a preference can say something of the only phase that is explained, if there is one."""
+    own = key.partition(".")[2]
+    return phase is None or own == phase or own not in _core.PHASES
 
 
 def _read_config(checkpoint: Path) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,7 @@ import typer
 from rich.console import Console
 
 import switchrail
+from switchrail.cli.checkpoint import CheckpointArgument, DownloadOption
 from switchrail.cli.choices import (
     BackendOption,
     ConfigOption,
@@ -24,17 +26,21 @@ from switchrail.cli.choices import (
     loaded_runtime,
     read_choices,
 )
+from switchrail.cli.logs import LOG, failures_shown
 from switchrail.cli.show import console, platform_text, plugin_table, print_json, route_table
+from switchrail.engine.hub import find_checkpoint
+from switchrail.engine.options import options_on
+from switchrail.engine.prompts import check_length, tokenize
 from switchrail.errors import RequestError, SwitchrailError
 from switchrail.foreign import escaped, in_lines
 
 if TYPE_CHECKING:
-    from switchrail import Output, RoutePlan
+    from switchrail import EngineOptions, Output, RoutePlan, SamplingParams
     from switchrail.engine import Event
 
 
 def run(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder in transformers' format.")],
+    checkpoint: CheckpointArgument,
     prompt: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="A prompt; can be given several times.")
     ] = None,
@@ -61,14 +67,19 @@ def run(
     config: ConfigOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    download: DownloadOption = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Of standard error, only warnings and errors.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Continue prompts, greedily unless asked otherwise."""
+    """Continue prompts, greedily unless asked otherwise.
+
+    The generated text goes to standard output; prompts, tables and statistics go to standard error.
+    """
     texts = [*(prompt or ()), *(_lines(prompts) if prompts else ())]
     if not texts:
         raise RequestError("there is no prompt; valid: --prompt TEXT, --prompts FILE")
-    choices = read_choices(config, backend)
-    runtime = loaded_runtime(choices)
     params = switchrail.SamplingParams(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -79,17 +90,28 @@ def run(
         stop=tuple(stop or ()),
         ignore_eos=ignore_eos,
     )
-    if not sys.stderr.isatty():
+    choices = read_choices(config, backend)
+    if quiet:
+        LOG.setLevel(logging.WARNING)
+    told = console(stderr=True, quiet=quiet or as_json)
+    with nullcontext() if told.quiet else failures_shown():
+        runtime = loaded_runtime(choices)
+    platform = runtime.platform if device is None else runtime.find_platform(device)
+    told.print(platform_text(platform), plugin_table(runtime.plugins), sep="\n\n")
+    options = options_on(platform, choices.engine)
+    folder = find_checkpoint(checkpoint, download=download)
+    _check_prompts(folder, texts, params, options)
+    if quiet or not sys.stderr.isatty():
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()
     with switchrail.Engine(
-        checkpoint,
+        folder,
         runtime=runtime,
-        device=device,
+        device=platform,
         dtype=dtype,
         backends=choices.backends,
-        options=choices.engine,
+        options=options,
     ) as engine:
         if as_json:
             with _named_failures():
@@ -105,19 +127,12 @@ def run(
                 }
             )
         else:
-            out = console()
-            out.print(
-                platform_text(engine.platform),
-                plugin_table(runtime.plugins),
-                route_table(engine.plan),
-                sep="\n\n",
-            )
-            out.print()
+            told.print("", route_table(engine.plan), "", sep="\n")
             with _named_failures():
-                outputs = _speak(out, _until_interrupted(engine.stream(texts, params)), texts)
+                outputs = _speak(console(), told, _until_interrupted(engine.stream(texts, params)), texts)
             stats = engine.stats
-            out.print(
-                f"prefill {stats.prefill_tokens} tokens, {stats.prefill_tokens_per_s:,.0f} tokens/s; "
+            told.print(
+                f"\nprefill {stats.prefill_tokens} tokens, {stats.prefill_tokens_per_s:,.0f} tokens/s; "
                 f"decode {stats.decode_tokens} tokens, {stats.decode_tokens_per_s:,.0f} tokens/s",
                 highlight=False,
             )
@@ -143,6 +158,20 @@ def _named_failures() -> Iterator[None]:
         what = f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"
         typer.echo(in_lines(f"switchrail: {'; '.join(notes)}: {what}"), err=True)
         raise typer.Exit(1) from error
+
+
+def _check_prompts(
+    folder: Path, prompts: Sequence[str], params: SamplingParams, options: EngineOptions
+) -> None:
+    """Refuses what the engine would refuse, before it loads the weights."""
+    from switchrail.engine.checkpoint import load_tokenizer, read_config
+
+    longest = options.max_length or read_config(folder).get("max_position_embeddings")
+    tokenizer = load_tokenizer(folder)
+    for prompt in prompts:
+        tokens = tokenize(tokenizer, prompt)
+        if isinstance(longest, int):
+            check_length(len(tokens), params, longest)
 
 
 def _lines(file: Path) -> list[str]:
@@ -192,20 +221,19 @@ def _until_interrupted(events: Iterable[Event]) -> Iterator[Event]:
         signal.signal(signal.SIGINT, before)
 
 
-def _speak(out: Console, events: Iterable[Event], prompts: Sequence[str]) -> list[Output]:
+def _speak(out: Console, told: Console, events: Iterable[Event], prompts: Sequence[str]) -> list[Output]:
     """Prints each prompt and its text: the first that goes on as it comes, those after it when it is done.
 
     On a terminal control characters are escaped; elsewhere the text is as it is.
+
+    Args:
+        out: Where the texts go, a blank line between two.
+        told: Where the prompts go, each on a line of its own unless both are the terminal.
+        events: The engine's.
+        prompts: In the order of their requests' ids.
     """
-
-    def say(text: str, style: str | None = None) -> None:
-        if out.is_terminal:
-            out.out(escaped(text), end="", style=style, highlight=False)
-        else:  # rich would leave out some of the control characters
-            out.file.write(text)
-            out.file.flush()
-
     outputs: dict[int, Output] = {}
+    end = "" if out.is_terminal and told.is_terminal else "\n"
     waiting = [""] * len(prompts)
     begun = current = 0
     try:
@@ -215,16 +243,27 @@ def _speak(out: Console, events: Iterable[Event], prompts: Sequence[str]) -> lis
                 outputs[event.request.id] = event.request.output
             while current < len(prompts):
                 if begun == current:
-                    say(prompts[current], "bold")
+                    if begun:
+                        out.out("")
+                    _say(told, prompts[current], "bold")
+                    told.out("", end=end)
                     begun += 1
-                say(waiting[current])
+                _say(out, waiting[current])
                 waiting[current] = ""
                 if current not in outputs:
                     break
-                out.out("\n", highlight=False)
+                out.out("")
                 current += 1
     except BaseException:
         if begun > current:
             out.out("")  # what is said of it begins on a line of its own
         raise
     return [outputs[i] for i in range(len(prompts))]
+
+
+def _say(console: Console, text: str, style: str | None = None) -> None:
+    if console.is_terminal or console.quiet:
+        console.out(escaped(text), end="", style=style, highlight=False)
+    else:  # rich would leave out some of the control characters
+        console.file.write(text)
+        console.file.flush()

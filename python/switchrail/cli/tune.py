@@ -11,6 +11,7 @@ from rich.text import Text
 import switchrail
 from switchrail import _core
 from switchrail.cli import complete
+from switchrail.cli.checkpoint import DownloadOption
 from switchrail.cli.choices import Choices, DeviceOption, JsonOption, PhaseOption, loaded_runtime
 from switchrail.cli.show import console, platform_text, print_json, times_table
 from switchrail.errors import UnknownPhaseError
@@ -45,6 +46,7 @@ def tune(
         Path | None,
         typer.Option(metavar="FILE", help="Where to; else SWITCHRAIL_TIMES, or the user's cache folder."),
     ] = None,
+    download: DownloadOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Time the backends that fit, and keep the result for `auto`; `explain` shows it.
@@ -53,6 +55,7 @@ def tune(
     is removed.
     """
     from switchrail.engine.dtypes import parse_dtype
+    from switchrail.engine.hub import find_checkpoint
     from switchrail.tune import machine, sizes_of
     from switchrail.tune import tune as timings_of
 
@@ -70,7 +73,10 @@ def tune(
     dtypes = [
         str(parse_dtype(name, {}, platform.hardware)).removeprefix("torch.") for name in dtype or (usual,)
     ]
-    sizes = None if checkpoint is None else sizes_of(switchrail.Layout.from_config(checkpoint))
+    sizes = None
+    if checkpoint is not None:
+        folder = find_checkpoint(checkpoint, download=download, files=["config.json"])
+        sizes = sizes_of(switchrail.Layout.from_config(folder))
     ops = [_core.parse_op(name) for name in op or ()]
     if sizes is not None and ops and sizes.keys().isdisjoint(ops):
         raise typer.BadParameter(f"the model runs no {', '.join(ops)}; valid: {', '.join(sizes)}")

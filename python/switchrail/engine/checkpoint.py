@@ -94,14 +94,7 @@ def load(path: Path, config: dict[str, Any], *, device: torch.device, dtype: tor
         CheckpointError: A file is missing or broken, or the weights are not those of the model.
     """
     _check_weight_files(path)
-    if not any((path / name).is_file() for name in _TOKENIZER_FILES):
-        raise CheckpointError(
-            f"{path} has no tokenizer; one of {', '.join(_TOKENIZER_FILES)} is needed", path=str(path)
-        )
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except Exception as error:
-        raise CheckpointError(f"the tokenizer in {path} can't be loaded: {error}", path=str(path)) from error
+    tokenizer = load_tokenizer(path)
     try:
         with _loading:
             model, report = AutoModelForCausalLM.from_pretrained(
@@ -128,6 +121,22 @@ def load(path: Path, config: dict[str, Any], *, device: torch.device, dtype: tor
         max_length=model.config.max_position_embeddings,
         vocab_size=model.get_input_embeddings().weight.shape[0],
     )
+
+
+def load_tokenizer(path: Path) -> Any:
+    """Loads the tokenizer of a checkpoint.
+
+    Raises:
+        CheckpointError: It is missing or broken.
+    """
+    if not any((path / name).is_file() for name in _TOKENIZER_FILES):
+        raise CheckpointError(
+            f"{path} has no tokenizer; one of {', '.join(_TOKENIZER_FILES)} is needed", path=str(path)
+        )
+    try:
+        return AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except Exception as error:
+        raise CheckpointError(f"the tokenizer in {path} can't be loaded: {error}", path=str(path)) from error
 
 
 def _check_weight_files(path: Path) -> None:
@@ -173,4 +182,4 @@ def _check_report(path: Path, report: dict[str, Any]) -> None:
         )
 
 
-__all__ = ["Checkpoint", "load", "read_config"]
+__all__ = ["Checkpoint", "load", "load_tokenizer", "read_config"]

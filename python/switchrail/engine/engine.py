@@ -22,9 +22,11 @@ from switchrail._core import BoundPlan, Layout, RoutePlan
 from switchrail.current import current_runtime
 from switchrail.engine.checkpoint import load, read_config
 from switchrail.engine.dtypes import parse_dtype
+from switchrail.engine.hub import find_checkpoint
 from switchrail.engine.options import EngineOptions, options_on
 from switchrail.engine.params import SamplingParams
 from switchrail.engine.pools import pages_of
+from switchrail.engine.prompts import check_length, tokenize
 from switchrail.engine.request import Event, FinishReason, Output, Request
 from switchrail.engine.routes import STATE_DTYPE, plan_routes
 from switchrail.engine.runner import Runner
@@ -75,7 +77,8 @@ class Engine(AbstractContextManager["Engine"]):
         """Plans the routes, logs their backends' names, loads the model and allocates the pools.
 
         Args:
-            checkpoint: A folder in transformers' format, with tokenizer and safetensors weights.
+            checkpoint: A folder in transformers' format, with tokenizer and safetensors weights; or the name
+                of a model on the Hugging Face hub that is in the local cache.
             runtime: Whose backends may serve; None: the current one, with the installed plugins loaded.
             device: Where to run, as `Runtime.find_platform` takes it; None: the runtime's platform.
             dtype: `float32`, `float16` or `bfloat16`; None: the checkpoint's own, on a CPU float32.
@@ -91,9 +94,10 @@ class Engine(AbstractContextManager["Engine"]):
             UnknownDtypeError: The dtype is none of those above.
             NoBackendError: No backend serves one of the model's ops.
             UnknownBackendError: A chosen backend is not registered.
+            PreferenceError: A choice of a backend can have no effect on this model.
             BackendUnfitError: A chosen backend can't serve what it was chosen for.
         """
-        path = Path(checkpoint)
+        path = find_checkpoint(checkpoint)
         config = read_config(path)
         if runtime is None:
             runtime = current_runtime()
@@ -314,15 +318,8 @@ class Engine(AbstractContextManager["Engine"]):
         if not isinstance(params, SamplingParams):
             raise RequestError(f"params must be SamplingParams, found {params!r:.80}")
         tokens = self._tokens_of(prompt)
+        check_length(len(tokens), params, self.max_length)
         length = len(tokens) + params.max_new_tokens
-        if length > self.max_length:
-            raise RequestError(
-                f"{len(tokens)} prompt tokens and {params.max_new_tokens} new ones are {length}; "
-                f"a sequence can have {self.max_length}",
-                prompt_tokens=len(tokens),
-                max_new_tokens=params.max_new_tokens,
-                max_length=self.max_length,
-            )
         # the last token's key and value are never read, so they are never written
         needed = pages_of(length - 1, self.options.page_size)
         if needed > self.pools.pages.capacity:
@@ -352,17 +349,14 @@ class Engine(AbstractContextManager["Engine"]):
 
     def _tokens_of(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):
-            try:
-                tokens = tuple(self._tokenizer(prompt)["input_ids"])
-            except Exception as error:  # a lone surrogate, say
-                raise RequestError(f"the prompt {prompt!r:.80} can't be tokenized: {error}") from error
+            tokens = tokenize(self._tokenizer, prompt)
         else:
             try:
                 tokens = tuple(operator.index(token) for token in prompt)
             except TypeError:
                 raise RequestError(f"a prompt is a text or token ids, found {prompt!r:.80}") from None
-        if not tokens:
-            raise RequestError("the prompt has no tokens; at least one is needed")
+            if not tokens:
+                raise RequestError("the prompt has no tokens; at least one is needed")
         wrong = next((token for token in tokens if not 0 <= token < self._vocab_size), None)
         if wrong is not None:
             raise RequestError(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from switchrail._core import LINEAR_OPS
-from switchrail.errors import BackendUnfitError, PlatformError, UnknownBackendError
+from switchrail._core import LINEAR_OPS, OPS, PHASES
+from switchrail.errors import BackendUnfitError, PlatformError, PreferenceError, UnknownBackendError
 
 if TYPE_CHECKING:
     from switchrail._core import Layout, RoutePlan
@@ -36,10 +36,15 @@ def plan_routes(
 
     The platform's default backends count where the user has chosen none. One that can't serve is an error
     that says whose choice it was.
+
+    Raises:
+        PreferenceError: A choice can have no effect: the model runs none of its ops, or not in its phase.
+        SwitchrailError: As `Runtime.plan`.
     """
     phases = tuple(phases)
     chosen = dict(preferences or {})
     ops = {op for layer in layout.layers for op in layer.ops}
+    _check_effect(chosen, layout.model, ops, phases)
     defaults = {
         f"{op}.{phase}": backend
         for op in sorted(ops)
@@ -82,6 +87,20 @@ def _default_backend(platform: Platform, op: str, phase: str) -> str | None:
             found=backend,
         )
     return backend
+
+
+def _check_effect(chosen: Mapping[str, str], model: str, ops: set[str], phases: Sequence[str]) -> None:
+    known = {key for op in OPS for phase in PHASES for key in _keys(op, phase)}
+    valid = tuple(dict.fromkeys(key for op in sorted(ops) for phase in phases for key in _keys(op, phase)))
+    for key, name in chosen.items():
+        if key in known and key not in valid:
+            raise PreferenceError(
+                f"{key}={name} would have no effect: {model} runs {', '.join(sorted(ops))}, in "
+                f"{' and '.join(phases)}; valid: {', '.join(valid)}",
+                found=key,
+                valid=valid,
+                nearest=(),
+            )
 
 
 def _keys(op: str, phase: str) -> tuple[str, ...]:

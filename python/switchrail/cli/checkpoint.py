@@ -1,0 +1,26 @@
+"""The argument that names a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from switchrail.engine.models import MODEL_TYPES
+
+CheckpointArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="CHECKPOINT",
+        help="A folder in transformers' format, or the name of a model on the Hugging Face hub. "
+        f"Model types that run: {', '.join(MODEL_TYPES)}.",
+    ),
+]
+DownloadOption = Annotated[
+    bool,
+    typer.Option(
+        "--download",
+        help="Download what is missing of a model on the Hugging Face hub; else the network is not used.",
+    ),
+]
