@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from switchrail import _core
 from switchrail.errors import ArgumentError, TimesError
+from switchrail.variables import TIMES
 
 if TYPE_CHECKING:
     from switchrail.platforms import Platform
@@ -27,7 +28,7 @@ backend -> a call's), `ways` (backend -> how it was timed) and `left_out` (backe
 
 def times_path() -> Path:
     """Where the file is: `SWITCHRAIL_TIMES`, or `switchrail/times.json` in the user's cache folder."""
-    named = os.environ.get("SWITCHRAIL_TIMES")
+    named = os.environ.get(TIMES)
     if named:
         return Path(named)
     cache = os.environ.get("XDG_CACHE_HOME")

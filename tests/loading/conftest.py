@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import switchrail
-from switchrail.plugins import ALLOW_LIST, LOCK, PLATFORM, TIMEOUT, Plugin
+from switchrail.plugins import Plugin
 from switchrail.testing import isolated
+from switchrail.variables import VARIABLES
 from switchrail.waiting import THREADS
 
 Install = Callable[..., Path]
@@ -31,8 +32,8 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     Those that Python did not set, of which it knows nothing, stay.
     """
-    for name in (ALLOW_LIST, PLATFORM, LOCK, TIMEOUT):
-        monkeypatch.delenv(name, raising=False)
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
     modules = set(sys.modules)
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
     yield

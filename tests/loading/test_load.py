@@ -21,7 +21,8 @@ from switchrail.errors import (
     PluginError,
     UnknownPluginError,
 )
-from switchrail.plugins import LOCK, PLATFORM, TIMEOUT, Plugin
+from switchrail.plugins import Plugin
+from switchrail.variables import LOCK, PLATFORM, TIMEOUT
 
 Install = Callable[..., Path]
 Find = Callable[[str], Plugin]

@@ -20,7 +20,8 @@ from switchrail.errors import (
     PluginError,
     TransactionClosedError,
 )
-from switchrail.plugins import TIMEOUT, Plugin
+from switchrail.plugins import Plugin
+from switchrail.variables import TIMEOUT
 from switchrail.waiting import THREADS
 
 Install = Callable[..., Path]

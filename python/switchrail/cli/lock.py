@@ -11,12 +11,13 @@ from switchrail.cli.choices import JsonOption
 from switchrail.cli.show import print_json
 from switchrail.foreign import in_lines
 from switchrail.lock import lock_differences, write_lock
+from switchrail.variables import LOCK
 
 DIFFERS = 1
 
 OutputOption = Annotated[
     Path,
-    typer.Option("--output", "-o", metavar="FILE", envvar="SWITCHRAIL_LOCK", help="The lock file."),
+    typer.Option("--output", "-o", metavar="FILE", envvar=LOCK, help="The lock file."),
 ]
 CheckOption = Annotated[
     bool, typer.Option("--check", help="Write nothing; say where what is installed differs, and exit with 1.")

@@ -12,6 +12,7 @@ from switchrail.doctor.environment import check_environment
 from switchrail.doctor.finding import Finding
 from switchrail.doctor.plugins import check_plugins
 from switchrail.runtime import Runtime
+from switchrail.variables import PLATFORM
 from switchrail.waiting import PATIENCE, HungError, within
 
 
@@ -32,7 +33,7 @@ def diagnose() -> list[Finding]:
             try:
                 found += within(seconds, lambda: list(check_device()), "torch", "looking for the device")
             except HungError as error:  # whatever asks for the device next would hang too
-                advice = "see what `nvidia-smi` says; SWITCHRAIL_PLATFORM=cpu looks for no device"
+                advice = f"see what `nvidia-smi` says; {PLATFORM}=cpu looks for no device"
                 found.append(Finding("device", "torch", str(error), advice))
             else:
                 found += check_platform(runtime)

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from switchrail.doctor.finding import Finding
-from switchrail.plugins import PLATFORM
 from switchrail.runtime import Runtime
+from switchrail.variables import PLATFORM
 from switchrail.waiting import within
 
 DRIVER = Path("/proc/driver/nvidia/version")

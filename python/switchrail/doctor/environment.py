@@ -3,48 +3,57 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from switchrail import _core
+from switchrail._core import Plugin
 from switchrail.doctor.finding import Finding
 from switchrail.errors import SwitchrailError
 from switchrail.lock import lock_differences
 from switchrail.nearest import nearest
 from switchrail.platforms import KINDS
-from switchrail.plugins import ALLOW_LIST, LOCK, PLATFORM, TIMEOUT
 from switchrail.plugins.environment import seconds_allowed
 from switchrail.runtime import Runtime
+from switchrail.times import read_machines, times_path
+from switchrail.variables import ALLOW_LIST, LOCK, PLATFORM, PREFIX, TIMEOUT, TIMES, VARIABLES
 
-_PREFIX = "SWITCHRAIL_"
+Read = Callable[[str, Sequence[Plugin]], object]
+
+
+READERS: Mapping[str, tuple[Read, str]] = {
+    ALLOW_LIST: (
+        lambda text, plugins: _core.select(list(plugins), _core.parse_allow(text), None, list(KINDS)),
+        "name installed plugins, separated by commas, or unset it: then all may be loaded",
+    ),
+    PLATFORM: (
+        lambda text, plugins: _core.select(list(plugins), None, text.strip() or None, list(KINDS)),
+        "name a built-in kind or an installed platform, or unset it: then what is there is used",
+    ),
+    LOCK: (lambda path, _: _core.Lock.read(path), "write the lock anew with `switchrail lock`, or unset it"),
+    TIMEOUT: (lambda *_: seconds_allowed(None), "set it to a number of seconds above 0, or unset it"),
+    TIMES: (
+        lambda *_: read_machines(times_path()),
+        "name another file, remove it and measure again with `switchrail tune`, or unset it",
+    ),
+}
+"""How each variable is read, and what to do where that fails."""
 
 
 def check_environment(runtime: Runtime) -> Iterator[Finding]:
     """Variables that name nothing, and what differs from the lock."""
-    plugins = list(runtime.discover())
-    readers: Mapping[str, tuple[Callable[[str], object], str]] = {
-        ALLOW_LIST: (
-            lambda text: _core.select(plugins, _core.parse_allow(text), None, list(KINDS)),
-            "name installed plugins, separated by commas, or unset it: then all may be loaded",
-        ),
-        PLATFORM: (
-            lambda text: _core.select(plugins, None, text.strip() or None, list(KINDS)),
-            "name a built-in kind or an installed platform, or unset it: then what is there is used",
-        ),
-        LOCK: (lambda path: _core.Lock.read(path), "write the lock anew with `switchrail lock`, or unset it"),
-        TIMEOUT: (lambda _: seconds_allowed(None), "set it to a number of seconds above 0, or unset it"),
-    }
-    for variable in sorted(name for name in os.environ if name.startswith(_PREFIX)):
-        if variable not in readers:
-            valid = [name.removeprefix(_PREFIX) for name in readers]
-            close, _ = nearest(variable.removeprefix(_PREFIX), valid)
+    plugins = runtime.discover()
+    for variable in sorted(name for name in os.environ if name.startswith(PREFIX)):
+        if variable not in READERS:
+            valid = [name.removeprefix(PREFIX) for name in VARIABLES]
+            close, _ = nearest(variable.removeprefix(PREFIX), valid)
             advice = (
-                f"rename it to {_PREFIX}{close[0]}" if close else f"unset it; valid: {', '.join(readers)}"
+                f"rename it to {PREFIX}{close[0]}" if close else f"unset it; valid: {', '.join(VARIABLES)}"
             )
             yield Finding("environment", variable, "Switchrail reads no such variable", advice)
             continue
-        read, advice = readers[variable]
+        read, advice = READERS[variable]
         try:
-            read(os.environ[variable])
+            read(os.environ[variable], plugins)
         except SwitchrailError as error:
             yield Finding("environment", variable, str(error), advice)
         else:

@@ -9,8 +9,8 @@ from functools import partial
 from switchrail.doctor.finding import Finding
 from switchrail.errors import SwitchrailError
 from switchrail.hooks.target import modules_of
-from switchrail.plugins import ALLOW_LIST, TIMEOUT
 from switchrail.runtime import Runtime
+from switchrail.variables import ALLOW_LIST, TIMEOUT
 from switchrail.waiting import within
 
 _ADVICE = {

@@ -15,9 +15,10 @@ from switchrail.platforms.hardware import Hardware
 from switchrail.platforms.identity import OUT_OF_TREE
 from switchrail.platforms.platform import Platform
 from switchrail.platforms.serving import Serving
-from switchrail.plugins import PLATFORM, Plugin
+from switchrail.plugins import Plugin
 from switchrail.plugins.attempt import described, handlers, is_interrupt
 from switchrail.plugins.entry_point import import_target
+from switchrail.variables import PLATFORM
 from switchrail.waiting import HungError
 
 T = TypeVar("T")

@@ -16,9 +16,10 @@ from switchrail.platforms.accelerator import is_importable
 from switchrail.platforms.builtin import KINDS, detect, is_builtin, no_such_device, platform_class
 from switchrail.platforms.candidate import Candidate, check_platform, import_class, instance_of
 from switchrail.platforms.platform import Platform
-from switchrail.plugins import PLATFORM, Plugin
+from switchrail.plugins import Plugin
 from switchrail.plugins.environment import PLATFORMS
 from switchrail.staging import carried
+from switchrail.variables import PLATFORM
 from switchrail.waiting import within
 
 if TYPE_CHECKING:

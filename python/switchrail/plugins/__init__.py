@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from switchrail._core import Plugin
 from switchrail.plugins.declaration import plugin
-from switchrail.plugins.environment import ALLOW_LIST, LOCK, PLATFORM, TIMEOUT
 from switchrail.plugins.loader import GROUP, Loader
 
-__all__ = ["ALLOW_LIST", "GROUP", "LOCK", "PLATFORM", "TIMEOUT", "Loader", "Plugin", "plugin"]
+__all__ = ["GROUP", "Loader", "Plugin", "plugin"]

@@ -12,18 +12,7 @@ from switchrail import _core
 from switchrail._core import Plugin
 from switchrail.errors import ArgumentError, ConfigError
 from switchrail.registration import texts
-
-ALLOW_LIST = "SWITCHRAIL_PLUGINS"
-"""Environment variable: names of the plugins that may be loaded, separated by commas; not set: all."""
-
-PLATFORM = "SWITCHRAIL_PLATFORM"
-"""Environment variable: the platform in use, a built-in kind or a platform plugin; not set: what is found."""
-
-LOCK = "SWITCHRAIL_LOCK"
-"""Environment variable: a lock file; plugins that differ from it are not imported."""
-
-TIMEOUT = "SWITCHRAIL_LOAD_TIMEOUT"
-"""Environment variable: how many seconds one plugin may take to load, or `none`: as long as it takes."""
+from switchrail.variables import ALLOW_LIST, PLATFORM, TIMEOUT
 
 PLATFORMS = "switchrail.platforms"
 """The group of the platform plugins."""

@@ -18,9 +18,10 @@ from switchrail.foreign import in_lines, one_line
 from switchrail.hooks import Hooks
 from switchrail.plugins.attempt import Attempt, handlers, is_interrupt
 from switchrail.plugins.declaration import in_order
-from switchrail.plugins.environment import LOCK, PLATFORMS, allowed, platform_in_use, seconds_allowed
+from switchrail.plugins.environment import PLATFORMS, allowed, platform_in_use, seconds_allowed
 from switchrail.registration import several, texts
 from switchrail.staging import Staging, staging_of
+from switchrail.variables import LOCK
 
 GROUP = "switchrail.plugins"
 
