@@ -254,7 +254,8 @@ class Runtime(Registrar):
             no_decay: Whether the gates never decay: times measured so count, where there are any.
             preferences: Backend names by `OP`, `OP.PHASE`, `linear` or `linear.PHASE`.
             measurements: What calls take, each with `op`, `phase`, `dtype`, `head_size`, `heads`, `no_decay`
-                and `samples`, each of these with `rows`, `length` and `nanoseconds`, a mapping by backend;
+                and `samples`, each of these with `rows`, `length` and `nanoseconds`, a mapping by backend
+                (and perhaps `spread`, likewise: a time counts as that much longer where it is above 0.2);
                 None: what `switchrail tune` found on the platform, if `device` is one.
 
         Raises:

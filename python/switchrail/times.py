@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,11 +19,15 @@ if TYPE_CHECKING:
 
 SCHEMA = 2
 
+NOISY = 0.2
+"""A time whose spread is more is measured again, and where it stays so, counts as its spread longer."""
+
 Machine = dict[str, Any]
 """One device with versions: `device` (its kind, name and capability), `packages` (name -> version) and
 `measurements`, each with `op`, `phase`, `dtype`, `head_size` and `heads` (of q and k, and of v; None for an
-op without), `no_decay` (whether no gate decayed), `samples` (each with `rows`, `length` and `nanoseconds`,
-backend -> a call's), `ways` (backend -> how it was timed) and `left_out` (backend -> why it wasn't).
+op without), `no_decay` (whether no gate decayed), `samples` (each with `rows`, `length`, `nanoseconds`,
+backend -> a call's, and `spread`, backend -> from the fastest fifth of its rounds to the slowest, over the
+median), `ways` (backend -> how it was timed) and `left_out` (backend -> why it wasn't).
 """
 
 
@@ -126,7 +131,7 @@ def device_of(platform: Platform) -> dict[str, Any]:
 
 
 def as_arguments(measurements: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Measurements in the form that the core takes.
+    """Measurements in the form that the core takes: a time that is noisy counts as its spread longer.
 
     Raises:
         ArgumentError: They have no meaning; the error names the field that is wrong.
@@ -142,10 +147,21 @@ def _argument(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(measurement[name], Sequence):
             measurement[name] = tuple(measurement[name])
     measurement["samples"] = [
-        _fields(f"{where}.samples[{index}]", sample, {}, _SAMPLE)
+        _counted(_fields(f"{where}.samples[{index}]", sample, {"spread": {}}, _SAMPLE))
         for index, sample in enumerate(measurement["samples"])
     ]
     return measurement
+
+
+def _counted(sample: dict[str, Any]) -> dict[str, Any]:
+    """A sample without the spread of its times, those that are noisy being longer by it."""
+    spread = sample.pop("spread")
+    noisy = {name for name, apart in spread.items() if apart > NOISY}
+    sample["nanoseconds"] = {
+        name: min(round(time * (1 + spread[name])), _LONGEST) if name in noisy else time
+        for name, time in sample["nanoseconds"].items()
+    }
+    return sample
 
 
 def _fields(where: str, given: object, defaults: Mapping[str, Any], fields: _Fields) -> dict[str, Any]:
@@ -180,6 +196,19 @@ def _is_times(found: object) -> bool:
     return all(isinstance(name, str) and _is_count(time) for name, time in pairs)
 
 
+def _is_spread(found: object) -> bool:
+    pairs = found.items() if isinstance(found, Mapping) else [(None, None)]
+    return all(
+        isinstance(name, str)
+        and isinstance(spread, (int, float))
+        and not isinstance(spread, bool)
+        and 0 <= spread < math.inf
+        for name, spread in pairs
+    )
+
+
+_LONGEST = 2**64 - 1
+
 _Fields = Mapping[str, tuple[Callable[[Any], bool], str]]
 
 _FIELDS: _Fields = {
@@ -203,6 +232,7 @@ _SAMPLE: _Fields = {
     "rows": (_is_count, "a number of rows"),
     "length": (_is_count, "a number of tokens"),
     "nanoseconds": (_is_times, "a mapping of names to whole numbers"),
+    "spread": (_is_spread, "a mapping of names to numbers, 0 or more"),
 }
 
 

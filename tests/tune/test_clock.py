@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from switchrail.tune.clock import LAYERS, SECONDS, nanoseconds
+from switchrail.tune.clock import LAYERS, SECONDS, time_calls
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def log(monkeypatch):
 
 def measure(log, way, count=3):
     platform = SimpleNamespace(hardware=SimpleNamespace(synchronize=lambda: log.append("wait")))
-    return nanoseconds([lambda: log.append("call")] * count, way, platform)
+    return time_calls([lambda: log.append("call")] * count, way, platform).nanoseconds
 
 
 def test_a_graph_of_all_calls_is_replayed(log):
@@ -89,3 +89,18 @@ def test_each_call_to_its_end_on_the_host(log):
     assert 0 < measure(log, "host") < 1_000_000
     assert "event" not in log
     assert log[-4:] == ["call", "call", "call", "wait"]
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "median", "spread"),
+    [([3.0], 3.0, 0.0), ([2.0, 4.0], 3.0, 0.4), ([1.0, 1.0, 1.0, 1.0, 9.0, 9.0, 9.0], 1.0, 8.0)],
+)
+def test_the_spread_of_the_rounds(log, monkeypatch, milliseconds, median, spread):
+    told = iter(milliseconds)
+    monkeypatch.setattr(torch.cuda.Event, "elapsed_time", lambda *_: next(told))
+    clock = iter([0.0, 0.0, 0.0, 0.0, 0.0, *[0.0] * (len(milliseconds) - 1), 9.0])
+    monkeypatch.setattr("switchrail.tune.clock.time.perf_counter", lambda: next(clock))
+    platform = SimpleNamespace(hardware=SimpleNamespace(synchronize=lambda: None))
+    found = time_calls([lambda: None], "graph", platform)
+    assert found.nanoseconds == median * 1_000_000
+    assert found.spread == pytest.approx(spread)

@@ -56,7 +56,7 @@ def tune(
     """
     from switchrail.engine.dtypes import parse_dtype
     from switchrail.engine.hub import find_checkpoint
-    from switchrail.tune import machine, sizes_of
+    from switchrail.tune import ATTEMPTS, machine, sizes_of
     from switchrail.tune import tune as timings_of
 
     if phase is not None and phase not in _core.PHASES:
@@ -96,6 +96,14 @@ def tune(
             found.append(timing)
             result = machine(runtime, platform, found)
             write_machine(path, result, runtime._loader.packages())  # at once: what follows may break off
+    for timing in found:
+        if timing.noisy:
+            spreads = ", ".join(f"{name} with {batch} ({spread:.0%})" for name, batch, spread in timing.noisy)
+            warning = (
+                f"warning: {_title(timing)}: the rounds of these times lay apart, {ATTEMPTS} times over, so "
+                f"each counts as that much longer; measure again on an idle machine: {spreads}"
+            )
+            typer.echo(one_line(warning), err=True)
     if as_json:
         print_json({**result, "path": str(path)})
         return

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from statistics import median
+from statistics import median, quantiles
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -31,8 +32,22 @@ _CYCLES = 3e9
 """Of the device's clock a second, and more."""
 
 
-def nanoseconds(calls: Sequence[Callable[[], None]], way: Way, platform: Platform) -> int:
-    """The median over rounds of all calls, divided by their number."""
+@dataclass(frozen=True, slots=True)
+class Time:
+    """How long a call takes.
+
+    Attributes:
+        nanoseconds: The median over rounds.
+        spread: How far the rounds lie apart: from the fastest fifth to the slowest, over the median; 0 where
+            there was time for one round only.
+    """
+
+    nanoseconds: int
+    spread: float
+
+
+def time_calls(calls: Sequence[Callable[[], None]], way: Way, platform: Platform) -> Time:
+    """The time of a call, over rounds of all calls."""
     for _ in range(_WARM):
         began = time.perf_counter()
         for call in calls:
@@ -54,7 +69,9 @@ def nanoseconds(calls: Sequence[Callable[[], None]], way: Way, platform: Platfor
     while spent < SECONDS or (len(times) < _LEAST and spent < _MOST):
         times.append(clock(once, platform))
         spent = time.perf_counter() - began
-    return max(1, round(median(times) * 1e9 / len(calls)))
+    middle = median(times)
+    fast, *_, slow = quantiles(times, n=5, method="inclusive") if len(times) > 1 else (middle, middle)
+    return Time(max(1, round(middle * 1e9 / len(calls))), (slow - fast) / middle)
 
 
 def _captured(calls: Sequence[Callable[[], None]]) -> Callable[[], object]:
@@ -84,4 +101,4 @@ def _host(once: Callable[[], object], platform: Platform) -> float:
     return time.perf_counter() - began
 
 
-__all__ = ["LAYERS", "SECONDS", "Way", "nanoseconds"]
+__all__ = ["LAYERS", "SECONDS", "Time", "Way", "time_calls"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +19,8 @@ from switchrail.ops.batch import Phase, VerifyBatch
 from switchrail.testing.conformance import Outcome, Setting, Subject, run_case, select
 from switchrail.testing.conformance.setting import DELTA, PAGED
 from switchrail.testing.inputs import Call
-from switchrail.times import Machine, device_of
-from switchrail.tune.clock import LAYERS, Way, nanoseconds
+from switchrail.times import NOISY, Machine, device_of
+from switchrail.tune.clock import LAYERS, Way, time_calls
 from switchrail.tune.grid import SIZES, Batch, Size, batches
 from switchrail.tune.inputs import bytes_of, copies, enlarged
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 _TEMPLATE = {"prefill": (256,), "decode": (1,) * 4, "verify": (4,) * 4}
 """Rows of the sequences of the small calls that large ones are made from."""
+
+ATTEMPTS = 3
+"""How many times a noisy time is measured."""
 
 _MOST_SAID = 300
 """Letters of what a backend raised."""
@@ -45,6 +49,7 @@ class Timing:
         size: Heads and head sizes.
         no_decay: Whether no gate decayed; else they decay as a trained model's.
         samples: By batch, the median time of a call in nanoseconds by backend.
+        spreads: By batch, the spread of that time by backend, as `Time` has it.
         ways: How each backend was timed.
         left_out: Why a backend that serves the phase was not timed, or not with a batch, by name.
     """
@@ -55,6 +60,7 @@ class Timing:
     size: Size
     no_decay: bool = False
     samples: dict[Batch, dict[str, int]] = field(default_factory=dict)
+    spreads: dict[Batch, dict[str, float]] = field(default_factory=dict)
     ways: dict[str, Way] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
@@ -63,13 +69,24 @@ class Timing:
         """Whether any backend was timed with any batch."""
         return any(self.samples.values())
 
+    @property
+    def noisy(self) -> list[tuple[str, Batch, float]]:
+        """The backends, batches and spreads of the times that stayed noisy."""
+        return [
+            (name, batch, spread)
+            for batch, spreads in self.spreads.items()
+            for name, spread in spreads.items()
+            if spread > NOISY
+        ]
+
     def to_dict(self) -> dict[str, Any]:
         """As a measurement of the file."""
         size = self.size
         samples = []
         for batch, times in self.samples.items():
             rows, length = load_of(self.op, batch.lengths, batch.cached)
-            samples.append({"rows": rows, "length": length, "nanoseconds": times})
+            spreads = {name: round(spread, 3) for name, spread in self.spreads[batch].items()}
+            samples.append({"rows": rows, "length": length, "nanoseconds": times, "spread": spreads})
         return {
             "op": self.op,
             "phase": self.phase,
@@ -178,7 +195,7 @@ def _fitting(runtime: Runtime, platform: Platform, timing: Timing) -> dict[str, 
             continue
         outcome: Outcome = run_case(first)
         if outcome.status != "passed":
-            timing.left_out[name] = f"it fails {first.id}: {outcome.message}"
+            timing.left_out[name] = f"it fails {first.id}: {outcome.message.splitlines()[0]}"
             continue
         found[name] = first.setting
     return found
@@ -218,17 +235,26 @@ def _time(platform: Platform, timing: Timing, fitting: Mapping[str, Setting], la
     failures: dict[str, list[tuple[Batch, Exception]]] = {}
     for batch in batches(timing.op, timing.phase, large):
         times = timing.samples[batch] = {}
+        spreads = timing.spreads[batch] = {}
         made: dict[tuple[Any, ...], list[Call]] = {}
-        for name, setting in fitting.items():
-            template = templates[name]
-            key = tuple((n, t.dtype, t.shape[1:]) for n, t in template.tensors.items() if t is not None)
-            try:
-                if key not in made:
-                    made[key] = _calls(platform, enlarged(template, batch))
-                runs = _runs(setting.backend, made[key])
-                times[name] = nanoseconds(runs, timing.ways[name], platform)
-            except Exception as error:  # of the backend, or of the memory: other batches are none the worse
-                failures.setdefault(name, []).append((batch, error.with_traceback(None)))
+        waiting = list(fitting)
+        # what disturbs a time may last: the others come before it is measured again
+        for _ in range(ATTEMPTS):
+            for name in waiting:
+                template = templates[name]
+                key = tuple((n, t.dtype, t.shape[1:]) for n, t in template.tensors.items() if t is not None)
+                try:
+                    if key not in made:
+                        made[key] = _calls(platform, enlarged(template, batch))
+                    found = time_calls(_runs(fitting[name].backend, made[key]), timing.ways[name], platform)
+                except (
+                    Exception
+                ) as error:  # of the backend, or of the memory: other batches are none the worse
+                    failures.setdefault(name, []).append((batch, error.with_traceback(None)))
+                    continue
+                if found.spread < spreads.get(name, math.inf):
+                    times[name], spreads[name] = found.nanoseconds, found.spread
+            waiting = [name for name in waiting if spreads.get(name, 0.0) > NOISY]
     for name, failed in failures.items():
         batch, first = failed[0]
         others = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
