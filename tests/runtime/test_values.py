@@ -28,6 +28,7 @@ def values(runtime: Runtime, install: Callable[..., Path]) -> list[Any]:
     return [
         layout,
         layout.layers[0],
+        plan,
         plan.routes[0],
         plan.decisions[0],
         plan.decisions[0].rejected[0],

@@ -36,11 +36,8 @@ macro_rules! mirror {
                 other.cast::<Self>().is_ok_and(|other| other.get().0 == self.0)
             }
 
-            /// Of the document, which equal values share.
             fn __hash__(&self) -> u64 {
-                let mut hasher = std::hash::DefaultHasher::new();
-                std::hash::Hash::hash(&crate::json::text(&self.0), &mut hasher);
-                std::hash::Hasher::finish(&hasher)
+                crate::json::hash(&self.0)
             }
 
             fn __repr__(&self) -> String {
