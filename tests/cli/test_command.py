@@ -8,6 +8,7 @@ from importlib import metadata
 import pytest
 from switchrail.cli import complete
 from switchrail.cli.app import COMMANDS
+from switchrail.testing import isolated
 
 PROGRAM = "from switchrail.cli import main; main()"
 
@@ -93,8 +94,9 @@ def test_bash_cuts_words_at_equals_signs(monkeypatch, words, key, left):
     assert found[-2:] == left
     assert environment["COMP_CWORD"] == str(len(found) - 1)
     if key:
-        assert "torch" in complete.backend_choices(left[-1])
-        assert all("=" not in name for name in complete.backend_choices(left[-1]))
+        with isolated():
+            assert "torch" in complete.backend_choices(left[-1])
+            assert all("=" not in name for name in complete.backend_choices(left[-1]))
 
 
 def test_the_script_for_a_shell(switchrail, monkeypatch):

@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+from switchrail.testing import isolated
 
 PLUGIN = """
 def shout(result, *args, **kwargs):
@@ -69,15 +70,11 @@ def test_one_whose_module_is_imported_for_it(switchrail, hooking):
 
 def test_what_passes_it_by(switchrail, hooking):
     import cli_late
-    from switchrail import current_runtime
 
-    hooks = current_runtime().hooks
-    hook = hooks.add(cli_late.f.__wrapped__, lambda: None)
-    try:
+    with isolated() as runtime:
+        runtime.hooks.add(cli_late.f.__wrapped__, lambda: None)
         done = switchrail("explain", "--hook", "cli_late.f.__wrapped__")
-        assert "passed by: results that an lru_cache of cli_late.f keeps" in done.output
-    finally:
-        hooks.remove(hook)
+    assert "passed by: results that an lru_cache of cli_late.f keeps" in done.output
 
 
 def test_none(switchrail, tmp_path, monkeypatch):

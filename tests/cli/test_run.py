@@ -447,9 +447,13 @@ def test_interrupt(checkpoint):
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout.read(1), process.stderr.read()  # the first generated word begins
-    process.send_signal(signal.SIGINT)
-    rest, errors = process.communicate()
+    with process:
+        try:
+            assert process.stdout.read(1), process.stderr.read()  # the first generated word begins
+            process.send_signal(signal.SIGINT)
+            rest, errors = process.communicate()
+        finally:
+            process.kill()  # which does nothing to one that has ended
     assert process.returncode == 130
     assert rest.endswith("\n")  # so what is said of it, on the same terminal, begins on a line of its own
     told, interrupted = errors.splitlines()[-2:]  # no traceback, and without a terminal no progress bar

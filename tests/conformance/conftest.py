@@ -8,17 +8,7 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
-import torch
 from switchrail.ops.backend import Backend
-
-
-@pytest.fixture
-def one_thread():
-    """What is computed is so small that handing it to a second thread takes longer."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

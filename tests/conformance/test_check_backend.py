@@ -61,7 +61,7 @@ def vendor(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def check(vendor, one_thread):
+def check(vendor):
     def run(*arguments):
         with isolated():
             return CliRunner().invoke(app, ["check-backend", *arguments, "--device", "cpu"])

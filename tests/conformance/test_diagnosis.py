@@ -11,8 +11,6 @@ from switchrail.testing.compare import verify
 from switchrail.testing.diagnosis import Mismatch, report
 from switchrail.testing.inputs import attention_call, gated_delta_call
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Sabotaged(TorchGatedDelta):
     """Right, and then one thing more."""

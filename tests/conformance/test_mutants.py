@@ -4,8 +4,6 @@ import pytest
 import switchrail
 from switchrail.testing.conformance import Subject, run_case, select
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SHARED = frozenset(
     f"switchrail.ops.{name}" for name in ("pages", "softmax", "slots", "chunks", "recurrent", "delta")
 )

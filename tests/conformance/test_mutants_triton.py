@@ -8,8 +8,6 @@ import switchrail
 import torch
 from switchrail.testing.conformance import Subject, run_case, select
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PATHS = {
     "attention": "switchrail_kernels.attention.triton:TritonAttention",

@@ -1,9 +1,6 @@
 """The plain-torch backends and the oracle itself pass the suite entirely."""
 
-import pytest
 from switchrail.testing import backend_test
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 test_torch = backend_test("torch", device="cpu", quick=True)
 test_reference = backend_test("reference", device="cpu", quick=True)

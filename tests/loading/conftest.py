@@ -26,6 +26,16 @@ def greet(name="world"):
 """
 
 
+def end_threads() -> None:
+    """Ends what hangs in the threads of plugins."""
+    if "acme_target" in sys.modules:
+        sys.modules["acme_target"].go.set()
+        for thread in threading.enumerate():
+            if thread.name.startswith(THREADS):
+                thread.join(60)
+                assert not thread.is_alive()
+
+
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """None of the variables is set; handlers of signals, and what the fake distributions import, go with it.
@@ -40,14 +50,9 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for number, handler in handlers.items():
         if handler is not None and signal.getsignal(number) is not handler:
             signal.signal(number, handler)
-    if "acme_target" in sys.modules:
-        sys.modules["acme_target"].go.set()
-        for thread in threading.enumerate():
-            if thread.name.startswith(THREADS):
-                thread.join(20)
-                assert not thread.is_alive()
+    end_threads()
     for name in set(sys.modules) - modules:
-        if name.startswith("acme"):
+        if name.lower().startswith("acme"):
             del sys.modules[name]
 
 
@@ -55,6 +60,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def runtime(environment: None) -> Iterator[switchrail.Runtime]:
     with isolated() as runtime:
         yield runtime
+        end_threads()  # before this runtime is gone, for which they may ask
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import switchrail
+from switchrail.testing import isolated
 
 PROGRAM = """
 import json, sys
@@ -32,8 +33,9 @@ def test_the_package_is_light() -> None:
 
 def test_every_public_name_is_there() -> None:
     assert len(switchrail.__all__) > 10
-    for name in switchrail.__all__:
-        assert getattr(switchrail, name) is not None
+    with isolated():
+        for name in switchrail.__all__:
+            assert getattr(switchrail, name) is not None
 
 
 def test_a_name_that_is_not_there() -> None:

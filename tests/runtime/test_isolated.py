@@ -1,15 +1,25 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
 
 import pytest
 import switchrail
 from switchrail import Platform
+from switchrail.current import swap_current
 from switchrail.testing import isolated
 
 
 class MadeUp(Platform):
     kind = "oot:made-up"
+
+
+@pytest.fixture(autouse=True)
+def _process_without_runtime() -> Iterator[None]:
+    """The default runtime that a test makes goes with the test."""
+    before = swap_current(None)
+    yield
+    swap_current(before)
 
 
 def test_registry_hooks_and_platform_are_restored() -> None:

@@ -53,6 +53,11 @@ def work(folder, rank, size, listener):
         what = scenario["ranks"].get(str(rank))
         if what == "gone":
             break
+        if "timeout" in scenario:  # the time is for what follows, not for what the ranks did before
+            coming = size - [*scenario["ranks"].values()].count("gone")
+            store.add("coming", 1)
+            while store.add("coming", 0) < coming:
+                time.sleep(0.01)
         if what == "late":
             time.sleep(0.5)
         members = scenario.get("members")

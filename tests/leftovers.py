@@ -1,0 +1,254 @@
+"""What a test may not leave behind: found when the test ends, and put back for the next one."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import gc
+import importlib
+import logging
+import os
+import signal
+import site
+import sys
+import sysconfig
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from switchrail.current import peek_current, swap_current
+from switchrail.hooks import chain
+
+ROOT = Path(__file__).parents[1]
+INSTALLED = tuple({str(ROOT), sys.prefix, *sysconfig.get_paths().values(), *site.getsitepackages()})
+OWN_VARIABLES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+OWN_MODULES = ("_cython_", "_remote_module_", "switchrail_replay")
+OWN_THREADS = ("tqdm_monitor",)
+"""What libraries make when they are imported, beside their own modules."""
+GRACE = 5.0
+"""Seconds that a thread whose work is done has to end, on however busy a machine."""
+
+LISTS = [(sys, "path"), (sys, "meta_path"), (sys, "path_hooks"), (gc, "callbacks")]
+ATTRIBUTES = [
+    *((sys, name) for name in ("argv", "displayhook", "dont_write_bytecode", "excepthook", "unraisablehook")),
+    *((builtins, name) for name in ("__import__", "open")),
+    (threading, "excepthook"),
+    (warnings, "showwarning"),
+]
+SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "working directory": (os.getcwd, os.chdir),
+    "switch interval": (sys.getswitchinterval, sys.setswitchinterval),
+    "recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit),
+    "trace function": (sys.gettrace, sys.settrace),
+    "profile function": (sys.getprofile, sys.setprofile),
+    "garbage collection": (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+    "logging.disable": (lambda: logging.root.manager.disable, logging.disable),
+    "torch's dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "torch's device": (torch.get_default_device, torch.set_default_device),
+    "torch's threads": (torch.get_num_threads, torch.set_num_threads),
+    "torch's gradients": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "torch's determinism": (
+        torch.are_deterministic_algorithms_enabled,
+        torch.use_deterministic_algorithms,
+    ),
+    "torch's product precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+}
+SIGNALS = [
+    signal.Signals[f"SIG{name}"] for name in ("INT", "TERM", "HUP", "ALRM", "USR1", "USR2", "CHLD", "PIPE")
+]
+LOGGERS = [logging.getLogger(name) for name in (None, "switchrail", "py.warnings")]
+
+
+@dataclass(frozen=True)
+class Place:
+    """One kind of thing that can be left, each with a name."""
+
+    kind: str
+    read: Callable[[], Mapping[Any, Any]]
+    restore: Callable[[Mapping[Any, Any], Any], object]
+    """Given what there was and the name of what differs."""
+    is_left: Callable[[Mapping[Any, Any], Any], bool] = lambda before, name: True
+    """Whether a difference is more than a library's own business."""
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in OWN_VARIABLES}
+
+
+def _restore_item(target: Any) -> Callable[[Mapping[Any, Any], Any], None]:
+    def restore(before: Mapping[Any, Any], name: Any) -> None:
+        if name in before:
+            target[name] = before[name]
+        else:
+            del target[name]
+
+    return restore
+
+
+def _is_installed(name: str) -> bool:
+    """Whether a module belongs to a package that is there for good, rather than for one test."""
+    root = sys.modules.get(name.partition(".")[0])
+    places = [getattr(root, "__file__", None) or "", *map(str, getattr(root, "__path__", ()))]
+    return any(place.startswith(INSTALLED) for place in places) and not any(
+        place.startswith(str(ROOT / "tests" / "")) for place in places
+    )
+
+
+def _is_left_module(before: Mapping[str, ModuleType], name: str) -> bool:
+    """Whether a module was made by hand or lies in a folder for tests, or an older one is another or gone."""
+    module = sys.modules.get(name)
+    is_new = name not in before and module is not None
+    spec = getattr(module, "__spec__", None)
+    is_frozen = spec is not None and spec.origin in ("frozen", "built-in")
+    is_helper = name.startswith(("tests", *OWN_MODULES))
+    return not (is_new and (is_frozen or is_helper or _is_installed(name)))
+
+
+def _stays(each: object) -> bool:
+    """Whether something in a list was put there by a library when it was imported."""
+    return _is_installed(getattr(each, "__module__", ""))
+
+
+def _lists() -> dict[Any, list[Any]]:
+    return {
+        (owner, name): [each for each in getattr(owner, name) if not _stays(each)] for owner, name in LISTS
+    }
+
+
+def _handlers() -> dict[signal.Signals, Any]:
+    """Those of pytest-timeout, which comes and goes within a test, taken for none."""
+    found = {each: signal.getsignal(each) for each in SIGNALS}
+    ours = {each: now for each, now in found.items() if getattr(now, "__module__", "") == "pytest_timeout"}
+    return found | dict.fromkeys(ours, signal.SIG_DFL)
+
+
+def _threads() -> dict[threading.Thread, str]:
+    return {each: each.name for each in threading.enumerate() if each.name not in OWN_THREADS}
+
+
+def _lasts(before: Mapping[threading.Thread, str], thread: threading.Thread) -> bool:
+    if thread in before:
+        return False
+    thread.join(GRACE)
+    return thread.is_alive()
+
+
+def _children() -> dict[str, str]:
+    """The processes that this one has started and that live, or that nobody has waited for."""
+    found = {}
+    for task in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for process in task.read_text().split():
+                found[process] = Path(f"/proc/{process}/cmdline").read_text().replace("\0", " ")
+    return {process: command for process, command in found.items() if "multiprocessing" not in command}
+
+
+def _restore_attribute(before: Mapping[Any, Any], name: tuple[Any, str]) -> None:
+    if name in before:
+        setattr(*name, before[name])
+    else:
+        delattr(*name)
+
+
+def _remove_hook(before: Mapping[Any, Any], hook: Any) -> None:
+    if hook not in before:
+        chain.change(remove=[hook])
+
+
+def _restore_list(before: Mapping[Any, Any], name: tuple[Any, str]) -> None:
+    items = getattr(*name)
+    items[:] = [each for each in items if each in before[name] or _stays(each)]
+    for at, each in enumerate(before[name]):
+        if each not in items:
+            items.insert(at, each)
+
+
+def _restore_logger(before: Mapping[Any, Any], name: tuple[logging.Logger, str]) -> None:
+    setattr(*name, list(before[name]) if isinstance(before[name], tuple) else before[name])
+
+
+PLACES = [
+    Place("hook", lambda: dict(chain.added()), _remove_hook),
+    Place("default runtime", lambda: {"": peek_current()}, lambda before, name: swap_current(before[name])),
+    Place("thread", _threads, lambda before, thread: None, _lasts),
+    Place("process", _children, lambda before, process: None, lambda before, process: process not in before),
+    Place(
+        "signal handler",
+        _handlers,
+        lambda before, each: signal.signal(each, before[each]),
+    ),
+    Place("variable", _environment, _restore_item(os.environ)),
+    Place("module", lambda: dict(sys.modules), _restore_item(sys.modules), _is_left_module),
+    Place("list", _lists, _restore_list),
+    Place("attribute", lambda: {each: getattr(*each) for each in ATTRIBUTES}, _restore_attribute),
+    Place(
+        "setting",
+        lambda: {name: read() for name, (read, _) in SETTINGS.items()},
+        lambda before, name: SETTINGS[name][1](before[name]),
+    ),
+    Place(
+        "logger",
+        lambda: {
+            (logger, name): tuple(value) if isinstance(value, list) else value
+            for logger in LOGGERS
+            for name, value in vars(logger).items()
+            if name in ("level", "handlers", "propagate", "disabled", "filters")
+        },
+        _restore_logger,
+    ),
+]
+
+
+def read() -> list[Mapping[Any, Any]]:
+    """All that can be left, as it is."""
+    return [place.read() for place in PLACES]
+
+
+def put_back(before: Sequence[Mapping[Any, Any]]) -> list[str]:
+    """Puts back what differs, and describes it."""
+    left = []
+    for place, was in zip(PLACES, before, strict=True):
+        now = place.read()
+        if now == was:
+            continue
+        for name in was.keys() | now.keys():
+            missing = object()
+            old, new = was.get(name, missing), now.get(name, missing)
+            if old != new and place.is_left(was, name):
+                shown = ("nothing" if each is missing else f"{each!s:.300}" for each in (old, new))
+                left.append(f"{place.kind} {name}: " + " became ".join(shown))
+                place.restore(was, name)
+    return left
+
+
+def _triton_language() -> dict[tuple[Any, str], Any]:
+    language = sys.modules["triton.language"]
+    core = language.core
+    places = (
+        language,
+        core,
+        language.math,
+        core.tensor,
+        core.dtype,
+        getattr(core, "tensor_descriptor_base", core),
+    )
+    return {(place, name): value for place in places for name, value in vars(place).items()}
+
+
+_TRITON = _triton_language() if find_spec("triton") and importlib.import_module("triton.language") else {}
+
+
+def put_back_triton() -> None:
+    """Undoes what Triton's interpreter changed in its language and left so; nothing compiles with that."""
+    for (place, name), value in _triton_language().items() if _TRITON else ():
+        if (place, name) in _TRITON:
+            if value is not _TRITON[place, name]:
+                setattr(place, name, _TRITON[place, name])
+        elif isinstance(place, type):
+            delattr(place, name)

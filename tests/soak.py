@@ -1,0 +1,105 @@
+"""Runs tests again and again, in random order, while other processes keep the cores busy.
+
+The cores are divided into lanes. Each lane has its own busy processes, and takes round after round until all
+are done. A round is one run of pytest with a seed of its own, which is printed; what it printed is kept where
+it failed.
+
+    python tests/soak.py --rounds 3                       # all tests
+    python tests/soak.py --rounds 50 --racing             # those with threads, processes, signals or order
+    python tests/soak.py --rounds 10 tests/hooks -k race  # anything that pytest takes
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+RACING = re.compile(
+    r"threading|ThreadPool|multiprocessing|asyncio|signal\.|os\.fork|Popen|KeyboardInterrupt|OrderError"
+)
+
+
+def racing() -> list[str]:
+    """The files of tests with threads, processes, signals or order in them."""
+    return [str(path) for path in sorted(TESTS.rglob("test_*.py")) if RACING.search(path.read_text())]
+
+
+@contextmanager
+def busy(cores: set[int], count: int) -> Iterator[None]:
+    """Keeps cores busy with processes that compute."""
+    with ExitStack() as stack:
+        for _ in range(count):
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            stack.callback(process.kill)
+            os.sched_setaffinity(process.pid, cores)
+        yield
+
+
+def run(seed: int, cores: set[int], arguments: Sequence[str], log: Path) -> int:
+    """One run of pytest on some cores, in the order of a seed."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n", str(len(cores)), "--dist", "loadgroup"]
+    command += ["-p", "no:cacheprovider", "--random-order", f"--random-order-seed={seed}"]
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [*command, *arguments], cwd=TESTS.parent, stdout=out, stderr=subprocess.STDOUT
+        )
+        os.sched_setaffinity(process.pid, cores)
+        return process.wait()
+
+
+def main() -> int:
+    """Ends with 1 where a round failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--racing", action="store_true", help="only tests with threads, processes, signals, order"
+    )
+    parser.add_argument("--busy", type=int, default=4, help="busy processes beside each lane")
+    parser.add_argument("--lane", type=int, default=2, help="cores of a lane, and processes that test there")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the first round")
+    parser.add_argument("--logs", type=Path, default=Path(tempfile.gettempdir()) / "switchrail-soak")
+    options, arguments = parser.parse_known_args()
+    arguments += racing() if options.racing else []
+    options.logs.mkdir(parents=True, exist_ok=True)
+    cores = sorted(os.sched_getaffinity(0))
+    lanes = [set(cores[at : at + options.lane]) for at in range(0, len(cores), options.lane)]
+    seeds = iter(range(options.seed, options.seed + options.rounds))
+    taking = threading.Lock()
+    failed: list[int] = []
+
+    def work(lane: set[int]) -> None:
+        with busy(lane, options.busy):
+            while True:
+                with taking:
+                    seed = next(seeds, None)
+                if seed is None:
+                    return
+                log, start = options.logs / f"{seed}.log", time.monotonic()
+                code = run(seed, lane, arguments, log)
+                last = (log.read_text().splitlines() or [""])[-1]
+                print(f"seed {seed}: {last} ({time.monotonic() - start:.0f} s, {log})", flush=True)
+                if code:
+                    failed.append(seed)
+
+    threads = [threading.Thread(target=work, args=(lane,)) for lane in lanes[: options.rounds]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(f"{options.rounds - len(failed)} of {options.rounds} rounds passed; failed: {sorted(failed)}")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
