@@ -26,7 +26,8 @@ def read_defaults(config: object, where: str) -> tuple[type[Any] | None, dict[st
         where: What is registered, for messages.
 
     Raises:
-        ConfigError: It is something else, or its fields don't all have a valid default that JSON can hold.
+        ConfigError: It is something else, its type can't be read, or a field has no valid default that
+            JSON can hold.
     """
     if config is None:
         return None, {}
@@ -37,7 +38,8 @@ def read_defaults(config: object, where: str) -> tuple[type[Any] | None, dict[st
             found=config,
         )
     values = validate(config_type, {}, where) if config is config_type else config
-    dumped = to_json_values(_adapter(config_type).dump_python(values, by_alias=True, warnings=False), where)
+    adapter = _adapter(config_type, where)
+    dumped = to_json_values(adapter.dump_python(values, by_alias=True, warnings=False), where)
     validate(config_type, dumped, where)
     return config_type, dumped
 
@@ -46,16 +48,23 @@ def validate(config_type: type[Any], values: Mapping[str, Any], where: str) -> A
     """An object of the type from JSON values: nothing is converted, a name that it doesn't have is refused.
 
     Raises:
-        ConfigError: With every problem: which field, what was found, what it should be, the nearest name.
+        ConfigError: With every problem: which field, what was found, what it should be, the nearest name. Or
+            the type's own code raised something.
     """
     from pydantic import ValidationError
 
-    adapter = _adapter(config_type)
+    adapter = _adapter(config_type, where)
     try:
         return adapter.validate_json(json.dumps(values), strict=True, extra="forbid")
     except ValidationError as error:
         details = error.errors(include_url=False)
-    valid = tuple(adapter.json_schema().get("properties", {}))
+    except Exception as error:  # of __post_init__, a default_factory or a validator
+        raise ConfigError(
+            f"{where}: making a {config_type.__qualname__} of {values!r:.200} raised {error!r}",
+            problems=(repr(error),),
+            found=values,
+        ) from error
+    valid = _names(config_type)
     unknown = [str(detail["loc"][0]) for detail in details if _is_unknown(detail) and len(detail["loc"]) == 1]
     near = [nearest(found, valid) for found in unknown]
     problems = tuple(_describe(detail) for detail in details)
@@ -77,7 +86,8 @@ def to_json_values(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     from pydantic_core import to_jsonable_python
 
     try:
-        json.dumps(converted := to_jsonable_python(dict(values)), allow_nan=False)
+        converted = to_jsonable_python(dict(values))
+        json.dumps(converted, allow_nan=False, ensure_ascii=False).encode()  # no lone surrogates either
     except ValueError as error:
         raise ConfigError(f"{where}: {error}; valid: what JSON can hold", found=dict(values)) from error
     return dict(converted)
@@ -89,10 +99,27 @@ def _is_config_type(config_type: type[Any]) -> bool:
     return dataclasses.is_dataclass(config_type) or issubclass(config_type, BaseModel)
 
 
-def _adapter(config_type: type[Any]) -> TypeAdapter[Any]:
-    from pydantic import TypeAdapter
+def _names(config_type: type[Any]) -> tuple[str, ...]:
+    if dataclasses.is_dataclass(config_type):
+        return tuple(field.name for field in dataclasses.fields(config_type) if field.init)
+    return tuple(field.alias or name for name, field in config_type.model_fields.items())
 
-    return TypeAdapter(config_type)
+
+def _adapter(config_type: type[Any], where: str) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+    from pydantic.errors import PydanticUserError
+
+    try:
+        adapter = TypeAdapter(config_type)
+        adapter.rebuild(raise_errors=True)  # else a name that can't be found is told at the first use
+    except (PydanticUserError, NameError, TypeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"{where}: the type {config_type.__qualname__} can't be read: {reason}; "
+            "valid: fields that JSON can hold",
+            found=config_type,
+        ) from error
+    return adapter
 
 
 def _is_unknown(detail: ErrorDetails) -> bool:
@@ -105,4 +132,6 @@ def _describe(detail: ErrorDetails) -> str:
         return f"there is no field {field!r}"
     if detail["type"] == "missing":
         return f"the field {field!r} has no value"
+    if not field:
+        return f"the values {detail['input']!r} don't go together: {detail['msg']}"
     return f"{field} is {detail['input']!r}: {detail['msg']}"

@@ -9,7 +9,7 @@ import pytest
 import switchrail
 import torch
 from switchrail.engine import Engine, EngineOptions, SamplingParams
-from switchrail.engine.pools import ConvShape, DeltaShape, KVShape, Pools, Shape
+from switchrail.engine.pools import ConvShape, DeltaShape, FreeList, KVShape, Pools, Shape
 from switchrail.errors import (
     ConfigError,
     NoBackendError,
@@ -119,34 +119,82 @@ SHAPES: dict[tuple[int, str], Shape] = {
 }
 
 
-def memory_of(free: int) -> CpuPlatform:
-    """A host with so much free memory."""
+def memory_of(free: Any, used: Any = 1 << 30) -> CpuPlatform:
+    """A host with so much free memory, and so much that is in use."""
     platform = CpuPlatform()
     hardware = platform.hardware
-    hardware.total_memory, hardware.current_memory_usage = lambda: free + 7, lambda: 7  # type: ignore[method-assign]
+    hardware.total_memory = lambda: free if used is None else free + used  # type: ignore[method-assign]
+    hardware.current_memory_usage = lambda: used  # type: ignore[method-assign]
     return platform
+
+
+def pools_of(platform: CpuPlatform, *, max_length: int = 1024, **options: Any) -> Pools:
+    return Pools(
+        SHAPES,
+        EngineOptions(**options),
+        platform=platform,
+        max_length=max_length,
+        dtype=torch.float32,
+        state_dtype=torch.float32,
+    )
 
 
 @pytest.mark.parametrize(
     ("free", "options", "pages"),
     [
         (1 << 40, {}, 32 * 64 + 1),  # all that could be needed
-        (1 << 20, {"memory_fraction": 1.0}, ((1 << 20) - 33 * 632) // 4096),
-        (1 << 20, {"memory_fraction": 0.25}, ((1 << 18) - 33 * 632) // 4096),
-        (1 << 20, {}, (int(0.85 * 2**20) - 33 * 632) // 4096),
+        (1 << 20, {"memory_fraction": 1.0}, ((1 << 20) - 33 * (632 + 64 * 4)) // 4096),
+        (1 << 20, {"memory_fraction": 0.25}, ((1 << 18) - 33 * (632 + 64 * 4)) // 4096),
+        (1 << 20, {}, (int(0.85 * 2**20) - 33 * (632 + 64 * 4)) // 4096),
         (0, {"num_pages": 7}, 7),
     ],
 )
 def test_number_of_pages(free: int, options: dict[str, Any], pages: int) -> None:
-    pools = Pools(
-        SHAPES,
-        EngineOptions(**options),
-        platform=memory_of(free),
-        max_length=1024,
-        dtype=torch.float32,
-        state_dtype=torch.float32,
-    )
-    assert pools.pages.capacity + 1 == pages
+    assert pools_of(memory_of(free), **options).pages.capacity + 1 == pages
+
+
+TOO_MUCH: list[dict[str, Any]] = [
+    {"max_length": 10**12},
+    {"max_length": 10**12, "num_pages": 7},
+    {"max_length": 2**31 - 1},
+    {"num_pages": 10**6},
+    {"num_pages": 10**18},
+    {"max_sequences": 10**9, "max_tokens_per_step": 10**9},
+    {"max_sequences": 10**9, "max_tokens_per_step": 10**9, "num_pages": 7},
+    {"page_size": 10**15},
+    {"page_size": 10**15, "num_pages": 2},
+]
+
+
+@pytest.mark.parametrize("values", TOO_MUCH, ids=str)
+def test_what_there_is_no_room_for_is_not_allocated(
+    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page table too: 10**12 tokens of 33 sequences would take 8 TB."""
+    allocated = []
+    for name in ("empty", "zeros"):
+        monkeypatch.setattr(torch, name, lambda *size, **rest: allocated.append(size))
+    monkeypatch.setattr(FreeList, "__init__", lambda self, count: allocated.append(count))
+    with pytest.raises(ConfigError, match=r"can't hold the states of .*; give max_sequences, max_length,"):
+        pools_of(memory_of(1 << 30), **values)
+    assert allocated == []
+
+
+def test_memory_that_nobody_knows() -> None:
+    """None is not 0: the pages are given, or asked for."""
+    for platform in (memory_of(None, None), memory_of(1 << 30, None)):
+        with pytest.raises(ConfigError, match="'cpu' doesn't say how much memory is free; give num_pages"):
+            pools_of(platform)
+        assert pools_of(platform, num_pages=7).pages.capacity == 6
+
+
+@pytest.mark.parametrize("total", [0, -1, float("nan"), float("inf"), "16 GiB", True, []])
+def test_memory_that_is_none(total: Any) -> None:
+    for options in ({}, {"num_pages": 7}):
+        with pytest.raises(
+            PlatformError, match=r"'cpu' gives .* for total_memory\(\); valid: bytes, at least 1"
+        ):
+            pools_of(memory_of(total, None), **options)
 
 
 def test_no_room_for_the_pools(make_engine: Callable[..., Engine]) -> None:

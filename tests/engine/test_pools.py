@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -17,6 +20,7 @@ from switchrail.engine.pools import (
     MultiHeadPool,
     StatePool,
 )
+from switchrail.errors import UnknownLayerError
 from switchrail.ops.batch import PagedBatch
 from switchrail.ops.mla.torch import TorchMla
 
@@ -110,6 +114,23 @@ def test_a_pool_is_given_all_of_a_token(wrong: tuple[int, ...]) -> None:
     pool = multi_head_pool()
     with pytest.raises(ValueError, match="zip"):
         pool.write(1, torch.tensor([1]), *[torch.zeros(1, 2, 8)] * len(wrong))
+
+
+@pytest.mark.parametrize("make", [multi_head_pool, latent_pool])
+@pytest.mark.parametrize("layer", [2, -1, None, "1", [1]])
+def test_a_layer_that_the_pool_does_not_have(make: Callable[[], KVPool[Any]], layer: Any) -> None:
+    pool = make()
+    valid = "1, 5" if isinstance(pool, MultiHeadPool) else "0, 3"
+    calls: list[Callable[[], object]] = [
+        lambda: pool.caches(layer),
+        lambda: pool.write(layer, torch.tensor([1]), torch.zeros(1, 12), torch.zeros(1, 4)),
+    ]
+    if isinstance(pool, LatentPool):
+        calls.append(lambda: pool.parts(layer))
+    for call in calls:
+        with pytest.raises(UnknownLayerError, match=f"nothing of layer .*; valid: {valid}") as caught:
+            call()
+        assert caught.value.found is layer
 
 
 @pytest.mark.parametrize("make", [multi_head_pool, latent_pool])

@@ -6,12 +6,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from switchrail.cli.show import platform_text
 from switchrail.errors import NotProvidedError, PlatformError
-from switchrail.platforms import detect
+from switchrail.platforms import CpuHardware, detect
 
 from . import standins
 
@@ -102,6 +104,33 @@ def test_the_only_apple_device(bring: Callable[[str], list[Any]]) -> None:
     detect("mps").hardware.set_device("mps:0")
     with pytest.raises(PlatformError, match="valid: mps:0"):
         detect("mps").hardware.set_device("mps:1")
+
+
+@pytest.mark.parametrize("kind", TORCH_TYPES)
+def test_memory_that_is_not_told(
+    kind: str, bring: Callable[[str], list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never as 0: what else tells it, or None."""
+    bring(kind)
+    hardware = detect(kind).hardware
+    if kind == "tpu":
+        monkeypatch.setattr(hardware, "_memory", dict)
+        assert (hardware.total_memory(), hardware.current_memory_usage()) == (None, None)
+        monkeypatch.setattr(hardware, "_memory", lambda: {"bytes_limit": 0, "bytes_used": 0})
+        assert (hardware.total_memory(), hardware.current_memory_usage()) == (None, 0)
+        return
+    module = getattr(torch, TORCH_TYPES[kind])
+    if kind == "mps":
+        monkeypatch.setattr(module, "recommended_max_memory", lambda: 0)
+        assert hardware.total_memory() == CpuHardware().total_memory()
+        return
+    for properties in (SimpleNamespace(total_memory=0), SimpleNamespace()):
+        monkeypatch.setattr(module, "get_device_properties", lambda index, found=properties: found)
+        assert (hardware.total_memory(), hardware.current_memory_usage()) == (1 << 33, 5 << 30)
+    monkeypatch.setattr(module, "mem_get_info", lambda index: (0, 0))
+    assert (hardware.total_memory(), hardware.current_memory_usage()) == (None, None)
+    assert detect(kind).identity.total_memory is None
+    assert "memory unknown" in str(platform_text(detect(kind)))
 
 
 def test_torch_xla_on_something_else(bring: Callable[[str], list[Any]]) -> None:

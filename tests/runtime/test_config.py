@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import enum
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import switchrail
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 from switchrail import Runtime
 from switchrail.errors import ConfigError, UnknownBackendError
 from switchrail.ops import GatedDeltaBackend
@@ -152,6 +154,95 @@ def test_a_backend_without_configuration_takes_none(runtime: Runtime) -> None:
         runtime.configure("gated_delta", "acme", scale=1.0)
     with pytest.raises(UnknownBackendError, match="nearest: acme"):
         runtime.configure("gated_delta", "acne", scale=1.0)
+
+
+@dataclass
+class Checked:
+    scale: float = 1.0
+    raises: str = "ValueError"
+
+    def __post_init__(self) -> None:
+        if self.scale > 2:
+            raise {"ValueError": ValueError, "KeyError": KeyError, "TypeError": TypeError}[self.raises](
+                "high"
+            )
+
+
+class CheckedModel(BaseModel):
+    scale: float = 1.0
+
+    @model_validator(mode="after")
+    def check(self) -> CheckedModel:
+        if self.scale > 2:
+            raise ValueError("high")
+        return self
+
+
+@pytest.mark.parametrize("config", [Checked, CheckedModel])
+def test_a_check_of_all_fields_together(runtime: Runtime, config: Any) -> None:
+    runtime.register("acme", Acme, op="gated_delta", config=config)
+    with pytest.raises(
+        ConfigError,
+        match=r"'acme': the values {.*'scale': 3.0.*} don't go together: Value error, high; valid",
+    ):
+        runtime.configure("gated_delta", "acme", scale=3.0)
+
+
+@pytest.mark.parametrize("raises", ["KeyError", "TypeError"])
+def test_a_check_that_raises_something_else(runtime: Runtime, raises: str) -> None:
+    runtime.register("acme", Acme, op="gated_delta", config=Checked)
+    with pytest.raises(ConfigError, match=rf"making a Checked of .* raised {raises}\('high'\)") as caught:
+        runtime.configure("gated_delta", "acme", scale=3.0, raises=raises)
+    assert type(caught.value.__cause__).__name__ == raises
+
+
+@dataclass
+class Unreadable:
+    lock: threading.Lock | None = None  # type: ignore[valid-type]
+
+
+@dataclass
+class Nowhere:
+    field: DoesNotExist | None = None  # type: ignore[name-defined]  # noqa: F821
+
+
+@dataclass
+class NoJson:
+    call: Callable[[], int] | None = len  # type: ignore[assignment]
+
+
+@dataclass
+class BrokenDefault:
+    scale: float = field(default_factory=lambda: 1 / 0)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (Unreadable, "the type Unreadable can't be read: "),
+        (Nowhere, "the type Nowhere can't be read: .*DoesNotExist"),
+        (NoJson, "valid: what JSON can hold"),
+        (BrokenDefault, "making a BrokenDefault of {} raised ZeroDivisionError"),
+    ],
+)
+def test_a_type_that_can_not_be_read(runtime: Runtime, config: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=rf"configuration of gated_delta backend 'acme': .*{words}"):
+        runtime.register("acme", Acme, op="gated_delta", config=config)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["\ud800", {"\ud800": 1}, 10**5000, b"\xff", float("inf")],
+    ids=lambda value: type(value).__name__,
+)
+def test_values_that_json_has_not(runtime: Runtime, value: object) -> None:
+    @dataclass
+    class Loose:
+        value: Any = None
+
+    runtime.register("acme", Acme, op="gated_delta", config=Loose)
+    with pytest.raises(ConfigError, match="valid: what JSON can hold"):
+        runtime.configure("gated_delta", "acme", value=value)
 
 
 @dataclass

@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 import switchrail
 from switchrail import Runtime, _core
+from switchrail.doctor.finding import Finding
+from switchrail.engine.pools import KVShape
+from switchrail.engine.request import Output
 from switchrail.errors import SchemaError
+from switchrail.platforms import CpuPlatform, DeviceCapability
 
 
 @pytest.fixture
@@ -24,6 +28,7 @@ def values(runtime: Runtime, install: Callable[..., Path]) -> list[Any]:
     return [
         layout,
         layout.layers[0],
+        plan,
         plan.routes[0],
         plan.decisions[0],
         plan.decisions[0].rejected[0],
@@ -43,6 +48,39 @@ def test_values_pickle_by_value(values: list[Any]) -> None:
             assert type(copy) is type(value)
             assert copy == value
             assert copy is not value
+
+
+def test_values_hash_as_they_compare(values: list[Any]) -> None:
+    for value in values:
+        copy = pickle.loads(pickle.dumps(value))
+        assert hash(copy) == hash(value)
+        assert {value: 1}[copy] == 1
+    assert len({*values, *values}) == len(values)
+
+
+def test_values_of_python_hash_as_they_compare(runtime: Runtime) -> None:
+    layout = switchrail.Layout.from_kinds("tiny", ["gated_delta", "full_attention"])
+
+    def made() -> list[Any]:
+        plan = runtime.plan(layout, device="cpu", dtype="float32")
+        return [
+            runtime.state(plan),
+            runtime.state(plan).plans[0],
+            runtime.state(plan).backends[0],
+            switchrail.EngineOptions(page_size=32),
+            switchrail.SamplingParams(stop=["a", "b"], stop_token_ids=[3]),  # type: ignore[arg-type]
+            switchrail.DeviceSupport("cuda", (9, 0)),
+            Output(prompt=None, prompt_tokens=(1,), tokens=(2,), text="", finish_reason="stop"),
+            KVShape(heads=2, size=4),
+            CpuPlatform(),
+            CpuPlatform().identity,
+            DeviceCapability(9, 0),
+            Finding("device", "cpu", "slow", "wait"),
+        ]
+
+    for one, other in zip(made(), made(), strict=True):
+        assert one == other
+        assert hash(one) == hash(other)
 
 
 def test_values_are_json(values: list[Any]) -> None:

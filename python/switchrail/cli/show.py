@@ -96,7 +96,7 @@ def platform_text(platform: Platform) -> Text:
     """One line about the device."""
     found = platform.identity
     capability = f", capability {found.capability}" if found.capability else ""
-    memory = f"{found.total_memory / 2**30:.0f} GiB"
+    memory = "memory unknown" if found.total_memory is None else f"{found.total_memory / 2**30:.0f} GiB"
     return Text.assemble(
         ("platform ", "bold"), one_line(f"{found.device}: {found.name}{capability}, {memory}")
     )

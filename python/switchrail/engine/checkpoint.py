@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError, safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from switchrail.engine.checks import is_count
+from switchrail.engine.files import ADAPTER, CONFIG, GENERATION, check_files, read_object, read_weights
 from switchrail.engine.models.families import FAMILIES, Family
 from switchrail.engine.models.softmax import IMPLEMENTATION
-from switchrail.errors import CheckpointError
+from switchrail.errors import CheckpointError, ConfigError
 from switchrail.forks import lock_across_forks
 from switchrail.nearest import nearest
 
 # transformers changes its own classes while it loads: two threads at it at once break them for good.
 _loading = lock_across_forks()
+
+_POSITIONS: Final = 2**31 - 1
+"""Positions and lengths are int32 on the device."""
+
+_REFUSED: Final = {"transformers_weights": "model.safetensors, or an index beside it"}
+"""Keys of a config that would have other files read than those that are looked at -> what is valid."""
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
@@ -47,25 +54,22 @@ class Checkpoint:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Reads a checkpoint's `config.json`.
+    """Reads a checkpoint's `config.json`, and looks at the other files of its folder.
 
     Raises:
-        CheckpointError: There is no such folder or file, it is no JSON object, or its model type is none that
-            the engine runs.
+        CheckpointError: There is no such folder or file, something else is in place of a file, it is no JSON
+            object, or its model type is none that the engine runs.
     """
-    if not path.is_dir():
-        raise CheckpointError(f"no checkpoint folder at {path}", path=str(path))
-    file = path / "config.json"
-    try:
-        config = json.loads(file.read_text("utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{path} has no config.json; is it a checkpoint folder?", path=str(path)
-        ) from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file} can't be read: {error}", path=str(file)) from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{file} holds a {type(config).__name__}, not an object", path=str(file))
+    check_files(path)
+    file = path / CONFIG
+    if not file.exists():
+        raise CheckpointError(f"{path} has no {CONFIG}; is it a checkpoint folder?", path=str(path))
+    config = read_object(file)
+    for key, advice in _REFUSED.items():
+        if config.get(key) is not None:
+            raise CheckpointError(
+                f"{file} has {key}, which the engine doesn't read; valid: {advice}", path=str(file)
+            )
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         valid = tuple(FAMILIES)
@@ -92,23 +96,35 @@ def load(path: Path, config: dict[str, Any], *, device: torch.device, dtype: tor
 
     Raises:
         CheckpointError: A file is missing or broken, or the weights are not those of the model.
+        ConfigError: The model's sequences are longer than positions can be counted.
     """
-    _check_weight_files(path)
+    weights = read_weights(path)
+    generation = path / GENERATION
+    if generation.exists():
+        read_object(generation)  # transformers passes over one that is broken
+    if (path / ADAPTER).exists():
+        raise CheckpointError(
+            f"{path} has {ADAPTER}, and adapters aren't served; valid: weights that they were merged into",
+            path=str(path),
+        )
+    with _loading:
+        model_config = _loaded("config", path, AutoConfig.from_pretrained)
+        _check_size(path, config, model_config, weights)
     tokenizer = load_tokenizer(path)
-    try:
-        with _loading:
-            model, report = AutoModelForCausalLM.from_pretrained(
-                path,
-                dtype=dtype,
-                attn_implementation=IMPLEMENTATION,
-                local_files_only=True,
-                use_safetensors=True,
-                ignore_mismatched_sizes=True,  # they are in the report, which names them
-                output_loading_info=True,
-            )
-    except Exception as error:
-        raise CheckpointError(f"the model in {path} can't be loaded: {error}", path=str(path)) from error
+    with _loading:
+        model, report = _loaded(
+            "model",
+            path,
+            AutoModelForCausalLM.from_pretrained,
+            config=model_config,
+            dtype=dtype,
+            attn_implementation=IMPLEMENTATION,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # they are in the report, which names them
+            output_loading_info=True,
+        )
     _check_report(path, report)
+    vocab_size = model.get_input_embeddings().weight.shape[0]
     ends = model.generation_config.eos_token_id
     if ends is None:
         ends = tokenizer.eos_token_id
@@ -117,9 +133,9 @@ def load(path: Path, config: dict[str, Any], *, device: torch.device, dtype: tor
         family=FAMILIES[config["model_type"]],
         model=model.eval().requires_grad_(False).to(device),
         tokenizer=tokenizer,
-        end_tokens=frozenset([] if ends is None else [ends] if isinstance(ends, int) else ends),
-        max_length=model.config.max_position_embeddings,
-        vocab_size=model.get_input_embeddings().weight.shape[0],
+        end_tokens=_end_tokens(path, ends, vocab_size),
+        max_length=model_config.max_position_embeddings,
+        vocab_size=vocab_size,
     )
 
 
@@ -133,31 +149,85 @@ def load_tokenizer(path: Path) -> Any:
         raise CheckpointError(
             f"{path} has no tokenizer; one of {', '.join(_TOKENIZER_FILES)} is needed", path=str(path)
         )
+    return _loaded("tokenizer", path, AutoTokenizer.from_pretrained)
+
+
+def _loaded(what: str, path: Path, load: Callable[..., Any], **arguments: Any) -> Any:
+    """What transformers loads; never code that lies in the folder.
+
+    Raises:
+        CheckpointError: It fails.
+    """
     try:
-        return AutoTokenizer.from_pretrained(path, local_files_only=True)
+        return load(path, local_files_only=True, trust_remote_code=False, **arguments)
     except Exception as error:
-        raise CheckpointError(f"the tokenizer in {path} can't be loaded: {error}", path=str(path)) from error
+        raise CheckpointError(f"the {what} in {path} can't be loaded: {error}", path=str(path)) from error
 
 
-def _check_weight_files(path: Path) -> None:
-    """Looks at the head of each weight file, so that a broken one is named."""
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            files = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{index} can't be read: {error!r}", path=str(index)) from error
-    else:
-        files = ["model.safetensors"]
-    for name in files:
-        file = path / name
-        if not file.is_file():
-            raise CheckpointError(f"{path} has no {name}", path=str(file), missing=name)
-        try:
-            with safe_open(file, framework="pt"):
-                pass
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{file} is broken: {error}", path=str(file)) from error
+def _check_size(path: Path, config: dict[str, Any], model_config: Any, weights: Mapping[str, int]) -> None:
+    """Refuses a config that asks for more than the weight files hold, before any of it is allocated.
+
+    Raises:
+        CheckpointError: It does, or it can't be a model's.
+        ConfigError: The sequences are too long.
+    """
+    length = model_config.max_position_embeddings
+    if not is_count(length):
+        raise CheckpointError(
+            f"max_position_embeddings is {length!r:.80} in {path / CONFIG}; valid: an integer of at least 1",
+            path=str(path / CONFIG),
+        )
+    if length > _POSITIONS:
+        raise ConfigError(
+            f"max_position_embeddings is {length:.3g} in {path / CONFIG}; valid: at most {_POSITIONS}",
+            problems={"max_position_embeddings": f"found {length:.3g}"},
+            valid={"max_position_embeddings": f"an integer from 1 to {_POSITIONS}"},
+        )
+    layers = model_config.num_hidden_layers
+    if layers > len(weights):
+        raise CheckpointError(
+            f"{path / CONFIG} has {layers} layers, but the weight files have {len(weights)} tensors",
+            path=str(path),
+        )
+    if config.get("quantization_config") is not None:  # whose tensors hold several values in one
+        return
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(model_config, trust_remote_code=False)
+    except Exception as error:
+        raise CheckpointError(f"there is no model for {path / CONFIG}: {error}", path=str(path)) from error
+    tied = model.get_output_embeddings() if model_config.tie_word_embeddings else None
+    shared = {id(parameter) for parameter in tied.parameters()} if tied is not None else set()
+    sizes = {name: one.numel() for name, one in model.named_parameters() if id(one) not in shared}
+    wanted, held = sum(sizes.values()), sum(weights.values())
+    if wanted > held:
+        others = [name for name, size in sizes.items() if weights.get(name) != size]
+        raise CheckpointError(
+            f"{path / CONFIG} describes a model of {wanted} values, but the weight files hold {held}; "
+            f"{_listed(others)}, for example, can't be read from them",
+            path=str(path),
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
+
+
+def _end_tokens(path: Path, ends: Any, vocab_size: int) -> frozenset[int]:
+    """The ids that end an output, from one, several or none.
+
+    Raises:
+        CheckpointError: They are no tokens of the model.
+    """
+    several = [] if ends is None else ends if isinstance(ends, (list, tuple)) else [ends]
+    if not all(is_count(token, 0) and token < vocab_size for token in several):
+        raise CheckpointError(
+            f"eos_token_id is {ends!r:.80} in {path}; valid: an integer from 0 to {vocab_size - 1}, "
+            "several of them, or none",
+            path=str(path),
+            found=ends,
+        )
+    return frozenset(several)
 
 
 def _check_report(path: Path, report: dict[str, Any]) -> None:
@@ -171,10 +241,7 @@ def _check_report(path: Path, report: dict[str, Any]) -> None:
         if names
     }
     if problems:
-        listed = "; ".join(
-            f"{len(names)} {what}: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
-            for what, names in problems.items()
-        )
+        listed = "; ".join(f"{len(names)} {what}: {_listed(names)}" for what, names in problems.items())
         raise CheckpointError(
             f"the weights in {path} are not those of its config: {listed}",
             path=str(path),

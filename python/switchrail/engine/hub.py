@@ -24,9 +24,11 @@ def find_checkpoint(checkpoint: str | Path, *, download: bool = False, files: Se
         files: Patterns of the files that are needed.
 
     Raises:
-        CheckpointError: The cache has no snapshot of that name, or the download failed. Of a path at which
-            there is nothing it is not raised here.
+        CheckpointError: The cache has no snapshot of that name, or the download failed, or it is neither text
+            nor path. Of a path at which there is nothing it is not raised here.
     """
+    if not isinstance(checkpoint, (str, Path)):
+        raise CheckpointError(f"the checkpoint is {checkpoint!r:.80}; valid: a path or name", path=checkpoint)
     path, name = Path(checkpoint), str(checkpoint)
     if path.exists() or not _NAME.fullmatch(name):
         return path

@@ -70,14 +70,16 @@ class Accelerator(Hardware):
         """As torch has it."""
         return str(self._module().get_device_name(self.index))
 
-    def total_memory(self) -> int:
-        """As torch has it."""
-        return int(self._module().get_device_properties(self.index).total_memory)
+    def total_memory(self) -> int | None:
+        """As the device's properties in torch have it, or else what tells how much is free."""
+        module = self._module()
+        properties = module.get_device_properties(self.index)
+        return int(getattr(properties, "total_memory", 0) or module.mem_get_info(self.index)[1]) or None
 
-    def current_memory_usage(self) -> int:
+    def current_memory_usage(self) -> int | None:
         """What is not free."""
-        free, _ = self._module().mem_get_info(self.index)
-        return self.total_memory() - int(free)
+        total = self.total_memory()
+        return None if total is None else total - int(self._module().mem_get_info(self.index)[0])
 
     def get_device(self) -> str:
         """As torch has it."""

@@ -52,12 +52,12 @@ class Hardware:
         """Its compute capability; None where the family has no such number."""
         return None
 
-    def total_memory(self) -> int:
-        """Its memory in bytes."""
+    def total_memory(self) -> int | None:
+        """Its memory in bytes; None where nobody tells, never 0."""
         raise self._not_provided("total_memory")
 
-    def current_memory_usage(self) -> int:
-        """Bytes of it that are in use, by this process and others."""
+    def current_memory_usage(self) -> int | None:
+        """Bytes of it that are in use, by this process and others; None where nobody tells."""
         raise self._not_provided("current_memory_usage")
 
     def get_device(self) -> str:

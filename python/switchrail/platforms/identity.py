@@ -98,7 +98,7 @@ class Identity:
         name: What its maker calls the device.
         device: What torch calls it, such as `cuda:0`.
         capability: Its compute capability, where the family has one.
-        total_memory: Its memory in bytes.
+        total_memory: Its memory in bytes; None where nobody tells.
         cpu_architecture: Of the host's processor.
         support_cuda_graph: Whether a whole step can be captured and replayed.
         support_piecewise_cuda_graph: Whether the parts of a step between its attention calls can be.
@@ -108,7 +108,7 @@ class Identity:
     name: str
     device: str
     capability: DeviceCapability | None
-    total_memory: int
+    total_memory: int | None
     cpu_architecture: CpuArchitecture
     support_cuda_graph: bool
     support_piecewise_cuda_graph: bool

@@ -6,6 +6,7 @@ import platform as host
 from typing import Any, ClassVar
 
 from switchrail.platforms.accelerator import Accelerator, import_package, is_importable
+from switchrail.platforms.cpu import CpuHardware
 from switchrail.platforms.hardware import Hardware, check_device
 from switchrail.platforms.identity import DeviceCapability
 from switchrail.platforms.platform import Platform
@@ -65,8 +66,8 @@ class MpsHardware(Accelerator):
         return host.processor() or host.machine()
 
     def total_memory(self) -> int:
-        """What the operating system recommends to use at most."""
-        return int(self._module().recommended_max_memory())
+        """What the operating system recommends to use at most, or else the host's memory."""
+        return int(self._module().recommended_max_memory()) or CpuHardware().total_memory()
 
     def current_memory_usage(self) -> int:
         """What this process has taken; that of others is not known."""
@@ -128,13 +129,13 @@ class TpuHardware(Hardware):
         """`TPU`: torch_xla does not tell the generation of one."""
         return str(self._xla("runtime").device_type())
 
-    def total_memory(self) -> int:
+    def total_memory(self) -> int | None:
         """As torch_xla has it."""
-        return int(self._memory()["bytes_limit"])
+        return int(self._memory().get("bytes_limit", 0)) or None
 
-    def current_memory_usage(self) -> int:
+    def current_memory_usage(self) -> int | None:
         """As torch_xla has it."""
-        return int(self._memory()["bytes_used"])
+        return self._memory().get("bytes_used")
 
     def _memory(self) -> dict[str, int]:
         found: dict[str, int] = self._xla("core.xla_model").get_memory_info(self.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from switchrail import _core
@@ -80,7 +80,7 @@ class PlanState:
     """
 
     layout: Layout
-    request: Mapping[str, Any]
+    request: Mapping[str, Any] = field(hash=False)
     routes: tuple[tuple[int, str, str, str], ...]
     fingerprint: str
 
@@ -110,7 +110,7 @@ class RuntimeState:
     version: str
     paths: tuple[str, ...] | None
     plugins: tuple[Plugin, ...]
-    packages: Mapping[str, str | None]
+    packages: Mapping[str, str | None] = field(hash=False)
     backends: tuple[BackendState, ...]
     hooks: tuple[HookState, ...]
     chains: tuple[tuple[str, tuple[str, ...]], ...]
@@ -120,7 +120,7 @@ class RuntimeState:
 
     def __reduce__(self) -> tuple[Any, tuple[str, bytes]]:
         # Another version may not even have these classes: it is to say so, rather than to fail at a field.
-        values = tuple(getattr(self, field.name) for field in fields(self))
+        values = tuple(getattr(self, one.name) for one in fields(self))
         return _open, (self.version, pickle.dumps(values))
 
     def restore(self) -> Runtime:

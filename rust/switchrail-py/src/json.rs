@@ -1,5 +1,7 @@
 //! JSON values to Python objects and back. Data crosses the border by value.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use pyo3::{
     IntoPyObjectExt,
     prelude::*,
@@ -49,6 +51,13 @@ pub fn dump<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound<'py,
 /// The JSON text of a value of the core.
 pub fn text(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect("the core's values serialise")
+}
+
+/// A hash of a value's document, which equal values share.
+pub fn hash(value: &impl Serialize) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    text(value).hash(&mut hasher);
+    hasher.finish()
 }
 
 /// The value of a JSON text; `SchemaError` where it is not one.

@@ -2,7 +2,8 @@
 
 /// Declares a frozen class around a value of the core, with the getters that follow.
 ///
-/// The value serialises; the class gets `to_json`, `from_json`, `to_dict`, `__reduce__`, `__eq__` and `__repr__`.
+/// The value serialises; the class gets `to_json`, `from_json`, `to_dict`, `__reduce__`, `__eq__`, `__hash__` and
+/// `__repr__`.
 macro_rules! mirror {
     ($(#[$attribute:meta])* $name:ident($core:ty) { $($method:tt)* }) => {
         $(#[$attribute])*
@@ -33,6 +34,10 @@ macro_rules! mirror {
 
             fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
                 other.cast::<Self>().is_ok_and(|other| other.get().0 == self.0)
+            }
+
+            fn __hash__(&self) -> u64 {
+                crate::json::hash(&self.0)
             }
 
             fn __repr__(&self) -> String {

@@ -176,6 +176,10 @@ impl RoutePlan {
             .is_ok_and(|other| other.get().core == self.core)
     }
 
+    fn __hash__(&self) -> u64 {
+        json::hash(&self.core)
+    }
+
     fn __repr__(&self) -> String {
         format!(
             "RoutePlan(model={:?}, version={})",

@@ -9,6 +9,7 @@ from typing import ClassVar, Generic, TypeVar
 import torch
 
 from switchrail.engine.pools.shapes import KVShape, LatentShape
+from switchrail.errors import UnknownLayerError
 from switchrail.platforms.serving import KVKind
 
 S = TypeVar("S", bound=KVShape | LatentShape)
@@ -65,8 +66,20 @@ class KVPool(Generic[S]):
         return torch.empty(shape, dtype=dtype, device=device)
 
     def caches(self, layer: int) -> tuple[torch.Tensor, ...]:
-        """The tensors of a layer, each [pages, page, ...], as its op's contract has them."""
-        return self._caches[layer]
+        """The tensors of a layer, each [pages, page, ...], as its op's contract has them.
+
+        Raises:
+            UnknownLayerError: The pool keeps nothing of that layer.
+        """
+        try:
+            return self._caches[layer]
+        except (KeyError, TypeError):
+            layers = tuple(self._caches)
+            raise UnknownLayerError(
+                f"the pool keeps nothing of layer {layer!r}; valid: {', '.join(map(str, layers))}",
+                found=layer,
+                layers=layers,
+            ) from None
 
     def write(self, layer: int, rows: torch.Tensor, *values: torch.Tensor) -> None:
         """Keeps tokens.
@@ -76,7 +89,7 @@ class KVPool(Generic[S]):
             rows: [T] int64, where each token goes, in the pool seen as [pages * page, ...].
             *values: What is kept of each, as the kind has it.
         """
-        for cache, value in zip(self._caches[layer], values, strict=True):
+        for cache, value in zip(self.caches(layer), values, strict=True):
             cache.flatten(0, 1).index_copy_(0, rows, value)
 
     def tensors(self) -> list[torch.Tensor]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
 
+from switchrail.engine.checks import is_number
 from switchrail.engine.options import EngineOptions
 from switchrail.engine.pools.free import FreeList
 from switchrail.engine.pools.kv import KVPool, LatentPool, MultiHeadPool
@@ -18,6 +21,9 @@ from switchrail.platforms import Platform
 from switchrail.platforms.serving import KVKind
 
 _FRACTION = 0.85
+
+_TABLE_ENTRY = 4
+"""Bytes of a page's number in the page table."""
 
 _BASES: dict[KVKind, type] = {"mha": MultiHeadPool, "mla": LatentPool}
 
@@ -60,8 +66,9 @@ class Pools:
             state_dtype: Of recurrent states.
 
         Raises:
-            ConfigError: There is no room for the state pool and one page.
-            PlatformError: The platform gives a class that is no pool, or one that doesn't fit its base.
+            ConfigError: There is no room for the state pool, the page table and a page that can be given out.
+            PlatformError: The platform gives a class that is no pool, or one that doesn't fit its base, or
+                nonsense as its memory.
         """
         serving = platform.serving
         tokens: dict[KVKind, dict[int, Any]] = {}
@@ -79,7 +86,7 @@ class Pools:
         allocator = _checked(serving.paged_allocator_class(), FreeList, platform, "paged_allocator_class()")
 
         num_slots = options.max_sequences + 1
-        num_pages = options.num_pages or _count_pages(
+        num_pages = _count_pages(
             options,
             platform=platform,
             max_length=max_length,
@@ -115,26 +122,68 @@ class Pools:
 def _count_pages(
     options: EngineOptions, *, platform: Platform, max_length: int, page: int, slots: int
 ) -> int:
-    """Pages, the reserved one included: as could be needed, or as there is room for beside the slots."""
-    needed = options.max_sequences * pages_of(max_length, options.page_size) + 1
-    if not page:
-        return needed
+    """Pages, the reserved one included: as asked for, as could be needed, or as there is room for.
+
+    Args:
+        options: Sizes.
+        platform: Where they live.
+        max_length: Tokens of the longest sequence.
+        page: Bytes of one page.
+        slots: Bytes of all slots.
+
+    Raises:
+        ConfigError: There is no room for the slots, the page table and two pages, or for the pages asked for.
+        PlatformError: The platform doesn't say how much memory there is.
+    """
+    columns = pages_of(max_length, options.page_size)
+    table = (options.max_sequences + 1) * columns * _TABLE_ENTRY
+    asked = options.num_pages
     hardware = platform.hardware
-    hardware.synchronize()
-    hardware.empty_cache()  # or what loading the weights has left there would count as taken
-    fraction = options.memory_fraction or _FRACTION
-    free = hardware.total_memory() - hardware.current_memory_usage()
-    room = int((free * fraction - slots) // page)
-    if room < 2:
+    total = _bytes(platform, "total_memory", least=1)
+    if asked is None:
+        hardware.synchronize()
+        hardware.empty_cache()  # or what loading the weights has left there would count as taken
+        used = _bytes(platform, "current_memory_usage", least=0)
+        if total is None or used is None:
+            raise ConfigError(
+                f"platform {platform.kind!r} doesn't say how much memory is free; give num_pages",
+                problems={"num_pages": "found None"},
+                valid={"num_pages": "an integer of at least 2"},
+            )
+        fraction = options.memory_fraction or _FRACTION
+        memory = (total - used) * fraction
+        given = f"{memory / 2**20:.0f} MiB ({fraction:.0%} of the free memory)"
+        room = memory - slots - table
+        count = min(options.max_sequences * columns + 1, max(0, int(room // page)) if page else sys.maxsize)
+    else:
+        memory = math.inf if total is None else total
+        given = f"{memory / 2**20:.0f} MiB (all memory)"
+        count = asked
+        room = memory - slots - table - count * page
+    if room < 0 or count < 2:
         raise ConfigError(
-            f"{free * fraction / 2**20:.0f} MiB ({fraction:.0%} of the free memory) can't hold the states of "
-            f"{options.max_sequences} sequences ({slots / 2**20:.0f} MiB) and two pages of {page} bytes; "
-            "give max_sequences, page_size or memory_fraction another value",
-            free=free,
+            f"{given} can't hold the states of {options.max_sequences} sequences ({slots / 2**20:.0f} MiB), "
+            f"their page table for {max_length} tokens each ({table / 2**20:.0f} MiB) and "
+            f"{asked or 'two'} pages of {page} bytes; give max_sequences, max_length, page_size, num_pages "
+            "or memory_fraction another value",
+            memory=memory,
             slots=slots,
+            table=table,
             page=page,
         )
-    return min(needed, room)
+    return count
+
+
+def _bytes(platform: Platform, method: str, *, least: int) -> float | None:
+    """What a method of the device part gives as bytes; None: it doesn't know."""
+    found = getattr(platform.hardware, method)()
+    if found is not None and not (is_number(found) and found >= least):
+        raise PlatformError(
+            f"platform {platform.kind!r} gives {found!r:.80} for {method}(); valid: bytes, at least {least}, "
+            "or None where it doesn't know",
+            found=found,
+        )
+    return found  # type: ignore[no-any-return]
 
 
 def _checked(found: T, base: type, platform: Platform, method: str) -> T:

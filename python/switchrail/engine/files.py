@@ -1,0 +1,154 @@
+"""The files of a checkpoint folder, read without trust: regular files, of bounded size, in the folder."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any, Final
+
+from safetensors import SafetensorError, safe_open
+
+from switchrail.errors import CheckpointError
+
+CONFIG: Final = "config.json"
+GENERATION: Final = "generation_config.json"
+INDEX: Final = "model.safetensors.index.json"
+WEIGHTS: Final = "model.safetensors"
+ADAPTER: Final = "adapter_config.json"
+
+_READ: Final = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors", "additional_chat_templates/*.jinja")
+_LIMIT: Final = 64 << 20
+"""Bytes of a JSON file that is parsed here; the largest index of a published model has 15 MB."""
+_TEXT_LIMIT: Final = 512 << 20
+"""Bytes of a file that the tokenizer reads."""
+_DTYPES: Final = ("F64", "F32", "F16", "BF16")
+
+
+def check_files(path: Path) -> None:
+    """Checks that whatever may be read in a folder is a file that ends, and of a reasonable size.
+
+    A symbolic link counts as what it leads to: in a hub's cache every file is one.
+
+    Raises:
+        CheckpointError: There is no such folder, or something else in place of a file.
+    """
+    if not path.is_dir():
+        raise CheckpointError(f"no checkpoint folder at {path}", path=str(path))
+    for file in sorted(found for pattern in _READ for found in path.glob(pattern)):
+        if not file.is_file():
+            what = (
+                "a folder" if file.is_dir() else "a broken link" if not file.exists() else "no regular file"
+            )
+            raise CheckpointError(f"{file} is {what}, expected a file", path=str(file))
+        size = file.stat().st_size
+        if size > _TEXT_LIMIT and file.suffix != ".safetensors":
+            raise CheckpointError(f"{file} has {size} bytes; valid: at most {_TEXT_LIMIT}", path=str(file))
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """Reads a JSON object.
+
+    Raises:
+        CheckpointError: The file is larger than any of its kind, can't be read, or holds something else.
+    """
+    try:
+        if file.stat().st_size > _LIMIT:
+            raise CheckpointError(
+                f"{file} has {file.stat().st_size} bytes; valid: at most {_LIMIT}", path=str(file)
+            )
+        found = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} can't be read: {error}", path=str(file)) from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{file} holds a {type(found).__name__}, not an object", path=str(file))
+    return found
+
+
+def read_weights(path: Path) -> dict[str, int]:
+    """Reads the heads of a checkpoint's weight files.
+
+    Returns:
+        Name of each tensor -> how many values it has.
+
+    Raises:
+        CheckpointError: A file is missing or broken, the index leaves the folder or names what its files
+            don't hold, a tensor is there twice, or holds no floating-point numbers.
+    """
+    index = path / INDEX
+    listed = _read_index(index) if index.is_file() else {}
+    sizes: dict[str, int] = {}
+    owners: dict[str, str] = {}
+    for name in sorted({*listed.values()} or {WEIGHTS}):
+        for tensor, size in _read_head(path, name).items():
+            if owners.setdefault(tensor, name) != name:
+                raise CheckpointError(
+                    f"{tensor} is in {owners[tensor]} and in {name} of {path}; valid: in one of them",
+                    path=str(path),
+                )
+            sizes[tensor] = size
+    if listed and WEIGHTS not in listed.values() and (path / WEIGHTS).is_file():
+        raise CheckpointError(
+            f"{path} has {WEIGHTS} beside {INDEX}, which doesn't name it; valid: one of them", path=str(path)
+        )
+    lost = [tensor for tensor, name in listed.items() if owners.get(tensor) != name]
+    if lost:
+        raise CheckpointError(
+            f"{index} names {lost[0]} in {listed[lost[0]]}, which doesn't hold it"
+            f"{f' (and {len(lost) - 1} more)' if lost[1:] else ''}",
+            path=str(index),
+            missing=tuple(lost),
+        )
+    return sizes
+
+
+def _read_index(index: Path) -> Mapping[str, str]:
+    found = read_object(index)
+    weight_map = found.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(
+            f"{index} can't be read: weight_map is {weight_map!r:.80}; valid: a file for each tensor",
+            path=str(index),
+        )
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str) or not _is_inside(name):
+            raise CheckpointError(
+                f"{index} names {name!r:.200} for {tensor}; valid: a .safetensors file in the folder",
+                path=str(index),
+                found=name,
+            )
+    return weight_map
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a path leads to a weight file in the folder that it is relative to."""
+    parts = (*PurePosixPath(name).parts, *PureWindowsPath(name).parts)
+    is_relative = not PurePosixPath(name).is_absolute() and not PureWindowsPath(name).anchor
+    return is_relative and ".." not in parts and "\0" not in name and name.endswith(".safetensors")
+
+
+def _read_head(path: Path, name: str) -> dict[str, int]:
+    """Name of each tensor in a weight file -> how many values it has."""
+    file = path / name
+    if not file.is_file():
+        raise CheckpointError(f"{path} has no {name}", path=str(file), missing=name)
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            heads = {tensor: tensors.get_slice(tensor) for tensor in tensors.keys()}  # noqa: SIM118
+            dtypes = {tensor: head.get_dtype() for tensor, head in heads.items()}
+            sizes = {tensor: math.prod(head.get_shape()) for tensor, head in heads.items()}
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{file} is broken: {error}", path=str(file)) from error
+    for tensor, dtype in dtypes.items():
+        if dtype not in _DTYPES:
+            raise CheckpointError(
+                f"{tensor} in {file} is of dtype {dtype}; valid: {', '.join(_DTYPES)}",
+                path=str(file),
+                found=dtype,
+                valid=_DTYPES,
+            )
+    return sizes
+
+
+__all__ = ["ADAPTER", "CONFIG", "GENERATION", "check_files", "read_object", "read_weights"]
