@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from functools import cache
 from typing import Any
@@ -121,7 +122,7 @@ class Launcher:
 @cache
 def _is_known() -> bool:
     """Whether Triton is one of those that `_run` and `Binary` were compared with; warns where it is not."""
-    known = (3, 6) <= tuple(map(int, triton.__version__.split(".")[:2])) <= (3, 9)
+    known = (3, 6) <= tuple(map(int, re.findall(r"\d+", triton.__version__)[:2])) <= (3, 9)
     if not known:
         warnings.warn(
             f"switchrail_kernels launches through Triton each time, tens of microseconds a call slower: it "

@@ -77,6 +77,16 @@ def test_a_kernel_without_ptx_is_not_plain_and_says_why(compiled):
         assert not Binary(SimpleNamespace(**compiled | {"asm": {}})).is_plain
 
 
+@pytest.mark.parametrize("version", ["3.6.0", "3.7rc1", "3.9.0+rocm7", "3.8.0.post1"])
+def test_versions_whose_launches_are_known(monkeypatch, version):
+    monkeypatch.setattr(triton, "__version__", version)
+    _is_known.cache_clear()
+    try:
+        assert _is_known()
+    finally:
+        _is_known.cache_clear()
+
+
 def test_other_versions_of_triton_launch_themselves(monkeypatch):
     launched = []
 

@@ -134,3 +134,20 @@ def test_a_library_that_is_missing_is_the_reason(op, name, phase, package):
             runtime.resolve(op, phase, **asked, preferences={op: name})
         rejected = {entry.name: entry.reasons for entry in runtime.resolve(op, phase, **asked).rejected}
         assert all(reason.startswith("needs ") for reason in rejected[name])
+
+
+def test_a_triton_that_is_too_old_is_the_reason(tmp_path, monkeypatch):
+    """Not a crash, and nothing is imported to find out."""
+    metadata = tmp_path / "triton-3.5.1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: triton\nVersion: 3.5.1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    asked = {"device": "cuda", "capability": (9, 0), "dtype": "bfloat16"}
+    with switchrail.testing.isolated() as runtime:
+        runtime.load()
+        for op in BASES:
+            decision = runtime.resolve(op, "prefill", **asked)
+            assert decision.chosen == "torch"
+            (rejected,) = [entry for entry in decision.rejected if entry.name == "triton"]
+            assert rejected.reasons == ["needs triton>=3.6, and version 3.5.1 is installed"]

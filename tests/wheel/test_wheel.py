@@ -54,6 +54,15 @@ def test_the_wheel_has_what_new_plugin_writes(wheel: Path) -> None:
     assert {f"{folder}/{name}" for name in templates} <= set(zipfile.ZipFile(wheel).namelist())
 
 
+def test_the_wheel_has_licence_readme_and_types(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    names = archive.namelist()
+    (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
+    assert (ROOT / "README.md").read_bytes().rstrip() in archive.read(metadata)
+    assert metadata.replace("METADATA", "licenses/LICENSE") in names
+    assert "switchrail/py.typed" in names
+
+
 @pytest.mark.parametrize("version", sorted(interpreters()))
 def test_wheel_works_alone(wheel: Path, version: str, tmp_path: Path) -> None:
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]

@@ -1,0 +1,71 @@
+"""What a user gets of switchrail-kernels: by a wheel of the folder, and of its source distribution."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email import message_from_bytes
+from email.message import Message
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+KERNELS = ROOT / "kernels"
+
+
+def build(source: Path, kind: str, out: Path) -> Path:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(out)]
+    subprocess.run(command, cwd=source, check=True, capture_output=True, text=True)
+    (built,) = out.iterdir()
+    return built
+
+
+@pytest.fixture(scope="module", params=["from the folder", "from the source distribution"])
+def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    source = KERNELS
+    if request.param == "from the source distribution":
+        sdist = build(KERNELS, "sdist", tmp_path_factory.mktemp("sdist"))
+        unpacked = tmp_path_factory.mktemp("unpacked")
+        with tarfile.open(sdist) as archive:
+            archive.extractall(unpacked, filter="data")
+        (source,) = unpacked.iterdir()
+    return zipfile.ZipFile(build(source, "wheel", tmp_path_factory.mktemp("wheel")))
+
+
+@pytest.fixture
+def metadata(wheel: zipfile.ZipFile) -> Message:
+    (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    return message_from_bytes(wheel.read(name))
+
+
+def test_every_file_of_the_package_is_there(wheel: zipfile.ZipFile) -> None:
+    files = {
+        path.relative_to(KERNELS).as_posix()
+        for path in (KERNELS / "switchrail_kernels").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {"switchrail_kernels/py.typed", "switchrail_kernels/replay.c"} < files
+    assert files == {name for name in wheel.namelist() if ".dist-info/" not in name}
+
+
+def test_the_licence_is_there(wheel: zipfile.ZipFile, metadata: Message) -> None:
+    (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/licenses/LICENSE")]
+    assert wheel.read(name) == (ROOT / "LICENSE").read_bytes()
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["License-File"] == "LICENSE"
+
+
+def test_the_readme_is_there(metadata: Message) -> None:
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert metadata.get_payload() == (KERNELS / "README.md").read_text("utf-8")
+
+
+def test_torch_and_triton_fit_each_other(metadata: Message) -> None:
+    """torch 2.9 asks for Triton 3.5, torch 2.10 for 3.6."""
+    needed = metadata.get_all("Requires-Dist")
+    assert needed is not None
+    assert "torch>=2.10" in needed
+    assert any(requirement.startswith("triton>=3.6;") for requirement in needed)
