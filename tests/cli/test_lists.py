@@ -95,6 +95,21 @@ def test_explain(switchrail, plugins, checkpoint):
         assert all(rejection["reasons"] for rejection in route["decision"]["rejected"])
 
 
+def test_explain_for_a_device_that_is_not_here(switchrail, plugins, checkpoint):
+    document = json.loads(switchrail("explain", checkpoint, "--as", "cuda:9.0", "--json").output)
+    assert (document["platform"]["kind"], document["platform"]["capability"]) == ("cuda", [9, 0])
+    assert document["platform"]["total_memory"] is None
+    queries = [route["decision"]["query"] for route in document["routes"]]
+    assert {query["device"]["kind"] for query in queries} == {"cuda"}
+    assert {query["page_size"] for query in queries if query["op"] == "attention"} == {64}
+    chosen = {r["decision"]["chosen"]["name"] for r in document["routes"] if "chosen" in r["decision"]}
+    assert chosen
+    refused = switchrail("explain", checkpoint, "--as", "cuda")
+    assert refused.exit_code == 2
+    assert "describes no device" in refused.stderr
+    assert switchrail("explain", checkpoint, "--as", "cuda:9.0", "--device", "cpu").exit_code == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -137,7 +152,8 @@ def test_help_comes_also_when_loading_fails(switchrail, plugins, monkeypatch):
         (["plugins"], set()),
         (["backends", "--json"], set()),
         (["run", "--help"], set()),
-        (["explain", "{checkpoint}"], {"torch"}),
+        (["explain", "{checkpoint}"], set()),
+        (["explain", "{checkpoint}", "--as", "cuda:9.0"], set()),
     ],
 )
 def test_imports_no_more_than_it_needs(checkpoint, arguments, imported):
@@ -146,7 +162,8 @@ def test_imports_no_more_than_it_needs(checkpoint, arguments, imported):
 import sys
 from switchrail.cli.app import app
 app({arguments!r}, standalone_mode=False)
-print({{"torch", "torch._dynamo", "transformers"}} & set(sys.modules), file=sys.stderr)
+heavy = {{"torch", "numpy", "transformers", "triton", "switchrail_kernels.attention"}}
+print(heavy & set(sys.modules), file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stderr == f"{imported}\n"

@@ -20,7 +20,7 @@ import torch
 from switchrail import Runtime
 from switchrail.cli.app import app
 from switchrail.errors import PlatformError, PlatformPluginError, PlatformReentryError
-from switchrail.platforms import CpuHardware, CpuPlatform, CpuServing
+from switchrail.platforms import CpuHardware, CpuPlatform, CpuServing, cuda
 from typer.testing import CliRunner
 
 pytestmark = pytest.mark.usefixtures("no_cuda")
@@ -48,7 +48,7 @@ def activate():
 
 @pytest.fixture
 def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(cuda, "gpus", lambda toolkit: ())
 
 
 @pytest.fixture

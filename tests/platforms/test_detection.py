@@ -22,13 +22,16 @@ from switchrail.platforms import (
     DeviceCapability,
     Identity,
     cpu,
+    cuda,
+    described,
     detect,
 )
+from switchrail.platforms.driver import Gpu
 
 
 @pytest.fixture
 def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(cuda, "gpus", lambda toolkit: ())
 
 
 @pytest.fixture
@@ -56,6 +59,9 @@ def two_cuda_devices(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.version, "cuda", "13.2")
+    gpu = lambda: Gpu("Made Up 9000", DeviceCapability(state.major, 0), 1 << 37)  # noqa: E731
+    monkeypatch.setattr(cuda, "gpus", lambda toolkit: (gpu(), gpu()))
     return state
 
 
@@ -169,6 +175,7 @@ def test_amd_gpus_are_another_kind(
     two_cuda_devices: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(torch.version, "cuda", None)
     platform = detect()
     assert (platform.kind, platform.device) == ("rocm", "cuda:1")
     assert platform == detect("rocm") == detect("rocm:1") == detect("cuda:1")
@@ -206,3 +213,19 @@ def test_a_platform_without_parts_is_unspecified() -> None:
     platform = Platform()
     assert platform.kind == "unspecified"
     assert platform.is_unspecified()
+
+
+def test_a_device_that_is_described_need_not_be_here() -> None:
+    platform = described("cuda:9.0")
+    assert (platform.kind, platform.capability) == ("cuda", (9, 0))
+    assert platform.identity.total_memory is None
+    assert platform.hardware.supported_dtypes()[0] == "bfloat16"
+    assert "bfloat16" not in described("cuda:7.5").hardware.supported_dtypes()
+    assert platform.serving.engine_defaults()["page_size"] == 64
+    assert described("npu").capability is None
+
+
+@pytest.mark.parametrize("text", ["cuda", "cuda:9", "cuda:0", "cpu:1.0", "cudo:9.0", "", "cuda:9.0:1"])
+def test_what_describes_no_device_is_refused(text: str) -> None:
+    with pytest.raises(PlatformError, match=r"describes no device.*such as cuda:9\.0"):
+        described(text)

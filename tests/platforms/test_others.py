@@ -13,7 +13,7 @@ import pytest
 import torch
 from switchrail.cli.show import platform_text
 from switchrail.errors import NotProvidedError, PlatformError
-from switchrail.platforms import CpuHardware, detect
+from switchrail.platforms import CpuHardware, cuda, detect, others
 
 from . import standins
 
@@ -28,7 +28,7 @@ USED = {"tpu": 1 << 30}
 @pytest.fixture
 def bring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[Any]]]:
     """Adds a family to torch; returns what is called of it."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(cuda, "gpus", lambda toolkit: ())
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def bring(kind: str) -> list[Any]:
@@ -43,7 +43,10 @@ def bring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         module, state = standins.mps() if kind == "mps" else standins.in_torch(kind)
         monkeypatch.setattr(torch, kind, module)
         if kind == "mps":
+            monkeypatch.setattr(others, "_ON_MACOS", True)
             monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+        if kind == "xpu":
+            monkeypatch.setattr(torch.version, "xpu", "20260101")
         return state.log
 
     yield bring

@@ -28,7 +28,7 @@ from switchrail.cli.show import console, platform_text, print_json, ranges, tabl
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from switchrail import Route
+    from switchrail import Platform, Route, Runtime
 
 
 def explain(
@@ -53,6 +53,14 @@ def explain(
     backend: BackendOption = None,
     config: ConfigOption = None,
     device: DeviceOption = None,
+    described_device: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            metavar="KIND[:CAPABILITY]",
+            help="Instead of a device that is here: what would serve on one like it, such as cuda:9.0.",
+        ),
+    ] = None,
     dtype: DtypeOption = None,
     download: DownloadOption = False,
     as_json: JsonOption = False,
@@ -64,7 +72,7 @@ def explain(
         return
     if hook is not None or checkpoint is None:
         raise typer.BadParameter("valid: either a checkpoint or --hook TARGET")
-    from switchrail.engine.dtypes import parse_dtype
+    from switchrail.engine.dtypes import choose_dtype
     from switchrail.engine.hub import find_checkpoint
     from switchrail.engine.options import options_on
     from switchrail.engine.routes import plan_routes
@@ -73,12 +81,12 @@ def explain(
     layout = switchrail.Layout.from_config(checkpoint)
     ids = [item.id for item in layout.layers] if layer is None else [layout.layer(layer).id]
     runtime = loaded_runtime(choices)
-    platform = runtime.platform if device is None else runtime.find_platform(device)
+    platform = _platform(runtime, device, described_device)
     plan = plan_routes(
         runtime,
         layout,
         platform=platform,
-        dtype=parse_dtype(dtype, _read_config(checkpoint), platform.hardware),
+        dtype=choose_dtype(dtype, _read_config(checkpoint), platform.hardware),
         page_size=options_on(platform, choices.engine).page_size,
         preferences={key: name for key, name in choices.backends.items() if _is_for(key, phase)},
         phases=("prefill", "decode") if phase is None else (phase,),
@@ -110,6 +118,16 @@ def _is_for(key: str, phase: str | None) -> bool:
     """Whether a preference can say something of the only phase that is explained, if there is one."""
     own = key.partition(".")[2]
     return phase is None or own == phase or own not in _core.PHASES
+
+
+def _platform(runtime: Runtime, device: str | None, described_device: str | None) -> Platform:
+    if described_device is not None:
+        if device is not None:
+            raise typer.BadParameter("valid: either --device or --as")
+        from switchrail.platforms import described
+
+        return described(described_device)
+    return runtime.platform if device is None else runtime.find_platform(device)
 
 
 def _read_config(checkpoint: Path) -> dict[str, Any]:

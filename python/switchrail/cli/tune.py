@@ -54,7 +54,7 @@ def tune(
     What was measured counts on the same device with the same versions, until it is measured again or the file
     is removed.
     """
-    from switchrail.engine.dtypes import parse_dtype
+    from switchrail.engine.dtypes import choose_dtype
     from switchrail.engine.hub import find_checkpoint
     from switchrail.tune import ATTEMPTS, machine, sizes_of
     from switchrail.tune import tune as timings_of
@@ -70,9 +70,7 @@ def tune(
     runtime = loaded_runtime(Choices())
     platform = runtime.platform if device is None else runtime.find_platform(device)
     usual = "float32" if platform.kind == "cpu" else "bfloat16"
-    dtypes = [
-        str(parse_dtype(name, {}, platform.hardware)).removeprefix("torch.") for name in dtype or (usual,)
-    ]
+    dtypes = [choose_dtype(name, {}, platform.hardware) for name in dtype or (usual,)]
     sizes = None
     if checkpoint is not None:
         folder = find_checkpoint(checkpoint, download=download, files=["config.json"])

@@ -1,27 +1,36 @@
 """The engine: runs hybrid models with continuous batching, each layer on the backend that its route names.
 
-transformers is imported with `Engine`; what an engine would do can be asked without.
+The names here are imported when they are first used: what an engine would do can be asked without torch.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from switchrail.engine.options import EngineOptions
-from switchrail.engine.params import SamplingParams
-from switchrail.engine.request import Event, FinishReason, Output, Request
-from switchrail.engine.stats import Stats
 
 if TYPE_CHECKING:
     from switchrail.engine.engine import Engine
+    from switchrail.engine.options import EngineOptions
+    from switchrail.engine.params import SamplingParams
+    from switchrail.engine.request import Event, FinishReason, Output, Request
+    from switchrail.engine.stats import Stats
+
+_HOMES = {
+    "Engine": "engine",
+    "EngineOptions": "options",
+    "Event": "request",
+    "FinishReason": "request",
+    "Output": "request",
+    "Request": "request",
+    "SamplingParams": "params",
+    "Stats": "stats",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name != "Engine":
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from switchrail.engine.engine import Engine
-
-    return Engine
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 __all__ = ["Engine", "EngineOptions", "Event", "FinishReason", "Output", "Request", "SamplingParams", "Stats"]

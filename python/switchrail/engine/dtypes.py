@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from switchrail.errors import PlatformError, UnknownDtypeError
 from switchrail.nearest import nearest
 from switchrail.platforms import Hardware
 
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+if TYPE_CHECKING:
+    import torch
+
+_DTYPES = ("float32", "float16", "bfloat16")
+
+STATE_DTYPE = "float32"
+"""The dtype of recurrent states."""
 
 
-def parse_dtype(dtype: str | torch.dtype | None, config: dict[str, Any], hardware: Hardware) -> torch.dtype:
-    """The dtype that was asked for, or the default.
+def choose_dtype(dtype: str | torch.dtype | None, config: dict[str, Any], hardware: Hardware) -> str:
+    """The name of the dtype that was asked for, or of the default. Doesn't import torch.
 
     Args:
         dtype: A name, a dtype, or None: the checkpoint's own; on a CPU float32, which it computes fastest.
@@ -27,7 +31,7 @@ def parse_dtype(dtype: str | torch.dtype | None, config: dict[str, Any], hardwar
     """
     if dtype is None:
         own = config.get("dtype") or config.get("torch_dtype") or "float32"
-        dtype = "float32" if torch.device(hardware.device).type == "cpu" else own
+        dtype = "float32" if hardware.device.partition(":")[0] == "cpu" else own
     name = str(dtype).removeprefix("torch.")
     supported = hardware.supported_dtypes()
     valid = tuple(known for known in _DTYPES if known in supported)
@@ -45,7 +49,7 @@ def parse_dtype(dtype: str | torch.dtype | None, config: dict[str, Any], hardwar
         raise UnknownDtypeError(
             f"{problem}{hint}; valid: {', '.join(valid)}", name=name, valid=valid, nearest=near
         )
-    return _DTYPES[name]
+    return name
 
 
-__all__ = ["parse_dtype"]
+__all__ = ["STATE_DTYPE", "choose_dtype"]

@@ -21,14 +21,14 @@ import torch
 from switchrail._core import BoundPlan, Layout, RoutePlan
 from switchrail.current import current_runtime
 from switchrail.engine.checkpoint import load, read_config
-from switchrail.engine.dtypes import parse_dtype
+from switchrail.engine.dtypes import STATE_DTYPE, choose_dtype
 from switchrail.engine.hub import find_checkpoint
 from switchrail.engine.options import EngineOptions, options_on
 from switchrail.engine.params import SamplingParams
 from switchrail.engine.pools import pages_of
 from switchrail.engine.prompts import check_length, tokenize
 from switchrail.engine.request import Event, FinishReason, Output, Request
-from switchrail.engine.routes import STATE_DTYPE, plan_routes
+from switchrail.engine.routes import plan_routes
 from switchrail.engine.runner import Runner
 from switchrail.engine.sampling import choose
 from switchrail.engine.scheduler import Schedule, Scheduler
@@ -105,7 +105,7 @@ class Engine(AbstractContextManager["Engine"]):
         self.platform: Platform = runtime.platform if device is None else runtime.find_platform(device)
         self.device = torch.device(self.platform.device)
         self.options = options_on(self.platform, options)
-        self.dtype = parse_dtype(dtype, config, self.platform.hardware)
+        self.dtype: torch.dtype = getattr(torch, choose_dtype(dtype, config, self.platform.hardware))
         self.platform.initialize()
         self._choose = self.platform.serving.forward_of(ChooseTokens)
         with self.platform.hardware.active():
@@ -129,7 +129,7 @@ class Engine(AbstractContextManager["Engine"]):
             runtime,
             Layout.from_config(path),
             platform=self.platform,
-            dtype=self.dtype,
+            dtype=str(self.dtype),
             page_size=self.options.page_size,
             preferences=backends,
         )
@@ -156,7 +156,7 @@ class Engine(AbstractContextManager["Engine"]):
             self.options,
             platform=self.platform,
             dtype=self.dtype,
-            state_dtype=STATE_DTYPE,
+            state_dtype=getattr(torch, STATE_DTYPE),
             max_length=self.max_length,
         )
         self._unhook = weakref.finalize(self, self._runner.hooks.clear)

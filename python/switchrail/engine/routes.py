@@ -6,9 +6,8 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import torch
-
 from switchrail._core import LINEAR_OPS, OPS, PHASES
+from switchrail.engine.dtypes import STATE_DTYPE
 from switchrail.errors import BackendUnfitError, PlatformError, PreferenceError, UnknownBackendError
 
 if TYPE_CHECKING:
@@ -18,16 +17,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("switchrail")
 
-STATE_DTYPE = torch.float32
-"""Of the recurrent states."""
-
 
 def plan_routes(
     runtime: Runtime,
     layout: Layout,
     *,
     platform: Platform,
-    dtype: torch.dtype,
+    dtype: str,
     page_size: int,
     preferences: Mapping[str, str] | None,
     phases: Iterable[str] = ("prefill", "decode"),

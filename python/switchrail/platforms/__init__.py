@@ -11,6 +11,7 @@ from switchrail.platforms.builtin import KINDS, detect
 from switchrail.platforms.choice import PlatformChoice
 from switchrail.platforms.cpu import CpuHardware, CpuPlatform, CpuServing
 from switchrail.platforms.cuda import CudaHardware, CudaPlatform, CudaServing
+from switchrail.platforms.described import described
 from switchrail.platforms.hardware import Hardware
 from switchrail.platforms.identity import CpuArchitecture, DeviceCapability, Identity
 from switchrail.platforms.operations import OPERATIONS, Operation
@@ -35,5 +36,6 @@ __all__ = [
     "Platform",
     "PlatformChoice",
     "Serving",
+    "described",
     "detect",
 ]

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from switchrail.platforms.accelerator import Accelerator
+from switchrail.platforms.build import built_for
+from switchrail.platforms.driver import Gpu, gpus
 from switchrail.platforms.identity import DeviceCapability
 from switchrail.platforms.platform import Platform
 from switchrail.platforms.serving import Serving
 
 
-class CudaHardware(Accelerator):
-    """An NVIDIA GPU.
+class _Gpu(Accelerator):
+    """What torch drives through `torch.cuda`."""
 
-    Attributes:
-        hip: Whether it is driven by a torch that was built for AMD's GPUs.
-    """
-
-    kind = "cuda"
     torch_type = "cuda"
     process_group = "nccl"
-    hip: ClassVar[bool] = False
-
-    @classmethod
-    def _is_present(cls) -> bool:
-        return super()._is_present() and _is_built_for_hip() == cls.hip
-
-    def capability(self) -> DeviceCapability | None:
-        """As torch has it."""
-        properties = self._module().get_device_properties(self.index)
-        return DeviceCapability(properties.major, properties.minor)
 
     def supported_dtypes(self) -> tuple[str, ...]:
         """bfloat16 from capability 8.0 on."""
@@ -47,11 +35,51 @@ class CudaHardware(Accelerator):
         return True
 
 
-class RocmHardware(CudaHardware):
+class CudaHardware(_Gpu):
+    """An NVIDIA GPU. What it is comes from the driver, so that torch need not be imported to know."""
+
+    kind = "cuda"
+
+    @classmethod
+    def devices(cls) -> tuple[str, ...]:
+        """`cuda:0` and so on; none where torch is missing or was built without CUDA."""
+        return tuple(f"cuda:{index}" for index in range(len(cls._gpus())))
+
+    @classmethod
+    def _gpus(cls) -> tuple[Gpu, ...]:
+        toolkit = built_for("cuda")
+        return () if toolkit is None else gpus(toolkit)
+
+    @classmethod
+    def _current(cls) -> str:
+        return super()._current() if "torch" in sys.modules else "cuda:0"
+
+    def name(self) -> str:
+        """As the driver has it."""
+        return self._gpus()[self.index].name
+
+    def capability(self) -> DeviceCapability | None:
+        """As the driver has it."""
+        return self._gpus()[self.index].capability
+
+    def total_memory(self) -> int:
+        """As the driver has it."""
+        return self._gpus()[self.index].total_memory
+
+
+class RocmHardware(_Gpu):
     """An AMD GPU; torch calls it `cuda` too."""
 
     kind = "rocm"
-    hip = True
+
+    @classmethod
+    def _is_present(cls) -> bool:
+        return built_for("hip") is not None and super()._is_present()
+
+    def capability(self) -> DeviceCapability | None:
+        """As torch has it."""
+        properties = self._module().get_device_properties(self.index)
+        return DeviceCapability(properties.major, properties.minor)
 
 
 class CudaServing(Serving):
@@ -73,12 +101,6 @@ class RocmPlatform(Platform):
     """AMD GPUs."""
 
     hardware_class = RocmHardware
-
-
-def _is_built_for_hip() -> bool:
-    import torch
-
-    return torch.version.hip is not None
 
 
 __all__ = ["CudaHardware", "CudaPlatform", "CudaServing", "RocmHardware", "RocmPlatform"]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import platform as host
-from typing import Any, ClassVar
+import sys
+from typing import Any, ClassVar, Final
 
 from switchrail.platforms.accelerator import Accelerator, import_package, is_importable
+from switchrail.platforms.build import built_for
 from switchrail.platforms.cpu import CpuHardware
 from switchrail.platforms.hardware import Hardware, check_device
 from switchrail.platforms.identity import DeviceCapability
 from switchrail.platforms.platform import Platform
+
+_ON_MACOS: Final = sys.platform == "darwin"
 
 
 class XpuHardware(Accelerator):
@@ -18,6 +22,10 @@ class XpuHardware(Accelerator):
     kind = "xpu"
     torch_type = "xpu"
     process_group = "xccl"
+
+    @classmethod
+    def _is_present(cls) -> bool:
+        return built_for("xpu") is not None and super()._is_present()
 
 
 class MusaHardware(Accelerator):
@@ -55,7 +63,7 @@ class MpsHardware(Accelerator):
 
     @classmethod
     def _is_present(cls) -> bool:
-        if not is_importable("torch"):
+        if not (_ON_MACOS and is_importable("torch")):
             return False
         import torch
 

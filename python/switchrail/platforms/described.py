@@ -1,0 +1,58 @@
+"""Platforms of devices that need not be here, to ask what would serve on them."""
+
+from __future__ import annotations
+
+import re
+
+from switchrail.errors import PlatformError
+from switchrail.nearest import nearest
+from switchrail.platforms.builtin import KINDS, platform_class
+from switchrail.platforms.hardware import Hardware
+from switchrail.platforms.identity import DeviceCapability
+from switchrail.platforms.platform import Platform
+
+_FORM = re.compile(r"(\w+)(?::(\d+)\.(\d+))?", re.ASCII)
+_WITH_CAPABILITY = ("cuda", "rocm", "musa")
+
+
+def described(text: str) -> Platform:
+    """A platform of a built-in kind that knows what its kind supports, and runs nothing.
+
+    Args:
+        text: `cuda:9.0`, a kind and a compute capability, or the name alone of a kind that has none: `cpu`.
+
+    Raises:
+        PlatformError: It is neither.
+    """
+    match = _FORM.fullmatch(text)
+    kind = text if match is None else match[1]
+    if match is None or kind not in KINDS or (match[2] is not None) != (kind in _WITH_CAPABILITY):
+        valid = tuple(f"{name}:MAJOR.MINOR" if name in _WITH_CAPABILITY else name for name in KINDS)
+        near, hint = nearest(kind, KINDS) if kind not in KINDS else ((), "")
+        raise PlatformError(
+            f"{text!r} describes no device{hint}; valid: {', '.join(valid)}, such as cuda:9.0",
+            found=text,
+            valid=valid,
+            nearest=near,
+        )
+    capability = None if match[2] is None else DeviceCapability(int(match[2]), int(match[3]))
+    cls = platform_class(kind)
+
+    class Described(cls.hardware_class):  # type: ignore[name-defined, misc]
+        def __init__(self, device: str | None = None) -> None:
+            Hardware.__init__(self, kind)
+
+        def name(self) -> str:
+            return f"{text}, which need not be here"
+
+        def capability(self) -> DeviceCapability | None:
+            return capability
+
+        def total_memory(self) -> int | None:
+            return None
+
+    platform: Platform = type("DescribedPlatform", (cls,), {"hardware_class": Described})()
+    return platform
+
+
+__all__ = ["described"]

@@ -1,0 +1,99 @@
+"""NVIDIA's driver, asked without torch: which devices are here, and what they are.
+
+The functions are those of the CUDA driver API, which torch's own runtime asks: order and number of the
+devices, `CUDA_VISIBLE_DEVICES` included, are the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import sys
+from functools import cache
+from typing import Final, NamedTuple
+
+from switchrail.platforms.identity import DeviceCapability
+
+_log = logging.getLogger("switchrail")
+
+_LIBRARY: Final = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+_NO_DEVICE: Final = 100
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+
+
+class Gpu(NamedTuple):
+    """One device.
+
+    Attributes:
+        name: What its maker calls it.
+        capability: Its compute capability.
+        total_memory: Its memory in bytes.
+    """
+
+    name: str
+    capability: DeviceCapability
+    total_memory: int
+
+
+@cache
+def gpus(toolkit: str) -> tuple[Gpu, ...]:
+    """The devices, as the driver counts them; none where the driver is missing or too old.
+
+    Args:
+        toolkit: The version of CUDA that torch was built with: its major version must not be later than the
+            driver's.
+    """
+    try:
+        library = ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return ()
+    try:
+        return _read(library, toolkit)
+    except _DriverError as error:
+        if error.code != _NO_DEVICE:
+            _log.warning("the NVIDIA driver is installed, but no GPU can be used: %s", error)
+        return ()
+
+
+class _DriverError(Exception):
+    def __init__(self, function: str, code: int) -> None:
+        super().__init__(f"{function} returned error {code}")
+        self.code = code
+
+
+def _read(library: ctypes.CDLL, toolkit: str) -> tuple[Gpu, ...]:
+    def call(function: str, *arguments: object) -> None:
+        code = getattr(library, function)(*arguments)
+        if code:
+            raise _DriverError(function, code)
+
+    def number(function: str, *arguments: object) -> int:
+        found = ctypes.c_int()
+        call(function, ctypes.byref(found), *arguments)
+        return found.value
+
+    call("cuInit", 0)
+    supported = number("cuDriverGetVersion")
+    if supported // 1000 < int(toolkit.partition(".")[0]):
+        version = f"{supported // 1000}.{supported % 1000 // 10}"
+        _log.warning(
+            "no GPU can be used: torch was built for CUDA %s, and the NVIDIA driver supports up to %s",
+            toolkit,
+            version,
+        )
+        return ()
+    found = []
+    for index in range(number("cuDeviceGetCount")):
+        device = number("cuDeviceGet", index)
+        name = ctypes.create_string_buffer(256)
+        call("cuDeviceGetName", name, len(name), device)
+        memory = ctypes.c_size_t()
+        call("cuDeviceTotalMem_v2", ctypes.byref(memory), device)
+        capability = DeviceCapability(
+            number("cuDeviceGetAttribute", _MAJOR, device), number("cuDeviceGetAttribute", _MINOR, device)
+        )
+        found.append(Gpu(name.value.decode("utf-8", "replace"), capability, memory.value))
+    return tuple(found)
+
+
+__all__ = ["Gpu", "gpus"]
