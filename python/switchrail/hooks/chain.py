@@ -12,10 +12,10 @@ from types import MethodType
 from typing import Any, Final
 
 from switchrail.errors import HookError
-from switchrail.forks import lock_across_forks
 from switchrail.hooks import bypass
 from switchrail.hooks.classes import Class, redirected
 from switchrail.hooks.hook import Hook, ordered
+from switchrail.hooks.lock import change_lock
 from switchrail.hooks.moves import moves
 from switchrail.hooks.site import Function, Site
 
@@ -51,7 +51,6 @@ class Table:
 
 
 # A finalizer can run inside a change, on the same thread, and may want to remove hooks of its own.
-_lock: Final = lock_across_forks()
 _changing = False
 _removed_meanwhile: Final[list[Hook]] = []
 
@@ -61,8 +60,14 @@ _table = Table({}, frozenset(), {}, {}, {})
 
 def table() -> Table:
     """What there is, once no other thread changes it."""
-    with _lock:
+    with change_lock:
         return _table
+
+
+def is_within_change() -> bool:
+    """Whether this thread is changing hooks: something else that the change runs wants to know."""
+    with change_lock:
+        return _changing
 
 
 def running(site: Site | None = None) -> tuple[Hook, ...]:
@@ -114,7 +119,7 @@ def change(
         OrderError: The hooks' constraints form a cycle.
     """
     global _changing
-    with _lock:
+    with change_lock:
         if _changing:
             if remove and not add:
                 _removed_meanwhile.extend(remove)
@@ -143,7 +148,8 @@ def change(
                     _change(rest, _table.disabled - {gone})
         finally:
             _changing = False
-    _report(before, _table)
+        after = _table
+    _report(before, after)
 
 
 def _report(before: Table, after: Table) -> None:

@@ -23,6 +23,7 @@ from switchrail.errors import HookError
 from switchrail.hooks.holders import Namespace
 from switchrail.hooks.hook import Hook, name_of
 from switchrail.hooks.inherited import attributes_of, inside, is_immutable
+from switchrail.hooks.lock import change_lock
 
 # What belongs to the class object itself, whatever its namespace.
 _KEPT: Final = frozenset(
@@ -140,16 +141,23 @@ def pairs(cls: type, by: Any) -> Iterator[tuple[FunctionType, FunctionType | Non
 
 
 def own_namespace(cls: type) -> dict[str, Any]:
-    """What a class has; of one that is replaced, what it had, and what is new and hides nothing inherited."""
-    if cls not in _replaced:
-        return dict(vars(cls))
-    replaced, inherited = _replaced[cls], {name for base in cls.__mro__[1:] for name in vars(base)}
-    present = {
+    """The class's own attributes, without what hooks have put there.
+
+    For a replaced class the original ones, plus later additions that shadow nothing inherited. So a dotted
+    path leads to the same place whatever hooks are in force.
+    """
+    with change_lock:
+        put = attributes_of(cls)
+        present = {name: value for name, value in vars(cls).items() if value is not put.get(name, _ABSENT)}
+        if cls not in _replaced:
+            return present
+        replaced, inherited = _replaced[cls], {name for base in cls.__mro__[1:] for name in vars(base)}
+    kept = {
         name: value
-        for name, value in vars(cls).items()
+        for name, value in present.items()
         if name not in inherited or value is not replaced.put.get(name, _ABSENT)
     }
-    return {**present, **replaced.own}
+    return {**kept, **replaced.own}
 
 
 def function_of(found: Any) -> FunctionType | None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from switchrail.errors import HookError
-from switchrail.hooks import bypass, chain
+from switchrail.hooks import bypass, chain, waiting
 from switchrail.hooks.chain import Chain, Table
 from switchrail.hooks.hook import Hook
+from switchrail.hooks.lock import change_lock
 from switchrail.hooks.site import Function, Site
 from switchrail.hooks.standin import Replaced
-from switchrail.hooks.target import MissingTargetError, resolve
+from switchrail.hooks.target import Awaited, resolve
 
 State = Literal["runs", "disabled", "ignored", "waiting"]
 
@@ -84,54 +85,56 @@ def of(target: object) -> Explanation:
     Raises:
         HookError: The target is not there, and nothing waits for it; or it can't be hooked.
     """
-    table = chain.table()
-    hooks = []
-    if isinstance(target, str):
-        hooks = [hook for hook, sites in table.sites.items() if hook.path == target and not sites]
-    waiting = Explanation(str(target), _waiting(table, hooks), None)
+    reasons = waiting.retry()
+    site: Site | Awaited | None = None
+    problem = None
     try:
         site = resolve(target)
-    except MissingTargetError:
-        if not hooks:
-            raise
-        return waiting
-    if site is None:
-        return waiting
-    site = table.moved.get(site, site)
-    found = table.chains.get(site)
-    standing = Explanation(site.name, (), site) if found is None else _explained(table, site, found)
-    return replace(standing, steps=standing.steps + waiting.steps)
+    except HookError as error:
+        problem = error
+    name = target if isinstance(target, str) else None
+    with change_lock:  # what the table says, and what stands there
+        table = chain.table()
+        hooks = [hook for hook, sites in table.sites.items() if not sites and hook.path == name is not None]
+        explained = Explanation(str(name), (), None)
+        if site is not None and not isinstance(site, Awaited):
+            site = table.moved.get(site, site)
+            found = table.chains.get(site)
+            explained = Explanation(site.name, (), site) if found is None else _explained(table, site, found)
+    if problem is not None and not hooks:
+        raise problem
+    return replace(explained, steps=explained.steps + _waiting(table, hooks, reasons))
 
 
 def everything() -> tuple[Explanation, ...]:
     """What runs at every place, and what waits, by target."""
-    table = chain.table()
-    found = [_explained(table, *item) for item in table.chains.items()]
-    waiting: dict[str, list[Hook]] = {}
+    reasons = waiting.retry()
+    with change_lock:
+        table = chain.table()
+        found = [_explained(table, *item) for item in table.chains.items()]
+    absent: dict[str, list[Hook]] = {}
     for hook, sites in table.sites.items():
         if not sites:
-            waiting.setdefault(hook.target_name, []).append(hook)
-    found += [Explanation(target, _waiting(table, hooks), None) for target, hooks in waiting.items()]
+            absent.setdefault(hook.target_name, []).append(hook)
+    found += [Explanation(target, _waiting(table, hooks, reasons), None) for target, hooks in absent.items()]
     # A module that was imported again has left functions of the same name, with the same hooks.
     once = {(each.target, each.steps): each for each in found}
     return tuple(sorted(once.values(), key=lambda each: each.target))
 
 
-def _waiting(table: Table, hooks: list[Hook]) -> tuple[Step, ...]:
+def _waiting(
+    table: Table, hooks: list[Hook], reasons: Mapping[Hook, Awaited | Exception]
+) -> tuple[Step, ...]:
     return (
-        *(Step(hook, "waiting", _lacking(hook)) for hook in hooks if hook not in table.disabled),
+        *(Step(hook, "waiting", _reason(reasons.get(hook))) for hook in hooks if hook not in table.disabled),
         *(Step(hook, "disabled") for hook in hooks if hook in table.disabled),
     )
 
 
-def _lacking(hook: Hook) -> str:
-    try:
-        site = resolve(hook.path)
-    except HookError as error:
-        return str(error)
-    if site is None:
-        return "its module is not imported"
-    return site.problem_of(hook) or "it could not be put there; the log of the import says why"
+def _reason(why: Awaited | Exception | None) -> str:
+    if why is None:  # another thread has added it since the others were tried
+        return "its target has not been looked for yet"
+    return why.reason if isinstance(why, Awaited) else str(why)
 
 
 def _explained(table: Table, site: Site, found: Chain) -> Explanation:

@@ -43,17 +43,20 @@ def _changed(holder: Any, old: Any, new: Any) -> bool:
     cls = type(holder)
     if issubclass(cls, dict):
         return _changed_dict(holder, old, new)
+    # Other threads may change a holder meanwhile, so each is copied for the look, and looked at again.
     if cls is list or cls is deque:
-        for i, item in enumerate(holder):
-            if item is old:
+        for i, item in enumerate(list(holder)):
+            if item is old and i < len(holder) and holder[i] is old:
                 holder[i] = new
         return True
     if cls is set:
-        holder.remove(old)
-        holder.add(new)
+        if any(item is old for item in list(holder)):
+            holder.discard(old)
+            holder.add(new)
         return True
     if cls is CellType:
-        holder.cell_contents = new
+        if holder.cell_contents is old:
+            holder.cell_contents = new
         return True
     if cls is tuple:
         return _changed_tuple(holder, old, new)
@@ -66,7 +69,7 @@ def _changed(holder: Any, old: Any, new: Any) -> bool:
 
 
 def _changed_dict(holder: dict[Any, Any], old: Any, new: Any) -> bool:
-    names = [key for key, value in dict.items(holder) if value is old]
+    names = [key for key, value in dict.copy(holder).items() if value is old]
     owners: list[type] = []
     plain = type(holder) is not Namespace
     if names and plain and "__doc__" in holder and "__spec__" not in holder:  # perhaps a class's
@@ -83,7 +86,7 @@ def _changed_dict(holder: dict[Any, Any], old: Any, new: Any) -> bool:
                 setattr(owners[0], name, new)
             except (AttributeError, TypeError):  # a class in C, a metaclass that refuses it
                 return False
-        else:
+        elif dict.get(holder, name) is old:
             dict.__setitem__(holder, name, new)
     return bool(names)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
 
 from switchrail import _core
@@ -70,6 +70,10 @@ class Hook:
         plugin: The plugin of that distribution which added it, or None.
         version: The distribution's version, or None.
         strict: Whether it is an error when its target turns out not to be there or not to take it.
+        name: The callable's module and qualified name.
+        nature: What a call of it makes; see `nature_of`.
+        signature: What it takes; None where it doesn't tell. These three are read once, when the hook is
+            made: asking an object for them may run code of its own, and a change holds a lock.
     """
 
     target_name: str
@@ -85,13 +89,18 @@ class Hook:
     plugin: str | None = None
     version: str | None = None
     strict: bool = False
+    name: str = field(init=False)
+    nature: str = field(init=False)
+    signature: inspect.Signature | None = field(init=False)
 
     def __post_init__(self) -> None:
         """Refuses what can't work.
 
         Raises:
-            HookError: An unknown kind, a priority out of range, a name that is no str, or no callable.
+            HookError: An unknown kind, a priority out of range, a name that is no str, no callable, or a
+                class that replaces nothing.
         """
+        object.__setattr__(self, "name", name_of(self.fn))
         if self.kind not in KINDS:
             raise HookError(
                 f"unknown kind of hook {self.kind!r}; valid: {', '.join(KINDS)}",
@@ -109,6 +118,12 @@ class Hook:
         for name in (self.source, *self.before, *self.after):
             if not isinstance(name, str):
                 raise self.refusal(f"{name!r} is no name of a hook or source; valid: a str")
+        if isinstance(self.fn, type) and self.kind != "replace":
+            raise self.refusal(
+                "the hook is a class, whose calls make instances; valid: replace, or a function"
+            )
+        object.__setattr__(self, "nature", nature_of(self.fn))
+        object.__setattr__(self, "signature", self._told())
 
     def refusal(self, why: str) -> HookError:
         """The error that says why this hook can't be."""
@@ -117,10 +132,13 @@ class Hook:
             target=self.target_name,
         )
 
-    @property
-    def name(self) -> str:
-        """The callable's module and qualified name."""
-        return name_of(self.fn)
+    def _told(self) -> inspect.Signature | None:
+        try:
+            return inspect.signature(self.fn)
+        except (TypeError, ValueError):  # a C function that does not publish its parameters
+            return None
+        except Exception as error:  # what a `__signature__` of its own raises
+            raise self.refusal(f"asking what it takes raised {error!r}") from error
 
     @property
     def _described(self) -> str:

@@ -7,7 +7,6 @@ hooks on it before the import returns to anybody.
 from __future__ import annotations
 
 import importlib.abc
-import logging
 import sys
 import threading
 from collections.abc import Sequence
@@ -15,46 +14,58 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Final
 
-from switchrail.errors import HookError, OrderError
 from switchrail.forks import lock_across_forks
-from switchrail.hooks import chain
+from switchrail.hooks import chain, waiting
 from switchrail.hooks.hook import Hook
-from switchrail.hooks.target import modules_of, resolve
-
-_log: Final = logging.getLogger(__name__)
+from switchrail.hooks.target import modules_of
 
 
 def watch(hooks: Sequence[Hook]) -> None:
     """Has the modules of these hooks' dotted paths looked at when they are imported, and imported again."""
+    names = {name for hook in hooks for name in modules_of(hook.path or "")}
     with _lock:
-        for hook in hooks:
-            _watched.update(modules_of(hook.path or ""))
-        if _finder not in sys.meta_path:
+        _watched.update(names)
+        if sys.meta_path[:1] != [_finder]:
             sys.meta_path.insert(0, _finder)
+            for i in range(len(sys.meta_path) - 1, 0, -1):
+                if sys.meta_path[i] is _finder:
+                    del sys.meta_path[i]
+    for name in names:
+        spec = getattr(sys.modules.get(name), "__spec__", None)
+        if type(spec) is ModuleSpec and getattr(spec, "_initializing", False):
+            spec.__class__ = _Started
+            if not spec.__dict__["_initializing"]:  # it has ended in between
+                spec.__class__ = ModuleSpec
 
 
-def attach(hooks: Sequence[Hook], module: str | None = None) -> None:
-    """Puts hooks on what their dotted paths lead to by now; reports what can't be.
+def _executed(module: str) -> None:
+    """Puts hooks on a module that has been executed.
 
     Raises:
-        HookError: It can't be, and the hook is strict.
-        OrderError: So are constraints that form a cycle.
+        HookError: A strict one can't be there.
+        OrderError: So do constraints of a strict one that form a cycle.
     """
-    for hook in hooks:
-        try:
-            site = resolve(hook.path, done=module)
-            if site is None:
-                continue
-            problem = site.problem_of(hook)
-            if problem is not None:
-                raise hook.refusal(problem)
-            chain.change(attach={hook: site}, strict=hook.strict)
-        except (HookError, OrderError) as error:
-            if module is None:  # said when it was prepared
-                continue
-            if hook.strict:
-                raise
-            _log.warning("%r is not in force in %s: %s", hook, module, error)
+    for hook in chain.added():
+        if (hook.path or "").startswith(f"{module}."):
+            problem = waiting.attach(hook, done=module)
+            if hook.strict and isinstance(problem, Exception):
+                raise problem
+
+
+class _Started(ModuleSpec):
+    """The spec of a module whose import had begun when a hook came that waits for it: tells when it ends."""
+
+    @property
+    def _initializing(self) -> bool:
+        return bool(self.__dict__["_initializing"])
+
+    @_initializing.setter
+    def _initializing(self, value: bool) -> None:
+        self.__dict__["_initializing"] = value
+        if not value:
+            self.__class__ = ModuleSpec  # type: ignore[assignment]
+            if self.name in sys.modules:  # else the import has failed
+                _executed(self.name)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -94,9 +105,7 @@ class _Loader(importlib.abc.Loader):
             spec.loader = self._loader
         module.__loader__ = self._loader
         self._loader.exec_module(module)
-        name = module.__name__ if spec is None else spec.name
-        prefix = f"{name}."
-        attach([hook for hook in chain.added() if (hook.path or "").startswith(prefix)], name)
+        _executed(module.__name__ if spec is None else spec.name)
 
 
 _lock: Final = lock_across_forks()

@@ -9,8 +9,15 @@ from functools import cached_property
 from types import ClassMethodDescriptorType, FunctionType
 from typing import Any, Final
 
+from switchrail.errors import HookError
+from switchrail.hooks.hook import name_of
 from switchrail.hooks.parameters import Parameters
 from switchrail.hooks.trampoline import forwarder
+
+_ABSENT: Final = object()
+
+# In the namespace of a function that `forwarding` makes: what it was made for.
+_MADE_FOR: Final = "__switchrail_made_for"
 
 
 def inside(found: Any) -> Any:
@@ -25,9 +32,17 @@ def inside(found: Any) -> Any:
 
 
 def raw_after(owner: type, cls: type, name: str) -> Any:
-    """What the classes that follow `owner` in the resolution order of `cls` have under a name, unbound."""
+    """What the classes that follow `owner` in the resolution order of `cls` have under a name, unbound.
+
+    Raises:
+        AttributeError: None of them has it.
+    """
     order = cls.__mro__
-    return next(vars(base)[name] for base in order[order.index(owner) + 1 :] if name in vars(base))
+    for base in order[order.index(owner) + 1 :]:
+        found = vars(base).get(name, _ABSENT)  # one look: another thread may take it away
+        if found is not _ABSENT:
+            return found
+    raise AttributeError(f"{cls.__qualname__!r} inherits no {name!r}")
 
 
 def is_immutable(cls: type) -> bool:
@@ -52,16 +67,31 @@ class Attribute:
     value: Any
 
     def put(self) -> None:
-        """Sets it, unless the class has one of its own by now."""
+        """Sets it, unless the class has one of its own by now.
+
+        Raises:
+            HookError: The class refuses it.
+        """
         _put[self.owner, self.name] = self.value
         if self.name not in vars(self.owner):
-            setattr(self.owner, self.name, self.value)
+            try:
+                setattr(self.owner, self.name, self.value)
+            except (AttributeError, TypeError) as error:  # which its metaclass raises
+                _put.pop((self.owner, self.name))
+                name = name_of(self.owner)
+                raise HookError(f"{name} can't be changed: {error}", target=f"{name}.{self.name}") from error
 
     def take(self) -> None:
         """Deletes it, unless another has taken its place."""
         _put.pop((self.owner, self.name), None)
         if vars(self.owner).get(self.name) is self.value:
             delattr(self.owner, self.name)
+
+
+def made_for(function: FunctionType) -> tuple[type, str] | None:
+    """The class and the name that `forwarding` made a function for; None for any other function."""
+    found: tuple[type, str] | None = function.__globals__.get(_MADE_FOR)
+    return found
 
 
 def forwarding(owner: type, name: str) -> tuple[FunctionType, Attribute, Parameters | None]:
@@ -96,6 +126,7 @@ def forwarding(owner: type, name: str) -> tuple[FunctionType, Attribute, Paramet
         "__owner": owner,
         "__type": type,
         "__raw_after": raw_after,
+        _MADE_FOR: (owner, name),
     }
     code = forwarder(model.__code__, parameters, call).replace(co_name=name)
     function = FunctionType(code, namespace, name, model.__defaults__)

@@ -63,7 +63,7 @@ class Parameters:
         """What an object without code says that it takes; None if it doesn't say."""
         try:
             signature = inspect.signature(callable_)
-        except (TypeError, ValueError):
+        except Exception:  # it publishes none, or a `__signature__` of its own raises
             return None
 
         def names(kind: Any) -> tuple[str, ...]:
@@ -113,12 +113,8 @@ class Parameters:
             parts.append(f"**{self.var_keyword}")
         return f"{function}({', '.join(parts)})"
 
-    def problem_of(self, fn: Callable[..., Any], *first: str) -> str | None:
-        """Why `fn` can't be called with `first` and these parameters; None if it can or doesn't tell."""
-        try:
-            signature = inspect.signature(fn)
-        except (TypeError, ValueError):  # a C function that does not publish its parameters
-            return None
+    def problem_of(self, signature: inspect.Signature, *first: str) -> str | None:
+        """Why what has this signature can't be called with `first` and these parameters; None if it can."""
         kinds = {parameter.kind for parameter in signature.parameters.values()}
         if self.var_positional and inspect.Parameter.VAR_POSITIONAL not in kinds:
             return f"it has no parameter for *{self.var_positional}"

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar, overload
 
 from switchrail.errors import HookError, OrderError
-from switchrail.hooks import chain, explain, imports
+from switchrail.hooks import chain, explain, imports, waiting
 from switchrail.hooks.explain import Explanation
 from switchrail.hooks.hook import Hook, Kind, ordered
 from switchrail.hooks.site import Site
-from switchrail.hooks.target import MissingTargetError, resolve
+from switchrail.hooks.target import Awaited, MissingTargetError, resolve
 from switchrail.registration import several
 
 _log: Final = logging.getLogger(__name__)
@@ -66,7 +66,8 @@ class Hooks:
         place: Site | None = None
         missing: MissingTargetError | None = None
         try:
-            place = resolve(target)
+            found = resolve(target)
+            place = None if isinstance(found, Awaited) else found
         except MissingTargetError as error:
             if strict:
                 raise
@@ -115,8 +116,11 @@ class Hooks:
             add={hook: () if hook.site is None else (hook.site,) for hook in hooks},
             strict=self.strict if strict is None else strict,
         )
-        # A module may have been imported since the hook was prepared.
-        imports.attach([hook for hook in hooks if hook.site is None])
+        # Their modules may have been imported since they were prepared.
+        for hook, problem in waiting.retry().items():
+            if hook.strict and hook in hooks and isinstance(problem, Exception):
+                chain.change(remove=hooks)
+                raise problem
 
     @overload
     def add(
@@ -227,20 +231,23 @@ class Hooks:
         chain.change(disable=[hook for hook in hooks if hook.owner is self and hook in chain.added()])
 
     def enable(self, *hooks: Hook) -> None:
-        """Lets disabled hooks run again."""
+        """Lets disabled hooks run again, waiting ones where their target is there by now."""
         chain.change(enable=[hook for hook in hooks if hook.owner is self])
+        waiting.retry()
 
     def clear(self) -> None:
         """Takes all hooks of this object out of force, disabled and waiting ones too."""
         self.remove(*(hook for hook in chain.added() if hook.owner is self))
 
     def list(self, target: object = None) -> tuple[Hook, ...]:
-        """The hooks of this object in force, on one target or on all, in their running order."""
-        site = None
-        if target is not None:
-            site = resolve(target)
-            if site is None:
-                return ()
+        """The hooks of this object in force, on one target or on all, in their running order.
+
+        Waiting ones are tried again before.
+        """
+        waiting.retry()
+        site = None if target is None else resolve(target)
+        if isinstance(site, Awaited):
+            return ()
         return tuple(hook for hook in chain.running(site) if hook.owner is self)
 
     def explain(self, target: object) -> Explanation:
@@ -272,6 +279,17 @@ class Hooks:
     def disabled(self) -> tuple[Hook, ...]:
         """The hooks of this object that were disabled, in the order of their addition."""
         return tuple(hook for hook in chain.added() if hook.owner is self and not chain.is_enabled(hook))
+
+    def retry(self) -> tuple[Hook, ...]:
+        """Puts waiting hooks on targets that are there by now; returns those of this object that still wait.
+
+        A module that is imported gets its hooks before the import returns. Not so a module that is loaded by
+        its file's location, as transformers loads a model's own code, one that is put into `sys.modules` by
+        hand, one that a finder before Switchrail's finds, and what a module gets after its import. `add`,
+        `enable`, `list` and `explain` try again too.
+        """
+        waiting.retry()
+        return self.waiting()
 
     def waiting(self) -> tuple[Hook, ...]:
         """The hooks of this object whose target isn't there yet, in the order of their addition."""

@@ -74,18 +74,20 @@ class Function:
 
     def problem_of(self, hook: Hook) -> str | None:
         """Compares what hook and function take, and what their calls make."""
-        nature, valid = nature_of(hook.fn), {"plain"}
+        valid = {"plain"}
         if hook.kind != "before":  # which runs within the call and decides on its arguments
             valid.add(nature_of(self.function))
-        if nature not in valid:
+        if hook.nature not in valid:
             return (
-                f"the hook is a {nature} function; valid for this kind and target: "
+                f"the hook is a {hook.nature} function; valid for this kind and target: "
                 f"a {' or '.join(sorted(valid))} function"
             )
         try:
             parameters = self.takes or Parameters.of(self.function.__code__)
         except ValueError as error:
             return f"the target can't be hooked: {error}"
+        if hook.signature is None:
+            return None
         first = _FIRST.get(hook.kind, ())
-        problem = parameters.problem_of(hook.fn, *first)
+        problem = parameters.problem_of(hook.signature, *first)
         return problem and f"it can't be called as {parameters.call('fn', *first)}: {problem}"

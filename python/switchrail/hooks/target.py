@@ -1,10 +1,18 @@
-"""From what a hook names to the place that it means."""
+"""From what a hook names to the place that it means.
+
+A target leads to the same place whatever hooks are in force, so that it can be looked up while other
+threads change hooks: what hooks have put on a class is passed over, a stand-in counts as its object, and
+there is one site for a place as long as anybody has it. Modules and objects are asked for their attributes
+without the lock.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 import weakref
+from dataclasses import dataclass
 from functools import cached_property
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, Final
@@ -12,26 +20,48 @@ from typing import Any, Final
 from switchrail.errors import HookError
 from switchrail.hooks.classes import Class, own_namespace
 from switchrail.hooks.hook import name_of
-from switchrail.hooks.inherited import forwarding, is_immutable, raw_after
+from switchrail.hooks.inherited import forwarding, is_immutable, made_for, raw_after
+from switchrail.hooks.lock import change_lock
 from switchrail.hooks.site import Function, Site
 from switchrail.hooks.standin import original_of, standing_for, standing_on
 from switchrail.nearest import nearest
 
 
 class MissingTargetError(HookError):
-    """Nothing is where a dotted path leads. Fields: `target`, `nearest`."""
+    """Nothing is where a dotted path leads. Fields: `target`, `nearest`, `module`.
+
+    Attributes:
+        module: The module that has to come first; None if it is there and lacks the name.
+    """
+
+    module: str | None = None
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """What a dotted path leads to as long as a module has to come first.
+
+    Attributes:
+        module: The module's name.
+        reason: What is known of it, for people.
+    """
+
+    module: str
+    reason: str
 
 
 # Two hooks on what one class inherits, or on one object without code, need the same stand-in. As long as a
-# site lives, so do the objects whose ids are its key.
+# site lives, so do the objects whose ids are its key. Written under the lock.
 _made: Final[weakref.WeakValueDictionary[tuple[int, str], Function]] = weakref.WeakValueDictionary()
-
 
 _STORAGE: Final = (MemberDescriptorType, GetSetDescriptorType)
 
+# The name of a module that was loaded by its file's location is any text, such as a hash.
+_MODULE: Final = re.compile(r"[\w-]+")
 
-def resolve(target: object, *, done: str | None = None) -> Site | None:
-    """The place that a dotted path leads to, or that an object is; None for a path to what isn't imported.
+
+def resolve(target: object, *, done: str | None = None) -> Site | Awaited:
+    """The place that a dotted path leads to, or that an object is.
 
     `done` is a module that has been executed, although its import has not ended.
 
@@ -58,30 +88,28 @@ def modules_of(path: str) -> tuple[str, ...]:
     return tuple(".".join(parts[:i]) for i in range(1, len(parts)))
 
 
-def _at(target: str, done: str | None) -> Site | None:
+def _at(target: str, done: str | None) -> Site | Awaited:
     parts = target.split(".")
-    if len(parts) < 2 or not all(part.isidentifier() for part in parts):
+    if len(parts) < 2 or not all(map(_MODULE.fullmatch, parts)) or not parts[-1].isidentifier():
         raise HookError(
             f"the target {target!r} is no dotted path; valid: 'package.module.function', or a function",
             target=target,
         )
-    found: Any = sys.modules.get(parts[0])
-    if found is None:
+    # A module that was loaded by its file's location may have no package around it.
+    name = next((name for name in reversed(modules_of(target)) if sys.modules.get(name) is not None), None)
+    if name is None:
         if not _can_be_imported(parts[0]):
-            raise _missing(target, parts[0], sys.modules)
-        return None
-    for i, part in enumerate(parts[1:-1], start=2):
-        path = ".".join(parts[:i])
+            raise _missing(target, parts[0], sys.modules, module=parts[0])
+        return Awaited(parts[0], "its module is not imported")
+    found: Any = sys.modules[name]
+    for i in range(name.count(".") + 1, len(parts) - 1):
+        part, path = parts[i], ".".join(parts[: i + 1])
         # A package may bind a function to the name of one of its modules; only the last part can mean the
         # function.
-        if isinstance(found, ModuleType) and hasattr(found, "__path__"):
-            if path in sys.modules:
-                found = sys.modules[path]
-                continue
-            if _can_be_imported(path):
-                return None
-        if _is_being_imported(found, done) and not hasattr(found, part):
-            return None
+        if isinstance(found, ModuleType) and hasattr(found, "__path__") and _can_be_imported(path):
+            return Awaited(path, "its module is not imported")
+        if (awaited := _awaited(found, part, done)) is not None:
+            return awaited
         owner, found = found, _get(found, part, target)
         if isinstance(owner, type) and isinstance(found, property) and part not in own_namespace(owner):
             raise HookError(
@@ -89,12 +117,12 @@ def _at(target: str, done: str | None) -> Site | None:
                 f"valid: {part!r} of the class that has it",
                 target=target,
             )
-    name = parts[-1]
+    last = parts[-1]
     if isinstance(found, type):
-        return _attribute_of(found, name, target)
-    if _is_being_imported(found, done) and not hasattr(found, name):
-        return None
-    return _site(_get(found, name, target), repr(target), (found, name))
+        return _attribute_of(found, last, target)
+    if (awaited := _awaited(found, last, done)) is not None:
+        return awaited
+    return _site(_get(found, last, target), repr(target), (found, last))
 
 
 def _can_be_imported(module: str) -> bool:
@@ -104,9 +132,11 @@ def _can_be_imported(module: str) -> bool:
         return False
 
 
-def _is_being_imported(found: Any, done: str | None) -> bool:
+def _awaited(found: Any, part: str, done: str | None) -> Awaited | None:
     spec = getattr(found, "__spec__", None)
-    return bool(getattr(spec, "_initializing", False)) and found.__name__ != done
+    if not getattr(spec, "_initializing", False) or found.__name__ == done or hasattr(found, part):
+        return None
+    return Awaited(found.__name__, "its module is being imported")
 
 
 def _get(owner: Any, name: str, target: str) -> Any:
@@ -118,10 +148,14 @@ def _get(owner: Any, name: str, target: str) -> Any:
         raise _missing(target, name, dir(owner)) from None
 
 
-def _missing(target: str, name: str, known: Any) -> MissingTargetError:
+def _missing(target: str, name: str, known: Any, *, module: str | None = None) -> MissingTargetError:
     names, hint = nearest(name, [each for each in known if not each.startswith("__switchrail")])
+    what = "" if module is None else ", neither imported nor found by an import"
     return MissingTargetError(
-        f"the target {target!r} does not exist: no {name!r} there{hint}", target=target, nearest=names
+        f"the target {target!r} does not exist: no {name!r} there{what}{hint}",
+        target=target,
+        nearest=names,
+        module=module,
     )
 
 
@@ -130,9 +164,10 @@ def _attribute_of(owner: type, name: str, target: str) -> Site:
     own = own_namespace(owner)
     if name in own:
         return _site(own[name], repr(target), (owner, name))
-    if not any(name in vars(base) for base in owner.__mro__):
-        raise _missing(target, name, dir(owner))
-    raw = original_of(raw_after(owner, owner, name))
+    try:
+        raw = original_of(raw_after(owner, owner, name))
+    except AttributeError:
+        raise _missing(target, name, dir(owner)) from None
     if isinstance(raw, type):
         return Class(raw)
     if is_immutable(owner):
@@ -151,9 +186,18 @@ def _attribute_of(owner: type, name: str, target: str) -> Site:
     site = _made.get(key)
     if site is None:
         made = forwarding(owner, name) if bound else standing_on(raw, owner, name)
-        site = _made.setdefault(key, Function(*made))
-        _made[id(site.function), ""] = site
+        site = _only(key, Function(*made))
     return site
+
+
+def _only(key: tuple[int, str], made: Function) -> Function:
+    """The one site of a key: what was made, unless another thread was faster.
+
+    It is made before, without the lock: that asks objects what they take. No closure makes it: a cell would
+    look like a holder of the object.
+    """
+    with change_lock:
+        return _made.setdefault(key, made)
 
 
 def _of_immutable(cls: type, target: str) -> HookError:
@@ -182,7 +226,8 @@ def _not_callable(found: Any, target: str) -> HookError:
 def _site(found: Any, target: str, owner: tuple[Any, str] | None) -> Site:
     # `inspect.isfunction` takes subclasses and Cython's functions for it; their code can't be swapped.
     if type(found) is FunctionType:
-        return _made.get((id(found), "")) or Function(found)
+        inherited = made_for(found)
+        return Function(found) if inherited is None else _attribute_of(*inherited, target)
     if isinstance(found, (staticmethod, classmethod)):
         return _site(found.__func__, target, None)
     if isinstance(found, property) and found.fget is not None:
@@ -193,11 +238,16 @@ def _site(found: Any, target: str, owner: tuple[Any, str] | None) -> Site:
         return Class(found)
     if not callable(found):
         raise _not_callable(found, target)
-    if isinstance(found, MethodType) and owner is not None and found is not _get(*owner, target):
-        raise _of_one_instance(found, target)
     original = original_of(found)
+    if (
+        isinstance(original, MethodType)
+        and owner is not None
+        and original is not original_of(_get(*owner, target))
+    ):
+        raise _of_one_instance(original, target)
     of = getattr(original, "__objclass__", None) or getattr(original, "__self__", None)
     if isinstance(of, type) and is_immutable(of):
         raise _of_immutable(of, target)
     key = id(original), ""
-    return _made.get(key) or _made.setdefault(key, Function(*standing_for(original, owner)))
+    site = _made.get(key)
+    return _only(key, Function(*standing_for(original, owner))) if site is None else site

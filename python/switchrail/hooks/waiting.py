@@ -1,0 +1,79 @@
+"""Hooks whose target isn't there yet: tried again whenever hooks are added, enabled or looked at.
+
+An import system's finder sees most modules come (`imports`). It does not see modules that are loaded by their
+file's location or put into `sys.modules` by hand, nor attributes that a module gets later.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import weakref
+from typing import Final
+
+from switchrail.errors import HookError, OrderError
+from switchrail.hooks import chain
+from switchrail.hooks.hook import Hook
+from switchrail.hooks.target import Awaited, MissingTargetError, modules_of, resolve
+
+_log: Final = logging.getLogger(__name__)
+
+# Why each hook waited when it was last tried: a module has to come first, or this was wrong.
+_last: Final[weakref.WeakKeyDictionary[Hook, Awaited | HookError | OrderError]] = weakref.WeakKeyDictionary()
+
+
+def retry() -> dict[Hook, Awaited | HookError | OrderError]:
+    """Puts waiting hooks on targets that are there by now; returns why each of the others still waits.
+
+    Does nothing where a finalizer asks in the middle of a change.
+    """
+    if chain.is_within_change():
+        return {}
+    return {
+        hook: why
+        for hook, sites in chain.added().items()
+        if not sites and (why := _still_waits(hook) or attach(hook)) is not None
+    }
+
+
+def attach(hook: Hook, *, done: str | None = None) -> Awaited | HookError | OrderError | None:
+    """Puts a hook on what its dotted path leads to by now; reports once what can't be.
+
+    Args:
+        hook: One that waits; or one whose module was imported again.
+        done: A module that has been executed, although its import has not ended.
+
+    Returns:
+        Why it is not there; None if it is.
+    """
+    why: Awaited | HookError | OrderError
+    try:
+        site = resolve(hook.path, done=done)
+        if isinstance(site, Awaited):
+            why = site
+        else:
+            problem = site.problem_of(hook)
+            if problem is not None:
+                raise hook.refusal(problem)
+            chain.change(attach={hook: site}, strict=hook.strict)
+            return None
+    except (HookError, OrderError) as error:
+        why = error
+    except Exception as error:  # what a module's or a metaclass's own code raises
+        why = HookError(f"{hook!r}: {error!r}", target=hook.target_name)
+        why.__cause__ = error
+    known, _last[hook] = _last.get(hook), why
+    if done is not None and not isinstance(why, Awaited):
+        _log.warning("%r is not in force in %s: %s", hook, done, why)
+    elif not isinstance(why, (Awaited, MissingTargetError)) and str(known) != str(why):
+        _log.warning("%r is not in force: %s", hook, why)
+    return why
+
+
+def _still_waits(hook: Hook) -> Awaited | MissingTargetError | None:
+    """What a hook waits for if no module has come that could be it: much cheaper than another try."""
+    last = _last.get(hook)
+    if not isinstance(last, (Awaited, MissingTargetError)) or last.module is None:
+        return None
+    names = [name for name in modules_of(hook.path or "") if len(name) >= len(last.module)]
+    return last if not any(name in sys.modules for name in names) else None
