@@ -171,6 +171,8 @@ def test_refused_classes(hooks, mod, name):
 
 def test_refused_kinds_and_targets(hooks, mod):
     with pytest.raises(HookError, match="valid: replace, or a hook on one of its methods"):
+        hooks.add(mod.Target, lambda original, *args: None, "around")
+    with pytest.raises(HookError, match="the hook is a class.*valid: replace"):
         hooks.add(mod.Target, Unrelated, "around")
     with pytest.raises(HookError, match="laid out in another way"):
         hooks.add(mod.Slotted, Unrelated, "replace")

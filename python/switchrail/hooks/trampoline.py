@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import itertools
 import sys
@@ -172,18 +171,29 @@ def _compiled(
     lines.append(f"    {'async ' if coroutine else ''}def trampoline({definition}):")
     lines += [f"        nonlocal {name}" for name in free]
     lines += [f"        {line}" for line in body]
-    tree = ast.parse("\n".join(lines))
-    for node in ast.walk(tree):
-        if "lineno" in node._attributes:
-            node.lineno = node.end_lineno = code.co_firstlineno  # type: ignore[attr-defined]
-            node.col_offset = node.end_col_offset = -1  # type: ignore[attr-defined]
-    compiled = compile(tree, code.co_filename, "exec", dont_inherit=True)
+    # Not by a syntax tree of Python objects, whose depth CPython before 3.13 counts for all threads together:
+    # of two that make one at the same time, one may get a SystemError.
+    compiled = compile("\n".join(lines), code.co_filename, "exec", dont_inherit=True)
     for _ in ("enclosing", "trampoline"):
         compiled = next(const for const in compiled.co_consts if isinstance(const, CodeType))
-    compiled = compiled.replace(co_name=code.co_name, co_firstlineno=code.co_firstlineno, co_freevars=free)
+    compiled = compiled.replace(
+        co_name=code.co_name,
+        co_firstlineno=code.co_firstlineno,
+        co_freevars=free,
+        co_linetable=_one_line(len(compiled.co_code)),
+    )
     if sys.version_info >= (3, 11):
         compiled = compiled.replace(co_qualname=code.co_qualname)
     return compiled
+
+
+def _one_line(size: int) -> bytes:
+    """A table of line numbers which says of so many bytes of code that all are on the first line."""
+    if sys.version_info < (3, 11):  # pairs: bytes of code, at most 254 and even; difference of lines
+        return bytes(byte for start in range(0, size, 254) for byte in (min(254, size - start), 0))
+    # An entry says for one to eight code units of two bytes: no columns (13), difference of lines.
+    units = size // 2
+    return bytes(byte for at in range(0, units, 8) for byte in (0x80 | 13 << 3 | min(8, units - at) - 1, 0))
 
 
 def _like(function: FunctionType, code: CodeType) -> FunctionType:
