@@ -32,6 +32,21 @@ def test_failures_by_cause():
     ]
 
 
+def test_a_failure_of_all_rows_counts_for_what_others_show():
+    fresh, last = "only sequences without an initial state are wrong", "only last rows are wrong"
+    whole = CaseResult(id="kda/prefill/float32/c", passed=False, possible=(last, fresh))
+    results = [
+        case("prefill/float32/a", fresh),
+        case("prefill/float32/b", fresh),
+        case("decode/float32/b", last),
+    ]
+    assert summarise([whole])[1] == "  1: no cause was found (kda/prefill/float32/c)"
+    assert summarise([*results, whole])[1:] == [
+        f"  3: {fresh} (kda/prefill/float32/a, kda/prefill/float32/b, kda/prefill/float32/c)",
+        f"  1: {last} (kda/decode/float32/b)",
+    ]
+
+
 def test_what_only_failures_have():
     results = [
         case("prefill/float32/a", "the decay is ignored", traits=("gate=decaying",)),

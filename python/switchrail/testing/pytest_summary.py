@@ -23,9 +23,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
                 continue
             for name, value in report.user_properties:
                 if name == PROPERTY:
-                    causes, traits = (tuple(value[each]) for each in ("causes", "traits"))
+                    told = {each: tuple(value[each]) for each in ("causes", "possible", "traits")}
                     passed = status == "passed"
-                    results.append(CaseResult(id=value["id"], passed=passed, causes=causes, traits=traits))
+                    results.append(CaseResult(id=value["id"], passed=passed, **told))
     lines = summarise(results)
     if lines:
         terminalreporter.write_sep("=", "switchrail check-backend")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,12 +18,14 @@ class CaseResult:
         id: The case's name: op, phase, dtype and check.
         passed: Whether it passed.
         causes: What was found out about its failure, in words that all failures of a kind share.
+        possible: Causes that it neither shows nor contradicts, as where all its rows are wrong.
         traits: What the case is made of, such as `gate=one`.
     """
 
     id: str
     passed: bool
     causes: tuple[str, ...] = ()
+    possible: tuple[str, ...] = ()
     traits: tuple[str, ...] = ()
 
     @property
@@ -51,9 +54,11 @@ def summarise(results: Sequence[CaseResult]) -> list[str]:
 
 def _groups(failed: Sequence[CaseResult]) -> Iterator[tuple[list[str], list[str]]]:
     """Causes with the failures that they are found in, the most frequent first."""
+    shown = Counter(cause for result in failed for cause in result.causes)
     found: dict[str, list[str]] = {}
     for result in failed:
-        for cause in result.causes or ("no cause was found",):
+        possible = sorted((cause for cause in result.possible if cause in shown), key=lambda c: -shown[c])
+        for cause in result.causes or possible[:1] or ("no cause was found",):
             found.setdefault(cause, []).append(result.id)
     together: dict[tuple[str, ...], list[str]] = {}
     for cause, ids in found.items():
@@ -72,8 +77,8 @@ def _facets(failed: Sequence[CaseResult], passed: Sequence[CaseResult]) -> Itera
     only = [facet for facet in common if facet not in among_passed]
     if only and len(failed) > 1:
         yield f"only cases with {', '.join(only)} fail, and all {len(failed)} of them"
-    for facet in dict.fromkeys(facet for result in passed for facet in result.facets):
-        count = sum(facet in result.facets for result in passed)
+    counts = Counter(facet for result in passed for facet in result.facets)
+    for facet, count in counts.most_common():
         if count > 1 and not any(facet in facets for facets in every):
             yield f"all {count} cases with {facet} pass"
 

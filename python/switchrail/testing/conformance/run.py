@@ -25,6 +25,7 @@ class Outcome:
         measured: What was measured, where something was.
         message: Why it failed or was skipped.
         causes: What was found out about a failure, in words that all failures of a kind share.
+        possible: Causes that it neither shows nor contradicts.
         seconds: How long it took.
     """
 
@@ -33,6 +34,7 @@ class Outcome:
     measured: Measured | None
     message: str
     causes: tuple[str, ...]
+    possible: tuple[str, ...]
     seconds: float
 
     @property
@@ -42,6 +44,7 @@ class Outcome:
             id=self.case.id,
             passed=self.status == "passed",
             causes=self.causes,
+            possible=self.possible,
             traits=self.case.check.traits,
         )
 
@@ -68,12 +71,14 @@ def run_case(case: Case) -> Outcome:
     measured: Measured | None = None
     message = ""
     causes: tuple[str, ...] = ()
+    possible: tuple[str, ...] = ()
     try:
         measured = case()
     except Unavailable as reason:
         status, message = "skipped", str(reason)
     except AssertionError as failure:
         status, message, causes = "failed", str(failure), causes_of(failure)
+        possible = failure.possible if isinstance(failure, Mismatch) else ()
     except Exception as error:
         status, message, causes = "failed", f"it raised {error!r}", causes_of(error)
     return Outcome(
@@ -82,6 +87,7 @@ def run_case(case: Case) -> Outcome:
         measured=measured,
         message=message,
         causes=causes,
+        possible=possible,
         seconds=time.perf_counter() - start,
     )
 

@@ -15,11 +15,13 @@ class Finding:
             only describes this one.
         detail: What is particular to this failure.
         is_whole: Whether it explains all of the failure, so that nothing more is asked.
+        possible: Causes that other failures may show, and that this one neither shows nor contradicts.
     """
 
     cause: str
     detail: str = ""
     is_whole: bool = False
+    possible: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return ": ".join(part for part in (self.cause, self.detail) if part)
@@ -33,7 +35,7 @@ class Problem:
     findings: tuple[Finding, ...] = ()
 
     def __str__(self) -> str:
-        return "\n  ".join([self.headline, *map(str, self.findings)])
+        return "\n  ".join([self.headline, *filter(None, map(str, self.findings))])
 
 
 class Mismatch(AssertionError):
@@ -50,8 +52,17 @@ class Mismatch(AssertionError):
     @property
     def causes(self) -> tuple[str, ...]:
         """The causes that were found, each once, in order."""
-        found = (finding.cause for problem in self.problems for finding in problem.findings)
-        return tuple(dict.fromkeys(cause for cause in found if cause))
+        return _unique(finding.cause for problem in self.problems for finding in problem.findings)
+
+    @property
+    def possible(self) -> tuple[str, ...]:
+        """The causes that are neither shown nor contradicted, each once, in order."""
+        findings = (finding for problem in self.problems for finding in problem.findings)
+        return _unique(cause for finding in findings for cause in finding.possible)
+
+
+def _unique(causes: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(cause for cause in causes if cause))
 
 
 __all__ = ["Finding", "Mismatch", "Problem"]

@@ -23,9 +23,11 @@ Common = tuple[str, torch.Tensor, bool]
 def rows_in_common(d: Difference) -> Finding | None:
     """What all rows that are wrong have in common, and few others."""
     wrong = d.wrong_rows
-    if wrong.all():
-        return None
     owners = torch.tensor(d.owners, dtype=torch.int64)
+    if wrong.all():
+        return Finding(
+            "", possible=tuple(_cause(about) for about, rows, _ in _commons(d, owners) if rows.all())
+        )
     found = []
     for about, rows, is_of_sequences in _commons(d, owners):
         if rows.all() or not rows[wrong].all():
@@ -42,7 +44,11 @@ def rows_in_common(d: Difference) -> Finding | None:
     same = [other for _, _, other, others in found if other != about and torch.equal(others, rows)]
     if same:
         told.append(f"the same ones here: {'; '.join(same[:_MOST_NAMED])}")
-    return Finding(f"only {about} are wrong", "; ".join(told))
+    return Finding(_cause(about), "; ".join(told))
+
+
+def _cause(about: str) -> str:
+    return f"only {about} are wrong"
 
 
 def heads_in_common(d: Difference) -> Finding | None:
