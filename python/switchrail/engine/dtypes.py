@@ -27,11 +27,21 @@ def choose_dtype(dtype: str | torch.dtype | None, config: dict[str, Any], hardwa
 
     Raises:
         PlatformError: The hardware names no such dtype.
-        UnknownDtypeError: It is none that an engine on this hardware computes in.
+        UnknownDtypeError: It is none that an engine on this hardware computes in, or the configuration names
+            none that weights can have.
     """
     if dtype is None:
-        own = config.get("dtype") or config.get("torch_dtype") or "float32"
-        dtype = "float32" if hardware.device.partition(":")[0] == "cpu" else own
+        key = "dtype" if config.get("dtype") is not None else "torch_dtype"
+        own = config.get(key)
+        if own is not None and str(own).removeprefix("torch.") not in (*_DTYPES, "float64"):
+            near, hint = nearest(own, _DTYPES)
+            raise UnknownDtypeError(
+                f"{key} is {own!r:.80} in the checkpoint's configuration{hint}; valid: {', '.join(_DTYPES)}",
+                name=own,
+                valid=tuple(_DTYPES),
+                nearest=near,
+            )
+        dtype = "float32" if own is None or hardware.device.partition(":")[0] == "cpu" else own
     name = str(dtype).removeprefix("torch.")
     supported = hardware.supported_dtypes()
     valid = tuple(known for known in _DTYPES if known in supported)
