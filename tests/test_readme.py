@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import transformers
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -30,3 +31,15 @@ def test_the_two_commands_are_make_targets() -> None:
     targets = set(re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     shown = set(re.findall(r"^make (\w+)", README, re.MULTILINE))
     assert {"run", "test"} <= shown <= targets
+
+
+def test_what_transformers_refuses_is_what_the_readme_says() -> None:
+    version, refusal = re.findall(r"`generate_batch` refuses \((\d+\.\d+):\s+`ValueError: ([^`]+)`", README)[
+        0
+    ]
+    if not transformers.__version__.startswith(f"{version}."):
+        pytest.skip(f"the README speaks of transformers {version}, here is {transformers.__version__}")
+    checkpoint = ROOT / "tests" / "checkpoints" / "kjv-qwen3-next"
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
+    with pytest.raises(ValueError, match=re.escape(refusal)):
+        model.generate_batch([[1, 2, 3]], max_new_tokens=2)

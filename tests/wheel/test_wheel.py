@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -61,6 +62,26 @@ def test_the_wheel_has_licence_readme_and_types(wheel: Path) -> None:
     assert (ROOT / "README.md").read_bytes().rstrip() in archive.read(metadata)
     assert metadata.replace("METADATA", "licenses/LICENSE") in names
     assert "switchrail/py.typed" in names
+
+
+def test_the_readme_s_example_with_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
+    """Outside of the source tree: all that is taken from a clone is the checkpoint that the example names."""
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", tmp_path / "site"]
+    subprocess.run([*install, wheel], check=True)
+    readme = (ROOT / "README.md").read_text("utf-8")
+    ((program, printed),) = re.findall(r"```python\n(.*?)```\n+```text\n(.*?)```", readme, re.DOTALL)
+    folder = tmp_path / "clone"
+    shutil.copytree(ROOT / "tests" / "checkpoints", folder / "tests" / "checkpoints")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SWITCHRAIL_")}
+    environment |= {"PYTHONPATH": str(tmp_path / "site"), "SWITCHRAIL_PLUGINS": ""}
+    program += "import switchrail; print(switchrail.__file__, switchrail.__version__)\n"
+    run = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    *lines, where = run.stdout.splitlines()
+    assert [line.rstrip() for line in lines] == printed.splitlines()
+    assert where.startswith(str(tmp_path / "site"))
 
 
 @pytest.mark.parametrize("version", sorted(interpreters()))
