@@ -84,6 +84,12 @@ MUTANTS = {
         "mask = positions[first:seen] < own + 2",
         ["attention/prefill/float32/past", "mla/prefill/bfloat16/past"],
     ),
+    "rows that don't see themselves": (
+        "pages",
+        "mask = positions[first:seen] <= own",
+        "mask = positions[first:seen] < own",
+        ["mla/prefill/float32/past", "attention/prefill/bfloat16/past"],
+    ),
     "the end of a cache not masked": (
         "pages",
         "None if mask.all() else mask[:, None, None]",
@@ -403,6 +409,7 @@ REPORTS = {
     "a window one too wide": ["the window is one too wide"],
     "a window one too narrow": ["the window is one too narrow"],
     "causal by one": ["rows see one position too many: the causal mask is off by one"],
+    "rows that don't see themselves": ["rows don't see their own position: the causal mask is off by one"],
     "a stale slot": ["a slot that no sequence starts from is read"],
     "a dirty slot read": ["a slot that no sequence starts from is read"],
     "initial states ignored": ["initial states are ignored"],

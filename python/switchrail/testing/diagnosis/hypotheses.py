@@ -61,7 +61,7 @@ def explained(d: Difference) -> Finding | None:
 
 def _explained_share(d: Difference, told: torch.Tensor) -> float:
     """Of how many rows what is there is what a mistake gives; 0 unless it is so where they are wrong."""
-    finite = told.flatten(1).isfinite().all(1)
+    finite = (told.isfinite() & d.got.isfinite()).flatten(1).all(1)
     wrong = d.wrong_rows & finite
     if wrong.sum() * 2 < d.wrong_rows.sum() or not d.matches(d.got[wrong], told[wrong]):
         return 0.0
@@ -237,7 +237,7 @@ def _seeing(call: Call, about: str, seen: Callable[[int, int], int]) -> Hypothes
     batch = call.batch
     assert isinstance(batch, PagedBatch)
     owners = [(n, i) for n, length in enumerate(batch.seqlens) for i in range(length)]
-    kv = tuple(max(1, min(seen(n, i), batch.kv_seqlens[n])) if batch.kv_seqlens[n] else 0 for n, i in owners)
+    kv = tuple(min(seen(n, i), batch.kv_seqlens[n]) for n, i in owners)
     return _with(
         call,
         about,
