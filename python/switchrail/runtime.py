@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from switchrail._core import BoundPlan, Decision, Fingerprint, Layout, Registration, RoutePlan
     from switchrail.hooks import Hooks
     from switchrail.ops.backend import Backend
-    from switchrail.processes import RuntimeState
 
 _USER = {"kind": "user"}
 _BUILTIN = {"kind": "builtin"}
@@ -372,16 +371,6 @@ class Runtime(Registrar):
 
     def _fingerprint(self, *plans: RoutePlan) -> Fingerprint:
         return _core.fingerprint(self._core, list(self._loader.plugins), self.hooks.chains(), list(plans))
-
-    def state(self, *plans: RoutePlan) -> RuntimeState:
-        """This runtime, and what plans were made from, as a small value for other processes.
-
-        Raises:
-            UnpicklableError: Something in it can't be found by name there; the error names all such things.
-        """
-        from switchrail.processes.state import state_of
-
-        return state_of(self, plans)
 
 
 def _build(registration: Registration, implementation: Implementation) -> object:

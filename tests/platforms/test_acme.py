@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import switchrail
-from switchrail import Engine, SamplingParams
+from switchrail import Engine, RuntimeState, SamplingParams
 from switchrail.cli.app import app
 from switchrail.errors import BackendUnfitError, NoBackendError, PlatformError, UnknownBackendError
 from switchrail.platforms import detect
@@ -189,7 +189,10 @@ def test_in_a_process_that_is_made_like_this_one(asked: str, acme: switchrail.Ru
         "print(platform.kind, platform.device)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], input=pickle.dumps(acme.state()), capture_output=True, check=False
+        [sys.executable, "-c", program],
+        input=pickle.dumps(RuntimeState.of(acme)),
+        capture_output=True,
+        check=False,
     )
     assert done.stdout.decode().split() == ["oot:acme", "cpu"], done.stderr.decode()
 

@@ -224,7 +224,7 @@ def test_the_fingerprint_is_of_the_classes(runtime):
 
 def test_another_process_makes_the_same_plan(runtime):
     plan = make(runtime)
-    state = runtime.state(plan)
+    state = switchrail.RuntimeState.of(runtime, plan)
     (again,) = state.make_plans(runtime)
     assert again.fingerprint == plan.fingerprint
     for seqlens in ((32768,), (2048,) * 16):

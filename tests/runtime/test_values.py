@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import switchrail
-from switchrail import Runtime, _core
+from switchrail import Runtime, RuntimeState, _core
 from switchrail.doctor.finding import Finding
 from switchrail.engine.pools import KVShape
 from switchrail.engine.request import Output
@@ -64,9 +64,9 @@ def test_values_of_python_hash_as_they_compare(runtime: Runtime) -> None:
     def made() -> list[Any]:
         plan = runtime.plan(layout, device="cpu", dtype="float32")
         return [
-            runtime.state(plan),
-            runtime.state(plan).plans[0],
-            runtime.state(plan).backends[0],
+            RuntimeState.of(runtime, plan),
+            RuntimeState.of(runtime, plan).plans[0],
+            RuntimeState.of(runtime, plan).backends[0],
             switchrail.EngineOptions(page_size=32),
             switchrail.SamplingParams(stop=["a", "b"], stop_token_ids=[3]),  # type: ignore[arg-type]
             switchrail.DeviceSupport("cuda", (9, 0)),

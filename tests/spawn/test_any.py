@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from switchrail import Runtime
+from switchrail import Runtime, RuntimeState
 from switchrail.current import swap_current
 from switchrail.errors import SwitchrailError
 from switchrail.processes.differences import differences
@@ -85,13 +85,13 @@ def test_it_comes_across(plugins: None, userland: Any, steps: list[tuple[Any, ..
                 take(runtime, userland, step)
             except SwitchrailError:
                 continue
-        state, value = pickle.loads(pickle.dumps(runtime.state())), userland.target(5)
+        state, value = pickle.loads(pickle.dumps(RuntimeState.of(runtime))), userland.target(5)
         runtime.hooks.clear()
         swap_current(None)
         other = state.restore()
         assert other is not runtime
         assert other.fingerprint() == state.fingerprint
-        assert differences(other.state(), state) == ()
+        assert differences(RuntimeState.of(other), state) == ()
         assert userland.target(5) == value
     finally:
         runtime.hooks.clear()

@@ -46,7 +46,7 @@ def state(
     )
     runtime.configure("kda", "mine", scale=3.0)
     runtime.hooks.add("textwrap.indent", userland_own.hook)
-    state = pickle.loads(pickle.dumps(runtime.state()))
+    state = pickle.loads(pickle.dumps(RuntimeState.of(runtime)))
     for name in ("acme_one", "acme_two", "userland_own"):
         del sys.modules[name]
     return state
@@ -163,13 +163,13 @@ def test_the_order_of_loading(runtime: Runtime, install: Callable[..., Path]) ->
         runtime.load([name], strict=True)
     for name in ("acme-two", "acme-one"):
         other.load([name], strict=True)
-    found, expected = runtime.state(), other.state()
+    found, expected = RuntimeState.of(runtime), RuntimeState.of(other)
     other.hooks.clear()
     assert found.fingerprint == expected.fingerprint
     order = "acme-one:acme-one, acme-two:acme-two, not acme-two:acme-two, acme-one:acme-one"
     assert differences(found, expected) == (f"order of plugins: it is {order}",)
     assert digest(found) != digest(expected)
-    assert digest(found) == digest(runtime.state())
+    assert digest(found) == digest(RuntimeState.of(runtime))
 
 
 def test_the_order_of_hooks(runtime: Runtime, userland: Any) -> None:
@@ -177,7 +177,7 @@ def test_the_order_of_hooks(runtime: Runtime, userland: Any) -> None:
     for one, two in ((1, 0), (0, 1)):
         runtime.hooks.add("userland.target", userland.double, priority=one, source="one")
         runtime.hooks.add("userland.target", userland.Owner.bound, priority=two, source="two")
-        states.append(runtime.state())
+        states.append(RuntimeState.of(runtime))
         runtime.hooks.clear()
     assert any(line.startswith("order of hooks on userland.target: ") for line in differences(*states))
 
@@ -194,19 +194,19 @@ def test_a_state_is_of_one_moment(runtime: Runtime, monkeypatch: pytest.MonkeyPa
         return found
 
     monkeypatch.setattr(runtime, "_fingerprint", meanwhile)
-    state = runtime.state()
+    state = RuntimeState.of(runtime)
     assert len(calls) == 2
     assert state.fingerprint == calls[1] == plain().digest
     assert "meanwhile" in {backend.registration.name for backend in state.backends}
 
 
 def test_another_version_of_switchrail(runtime: Runtime) -> None:
-    make, (version, values) = runtime.state().__reduce__()
+    make, (version, values) = RuntimeState.of(runtime).__reduce__()
     with pytest.raises(InstallationError, match=f"switchrail: version is '{version}', not '9.9'") as caught:
         make("9.9", b"that only 9.9 can read")
     assert isinstance(caught.value, RuntimeError)
     assert make is states._open
-    assert make(version, values) == runtime.state()
+    assert make(version, values) == RuntimeState.of(runtime)
 
 
 def test_another_installation_in_a_worker(
@@ -243,7 +243,7 @@ def test_a_worker_whose_load_fails(runtime: Runtime, install: Callable[..., Path
     )
     runtime.load(["acme-one"])
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        error = pool.submit(userland.restored, runtime.state()).exception(60)
+        error = pool.submit(userland.restored, RuntimeState.of(runtime)).exception(60)
     assert isinstance(error, InstallationError)
     assert isinstance(error, SwitchrailError)
     assert error.fields["differences"] == (

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from switchrail import Layout, Runtime, register
+from switchrail import Layout, Runtime, RuntimeState, register
 from switchrail.errors import BackendImportError, NameTakenError, UnknownOpError, UnknownPhaseError
 
 CONFIG = {
@@ -163,7 +163,7 @@ def test_what_does_not_serve_the_phase_is_refused(runtime: Runtime, mla: Any) ->
 @pytest.mark.parametrize("override", [by_path, by_class])
 def test_a_worker_has_it(runtime: Runtime, mla: Any, override: Callable[[Runtime, Any], None]) -> None:
     override(runtime, mla)
-    state = runtime.state(runtime.plan(LAYOUT, device="cpu", dtype="float32"))
+    state = RuntimeState.of(runtime, runtime.plan(LAYOUT, device="cpu", dtype="float32"))
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, context, initializer=state.restore) as pool:
         report = pool.submit(mla.report, state).result(60)

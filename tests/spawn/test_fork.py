@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import switchrail
-from switchrail import Runtime, current, staging
+from switchrail import Runtime, RuntimeState, current, staging
 from switchrail.hooks import chain, imports
 from switchrail.testing import isolated
 
@@ -70,7 +70,7 @@ def test_it_can_load(runtime: Runtime, install: Callable[..., Path]) -> None:
 
 def test_restoring_there_changes_nothing(runtime: Runtime) -> None:
     runtime.register("one", "a:One", op="kda")
-    state = runtime.state()
+    state = RuntimeState.of(runtime)
 
     def work() -> None:
         assert state.restore() is runtime
@@ -90,7 +90,7 @@ def test_a_fork_waits_until_no_thread_holds_a_lock(runtime: Runtime, module: Mod
 
     def work() -> None:
         runtime.hooks.add("not_there_yet.function", print)
-        runtime.state().restore()
+        RuntimeState.of(runtime).restore()
 
     holder = threading.Thread(target=hold)
     holder.start()
@@ -119,7 +119,7 @@ def test_a_plugin_that_forks_while_it_is_restored(
     )
     monkeypatch.setenv("SWITCHRAIL_LOAD_TIMEOUT", "3600")  # longer than a test may take
     runtime.load(["acme-one"], strict=True)
-    state = runtime.state()
+    state = RuntimeState.of(runtime)
     assert capfd.readouterr().err == ""  # where the child says what went wrong there
     with isolated():
         assert state.restore().fingerprint() == state.fingerprint

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from switchrail import Runtime
+from switchrail import Runtime, RuntimeState
 from switchrail.errors import InstallationError
 from switchrail.lock import write_lock
 
@@ -21,7 +21,7 @@ def test_a_plugin_changed_since_the_parent_loaded_it(
     write_lock(tmp_path / "lock.json")
     monkeypatch.setenv("SWITCHRAIL_LOCK", str(tmp_path / "lock.json"))
     runtime.load(strict=True)
-    state = runtime.state()
+    state = RuntimeState.of(runtime)
     runtime.register("else", "a:B", op="kda")
     runtime = state.restore()
     runtime.register("else", "a:B", op="kda")

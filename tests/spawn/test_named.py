@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from switchrail import Runtime
+from switchrail import Runtime, RuntimeState
 from switchrail.errors import UnpicklableError
 
 SOURCE = """
@@ -71,7 +71,7 @@ def backend(runtime: Runtime, target: Any, name: str = "mine", **options: Any) -
 
 def refused(runtime: Runtime) -> tuple[str, ...]:
     with pytest.raises(UnpicklableError) as caught:
-        runtime.state()
+        RuntimeState.of(runtime)
     assert isinstance(caught.value, TypeError)
     problems: tuple[str, ...] = caught.value.fields["problems"]
     assert all(problem in str(caught.value) for problem in problems)
@@ -83,7 +83,7 @@ def test_what_is_found_is_not_refused(runtime: Runtime, module: Any) -> None:
     backend(runtime, "nowhere.to:BeFound", "path")
     runtime.hooks.add(module.target, module.hook)
     runtime.hooks.add("userland_found.Called.method", module.hook, "replace")
-    state = runtime.state()
+    state = RuntimeState.of(runtime)
     assert [each.is_imported for each in state.backends if each.registration.name in ("mine", "path")] == [
         True,
         False,
@@ -126,7 +126,7 @@ def test_a_path_that_leads_elsewhere(runtime: Runtime, module: Any) -> None:
     mine, hook = module.Mine, module.hook
     backend(runtime, mine)
     runtime.hooks.add("textwrap.dedent", hook)
-    runtime.state()
+    RuntimeState.of(runtime)
     module.Mine = type("Mine", (mine,), {})
     del module.hook
     problems = refused(runtime)
@@ -152,7 +152,7 @@ def test_a_hook_in_the_name_of_a_plugin_that_is_not_loaded(runtime: Runtime, mod
     assert "it is a lambda" in problem
     runtime.hooks.clear()
     runtime.hooks.add("textwrap.dedent", module.hook, source="acme", plugin="acme")
-    assert runtime.state().hooks[0].fn == "userland_found:hook"
+    assert RuntimeState.of(runtime).hooks[0].fn == "userland_found:hook"
 
 
 def test_modules_that_only_this_process_has(
@@ -185,7 +185,7 @@ def test_what_plugins_bring_needs_no_name(runtime: Runtime, install: Callable[..
         "    registry.hook('textwrap.indent', lambda *args: None)\n",
     )
     runtime.load(["acme-local"], strict=True)
-    state = runtime.state()
+    state = RuntimeState.of(runtime)
     runtime.clear("kda", "none")
     runtime.register("else", "a:B", op="kda")
     assert state.restore().fingerprint() == state.fingerprint

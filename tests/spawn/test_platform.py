@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from switchrail import Runtime
+from switchrail import Runtime, RuntimeState
 from switchrail.errors import InstallationError, UnpicklableError
 
 
@@ -20,31 +20,31 @@ def platforms(environment: None) -> Any:
 
 def test_what_was_detected_is_not_a_choice(runtime: Runtime) -> None:
     assert runtime.platform.kind
-    assert runtime.state().platform is None
+    assert RuntimeState.of(runtime).platform is None
 
 
 @pytest.mark.parametrize("choice", ["cpu", "userland_platform:Mine", "object"])
 def test_a_choice(runtime: Runtime, platforms: Any, choice: str) -> None:
     runtime.use_platform(platforms.Mine() if choice == "object" else choice)
-    state = pickle.loads(pickle.dumps(runtime.state()))
+    state = pickle.loads(pickle.dumps(RuntimeState.of(runtime)))
     runtime.use_platform("cpu")
     runtime.register("else", "a:B", op="kda")
     other = state.restore()
     assert other is not runtime
     assert other.platform.kind == ("cpu" if choice == "cpu" else "oot:mine")
-    assert other.state().platform == state.platform
+    assert RuntimeState.of(other).platform == state.platform
 
 
 def test_another_choice_is_a_difference(runtime: Runtime, platforms: Any) -> None:
     runtime.use_platform("cpu")
-    state = runtime.state()
+    state = RuntimeState.of(runtime)
     assert state.restore() is runtime
     runtime.use_platform(platforms.Mine())
     assert state.restore() is not runtime
 
 
 def test_a_device_that_is_not_there(runtime: Runtime) -> None:
-    state = replace(runtime.state(), platform="cuda:99")
+    state = replace(RuntimeState.of(runtime), platform="cuda:99")
     with pytest.raises(InstallationError, match="'cuda:99'") as caught:
         state.restore()
     assert "platform: choice is None, not 'cuda:99'" in caught.value.fields["differences"]
@@ -56,4 +56,4 @@ def test_a_platform_without_a_name(runtime: Runtime, platforms: Any) -> None:
 
     runtime.use_platform(Local())
     with pytest.raises(UnpicklableError, match=r"platform .*Local:cpu: it is local to test_a_platform"):
-        runtime.state()
+        RuntimeState.of(runtime)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from switchrail import DeviceSupport, Layout, Runtime, current_runtime
+from switchrail import DeviceSupport, Layout, Runtime, RuntimeState, current_runtime
 
 ONE = """
 import dataclasses
@@ -95,7 +95,7 @@ METHODS = [method for method in ("spawn", "forkserver") if method in multiproces
 
 @pytest.mark.parametrize("method", METHODS)
 def test_as_an_initializer(parent: Runtime, userland: Any, method: str) -> None:
-    state = parent.state()
+    state = RuntimeState.of(parent)
     context = multiprocessing.get_context(method)
     with ProcessPoolExecutor(1, context, initializer=state.restore) as pool:
         checked(pool.submit(userland.report).result(60), parent, userland)
@@ -103,11 +103,11 @@ def test_as_an_initializer(parent: Runtime, userland: Any, method: str) -> None:
 
 def test_as_an_argument(parent: Runtime, userland: Any) -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        checked(pool.apply(userland.restored, (parent.state(),)), parent, userland)
+        checked(pool.apply(userland.restored, (RuntimeState.of(parent),)), parent, userland)
 
 
 def test_as_bytes_for_a_process_of_any_kind(parent: Runtime, userland: Any) -> None:
-    text = pickle.dumps(parent.state())
+    text = pickle.dumps(RuntimeState.of(parent))
     assert len(text) < 20_000
     program = (
         f"import pickle, sys; sys.path[:] = {sys.path}; state = pickle.load(sys.stdin.buffer);"
@@ -119,13 +119,13 @@ def test_as_bytes_for_a_process_of_any_kind(parent: Runtime, userland: Any) -> N
 
 
 def test_it_goes_on_from_worker_to_worker(parent: Runtime) -> None:
-    state = parent.state()
+    state = RuntimeState.of(parent)
     assert pickle.loads(pickle.dumps(state)) == state
-    assert pickle.loads(pickle.dumps(state)).restore().state() == state
+    assert RuntimeState.of(pickle.loads(pickle.dumps(state)).restore()) == state
 
 
 def test_the_second_time_nothing_happens(parent: Runtime) -> None:
-    state = pickle.loads(pickle.dumps(parent.state()))
+    state = pickle.loads(pickle.dumps(RuntimeState.of(parent)))
     assert state.restore() is parent  # which is the default runtime here, and like it already
     parent.configure("gated_delta", "one", scale=1.5)
     other = state.restore()
@@ -136,7 +136,7 @@ def test_the_second_time_nothing_happens(parent: Runtime) -> None:
 
 
 def test_the_hooks_of_the_runtime_before_are_taken_off(runtime: Runtime, userland: Any) -> None:
-    state = runtime.state()
+    state = RuntimeState.of(runtime)
     runtime.hooks.add("userland.target", userland.double)
     assert userland.target(1) == 2
     state.restore()
@@ -160,7 +160,7 @@ def test_what_a_module_registers_when_it_is_imported(
     import userland
     import userland_module  # type: ignore[import-not-found]
 
-    state = runtime.state()
+    state = RuntimeState.of(runtime)
     del sys.modules["userland_module"]
     runtime.register("else", "userland:Else", op="kda")
     other = state.restore()
@@ -184,7 +184,7 @@ def test_plans_are_made_again(runtime: Runtime) -> None:
         preferences={"linear.decode": "torch", "gated_delta.prefill": "reference"},
         features={"attention": []},
     )
-    state = pickle.loads(pickle.dumps(runtime.state(plan)))
+    state = pickle.loads(pickle.dumps(RuntimeState.of(runtime, plan)))
     fingerprint = runtime.fingerprint(plan)
     runtime.clear("gated_delta", "mine")
     other = state.restore()

@@ -202,13 +202,11 @@ class Loader:
 
     def _select(self, allow: Sequence[str] | None, platform: str | None = None) -> set[tuple[str, str]]:
         """Blocks what may not be loaded; returns what the lock refuses."""
-        from switchrail.platforms.builtin import KINDS  # which asks this package for platform plugins
-
         if self._discovery is None:
             self._look(None)
         assert self._discovery is not None
         known = list(self._known(self._discovery).values())
-        selected = _core.select(known, allow, platform_in_use(platform, known), list(KINDS))
+        selected = _core.select(known, allow, platform_in_use(platform, known), list(_core.DEVICES))
         locked = self._locked(selected)
         self._plugins = {_key(plugin): plugin for plugin in locked}
         before = {_key(plugin): plugin.state for plugin in selected}

@@ -89,8 +89,8 @@ class PlanState:
 class RuntimeState:
     """Everything that decides what a runtime does, by name: a small value that pickles.
 
-    Made by `Runtime.state`. A worker, however it was started, takes it as an argument and calls `restore`, or
-    is given the bound method `state.restore` as its initializer.
+    A worker, however it was started, takes it as an argument and calls `restore`, or is given the bound
+    method `state.restore` as its initializer.
 
     Attributes:
         fingerprint: The runtime's, without plans.
@@ -103,7 +103,7 @@ class RuntimeState:
         chains: For each target its enabled hooks, as they run.
         strict_hooks: The value of `Hooks.strict`.
         platform: The choice of a platform; None: none was made.
-        plans: What the plans given to `Runtime.state` were made from.
+        plans: What the plans given to `RuntimeState.of` were made from.
     """
 
     fingerprint: str
@@ -122,6 +122,22 @@ class RuntimeState:
         # Another version may not even have these classes: it is to say so, rather than to fail at a field.
         values = tuple(getattr(self, one.name) for one in fields(self))
         return _open, (self.version, pickle.dumps(values))
+
+    @classmethod
+    def of(cls, runtime: Runtime, *plans: RoutePlan) -> RuntimeState:
+        """A runtime as data, and what plans were made from.
+
+        Raises:
+            UnpicklableError: Something in it can't be found by name in another process; the error names each
+                such thing, and why.
+        """
+        state, problems = read(runtime, plans)
+        if problems:
+            raise UnpicklableError(
+                f"another process can't be given this runtime: {'; '.join(problems)}",
+                problems=tuple(problems),
+            )
+        return state
 
     def restore(self) -> Runtime:
         """Makes a runtime like the one that this is of the default one of this process; once.
@@ -142,7 +158,7 @@ class RuntimeState:
         return restore(self)
 
     def make_plans(self, runtime: Runtime) -> tuple[RoutePlan, ...]:
-        """Makes the plans that were given to `Runtime.state` again.
+        """Makes the plans that were given to `RuntimeState.of` again.
 
         Args:
             runtime: What `restore` returned.
@@ -153,21 +169,6 @@ class RuntimeState:
         from switchrail.processes.restore import make_plans
 
         return make_plans(self, runtime)
-
-
-def state_of(runtime: Runtime, plans: Sequence[RoutePlan] = ()) -> RuntimeState:
-    """A runtime as data.
-
-    Raises:
-        UnpicklableError: Something in it can't be found by name in another process; the error names each
-            such thing, and why.
-    """
-    state, problems = read(runtime, plans)
-    if problems:
-        raise UnpicklableError(
-            f"another process can't be given this runtime: {'; '.join(problems)}", problems=tuple(problems)
-        )
-    return state
 
 
 def read(runtime: Runtime, plans: Sequence[RoutePlan] = ()) -> tuple[RuntimeState, list[str]]:
