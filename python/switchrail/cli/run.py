@@ -91,6 +91,7 @@ def run(
         ignore_eos=ignore_eos,
     )
     choices = read_choices(config, backend)
+    folder = find_checkpoint(checkpoint, download=download)
     if quiet:
         LOG.setLevel(logging.WARNING)
     told = console(stderr=True, quiet=quiet or as_json)
@@ -99,7 +100,6 @@ def run(
     platform = runtime.platform if device is None else runtime.find_platform(device)
     told.print(platform_text(platform), plugin_table(runtime.plugins), sep="\n\n")
     options = options_on(platform, choices.engine)
-    folder = find_checkpoint(checkpoint, download=download)
     _check_prompts(folder, texts, params, options)
     if quiet or not sys.stderr.isatty():
         from transformers.utils.logging import disable_progress_bar
