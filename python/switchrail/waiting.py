@@ -78,8 +78,8 @@ def within(
             done.set()
 
     thread = threading.Thread(target=run, name=f"{THREADS}{name}", daemon=True)
-    thread.start()
     start, told_after = time.monotonic(), TOLD_AFTER
+    thread.start()
     while not done.wait(max(0, min(seconds, told_after) - (time.monotonic() - start))):
         passed = time.monotonic() - start
         if passed >= seconds:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import switchrail
-from switchrail.plugins import Plugin
+from switchrail import waiting
+from switchrail.plugins import Plugin, attempt
 from switchrail.testing import isolated
 from switchrail.variables import VARIABLES
 from switchrail.waiting import THREADS
@@ -20,6 +21,12 @@ TARGET = """
 import threading
 
 go = threading.Event()  # set when the test is over, so that what hangs ends
+seconds = 0.0  # the time
+
+def hang():
+    global seconds
+    seconds += 1000
+    go.wait(60)
 
 def greet(name="world"):
     return f"hello {name}"
@@ -30,30 +37,43 @@ def end_threads() -> None:
     """Ends what hangs in the threads of plugins."""
     if "acme_target" in sys.modules:
         sys.modules["acme_target"].go.set()
-        for thread in threading.enumerate():
-            if thread.name.startswith(THREADS):
-                thread.join(60)
-                assert not thread.is_alive()
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith(THREADS)]
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+class Clock:
+    """Time as plugins tell it, in `acme_target.seconds`: it stands still however busy the machine is."""
+
+    def monotonic(self) -> float:
+        target = sys.modules.get("acme_target")
+        return target.seconds if target is not None else 0.0
 
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """None of the variables is set; handlers of signals, and what the fake distributions import, go with it.
 
-    Those that Python did not set, of which it knows nothing, stay.
+    Handlers that Python did not set, of which it knows nothing, stay. What is loaded has the time of `Clock`.
     """
+    for module in (waiting, attempt):
+        monkeypatch.setattr(module, "time", Clock())
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     modules = set(sys.modules)
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
     yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
     for number, handler in handlers.items():
         if handler is not None and signal.getsignal(number) is not handler:
             signal.signal(number, handler)
-    end_threads()
-    for name in set(sys.modules) - modules:
-        if name.lower().startswith("acme"):
-            del sys.modules[name]
+    try:
+        end_threads()
+    finally:
+        for name in set(sys.modules) - modules:
+            if name.lower().startswith("acme"):
+                del sys.modules[name]
 
 
 @pytest.fixture

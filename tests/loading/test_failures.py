@@ -296,14 +296,14 @@ CASES = {
         "OrderError: no order is possible: each of these must come before the next",
     ),
     "its import hangs": Case(
-        "import acme_target\nacme_target.go.wait()",
+        "import acme_target\nacme_target.hang()",
         "its import takes longer than 0.4 s; its thread goes on, and what it registers is refused",
-        frame="acme_target.go.wait()",
+        frame="acme_target.hang()",
         options={"timeout": 0.4},
         state="hung",
     ),
     "it hangs": half(
-        "import acme_target\nacme_target.go.wait()",
+        "import acme_target\nacme_target.hang()",
         "its function takes longer than 0.4 s",
         options={"timeout": 0.4},
         state="hung",

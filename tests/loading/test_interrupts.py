@@ -151,7 +151,7 @@ def test_wherever_a_signal_strikes(host: Runtime, install: Install, find: Find) 
         with switchrail.testing.isolated() as runtime:
             runtime.register("torch", "u:U", op="short_conv", override=True)
             before = state_of(runtime)
-            handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
+            signal.signal(signal.SIGALRM, signal.default_int_handler)
             try:
                 signal.setitimer(signal.ITIMER_REAL, 1e-5 + step * 1.2e-5)
                 runtime.load(names)
@@ -160,7 +160,6 @@ def test_wherever_a_signal_strikes(host: Runtime, install: Install, find: Find) 
                 interrupted += 1
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
-                signal.signal(signal.SIGALRM, handler)
             states = {plugin.state for plugin in runtime.plugins if plugin.name.startswith("acme")}
             if "loaded" not in states:
                 assert state_of(runtime) == before
@@ -187,16 +186,16 @@ def end(*_: Any) -> None:
 def test_what_a_handler_raises_is_no_failure_of_the_plugin(
     host: Runtime, install: Install, find: Find, handler: Any, timeout: float | None
 ) -> None:
-    install("acme-bb", BOTH.format("second") + "    import acme_target\n    acme_target.go.wait(5)\n")
+    ring = (
+        "    import acme_target, os, signal\n"
+        "    os.kill(os.getpid(), signal.SIGALRM)\n"
+        "    acme_target.go.wait(60)\n"
+    )
+    install("acme-bb", BOTH.format("second") + ring)
     before = state_of(host)
-    former = signal.signal(signal.SIGALRM, handler)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
-        with pytest.raises(SystemExit) as caught:
-            host.load(["acme-aa", "acme-bb"], timeout=timeout)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, former)
+    signal.signal(signal.SIGALRM, handler)
+    with pytest.raises(SystemExit) as caught:
+        host.load(["acme-aa", "acme-bb"], timeout=timeout)
     assert caught.value.code == 15
     assert state_of(host) == before
 
@@ -312,24 +311,50 @@ def test_a_thread_that_waited_loads_when_the_first_was_interrupted(
     assert host.backend("kda", "second")
 
 
-def test_a_wait_for_another_thread_can_be_interrupted(host: Runtime, install: Install) -> None:
+class Told:
+    """A lock that says when somebody is about to wait for it."""
+
+    def __init__(self, lock: Any) -> None:
+        self.lock, self.asked = lock, threading.Event()
+
+    def __enter__(self) -> None:
+        self.asked.set()
+        self.lock.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self.lock.__exit__(*error)
+
+
+def test_a_wait_for_another_thread_can_be_interrupted(
+    host: Runtime, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
     entered, go = threading.Event(), threading.Event()
 
     def hold() -> None:
         entered.set()
-        go.wait(20)
+        go.wait(60)
 
     thread = threading.Thread(target=host._loader._alone, args=(hold,))
     thread.start()
     assert entered.wait(20)
     before = state_of(host)
-    timer = threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        host.load()
-    go.set()
-    thread.join(20)
-    timer.join(20)
+    lock = Told(host._loader._lock)
+    monkeypatch.setattr(host._loader, "_lock", lock)
+
+    def interrupt() -> None:
+        assert lock.asked.wait(60)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    other = threading.Thread(target=interrupt)
+    other.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            host.load()
+    finally:
+        go.set()
+    thread.join(60)
+    other.join(60)
+    assert not any(each.is_alive() for each in (thread, other))
     assert state_of(host) == before
 
 
