@@ -202,6 +202,10 @@ class RequestError(SwitchrailError, ValueError):
     """A request that the engine can't serve, now or ever. Fields: what was asked for and what is possible."""
 
 
+class EngineError(SwitchrailError, RuntimeError):
+    """An engine that is closed, in the middle of a step, or of another process. Fields: `process`, `found`."""
+
+
 class DispatchError(SwitchrailError, RuntimeError):
     """A layer's op ran another number of times in a step than once. Fields: `layer`, `op`, `found`."""
 

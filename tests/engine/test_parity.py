@@ -77,13 +77,13 @@ class Recorder:
         self.most_parts = 0
         self.steps = 0
         self._calls: Counter[tuple[Any, ...]] = Counter()
-        dispatcher, scheduler, model = engine._runner.dispatcher, engine._scheduler, engine._runner.model
+        dispatcher, sequences, model = engine._runner.dispatcher, engine._core.sequences, engine._runner.model
         forward, calls = model.forward, dispatcher._calls
 
         def record(*, logits_to_keep: torch.Tensor, position_ids: torch.Tensor, **kwargs: Any) -> Any:
             self._calls.clear()
             step = dispatcher.step
-            requests: dict[int, Request] = {r.slot: r for r in scheduler.prefilling + scheduler.decoding}
+            requests: dict[int, Request] = {request.slot: request for request in sequences.live}
             output = forward(position_ids=position_ids, logits_to_keep=0, **kwargs)
             logits = output.logits[0].float().cpu()
             for row, (slot, position) in enumerate(

@@ -201,7 +201,7 @@ def test_decoding_goes_on_while_a_long_prompt_is_prefilled(make_engine: Callable
         engine.step()
         assert len(short.tokens) == count
         assert long.tokens == []
-        assert long.prefilled == 4 * (count - 1)
+        assert long.length == 4 * (count - 1)
     while engine.busy:
         engine.step()
 
@@ -213,8 +213,8 @@ def test_steps_keep_to_their_rows(
     sizes = []
     build = engine._runner.builder.build
 
-    def measured(schedule: Any) -> Any:
-        step = build(schedule)
+    def measured(schedule: Any, page_table: Any) -> Any:
+        step = build(schedule, page_table)
         sizes.append(step.input_ids.shape[1])
         return step
 

@@ -21,7 +21,7 @@ def refuse(error: type[Error], owner: str, checks: Iterable[tuple[str, object, b
     """
     wrong = [(name, found, valid) for name, found, right, valid in checks if not right]
     if wrong:
-        problems = {name: f"{name} must be {valid}, found {found!r}" for name, found, valid in wrong}
+        problems = {name: f"{name} must be {valid}, found {found!r:.200}" for name, found, valid in wrong}
         raise error(
             f"{owner}: " + "; ".join(problems.values()),
             problems=problems,

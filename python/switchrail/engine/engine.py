@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import operator
+import os
 import random
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,20 +22,20 @@ import torch
 from switchrail._core import BoundPlan, Layout, RoutePlan
 from switchrail.current import current_runtime
 from switchrail.engine.checkpoint import load, read_config
+from switchrail.engine.core import EngineCore
 from switchrail.engine.dtypes import STATE_DTYPE, choose_dtype
 from switchrail.engine.hub import find_checkpoint
 from switchrail.engine.options import EngineOptions, options_on
 from switchrail.engine.params import SamplingParams
-from switchrail.engine.pools import pages_of
+from switchrail.engine.pools import Pools, pages_of
 from switchrail.engine.prompts import check_length, tokenize
-from switchrail.engine.request import Event, FinishReason, Output, Request
+from switchrail.engine.request import Event, Output, Request
 from switchrail.engine.routes import plan_routes
 from switchrail.engine.runner import Runner
-from switchrail.engine.sampling import choose
-from switchrail.engine.scheduler import Schedule, Scheduler
+from switchrail.engine.sequences import Sequences
 from switchrail.engine.stats import Stats
 from switchrail.engine.text import TextStream
-from switchrail.errors import ConfigError, RequestError
+from switchrail.errors import ArgumentError, ConfigError, EngineError, RequestError
 from switchrail.platforms import Platform
 from switchrail.platforms.operations import ChooseTokens
 from switchrail.runtime import Runtime
@@ -49,7 +50,9 @@ class Engine(AbstractContextManager["Engine"]):
 
     Requests are submitted at any time and run together. `generate` and `stream` do all that is needed;
     `submit`, `step` and `cancel` are for a program that has a loop of its own. All methods can be called
-    from any thread; steps run one at a time, in whichever thread asks for one.
+    from any thread; steps run one at a time, in whichever thread asks for one. From within a step (a hook, a
+    signal handler, a backend) only `submit` and `cancel` can be called. An exception at any place leaves the
+    engine whole, one raised by Ctrl-C too.
 
     Example:
         >>> with Engine("tests/checkpoints/kjv-qwen3-next") as engine:  # doctest: +SKIP
@@ -60,7 +63,6 @@ class Engine(AbstractContextManager["Engine"]):
         platform: What the model runs on.
         plan: The route plan.
         bound: The plan's backends.
-        pools: The memory for keys, values and states.
         max_length: The most tokens of a sequence, prompt and output together.
     """
 
@@ -107,21 +109,33 @@ class Engine(AbstractContextManager["Engine"]):
         self.options = options_on(self.platform, options)
         self.dtype: torch.dtype = getattr(torch, choose_dtype(dtype, config, self.platform.hardware))
         self.platform.initialize()
-        self._choose = self.platform.serving.forward_of(ChooseTokens)
+        choose_tokens = self.platform.serving.forward_of(ChooseTokens)
         with self.platform.hardware.active():
-            self._make(runtime, path, config, backends)
-        self.pools = self._runner.pools
-        self._scheduler = Scheduler(self.pools.pages, self.pools.slots, self.options)
-        self._stats = Stats()
+            self._runner = self._make(runtime, path, config, backends)
+            self._unhook = weakref.finalize(self, self._runner.hooks.clear)
+            sequences: Sequences[Any] = Sequences(
+                self._runner.pools.pages,
+                self._runner.pools.slots,
+                page_size=self.options.page_size,
+                max_pages=pages_of(self.max_length, self.options.page_size),
+                device=self.device,
+            )
+        self._core = EngineCore(
+            self._runner,
+            sequences,
+            self.options,
+            hardware=self.platform.hardware,
+            choose_tokens=choose_tokens,
+        )
         self._events: deque[Event] = deque()
-        self._submitted = 0
+        self._ids = itertools.count()
+        self._owner = object()  # of its requests
+        self._process = os.getpid()
         self._lock = threading.RLock()
-        self._stepping = False
-        self._held_up: list[Request] = []  # to be cancelled when the step is over
 
     def _make(
         self, runtime: Runtime, path: Path, config: dict[str, Any], backends: Mapping[str, str] | None
-    ) -> None:
+    ) -> Runner:
         """Plans the routes, loads the model and makes what runs it."""
         if self.options.seed is not None:
             self.platform.hardware.seed(self.options.seed)
@@ -150,7 +164,7 @@ class Engine(AbstractContextManager["Engine"]):
         self._end_tokens = loaded.end_tokens
         self._vocab_size = loaded.vocab_size
         self._decode = _decoder(loaded.tokenizer)
-        self._runner = Runner(
+        return Runner(
             loaded,
             self.bound,
             self.options,
@@ -159,17 +173,25 @@ class Engine(AbstractContextManager["Engine"]):
             state_dtype=getattr(torch, STATE_DTYPE),
             max_length=self.max_length,
         )
-        self._unhook = weakref.finalize(self, self._runner.hooks.clear)
+
+    @property
+    def pools(self) -> Pools:
+        """The memory for keys, values and states.
+
+        Raises:
+            EngineError: The engine is closed.
+        """
+        return self._open_runner().pools
 
     @property
     def stats(self) -> Stats:
         """What the engine has done so far."""
-        return replace(self._stats)
+        return replace(self._core.stats)
 
     @property
     def busy(self) -> bool:
         """Whether any request waits or runs."""
-        return self._scheduler.busy
+        return self._core.busy
 
     def generate(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -181,20 +203,23 @@ class Engine(AbstractContextManager["Engine"]):
             params: For all of them, or one for each; None: greedy defaults.
 
         Returns:
-            An output for each prompt, in their order. One that ended with `error` has the reason beside it.
+            An output for each prompt, in their order, or `SamplingParams.n` of them, next to one another. One
+            that ended with `error` has the reason beside it.
 
         Raises:
             RequestError: A prompt can't be served; then none is.
-            BaseException: What a backend raised in a step that ran one of these prompts; then all of them
-                have ended.
+            EngineError: The engine is closed, was made before a fork, or runs a step in this thread.
+            BaseException: What a backend raised in a step that ran one of these prompts, in whichever thread;
+                then all of them have ended.
         """
-        requests, _ = self._submit_all(prompts, params)
+        requests: list[Request] = []
         try:
-            while any(request.finish_reason is None for request in requests):
-                with self._lock:
-                    self._advance(requests)
+            self._enqueue(requests, prompts, params, deque())
+            while self._go_on(requests):
+                self._advance()
         finally:
-            self._cancel_all(requests)
+            self._core.unwanted += requests  # first, and without a call, so that no exception can prevent it
+            self._settle()
         return [request.output for request in requests]
 
     def stream(
@@ -211,19 +236,23 @@ class Engine(AbstractContextManager["Engine"]):
 
         Raises:
             RequestError: A prompt can't be served; then none is. Raised when the first event is asked for.
-            BaseException: What a backend raised in a step that ran one of these prompts; then all of them
-                have ended.
+            EngineError: The engine is closed, was made before a fork, or runs a step in this thread.
+            BaseException: What a backend raised in a step that ran one of these prompts, in whichever thread;
+                then all of them have ended.
         """
-        requests, events = self._submit_all(prompts, params)
+        requests: list[Request] = []
+        events: deque[Event] = deque()
         try:
-            while events or any(request.finish_reason is None for request in requests):
+            self._enqueue(requests, prompts, params, events)
+            while self._go_on(requests) or events:
                 with self._lock:
                     if not events:
-                        self._advance(requests)
+                        self._advance()
                 while events:
                     yield events.popleft()
         finally:
-            self._cancel_all(requests)
+            self._core.unwanted += requests  # as in `generate`
+            self._settle()
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
         """Puts a prompt in line; `step` runs it.
@@ -233,15 +262,21 @@ class Engine(AbstractContextManager["Engine"]):
             params: None: greedy defaults.
 
         Returns:
-            The request, whose attributes follow its progress.
+            The request, whose attributes follow its progress. Where `SamplingParams.n` asks for several
+            samples, it is the first one, and its `samples` are all of them.
 
         Raises:
             RequestError: The prompt can't be served, now or ever.
+            EngineError: The engine is closed, or was made before a fork.
         """
-        with self._lock:
-            request = self._prepare(prompt, params or SamplingParams(), self._events)
-            self._scheduler.waiting.append(request)
-            return request
+        requests: list[Request] = []
+        try:
+            self._enqueue(requests, [prompt], params, self._events)
+            return requests[0]
+        except BaseException:
+            self._core.unwanted += requests  # the caller never gets them
+            self._settle()
+            raise
 
     def step(self) -> list[Event]:
         """Runs one forward pass, if any request waits or runs.
@@ -250,48 +285,124 @@ class Engine(AbstractContextManager["Engine"]):
             What happened to requests that were submitted with `submit`, since the last call.
 
         Raises:
+            EngineError: The engine was made before a fork, or runs a step in this thread.
             BaseException: What a backend raised. The requests of the step have then ended with reason
                 `error`; all others go on with the next step.
         """
-        with self._lock:
-            self._advance()
-            events = list(self._events)
-            self._events.clear()
+        self._check_process()
+        events: list[Event] = []
+        try:
+            with self._lock:
+                self._core.step()
+                events += self._events
+                self._events.clear()
             return events
+        except BaseException:
+            self._events.extendleft(reversed(events))
+            raise
 
     def cancel(self, request: Request) -> bool:
         """Ends a request where it is and frees what it held; from within a step, when the step is over.
 
         Returns:
             Whether it had not ended yet.
+
+        Raises:
+            ArgumentError: It is no request.
+            RequestError: It is another engine's.
+            EngineError: The engine was made before a fork.
         """
+        self._check_process()
+        if not isinstance(request, Request):
+            raise ArgumentError(
+                f"cancel takes a Request, found {request!r:.80}", argument="request", found=request
+            )
+        if request.owner is not self._owner:
+            raise RequestError(f"{request!r} is another engine's; cancel it there")
         with self._lock:
             if request.finish_reason is not None:
                 return False
-            if self._stepping:  # this thread's own: the garbage collector closes a stream, say
-                self._held_up.append(request)
-            else:
-                self._finish(request, "cancelled")
+            self._core.unwanted += (request,)
+            self._core.settle()
             return True
 
     def close(self) -> None:
-        """Cancels everything, frees model and pools, and takes the engine's hooks out."""
+        """Cancels everything, frees model and pools, and takes the engine's hooks out.
+
+        Does nothing in a process that was forked after the engine was made: all of it is the parent's.
+
+        Raises:
+            EngineError: The engine runs a step in this thread.
+        """
+        if os.getpid() != self._process:
+            return
         with self._lock:
-            if self._unhook.alive:
-                scheduler = self._scheduler
-                self._cancel_all([*scheduler.waiting, *scheduler.prefilling, *scheduler.decoding])
-                self._unhook()
-                del self._runner, self.pools
+            if self._core.inside:
+                raise EngineError("the engine can't be closed from within its own step")
+            self._core.unwanted += self._core.tasks
+            self._core.settle()
+            self._unhook()
+            if self._core.runner is not None:
+                self._core.runner = None
+                del self._runner
                 self.platform.hardware.empty_cache()
 
     def __exit__(self, *_: object) -> None:
         """Closes the engine."""
         self.close()
 
-    def _submit_all(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
-    ) -> tuple[list[Request], deque[Event]]:
-        """Submits all prompts or none; their events go to a queue of their own."""
+    def _check_process(self) -> None:
+        """Refuses what would wait for a lock, or for torch's threads, that a fork has left behind."""
+        process = os.getpid()
+        if process != self._process:
+            raise EngineError(
+                f"the engine was made in process {self._process}, and this is process {process}, forked "
+                "from it; make an engine in each process",
+                process=self._process,
+                found=process,
+            )
+
+    def _open_runner(self) -> Runner:
+        runner = self._core.runner
+        if runner is None:
+            raise EngineError("the engine is closed")
+        return runner
+
+    def _settle(self) -> None:
+        if os.getpid() == self._process:
+            with self._lock:
+                self._core.settle()
+
+    def _advance(self) -> None:
+        """Runs the next step; one that raised ended others' requests, or `_go_on` raises."""
+        with self._lock:
+            failed = self._core.stats.failed_steps
+            try:
+                self._core.step()
+            except Exception:
+                if self._core.stats.failed_steps == failed:
+                    raise
+
+    def _go_on(self, requests: Sequence[Request]) -> bool:
+        """Whether any of a caller's requests goes on.
+
+        Raises:
+            BaseException: What ended the step of one of them.
+        """
+        for request in requests:
+            if request.step_failed and request.error is not None:
+                raise request.error
+        return any(request.finish_reason is None for request in requests)
+
+    def _enqueue(
+        self,
+        requests: list[Request],
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        events: deque[Event],
+    ) -> None:
+        """Makes the requests of all prompts or of none, puts them into `requests`, and then in line."""
+        self._check_process()
         if isinstance(prompts, str):
             raise RequestError(f"prompts must be a sequence of prompts, found one text: {prompts[:40]!r}")
         if params is None or isinstance(params, SamplingParams):
@@ -300,52 +411,58 @@ class Engine(AbstractContextManager["Engine"]):
             raise RequestError(
                 f"{len(prompts)} prompts, but {len(params)} SamplingParams; valid: one, or one each"
             )
-        events: deque[Event] = deque()
+        made: list[Request] = []
+        for prompt, param in zip(prompts, params, strict=True):
+            made += self._prepare(prompt, param, events)
+        requests += made
         with self._lock:
-            requests = [
-                self._prepare(prompt, param, events) for prompt, param in zip(prompts, params, strict=True)
-            ]
-            self._scheduler.waiting.extend(requests)
-        return requests, events
+            self._open_runner()
+            self._core.add(requests)
 
-    def _cancel_all(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            self.cancel(request)
-
-    def _prepare(self, prompt: Prompt, params: SamplingParams, events: deque[Event]) -> Request:
-        if not self._unhook.alive:
-            raise RequestError("the engine is closed")
+    def _prepare(self, prompt: Prompt, params: SamplingParams, events: deque[Event]) -> list[Request]:
+        """Makes the requests of a prompt, one for each sample."""
         if not isinstance(params, SamplingParams):
             raise RequestError(f"params must be SamplingParams, found {params!r:.80}")
+        capacity = self.pools.pages.capacity
         tokens = self._tokens_of(prompt)
         check_length(len(tokens), params, self.max_length)
         length = len(tokens) + params.max_new_tokens
         # the last token's key and value are never read, so they are never written
         needed = pages_of(length - 1, self.options.page_size)
-        if needed > self.pools.pages.capacity:
+        if needed > capacity:
             raise RequestError(
                 f"{len(tokens)} prompt tokens and {params.max_new_tokens} new ones need {needed} pages of "
-                f"{self.options.page_size} tokens; the pool has {self.pools.pages.capacity}",
+                f"{self.options.page_size} tokens; the pool has {capacity}",
                 prompt_tokens=len(tokens),
                 max_new_tokens=params.max_new_tokens,
                 needed_pages=needed,
-                pages=self.pools.pages.capacity,
+                pages=capacity,
             )
         ends = frozenset() if params.ignore_eos else self._end_tokens
-        request = Request(
-            id=self._submitted,
-            prompt=prompt if isinstance(prompt, str) else None,
-            prompt_tokens=tokens,
-            params=params,
-            ids=np.array(tokens, dtype=np.int64),
-            end_tokens=ends | frozenset(params.stop_token_ids),
-            stream=TextStream(self._decode, tokens, tuple(params.stop)),
-            draws=random.Random(params.seed),
-            events=events,
-            needed_pages=needed,
-        )
-        self._submitted += 1
-        return request
+        ends |= frozenset(params.stop_token_ids)
+        ids = np.array(tokens, dtype=np.int64)
+        numbers = [next(self._ids) for _ in range(params.n)]
+        requests = [
+            Request(
+                id=number,
+                prompt=prompt if isinstance(prompt, str) else None,
+                prompt_tokens=tokens,
+                params=sample,
+                ids=ids,
+                end_tokens=ends,
+                stream=TextStream(self._decode, tokens, tuple(params.stop)),
+                draws=random.Random(sample.seed),
+                events=events,
+                owner=self._owner,
+                needed_pages=needed,
+                group=numbers[0] if params.n > 1 else None,
+            )
+            for number, sample in zip(numbers, params.samples(), strict=True)
+        ]
+        if params.n > 1:
+            for request in requests:
+                request.siblings = tuple(requests)
+        return requests
 
     def _tokens_of(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):
@@ -365,103 +482,6 @@ class Engine(AbstractContextManager["Engine"]):
                 valid=(0, self._vocab_size - 1),
             )
         return tokens
-
-    def _advance(self, own: Sequence[Request] | None = None) -> None:
-        """Runs the next step, if there is one, then the cancellations that it held up.
-
-        Args:
-            own: The caller's requests; None: all.
-
-        Raises:
-            BaseException: What ended the step, if one of the caller's requests ran in it.
-        """
-        schedule, admitted = self._scheduler.schedule()
-        if not schedule.requests:
-            return
-        self._stepping = True
-        try:
-            self._run_step(schedule, admitted)
-        except BaseException as error:
-            for request in schedule.requests:
-                if request.finish_reason is None:
-                    self._finish(request, "error", error)
-            if (
-                own is None
-                or not isinstance(error, Exception)
-                or any(request in own for request in schedule.requests)
-            ):
-                raise
-        finally:
-            self._stepping = False
-            while self._held_up:
-                self.cancel(self._held_up.pop())
-
-    def _run_step(self, schedule: Schedule, admitted: Sequence[Request]) -> None:
-        start = time.perf_counter()
-        ready, tokens = self._choose_tokens(schedule, admitted)
-        seconds = time.perf_counter() - start
-        self._stats.add(
-            prefill=sum(count for _, count in schedule.prefill), decode=len(schedule.decode), seconds=seconds
-        )
-        self._runner.builder.append(ready, [token or 0 for token in tokens])
-        for request, token in zip(ready, tokens, strict=True):
-            try:
-                if token is None:
-                    raise RequestError("the model's logits are not finite")
-                self._accept(request, token)
-            except Exception as error:  # a tokenizer's, say: it ends this request and no other
-                self._finish(request, "error", error)
-
-    @torch.inference_mode()
-    def _choose_tokens(
-        self, schedule: Schedule, admitted: Sequence[Request]
-    ) -> tuple[list[Request], list[int | None]]:
-        """Runs the model; returns the requests that got a token, and their tokens."""
-        with self.platform.hardware.active():
-            logits = self._runner.run(schedule, admitted)
-            ready = self._scheduler.advance(schedule)
-            if not ready:
-                return [], []
-            params = [request.params for request in ready]
-            return ready, (self._choose or choose)(logits, params, [request.draws for request in ready])
-
-    def _accept(self, request: Request, token: int) -> None:
-        """Adds a token to a request, ends the request where it must, and tells about it."""
-        request.tokens.append(token)
-        reason: FinishReason | None = None
-        text = ""
-        if token in request.end_tokens:
-            reason = "stop"
-        else:
-            text = request.stream.push(token)
-            if request.stream.stopped:
-                reason = "stop"
-            elif len(request.tokens) == request.params.max_new_tokens:
-                reason = "length"
-        if reason is None:
-            request.events.append(Event(request=request, token=token, text=text, finish_reason=None))
-        else:
-            self._finish(request, reason, token=token, text=text)
-
-    def _finish(
-        self,
-        request: Request,
-        reason: FinishReason,
-        error: BaseException | None = None,
-        *,
-        token: int | None = None,
-        text: str = "",
-    ) -> None:
-        """Ends a request and frees what it held, also where its last text can't be decoded."""
-        if reason != "error":
-            try:
-                text += request.stream.finish()
-            except Exception as failure:
-                reason, error = "error", failure
-        self._scheduler.remove(request)
-        request.finish_reason = reason
-        request.error = error
-        request.events.append(Event(request=request, token=token, text=text, finish_reason=reason))
 
 
 def _decoder(tokenizer: Any) -> Callable[[list[int]], str]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from switchrail.engine.checks import is_count, is_number, refuse
 from switchrail.errors import RequestError
+
+MOST_SAMPLES = 1024
+MOST_STOP_STRINGS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +19,8 @@ class SamplingParams:
     The filters apply in this order: temperature, top_k, top_p, min_p, as in transformers' generation.
 
     Attributes:
+        n: Samples of the prompt, at most 1,024. They equal n prompts with the seeds `seed`, `seed` + 1 and so
+            on, but those that run together share the prompt's prefill and its pages.
         max_new_tokens: The most tokens to generate.
         temperature: 0 takes the likeliest token; above, logits are divided by it and one token is drawn.
         top_k: Draw among the k likeliest tokens; None: among all.
@@ -23,7 +28,8 @@ class SamplingParams:
         min_p: Draw among tokens at least this fraction as likely as the likeliest one.
         seed: Start of the request's own random numbers, one per token, so that what runs beside it changes
             nothing about the draws; None: from the operating system.
-        stop: Strings that end the output; the text is cut before the first one, wherever tokens break it.
+        stop: Strings that end the output, at most 64; the text is cut before the first one, wherever tokens
+            break it. Each costs time in every step.
         stop_token_ids: Token ids that end the output besides the checkpoint's own end tokens.
         ignore_eos: Go on after the checkpoint's end tokens.
 
@@ -31,6 +37,7 @@ class SamplingParams:
         RequestError: A value is out of range; the error lists all of them.
     """
 
+    n: int = 1
     max_new_tokens: int = 128
     temperature: float = 0.0
     top_k: int | None = None
@@ -53,6 +60,12 @@ class SamplingParams:
             RequestError,
             "SamplingParams",
             [
+                (
+                    "n",
+                    self.n,
+                    is_count(self.n) and self.n <= MOST_SAMPLES,
+                    f"an integer from 1 to {MOST_SAMPLES}",
+                ),
                 ("max_new_tokens", self.max_new_tokens, is_count(self.max_new_tokens), positive),
                 (
                     "temperature",
@@ -73,8 +86,9 @@ class SamplingParams:
                     "stop",
                     self.stop,
                     isinstance(self.stop, tuple)
+                    and len(self.stop) <= MOST_STOP_STRINGS
                     and all(isinstance(text, str) and text for text in self.stop),
-                    "a non-empty string or a sequence of them",
+                    f"a non-empty string or a sequence of at most {MOST_STOP_STRINGS} of them",
                 ),
                 (
                     "stop_token_ids",
@@ -86,3 +100,10 @@ class SamplingParams:
                 ("ignore_eos", self.ignore_eos, isinstance(self.ignore_eos, bool), "True or False"),
             ],
         )
+
+    def samples(self) -> list[SamplingParams]:
+        """The parameters of each of the `n` samples, as a prompt of its own would have them."""
+        if self.n == 1:
+            return [self]
+        seeds = range(self.n) if self.seed is None else range(self.seed, self.seed + self.n)
+        return [replace(self, n=1, seed=None if self.seed is None else seed) for seed in seeds]

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
 
-from switchrail.engine.params import SamplingParams
+from switchrail.engine.task import FinishReason, Task
 from switchrail.engine.text import TextStream
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +48,7 @@ class Event:
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class Request:
+class Request(Task):
     """A submitted prompt; its attributes follow what the engine does with it.
 
     Attributes:
@@ -72,20 +64,16 @@ class Request:
     id: int
     prompt: str | None
     prompt_tokens: tuple[int, ...]
-    params: SamplingParams
-    tokens: list[int] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    error: BaseException | None = None
     # the engine's own
-    ids: npt.NDArray[np.int64]
-    end_tokens: frozenset[int]
+    owner: object
     stream: TextStream
-    draws: random.Random
     events: deque[Event]
-    needed_pages: int
-    prefilled: int = 0
-    slot: int = 0
-    pages: list[int] = field(default_factory=list)
+    siblings: tuple[Request, ...] = ()
+
+    @property
+    def samples(self) -> tuple[Request, ...]:
+        """The requests of the same prompt, one for each of `SamplingParams.n`, this one among them."""
+        return self.siblings or (self,)
 
     @property
     def text(self) -> str:
@@ -104,6 +92,30 @@ class Request:
             finish_reason=self.finish_reason,
             error=self.error,
         )
+
+    def note(
+        self, token: int | None, reason: FinishReason | None, error: BaseException | None = None
+    ) -> None:
+        """Writes down a new token, or the end, or both, with the text that they make certain, as an event.
+
+        An error in the last text becomes the reason why the request ends.
+        """
+        text = ""
+        if token is not None and reason != "stop":
+            text = self.stream.push(token)
+            if self.stream.stopped:
+                reason = "stop"
+        if reason is not None and reason != "error":
+            try:
+                text += self.stream.finish()
+            except Exception as failure:
+                reason, error = "error", failure
+        event = Event(request=self, token=token, text=text, finish_reason=reason)
+        # Python looks for signals at calls and back jumps only, so nothing can come between these.
+        if token is not None:
+            self.tokens += (token,)
+        self.error, self.finish_reason = error, reason
+        self.events += (event,)
 
     def __repr__(self) -> str:
         state = self.finish_reason or ("running" if self.slot else "waiting")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from switchrail._core import BoundPlan
@@ -11,8 +9,7 @@ from switchrail.engine.checkpoint import Checkpoint
 from switchrail.engine.dispatch import Dispatcher
 from switchrail.engine.models.binding import connect, find_mixers, read_shapes
 from switchrail.engine.options import EngineOptions
-from switchrail.engine.pools import Pools, pages_of
-from switchrail.engine.request import Request
+from switchrail.engine.pools import Pools
 from switchrail.engine.scheduler import Schedule
 from switchrail.engine.step import StepBuilder
 from switchrail.platforms import Platform
@@ -70,7 +67,6 @@ class Runner:
         )
         self.builder = StepBuilder(
             num_slots=options.max_sequences + 1,
-            max_pages=pages_of(max_length, options.page_size),
             page_size=options.page_size,
             device=torch.device(platform.device),
             pin_memory=platform.hardware.pin_memory_available(),
@@ -78,19 +74,17 @@ class Runner:
         self.dispatcher = Dispatcher(bound, self.pools, shapes)
         self.hooks = connect(self.model, mixers, checkpoint.family, self.dispatcher, platform.serving)
 
-    def run(self, schedule: Schedule, admitted: Sequence[Request]) -> torch.Tensor:
+    def run(self, schedule: Schedule, page_table: torch.Tensor) -> torch.Tensor:
         """Runs a schedule's tokens.
 
         Args:
             schedule: What to run.
-            admitted: The requests in it that were just given slot and pages.
+            page_table: [slots, pages] int32, the pages of the sequence in each slot.
 
         Returns:
-            [R, vocabulary]: a row for each decoding request, then for each whose prompt ends in this step.
+            [R, vocabulary]: a row for each decoding task, then for each whose prompt ends in this step.
         """
-        for request in admitted:
-            self.builder.admit(request)
-        step = self.builder.build(schedule)
+        step = self.builder.build(schedule, page_table)
         with self.dispatcher.running(step):
             logits: torch.Tensor = self.model(
                 input_ids=step.input_ids,
@@ -100,7 +94,6 @@ class Runner:
                 use_cache=False,
                 logits_to_keep=step.logit_rows,
             ).logits
-        self.builder.advance(schedule)
         return logits.squeeze(0)
 
 

@@ -2,116 +2,112 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import deque
 from dataclasses import dataclass
 from operator import attrgetter
 
 from switchrail.engine.options import EngineOptions
-from switchrail.engine.pools import FreeList
-from switchrail.engine.request import Request
+from switchrail.engine.sequences import Sequences
+from switchrail.engine.task import Task
+
+_slot = attrgetter("slot")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """The requests of one step.
+    """The tasks of one step.
 
     Attributes:
-        decode: Requests that run their last token.
-        prefill: Requests that run prompt tokens, with their number.
+        decode: Tasks that run their last token, by slot: where slots follow one another, a backend can work
+            on a slice of its pool.
+        prefill: Tasks that run prompt tokens, with their number.
+        forks: Pairs of tasks: the prompt of the first one ends in this step, and the second one, of the same
+            prompt, goes on from there.
     """
 
-    decode: list[Request]
-    prefill: list[tuple[Request, int]]
+    decode: list[Task]
+    prefill: list[tuple[Task, int]]
+    forks: list[tuple[Task, Task]]
 
     @property
-    def requests(self) -> list[Request]:
-        """All of them, decode first."""
-        return self.decode + [request for request, _ in self.prefill]
+    def tasks(self) -> list[Task]:
+        """All of them, in the order of their rows; those without rows last."""
+        return [*self.decode, *(task for task, _ in self.prefill), *(task for _, task in self.forks)]
 
 
 class Scheduler:
     """First come, first served, with continuous batching and chunked prefill.
 
-    A request is admitted when a slot is free and all the pages that it can ever need are: those of its
-    prompt and of every new token. It then runs to its end and is never preempted, so nothing is computed
-    twice and no two requests can wait for each other's pages; the price is that pages for tokens which a
-    request stops short of stay unused. Nobody overtakes: when the first in line does not fit, the others
-    wait behind it, so each request's turn comes.
+    A task is admitted when a slot is free and all the pages that it can ever need are: those of its prompt
+    and of every new token. It then runs to its end and is never preempted, so nothing is computed twice and
+    no two tasks can wait for each other's pages; the price is that pages for tokens which a task stops short
+    of stay unused. Nobody overtakes: when the first in line does not fit, the others wait behind it, so each
+    task's turn comes.
+
+    Of samples of one prompt that are admitted before its prefill ends, the first one runs it; the others
+    share its full pages, wait, and are forked. One that is admitted later runs the prompt itself.
 
     Attributes:
-        waiting: Requests in line.
-        prefilling: Requests with prompt tokens left, in order of admission.
-        decoding: Requests that run their last token, by slot: where slots follow one another, a backend can
-            work on a slice of its pool.
+        waiting: Tasks in line. Which of the live sequences are in prefill follows from their lengths.
     """
 
-    def __init__(self, pages: FreeList, slots: FreeList, options: EngineOptions) -> None:
-        self.waiting: deque[Request] = deque()
-        self.prefilling: list[Request] = []
-        self.decoding: list[Request] = []
-        self._pages = pages
-        self._slots = slots
+    def __init__(self, sequences: Sequences[Task], options: EngineOptions) -> None:
+        self.waiting: deque[Task] = deque()
+        self._sequences = sequences
         self._rows = options.max_tokens_per_step
         self._chunk = options.prefill_chunk or options.max_tokens_per_step
+        self._page_size = options.page_size
 
-    @property
-    def busy(self) -> bool:
-        """Whether any request waits or runs."""
-        return bool(self.waiting or self.prefilling or self.decoding)
-
-    def schedule(self) -> tuple[Schedule, list[Request]]:
-        """Takes the next step's tokens: each decoding request's, then prompt tokens in order of admission.
-
-        Returns:
-            The step, and the requests that it admitted.
-        """
-        rows = self._rows - len(self.decoding)
-        prefill = []
-        admitted = []
-        for request in self.prefilling:
-            if not rows:
+    def schedule(self) -> Schedule:
+        """Takes the next step's tokens: each decoding task's, then prompt tokens in order of admission."""
+        decode: list[Task] = []
+        prompts: list[Task] = []
+        for task in self._sequences.live:
+            (prompts if task.length < len(task.ids) else decode).append(task)
+        decode.sort(key=_slot)
+        rows = self._rows - len(decode)
+        prefill: list[tuple[Task, int]] = []
+        followers: list[tuple[Task, Task]] = []
+        leaders: dict[int, Task] = {}
+        for task in prompts:
+            leader = self._leader(task, leaders)
+            if leader is not task:
+                followers.append((leader, task))
+            elif rows:
+                rows -= self._place(task, rows, prefill)
+        while self.waiting:
+            task = self.waiting[0]
+            leader = self._leader(task, leaders)
+            if leader is task and not rows:
                 break
-            count = min(len(request.ids) - request.prefilled, self._chunk, rows)
-            prefill.append((request, count))
-            rows -= count
-        pages, slots = self._pages, self._slots
-        while rows and self.waiting and len(slots) and self.waiting[0].needed_pages <= len(pages):
-            request = self.waiting.popleft()
-            request.slot = slots.take(1)[0]
-            request.pages = pages.take(request.needed_pages)
-            self.prefilling.append(request)
-            admitted.append(request)
-            count = min(len(request.ids), self._chunk, rows)
-            prefill.append((request, count))
-            rows -= count
-        return Schedule(decode=list(self.decoding), prefill=prefill), admitted
+            shared = [] if leader is task else leader.pages[: len(task.ids) // self._page_size]
+            new = task.needed_pages - len(shared)
+            if not self._sequences.fits(new):
+                break
+            self._sequences.admit(task, new, shared)
+            self.waiting.popleft()
+            if leader is not task:
+                followers.append((leader, task))
+            else:
+                rows -= self._place(task, rows, prefill)
+        ends = {task for task, count in prefill if task.length + count == len(task.ids)} if followers else ()
+        forks = [(leader, task) for leader, task in followers if leader in ends]
+        return Schedule(decode=decode, prefill=prefill, forks=forks)
 
-    def advance(self, schedule: Schedule) -> list[Request]:
-        """Notes that a step ran.
+    def drop(self) -> None:
+        """Drops what an exception has left in front of the line: tasks that are admitted, or have ended."""
+        while self.waiting and (self.waiting[0].slot or self.waiting[0].finish_reason):
+            self.waiting.popleft()
 
-        Returns:
-            The requests for which it gave logits, decode first, in row order.
-        """
-        ready = list(schedule.decode)
-        for request, count in schedule.prefill:
-            request.prefilled += count
-            if request.prefilled == len(request.ids):
-                self.prefilling.remove(request)
-                insort(self.decoding, request, key=attrgetter("slot"))
-                ready.append(request)
-        return ready
+    def _leader(self, task: Task, leaders: dict[int, Task]) -> Task:
+        """The task that runs the prompt for this one, most often itself."""
+        return task if task.group is None else leaders.setdefault(task.group, task)
 
-    def remove(self, request: Request) -> None:
-        """Takes a request out, wherever it is, and frees what it held."""
-        if not request.slot:
-            self.waiting.remove(request)
-            return
-        (self.decoding if request in self.decoding else self.prefilling).remove(request)
-        self._slots.give([request.slot])
-        self._pages.give(request.pages)
-        request.slot = 0
-        request.pages = []
+    def _place(self, task: Task, rows: int, prefill: list[tuple[Task, int]]) -> int:
+        """Gives a task as many rows as it may have; returns their number."""
+        count = min(len(task.ids) - task.length, self._chunk, rows)
+        prefill.append((task, count))
+        return count
 
 
 __all__ = ["Schedule", "Scheduler"]

@@ -13,6 +13,7 @@ class Stats:
 
     Attributes:
         steps: Forward passes.
+        failed_steps: Forward passes that raised, which `steps` does not count.
         prefill_tokens: Prompt tokens run.
         decode_tokens: Tokens run in decoding, one a sequence and step.
         prefill_seconds: Time that prefill took, sampling included.
@@ -20,6 +21,7 @@ class Stats:
     """
 
     steps: int = 0
+    failed_steps: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
     prefill_seconds: float = 0.0

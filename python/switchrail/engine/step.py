@@ -10,7 +10,6 @@ import numpy.typing as npt
 import torch
 
 from switchrail._core import BatchRoutes
-from switchrail.engine.request import Request
 from switchrail.engine.scheduler import Schedule
 from switchrail.ops.batch import PagedBatch, Phase, StateBatch
 
@@ -60,14 +59,11 @@ class Step:
 class StepBuilder:
     """Turns a schedule into tensors: arrays, no loop over sequences, one transfer to the device."""
 
-    def __init__(
-        self, *, num_slots: int, max_pages: int, page_size: int, device: torch.device, pin_memory: bool
-    ) -> None:
-        """Allocates the tables.
+    def __init__(self, *, num_slots: int, page_size: int, device: torch.device, pin_memory: bool) -> None:
+        """Allocates what all steps share.
 
         Args:
             num_slots: Slots, the reserved one included.
-            max_pages: Pages of the longest sequence.
             page_size: Tokens in a page.
             device: Where the model runs.
             pin_memory: Whether it copies from pinned memory without the host waiting.
@@ -75,37 +71,33 @@ class StepBuilder:
         self._page_size = page_size
         self._device = device
         self._pin_memory = pin_memory
-        self._page_table = torch.zeros(num_slots, max_pages, dtype=torch.int32, device=device)
         self._count = torch.arange(num_slots + 1, dtype=torch.int32, device=device)
         self._yes = torch.ones(num_slots, dtype=torch.bool, device=device)
-        self._lengths = np.zeros(num_slots, dtype=np.int64)
-        self._last = np.zeros(num_slots, dtype=np.int64)
 
-    def admit(self, request: Request) -> None:
-        """Writes down the pages of a request that was given a slot."""
-        pages = torch.tensor(request.pages, dtype=torch.int32)
-        self._page_table[request.slot, : len(request.pages)] = pages.to(self._device)
-        self._lengths[request.slot] = 0
+    def build(self, schedule: Schedule, page_table: torch.Tensor) -> Step:
+        """Makes the step of a schedule.
 
-    def build(self, schedule: Schedule) -> Step:
-        """Makes the step of a schedule."""
-        n_decode = len(schedule.decode)
-        slots = np.array([request.slot for request in schedule.requests], dtype=np.int64)
-        counts = np.array([1] * n_decode + [count for _, count in schedule.prefill], dtype=np.int64)
+        Args:
+            schedule: What to run.
+            page_table: [slots, pages] int32, the pages of the sequence in each slot.
+        """
+        decode, prefill = schedule.decode, schedule.prefill
+        n_decode = len(decode)
+        tasks = decode + [task for task, _ in prefill]
+        slots = np.array([task.slot for task in tasks], dtype=np.int64)
+        before = np.array([task.length for task in tasks], dtype=np.int64)
+        counts = np.array([1] * n_decode + [count for _, count in prefill], dtype=np.int64)
         ends = counts.cumsum()
-        before = self._lengths[slots]
         after = before + counts
-        prompts = [
-            request.ids[request.prefilled : request.prefilled + count] for request, count in schedule.prefill
-        ]
-        finishing = [request.prefilled + count == len(request.ids) for request, count in schedule.prefill]
+        prompts = [task.ids[task.length : task.length + count] for task, count in prefill]
+        finishing = [task.length + count == len(task.ids) for task, count in prefill]
         wanted = np.array([True] * n_decode + finishing, dtype=bool)
         cu_prefill = np.zeros(len(prompts) + 1, dtype=np.int32)
         cu_prefill[1:] = ends[n_decode:] - n_decode
 
         ids, positions, row_slots, d_slots, logit_rows, kv_lens, cu_seqlens, started = _transfer(
             [
-                np.concatenate([self._last[slots[:n_decode]], *prompts]),
+                np.concatenate([np.array([task.last for task in decode], dtype=np.int64), *prompts]),
                 np.arange(ends[-1]) + (before - ends + counts).repeat(counts),
                 slots.repeat(counts),
                 slots,
@@ -117,7 +109,7 @@ class StepBuilder:
             self._device,
             self._pin_memory,
         )
-        pages = self._page_table[:, : -(-int(after.max()) // self._page_size)]
+        pages = page_table[:, : -(-int(after.max()) // self._page_size)]
         page = pages[row_slots, positions // self._page_size].long()
         kv_seqlens = after.tolist()
         table = pages[d_slots]
@@ -162,17 +154,6 @@ class StepBuilder:
             routes={},
             plans={},
         )
-
-    def advance(self, schedule: Schedule) -> None:
-        """Notes that the schedule's tokens are in the pools."""
-        for request in schedule.decode:
-            self._lengths[request.slot] += 1
-        for request, count in schedule.prefill:
-            self._lengths[request.slot] += count
-
-    def append(self, requests: Sequence[Request], tokens: Sequence[int]) -> None:
-        """Notes the requests' newest tokens, which their next decode rows run."""
-        self._last[[request.slot for request in requests]] = tokens
 
 
 def _transfer(

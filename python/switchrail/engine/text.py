@@ -37,47 +37,49 @@ class TextStream:
         self._shown = decode(self._window)
         self._held = ""
         self._parts: list[str] = []
+        self._tail: str | None = None
 
     @property
     def text(self) -> str:
         """All text given out so far."""
-        return "".join(self._parts)
+        return "".join(self._parts) + (self._tail or "")
 
     def push(self, token: int) -> str:
         """Adds a token and returns the text that it makes certain, often none."""
-        self._window.append(token)
-        text = self._decode(self._window)
+        window = [*self._window, token]
+        text = self._decode(window)
         if len(text) <= len(self._shown) or text.endswith(REPLACEMENT):
+            self._window = window
             return ""
         new = text[len(self._shown) :]
-        del self._window[: self._context]
-        self._context = len(self._window)
-        self._shown = self._decode(self._window)
-        return self._give(new) if self._stop else self._keep(new)
+        window = window[self._context :]
+        context, shown = len(window), self._decode(window)
+        certain, held, stopped = self._cut(self._held + new)
+        self._window, self._context, self._shown = window, context, shown
+        self._held, self.stopped = held, stopped
+        self._parts += (certain,)
+        return certain
 
     def finish(self) -> str:
-        """Returns the text that was waiting; no token comes any more."""
+        """Returns the text that was waiting; no token comes any more. Asked again, returns the same."""
+        if self._tail is not None:
+            return self._tail
         if self.stopped:
             return ""
         new = self._decode(self._window)[len(self._shown) :]
-        rest = self._give(new) if self._stop else self._keep(new)
-        held, self._held = self._held, ""
-        return rest if self.stopped else rest + self._keep(held)
+        certain, held, stopped = self._cut(self._held + new)
+        self._tail, self.stopped = certain + held, stopped
+        return self._tail
 
-    def _keep(self, text: str) -> str:
-        self._parts.append(text)
-        return text
-
-    def _give(self, new: str) -> str:
-        text = self._held + new
+    def _cut(self, text: str) -> tuple[str, str, bool]:
+        """What of a text is certain, what waits, and whether a stop string was found."""
+        if not self._stop:
+            return text, "", False
         found = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
         if found:
-            self.stopped = True
-            self._held = ""
-            return self._keep(text[: min(found)])
-        wait = max(_overlap(text, stop) for stop in self._stop)
-        self._held = text[len(text) - wait :]
-        return self._keep(text[: len(text) - wait])
+            return text[: min(found)], "", True
+        certain = len(text) - max(_overlap(text, stop) for stop in self._stop)
+        return text[:certain], text[certain:], False
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 class FreeList:
     """The numbers 1 to `count` - 1, each free or taken; 0 is reserved and never given out.
 
+    A platform's own class can override `__init__`, `__len__`, `take` and `give`.
+
     Attributes:
         capacity: How many there are, the reserved one not counted.
     """
@@ -37,6 +39,13 @@ class FreeList:
             assert self._taken[number], f"{number} is not taken"
             self._taken[number] = False
             self._free.append(number)
+
+    def reset(self, taken: Iterable[int]) -> None:
+        """Makes these numbers the taken ones, whatever was left half done before."""
+        kept = set(taken)
+        initialize = type(self).__init__
+        initialize(self, self.capacity + 1)
+        self.give([number for number in self.take(self.capacity) if number not in kept])
 
 
 __all__ = ["FreeList"]

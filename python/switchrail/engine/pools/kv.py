@@ -92,6 +92,16 @@ class KVPool(Generic[S]):
         for cache, value in zip(self.caches(layer), values, strict=True):
             cache.flatten(0, 1).index_copy_(0, rows, value)
 
+    def copy(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copies pages, in all layers.
+
+        Args:
+            sources: [P] int64, the pages to copy.
+            targets: [P] int64, where each goes; none of them is a source.
+        """
+        for tensor in self.tensors():
+            tensor[targets] = tensor[sources]
+
     def tensors(self) -> list[torch.Tensor]:
         """Every tensor that `caches` gives."""
         return [tensor for caches in self._caches.values() for tensor in caches]

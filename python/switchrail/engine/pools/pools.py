@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -96,7 +96,7 @@ class Pools:
             ),
             slots=num_slots * state_class.slot_bytes(states.values(), dtype, state_dtype),
         )
-        device = torch.device(platform.device)
+        self._device = device = torch.device(platform.device)
         self.pages = allocator(num_pages)
         self.slots = FreeList(num_slots)
         self.kv = {
@@ -108,6 +108,14 @@ class Pools:
         self.state = state_class(
             states, num_slots=num_slots, dtype=dtype, state_dtype=state_dtype, device=device
         )
+
+    def copy(self, pages: Sequence[tuple[int, int]], slots: Sequence[tuple[int, int]]) -> None:
+        """Copies contents of pages and slots, each pair's first to its second; no second is also a first."""
+        for pools, pairs in ((self.kv.values(), pages), ([self.state], slots)):
+            if pairs:
+                sources, targets = torch.tensor(pairs, device=self._device).unbind(1)
+                for pool in pools:
+                    pool.copy(sources, targets)
 
     def tensors(self) -> list[torch.Tensor]:
         """Every tensor of the pools."""

@@ -62,6 +62,16 @@ class StatePool:
         """Memory for one tensor, uncleared and contiguous."""
         return torch.empty(shape, dtype=dtype, device=device)
 
+    def copy(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copies slots, in all layers.
+
+        Args:
+            sources: [N] int64, the slots to copy.
+            targets: [N] int64, where each goes; none of them is a source.
+        """
+        for tensor in self.tensors():
+            tensor[targets] = tensor[sources]
+
     def tensors(self) -> list[torch.Tensor]:
         """Every tensor of the pool."""
         return [*self.states.values(), *self.windows.values()]

@@ -1,0 +1,25 @@
+"""A sequence's place in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Sequence:
+    """A sequence's place in memory; only `Sequences` changes it.
+
+    Attributes:
+        slot: Its slot of states; 0 while it has none.
+        pages: Its pages, in the order of its tokens.
+        length: Tokens that are in memory.
+        last: Its newest token, which is not in memory: the next decode row runs it.
+    """
+
+    slot: int = 0
+    pages: list[int] = field(default_factory=list)
+    length: int = 0
+    last: int = 0
+
+
+__all__ = ["Sequence"]

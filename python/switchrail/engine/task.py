@@ -1,0 +1,65 @@
+"""What the core of the engine runs: prompt tokens, and how they go on."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from switchrail.engine.params import SamplingParams
+from switchrail.engine.sequence import Sequence
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Task(Sequence):
+    """A prompt as tokens, and the tokens that follow it.
+
+    Attributes:
+        ids: [T] the prompt's token ids.
+        params: How its tokens are chosen and when they end.
+        end_tokens: Token ids that end it.
+        draws: Its source of random numbers.
+        needed_pages: The most pages that it can need.
+        group: The same for samples of one prompt, of which one is prefilled and the others are forked; None
+            for a task of its own.
+        tokens: The token ids generated so far.
+        finish_reason: Why it ended, None while it waits or runs.
+        error: What went wrong, where the reason is `error`.
+        step_failed: Whether it ended with the whole step in which it ran.
+    """
+
+    ids: npt.NDArray[np.int64]
+    params: SamplingParams
+    end_tokens: frozenset[int]
+    draws: random.Random
+    needed_pages: int
+    group: int | None = None
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    error: BaseException | None = None
+    step_failed: bool = False
+
+    def accept(self, token: int) -> None:
+        """Takes a new token, and ends where that is the last one."""
+        if token in self.end_tokens:
+            self.note(token, "stop")
+        else:
+            last = len(self.tokens) + 1 == self.params.max_new_tokens
+            self.note(token, "length" if last else None)
+
+    def note(
+        self, token: int | None, reason: FinishReason | None, error: BaseException | None = None
+    ) -> None:
+        """Writes down a new token, or the end, or both: all of it or, where an exception comes, nothing."""
+        if token is not None:
+            self.tokens += (token,)
+        self.error, self.finish_reason = error, reason
+
+
+__all__ = ["FinishReason", "Task"]

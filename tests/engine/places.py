@@ -1,0 +1,98 @@
+"""Every place in some files where Python can raise what a signal handler raised, found in their bytecode.
+
+The interpreter looks for signals after calls, at entries of functions and at back jumps. A run without faults
+records which of these places it comes by; then each can be visited again, to do something there.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+Place = tuple[CodeType, int, int]
+"""Code, offset, and how often it was passed before."""
+
+OFTEN = 1  # how many times of passing one place are visited
+
+
+@cache
+def offsets(code: CodeType) -> frozenset[int]:
+    """The instructions before which a signal's exception can be raised."""
+    found = set()
+    after = True  # of an entry, which Python before 3.11 has no instruction for
+    for instruction in dis.get_instructions(code):
+        name = instruction.opname
+        jump = instruction.opcode in dis.hasjrel or instruction.opcode in dis.hasjabs
+        if after or (jump and instruction.argval <= instruction.offset):
+            found.add(instruction.offset)
+        called = name.startswith("CALL") and not name.startswith("CALL_INTRINSIC")
+        after = called or name in ("RESUME", "YIELD_VALUE")
+    return frozenset(found)
+
+
+class Places:
+    """Watches functions of some files while it is the context."""
+
+    def __init__(self, files: Iterable[Path], visit: Callable[[Place], None]) -> None:
+        self._files = {str(file) for file in files}
+        self._visit = visit
+        self._passed: Counter[tuple[CodeType, int]] = Counter()
+
+    def __enter__(self) -> None:
+        sys._getframe().f_trace_opcodes = True  # or 3.12 does not trace instructions at all
+        sys.settrace(self._enter)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _enter(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
+        if frame.f_code.co_filename not in self._files:
+            return None
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
+        return self._instruction
+
+    def _instruction(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any]:
+        if event == "opcode" and frame.f_lasti in offsets(frame.f_code):
+            place = frame.f_code, frame.f_lasti
+            count = self._passed[place]
+            self._passed[place] += 1
+            self._visit((*place, count))
+        return self._instruction
+
+
+def recorded(files: Iterable[Path], run: Callable[[], None]) -> list[Place]:
+    """The places that a run comes by, each at most `OFTEN` times."""
+    found: list[Place] = []
+
+    def visit(place: Place) -> None:
+        if place[2] < OFTEN:
+            found.append(place)
+
+    with Places(files, visit):
+        run()
+    return found
+
+
+def visiting(files: Iterable[Path], place: Place, action: Callable[[], None]) -> Places:
+    """In its context, a run that comes by the place does the action there, once."""
+
+    def visit(found: Place) -> None:
+        if found == place:
+            sys.settrace(None)
+            action()
+
+    return Places(files, visit)
+
+
+def name(place: Place) -> str:
+    """Where it is, for people."""
+    code, offset, count = place
+    line = next((line for start, end, line in code.co_lines() if start <= offset < end), 0)
+    return f"{Path(code.co_filename).name}:{line} {code.co_name}+{offset}, time {count + 1}"

@@ -1,0 +1,234 @@
+"""An exception, or a cancel, at every place of the engine's own code: nothing is lost, and nobody runs for nobody.
+
+The model is a stand-in whose tokens follow from all that the pools hold of a sequence, so that a page, slot,
+length or state which is wrong shows in the next tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import switchrail
+import torch
+from switchrail import engine as package
+from switchrail.engine import Engine, Request, SamplingParams
+
+from .places import Place, name, recorded, visiting
+
+FOLDER = Path(package.__file__).parent
+# what makes an engine, and what decides nothing while it runs
+OTHERS = {"checkpoint", "checks", "dtypes", "options", "routes", "families", "binding", "contract", "__init__"}
+FILES = [path for path in FOLDER.rglob("*.py") if path.stem not in OTHERS]
+PAGE = 4
+SMALL = {"max_sequences": 3, "num_pages": 14, "page_size": PAGE, "max_tokens_per_step": 8}
+FREE = SamplingParams(max_new_tokens=4, ignore_eos=True)
+SAMPLED = SamplingParams(max_new_tokens=3, ignore_eos=True, temperature=1.0, seed=3)
+PROMPTS = [[7] * 6, [3, 1, 2], [9] * 11, [5]]
+
+
+class Broken(Exception):
+    pass
+
+
+class Model:
+    """Its next token follows from the sequence's tokens in its pages, and from their sum in its slot."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.fail = False
+        self.dispatcher = engine._runner.dispatcher
+
+    def __call__(
+        self, *, input_ids: torch.Tensor, logits_to_keep: torch.Tensor, **_: object
+    ) -> SimpleNamespace:
+        self.dispatcher._left = set()
+        if self.fail:
+            self.fail = False
+            raise Broken
+        step, pools = self.dispatcher.step, self.dispatcher.pools
+        ids = input_ids[0]
+        (keys, _) = pools.kv["mha"].caches(1)
+        rows = keys.flatten(0, 1)
+        rows[step.kv_rows, 0, 0] = ids.float()
+        sums = pools.state.states[0][:, 0, 0, 0]
+        logits = torch.zeros(1, len(ids), 320)
+        for part in step.parts:
+            end = part.rows.start
+            for number, length in enumerate(part.pages.kv_seqlens):
+                begin, end = end, end + part.pages.seqlens[number]
+                positions = torch.arange(length)
+                pages = part.pages.page_table[number].long()
+                seen = rows[pages[positions // PAGE] * PAGE + positions % PAGE, 0, 0]
+                slot = part.states.read_slots[number]
+                if not part.states.has_initial_state[number]:
+                    sums[slot] = 0
+                sums[slot] += ids[begin:end].sum()
+                logits[0, end - 1, int((seen * (positions + 1)).sum() + 7 * sums[slot]) % 256] = 3.0
+        return SimpleNamespace(logits=logits[:, logits_to_keep])
+
+
+class Subject:
+    """An engine with that model, made anew when something has broken it."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._checkpoint = checkpoint
+        self.renew()
+        self.expected = self.engine.generate(PROMPTS, FREE)
+
+    def renew(self) -> None:
+        self.engine = Engine(self._checkpoint, runtime=switchrail.Runtime(), device="cpu", options=SMALL)
+        self.engine._runner.model = self.model = Model(self.engine)  # type: ignore[assignment]
+
+    def find_damage(self, held: list[Request]) -> str | None:
+        """What is wrong, after those who still hold requests have cancelled them."""
+        engine = self.engine
+        self.model.fail = False
+        for request in held:
+            engine.cancel(request)
+        steps = engine.stats.steps
+        engine.step()
+        if engine.stats.steps != steps or engine.busy:
+            return "a request runs for nobody"
+        for free in (engine.pools.pages, engine.pools.slots):
+            if sorted(free._free) != list(range(1, free.capacity + 1)):
+                return "pages or slots are lost"
+        engine.step()
+        return None if engine.generate(PROMPTS, FREE) == self.expected else "the next tokens are wrong"
+
+
+Scenario = Callable[[Subject, list[Request]], None]
+
+
+def run_on(engine: Engine) -> None:
+    for _ in range(60):
+        if not engine.busy:
+            return
+        engine.step()
+    raise AssertionError("it runs for ever")
+
+
+def generating(subject: Subject, held: list[Request]) -> None:
+    subject.engine.generate(PROMPTS, [FREE, SAMPLED, FREE, SAMPLED])
+
+
+def stepping(subject: Subject, held: list[Request]) -> None:
+    engine = subject.engine
+    held += [engine.submit(PROMPTS[0], FREE)]
+    held += [engine.submit(PROMPTS[2], SAMPLED)]
+    engine.step()
+    held += [engine.submit(PROMPTS[1], FREE)]
+    held += [engine.submit(PROMPTS[3], FREE)]
+    engine.cancel(held[0])
+    engine.cancel(held[3])
+    run_on(engine)
+
+
+def leaving(subject: Subject, held: list[Request]) -> None:
+    with closing(subject.engine.stream(PROMPTS, FREE)) as events:
+        for _ in range(3):
+            next(events)
+
+
+def failing(subject: Subject, held: list[Request]) -> None:
+    engine = subject.engine
+    held += [engine.submit(PROMPTS[0], FREE)]
+    engine.step()
+    subject.model.fail = True
+    with suppress(Broken):
+        engine.generate(PROMPTS[1:], FREE)
+    run_on(engine)
+
+
+SCENARIOS: list[Scenario] = [generating, stepping, leaving, failing]
+
+
+@pytest.fixture(scope="module")
+def subject(checkpoint: Path) -> Iterator[Subject]:
+    subject = Subject(checkpoint)
+    yield subject
+    subject.engine.close()
+
+
+def places_of(subject: Subject, scenario: Scenario) -> list[Place]:
+    for _ in range(2):  # the first may import or cache something
+        places = recorded(FILES, lambda: scenario(subject, []))
+    assert subject.find_damage([]) is None
+    return places
+
+
+def interrupt(subject: Subject, scenario: Scenario, place: Place) -> str | None:
+    """Interrupts a run at a place; returns what is wrong afterwards."""
+    signal = KeyboardInterrupt()
+    held: list[Request] = []
+
+    def action() -> None:
+        raise signal
+
+    caught: BaseException | None = None
+    with visiting(FILES, place, action):
+        try:
+            scenario(subject, held)
+        except BaseException as error:
+            caught = error
+    if caught is not signal:
+        return f"the caller gets {caught!r}"
+    return subject.find_damage(held)
+
+
+def test_an_interrupt_leaves_the_engine_whole_wherever_it_comes(subject: Subject) -> None:
+    places = [(scenario, place) for scenario in SCENARIOS for place in places_of(subject, scenario)]
+    print(f"\n{len(places)} places, {len({place[:2] for _, place in places})} different ones")
+    assert len(places) >= 944
+    wrong = []
+    for scenario, place in places:
+        problem = interrupt(subject, scenario, place)
+        if problem:
+            wrong.append(f"{scenario.__name__}, {name(place)}: {problem}")
+            subject.renew()
+    assert not wrong, f"{len(wrong)} of {len(places)}:\n" + "\n".join(wrong)
+
+
+def cancel_in(subject: Subject, place: Place | None) -> tuple[list[Request], list[Any]]:
+    """Runs three requests to their ends; the second one is cancelled, and a stream closed, at a place."""
+    engine = subject.engine
+    stream = engine.stream([PROMPTS[1]], FREE)
+    next(stream)
+    requests = [engine.submit(prompt, FREE) for prompt in PROMPTS[:1] + PROMPTS[2:]]
+
+    def action() -> None:
+        engine.cancel(requests[1])
+        stream.close()
+
+    if place is None:
+        return requests, recorded(FILES, lambda: run_on(engine))
+    with visiting(FILES, place, action):
+        run_on(engine)
+    run_on(engine)
+    return requests, []
+
+
+def test_a_cancel_breaks_nobodys_step_wherever_it_comes(subject: Subject) -> None:
+    """As when the garbage collector, or a signal handler, closes a stream in the midst of a step."""
+    _, places = cancel_in(subject, None)
+    assert len(places) > 200
+    wrong = []
+    for place in places:
+        found: Any = None
+        try:
+            requests, _ = cancel_in(subject, place)
+            tokens = [requests[i].output.tokens for i in (0, 2)]
+            if tokens != [subject.expected[i].tokens for i in (0, 3)]:
+                found = [request.output for request in requests]
+            elif requests[1].finish_reason not in ("cancelled", "length"):
+                found = requests[1]
+        except Exception as error:
+            found = error
+        found = found or subject.find_damage([])
+        if found:
+            wrong.append(f"{name(place)}: {found!r}")
+            subject.renew()
+    assert not wrong, f"{len(wrong)} of {len(places)}:\n" + "\n".join(wrong)
