@@ -1,4 +1,4 @@
-"""An exception, or a cancel, at every place of the engine's own code: nothing is lost, and nobody runs for nobody.
+"""An exception, or a cancel, at every place of the engine's own code: nothing is lost.
 
 The model is a stand-in whose tokens follow from all that the pools hold of a sequence, so that a page, slot,
 length or state which is wrong shows in the next tokens.
@@ -22,7 +22,17 @@ from .places import Place, name, recorded, visiting
 
 FOLDER = Path(package.__file__).parent
 # what makes an engine, and what decides nothing while it runs
-OTHERS = {"checkpoint", "checks", "dtypes", "options", "routes", "families", "binding", "contract", "__init__"}
+OTHERS = {
+    "checkpoint",
+    "checks",
+    "dtypes",
+    "options",
+    "routes",
+    "families",
+    "binding",
+    "contract",
+    "__init__",
+}
 FILES = [path for path in FOLDER.rglob("*.py") if path.stem not in OTHERS]
 PAGE = 4
 SMALL = {"max_sequences": 3, "num_pages": 14, "page_size": PAGE, "max_tokens_per_step": 8}

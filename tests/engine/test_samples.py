@@ -1,0 +1,124 @@
+"""Several samples of one prompt: what as many prompts give, for one prefill."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from switchrail.engine import Engine, SamplingParams
+from switchrail.errors import RequestError
+
+from .test_requests import is_idle
+
+PAGE = 4
+SIZES = {"max_sequences": 6, "num_pages": 60, "page_size": PAGE, "max_tokens_per_step": 16}
+PARAMS = SamplingParams(n=4, max_new_tokens=9, temperature=1.0, seed=11, ignore_eos=True)
+LENGTHS = [1, PAGE - 1, PAGE, PAGE + 1, 16, 23]  # within a page, at its border, of several chunks
+
+
+def separate(params: SamplingParams) -> list[SamplingParams]:
+    assert params.seed is not None
+    return [replace(params, n=1, seed=params.seed + i) for i in range(params.n)]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_samples_equal_prompts_with_their_seeds(make_engine: Callable[..., Engine], length: int) -> None:
+    engine = make_engine(options=SIZES)
+    prompt = [(7 * i + 3) % 250 for i in range(length)]
+    expected = engine.generate([prompt] * 4, separate(PARAMS))
+    assert len({output.tokens for output in expected}) == 4
+    before = engine.stats.prefill_tokens
+    assert engine.generate([prompt], PARAMS) == expected
+    assert engine.stats.prefill_tokens - before == length
+    assert is_idle(engine)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"max_sequences": 2}, {"num_pages": 12}, {"prefill_chunk": 3}], ids=json.dumps
+)
+def test_samples_that_do_not_fit_together_run_one_after_another(
+    make_engine: Callable[..., Engine], changes: dict[str, int]
+) -> None:
+    engine = make_engine(options=SIZES | changes)
+    prompts = ["seven days and", "x", "the beginning"]
+    params = [PARAMS, replace(PARAMS, n=1, seed=2), replace(PARAMS, n=5, seed=90)]
+    each = [param for whole in params for param in separate(whole)]
+    repeated = [prompt for prompt, whole in zip(prompts, params, strict=True) for _ in range(whole.n)]
+    expected = make_engine(options=SIZES).generate(repeated, each)
+    assert engine.generate(prompts, params) == expected
+    assert is_idle(engine)
+
+
+def test_more_samples_than_sequences(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(options=SIZES)
+    params = replace(PARAMS, n=20, max_new_tokens=3)
+    assert engine.generate(["the end"], params) == engine.generate(["the end"] * 20, separate(params))
+    assert is_idle(engine)
+
+
+def test_samples_share_the_full_pages_of_their_prompt(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(options=SIZES)
+    first = engine.submit([5] * (2 * PAGE + 1), PARAMS)
+    samples = first.samples
+    assert [sample.params.seed for sample in samples] == [11, 12, 13, 14]
+    assert [sample.samples for sample in samples] == [samples] * 4
+    engine.step()
+    assert [len(sample.tokens) for sample in samples] == [1] * 4
+    pages = [sample.pages for sample in samples]
+    assert all(own[:2] == pages[0][:2] for own in pages)
+    rest = [page for own in pages for page in own[2:]]
+    assert len(set(rest)) == len(rest)
+    needed = -(-(2 * PAGE + PARAMS.max_new_tokens) // PAGE)
+    assert engine.pools.pages.capacity - len(engine.pools.pages) == 2 + 4 * (needed - 2)
+    # released one by one, the shared pages last
+    for left, sample in zip((3, 2, 1, 0), samples, strict=True):
+        assert engine.cancel(sample)
+        taken = engine.pools.pages.capacity - len(engine.pools.pages)
+        assert taken == (2 + left * (needed - 2) if left else 0)
+    assert is_idle(engine)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("ended", [0, 2])
+def test_a_sample_that_is_cancelled_leaves_the_others(
+    make_engine: Callable[..., Engine], steps: int, ended: int
+) -> None:
+    """Before it runs, in the midst of the prefill that the others wait for, and after."""
+    engine = make_engine(options=SIZES | {"prefill_chunk": 6})
+    prompt = list(range(14))  # three chunks
+    expected = engine.generate([prompt] * 4, separate(PARAMS))
+    samples = engine.submit(prompt, PARAMS).samples
+    for _ in range(steps):
+        engine.step()
+    assert engine.cancel(samples[ended])
+    while engine.busy:
+        engine.step()
+    for i, sample in enumerate(samples):
+        assert sample.finish_reason == ("cancelled" if i == ended else "length")
+        assert i == ended or sample.output == expected[i]
+    assert is_idle(engine)
+
+
+def test_samples_without_a_seed_differ(make_engine: Callable[..., Engine]) -> None:
+    outputs = make_engine(options=SIZES).generate(["x"], replace(PARAMS, seed=None))
+    assert len({output.tokens for output in outputs}) == 4
+
+
+def test_greedy_samples_are_equal_and_streamed(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(options=SIZES)
+    params = SamplingParams(n=3, max_new_tokens=5, ignore_eos=True)
+    events: list[Any] = list(engine.stream(["the", "x"], params))
+    requests = sorted({event.request for event in events}, key=lambda request: request.id)
+    assert [request.prompt for request in requests] == ["the"] * 3 + ["x"] * 3
+    assert len({request.output.tokens for request in requests[:3]}) == 1
+    assert requests[0].samples == tuple(requests[:3])
+    assert engine.submit("the").samples[0].finish_reason is None
+
+
+@pytest.mark.parametrize("n", [0, -1, 1.5, True, "2", 1025])
+def test_a_number_of_samples_that_is_none(n: Any) -> None:
+    with pytest.raises(RequestError, match="n must be an integer from 1 to 1024"):
+        SamplingParams(n=n)
