@@ -277,7 +277,7 @@ def test_parity_in_bfloat16(
     )
     disturb(engine, seed=3)
     recorder = Recorder(engine)
-    monkeypatch.setattr("switchrail.engine.engine.choose", follow)
+    monkeypatch.setattr(engine._core, "_choose", follow)
     fed = [[*case.tokens, 0] for case in reference.cases]
     params = [
         SamplingParams(max_new_tokens=NEW_TOKENS + 1, ignore_eos=True, seed=i) for i in range(len(LENGTHS))
