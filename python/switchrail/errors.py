@@ -203,7 +203,7 @@ class RequestError(SwitchrailError, ValueError):
 
 
 class EngineError(SwitchrailError, RuntimeError):
-    """An engine that is closed, in the middle of a step, or of another process. Fields: `process`, `found`."""
+    """An engine that is closed, amid a step, or of another process. Fields: `process` and `found`, or none."""
 
 
 class DispatchError(SwitchrailError, RuntimeError):

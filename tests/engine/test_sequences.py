@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from switchrail.engine import pools, sequences
 from switchrail.engine.pools import FreeList
-from switchrail.engine.sequences import Sequence, Sequences
+from switchrail.engine.sequence import Sequence
+from switchrail.engine.sequences import Sequences
 
 from .places import Place, name, recorded, visiting
 
