@@ -203,7 +203,7 @@ class RequestError(SwitchrailError, ValueError):
 
 
 class EngineError(SwitchrailError, RuntimeError):
-    """An engine that is closed, amid a step, or of another process. Fields: `process` and `found`, or none."""
+    """An engine that is closed, in a step, or of another process. Fields: `process`, `found`, or none."""
 
 
 class DispatchError(SwitchrailError, RuntimeError):
