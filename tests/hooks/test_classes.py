@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import types
+from typing import Generic, TypeVar
 
 import pytest
 from switchrail.errors import HookError
@@ -172,7 +173,7 @@ def test_refused_classes(hooks, mod, name):
 def test_refused_kinds_and_targets(hooks, mod):
     with pytest.raises(HookError, match="valid: replace, or a hook on one of its methods"):
         hooks.add(mod.Target, lambda original, *args: None, "around")
-    with pytest.raises(HookError, match="the hook is a class.*valid: replace"):
+    with pytest.raises(HookError, match=r"the hook is a class.*valid: replace"):
         hooks.add(mod.Target, Unrelated, "around")
     with pytest.raises(HookError, match="laid out in another way"):
         hooks.add(mod.Slotted, Unrelated, "replace")
@@ -593,3 +594,17 @@ def test_classes_of_other_kinds(hooks, mod, name):
     assert made.m()[0] == "better"
     hooks.clear()
     assert dict(vars(target)) == before
+
+
+@pytest.mark.parametrize("subscripted", [False, True])
+def test_a_generic_class_keeps_its_parameters(hooks, subscripted):
+    T, U = TypeVar("T"), TypeVar("U")
+    Pool = types.new_class("Pool", (Generic[T],), exec_body=lambda ns: ns.update(kind=lambda self: "pool"))
+    base = Pool[U] if subscripted else Pool
+    Paged = types.new_class("Paged", (base,), exec_body=lambda ns: ns.update(kind=lambda self: "paged"))
+    before = Pool[int]
+    hooks.add(Pool, Paged, "replace")
+    assert before().kind() == Pool[str]().kind() == "paged"
+    assert Pool.__parameters__ == (T,)
+    hooks.clear()
+    assert before().kind() == Pool[str]().kind() == "pool"

@@ -8,9 +8,12 @@ EXAMPLES = re.findall(r"^```python\n(.*?)^```", DOCUMENT.read_text(), re.DOTALL 
 
 
 def test_there_are_examples():
-    assert len(EXAMPLES) == 3
+    assert len(EXAMPLES) == 7
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=["changes", "nesting", "what runs"])
+NAMES = ["changes", "nesting", "no import", "replaced class", "generics", "order", "what runs"]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=NAMES)
 def test_examples_run(example):
     exec(compile(example, str(DOCUMENT), "exec"), {"__name__": "example"})

@@ -1,4 +1,5 @@
 import functools
+import gc
 import sys
 import threading
 import time
@@ -11,10 +12,33 @@ from switchrail.hooks import Hooks
 
 @pytest.fixture(autouse=True)
 def many_switches():
+    """Switches often, and looks for holders among this test's objects alone: other tests import a lot."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
+    gc.freeze()
     yield
+    gc.unfreeze()
     sys.setswitchinterval(interval)
+
+
+def together(*works):
+    """Runs functions in threads of their own; raises what one of them raised."""
+    errors, start = [], threading.Barrier(len(works))
+
+    def run(work):
+        try:
+            start.wait(60)
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
 
 
 def test_each_call_sees_one_whole_chain(hooks, module):
@@ -47,21 +71,16 @@ def test_each_call_sees_one_whole_chain(hooks, module):
 
 
 def test_changes_from_many_threads_lose_nothing(hooks, module):
-    code, start = module.f.__code__, threading.Barrier(8)
+    code = module.f.__code__
     registries = [Hooks() for _ in range(8)]
 
     def change(registry):
-        start.wait()
         kept = [registry.add(module.f, lambda a, b, i=i: None) for i in range(8)]
         for hook in kept[::2]:
             registry.remove(hook)
         registry.add(module.f, lambda result, a, b: result + 1, "after")
 
-    threads = [threading.Thread(target=change, args=(registry,)) for registry in registries]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*(functools.partial(change, registry) for registry in registries))
     assert [len(registry.list()) for registry in registries] == [5] * 8
     assert module.f(1) == 11
     for registry in registries:
@@ -81,13 +100,12 @@ def test_every_kind_of_place_from_many_threads(hooks, module):
         def n(self):
             return self.m(1)
 
-    module.adder, start, wrong = Adder(), threading.Barrier(8), []
-    original = module.adder
+    module.adder = original = Adder()
+    wrong = []
 
     def change(number):
         registry = Hooks()
-        start.wait()
-        for _ in range(2):
+        for _ in range(10):
             registry.add("hook_targets.D.m", lambda result, *args: None, "after")
             registry.add("hook_targets.adder", lambda result, x: None, "after")
             registry.add("hook_targets.C", Other, "replace", source=f"{number}")
@@ -95,11 +113,7 @@ def test_every_kind_of_place_from_many_threads(hooks, module):
                 wrong.append(number)
             registry.clear()
 
-    threads = [threading.Thread(target=change, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*(functools.partial(change, number) for number in range(8)))
     assert wrong == []
     assert module.adder is original
     assert "m" not in vars(module.D)
@@ -161,23 +175,26 @@ def test_hooks_and_registrations_together():
     exec("def f(a): return a", vars(module))
     code = module.f.__code__
     runtime.discover()
-    start, stop, wrong = threading.Barrier(16), threading.Event(), []
+    stop, ended, wrong = threading.Event(), [], []
 
     def register(runtime, backend):
         with runtime.transaction() as registry:
             registry.register(backend, "acme:Acme", op="gated_delta", priority=-1)
 
     def change(i):
-        start.wait()
-        for turn in range(6):
-            register(runtime, f"b{i}-{turn}")
-            hook = runtime.hooks.add(f"{name}.f", lambda result, a: result + 1, "after", source=f"s{i}")
-            if hook not in runtime.hooks.list(module.f):
-                wrong.append(hook)
-            runtime.hooks.remove(hook)
+        try:
+            for turn in range(6):
+                register(runtime, f"b{i}-{turn}")
+                hook = runtime.hooks.add(f"{name}.f", lambda result, a: result + 1, "after", source=f"s{i}")
+                if hook not in runtime.hooks.list(module.f):
+                    wrong.append(hook)
+                runtime.hooks.remove(hook)
+        finally:
+            ended.append(i)
+            if len(ended) == 8:
+                stop.set()
 
-    def read(i):
-        start.wait()
+    def read():
         while not stop.is_set():
             if not 0 <= module.f(0) <= 8:
                 wrong.append("chain")
@@ -185,15 +202,7 @@ def test_hooks_and_registrations_together():
             runtime.fingerprint()
             runtime.hooks.explain(module.f)
 
-    changers = [threading.Thread(target=change, args=(i,)) for i in range(8)]
-    readers = [threading.Thread(target=read, args=(i,)) for i in range(8)]
-    for thread in (*changers, *readers):
-        thread.start()
-    for thread in changers:
-        thread.join()
-    stop.set()
-    for thread in readers:
-        thread.join()
+    together(*(functools.partial(change, i) for i in range(8)), *[read] * 8)
     del sys.modules[name]
     assert wrong == []
     assert module.f.__code__ is code

@@ -29,6 +29,7 @@ from switchrail.hooks.lock import change_lock
 _KEPT: Final = frozenset(
     {"__dict__", "__weakref__", "__module__", "__name__", "__qualname__", "__slots__", "_abc_impl"}
     | {"__firstlineno__", "__static_attributes__", "__slotnames__"}
+    | {"__orig_bases__", "__parameters__", "__type_params__"}  # of its bases, which stay
 )
 
 _SUPER: Final = "__switchrail_super"

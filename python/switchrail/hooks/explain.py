@@ -97,11 +97,16 @@ def of(target: object) -> Explanation:
         table = chain.table()
         hooks = [hook for hook, sites in table.sites.items() if not sites and hook.path == name is not None]
         explained = Explanation(str(name), (), None)
-        if site is not None and not isinstance(site, Awaited):
+        if site is None or isinstance(site, Awaited):  # it may have come since
+            stand = [
+                sites[-1] for hook, sites in table.sites.items() if sites and hook.path == name is not None
+            ]
+            site = next(iter(stand), None)
+        if site is not None:
             site = table.moved.get(site, site)
             found = table.chains.get(site)
             explained = Explanation(site.name, (), site) if found is None else _explained(table, site, found)
-    if problem is not None and not hooks:
+    if problem is not None and not hooks and site is None:
         raise problem
     return replace(explained, steps=explained.steps + _waiting(table, hooks, reasons))
 

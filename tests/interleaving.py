@@ -1,0 +1,184 @@
+"""Two threads in every order that one switch can make of them, one order after the other.
+
+The first thread stops at a line of the code in question; the second then runs to its end, or until it waits
+for a lock; then the first goes on. This is repeated for each line that the first thread reaches, and with the
+parts changed.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import switchrail
+
+_FOLDER = Path(switchrail.__file__).parent
+_LOCKS = type(threading.Lock()), type(threading.RLock())
+
+# How long a thread may be stuck in something that isn't a watched lock, such as a module's import lock.
+_PATIENCE = 0.05
+
+
+# What looks at its arguments alone.
+_PURE = {"trampoline.py", "parameters.py", "nearest.py", "fingerprint.py"}
+
+
+def every_interleaving(
+    make: Callable[[], tuple[Callable[[], object], Callable[[], object], Callable[[], object]]],
+    places: Sequence[str],
+    locks: Callable[[], list[tuple[Any, str]]] = list,
+) -> int:
+    """Runs both orders of two functions with a switch at each line of the first.
+
+    Args:
+        make: Prepares a run; returns the two functions, and what checks and clears up once both have ended.
+        places: Files and folders in the package whose lines count; those of weak dictionaries do as well.
+        locks: Objects and names of their attributes that are locks, besides those of Switchrail's modules.
+
+    Returns:
+        How many runs there were.
+    """
+    folders = [str(_FOLDER / place) for place in places]
+    assert all(map(os.path.exists, folders))
+    traced = (weakref.__file__, *folders)
+    gc.freeze()  # or each search for an object's holders would look at all that other tests have imported
+    try:
+        return sum(_runs(make, traced, locks))
+    finally:
+        gc.unfreeze()
+
+
+def _runs(
+    make: Callable[[], tuple[Callable[[], object], Callable[[], object], Callable[[], object]]],
+    traced: tuple[str, ...],
+    locks: Callable[[], list[tuple[Any, str]]],
+) -> Iterator[int]:
+    for swapped in (False, True):
+        point, reached = 0, True
+        while reached:
+            one, two, check = make()
+            run = _Run(two if swapped else one, one if swapped else two, point, traced)
+            with _watched(run, locks()):
+                run.both()
+            try:
+                if run.errors:
+                    raise run.errors[0]
+            except BaseException as error:
+                check_anyway(check)
+                raise AssertionError(f"with a switch at {run.place}: {error!r}") from error
+            try:
+                check()
+            except BaseException as error:
+                raise AssertionError(f"with a switch at {run.place}: {error!r}") from error
+            reached = run.place is not None
+            point += 1
+            yield 1
+
+
+def check_anyway(check: Callable[[], object]) -> None:
+    """Clears up after a run that has failed already."""
+    with suppress(AssertionError):
+        check()
+
+
+class _Run:
+    def __init__(
+        self, first: Callable[[], object], second: Callable[[], object], point: int, traced: tuple[str, ...]
+    ) -> None:
+        self.errors: list[BaseException] = []
+        self.place: str | None = None
+        self.second_rests = threading.Event()
+        self._point, self._traced_files = point, traced
+        self._seen: set[tuple[Any, int]] = set()
+        self._first = threading.Thread(target=self._traced, args=(first,))
+        self.second = threading.Thread(target=self._kept, args=(second,))
+
+    def both(self) -> None:
+        self._first.start()
+        self._first.join(60)
+        if self.second.ident is None:
+            self.second.start()
+        self.second.join(60)
+        assert not self._first.is_alive()
+        assert not self.second.is_alive()
+
+    def _traced(self, work: Callable[[], object]) -> None:
+        sys.settrace(self._trace)
+        try:
+            self._kept(work)
+        finally:
+            sys.settrace(None)
+
+    def _kept(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            self.errors.append(error)
+        finally:
+            if threading.current_thread() is self.second:
+                self.second_rests.set()
+
+    def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
+        file = frame.f_code.co_filename
+        if not file.startswith(self._traced_files) or os.path.basename(file) in _PURE:
+            return None
+        point = frame.f_code, frame.f_lineno
+        if self.place is None and event in ("call", "line") and point not in self._seen:
+            if len(self._seen) == self._point:
+                self.place = f"{file}:{frame.f_lineno}"
+                self.second.start()
+                self.second_rests.wait(_PATIENCE)
+                return None
+            self._seen.add(point)
+        return self._trace if self.place is None else None
+
+
+class _Watched:
+    """A lock that says when the second thread waits for it."""
+
+    def __init__(self, lock: Any, run: _Run) -> None:
+        self._lock, self._run = lock, run
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        if self._lock.acquire(blocking=False):
+            return True
+        if threading.current_thread() is self._run.second:
+            self._run.second_rests.set()
+        return bool(self._lock.acquire(blocking, timeout))
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+@contextmanager
+def _watched(run: _Run, locks: list[tuple[Any, str]]) -> Iterator[None]:
+    held = [
+        (module, name)
+        for module_name, module in list(sys.modules.items())
+        if module_name.partition(".")[0] == "switchrail"
+        for name, value in list(vars(module).items())
+        if isinstance(value, _LOCKS)
+    ] + locks
+    before = [(owner, name, getattr(owner, name)) for owner, name in held]
+    wrappers = {id(lock): _Watched(lock, run) for _, _, lock in before}
+    for owner, name, lock in before:
+        setattr(owner, name, wrappers[id(lock)])
+    try:
+        yield
+    finally:
+        for owner, name, lock in before:
+            setattr(owner, name, lock)
