@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 
 def run(
+    context: typer.Context,
     checkpoint: CheckpointArgument,
     prompt: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="A prompt; can be given several times.")
@@ -93,6 +95,7 @@ def run(
     choices = read_choices(config, backend)
     folder = find_checkpoint(checkpoint, download=download)
     if quiet:
+        context.call_on_close(partial(LOG.setLevel, LOG.level))
         LOG.setLevel(logging.WARNING)
     told = console(stderr=True, quiet=quiet or as_json)
     with nullcontext() if told.quiet else failures_shown():
