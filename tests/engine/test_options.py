@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from switchrail.engine import Engine, EngineOptions, SamplingParams
 from switchrail.engine.pools import ConvShape, DeltaShape, FreeList, KVShape, Pools, Shape
 from switchrail.errors import (
+    ArgumentError,
     ConfigError,
     NoBackendError,
     PlatformError,
@@ -76,6 +78,57 @@ def test_all_problems_are_listed_at_once() -> None:
 def test_sampling_params_out_of_range(values: dict[str, Any], words: str) -> None:
     with pytest.raises(RequestError, match=words):
         SamplingParams(**values)
+
+
+class Mute:
+    """Something that can't be shown."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("mute")
+
+
+NO_VALUES: list[Any] = [
+    [], {}, object, 1j, b"x", "x", -(10**5000), 2**64, 10**5000, float("nan"), float("inf"), -1, Mute()
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("cls", [EngineOptions, SamplingParams])
+def test_every_field_names_itself(cls: type[Any]) -> None:
+    """Also where what was found can't be written out, or has 5,000 digits."""
+    for name in [field.name for field in fields(cls)]:
+        errors: list[ConfigError | RequestError] = []
+        for value in NO_VALUES:
+            try:
+                cls(**{name: value})
+            except (ConfigError, RequestError) as error:
+                errors.append(error)
+        assert len(errors) >= len(NO_VALUES) - 2, name
+        for error in errors:
+            assert set(error.problems) == {name}
+            assert error.problems[name].startswith(f"{name} must be ")
+            assert len(str(error)) < 400
+
+
+def test_seeds_have_64_bits(make_engine: Callable[..., Engine]) -> None:
+    """More is no seed for torch."""
+    before = torch.get_rng_state()
+    make_engine(options={"seed": 2**64 - 1})
+    torch.set_rng_state(before)
+    with pytest.raises(
+        ConfigError, match="seed must be None or an integer of at least 0, found one of 65 bits"
+    ):
+        make_engine(options={"seed": 2**64})
+
+
+def test_the_largest_options_are_refused_before_anything_is_allocated(
+    make_engine: Callable[..., Engine],
+) -> None:
+    most = 2**64 - 1
+    for name in ("max_sequences", "page_size", "num_pages", "max_length"):
+        with pytest.raises((ConfigError, ArgumentError), match=name):
+            make_engine(options={name: most, "max_tokens_per_step": most})
+    engine = make_engine(options={"max_tokens_per_step": most, "prefill_chunk": most})
+    assert engine.generate(["a"], SamplingParams(max_new_tokens=2, seed=most, temperature=1e-320, top_k=most))
 
 
 def test_longer_than_the_model_was_made_for(make_engine: Callable[..., Engine]) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from switchrail.errors import SwitchrailError
+
+_BEYOND: Final = 2**64
 
 Error = TypeVar("Error", bound=SwitchrailError)
 
@@ -21,7 +23,7 @@ def refuse(error: type[Error], owner: str, checks: Iterable[tuple[str, object, b
     """
     wrong = [(name, found, valid) for name, found, right, valid in checks if not right]
     if wrong:
-        problems = {name: f"{name} must be {valid}, found {found!r:.200}" for name, found, valid in wrong}
+        problems = {name: f"{name} must be {valid}, found {_shown(found)}" for name, found, valid in wrong}
         raise error(
             f"{owner}: " + "; ".join(problems.values()),
             problems=problems,
@@ -29,9 +31,19 @@ def refuse(error: type[Error], owner: str, checks: Iterable[tuple[str, object, b
         )
 
 
+def _shown(found: object) -> str:
+    """What was found, in words that fit a message."""
+    if isinstance(found, int) and abs(found) >= _BEYOND:  # which Python may refuse to write out
+        return f"one of {found.bit_length()} bits; 64 are possible"
+    try:
+        return f"{found!r:.200}"
+    except Exception as error:  # its own code
+        return f"a {type(found).__qualname__}, whose repr raised {type(error).__qualname__}"
+
+
 def is_count(value: object, least: int = 1) -> bool:
-    """Whether `value` is an integer (and no bool) of at least `least`."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    """Whether `value` is an integer (and no bool) of at least `least`, that 64 bits can hold."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < _BEYOND
 
 
 def is_number(value: object) -> bool:

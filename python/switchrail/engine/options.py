@@ -55,6 +55,7 @@ class EngineOptions:
             return value is None or is_count(value, least)
 
         rows = self.max_tokens_per_step
+        is_sized = is_count(self.max_sequences)
         fraction = self.memory_fraction
         positive, from_two = "an integer of at least 1", "None or an integer of at least 2"
         refuse(
@@ -65,8 +66,8 @@ class EngineOptions:
                 (
                     "max_tokens_per_step",
                     rows,
-                    is_count(rows) and (not is_count(self.max_sequences) or rows >= self.max_sequences),
-                    f"an integer of at least max_sequences ({self.max_sequences})",
+                    is_count(rows) and (not is_sized or rows >= self.max_sequences),
+                    f"an integer of at least {f'max_sequences ({self.max_sequences})' if is_sized else 1}",
                 ),
                 ("prefill_chunk", self.prefill_chunk, optional(self.prefill_chunk), f"None or {positive}"),
                 ("page_size", self.page_size, is_count(self.page_size), positive),

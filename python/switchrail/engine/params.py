@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from switchrail.engine.checks import is_count, is_number, refuse
@@ -54,7 +54,7 @@ class SamplingParams:
             object.__setattr__(self, "stop", (self.stop,))
         for name in ("stop", "stop_token_ids"):
             value = getattr(self, name)
-            if isinstance(value, Iterable):
+            if isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping)):
                 object.__setattr__(self, name, tuple(value))
         refuse(
             RequestError,
