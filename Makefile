@@ -1,11 +1,14 @@
 # make run    environment, build, and the main job: a hybrid model speaks, each layer routed to a kernel
-# make test   all tests, types, lints and documents
+# make test   all tests: Rust, Python, documents
+# make lint   formatting, clippy, rustdoc, licences of the crates, ruff, mypy, stubs; CI runs it too
+# make soak   the tests again and again in random order, beside busy processes
 #
 # VENV=DIR         the environment to use (default .venv); an existing one is kept, and so is the torch in it
 # TORCH=SPEC       what pip is asked for where torch is missing, such as TORCH=torch==2.11.0
 # VENV_FLAGS=...   for `python -m venv`, such as --system-site-packages
 # PYTHON=python3   the interpreter (3.10 or later) that makes the environment
 # WORKERS=2        how many processes run the Python tests
+# ORDER=...        their order, such as ORDER=--random-order (the seed is printed; --random-order-seed=N repeats it)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -18,18 +21,23 @@ PY := $(abspath $(VENV))/bin/python
 BIN := $(abspath $(VENV))/bin
 STAMPS := $(VENV)/.switchrail
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Cargo.toml)
-TOOLS := $(abspath target/tools)
 # maturin and cargo build PyO3 with different settings: one target directory would make each rebuild after the other.
 MATURIN := VIRTUAL_ENV=$(abspath $(VENV)) CARGO_TARGET_DIR=$(abspath target/maturin) $(BIN)/maturin
-DENY := $(shell command -v cargo-deny || echo $(TOOLS)/bin/cargo-deny)
 
-.PHONY: run test build wheel test-rust lint-rust test-python lint-python bench clean
+.PHONY: run test lint soak build wheel test-rust lint-rust test-python lint-python bench clean
 
 run: build
 	$(BIN)/switchrail run $(CHECKPOINT) --max-new-tokens 48 \
 	  --prompt "In the beginning" --prompt "And the LORD" --prompt "The wicked"
 
-test: lint-rust test-rust lint-python test-python
+test: test-rust test-python
+
+lint: lint-rust lint-python
+
+# Three times all of it, and fifty times what has threads, processes, signals or order in it.
+soak: build
+	$(PY) tests/soak.py --rounds 3
+	$(PY) tests/soak.py --rounds 50 --racing
 
 build: $(STAMPS)/package $(STAMPS)/kernels
 
@@ -58,19 +66,16 @@ test-rust:
 	CARGO_PROFILE_DEV_DEBUG=0 RUSTFLAGS="--cfg loom" cargo test --quiet -p switchrail --test loom --target-dir target/loom
 	cargo run --quiet -p switchrail --example embed
 
-lint-rust: $(DENY)
+lint-rust:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
-	$(DENY) check licenses bans sources
-
-$(TOOLS)/bin/cargo-deny:
-	cargo install --locked --root $(TOOLS) cargo-deny
 
 test-python: build
-	$(PY) -m pytest -n $(WORKERS) --dist loadgroup
+	$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(ORDER)
 
 lint-python: build
+	$(PY) rust/dependencies.py
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy

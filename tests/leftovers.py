@@ -27,7 +27,7 @@ from switchrail.hooks import chain
 
 ROOT = Path(__file__).parents[1]
 INSTALLED = tuple({str(ROOT), sys.prefix, *sysconfig.get_paths().values(), *site.getsitepackages()})
-OWN_VARIABLES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+OWN_VARIABLES = (b"PYTEST_CURRENT_TEST", b"TORCHINDUCTOR_CACHE_DIR")
 OWN_MODULES = ("_cython_", "_remote_module_", "switchrail_replay")
 OWN_THREADS = ("tqdm_monitor",)
 """What libraries make when they are imported, beside their own modules."""
@@ -77,18 +77,34 @@ class Place:
     """Whether a difference is more than a library's own business."""
 
 
-def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in OWN_VARIABLES}
+def _environment() -> dict[bytes, bytes]:
+    """As it is kept, for decoding it all takes longer than the rest."""
+    return {name: value for name, value in os.environ._data.items() if name not in OWN_VARIABLES}  # type: ignore[attr-defined]
 
 
-def _restore_item(target: Any) -> Callable[[Mapping[Any, Any], Any], None]:
-    def restore(before: Mapping[Any, Any], name: Any) -> None:
-        if name in before:
-            target[name] = before[name]
-        else:
-            del target[name]
+def _restore_variable(before: Mapping[bytes, bytes], name: bytes) -> None:
+    if name in before:
+        os.environb[name] = before[name]
+    else:
+        del os.environb[name]
 
-    return restore
+
+_modules: dict[str, ModuleType] = {}
+
+
+def _read_modules() -> dict[str, ModuleType]:
+    """A copy, made anew only where there are others."""
+    global _modules
+    if _modules != sys.modules:
+        _modules = dict(sys.modules)
+    return _modules
+
+
+def _restore_module(before: Mapping[str, ModuleType], name: str) -> None:
+    if name in before:
+        sys.modules[name] = before[name]
+    else:
+        del sys.modules[name]
 
 
 def _is_installed(name: str) -> bool:
@@ -101,18 +117,22 @@ def _is_installed(name: str) -> bool:
 
 
 def _is_left_module(before: Mapping[str, ModuleType], name: str) -> bool:
-    """Whether a module was made by hand or lies in a folder for tests, or an older one is another or gone."""
+    """Whether a module is gone, was made by hand or for a test, or is a module of ours made anew.
+
+    Other packages may replace their own: transformers does.
+    """
     module = sys.modules.get(name)
-    is_new = name not in before and module is not None
+    if module is None or (name in before and name.startswith("switchrail")):
+        return True
     spec = getattr(module, "__spec__", None)
     is_frozen = spec is not None and spec.origin in ("frozen", "built-in")
     is_helper = name.startswith(("tests", *OWN_MODULES))
-    return not (is_new and (is_frozen or is_helper or _is_installed(name)))
+    return not (is_frozen or is_helper or _is_installed(name))
 
 
 def _stays(each: object) -> bool:
     """Whether something in a list was put there by a library when it was imported."""
-    return _is_installed(getattr(each, "__module__", ""))
+    return not isinstance(each, str) and _is_installed(getattr(each, "__module__", ""))
 
 
 def _lists() -> dict[Any, list[Any]]:
@@ -141,12 +161,48 @@ def _lasts(before: Mapping[threading.Thread, str], thread: threading.Thread) -> 
 
 def _children() -> dict[str, str]:
     """The processes that this one has started and that live, or that nobody has waited for."""
-    found = {}
+    found: dict[str, str] = {}
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return found
     for task in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):
             for process in task.read_text().split():
                 found[process] = Path(f"/proc/{process}/cmdline").read_text().replace("\0", " ")
     return {process: command for process, command in found.items() if "multiprocessing" not in command}
+
+
+def _folders() -> dict[str, int]:
+    """The folders in which a test may find itself; their times of change are others where a file was added."""
+    found = {str(ROOT): ROOT.stat().st_mtime_ns}
+    for folder, inner, _ in os.walk(ROOT / "tests"):
+        inner[:] = [name for name in inner if name[0] != "." and name != "__pycache__"]
+        found[folder] = os.stat(folder).st_mtime_ns
+    return found
+
+
+class _Tree:
+    """Which files this tree has; looked up again only where a folder has changed."""
+
+    def __init__(self) -> None:
+        self._folders: dict[str, int] = {}
+        self._files: dict[str, str] = {}
+
+    def files(self) -> dict[str, str]:
+        try:
+            is_same = all(os.stat(folder).st_mtime_ns == time for folder, time in self._folders.items())
+        except FileNotFoundError:
+            is_same = False
+        if not is_same or not self._folders:
+            self._folders = _folders()
+            self._files = {
+                entry.path: "there"
+                for folder in self._folders
+                for entry in os.scandir(folder)
+                if entry.name[0] != "." and entry.is_file()
+            }
+        return self._files
 
 
 def _restore_attribute(before: Mapping[Any, Any], name: tuple[Any, str]) -> None:
@@ -183,8 +239,9 @@ PLACES = [
         _handlers,
         lambda before, each: signal.signal(each, before[each]),
     ),
-    Place("variable", _environment, _restore_item(os.environ)),
-    Place("module", lambda: dict(sys.modules), _restore_item(sys.modules), _is_left_module),
+    Place("file", _Tree().files, lambda before, file: None),
+    Place("variable", _environment, _restore_variable),
+    Place("module", _read_modules, _restore_module, _is_left_module),
     Place("list", _lists, _restore_list),
     Place("attribute", lambda: {each: getattr(*each) for each in ATTRIBUTES}, _restore_attribute),
     Place(
@@ -215,7 +272,7 @@ def put_back(before: Sequence[Mapping[Any, Any]]) -> list[str]:
     left = []
     for place, was in zip(PLACES, before, strict=True):
         now = place.read()
-        if now == was:
+        if now is was or now == was:
             continue
         for name in was.keys() | now.keys():
             missing = object()
@@ -227,7 +284,7 @@ def put_back(before: Sequence[Mapping[Any, Any]]) -> list[str]:
     return left
 
 
-def _triton_language() -> dict[tuple[Any, str], Any]:
+def _triton_language() -> dict[Any, dict[str, Any]]:
     language = sys.modules["triton.language"]
     core = language.core
     places = (
@@ -238,7 +295,7 @@ def _triton_language() -> dict[tuple[Any, str], Any]:
         core.dtype,
         getattr(core, "tensor_descriptor_base", core),
     )
-    return {(place, name): value for place in places for name, value in vars(place).items()}
+    return {place: dict(vars(place)) for place in places}
 
 
 _TRITON = _triton_language() if find_spec("triton") and importlib.import_module("triton.language") else {}
@@ -246,9 +303,10 @@ _TRITON = _triton_language() if find_spec("triton") and importlib.import_module(
 
 def put_back_triton() -> None:
     """Undoes what Triton's interpreter changed in its language and left so; nothing compiles with that."""
-    for (place, name), value in _triton_language().items() if _TRITON else ():
-        if (place, name) in _TRITON:
-            if value is not _TRITON[place, name]:
-                setattr(place, name, _TRITON[place, name])
-        elif isinstance(place, type):
-            delattr(place, name)
+    for place, was in _TRITON.items():
+        if vars(place) != was:
+            for name, value in was.items():
+                if vars(place).get(name) is not value:
+                    setattr(place, name, value)
+            for name in vars(place).keys() - was.keys() if isinstance(place, type) else ():
+                delattr(place, name)

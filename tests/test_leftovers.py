@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -46,6 +47,10 @@ def make_module() -> None:
 
 def drop_module() -> None:
     del sys.modules["textwrap"]
+
+
+def make_module_anew() -> None:
+    sys.modules["switchrail.hooks"] = ModuleType("switchrail.hooks")
 
 
 def import_from_a_folder() -> None:
@@ -87,10 +92,11 @@ def log_elsewhere() -> None:
         (hook, "hook "),
         (make_default_runtime, "default runtime"),
         (handle_signal, "signal handler"),
-        (set_variables, "variable SWITCHRAIL_LEFT: nothing became 1"),
-        (unset_variable, "variable PATH"),
+        (set_variables, "variable b'SWITCHRAIL_LEFT': nothing became b'1'"),
+        (unset_variable, "variable b'PATH'"),
         (make_module, "module made_by_hand"),
         (drop_module, "module textwrap"),
+        (make_module_anew, "module switchrail.hooks"),
         (import_from_a_folder, "/nowhere"),
         (put_a_finder, "Finder object"),
         (replace_hook_of_threads, "excepthook"),
@@ -120,6 +126,18 @@ def test_threads_and_processes_are_named(monkeypatch: pytest.MonkeyPatch) -> Non
     thread.join()
     process.communicate()
     assert sorted(text.split()[0] for text in found) == ["process", "thread"]
+    assert leftovers.put_back(before) == []
+
+
+def test_files_in_the_tree_are_named_and_left_to_their_owner() -> None:
+    before = leftovers.read()
+    file = Path(__file__).with_name("left.txt")
+    file.write_text("")
+    try:
+        assert leftovers.put_back(before) == [f"file {file}: nothing became there"]
+        assert file.exists()
+    finally:
+        file.unlink()
     assert leftovers.put_back(before) == []
 
 
