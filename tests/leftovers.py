@@ -14,7 +14,7 @@ import sys
 import sysconfig
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -173,29 +173,29 @@ def _children() -> dict[str, str]:
     return {process: command for process, command in found.items() if "multiprocessing" not in command}
 
 
-def _folders() -> dict[str, int]:
-    """The folders in which a test may find itself; their times of change are others where a file was added."""
-    found = {str(ROOT): ROOT.stat().st_mtime_ns}
-    for folder, inner, _ in os.walk(ROOT / "tests"):
-        inner[:] = [name for name in inner if name[0] != "." and name != "__pycache__"]
-        found[folder] = os.stat(folder).st_mtime_ns
-    return found
+class Tree:
+    """The files of folders and of the repository's root; looked up again only where a folder has changed."""
 
-
-class _Tree:
-    """Which files this tree has; looked up again only where a folder has changed."""
-
-    def __init__(self) -> None:
+    def __init__(self, *tops: Path) -> None:
+        self._tops = tops
         self._folders: dict[str, int] = {}
         self._files: dict[str, str] = {}
 
+    def _walk(self) -> Iterator[str]:
+        for top in self._tops:
+            for folder, inner, _ in os.walk(top):
+                inner[:] = [name for name in inner if name[0] != "." and name != "__pycache__"]
+                yield folder
+        yield str(ROOT)
+
     def files(self) -> dict[str, str]:
+        """Each as "there", by its path."""
         try:
             is_same = all(os.stat(folder).st_mtime_ns == time for folder, time in self._folders.items())
         except FileNotFoundError:
             is_same = False
         if not is_same or not self._folders:
-            self._folders = _folders()
+            self._folders = {folder: os.stat(folder).st_mtime_ns for folder in self._walk()}
             self._files = {
                 entry.path: "there"
                 for folder in self._folders
@@ -239,7 +239,9 @@ PLACES = [
         _handlers,
         lambda before, each: signal.signal(each, before[each]),
     ),
-    Place("file", _Tree().files, lambda before, file: None),
+    Place(
+        "file", Tree(ROOT / "tests").files, lambda before, file: None, lambda before, file: file not in before
+    ),
     Place("variable", _environment, _restore_variable),
     Place("module", _read_modules, _restore_module, _is_left_module),
     Place("list", _lists, _restore_list),

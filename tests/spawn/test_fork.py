@@ -8,13 +8,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import switchrail
 from switchrail import Runtime, RuntimeState, current, staging
-from switchrail.hooks import chain, imports
+from switchrail.hooks import imports
+from switchrail.hooks.lock import change_lock
 from switchrail.testing import isolated
 
 pytestmark = [
@@ -78,13 +78,21 @@ def test_restoring_there_changes_nothing(runtime: Runtime) -> None:
     in_a_fork(work)
 
 
-@pytest.mark.parametrize("module", [current, chain, imports, staging])
-def test_a_fork_waits_until_no_thread_holds_a_lock(runtime: Runtime, module: ModuleType) -> None:
+LOCKS = {
+    "current": current._lock,
+    "hooks": change_lock,
+    "imports": imports._lock,
+    "staging": staging._lock,
+}
+
+
+@pytest.mark.parametrize("lock", LOCKS.values(), ids=LOCKS)
+def test_a_fork_waits_until_no_thread_holds_a_lock(runtime: Runtime, lock: threading.RLock) -> None:
     """Else the child would have a lock that nobody there releases."""
     entered, go = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with module._lock:
+        with lock:
             entered.set()
             assert go.wait(20)
 
