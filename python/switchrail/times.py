@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from switchrail import _core
 from switchrail.errors import ArgumentError, TimesError
-from switchrail.variables import TIMES
+from switchrail.files import check_file
+from switchrail.variables import TIMES, blamed_on
 
 if TYPE_CHECKING:
     from switchrail.platforms import Platform
@@ -50,7 +51,8 @@ def measurements_for(platform: Platform, packages: Mapping[str, str]) -> list[di
     Raises:
         TimesError: There is a file, and it can't be read, or a field of it has no meaning.
     """
-    machines = read_machines(times_path())
+    with blamed_on(TIMES, TimesError):
+        machines = read_machines(times_path())
     if not machines:
         return []
     device = device_of(platform)
@@ -71,6 +73,7 @@ def read_machines(path: Path) -> list[Machine]:
         TimesError: It can't be read.
     """
     try:
+        check_file(path)
         document = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         return []

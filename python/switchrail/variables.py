@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
+
+from switchrail.errors import SwitchrailError
 
 PREFIX: Final = "SWITCHRAIL_"
 """How their names begin."""
@@ -24,3 +29,21 @@ TIMES: Final = "SWITCHRAIL_TIMES"
 
 VARIABLES: Final = (ALLOW_LIST, PLATFORM, LOCK, TIMEOUT, TIMES)
 """All of them."""
+
+
+@contextmanager
+def blamed_on(variable: str, errors: type[SwitchrailError], *, given: object = None) -> Iterator[None]:
+    """Names a variable in errors that its value causes.
+
+    Args:
+        variable: The variable.
+        errors: The class of such errors; those of a subclass stay as they are.
+        given: What the program has said in its place; None: nothing, so that the variable counts.
+    """
+    try:
+        yield
+    except errors as error:
+        found = os.environ.get(variable)
+        if given is not None or found is None or type(error) is not errors or variable in error.message:
+            raise
+        raise errors(f"{variable} is {found!r:.200}: {error.message}", **error.fields) from error

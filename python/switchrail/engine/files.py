@@ -11,6 +11,7 @@ from typing import Any, Final
 from safetensors import SafetensorError, safe_open
 
 from switchrail.errors import CheckpointError
+from switchrail.files import check_file
 
 CONFIG: Final = "config.json"
 GENERATION: Final = "generation_config.json"
@@ -19,8 +20,6 @@ WEIGHTS: Final = "model.safetensors"
 ADAPTER: Final = "adapter_config.json"
 
 _READ: Final = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors", "additional_chat_templates/*.jinja")
-_LIMIT: Final = 64 << 20
-"""Bytes of a JSON file that is parsed here; the largest index of a published model has 15 MB."""
 _TEXT_LIMIT: Final = 512 << 20
 """Bytes of a file that the tokenizer reads."""
 _DTYPES: Final = ("F64", "F32", "F16", "BF16")
@@ -54,10 +53,7 @@ def read_object(file: Path) -> dict[str, Any]:
         CheckpointError: The file is larger than any of its kind, can't be read, or holds something else.
     """
     try:
-        if file.stat().st_size > _LIMIT:
-            raise CheckpointError(
-                f"{file} has {file.stat().st_size} bytes; valid: at most {_LIMIT}", path=str(file)
-            )
+        check_file(file)
         found = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} can't be read: {error}", path=str(file)) from error

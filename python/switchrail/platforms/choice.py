@@ -19,7 +19,7 @@ from switchrail.platforms.platform import Platform
 from switchrail.plugins import Plugin
 from switchrail.plugins.environment import PLATFORMS
 from switchrail.staging import carried
-from switchrail.variables import PLATFORM
+from switchrail.variables import PLATFORM, blamed_on
 from switchrail.waiting import within
 
 if TYPE_CHECKING:
@@ -86,8 +86,9 @@ class PlatformChoice:
         def work() -> Platform:
             if self._platform is None:
                 try:
-                    found = _active(name, candidates)
-                    self._platform = self._kept(detect(name or None) if found is None else found)
+                    with blamed_on(PLATFORM, PlatformError):
+                        found = _active(name, candidates)
+                        self._platform = self._kept(detect(name or None) if found is None else found)
                 finally:
                     self._keep_records(candidates)
             return self._platform
@@ -105,7 +106,8 @@ class PlatformChoice:
         def work() -> None:
             if self._platform is None:
                 try:
-                    found = _active(name, candidates)
+                    with blamed_on(PLATFORM, PlatformError):
+                        found = _active(name, candidates)
                     self._platform = None if found is None else self._kept(found)
                 finally:
                     self._keep_records(candidates)

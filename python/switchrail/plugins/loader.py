@@ -13,15 +13,23 @@ from typing import Any, Final, TypeVar
 
 from switchrail import _core
 from switchrail._core import Discovery, Plugin
-from switchrail.errors import LoadReentryError, OrderError, PluginError
+from switchrail.errors import (
+    LoadReentryError,
+    LockError,
+    OrderError,
+    PlatformError,
+    PluginError,
+    UnknownPluginError,
+)
 from switchrail.foreign import in_lines, one_line
 from switchrail.hooks import Hooks
+from switchrail.lock import read_lock
 from switchrail.plugins.attempt import Attempt, handlers, is_interrupt
 from switchrail.plugins.declaration import in_order
 from switchrail.plugins.environment import PLATFORMS, allowed, platform_in_use, seconds_allowed
 from switchrail.registration import several, texts
 from switchrail.staging import Staging, staging_of
-from switchrail.variables import LOCK
+from switchrail.variables import ALLOW_LIST, LOCK, PLATFORM, blamed_on
 
 GROUP = "switchrail.plugins"
 
@@ -143,11 +151,11 @@ class Loader:
             PluginError: In strict mode, for the plugins that did not load, with their tracebacks.
             LoadReentryError: A plugin that is being loaded asked for it.
         """
-        allow = allowed(allow)
+        names = allowed(allow)
         seconds = self.seconds(timeout)
 
         def work() -> tuple[set[tuple[str, str]], tuple[Plugin, ...]]:
-            refused = self._select(allow, platform)
+            refused = self._select(names, platform, given=allow)
             selected = [
                 plugin for plugin in self.plugins if (plugin.group, plugin.state) == (GROUP, "discovered")
             ]
@@ -200,13 +208,19 @@ class Loader:
 
         self._alone(work)
 
-    def _select(self, allow: Sequence[str] | None, platform: str | None = None) -> set[tuple[str, str]]:
+    def _select(
+        self, allow: Sequence[str] | None, platform: str | None = None, *, given: object = None
+    ) -> set[tuple[str, str]]:
         """Blocks what may not be loaded; returns what the lock refuses."""
         if self._discovery is None:
             self._look(None)
         assert self._discovery is not None
         known = list(self._known(self._discovery).values())
-        selected = _core.select(known, allow, platform_in_use(platform, known), list(_core.DEVICES))
+        with (
+            blamed_on(PLATFORM, PlatformError, given=platform),
+            blamed_on(ALLOW_LIST, UnknownPluginError, given=given),
+        ):
+            selected = _core.select(known, allow, platform_in_use(platform, known), list(_core.DEVICES))
         locked = self._locked(selected)
         self._plugins = {_key(plugin): plugin for plugin in locked}
         before = {_key(plugin): plugin.state for plugin in selected}
@@ -221,7 +235,10 @@ class Loader:
         """Blocks what differs from the lock, if there is one."""
         assert self._discovery is not None
         lock = os.environ.get(LOCK)
-        return plugins if lock is None else _core.Lock.read(lock).apply(self._discovery, list(plugins))
+        if lock is None:
+            return plugins
+        with blamed_on(LOCK, LockError):
+            return read_lock(lock).apply(self._discovery, list(plugins))
 
     def _imported(self, plugins: Sequence[Plugin], *, strict: bool, seconds: float | None) -> list[Attempt]:
         importlib.invalidate_caches()  # a plugin may have been installed since the process began

@@ -1,0 +1,29 @@
+"""Looking at a file before it is read: a pipe never ends, and a file can be larger than the memory."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import Final
+
+LIMIT: Final = 64 << 20
+"""Bytes of a document that is parsed; the largest index of a published model has 15 MB."""
+
+
+def check_file(path: str | os.PathLike[str], limit: int = LIMIT) -> None:
+    """Checks that a path leads to a regular file that is no larger than its kind can be.
+
+    Raises:
+        OSError: It doesn't.
+    """
+    found = os.stat(path)
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
+    if found.st_size > limit:
+        raise OSError(errno.EFBIG, f"it has {found.st_size} bytes; valid: at most {limit}", os.fspath(path))
+
+
+__all__ = ["LIMIT", "check_file"]
