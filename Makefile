@@ -19,6 +19,8 @@ CHECKPOINT ?= tests/checkpoints/kjv-qwen3-next
 
 PY := $(abspath $(VENV))/bin/python
 BIN := $(abspath $(VENV))/bin
+# Compiling all modules takes a minute, and few of them are ever imported.
+PIP := $(PY) -m pip install --no-compile
 STAMPS := $(VENV)/.switchrail
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Cargo.toml)
 # maturin and cargo build PyO3 with different settings: one target directory would make each rebuild after the other.
@@ -45,8 +47,8 @@ $(STAMPS)/requirements: pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV_FLAGS) $(VENV)
 	mkdir -p $(STAMPS)
 	$(PY) -m pip install --quiet --upgrade 'pip>=25.1'
-	$(PY) -c 'import torch' 2>/dev/null || $(PY) -m pip install $(TORCH)
-	$(PY) -m pip install --group dev
+	$(PY) -c 'import torch' 2>/dev/null || $(PIP) $(TORCH)
+	$(PIP) --group dev
 	touch $@
 
 $(STAMPS)/package: $(STAMPS)/requirements $(RUST_SOURCES)
@@ -72,7 +74,7 @@ lint-rust:
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 
 test-python: build
-	$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(ORDER)
+	$(PY) -m pytest -n $(WORKERS) $(ORDER)
 
 lint-python: build
 	$(PY) rust/dependencies.py

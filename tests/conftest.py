@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -20,6 +21,32 @@ if not torch.cuda.is_available():
 os.environ["SWITCHRAIL_TIMES"] = str(Path(__file__).with_name("none.json"))
 
 from tests import leftovers
+
+# Their tests share something that takes long to make.
+WHOLE_FILES = {
+    "tests/benchmarks/test_ops.py",
+    "tests/cli/test_new_plugin.py",
+    "tests/discovery/test_lock.py",
+    "tests/engine/test_parity.py",
+    "tests/platforms/test_acme.py",
+    "tests/plugins/test_vendor.py",
+    "tests/spawn/test_ranks.py",
+    "tests/test_plugin_guide.py",
+    "tests/wheel/test_wheel.py",
+}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """One process runs all of such a file, and begins with it; other tests go wherever there is time."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return file if file in WHOLE_FILES else nodeid
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -48,7 +48,7 @@ def busy(cores: set[int], count: int) -> Iterator[None]:
 
 def run(seed: int, cores: set[int], arguments: Sequence[str], log: Path) -> int:
     """One run of pytest on some cores, in the order of a seed."""
-    command = [sys.executable, "-m", "pytest", "-q", "-n", str(len(cores)), "--dist", "loadgroup"]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", str(len(cores))]
     command += ["-p", "no:cacheprovider", "--random-order", f"--random-order-seed={seed}"]
     with log.open("w") as out:
         process = subprocess.Popen(

@@ -23,8 +23,6 @@ from benchmarks.ops.cases import OPS, cases, tiny
 from benchmarks.ops.inputs import make_call
 from benchmarks.ops.peers import libraries, peers
 
-pytestmark = pytest.mark.xdist_group("ops")
-
 ROOT = Path(__file__).parents[2]
 TINY = ["--tiny", "--device", "cpu", "--backend", "torch"]
 

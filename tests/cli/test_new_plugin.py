@@ -10,8 +10,6 @@ from switchrail.cli.new_plugin import write_plugin
 from switchrail.errors import NewPluginError, UnknownOpError
 from switchrail.testing import isolated
 
-pytestmark = pytest.mark.xdist_group("new-plugin")
-
 OPS = ["attention", "mla", "gated_delta", "kda", "lightning", "mamba2", "short_conv"]
 RUN = ["attention", "gated_delta", "short_conv"]
 """The ops of the checkpoint."""

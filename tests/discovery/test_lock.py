@@ -15,8 +15,6 @@ from switchrail import _core
 from switchrail.errors import LockError, PluginError
 from switchrail.lock import Lock, lock_differences, write_lock
 
-pytestmark = pytest.mark.xdist_group("lock")
-
 PYPROJECT = """
 [build-system]
 requires = ["setuptools"]

@@ -16,8 +16,6 @@ import torch
 from switchrail.engine import Engine, Request, SamplingParams
 from transformers import AutoModelForCausalLM
 
-pytestmark = pytest.mark.xdist_group("parity")
-
 LENGTHS = (1, 2, 3, 7, 16, 33, 64, 65, 130, 257, 400, 600)
 NEW_TOKENS = 64
 LIMIT = 1e-4

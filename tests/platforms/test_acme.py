@@ -22,8 +22,6 @@ from typer.testing import CliRunner
 
 from .conftest import CHECKPOINT
 
-pytestmark = pytest.mark.xdist_group("acme")
-
 SOURCE = Path(__file__).parents[1] / "plugins" / "acme-platform"
 PROMPTS = ["In the beginning", "And the LORD said unto Moses", "The"]
 PARAMS = SamplingParams(max_new_tokens=24)

@@ -13,8 +13,6 @@ from switchrail.errors import ConfigError, UnknownBackendError
 from switchrail.testing import isolated
 from typer.testing import CliRunner
 
-pytestmark = pytest.mark.xdist_group("vendor")
-
 CHECKPOINT = Path(__file__).parents[1] / "checkpoints" / "kjv-qwen3-next"
 PROMPT = "And the LORD said unto"
 NEW_TOKENS = 8

@@ -12,7 +12,6 @@ import pytest
 import switchrail
 from switchrail.errors import RankError
 
-pytestmark = pytest.mark.xdist_group("ranks")  # one job for all of them
 PROGRAM = Path(__file__).parent / "userland" / "userland_ranks.py"
 RANKS = 4
 PLUGIN = """

@@ -15,7 +15,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 # One process for all: two builds at once take each other's files away.
-pytestmark = pytest.mark.xdist_group("wheel")
 
 
 def interpreters() -> dict[str, Path]:
