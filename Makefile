@@ -79,6 +79,7 @@ test-python: build
 lint-python: build
 	$(PY) rust/dependencies.py
 	$(BIN)/ruff check
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(PY) -m mypy.stubtest switchrail._core

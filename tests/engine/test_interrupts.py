@@ -16,11 +16,11 @@ import pytest
 import switchrail
 import torch
 from switchrail import engine as package
+from switchrail import pools
 from switchrail.engine import Engine, Request, SamplingParams
 
 from .places import Place, name, recorded, visiting
 
-FOLDER = Path(package.__file__).parent
 # what makes an engine, and what decides nothing while it runs
 OTHERS = {
     "checkpoint",
@@ -33,7 +33,8 @@ OTHERS = {
     "contract",
     "__init__",
 }
-FILES = [path for path in FOLDER.rglob("*.py") if path.stem not in OTHERS]
+FOLDERS = [Path(module.__file__).parent for module in (package, pools)]
+FILES = [path for folder in FOLDERS for path in folder.rglob("*.py") if path.stem not in OTHERS]
 PAGE = 4
 SMALL = {"max_sequences": 3, "num_pages": 14, "page_size": PAGE, "max_tokens_per_step": 8}
 FREE = SamplingParams(max_new_tokens=4, ignore_eos=True)

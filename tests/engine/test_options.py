@@ -10,7 +10,7 @@ import pytest
 import switchrail
 import torch
 from switchrail.engine import Engine, EngineOptions, SamplingParams
-from switchrail.engine.pools import ConvShape, DeltaShape, FreeList, KVShape, Pools, Shape
+from switchrail.engine.memory import Pools
 from switchrail.errors import (
     ArgumentError,
     ConfigError,
@@ -21,6 +21,7 @@ from switchrail.errors import (
     UnknownBackendError,
 )
 from switchrail.platforms import CpuPlatform
+from switchrail.pools import ConvShape, DeltaShape, FreeList, KVShape, Shape
 
 
 @pytest.mark.parametrize(

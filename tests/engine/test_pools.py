@@ -9,7 +9,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from switchrail.engine.pools import (
+from switchrail.errors import UnknownLayerError
+from switchrail.ops.batch import PagedBatch
+from switchrail.ops.mla.torch import TorchMla
+from switchrail.pools import (
     ConvShape,
     DeltaShape,
     FreeList,
@@ -20,9 +23,6 @@ from switchrail.engine.pools import (
     MultiHeadPool,
     StatePool,
 )
-from switchrail.errors import UnknownLayerError
-from switchrail.ops.batch import PagedBatch
-from switchrail.ops.mla.torch import TorchMla
 
 PAGES, PAGE = 6, 4
 CPU = torch.device("cpu")

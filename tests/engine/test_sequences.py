@@ -10,10 +10,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from switchrail.engine import pools, sequences
-from switchrail.engine.pools import FreeList
+from switchrail import pools
+from switchrail.engine import sequences
 from switchrail.engine.sequence import Sequence
 from switchrail.engine.sequences import Sequences
+from switchrail.pools import FreeList
 
 from .places import Place, name, recorded, visiting
 

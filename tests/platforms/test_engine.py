@@ -11,8 +11,8 @@ import pytest
 import switchrail
 import torch
 from switchrail import Engine, Platform, SamplingParams
+from switchrail.engine.memory import Pools
 from switchrail.engine.options import options_on
-from switchrail.engine.pools import ConvShape, KVShape, LatentPool, LatentShape, Pools
 from switchrail.errors import NotProvidedError, PlatformError, RegistrationError, UnknownDtypeError
 from switchrail.platforms import (
     OPERATIONS,
@@ -25,6 +25,7 @@ from switchrail.platforms import (
 )
 from switchrail.platforms.operations import ChooseTokens, GatedRMSNorm, RMSNorm, Rotary, SiluAndMul
 from switchrail.platforms.serving import Forward
+from switchrail.pools import ConvShape, KVShape, LatentPool, LatentShape
 from transformers import AutoModelForCausalLM
 from transformers.models.qwen3_next import modeling_qwen3_next as modelling
 

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from switchrail import Engine, Platform, Runtime
-from switchrail.engine.pools import FreeList, LatentPool, MultiHeadPool, StatePool
 from switchrail.errors import BackendImportError, PlatformError, PlatformPluginError, RegistrationError
 from switchrail.ops import GatedDeltaBackend
 from switchrail.ops.backend import Backend
@@ -30,6 +29,7 @@ from switchrail.platforms import (
 )
 from switchrail.platforms.builtin import platform_class
 from switchrail.platforms.operations import RMSNorm
+from switchrail.pools import FreeList, LatentPool, MultiHeadPool, StatePool
 
 from .conftest import CHECKPOINT
 

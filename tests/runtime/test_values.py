@@ -10,10 +10,10 @@ import pytest
 import switchrail
 from switchrail import Runtime, RuntimeState, _core
 from switchrail.doctor.finding import Finding
-from switchrail.engine.pools import KVShape
 from switchrail.engine.request import Output
 from switchrail.errors import SchemaError
 from switchrail.platforms import CpuPlatform, DeviceCapability
+from switchrail.pools import KVShape
 
 
 @pytest.fixture

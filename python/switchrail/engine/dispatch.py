@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from switchrail._core import BatchRoutes, BoundPlan
-from switchrail.engine.pools import Pools
+from switchrail.engine.memory import Pools
 from switchrail.engine.step import Part, Step
 from switchrail.errors import DispatchError
 

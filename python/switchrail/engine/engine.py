@@ -25,9 +25,9 @@ from switchrail.engine.checkpoint import load, read_config
 from switchrail.engine.core import EngineCore
 from switchrail.engine.dtypes import STATE_DTYPE, choose_dtype
 from switchrail.engine.hub import find_checkpoint
+from switchrail.engine.memory import Pools
 from switchrail.engine.options import EngineOptions, options_on
 from switchrail.engine.params import SamplingParams
-from switchrail.engine.pools import Pools, pages_of
 from switchrail.engine.prompts import check_length, tokenize
 from switchrail.engine.request import Event, Output, Request
 from switchrail.engine.routes import plan_routes
@@ -38,6 +38,7 @@ from switchrail.engine.text import TextStream
 from switchrail.errors import ArgumentError, ConfigError, EngineError, RequestError
 from switchrail.platforms import Platform
 from switchrail.platforms.operations import ChooseTokens
+from switchrail.pools import pages_of
 from switchrail.runtime import Runtime
 
 Prompt = str | Sequence[int]

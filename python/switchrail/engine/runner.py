@@ -7,9 +7,9 @@ import torch
 from switchrail._core import BoundPlan
 from switchrail.engine.checkpoint import Checkpoint
 from switchrail.engine.dispatch import Dispatcher
+from switchrail.engine.memory import Pools
 from switchrail.engine.models.binding import connect, find_mixers, read_shapes
 from switchrail.engine.options import EngineOptions
-from switchrail.engine.pools import Pools
 from switchrail.engine.scheduler import Schedule
 from switchrail.engine.step import StepBuilder
 from switchrail.platforms import Platform

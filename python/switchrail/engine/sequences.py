@@ -16,8 +16,8 @@ from typing import Generic, TypeVar
 
 import torch
 
-from switchrail.engine.pools import FreeList, pages_of
 from switchrail.engine.sequence import Sequence
+from switchrail.pools import FreeList, pages_of
 
 S = TypeVar("S", bound=Sequence)
 

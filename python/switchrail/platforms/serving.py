@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from switchrail.errors import PlatformError, RegistrationError
 from switchrail.nearest import nearest
@@ -15,11 +15,8 @@ from switchrail.platforms.operations import OPERATIONS, Operation
 if TYPE_CHECKING:
     from torch import nn
 
-    from switchrail.engine.pools import FreeList, KVPool, StatePool
     from switchrail.platforms.hardware import Hardware
-
-KVKind = Literal["mha", "mla"]
-"""What a layer keeps of a token: keys and values, or a latent with its rotary part."""
+    from switchrail.pools import FreeList, KVKind, KVPool, StatePool
 
 Forward = Callable[..., Any]
 
@@ -58,19 +55,19 @@ class Serving:
 
     def kv_pool_class(self, kind: KVKind) -> type[KVPool[Any]]:
         """The class of the pages that softmax layers of a kind keep their tokens in."""
-        from switchrail.engine.pools import LatentPool, MultiHeadPool
+        from switchrail.pools import LatentPool, MultiHeadPool
 
         return {"mha": MultiHeadPool, "mla": LatentPool}[kind]
 
     def state_pool_class(self) -> type[StatePool]:
         """The class of the slots that linear layers keep their states in."""
-        from switchrail.engine.pools import StatePool
+        from switchrail.pools import StatePool
 
         return StatePool
 
     def paged_allocator_class(self) -> type[FreeList]:
         """The class that knows which pages are free."""
-        from switchrail.engine.pools import FreeList
+        from switchrail.pools import FreeList
 
         return FreeList
 
@@ -146,4 +143,4 @@ def _call_problem(forward: Forward, operation: type[Operation]) -> str:
     return "" if problem is None else f": it {problem}"
 
 
-__all__ = ["Forward", "KVKind", "Serving"]
+__all__ = ["Forward", "Serving"]

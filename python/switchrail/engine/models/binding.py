@@ -12,10 +12,10 @@ from switchrail.engine.dispatch import Dispatcher
 from switchrail.engine.models import operations
 from switchrail.engine.models.contract import KEYWORD, MixerContract
 from switchrail.engine.models.families import Family
-from switchrail.engine.pools import Shape
 from switchrail.errors import LayoutError
 from switchrail.hooks import Hooks
 from switchrail.platforms import Serving
+from switchrail.pools import Shape
 
 Mixer = tuple[int, nn.Module, MixerContract]
 """Layer id, module, contract."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from torch import nn
 
-from switchrail.engine.pools import Shape
+from switchrail.pools import Shape
 
 KEYWORD: Final = "switchrail"
 """The keyword that carries (dispatcher, layer id) from a mixer's call to the functions that it calls."""

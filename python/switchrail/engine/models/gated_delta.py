@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from switchrail.engine.models.contract import KEYWORD, MixerContract
-from switchrail.engine.pools import ConvShape, DeltaShape, Shape
 from switchrail.errors import CheckpointError
+from switchrail.pools import ConvShape, DeltaShape, Shape
 
 _ACTIVATIONS: Final = {"silu": "silu", "swish": "silu", None: None}
 

@@ -9,8 +9,8 @@ from torch import nn
 from transformers import AttentionInterface
 
 from switchrail.engine.models.contract import KEYWORD, MixerContract
-from switchrail.engine.pools import KVShape, Shape
 from switchrail.errors import DispatchError
+from switchrail.pools import KVShape, Shape
 
 IMPLEMENTATION: Final = "switchrail"
 """The name under which the function is registered. No mask function has it, so models make no mask."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from math import prod
 
 import torch
-from switchrail.engine.pools import FreeList, MultiHeadPool, StatePool
+from switchrail.pools import FreeList, MultiHeadPool, StatePool
 
 ALIGNMENT = 256
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from switchrail import Platform
-from switchrail.engine.pools import FreeList, KVPool, StatePool
 from switchrail.platforms import DeviceCapability, Hardware, Serving, detect
+from switchrail.pools import FreeList, KVPool, StatePool
 
 from acme_platform import BACKENDS, VARIABLE
 from acme_platform.memory import AcmeAllocator, AcmeKVPool, AcmeStatePool

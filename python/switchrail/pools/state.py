@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from switchrail.engine.pools.shapes import ConvShape, DeltaShape, StateShape
+from switchrail.pools.shapes import ConvShape, DeltaShape, StateShape
 
 
 class StatePool:

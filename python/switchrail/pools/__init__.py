@@ -1,34 +1,35 @@
 """Where sequences keep what attention remembers: pages of keys and values, and slots of recurrent state.
 
-A platform can give classes of its own for all but `Pools`, which puts them together.
+They know neither platform nor engine. A platform can give classes of its own.
 """
 
 from __future__ import annotations
 
-from switchrail.engine.pools.free import FreeList
-from switchrail.engine.pools.kv import KVPool, LatentPool, MultiHeadPool
-from switchrail.engine.pools.pools import Pools, pages_of
-from switchrail.engine.pools.shapes import (
+from switchrail.pools.free import FreeList
+from switchrail.pools.kv import KVPool, LatentPool, MultiHeadPool
+from switchrail.pools.shapes import (
     ConvShape,
     DeltaShape,
+    KVKind,
     KVShape,
     LatentShape,
     Shape,
     StateShape,
     TokenShape,
+    pages_of,
 )
-from switchrail.engine.pools.state import StatePool
+from switchrail.pools.state import StatePool
 
 __all__ = [
     "ConvShape",
     "DeltaShape",
     "FreeList",
+    "KVKind",
     "KVPool",
     "KVShape",
     "LatentPool",
     "LatentShape",
     "MultiHeadPool",
-    "Pools",
     "Shape",
     "StatePool",
     "StateShape",

@@ -11,14 +11,13 @@ import torch
 
 from switchrail.engine.checks import is_number
 from switchrail.engine.options import EngineOptions
-from switchrail.engine.pools.free import FreeList
-from switchrail.engine.pools.kv import KVPool, LatentPool, MultiHeadPool
-from switchrail.engine.pools.shapes import KVShape, LatentShape, Shape, StateShape
-from switchrail.engine.pools.state import StatePool
 from switchrail.errors import ConfigError, PlatformError
 from switchrail.overrides import check_overrides
 from switchrail.platforms import Platform
-from switchrail.platforms.serving import KVKind
+from switchrail.pools.free import FreeList
+from switchrail.pools.kv import KVPool, LatentPool, MultiHeadPool
+from switchrail.pools.shapes import KVKind, KVShape, LatentShape, Shape, StateShape, pages_of
+from switchrail.pools.state import StatePool
 
 _FRACTION = 0.85
 
@@ -28,11 +27,6 @@ _TABLE_ENTRY = 4
 _BASES: dict[KVKind, type] = {"mha": MultiHeadPool, "mla": LatentPool}
 
 T = TypeVar("T", bound=type)
-
-
-def pages_of(tokens: int, page_size: int) -> int:
-    """Pages that hold so many tokens."""
-    return -(-tokens // page_size)
 
 
 class Pools:
@@ -212,4 +206,4 @@ def _checked(found: T, base: type, platform: Platform, method: str) -> T:
     return found
 
 
-__all__ = ["Pools", "pages_of"]
+__all__ = ["Pools"]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from switchrail.platforms.serving import KVKind
+KVKind = Literal["mha", "mla"]
+"""What a layer keeps of a token: keys and values, or a latent with its rotary part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,4 +54,20 @@ StateShape = DeltaShape | ConvShape
 
 Shape = TokenShape | StateShape
 
-__all__ = ["ConvShape", "DeltaShape", "KVShape", "LatentShape", "Shape", "StateShape", "TokenShape"]
+
+def pages_of(tokens: int, page_size: int) -> int:
+    """Pages that hold so many tokens."""
+    return -(-tokens // page_size)
+
+
+__all__ = [
+    "ConvShape",
+    "DeltaShape",
+    "KVKind",
+    "KVShape",
+    "LatentShape",
+    "Shape",
+    "StateShape",
+    "TokenShape",
+    "pages_of",
+]

@@ -8,9 +8,8 @@ from typing import ClassVar, Generic, TypeVar
 
 import torch
 
-from switchrail.engine.pools.shapes import KVShape, LatentShape
 from switchrail.errors import UnknownLayerError
-from switchrail.platforms.serving import KVKind
+from switchrail.pools.shapes import KVKind, KVShape, LatentShape
 
 S = TypeVar("S", bound=KVShape | LatentShape)
 
