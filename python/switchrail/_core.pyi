@@ -45,7 +45,7 @@ PHASES: Final[tuple[str, ...]]
 DTYPES: Final[tuple[str, ...]]
 DEVICES: Final[tuple[str, ...]]
 
-def discover(paths: Sequence[str | PathLike[str]]) -> Discovery: ...
+def discover(paths: Sequence[str | PathLike[str]], *, thorough: bool = False) -> Discovery: ...
 def fingerprint(
     runtime: Runtime,
     plugins: Sequence[Plugin],

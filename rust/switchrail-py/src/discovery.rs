@@ -31,6 +31,12 @@ mirror! {
 
 /// Finds the distributions on a path and the plugins in them; nothing is imported.
 #[pyfunction]
-pub fn discover(py: Python<'_>, paths: Vec<PathBuf>) -> Discovery {
-    py.detach(|| Discovery(switchrail::discover(&paths)))
+#[pyo3(signature = (paths, *, thorough=false))]
+pub fn discover(py: Python<'_>, paths: Vec<PathBuf>, thorough: bool) -> Discovery {
+    let discover = if thorough {
+        switchrail::discover_thoroughly
+    } else {
+        switchrail::discover
+    };
+    py.detach(|| Discovery(discover(&paths)))
 }

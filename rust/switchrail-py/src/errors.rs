@@ -21,9 +21,11 @@ fn class_of(code: &str) -> &'static str {
         }
         "unfit_backend" => "BackendUnfitError",
         "no_backend" | "layer_no_backend" | "layer_uncovered" => "NoBackendError",
-        "bad_requirement_name" | "bad_requirement_specifier" | "bad_backend_spec" | "backend_not_own" => {
-            "RegistrationError"
-        }
+        "bad_requirement_name"
+        | "bad_requirement_specifier"
+        | "bad_backend_spec"
+        | "unknown_backend_claim"
+        | "backend_not_own" => "RegistrationError",
         "bad_backend_config" => "ConfigError",
         "backend_taken" => "NameTakenError",
         "commit_conflict" | "commit_gone" => "ConflictError",
@@ -80,7 +82,7 @@ where
             let py = mapping.py();
             let message = error.value(py).to_string(); // failed to extract field Spec.priority
             let argument = message.rsplit('.').next().unwrap_or_default();
-            let found = mapping.get_item(argument)?;
+            let found = mapping.get_item(argument).unwrap_or_else(|_| mapping.clone());
             let mut deepest = error.cause(py);
             while let Some(cause) = deepest.as_ref().and_then(|cause| cause.cause(py)) {
                 deepest = Some(cause);

@@ -67,7 +67,10 @@ pub fn parse<T: DeserializeOwned>(what: &str, text: &str) -> PyResult<T> {
             exception(
                 py,
                 "SchemaError",
-                format!("this is no {what} document: {error}"),
+                format!(
+                    "this is no {what} document: {}",
+                    switchrail::shown(&error.to_string())
+                ),
                 None,
             )
         })
@@ -116,7 +119,7 @@ fn read(object: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
             (_, Ok(value)) => Ok(value.into()),
             _ => Err(refuse(
                 object.py(),
-                format!("the integer {object} does not fit into 64 bits"),
+                "an integer does not fit into 64 bits".to_owned(),
             )),
         };
     }
@@ -125,7 +128,14 @@ fn read(object: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
         return Ok(Number::from_f64(value).map_or_else(|| value.to_string().into(), Value::Number));
     }
     if let Ok(text) = object.cast::<PyString>() {
-        return Ok(text.to_str()?.into());
+        let text = text.to_str();
+        return match text {
+            Ok(text) => Ok(text.into()),
+            Err(_) => Err(refuse(
+                object.py(),
+                "a text has half of a surrogate pair".to_owned(),
+            )),
+        };
     }
     if object.is_instance_of::<PyList>() || object.is_instance_of::<PyTuple>() {
         return object.try_iter()?.map(|value| read(&value?, depth + 1)).collect();
@@ -138,7 +148,11 @@ fn read(object: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
                 let problem = format!("{} is no name in a JSON object", name.repr()?);
                 return Err(refuse(object.py(), problem));
             }
-            fields.insert(name.str()?.to_str()?.to_owned(), read(&value, depth + 1)?);
+            let Ok(text) = name.str().and_then(|name| name.to_str().map(str::to_owned)) else {
+                let problem = "a name is an integer too large to write, or has half of a surrogate pair";
+                return Err(refuse(object.py(), problem.to_owned()));
+            };
+            fields.insert(text, read(&value, depth + 1)?);
         }
         return Ok(Value::Object(fields));
     }
@@ -149,6 +163,7 @@ fn read(object: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
 }
 
 fn refuse(py: Python<'_>, problem: String) -> PyErr {
+    let problem = switchrail::shown(&problem);
     let valid = "mappings, lists, tuples, texts, numbers, booleans and None";
     exception(py, "SchemaError", format!("{problem}; valid: {valid}"), None)
 }

@@ -12,6 +12,7 @@ use crate::{
     json,
     mirror::mirror,
     op::parse,
+    text::{Text, Texts},
 };
 
 mirror! {
@@ -29,9 +30,9 @@ mirror! {
 
         /// The layout of a model without config: the kind of each layer.
         #[staticmethod]
-        fn from_kinds(model: &str, kinds: Vec<String>) -> PyResult<Self> {
-            let kinds = kinds.iter().map(|kind| parse(kind)).collect::<PyResult<Vec<_>>>()?;
-            Ok(Self(switchrail::Layout::from_kinds(model, kinds)))
+        fn from_kinds(model: Text, kinds: Texts) -> PyResult<Self> {
+            let kinds = kinds.0.iter().map(|kind| parse(kind)).collect::<PyResult<Vec<_>>>()?;
+            Ok(Self(switchrail::Layout::from_kinds(model.0, kinds)))
         }
 
         #[getter]
@@ -59,8 +60,8 @@ mirror! {
         }
 
         /// What the config says of an op's shape in layers of a kind; None where it says nothing.
-        fn shape<'py>(&self, py: Python<'py>, kind: &str, op: &str) -> PyResult<Bound<'py, PyAny>> {
-            json::dump(py, &self.0.shape(parse(kind)?, parse(op)?))
+        fn shape<'py>(&self, py: Python<'py>, kind: Text, op: Text) -> PyResult<Bound<'py, PyAny>> {
+            json::dump(py, &self.0.shape(parse(&kind.0)?, parse(&op.0)?))
         }
     }
 }

@@ -24,6 +24,7 @@ mod plugin;
 mod registry;
 mod resolve;
 mod suggest;
+mod text;
 
 /// The extension module.
 #[pyo3::pymodule(gil_used = false)]

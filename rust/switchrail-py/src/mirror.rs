@@ -19,8 +19,8 @@ macro_rules! mirror {
 
             /// The value that `to_json` wrote.
             #[staticmethod]
-            fn from_json(text: &str) -> PyResult<Self> {
-                crate::json::parse(stringify!($name), text).map(Self)
+            fn from_json(text: crate::text::Text) -> PyResult<Self> {
+                crate::json::parse(stringify!($name), &text.0).map(Self)
             }
 
             /// The document as dicts, tuples, texts and numbers.

@@ -8,7 +8,7 @@ use pyo3::{
 };
 use switchrail::{ComputeCapability, CoreError, Device, DeviceKind, Dtype, Op, Phase};
 
-use crate::errors::raise;
+use crate::{errors::raise, text::Text};
 
 /// A name of the core from its text.
 pub fn parse<T: FromStr<Err: CoreError>>(text: &str) -> PyResult<T> {
@@ -17,8 +17,8 @@ pub fn parse<T: FromStr<Err: CoreError>>(text: &str) -> PyResult<T> {
 
 /// The name, where it is an op's.
 #[pyfunction]
-pub fn parse_op(name: &str) -> PyResult<&'static str> {
-    parse(name).map(Op::name)
+pub fn parse_op(name: Text) -> PyResult<&'static str> {
+    parse(&name.0).map(Op::name)
 }
 
 /// Several.

@@ -199,7 +199,7 @@ impl RoutePlan {
 
 /// The value of the core that an argument names.
 pub fn parse_any<T: FromStr<Err: CoreError>>(name: &Bound<'_, PyAny>) -> PyResult<T> {
-    parse(&name.str()?.to_cow()?)
+    parse(&name.str()?.to_string_lossy())
 }
 
 /// The id of a layer that is given by its object or by its id.

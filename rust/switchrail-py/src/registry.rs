@@ -13,6 +13,7 @@ use crate::{
     objects::Objects,
     op::parse,
     resolve::{Decision, Query},
+    text::Text,
 };
 
 /// The core's `Runtime`, and for each registration the object that stands behind it.
@@ -46,10 +47,10 @@ impl Runtime {
 
     /// The active backends, of one op or of all, by op and name.
     #[pyo3(signature = (op=None))]
-    fn backends(&self, op: Option<&str>) -> PyResult<Vec<Registration>> {
+    fn backends(&self, op: Option<Text>) -> PyResult<Vec<Registration>> {
         let ops = op.map_or_else(
             || Ok(switchrail::Op::ALL.to_vec()),
-            |op| Ok::<_, PyErr>(vec![parse(op)?]),
+            |op| Ok::<_, PyErr>(vec![parse(&op.0)?]),
         )?;
         let snapshot = self.core.snapshot();
         Ok(ops
@@ -60,24 +61,25 @@ impl Runtime {
     }
 
     /// The active backend of an op and name in a phase; None where no registration of the name serves it.
-    fn active(&self, op: &str, name: &str, phase: &str) -> PyResult<Option<Registration>> {
+    fn active(&self, op: Text, name: Text, phase: Text) -> PyResult<Option<Registration>> {
         let snapshot = self.core.snapshot();
-        let found = snapshot.active(parse(op)?, name, parse(phase)?);
+        let found = snapshot.active(parse(&op.0)?, &name.0, parse(&phase.0)?);
         Ok(found.cloned().map(Registration))
     }
 
     /// Whether a registration of an op and name is overridden, in a phase or in any.
     #[pyo3(signature = (op, name, phase=None))]
-    fn is_overridden(&self, op: &str, name: &str, phase: Option<&str>) -> PyResult<bool> {
+    fn is_overridden(&self, op: Text, name: Text, phase: Option<Text>) -> PyResult<bool> {
         let snapshot = self.core.snapshot();
-        Ok(snapshot.is_overridden(parse(op)?, name, phase.map(parse).transpose()?))
+        let phase = phase.map(|phase| parse(&phase.0)).transpose()?;
+        Ok(snapshot.is_overridden(parse(&op.0)?, &name.0, phase))
     }
 
     /// The registrations of an op and name, in their order.
-    fn stack(&self, op: &str, name: &str) -> PyResult<Vec<Registration>> {
+    fn stack(&self, op: Text, name: Text) -> PyResult<Vec<Registration>> {
         let snapshot = self.core.snapshot();
         Ok(snapshot
-            .stack(parse(op)?, name)
+            .stack(parse(&op.0)?, &name.0)
             .iter()
             .cloned()
             .map(Registration)
@@ -92,10 +94,7 @@ impl Runtime {
     /// The object behind a registration; None when it is gone.
     fn object(&self, py: Python<'_>, id: u64) -> Option<Py<PyAny>> {
         let snapshot = self.core.snapshot();
-        let registration = snapshot
-            .backends()
-            .iter()
-            .find(|backend| backend.id.get() == id)?;
+        let registration = snapshot.get(BackendId::of(id)?)?;
         self.objects.get(py, registration.id)
     }
 
@@ -171,9 +170,10 @@ impl Transaction {
 
     /// Stages the removal of everything but the built-in of an op and name; with a phase, of what serves that alone.
     #[pyo3(signature = (op, name, phase=None))]
-    fn clear(&self, op: &str, name: &str, phase: Option<&str>) -> PyResult<()> {
-        let (op, phase) = (parse(op)?, phase.map(parse).transpose()?);
-        self.stage(|registrar| registrar.clear(op, name, phase))
+    fn clear(&self, op: Text, name: Text, phase: Option<Text>) -> PyResult<()> {
+        let phase = phase.map(|phase| parse(&phase.0)).transpose()?;
+        let op = parse(&op.0)?;
+        self.stage(|registrar| registrar.clear(op, &name.0, phase))
     }
 
     /// Stages the removal of one registration.
@@ -182,9 +182,9 @@ impl Transaction {
     }
 
     /// Stages the user's values for the uppermost backend of an op and name.
-    fn configure(&self, op: &str, name: &str, values: &Bound<'_, PyAny>) -> PyResult<()> {
-        let (op, values) = (parse(op)?, json::fields(values)?);
-        self.stage(|registrar| registrar.configure(op, name, values))
+    fn configure(&self, op: Text, name: Text, values: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (op, values) = (parse(&op.0)?, json::fields(values)?);
+        self.stage(|registrar| registrar.configure(op, &name.0, values))
     }
 
     /// Publishes what was staged, whole or not at all.

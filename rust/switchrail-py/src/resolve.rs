@@ -14,6 +14,7 @@ use crate::{
     json,
     mirror::mirror,
     op::{DeviceForm, parse},
+    text::Text,
 };
 
 /// A `Query` as `switchrail.runtime` writes it, with what else a resolve takes.
@@ -141,11 +142,11 @@ pub fn sequences(
 #[pyfunction]
 #[pyo3(signature = (op, seqlens, kv_seqlens=None))]
 pub fn load_of(
-    op: &str,
+    op: Text,
     seqlens: &Bound<'_, PyAny>,
     kv_seqlens: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<(u64, u64)> {
-    let load = Load::of(parse(op)?, sequences(seqlens, kv_seqlens)?);
+    let load = Load::of(parse(&op.0)?, sequences(seqlens, kv_seqlens)?);
     Ok((load.rows, load.length))
 }
 

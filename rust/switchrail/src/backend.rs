@@ -11,6 +11,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use crate::shown::{cut, shown};
 use crate::{ComputeCapability, CoreError, DeviceKind, Dtype, Op, Phase, normalized_name};
 
 /// A backend's configuration: values by name.
@@ -24,6 +25,12 @@ pub struct BackendId(NonZeroU64);
 impl BackendId {
     pub(crate) const fn new(id: NonZeroU64) -> Self {
         Self(id)
+    }
+
+    /// The id that is a number; no number of none.
+    #[must_use]
+    pub fn of(number: u64) -> Option<Self> {
+        NonZeroU64::new(number).map(Self)
     }
 
     /// The id as a number.
@@ -78,8 +85,10 @@ impl fmt::Display for Origin {
                 version,
                 plugin,
             } => {
-                write!(f, "plugin {plugin:?} of {distribution}")?;
-                version.as_ref().map_or(Ok(()), |version| write!(f, " {version}"))
+                write!(f, "plugin {:?} of {}", cut(plugin), shown(distribution))?;
+                version
+                    .as_ref()
+                    .map_or(Ok(()), |version| write!(f, " {}", shown(version)))
             }
             Self::Builtin => f.write_str("switchrail"),
         }
@@ -126,9 +135,9 @@ pub struct Capabilities {
     pub head_sizes: BTreeSet<HeadSize>,
     /// Tokens a page that it takes.
     pub page_sizes: BTreeSet<u32>,
-    /// Axis orders of the recurrent state that it takes, such as `VK`.
+    /// Axis orders of the recurrent state that it takes, such as `VK` ([`STATE_LAYOUTS`](crate::STATE_LAYOUTS)).
     pub state_layouts: BTreeSet<String>,
-    /// What it can do that not every backend of its op can, such as `window`.
+    /// What it can do that not every backend of its op can, such as `window` ([`Op::features`]).
     pub features: BTreeSet<String>,
     /// Distributions that must be installed for it.
     pub packages: Vec<PackageRequirement>,

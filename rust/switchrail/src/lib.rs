@@ -33,6 +33,7 @@ mod registry;
 mod resolve;
 mod schema;
 mod selection;
+mod shown;
 mod suggest;
 
 pub use backend::*;
@@ -50,4 +51,5 @@ pub use registry::*;
 pub use resolve::*;
 pub use schema::*;
 pub use selection::*;
+pub use shown::*;
 pub use suggest::*;

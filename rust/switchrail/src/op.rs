@@ -38,11 +38,51 @@ impl Op {
         )
     }
 
+    /// What not every backend of the op can do, by the names that registrations claim and queries ask for.
+    ///
+    /// A plugin's own are written `oot:NAME` (out of tree), so that a misspelt name is never taken for a new one.
+    #[must_use]
+    pub const fn features(self) -> &'static [&'static str] {
+        match self {
+            Self::Attention => &[
+                "batch_invariant",
+                "cuda_graph",
+                "lse",
+                "sinks",
+                "soft_cap",
+                "trees",
+                "window",
+            ],
+            Self::Mla => &["batch_invariant", "cuda_graph", "lse", "trees"],
+            Self::GatedDelta | Self::Kda => &["batch_invariant", "checkpoints", "cuda_graph", "raw_gates"],
+            Self::Lightning | Self::Mamba2 | Self::ShortConv => {
+                &["batch_invariant", "checkpoints", "cuda_graph"]
+            }
+        }
+    }
+
     /// Whether the op reads a paged cache of keys and values (or latents).
     #[must_use]
     pub const fn is_paged(self) -> bool {
         matches!(self, Self::Attention | Self::Mla)
     }
+}
+
+/// The axis orders of a recurrent state, as its last two axes lie; any other is written `oot:NAME`.
+pub const STATE_LAYOUTS: [&str; 2] = ["KV", "VK"];
+
+/// The first of several names that is neither known nor written `oot:NAME`.
+pub(crate) fn unknown_claim<'a>(
+    what: &'static str,
+    found: impl IntoIterator<Item = &'a String>,
+    known: &[&'static str],
+) -> Option<UnknownName> {
+    let is_known = |name: &&String| {
+        known.contains(&name.as_str()) || name.strip_prefix(OUT_OF_TREE).is_some_and(|own| !own.is_empty())
+    };
+    let name = found.into_iter().find(|name| !is_known(name))?;
+    let valid = known.iter().copied().chain(["oot:NAME"]);
+    Some(UnknownName::new(what, name, valid))
 }
 
 names! {

@@ -1,6 +1,9 @@
 //! One deterministic order for hooks and plugin loads.
 
-use std::{cmp::Reverse, collections::BTreeSet};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeSet, HashMap},
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -59,19 +62,27 @@ impl CoreError for OrderError {
 /// # Errors
 /// [`OrderError::Cycle`] where the constraints contradict each other.
 pub fn order(items: &[OrderItem]) -> Result<Vec<usize>, OrderError> {
-    let names = |index: usize, name: &String| items[index].key == *name || items[index].source == *name;
+    let mut named: HashMap<&str, Vec<usize>> = HashMap::new();
+    for (index, item) in items.iter().enumerate() {
+        named.entry(&item.key).or_default().push(index);
+        if item.source != item.key {
+            named.entry(&item.source).or_default().push(index);
+        }
+    }
     let mut predecessors = vec![BTreeSet::new(); items.len()];
     let mut successors = vec![BTreeSet::new(); items.len()];
     for (index, item) in items.iter().enumerate() {
-        for other in (0..items.len()).filter(|other| *other != index) {
-            if item.after.iter().any(|name| names(other, name)) {
-                predecessors[index].insert(other);
-                successors[other].insert(index);
-            }
-            if item.before.iter().any(|name| names(other, name)) {
-                predecessors[other].insert(index);
-                successors[index].insert(other);
-            }
+        let others = |names: &[String]| -> Vec<usize> {
+            let found = names.iter().filter_map(|name| named.get(name.as_str()));
+            found.flatten().copied().filter(|other| *other != index).collect()
+        };
+        for other in others(&item.after) {
+            predecessors[index].insert(other);
+            successors[other].insert(index);
+        }
+        for other in others(&item.before) {
+            predecessors[other].insert(index);
+            successors[index].insert(other);
         }
     }
     let rank = |index: usize| {

@@ -1,6 +1,6 @@
 //! The serialised form that documents share.
 
-use std::path::Path;
+use std::{fs, io, path::Path};
 
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -57,6 +57,22 @@ impl From<Schema> for u32 {
     fn from(_: Schema) -> Self {
         SCHEMA_VERSION
     }
+}
+
+/// A document larger than this is no such document.
+const LARGEST: u64 = 1 << 28;
+
+/// The bytes of a document's file. A pipe, which would be waited for, and what is too large are refused.
+pub(crate) fn read_document(path: &Path) -> io::Result<Vec<u8>> {
+    let found = fs::metadata(path)?;
+    if !found.is_file() {
+        return Err(io::Error::other("it is no file"));
+    }
+    if found.len() > LARGEST {
+        let problem = format!("it has {} bytes; valid: up to {LARGEST}", found.len());
+        return Err(io::Error::other(problem));
+    }
+    fs::read(path)
 }
 
 /// Paths need not be UTF-8, JSON does; serde's own form refuses such a path.

@@ -1,8 +1,16 @@
 //! Decides which of the discovered plugins may be loaded.
 
+use std::{
+    collections::{BTreeMap, HashSet},
+    path::Path,
+};
+
 use serde::{Deserialize, Serialize};
 
 use crate::{CoreError, PluginGroup, PluginRecord, PluginState, UnknownName, normalized_name, quoted};
+
+/// At most so many names of an allow list are in the reason of each plugin that it leaves out.
+const NAMED: usize = 10;
 
 /// Why a selection cannot be applied.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -69,17 +77,16 @@ impl Selection {
     /// # Errors
     /// [`SelectionError`] where a name in the allow list, or the platform, is that of no plugin; nothing is changed then.
     pub fn apply(&self, plugins: &mut [PluginRecord]) -> Result<(), SelectionError> {
-        for entry in self.allow.iter().flatten() {
-            if !plugins.iter().any(|plugin| is_named(plugin, entry)) {
+        if let Some(allow) = &self.allow {
+            let known: HashSet<Key<'_>> = plugins.iter().flat_map(plugin_keys).collect();
+            let is_known = |entry: &&String| entry_keys(entry).any(|key| known.contains(&key));
+            if let Some(entry) = allow.iter().find(|entry| !is_known(entry)) {
                 let unknown = UnknownName::new("plugin", entry, names(&*plugins));
                 return Err(SelectionError::UnknownPlugin(unknown));
             }
         }
         self.check_platform(plugins)?;
-        let reasons: Vec<Option<String>> = plugins
-            .iter()
-            .map(|plugin| self.reason(plugin, plugins))
-            .collect();
+        let reasons = self.reasons(plugins);
         for (plugin, reason) in plugins.iter_mut().zip(reasons) {
             if matches!(
                 plugin.state,
@@ -111,43 +118,77 @@ impl Selection {
         )))
     }
 
-    /// Why a plugin is left out, if it is.
-    fn reason(&self, plugin: &PluginRecord, plugins: &[PluginRecord]) -> Option<String> {
-        if plugin.group == PluginGroup::Platforms {
-            return None;
-        }
-        if let Some(allow) = &self.allow
-            && !allow.iter().any(|entry| is_named(plugin, entry))
-        {
-            return Some(match quoted(allow) {
-                list if list.is_empty() => "the allow list is empty".to_owned(),
-                list => format!("the allow list has only {list}"),
-            });
-        }
-        let platform = self.platform.as_ref()?;
-        let provided: Vec<&PluginRecord> = plugins
+    /// Of each plugin, why it is left out, if it is.
+    fn reasons(&self, plugins: &[PluginRecord]) -> Vec<Option<String>> {
+        let allowed: Option<HashSet<Key<'_>>> = self
+            .allow
+            .as_ref()
+            .map(|allow| allow.iter().flat_map(|entry| entry_keys(entry)).collect());
+        // Each plugin looks at the platforms of its own distribution alone: to look at all would be quadratic.
+        let mut platforms: BTreeMap<&Path, Vec<&PluginRecord>> = BTreeMap::new();
+        for plugin in plugins
             .iter()
-            .filter(|other| other.group == PluginGroup::Platforms && other.origin.path == plugin.origin.path)
-            .collect();
-        let is_other = !provided.is_empty() && !provided.iter().any(|other| is_named(other, platform));
-        is_other.then(|| {
-            let names: Vec<&str> = provided.iter().map(|other| other.name.as_str()).collect();
-            format!(
-                "{} provides the platform {}, and {platform:?} is in use",
-                plugin.origin.distribution,
-                quoted(&names)
-            )
-        })
+            .filter(|plugin| plugin.group == PluginGroup::Platforms)
+        {
+            platforms.entry(&plugin.origin.path).or_default().push(plugin);
+        }
+        let reason = |plugin: &PluginRecord| {
+            if plugin.group == PluginGroup::Platforms {
+                return None;
+            }
+            if let (Some(allow), Some(allowed)) = (&self.allow, &allowed)
+                && !plugin_keys(plugin).iter().any(|key| allowed.contains(key))
+            {
+                return Some(not_allowed(allow));
+            }
+            let platform = self.platform.as_ref()?;
+            let provided = platforms.get(plugin.origin.path.as_path())?;
+            let is_other = !provided.iter().any(|other| is_named(other, platform));
+            is_other.then(|| {
+                let names: Vec<&str> = provided.iter().map(|other| other.name.as_str()).collect();
+                format!(
+                    "{} provides the platform {}, and {platform:?} is in use",
+                    plugin.origin.distribution,
+                    quoted(&names)
+                )
+            })
+        };
+        plugins.iter().map(reason).collect()
     }
 }
 
-/// Whether an entry is the plugin's name, or its distribution's and its own with a colon between.
+/// Why a plugin that the allow list leaves out is left out.
+fn not_allowed(allow: &[String]) -> String {
+    match allow.len().checked_sub(NAMED) {
+        _ if allow.is_empty() => "the allow list is empty".to_owned(),
+        Some(more @ 1..) => format!(
+            "the allow list has only {} and {more} more",
+            quoted(&allow[..NAMED])
+        ),
+        _ => format!("the allow list has only {}", quoted(allow)),
+    }
+}
+
+/// A name, alone or with its distribution's normalised name.
+type Key<'a> = (Option<String>, &'a str);
+
+/// The names of a plugin: its own, and that with its distribution's.
+fn plugin_keys(plugin: &PluginRecord) -> [Key<'_>; 2] {
+    let distribution = normalized_name(&plugin.origin.distribution);
+    [(None, &plugin.name), (Some(distribution), &plugin.name)]
+}
+
+/// What an entry, `name` or `distribution:name`, may mean.
+fn entry_keys(entry: &str) -> impl Iterator<Item = Key<'_>> {
+    let qualified = entry.split_once(':');
+    let qualified = qualified.map(|(distribution, name)| (Some(normalized_name(distribution)), name));
+    [(None, entry)].into_iter().chain(qualified)
+}
+
+/// Whether an entry means a plugin.
 fn is_named(plugin: &PluginRecord, entry: &str) -> bool {
-    plugin.name == entry
-        || entry.split_once(':').is_some_and(|(distribution, name)| {
-            plugin.name == name
-                && normalized_name(distribution) == normalized_name(&plugin.origin.distribution)
-        })
+    let keys = plugin_keys(plugin);
+    entry_keys(entry).any(|key| keys.contains(&key))
 }
 
 fn names<'a>(plugins: impl IntoIterator<Item = &'a PluginRecord>) -> Vec<String> {

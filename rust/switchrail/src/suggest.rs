@@ -4,8 +4,84 @@ use std::fmt;
 
 use serde::Serialize;
 
+use crate::shown::cut;
+
 /// At most so many names are suggested.
 const SUGGESTIONS: usize = 3;
+
+/// At most so many names are listed in a message; the data has all.
+const LISTED: usize = 100;
+
+/// Above every similarity.
+const ALIAS: f64 = 2.0;
+
+/// What the field calls the ops, and what preferences call the linear ones, besides their names here.
+const ALIASES: [(&str, &[&str]); 8] = [
+    (
+        "attention",
+        &[
+            "attn",
+            "flash_attention",
+            "full_attention",
+            "gqa",
+            "mha",
+            "mqa",
+            "sdpa",
+            "self_attention",
+            "sliding_attention",
+            "sliding_window",
+            "sliding_window_attention",
+            "softmax",
+            "softmax_attention",
+            "swa",
+        ],
+    ),
+    (
+        "mla",
+        &[
+            "latent_attention",
+            "multi_head_latent_attention",
+            "multi_latent_attention",
+        ],
+    ),
+    (
+        "gated_delta",
+        &[
+            "delta_net",
+            "delta_rule",
+            "deltanet",
+            "gated_delta_net",
+            "gated_delta_rule",
+            "gated_deltanet",
+            "gdn",
+        ],
+    ),
+    ("kda", &["kimi_delta", "kimi_delta_attention", "kimi_linear"]),
+    ("lightning", &["lightning_attention", "lightning_attn"]),
+    (
+        "mamba2",
+        &[
+            "mamba",
+            "mamba_2",
+            "selective_state_space",
+            "ssd",
+            "ssm",
+            "state_space",
+        ],
+    ),
+    (
+        "short_conv",
+        &[
+            "causal_conv",
+            "causal_conv1d",
+            "conv",
+            "conv1d",
+            "short_convolution",
+            "shortconv",
+        ],
+    ),
+    ("linear", &["linear_attention", "linear_attn"]),
+];
 
 /// Names below this similarity (0 to 1) are not worth suggesting.
 const SIMILAR: f64 = 0.7;
@@ -77,7 +153,7 @@ impl UnknownName {
 
 impl fmt::Display for UnknownName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "unknown {} {:?}", self.what, self.found)?;
+        write!(f, "unknown {} {:?}", self.what, cut(&self.found))?;
         if !self.nearest.is_empty() {
             write!(f, "; nearest: {}", quoted(&self.nearest))?;
         }
@@ -93,17 +169,28 @@ impl std::error::Error for UnknownName {}
 
 /// The names most like `found`, best first, at most three, none that is not similar.
 ///
-/// Case, and `-` for `_`, count for nothing. Equally similar names come in alphabetical order.
+/// Case, and `-` for `_`, count for nothing. Equally similar names come in alphabetical order. What the field also calls
+/// an op is nearest to the op's own name.
 ///
 /// ```
 /// assert_eq!(switchrail::nearest("Gated-Delta", ["gated_delta", "kda"]), ["gated_delta"]);
+/// assert_eq!(switchrail::nearest("gdn", ["gated_delta", "kda"]), ["gated_delta"]);
 /// assert!(switchrail::nearest("xyz", ["gated_delta", "kda"]).is_empty());
 /// ```
 pub fn nearest<'a>(found: &str, valid: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     let folded = fold(found);
+    let meant = meant(&folded);
     let mut scored: Vec<(f64, &str)> = valid
         .into_iter()
-        .map(|name| (similarity(&folded, &fold(name)), name))
+        .map(|name| {
+            let same = meant.as_ref().is_some_and(|meant| meant == name);
+            let score = if same {
+                ALIAS
+            } else {
+                similarity(&folded, &fold(name))
+            };
+            (score, name)
+        })
         .filter(|(score, _)| *score >= SIMILAR)
         .collect();
     scored.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| a.1.cmp(b.1)));
@@ -115,17 +202,28 @@ pub fn nearest<'a>(found: &str, valid: impl IntoIterator<Item = &'a str>) -> Vec
         .collect()
 }
 
-/// Names in quotes, separated by commas, as messages show them.
+/// Names in quotes, separated by commas, as messages show them: the first of very many.
 pub(crate) fn quoted<S: AsRef<str>>(names: &[S]) -> String {
-    names
-        .iter()
-        .map(|name| format!("{:?}", name.as_ref()))
+    let shown = names.iter().take(LISTED);
+    let mut list = shown
+        .map(|name| format!("{:?}", cut(name.as_ref())))
         .collect::<Vec<_>>()
-        .join(", ")
+        .join(", ");
+    if let Some(more @ 1..) = names.len().checked_sub(LISTED) {
+        list += &format!(" and {more} more");
+    }
+    list
+}
+
+/// The name here of what the field calls otherwise, with the phase that follows it in a preference's key.
+fn meant(folded: &str) -> Option<String> {
+    let (name, phase) = folded.split_at(folded.find('.').unwrap_or(folded.len()));
+    let (own, _) = ALIASES.iter().find(|(_, aliases)| aliases.contains(&name))?;
+    Some(format!("{own}{phase}"))
 }
 
 fn fold(name: &str) -> String {
-    name.trim().to_lowercase().replace('-', "_")
+    name.trim().to_lowercase().replace(['-', ' '], "_")
 }
 
 /// The better of two measures: Jaro-Winkler forgives typing errors, a shared start forgives a missing end.
@@ -151,6 +249,25 @@ mod tests {
     #[test]
     fn a_start_is_enough() {
         assert_eq!(nearest("g", ["gated_delta", "kda"]), ["gated_delta"]);
+    }
+
+    #[test]
+    fn every_alias_leads_to_its_own_name_first() {
+        let ops = crate::Op::ALL.map(crate::Op::name);
+        let keys: Vec<String> = crate::PreferenceKey::all().map(|key| key.to_string()).collect();
+        for (own, alias) in ALIASES
+            .iter()
+            .flat_map(|(own, aliases)| aliases.iter().map(move |alias| (own, alias)))
+        {
+            let spelled = alias.to_uppercase().replace('_', "-");
+            if *own != "linear" {
+                assert!(!ops.contains(alias), "{alias}");
+                assert_eq!(nearest(&spelled, ops)[0], *own, "{alias}");
+            }
+            let phase = nearest(&format!("{alias}.decode"), keys.iter().map(String::as_str));
+            assert_eq!(phase[0], format!("{own}.decode"), "{alias}");
+        }
+        assert_eq!(nearest("gdn", ["kda", "mla"]), Vec::<String>::new());
     }
 
     #[test]

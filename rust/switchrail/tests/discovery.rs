@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
-use switchrail::{Discovery, PluginGroup, PluginOrigin, PluginState, discover, discover_thoroughly, shown};
+use switchrail::{Discovery, PluginGroup, PluginOrigin, PluginState, discover, discover_thoroughly};
 
 fn write(path: PathBuf, contents: impl AsRef<[u8]>) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -222,16 +222,26 @@ fn a_folder_without_metadata_never_hides_a_sound_one() {
         for apart in [false, true] {
             let root = tempfile::tempdir().unwrap();
             let first = root.path().join("first");
-            let second = if apart { root.path().join("second") } else { first.clone() };
+            let second = if apart {
+                root.path().join("second")
+            } else {
+                first.clone()
+            };
             write(first.join(left).join("RECORD"), "");
-            write(first.join(left).join("entry_points.txt"), "[switchrail.plugins]\nleft = over:x\n");
+            write(
+                first.join(left).join("entry_points.txt"),
+                "[switchrail.plugins]\nleft = over:x\n",
+            );
             install(&second, sound, "Name: acme\nVersion: 2.5\n", ACME);
             let found = discover(&[first.clone(), second.clone()]);
             assert_eq!(plugins(&found), ["acme:acme=acme_gdn:register"], "{left} {apart}");
             assert_eq!(found.packages().version("acme"), Some("2.5"));
             assert_eq!(found.distributions.len(), 1);
             assert_eq!(found.distributions[0].path, second.join(sound));
-            let told = found.problems.iter().find(|problem| problem.message.contains("passed over for"));
+            let told = found
+                .problems
+                .iter()
+                .find(|problem| problem.message.contains("passed over for"));
             assert_eq!(told.unwrap().path, first.join(left));
         }
     }
@@ -252,11 +262,20 @@ fn a_folder_without_metadata_counts_where_nothing_else_does() {
 fn a_thorough_look_lists_broken_metadata_of_any_distribution() {
     let site = tempfile::tempdir().unwrap();
     install(site.path(), "nameless-1.0.dist-info", "Version: 1.0\n", "");
-    install(site.path(), "sound-1.0.dist-info", "Name: sound\nVersion: 1.0\n", "");
+    install(
+        site.path(),
+        "sound-1.0.dist-info",
+        "Name: sound\nVersion: 1.0\n",
+        "",
+    );
     assert_eq!(discover(&[site.path()]).problems, []);
     let found = discover_thoroughly(&[site.path()]);
     assert_eq!(found.distributions.len(), 2);
-    let told: Vec<&str> = found.problems.iter().map(|problem| problem.message.as_str()).collect();
+    let told: Vec<&str> = found
+        .problems
+        .iter()
+        .map(|problem| problem.message.as_str())
+        .collect();
     assert_eq!(told, ["its metadata has no Name"]);
     assert_eq!(found.problems[0].path, site.path().join("nameless-1.0.dist-info"));
 }
@@ -274,102 +293,39 @@ fn nothing_of_metadata_is_a_command_to_a_terminal() {
     install(site.path(), &format!("acme{evil}-1.dist-info"), &metadata, &text);
     let found = discover(&[site.path()]);
     assert_eq!(found.plugins.len(), 4);
-    let failed = found.plugins.iter().filter(|plugin| matches!(plugin.state, PluginState::Failed { .. }));
+    let failed = found
+        .plugins
+        .iter()
+        .filter(|plugin| matches!(plugin.state, PluginState::Failed { .. }));
     assert_eq!(failed.count(), 3);
-    let mut texts: Vec<String> = found.problems.iter().map(|problem| problem.message.clone()).collect();
+    let mut texts: Vec<String> = found
+        .problems
+        .iter()
+        .map(|problem| problem.message.clone())
+        .collect();
     for distribution in &found.distributions {
         texts.extend([distribution.name.clone(), distribution.version.clone().unwrap()]);
     }
     for plugin in &found.plugins {
-        let PluginOrigin { distribution, version, .. } = plugin.origin.clone();
-        texts.extend([plugin.name.clone(), plugin.target.clone(), distribution, version.unwrap()]);
+        let PluginOrigin {
+            distribution,
+            version,
+            ..
+        } = plugin.origin.clone();
+        texts.extend([
+            plugin.name.clone(),
+            plugin.target.clone(),
+            distribution,
+            version.unwrap(),
+        ]);
         if let PluginState::Failed { reason } = &plugin.state {
             texts.push(reason.clone());
         }
     }
     assert!(texts.len() > 20, "{}", texts.len());
     for text in texts {
-        assert_eq!(shown(&text), text);
-    }
-}
-
-#[test]
-fn a_folder_without_metadata_never_hides_a_sound_one() {
-    for (left, sound) in [
-        ("acme-1.0.dist-info", "acme-2.0.dist-info"),
-        ("acme-2.0.dist-info", "acme-1.0.dist-info"),
-    ] {
-        for apart in [false, true] {
-            let root = tempfile::tempdir().unwrap();
-            let first = root.path().join("first");
-            let second = if apart { root.path().join("second") } else { first.clone() };
-            write(first.join(left).join("RECORD"), "");
-            write(first.join(left).join("entry_points.txt"), "[switchrail.plugins]\nleft = over:x\n");
-            install(&second, sound, "Name: acme\nVersion: 2.5\n", ACME);
-            let found = discover(&[first.clone(), second.clone()]);
-            assert_eq!(plugins(&found), ["acme:acme=acme_gdn:register"], "{left} {apart}");
-            assert_eq!(found.packages().version("acme"), Some("2.5"));
-            assert_eq!(found.distributions.len(), 1);
-            assert_eq!(found.distributions[0].path, second.join(sound));
-            let told = found.problems.iter().find(|problem| problem.message.contains("passed over for"));
-            assert_eq!(told.unwrap().path, first.join(left));
-        }
-    }
-}
-
-#[test]
-fn a_folder_without_metadata_counts_where_nothing_else_does() {
-    let site = tempfile::tempdir().unwrap();
-    for info in ["acme-1.0.dist-info", "acme-2.0.dist-info"] {
-        write(site.path().join(info).join("RECORD"), "");
-    }
-    let found = discover(&[site.path()]);
-    assert_eq!(found.packages().version("acme"), Some("1.0"));
-    assert_eq!(found.problems.len(), 1, "{:?}", found.problems);
-}
-
-#[test]
-fn a_thorough_look_lists_broken_metadata_of_any_distribution() {
-    let site = tempfile::tempdir().unwrap();
-    install(site.path(), "nameless-1.0.dist-info", "Version: 1.0\n", "");
-    install(site.path(), "sound-1.0.dist-info", "Name: sound\nVersion: 1.0\n", "");
-    assert_eq!(discover(&[site.path()]).problems, []);
-    let found = discover_thoroughly(&[site.path()]);
-    assert_eq!(found.distributions.len(), 2);
-    let told: Vec<&str> = found.problems.iter().map(|problem| problem.message.as_str()).collect();
-    assert_eq!(told, ["its metadata has no Name"]);
-    assert_eq!(found.problems[0].path, site.path().join("nameless-1.0.dist-info"));
-}
-
-/// Metadata are foreign text, and are shown on terminals.
-#[test]
-fn nothing_of_metadata_is_a_command_to_a_terminal() {
-    let site = tempfile::tempdir().unwrap();
-    let evil = "a\u{1b}[2K\u{7}\u{9b}1A\u{202e}z";
-    let text = format!(
-        "[switchrail.plugins]\n{evil} = acme:x\ntarget = {evil}:x\nno sign {evil}\nlong = {}\nacme = acme_gdn:register\n",
-        "x".repeat(100_000)
-    );
-    let metadata = format!("Name: acme{evil}\nVersion: 1{evil}\n");
-    install(site.path(), &format!("acme{evil}-1.dist-info"), &metadata, &text);
-    let found = discover(&[site.path()]);
-    assert_eq!(found.plugins.len(), 4);
-    let failed = found.plugins.iter().filter(|plugin| matches!(plugin.state, PluginState::Failed { .. }));
-    assert_eq!(failed.count(), 3);
-    let mut texts: Vec<String> = found.problems.iter().map(|problem| problem.message.clone()).collect();
-    for distribution in &found.distributions {
-        texts.extend([distribution.name.clone(), distribution.version.clone().unwrap()]);
-    }
-    for plugin in &found.plugins {
-        let PluginOrigin { distribution, version, .. } = plugin.origin.clone();
-        texts.extend([plugin.name.clone(), plugin.target.clone(), distribution, version.unwrap()]);
-        if let PluginState::Failed { reason } = &plugin.state {
-            texts.push(reason.clone());
-        }
-    }
-    assert!(texts.len() > 20, "{}", texts.len());
-    for text in texts {
-        assert_eq!(shown(&text), text);
+        let obeyed = |letter: char| letter.is_control() || letter == '\u{202e}';
+        assert!(!text.contains(obeyed) && text.len() < 1_500, "{text:?}");
     }
 }
 

@@ -39,7 +39,7 @@ fn reasons(
         .capabilities
         .devices
         .push(DeviceSupport::any(DeviceKind::Cuda));
-    plain.capabilities.features = ["raw_gates".to_owned(), "replay".to_owned()].into();
+    plain.capabilities.features = ["raw_gates".to_owned(), "oot:replay".to_owned()].into();
     register(&runtime, Origin::User, picky, false);
     register(&runtime, Origin::User, plain, false);
 
@@ -278,17 +278,17 @@ fn reason_state_layout() {
 
 #[test]
 fn reason_features() {
-    let ask = |query: &mut Query| query.features = ["raw_gates".to_owned(), "replay".to_owned()].into();
+    let ask = |query: &mut Query| query.features = ["raw_gates".to_owned(), "oot:replay".to_owned()].into();
     let found = reasons(
         |spec| spec.capabilities.features = ["raw_gates".to_owned()].into(),
         ask,
         |_| (),
     );
-    let (missing, valid) = (["replay".to_owned()].into(), ["raw_gates".to_owned()].into());
+    let (missing, valid) = (["oot:replay".to_owned()].into(), ["raw_gates".to_owned()].into());
     assert_eq!(found, [Reason::Features { missing, valid }]);
-    assert_eq!(found[0].to_string(), "lacks replay; it has raw_gates");
+    assert_eq!(found[0].to_string(), "lacks oot:replay; it has raw_gates");
     let none = reasons(|_| (), ask, |_| ());
-    assert_eq!(none[0].to_string(), "lacks raw_gates, replay");
+    assert_eq!(none[0].to_string(), "lacks oot:replay, raw_gates");
 }
 
 /// Why a backend that needs `needed` is rejected where `installed` is.

@@ -2,6 +2,8 @@
 
 use std::io;
 
+use crate::shown::shown;
+
 /// Headers end at the first empty line; a file that has none is not read further than this.
 pub(crate) const MAX_HEAD: u64 = 1 << 20;
 
@@ -102,14 +104,17 @@ impl Headers {
             return;
         };
         if field.is_none() && !value.is_empty() {
-            let text = String::from_utf8_lossy(value).into_owned();
+            let (header, text) = (String::from_utf8_lossy(name), String::from_utf8_lossy(value));
             if text.as_bytes() != value {
+                self.problems.push(format!("{header} is not UTF-8: {text:?}"));
+            }
+            let harmless = shown(&text);
+            if harmless != text {
                 self.problems.push(format!(
-                    "{} is not UTF-8: {text:?}",
-                    String::from_utf8_lossy(name)
+                    "{header} has control characters, or is too long: {harmless}"
                 ));
             }
-            *field = Some(text);
+            *field = Some(harmless.into_owned());
         }
     }
 }

@@ -5,13 +5,15 @@ pub(crate) mod headers;
 mod source;
 pub(crate) mod text;
 
-use std::collections::{BTreeMap, btree_map::Entry};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashSet, btree_map::Entry};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::schema::lossy_path;
+use crate::shown::shown;
 use crate::{Packages, PluginGroup, PluginOrigin, PluginRecord, PluginState, Schema};
 use entry_points::EntryPoint;
 use source::Source;
@@ -93,22 +95,39 @@ pub(crate) fn normalized_name(name: &str) -> String {
 /// assert!(found.distributions.is_empty() && found.problems.is_empty());
 /// ```
 pub fn discover<P: AsRef<Path>>(paths: &[P]) -> Discovery {
-    let mut found = Found::default();
-    for path in paths {
-        found.add_folder(path.as_ref());
-    }
-    found.finish()
+    Found::default().look(paths)
+}
+
+/// Finds what [`discover`] finds, and reads the metadata of every distribution, also of those that have no plugins: what
+/// is wrong with these is listed too. It takes about twice as long.
+pub fn discover_thoroughly<P: AsRef<Path>>(paths: &[P]) -> Discovery {
+    let found = Found {
+        thorough: true,
+        ..Found::default()
+    };
+    found.look(paths)
 }
 
 #[derive(Default)]
 struct Found {
+    /// Whether the metadata of all distributions are read.
+    thorough: bool,
     /// By name.
     distributions: BTreeMap<String, (Option<String>, PathBuf)>,
     plugins: Vec<(String, PluginRecord)>,
     problems: Vec<DiscoveryProblem>,
+    /// Metadata folders without metadata that were found before a sound one of the same name.
+    replaced: HashSet<PathBuf>,
 }
 
 impl Found {
+    fn look<P: AsRef<Path>>(mut self, paths: &[P]) -> Discovery {
+        for path in paths {
+            self.add_folder(path.as_ref());
+        }
+        self.finish()
+    }
+
     fn add_folder(&mut self, folder: &Path) {
         // An empty entry of sys.path is the current folder.
         let folder = if folder.as_os_str().is_empty() {
@@ -160,14 +179,30 @@ impl Found {
             return self.problem(&path, message);
         }
         if let Some((_, earlier)) = self.distributions.get(&name) {
-            if earlier.parent() == Some(folder) && *earlier != path {
-                let message = format!("is passed over for {}, of the same name", earlier.display());
-                self.problem(&path, message);
+            let earlier = earlier.clone();
+            if earlier == path {
+                return;
             }
-            return;
+            let is_sound = || {
+                let found = headers();
+                found.name.is_some() || found.version.is_some()
+            };
+            if !is_left_over(&earlier) || !is_sound() {
+                if earlier.parent() == Some(folder) {
+                    let message = format!("is passed over for {}, of the same name", earlier.display());
+                    self.problem(&path, message);
+                }
+                return;
+            }
+            self.replaced.insert(earlier.clone());
+            let message = format!(
+                "has no metadata, and is passed over for {}, of the same name",
+                path.display()
+            );
+            self.problem(&earlier, message);
         }
         let entry_points = self.entry_points(source, &path.join("entry_points.txt"));
-        if version.is_none() || !entry_points.is_empty() {
+        if version.is_none() || !entry_points.is_empty() || self.thorough {
             let headers = headers();
             for problem in headers.problems {
                 self.problem(&path, problem);
@@ -218,11 +253,13 @@ impl Found {
     fn problem(&mut self, path: &Path, message: String) {
         self.problems.push(DiscoveryProblem {
             path: path.to_owned(),
-            message,
+            message: shown(&message).into_owned(),
         });
     }
 
     fn finish(mut self) -> Discovery {
+        self.plugins
+            .retain(|(_, plugin)| !self.replaced.contains(&plugin.origin.path));
         self.plugins
             .sort_by(|(a_name, a), (b_name, b)| (a.group, a_name, &a.name).cmp(&(b.group, b_name, &b.name)));
         let mut plugins: Vec<PluginRecord> = self.plugins.into_iter().map(|(_, record)| record).collect();
@@ -267,6 +304,15 @@ fn is_info(file_name: &OsStr) -> bool {
         .is_some_and(|start| name[start..].eq_ignore_ascii_case(b"-info"))
 }
 
+/// Whether a metadata folder has no metadata, as an interrupted removal leaves it.
+fn is_left_over(info: &Path) -> bool {
+    if !info.is_dir() {
+        return false;
+    }
+    let headers = headers::read(|file| source::read_file(&beside(info, file), headers::MAX_HEAD));
+    headers.name.is_none() && headers.version.is_none()
+}
+
 /// What the name of a metadata folder says.
 fn name_and_version(folder: &Path, file_name: &str) -> Option<(String, Option<String>)> {
     let is = |extension: &str, expected: &str| extension.eq_ignore_ascii_case(expected);
@@ -283,12 +329,12 @@ fn name_and_version(folder: &Path, file_name: &str) -> Option<(String, Option<St
         _ => return None,
     };
     let mut parts = stem.split('-');
-    let name = normalized_name(parts.next().unwrap_or_default());
+    let name = normalized_name(&shown(parts.next().unwrap_or_default()));
     // What is written as `_` there may be `-` in the version.
     let version = parts
         .next()
         .filter(|version| !version.is_empty() && !version.contains('_'));
-    Some((name, version.map(str::to_owned)))
+    Some((name, version.map(|version| shown(version).into_owned())))
 }
 
 /// A file of a metadata folder; without a name the metadata's own.
@@ -302,6 +348,22 @@ fn beside(info: &Path, name: &str) -> PathBuf {
 
 fn record(entry: EntryPoint, origin: PluginOrigin) -> PluginRecord {
     let EntryPoint { name, group, value } = entry;
+    let (name, value) = match (shown(&name), shown(&value)) {
+        (Cow::Borrowed(_), Cow::Borrowed(_)) => (name, value),
+        (name, value) => {
+            let reason =
+                format!("its entry point \"{name} = {value}\" has control characters, or is too long");
+            let state = PluginState::Failed { reason };
+            return PluginRecord {
+                name: name.into_owned(),
+                group,
+                target: value.into_owned(),
+                extras: Vec::new(),
+                origin,
+                state,
+            };
+        }
+    };
     let (target, extras, state) = match entry_points::parse_value(&value) {
         _ if name.is_empty() => {
             let reason = format!("its entry point has no name, only the target {value:?}");

@@ -57,7 +57,8 @@ impl<'a> Source<'a> {
     }
 }
 
-fn read_file(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
+/// The first `limit` bytes of a file; `None` where there is none.
+pub(super) fn read_file(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
     let mut options = OpenOptions::new();
     options.read(true);
     // Opening a named pipe would wait for a writer. To ask first what it is would be a question more for each file.

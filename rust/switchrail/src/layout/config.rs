@@ -66,7 +66,7 @@ impl Config<'_> {
 
 /// A found value as messages show it.
 pub(super) fn shown(found: &Value) -> String {
-    let mut text = found.to_string();
+    let mut text = crate::shown(&found.to_string()).into_owned();
     if let Some((end, _)) = text.char_indices().nth(SHOWN) {
         text.truncate(end);
         text.push_str("...");

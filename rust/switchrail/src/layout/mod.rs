@@ -9,7 +9,6 @@ mod naming;
 mod shape;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -20,6 +19,8 @@ pub(crate) use error::range;
 pub use kind::LayerKind;
 pub use shape::Shape;
 
+use crate::schema::read_document;
+use crate::shown::shown;
 use crate::{Op, Schema, UnknownName};
 use config::Config;
 use families::{FAMILIES, Family};
@@ -106,7 +107,7 @@ impl Layout {
         } else {
             path.to_owned()
         };
-        let bytes = fs::read(&file).map_err(|source| LayoutError::Read {
+        let bytes = read_document(&file).map_err(|source| LayoutError::Read {
             path: file.clone(),
             source,
         })?;
@@ -121,7 +122,7 @@ impl Layout {
             .ok()
             .and_then(|file| Some(file.parent()?.file_name()?.to_owned()));
         if let Some(name) = folder {
-            layout.model = name.to_string_lossy().into_owned();
+            layout.model = shown(&name.to_string_lossy()).into_owned();
         }
         Ok(layout)
     }
@@ -136,7 +137,7 @@ impl Layout {
         };
         Self {
             schema: Schema,
-            model: model.into(),
+            model: shown(&model.into()).into_owned(),
             model_type: "custom".to_owned(),
             layers: kinds.into_iter().enumerate().map(layer).collect(),
             shapes: BTreeMap::new(),
@@ -229,8 +230,8 @@ impl TryFrom<Document> for Layout {
         }
         Ok(Self {
             schema,
-            model,
-            model_type,
+            model: shown(&model).into_owned(),
+            model_type: shown(&model_type).into_owned(),
             layers,
             shapes,
         })

@@ -6,6 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::{LockedDistribution, LockedEntryPoint};
+use crate::shown::shown;
 
 /// At most so many files of a kind are named in a text; the data names all.
 const NAMED: usize = 3;
@@ -151,23 +152,29 @@ impl fmt::Display for LockDifference {
                 distribution,
                 changes,
             } => {
-                write!(f, "{distribution} differs from the lock: ")?;
+                write!(f, "{} differs from the lock: ", shown(distribution))?;
                 f.write_str(&summary(changes))
             }
             Self::Unreadable {
                 distribution,
                 problem,
             } => {
-                write!(f, "{distribution} cannot be held to the lock: {problem}")
+                write!(
+                    f,
+                    "{} cannot be held to the lock: {}",
+                    shown(distribution),
+                    shown(problem)
+                )
             }
         }
     }
 }
 
 fn with_version(distribution: &str, version: Option<&String>) -> String {
+    let distribution = shown(distribution);
     match version {
-        Some(version) => format!("{distribution} {version}"),
-        None => distribution.to_owned(),
+        Some(version) => format!("{distribution} {}", shown(version)),
+        None => distribution.into_owned(),
     }
 }
 
@@ -176,6 +183,7 @@ fn summary(changes: &[LockChange]) -> String {
     let mut kinds: Vec<(&str, Vec<String>)> = Vec::new();
     for change in changes {
         let (kind, name) = change.told();
+        let name = shown(&name).into_owned();
         match kinds.iter_mut().find(|(known, _)| *known == kind) {
             Some((_, names)) => names.push(name),
             None => kinds.push((kind, vec![name])),
@@ -195,11 +203,11 @@ impl LockChange {
     /// The kind of change, and what changed.
     fn told(&self) -> (&'static str, String) {
         let entry_point = |entry: &LockedEntryPoint| format!("\"{} = {}\"", entry.name, entry.target);
-        let shown = |version: &Option<String>| version.clone().unwrap_or_else(|| "none".to_owned());
+        let version = |version: &Option<String>| version.clone().unwrap_or_else(|| "none".to_owned());
         match self {
             Self::Version { locked, found } => (
                 "version",
-                format!("{} instead of {}", shown(found), shown(locked)),
+                format!("{} instead of {}", version(found), version(locked)),
             ),
             Self::EntryPointAdded(entry) => ("entry points added:", entry_point(entry)),
             Self::EntryPointMissing(entry) => ("entry points missing:", entry_point(entry)),

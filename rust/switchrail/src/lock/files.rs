@@ -1,6 +1,6 @@
 //! Which files belong to an installed distribution.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
@@ -46,8 +46,8 @@ impl Unreadable {
 /// is one file.
 ///
 /// `modules` are the top-level modules that its entry points name; one that is nowhere is an error, for it would be
-/// imported unseen.
-pub(super) fn of(info: &Path, modules: &BTreeSet<&str>) -> Result<Files, Unreadable> {
+/// imported unseen. `owners` tell which files of a shared namespace package are another distribution's.
+pub(super) fn of(info: &Path, modules: &BTreeSet<&str>, owners: &mut Owners) -> Result<Files, Unreadable> {
     if let Some(archive) = info.ancestors().skip(1).find(|path| path.is_file()) {
         return Ok(Files::from([(file_name(archive), archive.to_owned())]));
     }
@@ -67,23 +67,67 @@ pub(super) fn of(info: &Path, modules: &BTreeSet<&str>) -> Result<Files, Unreada
         files: Files::new(),
         above: Vec::new(),
     };
-    let recorded = search.recorded()?;
+    let recorded = recorded(site, &search.info)?;
     match &recorded {
-        Some(paths) => search.add_recorded(paths)?,
+        Some(paths) => search.add_recorded(paths, owners)?,
         None => search.add_metadata()?,
     }
     search.add_unrecorded()?;
     // One that is recorded and not there differs from the lock, and need not be refused.
-    let is_recorded = |module: &str| recorded.iter().flatten().any(|path| is_of(module, path));
+    let is_there = search.top_modules();
+    let is_recorded: HashSet<&str> = recorded
+        .iter()
+        .flatten()
+        .filter_map(|path| top_module(path))
+        .collect();
     match modules
         .iter()
-        .find(|module| !search.has(module) && !is_recorded(module))
+        .find(|module| !is_there.contains(**module) && !is_recorded.contains(**module))
     {
         Some(module) => Err(Unreadable::new(
             info,
             &format!("nothing of it leads to the module {module:?}, which its entry point names"),
         )),
         None => Ok(search.files),
+    }
+}
+
+/// The paths, from the site folder, that the installer of a distribution wrote down.
+fn recorded(site: &Path, info: &str) -> Result<Option<Vec<String>>, Unreadable> {
+    let folder = site.join(info);
+    if let Some(record) = read(&folder.join("RECORD"))? {
+        let paths = record.lines().map(recorded_path);
+        return Ok(Some(paths.map(|path| normal(&path)).collect()));
+    }
+    let installed = read(&folder.join("installed-files.txt"))?;
+    let within = |line: &str| normal(&format!("{info}/{line}"));
+    Ok(installed.map(|text| text.lines().map(within).collect()))
+}
+
+/// Which distributions have recorded the files of a site folder; read when it is first asked for.
+#[derive(Default)]
+pub(super) struct Owners(HashMap<PathBuf, HashMap<String, Vec<String>>>);
+
+impl Owners {
+    /// Whether another distribution than the one with this metadata folder has recorded a file.
+    fn has_another(&mut self, site: &Path, info: &str, file: &str) -> Result<bool, Unreadable> {
+        if !self.0.contains_key(site) {
+            self.0.insert(site.to_owned(), Self::of(site)?);
+        }
+        let owners = self.0[site].get(file);
+        Ok(owners.is_some_and(|owners| owners.iter().any(|owner| owner != info)))
+    }
+
+    fn of(site: &Path) -> Result<HashMap<String, Vec<String>>, Unreadable> {
+        let mut owners: HashMap<String, Vec<String>> = HashMap::new();
+        for path in list(site)?.iter().filter(|path| is_info(path)) {
+            let info = file_name(path);
+            // Metadata that can't be read are no owner's.
+            for file in recorded(site, &info).ok().flatten().unwrap_or_default() {
+                owners.entry(file).or_default().push(info.clone());
+            }
+        }
+        Ok(owners)
     }
 }
 
@@ -102,18 +146,6 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// The paths, from the site folder, that the installer wrote down.
-    fn recorded(&self) -> Result<Option<Vec<String>>, Unreadable> {
-        let info = self.site.join(&self.info);
-        if let Some(record) = read(&info.join("RECORD"))? {
-            let paths = record.lines().map(recorded_path);
-            return Ok(Some(paths.map(|path| normal(&path)).collect()));
-        }
-        let installed = read(&info.join("installed-files.txt"))?;
-        let within = |line: &str| normal(&format!("{}/{line}", self.info));
-        Ok(installed.map(|text| text.lines().map(within).collect()))
-    }
-
     fn is_editable(&self, paths: &[String]) -> bool {
         let noted = || {
             let text = read(&self.site.join(&self.info).join("direct_url.json")).ok()??;
@@ -128,26 +160,78 @@ impl Search<'_> {
         noted().unwrap_or(false) || paths.iter().any(leads)
     }
 
-    fn add_recorded(&mut self, paths: &[String]) -> Result<(), Unreadable> {
+    fn add_recorded(&mut self, paths: &[String], owners: &mut Owners) -> Result<(), Unreadable> {
         let editable = self.is_editable(paths);
-        self.add_rivals(if editable { &[] } else { paths })?;
-        for path in paths {
+        let mut leading: BTreeMap<&String, Vec<PathBuf>> = BTreeMap::new();
+        for path in paths.iter().filter(|path| editable && !self.is_left_out(path)) {
             let full = self.site.join(path);
-            if path.is_empty() || self.is_left_out(path) {
-                continue;
+            if is_top_level(path, "pth") {
+                leading.insert(path, folders_of(&full)?);
+            } else if is_top_level(path, "py") {
+                let mapped = self.mapped(&full)?;
+                if !mapped.is_empty() {
+                    leading.insert(path, mapped);
+                }
             }
-            if editable && is_top_level(path, "pth") {
-                for folder in folders_of(&full)? {
+        }
+        let own = || paths.iter().filter(|path| !leading.contains_key(path));
+        self.add_rivals(own())?;
+        for path in own()
+            .filter(|path| !path.is_empty() && !self.is_left_out(path))
+            .cloned()
+            .collect::<Vec<_>>()
+        {
+            let full = self.site.join(&path);
+            self.add_file(path, full)?;
+        }
+        for (path, led_to) in leading {
+            if is_top_level(path, "pth") {
+                for folder in led_to {
                     self.add_modules(&folder, self.every_module)?;
                 }
-                continue;
+            } else {
+                self.add_mapped(led_to)?;
             }
-            if editable && is_top_level(path, "py") && self.add_mapped(&full)? {
-                continue;
-            }
-            self.add_file(path.clone(), full)?;
         }
+        self.add_namespaces(paths, owners)?;
         self.add_packages()
+    }
+
+    /// Whatever could be imported from the namespace packages that its recorded modules are in, and that no other
+    /// distribution has recorded.
+    fn add_namespaces(&mut self, paths: &[String], owners: &mut Owners) -> Result<(), Unreadable> {
+        let modules = paths.iter().filter(|path| self.is_module(path));
+        let folders = modules.filter_map(|path| Some(path.split_once('/')?.0));
+        let is_namespace = |folder: &&str| {
+            let package = format!("{folder}/__init__.");
+            let mut initial = self.files.range(package.clone()..);
+            initial.next().is_none_or(|(name, _)| !name.starts_with(&package))
+        };
+        for namespace in folders.filter(is_namespace).collect::<BTreeSet<_>>() {
+            let folder = self.site.join(namespace);
+            if !folder.is_dir() {
+                continue;
+            }
+            let mut found = Search {
+                files: Files::new(),
+                modules: BTreeSet::new(),
+                above: Vec::new(),
+                info: self.info.clone(),
+                ..*self
+            };
+            found.walk(&folder, namespace, is_imported)?;
+            for (name, path) in found.files {
+                if !self.files.contains_key(&name) && !owners.has_another(self.site, &self.info, &name)? {
+                    self.files.insert(name, path);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a recorded path is that of a module in the site folder.
+    fn is_module(&self, path: &str) -> bool {
+        is_imported(Path::new(path)) && !path.starts_with("../") && !self.is_left_out(path)
     }
 
     /// Whatever could be imported from the packages that are known in the site folder.
@@ -170,12 +254,9 @@ impl Search<'_> {
 
     /// What Python would import in the place of a recorded module or of the sources: in the same folder a package, or
     /// a file of another extension.
-    fn add_rivals(&mut self, paths: &[String]) -> Result<(), Unreadable> {
+    fn add_rivals<'p>(&mut self, paths: impl Iterator<Item = &'p String>) -> Result<(), Unreadable> {
         let mut modules = BTreeMap::from([("", self.modules.clone())]);
-        let recorded = paths.iter().filter(|path| {
-            is_imported(Path::new(path)) && !path.starts_with("../") && !self.is_left_out(path)
-        });
-        for path in recorded {
+        for path in paths.filter(|path| self.is_module(path)) {
             for (at, _) in path.match_indices('/').chain([(path.len(), "")]) {
                 let (folder, name) = path[..at].rsplit_once('/').unwrap_or(("", &path[..at]));
                 let names = modules.entry(folder).or_default();
@@ -221,12 +302,7 @@ impl Search<'_> {
 
     /// The modules beside its metadata of which no file is known yet.
     fn add_unrecorded(&mut self) -> Result<(), Unreadable> {
-        let known: Vec<String> = self
-            .modules
-            .iter()
-            .filter(|module| self.has(module))
-            .cloned()
-            .collect();
+        let known: HashSet<String> = self.top_modules().into_iter().map(str::to_owned).collect();
         self.modules.retain(|module| !known.contains(module));
         self.add_modules(self.site, false)
     }
@@ -259,8 +335,8 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// The packages and modules whose absolute paths a finder module has as texts; whether there is one.
-    fn add_mapped(&mut self, finder: &Path) -> Result<bool, Unreadable> {
+    /// The packages and modules whose absolute paths a finder module has as texts.
+    fn mapped(&self, finder: &Path) -> Result<Vec<PathBuf>, Unreadable> {
         let text = read(finder)?.unwrap_or_default();
         let mapped = text
             .lines()
@@ -276,15 +352,19 @@ impl Search<'_> {
                 counts.then_some(path)
             });
         let mapped: BTreeSet<PathBuf> = mapped.collect();
-        let is_inner = |path: &Path| path.ancestors().skip(1).any(|outer| mapped.contains(outer));
-        for path in mapped.iter().filter(|path| !is_inner(path)) {
+        let is_inner = |path: &PathBuf| path.ancestors().skip(1).any(|outer| mapped.contains(outer));
+        Ok(mapped.iter().filter(|path| !is_inner(path)).cloned().collect())
+    }
+
+    fn add_mapped(&mut self, mapped: Vec<PathBuf>) -> Result<(), Unreadable> {
+        for path in mapped {
             if path.is_dir() {
-                self.walk(path, &file_name(path), |_| true)?;
+                self.walk(&path, &file_name(&path), |_| true)?;
             } else {
-                self.add_file(file_name(path), path.clone())?;
+                self.add_file(file_name(&path), path)?;
             }
         }
-        Ok(!mapped.is_empty())
+        Ok(())
     }
 
     /// Adds the files of a folder and of those in it. A link to a folder that it is in leads no further.
@@ -324,16 +404,16 @@ impl Search<'_> {
         }
     }
 
-    fn has(&self, module: &str) -> bool {
-        self.files.keys().any(|name| is_of(module, name))
+    fn top_modules(&self) -> HashSet<&str> {
+        self.files.keys().filter_map(|name| top_module(name)).collect()
     }
 }
 
-/// Whether a file is a module, or in the package that a module is.
-fn is_of(module: &str, path: &str) -> bool {
+/// The top-level module or package that a file is, or is in.
+fn top_module(path: &str) -> Option<&str> {
     match path.split_once('/') {
-        Some((package, _)) => package == module,
-        None => stem(path) == module && is_imported(Path::new(path)),
+        Some((package, _)) => Some(package),
+        None => is_imported(Path::new(path)).then(|| stem(path)),
     }
 }
 
@@ -398,6 +478,11 @@ fn texts(line: &str) -> Vec<String> {
 /// Whether a path is a file of this extension in the site folder itself.
 fn is_top_level(path: &str, extension: &str) -> bool {
     !path.contains('/') && Path::new(path).extension() == Some(OsStr::new(extension))
+}
+
+fn is_info(path: &Path) -> bool {
+    let extension = path.extension().and_then(OsStr::to_str);
+    extension.is_some_and(|extension| ["dist-info", "egg-info"].contains(&extension))
 }
 
 fn is_imported(path: &Path) -> bool {

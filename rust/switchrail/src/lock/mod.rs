@@ -5,17 +5,18 @@ mod digest;
 mod error;
 mod files;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::schema::read_document;
+use crate::shown::shown;
 use crate::{Discovery, Distribution, PluginGroup, PluginOrigin, PluginRecord, PluginState, Schema};
 pub use difference::{LockChange, LockDifference};
 pub use error::LockError;
-use files::Unreadable;
+use files::{Owners, Unreadable};
 
 /// The distribution that this crate is installed with.
 const HOST: &str = "switchrail";
@@ -131,13 +132,13 @@ impl Lock {
     /// # Errors
     /// [`LockError::Read`], and [`LockError::Document`] where it holds no lock.
     pub fn read(path: &Path) -> Result<Self, LockError> {
-        let bytes = fs::read(path).map_err(|error| LockError::Read {
+        let bytes = read_document(path).map_err(|error| LockError::Read {
             path: path.to_owned(),
             problem: error.to_string(),
         })?;
         Self::parse(&bytes).map_err(|error| LockError::Document {
             path: path.to_owned(),
-            problem: error.to_string(),
+            problem: shown(&error.to_string()).into_owned(),
         })
     }
 
@@ -153,16 +154,18 @@ impl Lock {
     #[must_use]
     pub fn differences(&self, discovery: &Discovery) -> Vec<LockDifference> {
         let installed = locked(discovery);
+        let present: HashSet<&str> = installed.iter().map(|(found, _)| found.name.as_str()).collect();
+        let locked = self.by_name();
         let missing = self
             .distributions
             .iter()
-            .filter(|known| !installed.iter().any(|(found, _)| found.name == known.name))
+            .filter(|known| !present.contains(known.name.as_str()))
             .map(|known| LockDifference::Missing {
                 distribution: known.name.clone(),
                 version: known.version.clone(),
             });
         let differing = installed.iter().filter_map(|(found, now)| {
-            let Some(known) = self.distributions.iter().find(|known| known.name == found.name) else {
+            let Some(known) = locked.get(found.name.as_str()) else {
                 return Some(LockDifference::Added {
                     distribution: found.name.clone(),
                     version: found.version.clone(),
@@ -188,40 +191,44 @@ impl Lock {
     /// # Errors
     /// [`LockError::Host`] where Switchrail itself differs from the lock: it runs already.
     pub fn apply(&self, discovery: &Discovery, plugins: &mut Vec<PluginRecord>) -> Result<(), LockError> {
-        for difference in self.differences(discovery) {
-            if difference.distribution() == HOST {
-                return Err(LockError::Host { difference });
+        let differences = self.differences(discovery);
+        if let Some(difference) = differences.iter().find(|found| found.distribution() == HOST) {
+            let difference = difference.clone();
+            return Err(LockError::Host { difference });
+        }
+        let paths = discovery.distributions.iter();
+        let paths: HashMap<&str, &Path> = paths
+            .map(|found| (found.name.as_str(), found.path.as_path()))
+            .collect();
+        let reasons: HashMap<&Path, String> = differences
+            .iter()
+            .filter_map(|each| Some((*paths.get(each.distribution())?, each.to_string())))
+            .collect();
+        for plugin in &mut *plugins {
+            if let Some(reason) = reasons.get(plugin.origin.path.as_path())
+                && plugin.state == PluginState::Discovered
+            {
+                plugin.state = PluginState::Blocked {
+                    reason: reason.clone(),
+                };
             }
-            let reason = difference.to_string();
-            let of_distribution: BTreeSet<&Path> = discovery
-                .distributions
-                .iter()
-                .filter(|found| found.name == difference.distribution())
-                .map(|found| found.path.as_path())
-                .collect();
-            for plugin in &mut *plugins {
-                if plugin.state == PluginState::Discovered
-                    && of_distribution.contains(plugin.origin.path.as_path())
-                {
-                    plugin.state = PluginState::Blocked {
-                        reason: reason.clone(),
-                    };
-                }
-            }
-            if let LockDifference::Missing { distribution, .. } = &difference {
-                let known = self
-                    .distributions
-                    .iter()
-                    .find(|known| known.name == *distribution);
-                let absent: Vec<_> = known
-                    .into_iter()
-                    .flat_map(|known| known.absent(&reason))
-                    .filter(|absent| !plugins.iter().any(|plugin| is_same(plugin, absent)))
-                    .collect();
-                plugins.extend(absent);
+        }
+        let locked = self.by_name();
+        let known: HashSet<(PluginGroup, String)> = plugins.iter().map(identity).collect();
+        for difference in &differences {
+            if let LockDifference::Missing { distribution, .. } = difference {
+                let reason = difference.to_string();
+                let absent = locked[distribution.as_str()].absent(&reason);
+                plugins.extend(absent.filter(|absent| !known.contains(&identity(absent))));
             }
         }
         Ok(())
+    }
+
+    /// The first of each name.
+    fn by_name(&self) -> HashMap<&str, &LockedDistribution> {
+        let named = self.distributions.iter().rev();
+        named.map(|known| (known.name.as_str(), known)).collect()
     }
 }
 
@@ -253,8 +260,8 @@ impl LockedDistribution {
     }
 }
 
-fn is_same(plugin: &PluginRecord, other: &PluginRecord) -> bool {
-    plugin.group == other.group && plugin.qualified_name() == other.qualified_name()
+fn identity(plugin: &PluginRecord) -> (PluginGroup, String) {
+    (plugin.group, plugin.qualified_name())
 }
 
 /// What a lock of now has for each distribution that a lock is about.
@@ -269,13 +276,14 @@ fn locked(discovery: &Discovery) -> Vec<(&Distribution, Result<LockedDistributio
         .map(|found| (found, plugins.remove(found.path.as_path()).unwrap_or_default()))
         .filter(|(found, plugins)| found.name == HOST || !plugins.is_empty())
         .collect();
+    let mut owners = Owners::default();
     let files = concerned.iter().map(|(found, plugins)| {
         let sound = plugins
             .iter()
             .filter(|plugin| plugin.state == PluginState::Discovered);
         let modules = sound.map(|plugin| top_module(&plugin.target));
         let own = (found.name == HOST).then_some(HOST);
-        files::of(&found.path, &modules.chain(own).collect())
+        files::of(&found.path, &modules.chain(own).collect(), &mut owners)
     });
     let digests = digest::of_all(&files.collect::<Vec<_>>());
     let distributions = concerned.into_iter().zip(digests);

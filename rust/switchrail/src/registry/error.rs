@@ -59,6 +59,18 @@ pub enum RegisterError {
         /// What is wrong with it, and what would be valid.
         problem: String,
     },
+    /// It claims a feature, or a layout of the state, that there is not.
+    #[error("{op} backend {name:?}, {field}: {claim}")]
+    UnknownClaim {
+        /// The op.
+        op: Op,
+        /// The backend's name.
+        name: String,
+        /// The field.
+        field: &'static str,
+        /// What it claims, and what would be valid.
+        claim: UnknownName,
+    },
     /// A native backend refuses its configuration.
     #[error("configuration of {op} backend {name:?}: {problem}")]
     Config {
@@ -86,6 +98,7 @@ impl CoreError for RegisterError {
             Self::Taken(_) => "backend_taken",
             Self::NotOwn { .. } => "backend_not_own",
             Self::Invalid { .. } => "bad_backend_spec",
+            Self::UnknownClaim { .. } => "unknown_backend_claim",
             Self::Config { .. } => "bad_backend_config",
             Self::Unknown { .. } => "unknown_registered_backend",
         }
@@ -105,6 +118,19 @@ impl CoreError for RegisterError {
                 problem,
             } => {
                 serde_json::json!({"op": op, "name": name, "field": field, "problem": problem})
+            }
+            Self::UnknownClaim {
+                op,
+                name,
+                field,
+                claim,
+            } => {
+                let mut fields = claim.fields();
+                fields["op"] = op.name().into();
+                fields["name"] = name.as_str().into();
+                fields["field"] = (*field).into();
+                fields["problem"] = claim.to_string().into();
+                fields
             }
             Self::Config { op, name, problem } => {
                 serde_json::json!({"op": op, "name": name, "problem": problem})

@@ -1,8 +1,8 @@
 //! One state of a runtime, and what leads from it to the next.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 use super::{CommitError, Conflict, ReplayError};
 use crate::{BackendId, BackendSpec, Config, Op, Origin, Phase, Registration, Schema};
@@ -12,12 +12,42 @@ use crate::{BackendId, BackendSpec, Config, Op, Origin, Phase, Registration, Sch
 /// Several registrations of one op and name form a stack. In each phase the last of those that serve it is active, and
 /// overrides those below that serve it too; an override of one phase leaves the others to what is below.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Document")]
 pub struct Snapshot {
     schema: Schema,
     pub(super) version: u64,
     /// Sorted by op and name; within a stack in order of registration.
-    #[serde(deserialize_with = "sorted")]
     backends: Vec<Arc<Registration>>,
+    /// The same, sorted by id.
+    #[serde(skip)]
+    by_id: Vec<Arc<Registration>>,
+}
+
+/// The serialised form. What is found by search must be in order, whoever wrote the document.
+#[derive(Deserialize)]
+struct Document {
+    schema: Schema,
+    version: u64,
+    backends: Vec<Arc<Registration>>,
+}
+
+impl From<Document> for Snapshot {
+    fn from(document: Document) -> Self {
+        let Document {
+            schema,
+            version,
+            mut backends,
+        } = document;
+        backends.sort_by(|a, b| (a.spec.op, &a.spec.name).cmp(&(b.spec.op, &b.spec.name)));
+        let mut by_id = backends.clone();
+        by_id.sort_by_key(|backend| backend.id);
+        Self {
+            schema,
+            version,
+            backends,
+            by_id,
+        }
+    }
 }
 
 /// Nothing registered, version 0: what every runtime begins with.
@@ -27,6 +57,7 @@ impl Default for Snapshot {
             schema: Schema,
             version: 0,
             backends: Vec::new(),
+            by_id: Vec::new(),
         }
     }
 }
@@ -70,11 +101,16 @@ impl Snapshot {
     /// The registrations of an op and name in their order, each of which overrides those before it.
     #[must_use]
     pub fn stack(&self, op: Op, name: &str) -> &[Arc<Registration>] {
+        &self.backends[self.range(op, name)]
+    }
+
+    /// Where the stack of an op and name is; where there is none, the empty place that it would be at.
+    fn range(&self, op: Op, name: &str) -> Range<usize> {
         let key =
             |backend: &Arc<Registration>| (backend.spec.op, backend.spec.name.as_str()).cmp(&(op, name));
         let start = self.backends.partition_point(|backend| key(backend).is_lt());
         let end = self.backends.partition_point(|backend| key(backend).is_le());
-        &self.backends[start..end]
+        start..end
     }
 
     /// The uppermost backend of an op and name, which is active in all of its phases.
@@ -109,7 +145,7 @@ impl Snapshot {
     /// The registration with an id, active or not.
     #[must_use]
     pub fn get(&self, id: BackendId) -> Option<&Arc<Registration>> {
-        self.backends.iter().find(|backend| backend.id == id)
+        self.place(id).map(|place| &self.by_id[place])
     }
 
     /// The state after a commit. From [`Snapshot::default`] on, the commits of a runtime in order give its states.
@@ -134,27 +170,41 @@ impl Snapshot {
         Ok(next)
     }
 
-    fn index(&self, id: BackendId) -> Option<usize> {
-        self.backends.iter().position(|backend| backend.id == id)
+    /// Where the registration with an id is among those sorted by id.
+    fn place(&self, id: BackendId) -> Option<usize> {
+        self.by_id.binary_search_by_key(&id, |backend| backend.id).ok()
+    }
+
+    /// Where a registration is in both orders: by op and name, and by id.
+    fn places(&self, id: BackendId) -> Option<(usize, usize)> {
+        let place = self.place(id)?;
+        let BackendSpec { op, name, .. } = &self.by_id[place].spec;
+        let mut stack = self.range(*op, name);
+        Some((stack.find(|index| self.backends[*index].id == id)?, place))
     }
 
     fn change(&mut self, change: &Change) -> Result<(), BackendId> {
         match change {
             Change::Add { registration } => {
-                let key = (registration.spec.op, registration.spec.name.as_str());
-                let end = self
-                    .backends
-                    .partition_point(|backend| (backend.spec.op, backend.spec.name.as_str()) <= key);
+                let end = self.range(registration.spec.op, &registration.spec.name).end;
                 self.backends.insert(end, Arc::clone(registration));
+                let place = self
+                    .by_id
+                    .partition_point(|backend| backend.id <= registration.id);
+                self.by_id.insert(place, Arc::clone(registration));
             }
             Change::Remove { id } => {
-                self.backends.remove(self.index(*id).ok_or(*id)?);
+                let (index, place) = self.places(*id).ok_or(*id)?;
+                self.backends.remove(index);
+                self.by_id.remove(place);
             }
             Change::Configure { id, configuration } => {
-                let index = self.index(*id).ok_or(*id)?;
+                let (index, place) = self.places(*id).ok_or(*id)?;
                 let mut registration = Registration::clone(&self.backends[index]);
                 registration.configuration.clone_from(configuration);
-                self.backends[index] = Arc::new(registration);
+                let registration = Arc::new(registration);
+                self.by_id[place] = Arc::clone(&registration);
+                self.backends[index] = registration;
             }
         }
         Ok(())
@@ -193,7 +243,7 @@ impl Snapshot {
                 custom.map(|backend| Change::Remove { id: backend.id }).collect()
             }
             Request::Withdraw { id } => self
-                .index(*id)
+                .get(*id)
                 .map(|_| Change::Remove { id: *id })
                 .into_iter()
                 .collect(),
@@ -231,13 +281,6 @@ pub(crate) fn active(stack: &[Arc<Registration>], phase: Phase) -> Option<usize>
     stack
         .iter()
         .rposition(|backend| backend.spec.phases.contains(&phase))
-}
-
-/// What is found by search in a state must be in order there, whoever wrote the document.
-fn sorted<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Arc<Registration>>, D::Error> {
-    let mut backends = Vec::<Arc<Registration>>::deserialize(deserializer)?;
-    backends.sort_by(|a, b| (a.spec.op, &a.spec.name).cmp(&(b.spec.op, &b.spec.name)));
-    Ok(backends)
 }
 
 /// What one commit changed.

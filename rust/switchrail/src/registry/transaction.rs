@@ -1,6 +1,6 @@
 //! Changes that are staged, validated, and committed together.
 
-use std::sync::Arc;
+use std::{mem, sync::Arc};
 
 use super::{
     Commit, CommitError, RegisterError, Runtime, Snapshot,
@@ -8,8 +8,8 @@ use super::{
     sync::{Mutex, MutexGuard, lock},
 };
 use crate::{
-    AUTO, BackendId, BackendSpec, Config, DeviceKind, Entry, Op, Origin, Phase, Registration, UnknownName,
-    quoted,
+    AUTO, BackendId, BackendSpec, Config, DeviceKind, Entry, Op, Origin, Phase, Registration, STATE_LAYOUTS,
+    UnknownName, op::unknown_claim, quoted,
 };
 
 /// Changes that are committed together or not at all. Dropping it aborts.
@@ -21,7 +21,7 @@ pub struct Transaction {
 
 impl Transaction {
     pub(super) fn new(runtime: Arc<Runtime>, origin: Origin) -> Self {
-        let staged = Arc::new(Mutex::new(Some(Vec::new())));
+        let staged = Arc::new(Mutex::new(Some(Staged::default())));
         Self {
             registrar: Registrar {
                 runtime,
@@ -45,10 +45,10 @@ impl Transaction {
     /// [`CommitError::Conflict`] where another transaction has taken a name in the meantime, [`CommitError::Gone`]
     /// where it removed what was to be configured, [`CommitError::Closed`]. Nothing is published then.
     pub fn commit(self) -> Result<Arc<Commit>, CommitError> {
-        let requests = self.registrar.staged().take().ok_or(CommitError::Closed)?;
+        let staged = self.registrar.staged().take().ok_or(CommitError::Closed)?;
         self.registrar
             .runtime
-            .publish(self.registrar.origin.clone(), &requests)
+            .publish(self.registrar.origin.clone(), &staged.requests)
     }
 }
 
@@ -67,7 +67,37 @@ pub struct Registrar {
     runtime: Arc<Runtime>,
     origin: Origin,
     /// None when closed.
-    staged: Arc<Mutex<Option<Vec<Request>>>>,
+    staged: Arc<Mutex<Option<Staged>>>,
+}
+
+/// What was staged so far, and the state that it leads to.
+#[derive(Debug, Default)]
+struct Staged {
+    requests: Vec<Request>,
+    /// What the requests were last applied to, and the result; kept, because to apply all of them again for each one
+    /// more would make staging quadratic.
+    preview: Preview,
+}
+
+#[derive(Debug, Default)]
+struct Preview {
+    base: Arc<Snapshot>,
+    state: Snapshot,
+}
+
+impl Staged {
+    /// Brings the preview up to date with a base. Returns what it replaces, for the caller to drop without a lock.
+    fn catch_up(&mut self, base: Arc<Snapshot>) -> Option<Preview> {
+        if Arc::ptr_eq(&self.preview.base, &base) {
+            return None;
+        }
+        let mut state = Snapshot::clone(&base);
+        for request in &self.requests {
+            // What can't be carried out any more is for the commit to report.
+            let _ = state.carry_out(request, &mut Vec::new());
+        }
+        Some(mem::replace(&mut self.preview, Preview { base, state }))
+    }
 }
 
 impl Registrar {
@@ -117,13 +147,15 @@ impl Registrar {
     /// [`RegisterError::NotOwn`] where a plugin would clear only what others registered, or
     /// [`RegisterError::Closed`].
     pub fn clear(&self, op: Op, name: &str, phase: Option<Phase>) -> Result<(), RegisterError> {
-        let state = self.preview()?;
-        let stack = state.stack(op, name);
-        if !stack.iter().any(|backend| backend.origin == self.origin)
-            && let Some(other) = stack.iter().rfind(|backend| backend.origin != Origin::Builtin)
-        {
-            self.check_own(other)?;
-        }
+        self.preview(|state| {
+            let stack = state.stack(op, name);
+            if !stack.iter().any(|backend| backend.origin == self.origin)
+                && let Some(other) = stack.iter().rfind(|backend| backend.origin != Origin::Builtin)
+            {
+                self.check_own(other)?;
+            }
+            Ok(())
+        })?;
         self.stage(Request::Clear {
             op,
             name: name.to_owned(),
@@ -138,10 +170,11 @@ impl Registrar {
     /// [`RegisterError::NotOwn`] where a plugin would take out what somebody else registered, or
     /// [`RegisterError::Closed`].
     pub fn withdraw(&self, id: BackendId) -> Result<(), RegisterError> {
-        let state = self.preview()?;
-        if let Some(registration) = state.get(id) {
-            self.check_own(registration)?;
-        }
+        self.preview(|state| {
+            state
+                .get(id)
+                .map_or(Ok(()), |registration| self.check_own(registration))
+        })?;
         self.stage(Request::Withdraw { id })
     }
 
@@ -161,8 +194,7 @@ impl Registrar {
                 }
             })
         };
-        let state = self.preview()?;
-        let active = find(&state)?;
+        let active = self.preview(find)?;
         self.check_own(&active)?;
         let mut registration = Registration::clone(&active);
         registration.configuration.clone_from(&configuration);
@@ -186,42 +218,43 @@ impl Registrar {
         })
     }
 
-    fn preview(&self) -> Result<Snapshot, RegisterError> {
-        // Declared before the guard, for the reason given in `Runtime::publish`.
-        let base = self.runtime.snapshot();
-        Ok(preview(
-            &base,
-            self.staged().as_deref().ok_or(RegisterError::Closed)?,
-        ))
-    }
-
-    fn staged(&self) -> MutexGuard<'_, Option<Vec<Request>>> {
-        lock(&self.staged)
+    /// Looks at the state that what was staged so far leads to.
+    fn preview<T>(
+        &self,
+        look: impl FnOnce(&Snapshot) -> Result<T, RegisterError>,
+    ) -> Result<T, RegisterError> {
+        self.with_staged(|staged| look(&staged.preview.state))
     }
 
     fn stage(&self, request: Request) -> Result<(), RegisterError> {
-        // Declared before the guard, for the reason given in `Runtime::publish`.
-        let base = self.runtime.snapshot();
-        let mut state;
-        let mut staged = self.staged();
-        let requests = staged.as_mut().ok_or(RegisterError::Closed)?;
-        state = preview(&base, requests);
-        // What is gone since it was looked up is for the commit to report.
-        if let Err(CommitError::Conflict(conflict)) = state.carry_out(&request, &mut Vec::new()) {
-            return Err(RegisterError::Taken(conflict));
-        }
-        requests.push(request);
-        Ok(())
+        self.with_staged(|staged| {
+            // What is gone since it was looked up is for the commit to report.
+            if let Err(CommitError::Conflict(conflict)) =
+                staged.preview.state.carry_out(&request, &mut Vec::new())
+            {
+                return Err(RegisterError::Taken(conflict));
+            }
+            staged.requests.push(request);
+            Ok(())
+        })
     }
-}
 
-/// A state with what was staged so far. What can't be carried out any more is for the commit to report.
-fn preview(base: &Snapshot, staged: &[Request]) -> Snapshot {
-    let mut state = base.clone();
-    for request in staged {
-        let _ = state.carry_out(request, &mut Vec::new());
+    fn staged(&self) -> MutexGuard<'_, Option<Staged>> {
+        lock(&self.staged)
     }
-    state
+
+    fn with_staged<T>(
+        &self,
+        work: impl FnOnce(&mut Staged) -> Result<T, RegisterError>,
+    ) -> Result<T, RegisterError> {
+        let base = self.runtime.snapshot();
+        // Declared before the guard, for the reason given in `Runtime::publish`.
+        let _replaced;
+        let mut guard = self.staged();
+        let staged = guard.as_mut().ok_or(RegisterError::Closed)?;
+        _replaced = staged.catch_up(base);
+        work(staged)
+    }
 }
 
 fn validate(spec: &BackendSpec, entry: &Entry) -> Result<(), RegisterError> {
@@ -256,6 +289,25 @@ fn validate(spec: &BackendSpec, entry: &Entry) -> Result<(), RegisterError> {
         );
     }
     let capabilities = &spec.capabilities;
+    let claims = [
+        ("features", "feature", &capabilities.features, spec.op.features()),
+        (
+            "state_layouts",
+            "state layout",
+            &capabilities.state_layouts,
+            &STATE_LAYOUTS[..],
+        ),
+    ];
+    for (field, what, claimed, known) in claims {
+        if let Some(claim) = unknown_claim(what, claimed, known) {
+            return Err(RegisterError::UnknownClaim {
+                op: spec.op,
+                name: spec.name.clone(),
+                field,
+                claim,
+            });
+        }
+    }
     if capabilities.devices.is_empty() {
         let known = DeviceKind::KNOWN.map(|kind| kind.to_string());
         return invalid(

@@ -1,6 +1,6 @@
 //! Which backend is fastest for which loads.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde::{Deserialize, Serialize};
 
@@ -13,8 +13,14 @@ use crate::Op;
 /// How far apart the middles of two neighbouring classes are: an eighth of an octave, 9 %.
 const STEP: i64 = OCTAVE / 8;
 
+/// So many classes at most; what others would serve goes to the first.
+const MOST_CLASSES: usize = 1 << 10;
+
 /// Times that are no further apart count as equal: 1 %, which is less than two runs of one backend differ by.
 const EQUAL: i64 = OCTAVE * 144 / 10_000;
+
+/// What is slower than another by more than this is never within [`EQUAL`] of it, however it is rounded.
+const SLOWER: i64 = EQUAL + 2;
 
 /// The classes of calls that one decision is for, and which backend serves each of them.
 ///
@@ -123,18 +129,7 @@ impl Verdict {
             .iter()
             .flat_map(|(_, line)| line.iter().map(|(other, _)| *other));
         let other = Axis::over(others)?;
-        let mut cells = Vec::with_capacity(rows.count() * other.count());
-        for x in rows.middles() {
-            let lines = plane.around(x);
-            for y in other.middles() {
-                let times: Times = (0..names.len()).map(|index| lines.time(index, y)).collect();
-                let least = times.iter().flatten().min();
-                cells.push(least.and_then(|least| {
-                    let is_least = |time: &Option<i64>| time.is_some_and(|time| time <= least + EQUAL);
-                    times.iter().position(is_least)
-                }));
-            }
-        }
+        let cells = plane.cells(rows, other);
         let mut winners: Vec<usize> = cells
             .iter()
             .flatten()
@@ -143,7 +138,8 @@ impl Verdict {
             .into_iter()
             .collect();
         let means = plane.means(names.len());
-        winners.sort_by_key(|index| (plane.gaps(*index), means[*index]));
+        winners.sort_by_cached_key(|index| (plane.gaps(*index), means[*index]));
+        winners.truncate(MOST_CLASSES);
         if winners.is_empty() {
             return None;
         }
@@ -158,9 +154,10 @@ impl Verdict {
 
     /// The classes, where there are several; `backends` are those of `winners`.
     pub fn classes(&self, op: Op, backends: Vec<BackendRef>) -> Option<Classes> {
+        let numbers: HashMap<usize, u16> = self.winners.iter().copied().zip(0..).collect();
         let class = |winner: &Option<usize>| {
-            let found = winner.and_then(|winner| self.winners.iter().position(|other| *other == winner));
-            u16::try_from(found.unwrap_or_default()).expect("a few backends")
+            let found = winner.and_then(|winner| numbers.get(&winner));
+            found.copied().unwrap_or_default()
         };
         (backends.len() > 1).then(|| Classes {
             op,
@@ -199,22 +196,30 @@ impl Plane {
         }
     }
 
-    fn around(&self, x: i64) -> Lines<'_> {
+    /// The fastest backend of each cell, line by line; none where no time is known.
+    fn cells(&self, rows: Axis, other: Axis) -> Vec<Option<usize>> {
+        let mut cells = Vec::with_capacity(rows.count() * other.count());
+        // The same for all cells between two lines.
+        let (mut sides, mut contenders) = (None, Vec::new());
+        for x in rows.middles() {
+            let (below, above) = self.around(x);
+            let (low, high) = (&self.lines[below], &self.lines[above]);
+            if sides.replace((below, above)) != Some((below, above)) {
+                let at = |y| Contender::all(&along(&low.1, y), &along(&high.1, y));
+                contenders = other.middles().map(at).collect();
+            }
+            cells.extend(contenders.iter().map(|at| fastest(at, x - low.0, high.0 - low.0)));
+        }
+        cells
+    }
+
+    /// The lines on both sides of a number of rows; twice the one that it lies on or is nearest to.
+    fn around(&self, x: i64) -> (usize, usize) {
         let above = self.lines.partition_point(|(line, _)| *line < x);
-        let below = above.checked_sub(1).map(|index| &self.lines[index]);
-        match (below, self.lines.get(above)) {
-            (Some(below), Some(above)) if above.0 > x => Lines {
-                below: &below.1,
-                above: Some((&above.1, x - below.0, above.0 - below.0)),
-            },
-            (_, Some(line)) | (Some(line), None) => Lines {
-                below: &line.1,
-                above: None,
-            },
-            (None, None) => Lines {
-                below: &[],
-                above: None,
-            },
+        match (above.checked_sub(1), self.lines.get(above)) {
+            (Some(below), Some(line)) if line.0 > x => (below, above),
+            (_, Some(_)) => (above, above),
+            (below, None) => (below.unwrap_or_default(), below.unwrap_or_default()),
         }
     }
 
@@ -238,13 +243,12 @@ impl Plane {
             .filter(|index| self.samples().any(|times| times[*index].is_some()))
             .collect();
         let common = |times: &&Times| timed.iter().all(|index| times[*index].is_some());
-        let shared = self.samples().any(|times| common(&times));
+        let mut counted: Vec<&Times> = self.samples().filter(common).collect();
+        if counted.is_empty() {
+            counted = self.samples().collect();
+        }
         let mean = |index: usize| {
-            let known: Vec<i64> = self
-                .samples()
-                .filter(|times| !shared || common(times))
-                .filter_map(|times| times[index])
-                .collect();
+            let known: Vec<i64> = counted.iter().filter_map(|times| times[index]).collect();
             let sum: i64 = known.iter().sum();
             sum.checked_div(i64::try_from(known.len()).ok()?)
         };
@@ -252,36 +256,84 @@ impl Plane {
     }
 }
 
-/// The lines on both sides of a number of rows, or the one that it lies on or is nearest to.
-struct Lines<'a> {
-    below: &'a [(i64, Times)],
-    /// With how far it is from the line below to where the time is wanted, and how far to here.
-    above: Option<(&'a Line, i64, i64)>,
+/// A backend that may be the fastest somewhere between two lines, and its times on them.
+#[derive(Debug, Clone, Copy)]
+struct Contender {
+    backend: usize,
+    below: i64,
+    above: i64,
 }
 
-impl Lines<'_> {
-    /// The logarithm of a backend's time, linear between the measured ones; none where one that it takes is not known.
-    fn time(&self, index: usize, y: i64) -> Option<i64> {
-        let below = along(self.below, index, y)?;
-        let Some((line, part, whole)) = self.above else {
-            return Some(below);
-        };
-        Some(between(below, along(line, index, y)?, part, whole))
+impl Contender {
+    /// Those of the backends with a time on both lines that are not slower than another one on both, in order of
+    /// precedence: of hundreds of backends these are a few.
+    fn all(below: &Times, above: &Times) -> Vec<Self> {
+        let ends = below.iter().zip(above).enumerate();
+        let mut timed: Vec<Self> = ends
+            .filter_map(|(backend, (below, above))| {
+                let (below, above) = ((*below)?, (*above)?);
+                Some(Self {
+                    backend,
+                    below,
+                    above,
+                })
+            })
+            .collect();
+        timed.sort_unstable_by_key(|each| each.below);
+        let (mut faster, mut least_above) = (timed.iter(), i64::MAX);
+        let mut kept: Vec<Self> = timed
+            .iter()
+            .filter(|each| {
+                while let Some(other) = faster.as_slice().first()
+                    && other.below + SLOWER < each.below
+                {
+                    least_above = least_above.min(other.above + SLOWER);
+                    faster.next();
+                }
+                each.above <= least_above
+            })
+            .copied()
+            .collect();
+        kept.sort_unstable_by_key(|each| each.backend);
+        kept
+    }
+
+    /// The logarithm of its time, `part` of `whole` of the way from the line below to that above.
+    const fn time(self, part: i64, whole: i64) -> i64 {
+        if whole > 0 {
+            between(self.below, self.above, part, whole)
+        } else {
+            self.below
+        }
     }
 }
 
-fn along(line: &[(i64, Times)], index: usize, y: i64) -> Option<i64> {
+/// The first of the backends whose time is within [`EQUAL`] of the least; none where no time is known.
+fn fastest(contenders: &[Contender], part: i64, whole: i64) -> Option<usize> {
+    let times = || {
+        contenders
+            .iter()
+            .map(|each| (each.backend, each.time(part, whole)))
+    };
+    let least = times().map(|(_, time)| time).min()?;
+    times()
+        .find(|(_, time)| *time <= least + EQUAL)
+        .map(|(backend, _)| backend)
+}
+
+/// The logarithms of the times of all backends at a place of a line, linear between the measured ones; none where one
+/// that it takes is not known.
+fn along(line: &Line, y: i64) -> Times {
     let above = line.partition_point(|(place, _)| *place < y);
     let below = above.checked_sub(1).map(|index| &line[index]);
     match (below, line.get(above)) {
-        (Some(below), Some(above)) if above.0 > y => Some(between(
-            below.1[index]?,
-            above.1[index]?,
-            y - below.0,
-            above.0 - below.0,
-        )),
-        (_, Some(sample)) | (Some(sample), None) => sample.1[index],
-        (None, None) => None,
+        (Some((low, below)), Some((high, above))) if *high > y => {
+            let ends = below.iter().zip(above);
+            ends.map(|(below, above)| Some(between((*below)?, (*above)?, y - low, high - low)))
+                .collect()
+        }
+        (_, Some((_, times))) | (Some((_, times)), None) => times.clone(),
+        (None, None) => Times::new(),
     }
 }
 

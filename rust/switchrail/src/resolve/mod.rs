@@ -328,11 +328,12 @@ impl Snapshot {
         let typical = |index: usize| verdict.as_ref().and_then(|verdict| verdict.typical[index]);
         let measured = verdict.as_ref().and(position).and_then(typical);
         let priority = position.map(|position| ranked[position].0.spec.priority);
+        let served: BTreeSet<usize> = serving.iter().copied().collect();
         let (mut chosen, mut others) = (None, Vec::new());
         for (index, candidate) in ranked.into_iter().enumerate() {
             if Some(index) == position {
                 chosen = Some(candidate);
-            } else if !serving.contains(&index) {
+            } else if !served.contains(&index) {
                 others.push((candidate, typical(index)));
             }
         }
@@ -441,9 +442,11 @@ fn fits((_, reasons): &Candidate<'_>) -> bool {
 
 /// What times say of those that fit, by their places in the rank; none where the first of them was not measured.
 fn verdict(ranked: &[Candidate<'_>], query: &Query) -> Option<Verdict> {
-    let fitting: Vec<usize> = (0..ranked.len()).filter(|index| fits(&ranked[*index])).collect();
-    let name = |index: usize| ranked[index].0.spec.name.as_str();
-    let first = name(*fitting.first()?);
+    let names: Vec<Option<&str>> = ranked
+        .iter()
+        .map(|candidate| fits(candidate).then(|| candidate.0.spec.name.as_str()))
+        .collect();
+    let first = *names.iter().flatten().next()?;
     if !query
         .measured
         .iter()
@@ -451,9 +454,6 @@ fn verdict(ranked: &[Candidate<'_>], query: &Query) -> Option<Verdict> {
     {
         return None;
     }
-    let names: Vec<Option<&str>> = (0..ranked.len())
-        .map(|index| fitting.contains(&index).then(|| name(index)))
-        .collect();
     Verdict::new(query.op, &query.measured, &names)
 }
 

@@ -3,6 +3,7 @@
 
 #[cfg(not(loom))]
 pub mod load;
+pub mod scale;
 
 use std::sync::Arc;
 

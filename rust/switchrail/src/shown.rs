@@ -1,0 +1,71 @@
+//! Foreign texts as messages show them: a terminal must not obey them, and they must not fill a log.
+
+use std::borrow::Cow;
+
+/// Foreign texts are cut after so many characters.
+pub const LONGEST_SHOWN: usize = 500;
+
+/// A foreign text without characters that a terminal obeys, and no longer than [`LONGEST_SHOWN`].
+///
+/// Control characters, the marks that turn the direction of writing and other separators of lines become escapes such as
+/// `\u{1b}`. Borrowed where there is nothing to change.
+///
+/// ```
+/// assert_eq!(switchrail::shown("acme\u{1b}[2K"), "acme\\u{1b}[2K");
+/// assert_eq!(switchrail::shown("größe"), "größe");
+/// ```
+#[must_use]
+pub fn shown(text: &str) -> Cow<'_, str> {
+    let kept = cut(text);
+    if !kept.contains(is_obeyed) {
+        return kept;
+    }
+    let escaped = |harmless: String, letter: char| {
+        if is_obeyed(letter) {
+            harmless + &letter.escape_unicode().to_string()
+        } else {
+            harmless + letter.encode_utf8(&mut [0; 4])
+        }
+    };
+    Cow::Owned(kept.chars().fold(String::with_capacity(kept.len()), escaped))
+}
+
+/// A text no longer than [`LONGEST_SHOWN`], for messages that show it as `{:?}`, which escapes by itself.
+pub(crate) fn cut(text: &str) -> Cow<'_, str> {
+    match text.char_indices().nth(LONGEST_SHOWN) {
+        Some((end, _)) => Cow::Owned(format!("{}... ({} bytes)", &text[..end], text.len())),
+        None => Cow::Borrowed(text),
+    }
+}
+
+/// Whether a character is none to be read: a control character, a mark of direction, a separator of lines.
+fn is_obeyed(letter: char) -> bool {
+    letter.is_control()
+        || matches!(
+            letter,
+            '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+        )
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn long_texts_are_cut_between_characters() {
+        let text = "ü".repeat(LONGEST_SHOWN + 1);
+        let expected = format!("{}... (1002 bytes)", "ü".repeat(LONGEST_SHOWN));
+        assert_eq!(shown(&text), expected);
+        assert!(matches!(shown(&text[2..]), Cow::Borrowed(_)));
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_is_left_that_a_terminal_obeys(text in ".{0,600}|[\u{0}-\u{a0}\u{2020}-\u{2070}]{0,600}") {
+            let found = shown(&text);
+            prop_assert!(!found.contains(is_obeyed));
+        }
+    }
+}

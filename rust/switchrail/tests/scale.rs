@@ -1,0 +1,68 @@
+//! What grows with the number of backends, plugins or times, and not with its square.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{
+    load::{thread_cpu_time, thread_cpu_time_since},
+    scale,
+};
+
+const REPEATS: usize = 5;
+
+/// Four times as much takes four times as long where time is linear, and sixteen times where it is quadratic.
+const MOST: f64 = 9.0;
+
+/// The least CPU time of several runs.
+fn least<T>(mut prepare: impl FnMut() -> T, mut work: impl FnMut(T)) -> Duration {
+    let run = |_| {
+        let prepared = prepare();
+        let start = thread_cpu_time();
+        work(prepared);
+        thread_cpu_time_since(start)
+    };
+    (0..REPEATS).map(run).min().expect("there are repeats")
+}
+
+fn assert_near_linear<T>(what: &str, count: usize, prepare: fn(usize) -> T, work: fn(T)) {
+    let few = least(|| prepare(count), work);
+    let many = least(|| prepare(4 * count), work);
+    let ratio = many.as_secs_f64() / few.as_secs_f64();
+    assert!(
+        ratio < MOST,
+        "{what}: {few:?} for {count}, {many:?} for four times as many, {ratio:.1} times as long"
+    );
+}
+
+#[test]
+fn staging_is_near_linear() {
+    let work = |count| drop(scale::register_all(count));
+    assert_near_linear("staging", 1_000, |count| count, work);
+}
+
+#[test]
+fn withdrawing_is_near_linear() {
+    assert_near_linear("withdrawing", 1_000, scale::register_all, |found| {
+        scale::withdraw_all(&found)
+    });
+}
+
+#[test]
+fn selection_is_near_linear() {
+    assert_near_linear("selection", 1_000, scale::installed, |mut plugins| {
+        scale::select(&mut plugins)
+    });
+}
+
+#[test]
+fn order_is_near_linear() {
+    assert_near_linear("order", 2_000, |count| count, scale::put_in_order);
+}
+
+/// The most loads that can be told apart are some hundred thousand, and each may be any backend's.
+#[test]
+fn deciding_by_extreme_times_looks_at_few_backends_a_load() {
+    let work = |found: (_, _)| drop(scale::resolve(&found));
+    assert_near_linear("deciding", 50, scale::measured, work);
+}
