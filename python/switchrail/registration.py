@@ -8,9 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from switchrail import _core
+from switchrail import _core, arguments
 from switchrail import config as configs
-from switchrail.errors import ArgumentError
 from switchrail.implementation import Implementation, check_class
 
 if TYPE_CHECKING:
@@ -39,46 +38,36 @@ class DeviceSupport:
     max_capability: tuple[int, int] | None = None
 
 
-def several(argument: str, values: Iterable[T] | None, *, optional: bool = False) -> list[T]:
-    """The values of an argument that takes several.
-
-    Args:
-        argument: Its name.
-        values: What was given.
-        optional: Whether None will do, for no value.
+def dtype_name(argument: str, dtype: str | torch.dtype) -> str:
+    """A dtype's name without its module: `bfloat16`.
 
     Raises:
-        ArgumentError: One text was given, or nothing that has values.
+        ArgumentError: It is neither a text nor something that calls itself `torch.NAME`.
     """
-    if optional and values is None:
-        return []
-    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-        raise ArgumentError(
-            f"{argument} is {values!r}; valid: a list or another iterable that is no text",
-            argument=argument,
-            found=values,
-        )
-    return list(values)
+    name = str(dtype)
+    if isinstance(dtype, str) or name.startswith("torch."):
+        return arguments.text(argument, name).removeprefix("torch.")
+    raise arguments.refused(argument, dtype, "a dtype of torch, or its name")
 
 
-def texts(argument: str, values: Iterable[str]) -> list[str]:
-    """The values of an argument that takes several texts.
+def head_size(argument: str, found: object, least: int = 0) -> int | tuple[int, int]:
+    """Head sizes: one number, or that of q and k and that of v.
 
     Raises:
-        ArgumentError: One text was given, or something among them is no text.
+        ArgumentError: It is something else.
     """
-    found = several(argument, values)
-    for text in found:
-        if not isinstance(text, str):
-            raise ArgumentError(
-                f"{argument} has {text!r}; valid: values that are each a str", argument=argument, found=text
-            )
-    return found
+    if isinstance(found, (tuple, list)):
+        return arguments.pair(argument, found, least, "one whole number, or one of q and k and one of v")
+    return arguments.whole(argument, found, least)
 
 
-def dtype_name(dtype: str | torch.dtype) -> str:
-    """A dtype's name without its module: `bfloat16`."""
-    return str(dtype).removeprefix("torch.")
+def capability(argument: str, found: object) -> tuple[int, int] | None:
+    """A compute capability, or None.
+
+    Raises:
+        ArgumentError: It is something else.
+    """
+    return None if found is None else arguments.pair(argument, found, meaning="None, or (major, minor)")
 
 
 class Registrar(ABC):
@@ -163,8 +152,9 @@ class Registrar(ABC):
             state_dtypes: Dtypes of the recurrent state that it takes.
             head_sizes: Head sizes that it takes: one number, or (of q and k, of v).
             page_sizes: Tokens a page that it takes.
-            state_layouts: Axis orders of the recurrent state that it takes, such as `VK`.
-            features: What it can do that not every backend of its op can.
+            state_layouts: Axis orders of the recurrent state that it takes: `VK`, `KV`, or `oot:NAME`.
+            features: What it can do that not every backend of its op can; a feature that Switchrail doesn't
+                know is written `oot:NAME`.
             packages: Distributions that it needs, with versions as pip writes them.
             priority: Where nothing was chosen, the highest that fits wins.
             config: The type of its configuration, a dataclass or pydantic model with a default for each,
@@ -180,27 +170,25 @@ class Registrar(ABC):
             RegistrationError: Another argument can't be meant; unknown names have errors of their own.
             TransactionClosedError: The transaction has ended.
         """
-        if not isinstance(name, str):
-            raise ArgumentError(f"name is {name!r}; valid: a text", argument="name", found=name)
-        op = _core.parse_op(op)
+        name = arguments.text("name", name)
+        op = _core.parse_op(arguments.text("op", op))
+        override = arguments.flag("override", override)
         where = f"configuration of {op} backend {name!r}"
         config_type, defaults = configs.read_defaults(config, where)
-        phases = several("phases", phases)
+        phases = arguments.texts("phases", phases)
         spec = {
             "name": name,
             "op": op,
             "phases": phases,
-            "devices": [_support(device) for device in several("devices", devices)],
-            "dtypes": [dtype_name(dtype) for dtype in several("dtypes", dtypes, optional=True)],
-            "state_dtypes": [
-                dtype_name(dtype) for dtype in several("state_dtypes", state_dtypes, optional=True)
-            ],
-            "head_sizes": several("head_sizes", head_sizes, optional=True),
-            "page_sizes": several("page_sizes", page_sizes, optional=True),
-            "state_layouts": several("state_layouts", state_layouts, optional=True),
-            "features": several("features", features),
-            "packages": several("packages", packages),
-            "priority": priority,
+            "devices": _each("devices", devices, _support),
+            "dtypes": _each("dtypes", dtypes, dtype_name, optional=True),
+            "state_dtypes": _each("state_dtypes", state_dtypes, dtype_name, optional=True),
+            "head_sizes": _each("head_sizes", head_sizes, head_size, optional=True),
+            "page_sizes": _each("page_sizes", page_sizes, arguments.whole, optional=True),
+            "state_layouts": arguments.texts("state_layouts", state_layouts, optional=True),
+            "features": arguments.texts("features", features),
+            "packages": arguments.texts("packages", packages),
+            "priority": arguments.whole("priority", priority, -(2**31), 2**31 - 1),
             "config": defaults,
         }
 
@@ -209,13 +197,9 @@ class Registrar(ABC):
                 path = f"{target.__module__}:{target.__qualname__}"
                 check_class(target, name, op, path, phases)
             elif isinstance(target, str):
-                path = target
+                path = arguments.text("target", target)
             else:
-                raise ArgumentError(
-                    f"target is {target!r}; valid: a class, or the path of one as 'module:Class'",
-                    argument="target",
-                    found=target,
-                )
+                raise arguments.refused("target", target, "a class, or the path of one as 'module:Class'")
             with self._open() as staging:
                 staging.registrations.add(
                     {**spec, "path": path}, Implementation(target, config_type), override
@@ -320,7 +304,24 @@ class Registry(Registrar):
         return nullcontext(self._staging)
 
 
-def _support(device: str | DeviceSupport) -> tuple[str, tuple[int, int] | None, tuple[int, int] | None]:
-    if isinstance(device, DeviceSupport):
-        return device.kind, device.min_capability, device.max_capability
-    return device, None, None
+def _each(
+    argument: str,
+    values: Iterable[T] | None,
+    read: Callable[[str, T], Any],
+    *,
+    optional: bool = False,
+) -> list[Any]:
+    found = arguments.several(argument, values, optional=optional)
+    return [read(f"{argument}[{index}]", value) for index, value in enumerate(found)]
+
+
+def _support(
+    argument: str, device: str | DeviceSupport
+) -> tuple[str, tuple[int, int] | None, tuple[int, int] | None]:
+    if not isinstance(device, DeviceSupport):
+        return arguments.text(argument, device), None, None
+    return (
+        arguments.text(f"{argument}.kind", device.kind),
+        capability(f"{argument}.min_capability", device.min_capability),
+        capability(f"{argument}.max_capability", device.max_capability),
+    )

@@ -7,16 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from switchrail import _core
+from switchrail import _core, arguments
 from switchrail import config as configs
-from switchrail.errors import ArgumentError, ConfigError, PlatformError, UnknownBackendError
+from switchrail.errors import ConfigError, PlatformError, UnknownBackendError
 from switchrail.implementation import Implementation
 from switchrail.nearest import nearest
 from switchrail.ops import register_builtins
 from switchrail.platforms import Platform, PlatformChoice
 from switchrail.plugins import Loader, Plugin
 from switchrail.plugins.environment import seconds_allowed
-from switchrail.registration import Registrar, Registry, dtype_name, several
+from switchrail.registration import Registrar, Registry, dtype_name
+from switchrail.registration import capability as read_capability
+from switchrail.registration import head_size as read_head_size
 from switchrail.staging import StagedHooks, Staging, staging_of
 from switchrail.times import as_arguments, measurements_for
 
@@ -267,19 +269,19 @@ class Runtime(Registrar):
         """
         return self._core.resolve(
             {
-                "op": op,
-                "phase": phase,
+                "op": arguments.text("op", op),
+                "phase": arguments.text("phase", phase),
                 "device": _device(device, capability),
-                "dtype": dtype_name(dtype),
-                "state_dtype": None if state_dtype is None else dtype_name(state_dtype),
-                "head_size": head_size,
+                "dtype": dtype_name("dtype", dtype),
+                "state_dtype": None if state_dtype is None else dtype_name("state_dtype", state_dtype),
+                "head_size": None if head_size is None else read_head_size("head_size", head_size, 1),
                 "page_size": _page_size(page_size),
-                "state_layout": state_layout,
-                "features": several("features", features),
-                "preferences": dict(preferences or {}),
+                "state_layout": arguments.optional_text("state_layout", state_layout),
+                "features": arguments.texts("features", features),
+                "preferences": arguments.texts_by_name("preferences", preferences),
                 "packages": self._loader.packages(),
-                "heads": heads,
-                "no_decay": no_decay,
+                "heads": None if heads is None else arguments.pair("heads", heads, 1),
+                "no_decay": arguments.flag("no_decay", no_decay),
                 "measurements": self._measurements(device, measurements),
             }
         )
@@ -327,18 +329,21 @@ class Runtime(Registrar):
         """
         request = {
             "device": _device(device, capability),
-            "dtype": dtype_name(dtype),
-            "state_dtype": None if state_dtype is None else dtype_name(state_dtype),
+            "dtype": dtype_name("dtype", dtype),
+            "state_dtype": None if state_dtype is None else dtype_name("state_dtype", state_dtype),
             "page_size": _page_size(page_size),
-            "phases": several("phases", phases),
-            "preferences": dict(preferences or {}),
-            "state_layouts": dict(state_layouts or {}),
-            "features": {op: several("features", names) for op, names in (features or {}).items()},
+            "phases": arguments.texts("phases", phases),
+            "preferences": arguments.texts_by_name("preferences", preferences),
+            "state_layouts": arguments.texts_by_name("state_layouts", state_layouts),
+            "features": {
+                op: arguments.texts(f"features[{op!r}]", names)
+                for op, names in arguments.by_name("features", features).items()
+            },
             "packages": self._loader.packages(),
-            "no_decay": several("no_decay", no_decay),
+            "no_decay": arguments.texts("no_decay", no_decay),
             "measurements": self._measurements(device, measurements),
         }
-        return _core.RoutePlan(self._core, layout, request)
+        return _core.RoutePlan(self._core, arguments.instance("layout", layout, _core.Layout), request)
 
     def bind(self, plan: RoutePlan) -> BoundPlan:
         """Imports the backends of a plan and constructs them, each once, with the plan's configurations.
@@ -352,7 +357,7 @@ class Runtime(Registrar):
             BackendImportError: The path of a backend doesn't lead to one.
             ConfigError: The configuration of a backend is not valid.
         """
-        return _core.BoundPlan(self._core, plan, _build)
+        return _core.BoundPlan(self._core, arguments.instance("plan", plan, _core.RoutePlan), _build)
 
     def _measurements(
         self, device: Platform | str, given: Iterable[Mapping[str, Any]] | None
@@ -370,7 +375,8 @@ class Runtime(Registrar):
         return self._fingerprint(*plans).digest
 
     def _fingerprint(self, *plans: RoutePlan) -> Fingerprint:
-        return _core.fingerprint(self._core, list(self._loader.plugins), self.hooks.chains(), list(plans))
+        made = [arguments.instance("plan", plan, _core.RoutePlan) for plan in plans]
+        return _core.fingerprint(self._core, list(self._loader.plugins), self.hooks.chains(), made)
 
 
 def _build(registration: Registration, implementation: Implementation) -> object:
@@ -378,14 +384,12 @@ def _build(registration: Registration, implementation: Implementation) -> object
 
 
 def _page_size(page_size: int | None) -> int | None:
-    if page_size == 0:
-        raise ArgumentError(
-            "page_size is 0; valid: None, or 1 token and more", argument="page_size", found=page_size
-        )
-    return page_size
+    return None if page_size is None else arguments.whole("page_size", page_size, 1)
 
 
 def _device(device: Platform | str, capability: tuple[int, int] | None) -> tuple[str, tuple[int, int] | None]:
     if isinstance(device, Platform):
         return device.kind, device.capability
-    return device, capability
+    if not isinstance(device, str):
+        raise arguments.refused("device", device, "a platform, or a kind of device as a text")
+    return arguments.text("device", device), read_capability("capability", capability)

@@ -6,13 +6,13 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar, overload
 
+from switchrail.arguments import several
 from switchrail.errors import HookError, OrderError
 from switchrail.hooks import chain, explain, imports, waiting
 from switchrail.hooks.explain import Explanation
 from switchrail.hooks.hook import Hook, Kind, ordered
 from switchrail.hooks.site import Site
 from switchrail.hooks.target import Awaited, MissingTargetError, resolve
-from switchrail.registration import several
 
 _log: Final = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from switchrail import _core
 from switchrail._core import Plugin
+from switchrail.arguments import texts
 from switchrail.errors import ArgumentError
-from switchrail.registration import texts
 
 _ATTRIBUTE = "__switchrail_plugin__"
 

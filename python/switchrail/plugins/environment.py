@@ -10,8 +10,8 @@ from typing import Any
 
 from switchrail import _core
 from switchrail._core import Plugin
+from switchrail.arguments import texts
 from switchrail.errors import ArgumentError, ConfigError
-from switchrail.registration import texts
 from switchrail.variables import ALLOW_LIST, PLATFORM, TIMEOUT
 
 PLATFORMS = "switchrail.platforms"

@@ -27,7 +27,6 @@ from switchrail.lock import read_lock
 from switchrail.plugins.attempt import Attempt, handlers, is_interrupt
 from switchrail.plugins.declaration import in_order
 from switchrail.plugins.environment import PLATFORMS, allowed, platform_in_use, seconds_allowed
-from switchrail.registration import several, texts
 from switchrail.staging import Staging, staging_of
 from switchrail.variables import ALLOW_LIST, LOCK, PLATFORM, blamed_on
 

@@ -1,17 +1,17 @@
 //! Foreign texts as messages show them: a terminal must not obey them, and they must not fill a log.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, fmt::Write as _};
 
 /// Foreign texts are cut after so many characters.
-pub const LONGEST_SHOWN: usize = 500;
+pub const LONGEST_SHOWN: usize = 2_000;
 
 /// A foreign text without characters that a terminal obeys, and no longer than [`LONGEST_SHOWN`].
 ///
-/// Control characters, the marks that turn the direction of writing and other separators of lines become escapes such as
-/// `\u{1b}`. Borrowed where there is nothing to change.
+/// Control characters, the marks that turn the direction of writing and other separators of lines become escapes as
+/// Python has them. Borrowed where there is nothing to change.
 ///
 /// ```
-/// assert_eq!(switchrail::shown("acme\u{1b}[2K"), "acme\\u{1b}[2K");
+/// assert_eq!(switchrail::shown("acme\u{1b}[2K"), r"acme\x1b[2K");
 /// assert_eq!(switchrail::shown("größe"), "größe");
 /// ```
 #[must_use]
@@ -20,14 +20,15 @@ pub fn shown(text: &str) -> Cow<'_, str> {
     if !kept.contains(is_obeyed) {
         return kept;
     }
-    let escaped = |harmless: String, letter: char| {
-        if is_obeyed(letter) {
-            harmless + &letter.escape_unicode().to_string()
-        } else {
-            harmless + letter.encode_utf8(&mut [0; 4])
-        }
-    };
-    Cow::Owned(kept.chars().fold(String::with_capacity(kept.len()), escaped))
+    let mut harmless = String::with_capacity(kept.len());
+    for letter in kept.chars() {
+        let _ = match u32::from(letter) {
+            _ if !is_obeyed(letter) => harmless.write_char(letter),
+            code @ ..0x100 => write!(harmless, "\\x{code:02x}"),
+            code => write!(harmless, "\\u{code:04x}"),
+        };
+    }
+    Cow::Owned(harmless)
 }
 
 /// A text no longer than [`LONGEST_SHOWN`], for messages that show it as `{:?}`, which escapes by itself.
@@ -56,14 +57,14 @@ mod tests {
     #[test]
     fn long_texts_are_cut_between_characters() {
         let text = "ü".repeat(LONGEST_SHOWN + 1);
-        let expected = format!("{}... (1002 bytes)", "ü".repeat(LONGEST_SHOWN));
+        let expected = format!("{}... (4002 bytes)", "ü".repeat(LONGEST_SHOWN));
         assert_eq!(shown(&text), expected);
         assert!(matches!(shown(&text[2..]), Cow::Borrowed(_)));
     }
 
     proptest! {
         #[test]
-        fn nothing_is_left_that_a_terminal_obeys(text in ".{0,600}|[\u{0}-\u{a0}\u{2020}-\u{2070}]{0,600}") {
+        fn nothing_is_left_that_a_terminal_obeys(text in ".{0,3000}|[\u{0}-\u{a0}\u{2020}-\u{2070}]{0,3000}") {
             let found = shown(&text);
             prop_assert!(!found.contains(is_obeyed));
         }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
-use switchrail::{Discovery, PluginGroup, PluginOrigin, PluginState, discover, discover_thoroughly};
+use switchrail::{Discovery, PluginGroup, PluginState, discover, discover_thoroughly};
 
 fn write(path: PathBuf, contents: impl AsRef<[u8]>) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -280,52 +280,29 @@ fn a_thorough_look_lists_broken_metadata_of_any_distribution() {
     assert_eq!(found.problems[0].path, site.path().join("nameless-1.0.dist-info"));
 }
 
-/// Metadata are foreign text, and are shown on terminals.
+/// The data is as it was written; what is said of it is for people.
 #[test]
-fn nothing_of_metadata_is_a_command_to_a_terminal() {
+fn no_message_about_metadata_is_a_command_to_a_terminal() {
     let site = tempfile::tempdir().unwrap();
     let evil = "a\u{1b}[2K\u{7}\u{9b}1A\u{202e}z";
     let text = format!(
-        "[switchrail.plugins]\n{evil} = acme:x\ntarget = {evil}:x\nno sign {evil}\nlong = {}\nacme = acme_gdn:register\n",
+        "[switchrail.plugins]\n{evil} = acme:x\n{evil} = acme:y\ntarget = {evil}:x\nno sign {evil}\nlong = {}-\n",
         "x".repeat(100_000)
     );
     let metadata = format!("Name: acme{evil}\nVersion: 1{evil}\n");
     install(site.path(), &format!("acme{evil}-1.dist-info"), &metadata, &text);
+    install(site.path(), &format!("acme{evil}-2.dist-info"), &metadata, "");
     let found = discover(&[site.path()]);
-    assert_eq!(found.plugins.len(), 4);
-    let failed = found
-        .plugins
-        .iter()
-        .filter(|plugin| matches!(plugin.state, PluginState::Failed { .. }));
-    assert_eq!(failed.count(), 3);
-    let mut texts: Vec<String> = found
-        .problems
-        .iter()
-        .map(|problem| problem.message.clone())
-        .collect();
-    for distribution in &found.distributions {
-        texts.extend([distribution.name.clone(), distribution.version.clone().unwrap()]);
-    }
-    for plugin in &found.plugins {
-        let PluginOrigin {
-            distribution,
-            version,
-            ..
-        } = plugin.origin.clone();
-        texts.extend([
-            plugin.name.clone(),
-            plugin.target.clone(),
-            distribution,
-            version.unwrap(),
-        ]);
-        if let PluginState::Failed { reason } = &plugin.state {
-            texts.push(reason.clone());
-        }
-    }
-    assert!(texts.len() > 20, "{}", texts.len());
-    for text in texts {
+    let reasons = found.plugins.iter().filter_map(|plugin| match &plugin.state {
+        PluginState::Failed { reason } => Some(reason),
+        _ => None,
+    });
+    let messages = found.problems.iter().map(|problem| &problem.message);
+    let told: Vec<&String> = reasons.chain(messages).collect();
+    assert_eq!(told.len(), 5, "{told:#?}");
+    for text in told {
         let obeyed = |letter: char| letter.is_control() || letter == '\u{202e}';
-        assert!(!text.contains(obeyed) && text.len() < 1_500, "{text:?}");
+        assert!(!text.contains(obeyed) && text.len() < 5_000, "{text:?}");
     }
 }
 

@@ -1,42 +1,74 @@
-//! What a route lookup costs. Only optimised code is worth measuring: `cargo test --release --test lookup_cost`.
+//! A route lookup costs what reading a table costs, whatever other threads register.
+//!
+//! The measure is a plain read of an array of arrays in the same run, in turns with the lookup: a lock, a map or a text
+//! in the lookup would take tens of times as long. `cargo bench --bench lookup` has the figures in nanoseconds. Only
+//! optimised code is worth measuring: `cargo test --release --test lookup_cost`.
 
 mod common;
 
+use std::{hint::black_box, time::Duration};
+
 use common::load::{calls, look_up, thread_cpu_time, thread_cpu_time_since, while_eight_register};
 use common::{qwen3_next, request, runtime_with_torch};
-use switchrail::RoutePlan;
+use switchrail::{BackendId, Op, Phase, RoutePlan};
 
-const LOOKUPS: u64 = 1_000_000;
-const BATCHES: usize = 41;
-const LIMIT_NS: f64 = 5.0;
+const LOOKUPS: u64 = 200_000;
+const ROUNDS: usize = 101;
+
+/// So many times as long as the plain read at most; an atomic load of a snapshot alone takes fifteen times as long.
+const MOST: f64 = 8.0;
+
+/// The table that a lookup can't be cheaper than.
+type Plain = Vec<[[Option<BackendId>; Phase::ALL.len()]; Op::ALL.len()]>;
+
+fn plain(plan: &RoutePlan) -> Plain {
+    let mut table = vec![[[None; Phase::ALL.len()]; Op::ALL.len()]; plan.layout().layers().len()];
+    for (layer, op, phase, id) in plan.entries() {
+        table[layer][op as usize][phase as usize] = Some(id);
+    }
+    table
+}
+
+fn read_plain(table: &Plain, calls: &[(usize, Op, Phase)], count: u64) {
+    let table = black_box(table);
+    for (layer, op, phase) in calls.iter().cycle().take(usize::try_from(count).unwrap()) {
+        let row = table.get(black_box(*layer)).expect("the layer is there");
+        let id = row[black_box(*op) as usize][black_box(*phase) as usize];
+        black_box(id.expect("the table has it"));
+    }
+}
+
+fn timed(work: impl FnOnce()) -> Duration {
+    let start = thread_cpu_time();
+    work();
+    thread_cpu_time_since(start)
+}
 
 #[test]
 #[cfg_attr(debug_assertions, ignore = "measures optimised code: run with --release")]
-fn a_lookup_takes_at_most_five_nanoseconds_also_while_eight_threads_register() {
+fn a_lookup_takes_a_few_times_as_long_as_a_plain_read_also_while_eight_threads_register() {
     let runtime = runtime_with_torch();
     for layers in [48, 320] {
         let plan = RoutePlan::new(&runtime.snapshot(), qwen3_next(layers), request()).unwrap();
-        let calls = calls(&plan);
-        let median = || {
-            let mut batches: Vec<f64> = (0..BATCHES)
-                .map(|_| {
-                    let start = thread_cpu_time();
-                    look_up(&plan, &calls, LOOKUPS);
-                    thread_cpu_time_since(start).as_secs_f64() * 1e9
-                        / f64::from(u32::try_from(LOOKUPS).unwrap())
-                })
-                .collect();
-            batches.sort_by(f64::total_cmp);
-            batches[BATCHES / 2]
+        let (calls, table) = (calls(&plan), plain(&plan));
+        // In turns, so that what slows the machine slows both; the least of many is what each takes undisturbed.
+        let ratio = || {
+            let rounds = (0..ROUNDS).map(|_| {
+                let read = timed(|| read_plain(&table, &calls, LOOKUPS));
+                (read, timed(|| look_up(&plan, &calls, LOOKUPS)))
+            });
+            let (reads, lookups): (Vec<Duration>, Vec<Duration>) = rounds.unzip();
+            let least =
+                |times: Vec<Duration>| times.into_iter().min().expect("there are rounds").as_secs_f64();
+            least(lookups) / least(reads)
         };
-        let alone = median();
+        let alone = ratio();
         let mut busy = f64::NAN;
-        let commits = while_eight_register(&runtime, || busy = median());
-        println!("{layers} layers: {alone:.2} ns alone, {busy:.2} ns during {commits} commits of 8 threads");
-        assert!(
-            alone <= LIMIT_NS && busy <= LIMIT_NS && commits > 1_000,
-            "{layers}: {alone}, {busy}, {commits}"
+        let commits = while_eight_register(&runtime, || busy = ratio());
+        println!(
+            "{layers} layers: {alone:.2} plain reads alone, {busy:.2} during {commits} commits of 8 threads"
         );
-        assert!(plan.is_stale(&runtime), "they did commit");
+        assert!(alone <= MOST && busy <= MOST, "{layers}: {alone}, {busy}");
+        assert!(commits > 0 && plan.is_stale(&runtime), "they did commit");
     }
 }

@@ -2,8 +2,6 @@
 
 use std::io;
 
-use crate::shown::shown;
-
 /// Headers end at the first empty line; a file that has none is not read further than this.
 pub(crate) const MAX_HEAD: u64 = 1 << 20;
 
@@ -108,13 +106,7 @@ impl Headers {
             if text.as_bytes() != value {
                 self.problems.push(format!("{header} is not UTF-8: {text:?}"));
             }
-            let harmless = shown(&text);
-            if harmless != text {
-                self.problems.push(format!(
-                    "{header} has control characters, or is too long: {harmless}"
-                ));
-            }
-            *field = Some(harmless.into_owned());
+            *field = Some(text.into_owned());
         }
     }
 }

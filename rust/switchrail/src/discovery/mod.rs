@@ -5,7 +5,6 @@ pub(crate) mod headers;
 mod source;
 pub(crate) mod text;
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet, btree_map::Entry};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -13,7 +12,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::schema::lossy_path;
-use crate::shown::shown;
+use crate::shown::{cut, shown};
 use crate::{Packages, PluginGroup, PluginOrigin, PluginRecord, PluginState, Schema};
 use entry_points::EntryPoint;
 use source::Source;
@@ -271,10 +270,18 @@ impl Found {
                 Entry::Occupied(first) => {
                     let distribution = &record.origin.distribution;
                     let reason = if *first.get() == record.origin.path {
-                        format!("{distribution} declares {:?} more than once", record.name)
+                        format!(
+                            "{} declares {:?} more than once",
+                            shown(distribution),
+                            cut(&record.name)
+                        )
                     } else {
-                        let first = first.get().display();
-                        format!("{first} declares {:?} too, also as {distribution}", record.name)
+                        let first = first.get().to_string_lossy();
+                        let (first, distribution) = (shown(&first), shown(distribution));
+                        format!(
+                            "{first} declares {:?} too, also as {distribution}",
+                            cut(&record.name)
+                        )
                     };
                     record.state = PluginState::Failed { reason };
                 }
@@ -329,12 +336,12 @@ fn name_and_version(folder: &Path, file_name: &str) -> Option<(String, Option<St
         _ => return None,
     };
     let mut parts = stem.split('-');
-    let name = normalized_name(&shown(parts.next().unwrap_or_default()));
+    let name = normalized_name(parts.next().unwrap_or_default());
     // What is written as `_` there may be `-` in the version.
     let version = parts
         .next()
         .filter(|version| !version.is_empty() && !version.contains('_'));
-    Some((name, version.map(|version| shown(version).into_owned())))
+    Some((name, version.map(str::to_owned)))
 }
 
 /// A file of a metadata folder; without a name the metadata's own.
@@ -348,30 +355,14 @@ fn beside(info: &Path, name: &str) -> PathBuf {
 
 fn record(entry: EntryPoint, origin: PluginOrigin) -> PluginRecord {
     let EntryPoint { name, group, value } = entry;
-    let (name, value) = match (shown(&name), shown(&value)) {
-        (Cow::Borrowed(_), Cow::Borrowed(_)) => (name, value),
-        (name, value) => {
-            let reason =
-                format!("its entry point \"{name} = {value}\" has control characters, or is too long");
-            let state = PluginState::Failed { reason };
-            return PluginRecord {
-                name: name.into_owned(),
-                group,
-                target: value.into_owned(),
-                extras: Vec::new(),
-                origin,
-                state,
-            };
-        }
-    };
     let (target, extras, state) = match entry_points::parse_value(&value) {
         _ if name.is_empty() => {
-            let reason = format!("its entry point has no name, only the target {value:?}");
+            let reason = format!("its entry point has no name, only the target {:?}", cut(&value));
             (value, Vec::new(), PluginState::Failed { reason })
         }
         Some((target, extras)) => (target, extras, PluginState::Discovered),
         None => {
-            let reason = format!("its target is {value:?}; valid: module:attribute");
+            let reason = format!("its target is {:?}; valid: module:attribute", cut(&value));
             (value, Vec::new(), PluginState::Failed { reason })
         }
     };
