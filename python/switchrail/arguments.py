@@ -17,8 +17,16 @@ MOST = 2**32 - 1
 
 def refused(argument: str, found: object, valid: str) -> ArgumentError:
     """The error for an argument that can't be meant."""
-    problem = f"{argument} is {reprlib.repr(found)}; valid: {valid}"
+    problem = f"{argument} is {described(found)}; valid: {valid}"
     return ArgumentError(problem, argument=argument, found=found)
+
+
+def described(found: object) -> str:
+    """A value in short, as Python writes it; its type where it can't be written."""
+    try:
+        return reprlib.repr(found)
+    except Exception:  # a number of more digits than Python writes
+        return f"a {type(found).__name__}"
 
 
 def text(argument: str, found: object) -> str:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from switchrail.arguments import described
 from switchrail.errors import ConfigError
 from switchrail.nearest import nearest
 
@@ -34,7 +35,7 @@ def read_defaults(config: object, where: str) -> tuple[type[Any] | None, dict[st
     config_type = config if isinstance(config, type) else type(config)
     if not _is_config_type(config_type):
         raise ConfigError(
-            f"{where}: config is {config!r}; valid: a dataclass or pydantic model, or an instance of one",
+            f"{where}: config is {described(config)}; valid: a dataclass or pydantic model, or an instance",
             found=config,
         )
     values = validate(config_type, {}, where) if config is config_type else config

@@ -44,9 +44,8 @@ def dtype_name(argument: str, dtype: str | torch.dtype) -> str:
     Raises:
         ArgumentError: It is neither a text nor something that calls itself `torch.NAME`.
     """
-    name = str(dtype)
-    if isinstance(dtype, str) or name.startswith("torch."):
-        return arguments.text(argument, name).removeprefix("torch.")
+    if isinstance(dtype, str) or type(dtype).__module__ == "torch":
+        return arguments.text(argument, str(dtype)).removeprefix("torch.")
     raise arguments.refused(argument, dtype, "a dtype of torch, or its name")
 
 

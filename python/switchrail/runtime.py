@@ -149,8 +149,8 @@ class Runtime(Registrar):
             ConfigError: It takes no configuration, or not these values; the error lists every problem.
             RegistrationError: A plugin configures what somebody else registered.
         """
-        where = f"configuration of {op} backend {name!r}"
         registration = self.backend(op, name)
+        where = f"configuration of {op} backend {name!r}"
         implementation: Implementation = self._core.object(registration.id)
         if implementation.config_type is None:
             raise ConfigError(f"{where}: it takes none", found=values, valid=())
@@ -375,12 +375,17 @@ class Runtime(Registrar):
         return self._fingerprint(*plans).digest
 
     def _fingerprint(self, *plans: RoutePlan) -> Fingerprint:
-        made = [arguments.instance("plan", plan, _core.RoutePlan) for plan in plans]
-        return _core.fingerprint(self._core, list(self._loader.plugins), self.hooks.chains(), made)
+        plugins = list(self._loader.plugins)
+        return _core.fingerprint(self._core, plugins, self.hooks.chains(), _checked(plans))
+
 
 
 def _build(registration: Registration, implementation: Implementation) -> object:
     return implementation.build(registration)
+
+
+def _checked(plans: Iterable[RoutePlan]) -> list[RoutePlan]:
+    return [arguments.instance("plan", plan, _core.RoutePlan) for plan in plans]
 
 
 def _page_size(page_size: int | None) -> int | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
-import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from switchrail import _core
+from switchrail.arguments import described
 from switchrail.errors import ArgumentError, TimesError
 from switchrail.files import check_file
 from switchrail.variables import TIMES, blamed_on
@@ -181,7 +181,7 @@ def _fields(where: str, given: object, defaults: Mapping[str, Any], fields: _Fie
 
 
 def _refusal(where: str, found: object, valid: str) -> ArgumentError:
-    problem = f"{where} is {reprlib.repr(found)}; valid: {valid}"
+    problem = f"{where} is {described(found)}; valid: {valid}"
     return ArgumentError(problem, argument=where, found=found)
 
 

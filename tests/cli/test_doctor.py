@@ -217,6 +217,24 @@ def test_two_versions_in_one_folder(install, find, tmp_path):
     assert "install its distribution again" in finding.advice
 
 
+@pytest.mark.parametrize("left", ["0.5", "3.0"])
+def test_metadata_left_over_beside_a_sound_distribution(install, find, left):
+    sound = install("ill-gdn")
+    info = sound.with_name(f"ill_gdn-{left}.dist-info")
+    info.mkdir()
+    (info / "RECORD").write_text("")
+    finding = find("metadata", str(info))
+    assert finding.problem == f"has no metadata, and is passed over for {sound}, of the same name"
+    assert finding.advice.startswith("remove this folder by hand")
+
+
+def test_metadata_without_a_name(install, find):
+    info = install("ill-gdn")
+    (info / "METADATA").write_text("Version: 1.0\n")
+    (info / "entry_points.txt").unlink()
+    assert find("metadata", str(info)).problem == "its metadata has no Name"
+
+
 @pytest.mark.parametrize(("group", "valid"), [("plugin", "plugins"), ("platform", "platforms")])
 def test_a_group_that_nobody_reads(install, find, group, valid):
     install("ill-gdn", group=group)

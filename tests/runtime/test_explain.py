@@ -54,7 +54,12 @@ REASONS: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
         "state_layout",
         "does not take state layout VK, only KV",
     ),
-    ({"features": ["graphs"]}, {**QUERY, "features": ["verify"]}, "features", "lacks verify; it has graphs"),
+    (
+        {"features": ["oot:graphs"]},
+        {**QUERY, "features": ["oot:verify"]},
+        "features",
+        "lacks oot:verify; it has oot:graphs",
+    ),
     (
         {"packages": ["acme-kernels-of-nobody"]},
         QUERY,
@@ -79,7 +84,7 @@ def test_a_backend_that_does_not_fit_says_why(
 ) -> None:
     runtime.register("acme", "acme:Acme", op="gated_delta", priority=9, **registered)
     runtime.register(
-        "fits", "acme:Fits", op="gated_delta", priority=8, devices=["cpu", "cuda"], features=["verify"]
+        "fits", "acme:Fits", op="gated_delta", priority=8, devices=["cpu", "cuda"], features=["oot:verify"]
     )
     decision = runtime.resolve("gated_delta", "decode", **asked)
     assert decision.chosen == "fits"

@@ -17,9 +17,9 @@ import sys
 import switchrail
 
 runtime = switchrail.Runtime()
-names = ["one", "two", "three"]
+names, FEATURES = ["one", "two", "three"], ["oot:a", "oot:b", "oot:c"]
 for name in names if sys.argv[1] == "forwards" else reversed(names):
-    runtime.register(name, f"acme_{name}:Acme", op="gated_delta", features=["a", "b", "c"], priority=-1)
+    runtime.register(name, f"acme_{name}:Acme", op="gated_delta", features=FEATURES, priority=-1)
 layout = switchrail.Layout.from_kinds("tiny", ["gated_delta", "full_attention"])
 plan = runtime.plan(layout, device="cpu", dtype="float32")
 runtime.discover([])

@@ -55,7 +55,7 @@ def parent(runtime: Runtime, install: Callable[..., Path], userland: Any) -> Run
         op="gated_delta",
         devices=["cpu", DeviceSupport("cuda", (8, 0), (9, 9))],
         head_sizes=[64, (64, 128)],
-        features=["drafts"],
+        features=["oot:drafts"],
         packages=["torch>=2"],
         config=userland.Settings(scale=2.0),
         priority=-3,

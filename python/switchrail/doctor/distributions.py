@@ -33,8 +33,12 @@ def check_distributions(runtime: Runtime) -> Iterator[Finding]:
 
 
 def _metadata() -> Iterator[Finding]:
-    for path, problem in _core.discover(_folders()).problems:
+    for path, problem in _core.discover(_folders(), thorough=True).problems:
         advice = "install its distribution again; where pip can't any more, remove it by hand"
+        if problem.startswith("has no metadata"):
+            advice = (
+                "remove this folder by hand: it is what an installation left over, and the other one counts"
+            )
         yield Finding("metadata", path, problem, advice)
 
 

@@ -6,7 +6,7 @@ use pyo3::{
 };
 use switchrail::CoreError;
 
-use crate::json;
+use crate::{json, text::described};
 
 /// The class for each code. A code that is missing here becomes the base class, which a test refuses.
 fn class_of(code: &str) -> &'static str {
@@ -91,7 +91,7 @@ where
             let fields = PyDict::new(py);
             fields.set_item("argument", argument)?;
             fields.set_item("found", &found)?;
-            let message = format!("{argument} is {}: {problem}", found.repr()?);
+            let message = format!("{argument} is {}: {problem}", described(&found));
             Ok(exception(py, "ArgumentError", message, Some(&fields)))
         };
         build().unwrap_or_else(|error| error)

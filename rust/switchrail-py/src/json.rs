@@ -10,7 +10,7 @@ use pyo3::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Map, Number, Value};
 
-use crate::errors::exception;
+use crate::{errors::exception, text::described};
 
 /// The Python form of a value: dict, tuple, str, int, float, bool, None.
 pub fn to_py<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>> {
@@ -86,7 +86,10 @@ pub fn load<T: DeserializeOwned>(what: &str, object: &Bound<'_, PyAny>) -> PyRes
 pub fn fields(object: &Bound<'_, PyAny>) -> PyResult<Map<String, Value>> {
     match from_py(object)? {
         Value::Object(fields) => Ok(fields),
-        _ => Err(refuse(object.py(), format!("{} is no mapping", object.repr()?))),
+        _ => Err(refuse(
+            object.py(),
+            format!("{} is no mapping", described(object)),
+        )),
     }
 }
 
@@ -145,7 +148,7 @@ fn read(object: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
         for item in mapping.items()? {
             let (name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
             if !name.is_instance_of::<PyString>() && !name.is_exact_instance_of::<PyInt>() {
-                let problem = format!("{} is no name in a JSON object", name.repr()?);
+                let problem = format!("{} is no name in a JSON object", described(&name));
                 return Err(refuse(object.py(), problem));
             }
             let Ok(text) = name.str().and_then(|name| name.to_str().map(str::to_owned)) else {
@@ -158,7 +161,7 @@ fn read(object: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
     }
     Err(refuse(
         object.py(),
-        format!("{} is no JSON value", object.repr()?),
+        format!("{} is no JSON value", described(object)),
     ))
 }
 

@@ -12,7 +12,7 @@ use crate::{
     json,
     mirror::mirror,
     op::parse,
-    text::{Text, Texts},
+    text::{Text, Texts, described},
 };
 
 mirror! {
@@ -96,13 +96,13 @@ pub fn read_id(layout: &switchrail::Layout, id: &Bound<'_, PyAny>) -> PyResult<u
     if !id.is_exact_instance_of::<PyInt>() {
         let problem = format!(
             "the layer id is {} ({}), not an int",
-            id.repr()?,
+            described(id),
             id.get_type().name()?
         );
         return Err(refuse_id(layout, "LayerTypeError", &problem, id));
     }
     id.extract().map_err(|_| {
-        let problem = format!("{} has no layer {id}", layout.model());
+        let problem = format!("{} has no layer {}", layout.model(), described(id));
         refuse_id(layout, "UnknownLayerError", &problem, id)
     })
 }

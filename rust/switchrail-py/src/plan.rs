@@ -15,6 +15,7 @@ use crate::{
     op::{DeviceForm, parse, parse_all},
     registry::Runtime,
     resolve::{Decision, Measurement, measurements},
+    text::{Text, described},
 };
 
 /// A `PlanRequest` as `switchrail.runtime` writes it.
@@ -199,7 +200,8 @@ impl RoutePlan {
 
 /// The value of the core that an argument names.
 pub fn parse_any<T: FromStr<Err: CoreError>>(name: &Bound<'_, PyAny>) -> PyResult<T> {
-    parse(&name.str()?.to_string_lossy())
+    let text = name.extract::<Text>();
+    parse(&text.map_or_else(|_| described(name), |Text(text)| text))
 }
 
 /// The id of a layer that is given by its object or by its id.
@@ -219,7 +221,7 @@ pub fn layer_of(
             Some(layer) => {
                 let problem = format!(
                     "{} has neither layer_id nor layer_idx, and no id was given",
-                    layer.repr()?
+                    described(layer)
                 );
                 (problem, layer.clone())
             }

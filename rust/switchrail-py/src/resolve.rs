@@ -14,7 +14,7 @@ use crate::{
     json,
     mirror::mirror,
     op::{DeviceForm, parse},
-    text::Text,
+    text::{Text, described},
 };
 
 /// A `Query` as `switchrail.runtime` writes it, with what else a resolve takes.
@@ -168,13 +168,10 @@ fn lengths(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
             Some((index, item)) => (format!("{argument}[{index}]"), item),
             None => (argument.to_owned(), given.clone()),
         };
-        let text = found
-            .repr()
-            .map_or_else(|_| "something".to_owned(), |text| text.to_string());
         refusal(
             &argument,
             &found,
-            &format!("is {text}"),
+            &format!("is {}", described(&found)),
             "numbers of tokens, one a sequence",
         )
     })

@@ -47,15 +47,17 @@ fn refuse(found: &Borrowed<'_, '_, PyAny>, valid: &str) -> PyErr {
     let build = || {
         let fields = PyDict::new(py);
         fields.set_item("found", found)?;
-        let message = format!("got {}, expected {valid}", switchrail::shown(&shown(found)));
+        let message = format!("got {}, expected {valid}", described(found));
         Ok(exception(py, "ArgumentError", message, Some(&fields)))
     };
     build().unwrap_or_else(|error: PyErr| error)
 }
 
-/// What an object says of itself; its type where it fails to.
-fn shown(object: &Bound<'_, PyAny>) -> String {
-    let text = object.repr().map(|text| text.to_string_lossy().into_owned());
-    text.or_else(|_| Ok::<_, PyErr>(format!("an object of {}", object.get_type().name()?)))
+/// What an object says of itself, in short; its type where it fails to.
+pub fn described(object: &Bound<'_, PyAny>) -> String {
+    let text = object
+        .repr()
+        .map(|text| switchrail::shown(&text.to_string_lossy()).into_owned());
+    text.or_else(|_| Ok::<_, PyErr>(format!("a {}", object.get_type().name()?)))
         .unwrap_or_else(|_| "an object".to_owned())
 }

@@ -5,8 +5,9 @@ pub(crate) mod headers;
 mod source;
 pub(crate) mod text;
 
-use std::collections::{BTreeMap, HashSet, btree_map::Entry};
+use std::collections::{BTreeMap, HashMap, btree_map::Entry};
 use std::ffi::{OsStr, OsString};
+use std::mem;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -115,8 +116,8 @@ struct Found {
     distributions: BTreeMap<String, (Option<String>, PathBuf)>,
     plugins: Vec<(String, PluginRecord)>,
     problems: Vec<DiscoveryProblem>,
-    /// Metadata folders without metadata that were found before a sound one of the same name.
-    replaced: HashSet<PathBuf>,
+    /// Metadata folders without metadata that were found before a sound one of the same name, each with that.
+    replaced: HashMap<PathBuf, PathBuf>,
 }
 
 impl Found {
@@ -188,17 +189,12 @@ impl Found {
             };
             if !is_left_over(&earlier) || !is_sound() {
                 if earlier.parent() == Some(folder) {
-                    let message = format!("is passed over for {}, of the same name", earlier.display());
+                    let message = passed_over(&path, &earlier);
                     self.problem(&path, message);
                 }
                 return;
             }
-            self.replaced.insert(earlier.clone());
-            let message = format!(
-                "has no metadata, and is passed over for {}, of the same name",
-                path.display()
-            );
-            self.problem(&earlier, message);
+            self.replaced.insert(earlier, path.clone());
         }
         let entry_points = self.entry_points(source, &path.join("entry_points.txt"));
         if version.is_none() || !entry_points.is_empty() || self.thorough {
@@ -258,7 +254,13 @@ impl Found {
 
     fn finish(mut self) -> Discovery {
         self.plugins
-            .retain(|(_, plugin)| !self.replaced.contains(&plugin.origin.path));
+            .retain(|(_, plugin)| !self.replaced.contains_key(&plugin.origin.path));
+        self.problems
+            .retain(|problem| !self.replaced.contains_key(&problem.path));
+        for (path, sound) in mem::take(&mut self.replaced) {
+            let message = passed_over(&path, &sound);
+            self.problem(&path, message);
+        }
         self.plugins
             .sort_by(|(a_name, a), (b_name, b)| (a.group, a_name, &a.name).cmp(&(b.group, b_name, &b.name)));
         let mut plugins: Vec<PluginRecord> = self.plugins.into_iter().map(|(_, record)| record).collect();
@@ -309,6 +311,19 @@ fn is_info(file_name: &OsStr) -> bool {
     name.len()
         .checked_sub("-info".len())
         .is_some_and(|start| name[start..].eq_ignore_ascii_case(b"-info"))
+}
+
+/// Why a metadata folder does not count beside another of the same name.
+fn passed_over(info: &Path, other: &Path) -> String {
+    let left_over = if is_left_over(info) {
+        "has no metadata, and "
+    } else {
+        ""
+    };
+    format!(
+        "{left_over}is passed over for {}, of the same name",
+        other.display()
+    )
 }
 
 /// Whether a metadata folder has no metadata, as an interrupted removal leaves it.
