@@ -379,7 +379,6 @@ class Runtime(Registrar):
         return _core.fingerprint(self._core, plugins, self.hooks.chains(), _checked(plans))
 
 
-
 def _build(registration: Registration, implementation: Implementation) -> object:
     return implementation.build(registration)
 

@@ -11,7 +11,7 @@ import pytest
 import switchrail
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from switchrail import Layout, Runtime, _core
+from switchrail import Layout, Runtime, RuntimeState, _core
 from switchrail.errors import ArgumentError, PreferenceError, RegistrationError, SwitchrailError
 from switchrail.ops import CONTRACTS, GatedDeltaBackend
 from switchrail.testing import isolated
@@ -98,7 +98,7 @@ CALLS: dict[str, tuple[Call, Mapping[str, Any]]] = {
     "plan": (lambda runtime, given: runtime.plan(**given), PLANNED),
     "bind": (lambda runtime, given: runtime.bind(**given), {"plan": None}),
     "fingerprint": (lambda runtime, given: runtime.fingerprint(given["plan"]), {"plan": None}),
-    "state": (lambda runtime, given: runtime.state(given["plan"]), {"plan": None}),
+    "state": (lambda runtime, given: RuntimeState.of(runtime, given["plan"]), {"plan": None}),
     "from_kinds": (
         lambda runtime, given: Layout.from_kinds(**given),
         {"model": "tiny", "kinds": ["gated_delta"]},

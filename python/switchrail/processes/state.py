@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from switchrail import _core
+from switchrail import _core, arguments
 from switchrail.errors import InstallationError, UnpicklableError
 from switchrail.hooks import chain
 from switchrail.processes import named
@@ -131,7 +131,8 @@ class RuntimeState:
             UnpicklableError: Something in it can't be found by name in another process; the error names each
                 such thing, and why.
         """
-        state, problems = read(runtime, plans)
+        made = [arguments.instance("plan", plan, _core.RoutePlan) for plan in plans]
+        state, problems = read(runtime, made)
         if problems:
             raise UnpicklableError(
                 f"another process can't be given this runtime: {'; '.join(problems)}",

@@ -1,4 +1,4 @@
-//! Texts as arguments of methods that people call: anything else is an `ArgumentError`, not PyO3's own error.
+//! Texts as arguments of methods that people call: anything else is an `ArgumentError`.
 
 use pyo3::{
     Borrowed,
@@ -21,7 +21,7 @@ impl FromPyObject<'_, '_> for Text {
         let text = object.cast::<PyString>().ok();
         text.and_then(|text| text.to_str().map(str::to_owned).ok())
             .map(Self)
-            .ok_or_else(|| refuse(&object, "a text"))
+            .ok_or_else(|| refuse(object, "a text"))
     }
 }
 
@@ -30,11 +30,9 @@ impl FromPyObject<'_, '_> for Texts {
 
     fn extract(object: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
         if object.is_instance_of::<PyString>() {
-            return Err(refuse(&object, "a list of texts"));
+            return Err(refuse(object, "a list of texts"));
         }
-        let items = object
-            .try_iter()
-            .map_err(|_| refuse(&object, "a list of texts"))?;
+        let items = object.try_iter().map_err(|_| refuse(object, "a list of texts"))?;
         items
             .map(|item| item?.extract::<Text>().map(|Text(text)| text))
             .collect::<PyResult<_>>()
@@ -42,12 +40,12 @@ impl FromPyObject<'_, '_> for Texts {
     }
 }
 
-fn refuse(found: &Borrowed<'_, '_, PyAny>, valid: &str) -> PyErr {
+fn refuse(found: Borrowed<'_, '_, PyAny>, valid: &str) -> PyErr {
     let py = found.py();
     let build = || {
         let fields = PyDict::new(py);
         fields.set_item("found", found)?;
-        let message = format!("got {}, expected {valid}", described(found));
+        let message = format!("got {}, expected {valid}", described(&found));
         Ok(exception(py, "ArgumentError", message, Some(&fields)))
     };
     build().unwrap_or_else(|error: PyErr| error)

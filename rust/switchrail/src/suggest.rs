@@ -1,6 +1,6 @@
 //! What all errors share: a stable code, their fields as data, and the nearest valid names.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 use serde::Serialize;
 
@@ -210,7 +210,7 @@ pub(crate) fn quoted<S: AsRef<str>>(names: &[S]) -> String {
         .collect::<Vec<_>>()
         .join(", ");
     if let Some(more @ 1..) = names.len().checked_sub(LISTED) {
-        list += &format!(" and {more} more");
+        let _ = write!(list, " and {more} more");
     }
     list
 }

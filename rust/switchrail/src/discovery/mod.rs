@@ -138,14 +138,14 @@ impl Found {
         let (source, names) = match Source::open(folder) {
             Ok(Some(opened)) => opened,
             Ok(None) => return,
-            Err(error) => return self.problem(folder, format!("cannot be listed: {error}")),
+            Err(error) => return self.problem(folder, &format!("cannot be listed: {error}")),
         };
         let mut infos: Vec<OsString> = Vec::new();
         for name in names {
             match name {
                 Ok(name) if is_info(&name) => infos.push(name),
                 Ok(_) => {}
-                Err(error) => self.problem(folder, format!("cannot be listed to its end: {error}")),
+                Err(error) => self.problem(folder, &format!("cannot be listed to its end: {error}")),
             }
         }
         infos.sort_unstable();
@@ -167,15 +167,12 @@ impl Found {
         let headers = || headers::read(|file| source.read(&beside(&path, file), headers::MAX_HEAD));
         if name.is_empty() {
             let Some(spelled) = headers().name else {
-                return self.problem(
-                    &path,
-                    "has no name, neither of its own nor in its metadata".to_owned(),
-                );
+                return self.problem(&path, "has no name, neither of its own nor in its metadata");
             };
             name = normalized_name(&spelled);
         }
         if name.starts_with('~') {
-            let message = "is what an interrupted installation left over, and is passed over".to_owned();
+            let message = "is what an interrupted installation left over, and is passed over";
             return self.problem(&path, message);
         }
         if let Some((_, earlier)) = self.distributions.get(&name) {
@@ -190,7 +187,7 @@ impl Found {
             if !is_left_over(&earlier) || !is_sound() {
                 if earlier.parent() == Some(folder) {
                     let message = passed_over(&path, &earlier);
-                    self.problem(&path, message);
+                    self.problem(&path, &message);
                 }
                 return;
             }
@@ -200,7 +197,7 @@ impl Found {
         if version.is_none() || !entry_points.is_empty() || self.thorough {
             let headers = headers();
             for problem in headers.problems {
-                self.problem(&path, problem);
+                self.problem(&path, &problem);
             }
             version = headers.version.or(version);
             let origin = PluginOrigin {
@@ -221,34 +218,34 @@ impl Found {
             Ok(Some(bytes)) if bytes.len() as u64 > MAX_ENTRY_POINTS => {
                 self.problem(
                     path,
-                    format!("cannot be read: it has more than {MAX_ENTRY_POINTS} bytes"),
+                    &format!("cannot be read: it has more than {MAX_ENTRY_POINTS} bytes"),
                 );
                 return Vec::new();
             }
             Ok(Some(bytes)) => match String::from_utf8(bytes) {
                 Ok(text) => text,
                 Err(error) => {
-                    self.problem(path, format!("is not UTF-8: {}", error.utf8_error()));
+                    self.problem(path, &format!("is not UTF-8: {}", error.utf8_error()));
                     String::from_utf8_lossy(error.as_bytes()).into_owned()
                 }
             },
             Ok(None) => return Vec::new(),
             Err(error) => {
-                self.problem(path, format!("cannot be read: {error}"));
+                self.problem(path, &format!("cannot be read: {error}"));
                 return Vec::new();
             }
         };
         let (entries, problems) = entry_points::parse(&text);
         for problem in problems {
-            self.problem(path, problem);
+            self.problem(path, &problem);
         }
         entries
     }
 
-    fn problem(&mut self, path: &Path, message: String) {
+    fn problem(&mut self, path: &Path, message: &str) {
         self.problems.push(DiscoveryProblem {
             path: path.to_owned(),
-            message: shown(&message).into_owned(),
+            message: shown(message).into_owned(),
         });
     }
 
@@ -259,7 +256,7 @@ impl Found {
             .retain(|problem| !self.replaced.contains_key(&problem.path));
         for (path, sound) in mem::take(&mut self.replaced) {
             let message = passed_over(&path, &sound);
-            self.problem(&path, message);
+            self.problem(&path, &message);
         }
         self.plugins
             .sort_by(|(a_name, a), (b_name, b)| (a.group, a_name, &a.name).cmp(&(b.group, b_name, &b.name)));

@@ -69,7 +69,7 @@ pub enum RegisterError {
         /// The field.
         field: &'static str,
         /// What it claims, and what would be valid.
-        claim: UnknownName,
+        claim: Box<UnknownName>,
     },
     /// A native backend refuses its configuration.
     #[error("configuration of {op} backend {name:?}: {problem}")]

@@ -304,7 +304,7 @@ fn validate(spec: &BackendSpec, entry: &Entry) -> Result<(), RegisterError> {
                 op: spec.op,
                 name: spec.name.clone(),
                 field,
-                claim,
+                claim: Box::new(claim),
             });
         }
     }

@@ -86,22 +86,22 @@ pub fn put_in_order(count: usize) {
     assert_eq!(order(&items).unwrap().len(), count);
 }
 
-/// Backends that were all measured, from the smallest load to the largest that there is.
-pub fn measured(count: usize) -> (Arc<Runtime>, Query) {
+/// Backends that were all measured, from the smallest load to the largest.
+pub fn measured(count: usize, largest: u64) -> (Arc<Runtime>, Query) {
     let runtime = Runtime::new();
     let names: Vec<String> = names(count).collect();
     for name in &names {
         register(&runtime, Origin::User, spec(Op::GatedDelta, name), false);
     }
-    let loads = [(1, 1), (1, u64::MAX), (u64::MAX, 1), (u64::MAX, u64::MAX)];
+    let loads = [(1, 1), (1, largest), (largest, 1), (largest, largest)];
     let times = |(row, (rows, length)): (usize, (u64, u64))| -> Sample {
         let time = |(number, name): (usize, &'_ String)| {
             let number = u64::try_from((number * 31 + row * 17) % count).unwrap();
             (name.clone(), (u64::MAX >> (number % 60)).saturating_sub(number))
         };
-        let named: Vec<(String, u64)> = names.iter().enumerate().map(time).collect();
-        let named: Vec<(&str, u64)> = named.iter().map(|(name, time)| (name.as_str(), *time)).collect();
-        sample(rows, length, &named)
+        let timed: Vec<(String, u64)> = names.iter().enumerate().map(time).collect();
+        let timed: Vec<(&str, u64)> = timed.iter().map(|(name, time)| (name.as_str(), *time)).collect();
+        sample(rows, length, &timed)
     };
     let query = Query {
         measured: loads.into_iter().enumerate().map(times).collect(),
