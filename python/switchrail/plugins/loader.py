@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 from switchrail import _core
 from switchrail._core import Discovery, Plugin
+from switchrail.arguments import several, texts
 from switchrail.errors import (
     LoadReentryError,
     LockError,
