@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -178,8 +179,7 @@ class EngineCore:
             raise EngineError("the engine is closed")
         with self._hardware.active():
             logits = runner.run(schedule, sequences.page_table)
-            sequences.advance((task, 1) for task in schedule.decode)
-            sequences.advance(schedule.prefill)
+            sequences.advance([*zip(schedule.decode, repeat(1)), *schedule.prefill])
             ends = [task for task, _ in schedule.prefill if task.length == len(task.ids)]
             ready = schedule.decode + ends
             if schedule.forks:

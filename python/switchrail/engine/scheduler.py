@@ -60,10 +60,9 @@ class Scheduler:
 
     def schedule(self) -> Schedule:
         """Takes the next step's tokens: each decoding task's, then prompt tokens in order of admission."""
-        decode: list[Task] = []
-        prompts: list[Task] = []
-        for task in self._sequences.live:
-            (prompts if task.length < len(task.ids) else decode).append(task)
+        live = self._sequences.live
+        decode = [task for task in live if task.length >= len(task.ids)]
+        prompts = [task for task in live if task.length < len(task.ids)] if len(decode) < len(live) else []
         decode.sort(key=_slot)
         rows = self._rows - len(decode)
         prefill: list[tuple[Task, int]] = []

@@ -54,7 +54,7 @@ class TextStream:
         new = text[len(self._shown) :]
         window = window[self._context :]
         context, shown = len(window), self._decode(window)
-        certain, held, stopped = self._cut(self._held + new)
+        certain, held, stopped = self._cut(self._held + new) if self._stop else (new, "", False)
         self._window, self._context, self._shown = window, context, shown
         self._held, self.stopped = held, stopped
         self._parts += (certain,)
@@ -67,14 +67,12 @@ class TextStream:
         if self.stopped:
             return ""
         new = self._decode(self._window)[len(self._shown) :]
-        certain, held, stopped = self._cut(self._held + new)
+        certain, held, stopped = self._cut(self._held + new) if self._stop else (new, "", False)
         self._tail, self.stopped = certain + held, stopped
         return self._tail
 
     def _cut(self, text: str) -> tuple[str, str, bool]:
         """What of a text is certain, what waits, and whether a stop string was found."""
-        if not self._stop:
-            return text, "", False
         found = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
         if found:
             return text[: min(found)], "", True
