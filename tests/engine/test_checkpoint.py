@@ -188,7 +188,9 @@ def test_any_text_is_a_template(what: str, make_engine: Callable[..., Engine], b
     assert make_engine(broken).max_length == 1024
 
 
-@pytest.mark.parametrize("path", [None, 5, b"here", ["here"], "a\0b", ""], ids=repr)
+@pytest.mark.parametrize(
+    "path", [None, 5, b"here", ["here"], "a\0b", "", "x" * 5000, "x/" + "y" * 5000], ids=str
+)
 def test_paths_that_are_none(make_engine: Callable[..., Engine], path: Any) -> None:
     refused(make_engine, path)
 
@@ -272,6 +274,13 @@ def test_an_index_that_leaves_the_folder(
 ) -> None:
     write_index(sharded, read_index(sharded) | {"model.norm.weight": name})
     refused(make_engine, sharded, "for model.norm.weight; valid: a .safetensors file in the folder")
+
+
+def test_an_index_with_a_name_that_no_file_can_have(
+    make_engine: Callable[..., Engine], sharded: Path
+) -> None:
+    write_index(sharded, read_index(sharded) | {"model.norm.weight": "x" * 5000 + ".safetensors"})
+    refused(make_engine, sharded, "has no xxx")
 
 
 def test_an_index_that_lies(make_engine: Callable[..., Engine], sharded: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Final
@@ -33,7 +34,7 @@ def check_files(path: Path) -> None:
     Raises:
         CheckpointError: There is no such folder, or something else in place of a file.
     """
-    if not path.is_dir():
+    if not os.path.isdir(path):  # `Path.is_dir` raises where a name is too long
         raise CheckpointError(f"no checkpoint folder at {path}", path=str(path))
     for file in sorted(found for pattern in _READ for found in path.glob(pattern)):
         if not file.is_file():
@@ -127,8 +128,8 @@ def _is_inside(name: str) -> bool:
 def _read_head(path: Path, name: str) -> dict[str, int]:
     """Name of each tensor in a weight file -> how many values it has."""
     file = path / name
-    if not file.is_file():
-        raise CheckpointError(f"{path} has no {name}", path=str(file), missing=name)
+    if not os.path.isfile(file):
+        raise CheckpointError(f"{path} has no {name:.200}", path=str(file), missing=name)
     try:
         with safe_open(file, framework="pt") as tensors:
             heads = {tensor: tensors.get_slice(tensor) for tensor in tensors.keys()}  # noqa: SIM118

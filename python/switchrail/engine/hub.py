@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ def find_checkpoint(checkpoint: str | Path, *, download: bool = False, files: Se
     if not isinstance(checkpoint, (str, Path)):
         raise CheckpointError(f"the checkpoint is {checkpoint!r:.80}; valid: a path or name", path=checkpoint)
     path, name = Path(checkpoint), str(checkpoint)
-    if path.exists() or not _NAME.fullmatch(name):
+    if os.path.exists(path) or not _NAME.fullmatch(name):  # `Path.exists` raises where a name is too long
         return path
     from huggingface_hub import snapshot_download
 
