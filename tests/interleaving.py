@@ -35,6 +35,8 @@ def every_interleaving(
     make: Callable[[], tuple[Callable[[], object], Callable[[], object], Callable[[], object]]],
     places: Sequence[str],
     locks: Callable[[], list[tuple[Any, str]]] = list,
+    *,
+    alike: bool = False,
 ) -> int:
     """Runs both orders of two functions with a switch at each line of the first.
 
@@ -42,6 +44,7 @@ def every_interleaving(
         make: Prepares a run; returns the two functions, and what checks and clears up once both have ended.
         places: Files and folders in the package whose lines count; those of weak dictionaries do as well.
         locks: Objects and names of their attributes that are locks, besides those of Switchrail's modules.
+        alike: Whether both do the same, so that one order is enough.
 
     Returns:
         How many runs there were.
@@ -51,7 +54,7 @@ def every_interleaving(
     traced = (weakref.__file__, *folders)
     gc.freeze()  # or each search for an object's holders would look at all that other tests have imported
     try:
-        return sum(_runs(make, traced, locks))
+        return sum(_runs(make, traced, locks, (False,) if alike else (False, True)))
     finally:
         gc.unfreeze()
 
@@ -60,8 +63,9 @@ def _runs(
     make: Callable[[], tuple[Callable[[], object], Callable[[], object], Callable[[], object]]],
     traced: tuple[str, ...],
     locks: Callable[[], list[tuple[Any, str]]],
+    orders: Sequence[bool],
 ) -> Iterator[int]:
-    for swapped in (False, True):
+    for swapped in orders:
         point, reached = 0, True
         while reached:
             one, two, check = make()
