@@ -68,7 +68,10 @@ class Places:
 
 
 def recorded(files: Iterable[Path], run: Callable[[], None]) -> list[Place]:
-    """The places that a run comes by, each at most `OFTEN` times."""
+    """The places that a run comes by, each at most `OFTEN` times.
+
+    CPython 3.13 traces the instructions of a function from its second call on, so record twice.
+    """
     found: list[Place] = []
 
     def visit(place: Place) -> None:
