@@ -27,7 +27,7 @@ impl BackendId {
         Self(id)
     }
 
-    /// The id that is a number; no number of none.
+    /// The id with a number; none for zero, which no registration has.
     #[must_use]
     pub fn of(number: u64) -> Option<Self> {
         NonZeroU64::new(number).map(Self)

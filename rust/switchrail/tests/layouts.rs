@@ -454,3 +454,49 @@ fn numbers_that_python_writes_are_read() {
         assert_eq!(read(config).unwrap_err().code(), "layout_json", "{config}");
     }
 }
+
+/// What a damaged or hostile file may hold, or be, in the place of a config.
+#[test]
+fn a_config_that_is_none_is_an_error_of_its_own_and_never_an_abort() {
+    let root = tempfile::tempdir().unwrap();
+    let file = root.path().join("config.json");
+    let deep = 300_000;
+    for text in [
+        "[".repeat(deep),
+        "{\"text_config\":".repeat(deep),
+        format!("{}{}", "[".repeat(deep), "]".repeat(deep)),
+        format!(
+            "{{\"model_type\": \"mamba\", \"num_hidden_layers\": {}}}",
+            "9".repeat(100_000)
+        ),
+        "{\"model_type\": \"mamba\", \"num_hidden_layers\": 1e999}".to_owned(),
+        "\u{0}".repeat(100),
+    ] {
+        std::fs::write(&file, text).unwrap();
+        let error = Layout::from_path(&file).unwrap_err();
+        assert_eq!(error.code(), "layout_json");
+        assert!(error.to_string().len() < 1_000);
+    }
+    let numbers = [
+        "-1",
+        "1.5",
+        "18446744073709551616",
+        "4294967296",
+        "1e300",
+        "true",
+        "\"12\"",
+        "[1]",
+        "{}",
+    ];
+    for number in numbers {
+        let text = format!("{{\"model_type\": \"mamba\", \"num_hidden_layers\": {number}}}");
+        std::fs::write(&file, text).unwrap();
+        let error = Layout::from_path(&file).unwrap_err();
+        assert_eq!(error.code(), "layout_bad_value", "{number}");
+    }
+    let nested = root.path().join("nested");
+    std::fs::create_dir_all(nested.join("config.json")).unwrap();
+    assert_eq!(Layout::from_path(nested).unwrap_err().code(), "layout_read");
+    #[cfg(unix)]
+    assert_eq!(Layout::from_path("/dev/zero").unwrap_err().code(), "layout_read");
+}

@@ -16,7 +16,7 @@ const LOOKUPS: u64 = 200_000;
 const ROUNDS: usize = 101;
 
 /// So many times as long as the plain read at most; an atomic load of a snapshot alone takes fifteen times as long.
-const MOST: f64 = 8.0;
+const MOST: f64 = 4.0;
 
 /// The table that a lookup can't be cheaper than.
 type Plain = Vec<[[Option<BackendId>; Phase::ALL.len()]; Op::ALL.len()]>;
