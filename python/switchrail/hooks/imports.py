@@ -9,63 +9,24 @@ from __future__ import annotations
 import importlib.abc
 import sys
 import threading
-from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Final
 
 from switchrail.forks import lock_across_forks
-from switchrail.hooks import chain, waiting
-from switchrail.hooks.hook import Hook
+from switchrail.hooks import waiting
 from switchrail.hooks.target import modules_of
 
 
-def watch(hooks: Sequence[Hook]) -> None:
-    """Has the modules of these hooks' dotted paths looked at when they are imported, and imported again."""
-    names = {name for hook in hooks for name in modules_of(hook.path or "")}
+def watch(path: str | None) -> None:
+    """Has the modules of a dotted path looked at when they are imported, and imported again."""
     with _lock:
-        _watched.update(names)
+        _watched.update(modules_of(path or ""))
         if sys.meta_path[:1] != [_finder]:
             sys.meta_path.insert(0, _finder)
             for i in range(len(sys.meta_path) - 1, 0, -1):
                 if sys.meta_path[i] is _finder:
                     del sys.meta_path[i]
-    for name in names:
-        spec = getattr(sys.modules.get(name), "__spec__", None)
-        if type(spec) is ModuleSpec and getattr(spec, "_initializing", False):
-            spec.__class__ = _Started
-            if not spec.__dict__["_initializing"]:  # it has ended in between
-                spec.__class__ = ModuleSpec
-
-
-def _executed(module: str) -> None:
-    """Puts hooks on a module that has been executed.
-
-    Raises:
-        HookError: A strict one can't be there.
-        OrderError: So do constraints of a strict one that form a cycle.
-    """
-    for hook in chain.added():
-        if (hook.path or "").startswith(f"{module}."):
-            problem = waiting.attach(hook, done=module)
-            if hook.strict and isinstance(problem, Exception):
-                raise problem
-
-
-class _Started(ModuleSpec):
-    """The spec of a module whose import had begun when a hook came that waits for it: tells when it ends."""
-
-    @property
-    def _initializing(self) -> bool:
-        return bool(self.__dict__["_initializing"])
-
-    @_initializing.setter
-    def _initializing(self, value: bool) -> None:
-        self.__dict__["_initializing"] = value
-        if not value:
-            self.__class__ = ModuleSpec  # type: ignore[assignment]
-            if self.name in sys.modules:  # else the import has failed
-                _executed(self.name)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -105,7 +66,7 @@ class _Loader(importlib.abc.Loader):
             spec.loader = self._loader
         module.__loader__ = self._loader
         self._loader.exec_module(module)
-        _executed(module.__name__ if spec is None else spec.name)
+        waiting.executed(module.__name__ if spec is None else spec.name)
 
 
 _lock: Final = lock_across_forks()

@@ -63,6 +63,8 @@ class Hooks:
     ) -> Hook:
         """Makes and checks a hook that is not in force yet, for `commit`; see `add`."""
         strict = self.strict if strict is None else strict
+        if isinstance(target, str):
+            imports.watch(target)  # before the look: an import that another thread begins now is noticed
         place: Site | None = None
         missing: MissingTargetError | None = None
         try:
@@ -111,7 +113,8 @@ class Hooks:
         for hook in hooks:
             if hook.owner is not self:
                 raise HookError(f"{hook!r} was prepared by another Hooks", target=hook.target_name)
-        imports.watch(hooks)
+        for hook in hooks:
+            imports.watch(hook.path)
         chain.change(
             add={hook: () if hook.site is None else (hook.site,) for hook in hooks},
             strict=self.strict if strict is None else strict,

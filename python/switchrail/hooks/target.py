@@ -43,11 +43,16 @@ class Awaited:
 
     Attributes:
         module: The module's name.
-        reason: What is known of it, for people.
+        is_being_imported: Whether it is there, but not all of it.
     """
 
     module: str
-    reason: str
+    is_being_imported: bool = False
+
+    @property
+    def reason(self) -> str:
+        """What is known of it, for people."""
+        return f"its module is {'being' if self.is_being_imported else 'not'} imported"
 
 
 # Two hooks on what one class inherits, or on one object without code, need the same stand-in. As long as a
@@ -100,14 +105,14 @@ def _at(target: str, done: str | None) -> Site | Awaited:
     if name is None:
         if not _can_be_imported(parts[0]):
             raise _missing(target, parts[0], sys.modules, module=parts[0])
-        return Awaited(parts[0], "its module is not imported")
+        return Awaited(parts[0])
     found: Any = sys.modules[name]
     for i in range(name.count(".") + 1, len(parts) - 1):
         part, path = parts[i], ".".join(parts[: i + 1])
         # A package may bind a function to the name of one of its modules; only the last part can mean the
         # function.
         if isinstance(found, ModuleType) and hasattr(found, "__path__") and _can_be_imported(path):
-            return Awaited(path, "its module is not imported")
+            return Awaited(path)
         if (awaited := _awaited(found, part, done)) is not None:
             return awaited
         owner, found = found, _get(found, part, target)
@@ -136,7 +141,7 @@ def _awaited(found: Any, part: str, done: str | None) -> Awaited | None:
     spec = getattr(found, "__spec__", None)
     if not getattr(spec, "_initializing", False) or found.__name__ == done or hasattr(found, part):
         return None
-    return Awaited(found.__name__, "its module is being imported")
+    return Awaited(found.__name__, is_being_imported=True)
 
 
 def _get(owner: Any, name: str, target: str) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import weakref
+from importlib.machinery import ModuleSpec
 from typing import Final
 
 from switchrail.errors import HookError, OrderError
@@ -50,6 +51,8 @@ def attach(hook: Hook, *, done: str | None = None) -> Awaited | HookError | Orde
     try:
         site = resolve(hook.path, done=done)
         if isinstance(site, Awaited):
+            if site.is_being_imported and _has_ended(site.module):
+                return attach(hook, done=done)
             why = site
         else:
             problem = site.problem_of(hook)
@@ -68,6 +71,46 @@ def attach(hook: Hook, *, done: str | None = None) -> Awaited | HookError | Orde
     elif not isinstance(why, (Awaited, MissingTargetError)) and str(known) != str(why):
         _log.warning("%r is not in force: %s", hook, why)
     return why
+
+
+def executed(module: str) -> None:
+    """Puts hooks on a module that has been executed.
+
+    Raises:
+        HookError: A strict one can't be there.
+        OrderError: So do constraints of a strict one that form a cycle.
+    """
+    for hook in chain.added():
+        if (hook.path or "").startswith(f"{module}."):
+            problem = attach(hook, done=module)
+            if hook.strict and isinstance(problem, Exception):
+                raise problem
+
+
+class _Started(ModuleSpec):
+    """The spec of a module that was being imported when a hook was looked for there: tells when that ends."""
+
+    @property
+    def _initializing(self) -> bool:
+        return bool(self.__dict__["_initializing"])
+
+    @_initializing.setter
+    def _initializing(self, value: bool) -> None:
+        self.__dict__["_initializing"] = value
+        if not value:
+            self.__class__ = ModuleSpec  # type: ignore[assignment]
+            if self.name in sys.modules:  # else the import has failed
+                executed(self.name)
+
+
+def _has_ended(module: str) -> bool:
+    """Whether an import that was going on has ended; if not, its end will be noticed."""
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    if type(spec) is ModuleSpec:
+        spec.__class__ = _Started
+        if not spec.__dict__.get("_initializing"):
+            spec.__class__ = ModuleSpec
+    return not getattr(spec, "_initializing", False)
 
 
 def _still_waits(hook: Hook) -> Awaited | MissingTargetError | None:
