@@ -1,5 +1,6 @@
 import functools
 import gc
+import itertools
 import sys
 import threading
 import time
@@ -8,6 +9,7 @@ import types
 import pytest
 from switchrail import Runtime
 from switchrail.hooks import Hooks
+from switchrail.hooks.target import resolve
 
 
 @pytest.fixture(autouse=True)
@@ -212,3 +214,46 @@ def test_hooks_and_registrations_together():
         for turn in range(6):
             register(alone, f"b{i}-{turn}")
     assert runtime.fingerprint() == alone.fingerprint()
+
+
+def test_a_finalizer_may_change_hooks_while_a_target_is_looked_up():
+    """As when the garbage collector drops an engine: it runs between any two instructions, in any thread."""
+    module = sys.modules["looked_up"] = types.ModuleType("looked_up")
+    exec(
+        "class Base:\n    def inherited(self): pass\nclass Target(Base):\n    def own(self): pass",
+        vars(module),
+    )
+    hooks, added, changes, changing = Hooks(), [], 0, False
+
+    def finalize():
+        nonlocal changes, changing
+        changing = True
+        if added:
+            hooks.remove(added.pop())
+        else:
+            added.append(hooks.add("looked_up.Target.inherited", lambda *_: None))
+        changes += 1
+        changing = False
+
+    def trace(frame, event, arg):
+        if changing or not frame.f_code.co_filename.endswith(("classes.py", "inherited.py")):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and next(instructions) == 0:
+            finalize()
+        return trace
+
+    before = sys.gettrace()
+    try:
+        for period in (7, 31, 101):
+            instructions = itertools.cycle(range(period))
+            for _ in range(10):
+                sys.settrace(trace)
+                site = resolve("looked_up.Target.own")
+                sys.settrace(before)
+                assert site.function is module.Target.own
+    finally:
+        sys.settrace(before)
+        hooks.clear()
+        del sys.modules["looked_up"]
+    assert changes > 30

@@ -148,11 +148,12 @@ def own_namespace(cls: type) -> dict[str, Any]:
     path leads to the same place whatever hooks are in force.
     """
     with change_lock:
-        put = attributes_of(cls)
-        present = {name: value for name, value in vars(cls).items() if value is not put.get(name, _ABSENT)}
-        if cls not in _replaced:
-            return present
-        replaced, inherited = _replaced[cls], {name for base in cls.__mro__[1:] for name in vars(base)}
+        # Copies of one moment: a finalizer may change hooks in this thread, the lock notwithstanding.
+        put, namespace, replaced = attributes_of(cls), vars(cls).copy(), _replaced.get(cls)
+    present = {name: value for name, value in namespace.items() if value is not put.get(name, _ABSENT)}
+    if replaced is None:
+        return present
+    inherited = {name for base in cls.__mro__[1:] for name in list(vars(base))}
     kept = {
         name: value
         for name, value in present.items()
@@ -177,7 +178,7 @@ def namespace_of(cls: type) -> dict[str, Any]:
     put = attributes_of(cls)
     return {
         name: value
-        for name, value in vars(cls).items()
+        for name, value in vars(cls).copy().items()
         if name not in _KEPT
         and type(value) not in (GetSetDescriptorType, MemberDescriptorType)
         and value is not put.get(name, _ABSENT)

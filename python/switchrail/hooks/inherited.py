@@ -55,7 +55,8 @@ _put: Final[dict[tuple[type, str], Any]] = {}
 
 def attributes_of(owner: type) -> dict[str, Any]:
     """What stands on a class, or would if it had no such name of its own, on behalf of hooks."""
-    return {name: value for (of, name), value in _put.items() if of is owner}
+    # A copy: another thread, or a finalizer, may change hooks meanwhile.
+    return {name: value for (of, name), value in _put.copy().items() if of is owner}
 
 
 @dataclass(frozen=True)
