@@ -15,10 +15,11 @@ LINE = 2_000
 LINES = 20_000
 """The most characters of a text that is shown in several lines."""
 
-# C0, DEL, C1; embeddings, overrides and isolates of direction; separators of lines and paragraphs; and lone
-# surrogates, which no terminal's encoding has.
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-_CONTROL_IN_LINES = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# DEL, C1; marks, embeddings, overrides and isolates of direction; separators of lines and paragraphs: as in
+# the core's `shown`. And lone surrogates, which no terminal's encoding has.
+_OTHERS = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+_CONTROL = re.compile(f"[\x00-\x1f{_OTHERS}]")
+_CONTROL_IN_LINES = re.compile(f"[\x00-\x08\x0b-\x1f{_OTHERS}]")
 
 _NOTHING = re.compile("(?!)")
 

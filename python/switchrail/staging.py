@@ -28,7 +28,7 @@ def staging_of(hooks: Hooks) -> Staging | None:
 
 
 def carried(work: Callable[[], T]) -> Callable[[], T]:
-    """Work for another thread, which stages there what this thread's code would stage."""
+    """`work` for another thread, with this thread's current transactions."""
     stagings: tuple[Staging, ...] = getattr(_local, "stagings", ())
 
     def carry() -> T:
@@ -129,7 +129,7 @@ class Staging:
         return tuple(self._staged or ())
 
     def run(self, work: Callable[[], T]) -> T:
-        """Does something; what that changes in the runtime, in this thread, is staged here."""
+        """Runs `work` with this as the thread's current transaction."""
         outer: tuple[Staging, ...] = getattr(_local, "stagings", ())
         try:
             _local.stagings = (*outer, self)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from switchrail import _core
-from switchrail.arguments import described
+from switchrail.arguments import refused
 from switchrail.errors import ArgumentError, TimesError
 from switchrail.files import check_file
 from switchrail.variables import TIMES, blamed_on
@@ -140,7 +140,7 @@ def as_arguments(measurements: Iterable[Mapping[str, Any]]) -> list[dict[str, An
         ArgumentError: They have no meaning; the error names the field that is wrong.
     """
     if isinstance(measurements, (str, Mapping)) or not isinstance(measurements, Iterable):
-        raise _refusal("measurements", measurements, "a list of mappings")
+        raise refused("measurements", measurements, "a list of mappings")
     return [_argument(f"measurements[{index}]", given) for index, given in enumerate(measurements)]
 
 
@@ -169,20 +169,15 @@ def _counted(sample: dict[str, Any]) -> dict[str, Any]:
 
 def _fields(where: str, given: object, defaults: Mapping[str, Any], fields: _Fields) -> dict[str, Any]:
     if not isinstance(given, Mapping):
-        raise _refusal(where, given, f"a mapping with {', '.join(fields)}")
+        raise refused(where, given, f"a mapping with {', '.join(fields)}")
     found = {**defaults, **given}
     for name, (is_valid, valid) in fields.items():
         if name not in found:
             problem = f"{where} lacks {name}; valid: {valid}"
             raise ArgumentError(problem, argument=f"{where}.{name}", found=None)
         if not is_valid(found[name]):
-            raise _refusal(f"{where}.{name}", found[name], valid)
+            raise refused(f"{where}.{name}", found[name], valid)
     return {name: found[name] for name in fields}
-
-
-def _refusal(where: str, found: object, valid: str) -> ArgumentError:
-    problem = f"{where} is {described(found)}; valid: {valid}"
-    return ArgumentError(problem, argument=where, found=found)
 
 
 def _is_count(found: object, bits: int = 64) -> bool:

@@ -6,9 +6,11 @@ import sys
 from importlib import metadata
 
 import pytest
+from switchrail import Runtime
 from switchrail.cli import complete
 from switchrail.cli.app import COMMANDS
 from switchrail.testing import isolated
+from switchrail.waiting import PATIENCE
 
 PROGRAM = "from switchrail.cli import main; main()"
 
@@ -72,6 +74,15 @@ def test_commands_and_values_are_completed():
 
 def test_completion_stays_silent_where_plugins_cannot_be_loaded():
     assert "torch" not in offered("check-backend", "t", SWITCHRAIL_PLUGINS="no-such-plugin")
+
+
+def test_a_shell_waits_for_plugins_less_long_than_a_command(monkeypatch):
+    given = []
+    with isolated():
+        monkeypatch.setattr(Runtime, "load", lambda self, **options: given.append(options))
+        assert "reference" in complete.backend_names()
+    assert given == [{"timeout": complete.SECONDS}]
+    assert complete.SECONDS < PATIENCE
 
 
 @pytest.mark.parametrize(

@@ -18,14 +18,14 @@ from switchrail.errors import SwitchrailError
 from switchrail.foreign import LINE, LINES, escaped, in_lines, json_escaped, one_line
 from switchrail.lock import write_lock
 
-BAD = "\x1b]0;title\x07\x1b[8;9H\x08\x9b7m\u202e\u2066\u2028[bold][link=x]"
+BAD = "\x1b]0;title\x07\x1b[8;9H\x08\x9b7m\u061c\u200e\u200f\u202e\u2066\u2028[bold][link=x]"
 """Without line ends: metadata can't have them, and importlib.metadata fails at a carriage return."""
 
 WORSE = BAD + "\roverwritten\nanother line\x7f"
 
 # Colours; hiding the cursor, going up and erasing lines for what moves.
 OF_RICH = re.compile(r"\x1b\[[0-9;]*m|\x1b\[\?25[lh]|\x1b\[1A|\x1b\[2K|\r(?=\n|\x1b|$)")
-CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 @pytest.mark.parametrize("show", [one_line, in_lines, escaped])

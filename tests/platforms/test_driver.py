@@ -121,6 +121,8 @@ def test_what_torch_was_built_for_is_read_without_importing_it(tmp_path: Path) -
 def test_what_an_imported_torch_was_built_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "7.0")
     assert build.built_for("hip") == "7.0"
+    monkeypatch.setitem(sys.modules, "torch", None)  # forbids its import
+    assert build.built_for("hip") is None
 
 
 @pytest.mark.gpu

@@ -7,7 +7,9 @@ from collections.abc import MutableMapping, Sequence
 from switchrail import _core
 from switchrail.errors import SwitchrailError
 from switchrail.foreign import one_line
-from switchrail.waiting import PATIENCE
+
+SECONDS = 5.0
+"""The time that each plugin has to load while a shell waits."""
 
 _key = ""
 """The key of the `KEY=NAME` that is completed, where the shell gives the name alone."""
@@ -82,9 +84,8 @@ def _names(of: Sequence[str]) -> list[str]:
     from switchrail.current import current_runtime
 
     runtime = current_runtime()
-    runtime.default_timeout = PATIENCE
     try:
-        runtime.load()
+        runtime.load(timeout=SECONDS)
         return sorted({one_line(backend.name) for op in of for backend in runtime.backends(op)})
     except SwitchrailError:  # the command will say so when it runs
         return []

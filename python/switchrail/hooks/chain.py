@@ -59,13 +59,13 @@ _table = Table({}, frozenset(), {}, {}, {})
 
 
 def table() -> Table:
-    """What there is, once no other thread changes it."""
+    """The current table; waits for a change in progress."""
     with change_lock:
         return _table
 
 
 def is_within_change() -> bool:
-    """Whether this thread is changing hooks: something else that the change runs wants to know."""
+    """Whether this call comes from within a change of this thread, as from a finalizer."""
     with change_lock:
         return _changing
 

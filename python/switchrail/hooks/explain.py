@@ -92,16 +92,14 @@ def of(target: object) -> Explanation:
         site = resolve(target)
     except HookError as error:
         problem = error
-    name = target if isinstance(target, str) else None
+    name = target if isinstance(target, str) else ""
     with change_lock:  # what the table says, and what stands there
         table = chain.table()
-        hooks = [hook for hook, sites in table.sites.items() if not sites and hook.path == name is not None]
-        explained = Explanation(str(name), (), None)
+        named = [(hook, sites) for hook, sites in table.sites.items() if hook.path == name]
+        hooks = [hook for hook, sites in named if not sites]
+        explained = Explanation(name, (), None)
         if site is None or isinstance(site, Awaited):  # it may have come since
-            stand = [
-                sites[-1] for hook, sites in table.sites.items() if sites and hook.path == name is not None
-            ]
-            site = next(iter(stand), None)
+            site = next((sites[-1] for _, sites in named if sites), None)
         if site is not None:
             site = table.moved.get(site, site)
             found = table.chains.get(site)

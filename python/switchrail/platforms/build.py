@@ -17,7 +17,7 @@ def built_for(family: str) -> str | None:
     Returns:
         The version, such as `13.2`; None where torch was built without it, or is not installed.
     """
-    if "torch" in sys.modules:
+    if sys.modules.get("torch") is not None:  # None forbids its import
         import torch
 
         return getattr(torch.version, family, None)

@@ -80,42 +80,41 @@ class PlatformChoice:
         """
         if self._platform is not None:
             return self._platform
-        name = os.environ.get(PLATFORM, "").strip()
-        candidates = self._asked_for(name)
-
-        def work() -> Platform:
-            if self._platform is None:
-                try:
-                    with blamed_on(PLATFORM, PlatformError):
-                        found = _active(name, candidates)
-                        self._platform = self._kept(detect(name or None) if found is None else found)
-                finally:
-                    self._keep_records(candidates)
-            return self._platform
-
-        return self._alone(work)
+        found = self._choose(lambda name: detect(name or None))
+        assert found is not None, "`detect` raises where it finds nothing"
+        return found
 
     def ask_plugins(self) -> None:
         """Asks the installed platform plugins, so that their records say what came of it.
 
         Looks for no device of a built-in kind, which would import torch. Raises what `get` raises.
         """
-        name = os.environ.get(PLATFORM, "").strip()
-        candidates = self._asked_for(name)
+        self._choose(lambda name: None)
 
-        def work() -> None:
+    def _choose(self, look: Callable[[str], Platform | None]) -> Platform | None:
+        """Chooses the platform, unless it is chosen already; None: no plugin's, and `look` finds none.
+
+        Args:
+            look: Finds a built-in one, given the name that the environment asks for or an empty text.
+        """
+        name = os.environ.get(PLATFORM, "").strip()
+        candidates = () if name in KINDS else self._candidates()
+
+        def work() -> Platform | None:
             if self._platform is None:
                 try:
                     with blamed_on(PLATFORM, PlatformError):
                         found = _active(name, candidates)
+                        found = look(name) if found is None else found
                     self._platform = None if found is None else self._kept(found)
                 finally:
                     self._keep_records(candidates)
+            return self._platform
 
-        self._alone(work)
+        return self._alone(work)
 
     def use(self, platform: Platform | str | torch.device) -> None:
-        """Makes another platform the one that counts; takes what `find` takes, and raises what it raises."""
+        """Sets the platform. Same arguments and errors as `find`."""
         candidates = self._candidates_for(platform)
 
         def work() -> None:
@@ -148,9 +147,6 @@ class PlatformChoice:
             return found if found is platform else self._kept(found)
 
         return self._alone(work)
-
-    def _asked_for(self, name: str) -> Sequence[Candidate]:
-        return () if name in KINDS else self._candidates()
 
     def _candidates(self) -> Sequence[Candidate]:
         return [

@@ -10,8 +10,8 @@ from typing import Any
 
 from switchrail import _core
 from switchrail._core import Plugin
-from switchrail.arguments import texts
-from switchrail.errors import ArgumentError, ConfigError
+from switchrail.arguments import refused, texts
+from switchrail.errors import ConfigError
 from switchrail.variables import ALLOW_LIST, PLATFORM, TIMEOUT
 
 PLATFORMS = "switchrail.platforms"
@@ -60,9 +60,7 @@ def seconds_allowed(timeout: float | None, default: float | None = None) -> floa
         if found.strip() == "none":
             return None
     elif isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-        raise ArgumentError(
-            f"timeout is {timeout!r}; valid: a number of seconds, or None", argument=name, found=timeout
-        )
+        raise refused(name, timeout, "a number of seconds, or None")
     try:
         seconds = float(found)
     except (ValueError, OverflowError):

@@ -189,13 +189,13 @@ def _groups(call: Call) -> Iterator[Hypothesis]:
 def _masks(call: Call) -> Iterator[Hypothesis]:
     """Rows that see a token too many or too few."""
     batch = call.batch
-    if isinstance(batch, StateBatch):
-        if "q" in call.tensors and not isinstance(batch, VerifyBatch) and max(batch.seqlens, default=0) > 1:
-            yield from _states_before(call)
-    elif isinstance(batch, PagedTreeBatch):
+    if isinstance(batch, (PagedTreeBatch, VerifyBatch)):
         chain = tuple(i - 1 for length in batch.seqlens for i in range(length))
         parents = torch.tensor(chain, dtype=torch.int32)
         yield _with(call, "the tree is taken for a chain", parents=parents, parent_rows=chain)
+    elif isinstance(batch, StateBatch):
+        if "q" in call.tensors and max(batch.seqlens, default=0) > 1:
+            yield from _states_before(call)
     elif isinstance(batch, PagedBatch):
         pasts = [kv - length for kv, length in zip(batch.kv_seqlens, batch.seqlens, strict=True)]
         by_one = "the causal mask is off by one"
@@ -204,10 +204,6 @@ def _masks(call: Call) -> Iterator[Hypothesis]:
         yield _seeing(call, "rows see the whole sequence: there is no mask", lambda n, i: batch.kv_seqlens[n])
         if any(past > 0 for past in pasts):
             yield _seeing(call, "tokens of earlier calls in the cache are not counted", lambda n, i: i + 1)
-    if isinstance(batch, VerifyBatch):
-        chain = tuple(i - 1 for length in batch.seqlens for i in range(length))
-        parents = torch.tensor(chain, dtype=torch.int32)
-        yield _with(call, "the tree is taken for a chain", parents=parents, parent_rows=chain)
 
 
 def _states_before(call: Call) -> Iterator[Hypothesis]:
