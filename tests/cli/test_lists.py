@@ -3,8 +3,10 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+from switchrail import Layout
 from switchrail.cli.show import ranges
 
 
@@ -93,6 +95,25 @@ def test_explain(switchrail, plugins, checkpoint):
         assert route["layers"]
         assert route["decision"]["rejected"]
         assert all(rejection["reasons"] for rejection in route["decision"]["rejected"])
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{", None], ids=["deep", "list", "broken", "folder"])
+def test_explain_trusts_a_config_no_more_when_it_reads_it_again(
+    switchrail, checkpoint, tmp_path, monkeypatch, text
+):
+    config = tmp_path / "config.json"
+    config.write_bytes((checkpoint / "config.json").read_bytes())
+
+    def read_and_change(path):
+        layout = Layout.from_config(path)
+        config.unlink()
+        config.mkdir() if text is None else config.write_text(text)
+        return layout
+
+    monkeypatch.setattr("switchrail.Layout", SimpleNamespace(from_config=read_and_change))
+    done = switchrail("explain", config, "--device", "cpu")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"switchrail: {config}")
 
 
 def test_explain_for_a_device_that_is_not_here(switchrail, plugins, checkpoint):

@@ -128,6 +128,18 @@ def test_a_prompt_that_is_too_long_is_refused_before_the_weights_are_loaded(
     assert "model.safetensors" not in done.stderr
 
 
+@pytest.mark.parametrize("length", [True, -5, 0, 2**70])
+def test_a_model_of_no_length_is_refused_as_such(switchrail, checkpoint, tmp_path, length):
+    copy = tmp_path / "copy"
+    shutil.copytree(checkpoint, copy)
+    config = json.loads((copy / "config.json").read_text("utf-8"))
+    (copy / "config.json").write_text(json.dumps(config | {"max_position_embeddings": length}), "utf-8")
+    done = switchrail("run", copy, "--device", "cpu", "--prompt", "a")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "a sequence can have" not in done.stderr
+    assert "max_position_embeddings" in done.stderr
+
+
 def test_help_says_which_models_run(switchrail):
     told = " ".join(switchrail("run", "--help").stdout.split())
     assert f"Model types that run: {', '.join(FAMILIES)}." in told

@@ -33,6 +33,33 @@ class Broken(Exception):
     pass
 
 
+def test_what_breaks_one_text_off_ends_nobody_whose_token_is_written(
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C among the texts of a step: those before it and those in the midst of their prompts go on."""
+    engine = make_engine(options=SMALL)
+    prompts = [[1, 2], [3, 4], [5] * 10]
+    expected = engine.generate(prompts, FREE)
+    accept = Request.accept
+    requests = [engine.submit(prompt, FREE) for prompt in prompts]
+
+    def interrupted(request: Request, token: int) -> None:
+        if request is requests[1]:
+            raise KeyboardInterrupt
+        accept(request, token)
+
+    monkeypatch.setattr(Request, "accept", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    monkeypatch.undo()
+    assert [len(request.tokens) for request in requests] == [1, 0, 0]
+    assert requests[1].finish_reason == "error"
+    while engine.busy:
+        engine.step()
+    assert [requests[i].output for i in (0, 2)] == [expected[i] for i in (0, 2)]
+    assert is_idle(engine)
+
+
 class Saboteur:
     """Lets a backend call, a text or a row of logits fail when asked."""
 

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from switchrail.engine import Engine, EngineOptions, Event, Output, SamplingParams
 from switchrail.errors import RequestError, SwitchrailError
 
@@ -232,6 +234,15 @@ def test_steps_keep_to_their_rows(
         ([320], SamplingParams(), "token id 320; valid: 0 to 319"),
         ([-1], SamplingParams(), "token id -1"),
         ([1.5], SamplingParams(), "a text or token ids"),
+        ([True], SamplingParams(), "a text or token ids, found \\[True]"),
+        (b"abc", SamplingParams(), "a text or token ids, found b'abc'"),
+        ({7: "x"}, SamplingParams(), "a text or token ids, found {7: 'x'}"),
+        ({7}, SamplingParams(), "a text or token ids, found \\{7\\}"),
+        (iter([7]), SamplingParams(), "a text or token ids, found <list_iterator"),
+        (None, SamplingParams(), "a text or token ids, found None"),
+        (torch.tensor(7), SamplingParams(), "a text or token ids, found tensor"),
+        ([10**5000], SamplingParams(), "token id one of 16610 bits"),
+        ([10**5000, "x"], SamplingParams(), "a text or token ids, found a list, whose repr raised"),
         (7, SamplingParams(), "a text or token ids"),
         ("lone \ud800", SamplingParams(), "can't be tokenized"),
         ("the", {"max_new_tokens": 3}, "params must be SamplingParams"),
@@ -260,13 +271,38 @@ def test_the_largest_request_that_fits_runs(make_engine: Callable[..., Engine]) 
 
 @pytest.mark.parametrize(
     ("prompts", "params", "words"),
-    [("the", None, "found one text"), (["a", "b"], [FREE], "2 prompts, but 1 SamplingParams")],
+    [
+        ("the", None, "found one text"),
+        (["a", "b"], [FREE], "2 prompts, but 1 SamplingParams"),
+        (None, None, "prompts must be a sequence of prompts, found None"),
+        (5, None, "prompts must be a sequence of prompts, found 5"),
+        (b"abc", None, "prompts must be a sequence of prompts, found b'abc'"),
+        ({"a": "b"}, None, "prompts must be a sequence of prompts, found {'a': 'b'}"),
+        (iter(["a"]), None, "prompts must be a sequence of prompts, found <list_iterator"),
+        (["a"], 5, "params must be SamplingParams, or a sequence with one for each prompt, found 5"),
+        (
+            ["a"],
+            {"a": FREE},
+            "params must be SamplingParams, or a sequence with one for each prompt, found {",
+        ),
+        (["a"], [None], "params must be SamplingParams, found None"),
+    ],
 )
 def test_generate_called_wrongly(
     make_engine: Callable[..., Engine], prompts: Any, params: Any, words: str
 ) -> None:
+    engine = make_engine()
     with pytest.raises(RequestError, match=words):
-        make_engine().generate(prompts, params)
+        engine.generate(prompts, params)
+    with pytest.raises(RequestError, match=words):
+        list(engine.stream(prompts, params))
+
+
+def test_arrays_are_sequences(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(options=SMALL)
+    expected = engine.generate(([5, 6], [7, 8]), (FREE, FREE))
+    assert engine.generate(np.array([[5, 6], [7, 8]]), FREE) == expected  # type: ignore[arg-type]
+    assert engine.generate(torch.tensor([[5, 6], [7, 8]]), FREE) == expected  # type: ignore[arg-type]
 
 
 def test_nothing_to_generate(make_engine: Callable[..., Engine]) -> None:

@@ -118,6 +118,15 @@ def test_greedy_samples_are_equal_and_streamed(make_engine: Callable[..., Engine
     assert engine.submit("the").samples[0].finish_reason is None
 
 
+@pytest.mark.parametrize("n", [2, 1024])
+def test_each_sample_needs_a_seed(n: int) -> None:
+    most = 2**64 - n
+    assert SamplingParams(n=n, seed=most).samples()[-1].seed == 2**64 - 1
+    with pytest.raises(RequestError, match=rf"seed must be None or .* as n={n} takes .*found {most + 1}"):
+        SamplingParams(n=n, seed=most + 1)
+    assert SamplingParams(seed=2**64 - 1).samples()[0].seed == 2**64 - 1
+
+
 @pytest.mark.parametrize("n", [0, -1, 1.5, True, "2", 1025])
 def test_a_number_of_samples_that_is_none(n: Any) -> None:
     with pytest.raises(RequestError, match="n must be an integer from 1 to 1024"):

@@ -14,6 +14,7 @@ from switchrail import pools
 from switchrail.engine import sequences
 from switchrail.engine.sequence import Sequence
 from switchrail.engine.sequences import Sequences
+from switchrail.errors import RequestError
 from switchrail.pools import FreeList
 
 from .places import Place, name, recorded, visiting
@@ -104,13 +105,13 @@ def test_a_rollback_stays_out_of_shared_pages() -> None:
     owner.admit(target, 1, source.pages[:1])
     owner.fork(source, target)
     owner.rollback(target, 2)
-    with pytest.raises(ValueError, match="the page of token 3 is shared"):
+    with pytest.raises(RequestError, match="the page of token 3 is shared"):
         owner.rollback(source, 3)
     owner.release(target)
     owner.rollback(source, 3)
-    with pytest.raises(ValueError, match="can't roll back 4 tokens; valid: 0 to 3"):
+    with pytest.raises(RequestError, match="can't roll back 4 tokens; valid: 0 to 3"):
         owner.rollback(source, 4)
-    with pytest.raises(ValueError, match="can't roll back -1"):
+    with pytest.raises(RequestError, match="can't roll back -1"):
         owner.rollback(source, -1)
     owner.rollback(source, 0)
 

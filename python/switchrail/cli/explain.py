@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -73,20 +72,22 @@ def explain(
     if hook is not None or checkpoint is None:
         raise typer.BadParameter("valid: either a checkpoint or --hook TARGET")
     from switchrail.engine.dtypes import choose_dtype
+    from switchrail.engine.files import CONFIG, read_object
     from switchrail.engine.hub import find_checkpoint
     from switchrail.engine.options import options_on
     from switchrail.engine.routes import plan_routes
 
-    checkpoint = find_checkpoint(checkpoint, download=download, files=["config.json"])
+    checkpoint = find_checkpoint(checkpoint, download=download, files=[CONFIG])
     layout = switchrail.Layout.from_config(checkpoint)
     ids = [item.id for item in layout.layers] if layer is None else [layout.layer(layer).id]
     runtime = loaded_runtime(choices)
     platform = _platform(runtime, device, described_device)
+    config_values = read_object(checkpoint / CONFIG if checkpoint.is_dir() else checkpoint)
     plan = plan_routes(
         runtime,
         layout,
         platform=platform,
-        dtype=choose_dtype(dtype, _read_config(checkpoint), platform.hardware),
+        dtype=choose_dtype(dtype, config_values, platform.hardware),
         page_size=options_on(platform, choices.engine).page_size,
         preferences={key: name for key, name in choices.backends.items() if _is_for(key, phase)},
         phases=("prefill", "decode") if phase is None else (phase,),
@@ -128,12 +129,6 @@ def _platform(runtime: Runtime, device: str | None, described_device: str | None
 
         return described(described_device)
     return runtime.platform if device is None else runtime.find_platform(device)
-
-
-def _read_config(checkpoint: Path) -> dict[str, Any]:
-    file = checkpoint / "config.json" if checkpoint.is_dir() else checkpoint
-    config: dict[str, Any] = json.loads(file.read_text("utf-8"))
-    return config
 
 
 def _decision(route: Route) -> Table:

@@ -168,12 +168,13 @@ def _check_prompts(
 ) -> None:
     """Refuses what the engine would refuse, before it loads the weights."""
     from switchrail.engine.checkpoint import load_tokenizer, read_config
+    from switchrail.engine.checks import is_count
 
     longest = options.max_length or read_config(folder).get("max_position_embeddings")
     tokenizer = load_tokenizer(folder)
     for prompt in prompts:
         tokens = tokenize(tokenizer, prompt)
-        if isinstance(longest, int):
+        if is_count(longest):  # else the engine says what is wrong with it
             check_length(len(tokens), params, longest)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import Final, TypeVar
+from typing import Final, TypeGuard, TypeVar
 
 from switchrail.errors import SwitchrailError
 
@@ -23,7 +23,7 @@ def refuse(error: type[Error], owner: str, checks: Iterable[tuple[str, object, b
     """
     wrong = [(name, found, valid) for name, found, right, valid in checks if not right]
     if wrong:
-        problems = {name: f"{name} must be {valid}, found {_shown(found)}" for name, found, valid in wrong}
+        problems = {name: f"{name} must be {valid}, found {shown(found)}" for name, found, valid in wrong}
         raise error(
             f"{owner}: " + "; ".join(problems.values()),
             problems=problems,
@@ -31,7 +31,7 @@ def refuse(error: type[Error], owner: str, checks: Iterable[tuple[str, object, b
         )
 
 
-def _shown(found: object) -> str:
+def shown(found: object) -> str:
     """What was found, in words that fit a message."""
     if isinstance(found, int) and abs(found) >= _BEYOND:  # which Python may refuse to write out
         return f"one of {found.bit_length()} bits; 64 are possible"
@@ -41,7 +41,7 @@ def _shown(found: object) -> str:
         return f"a {type(found).__qualname__}, whose repr raised {type(error).__qualname__}"
 
 
-def is_count(value: object, least: int = 1) -> bool:
+def is_count(value: object, least: int = 1) -> TypeGuard[int]:
     """Whether `value` is an integer (and no bool) of at least `least`, that 64 bits can hold."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value < _BEYOND
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from itertools import repeat
 from typing import Any
 
@@ -26,8 +25,9 @@ class EngineCore:
     """Runs tasks, one step at a time.
 
     `step` and `settle` are for one thread at a time; `add` and `unwanted` for any thread, at any time, from
-    within a step too. An exception at any place, a KeyboardInterrupt say, leaves it whole: the tasks of the
-    step have then ended, and what could not be done about that is done first by whoever comes next.
+    within a step too. An exception at any place, a KeyboardInterrupt say, leaves it whole: the tasks whose
+    step was not over have then ended, and what could not be done about that is done first by whoever comes
+    next.
 
     Attributes:
         runner: What runs the model; None ends the core.
@@ -63,7 +63,7 @@ class EngineCore:
         self._hardware = hardware
         self._choose = choose_tokens or choose
         self._inside = False  # whether `step` or `settle` runs
-        self._running: list[Task] = []  # the tasks of a step that is not over, or that failed
+        self._running: deque[Task] = deque()  # the tasks whose step is not over, or failed
         self._error: BaseException | None = None  # why it failed
 
     @property
@@ -83,7 +83,7 @@ class EngineCore:
 
     def add(self, tasks: Iterable[Task]) -> None:
         """Puts tasks in line, all or none."""
-        self._scheduler.waiting += tasks
+        self._scheduler.waiting.update(dict.fromkeys(tasks))
 
     def step(self) -> None:
         """Runs one forward pass, if any task waits or runs.
@@ -123,7 +123,7 @@ class EngineCore:
         for task in self._running:
             task.step_failed = task.step_failed or task.finish_reason is None
             self._end(task, "error", self._error)
-        self._running, self._error = [], None
+        self._running, self._error = deque(), None
         while self.unwanted:
             self._end(self.unwanted[0], "cancelled")
             self.unwanted.popleft()
@@ -131,11 +131,8 @@ class EngineCore:
 
     def _end(self, task: Task, reason: FinishReason, error: BaseException | None = None) -> None:
         """Takes a task out, wherever it is, and frees what it holds."""
-        if task.slot:
-            self.sequences.release(task)
-        elif task.finish_reason is None:
-            with suppress(ValueError):
-                self._scheduler.waiting.remove(task)
+        self._scheduler.waiting.pop(task, None)
+        self.sequences.release(task)
         if task.finish_reason is None:
             task.note(None, reason, error)
 
@@ -144,14 +141,13 @@ class EngineCore:
         tasks = schedule.tasks
         if not tasks:
             return
-        self._running = tasks
+        self._running = deque(tasks)
         try:
             self._run(schedule)
         except BaseException as error:
             self._error = error
             self.stats.failed_steps += 1
             raise
-        self._running = []
 
     def _run(self, schedule: Schedule) -> None:
         start = time.perf_counter()
@@ -161,6 +157,7 @@ class EngineCore:
             prefill=sum(count for _, count in schedule.prefill), decode=len(schedule.decode), seconds=seconds
         )
         self.sequences.append(ready, [token or 0 for token in tokens])
+        self._running = deque(ready)  # the others go on with their prompts, whatever comes
         for task, token in zip(ready, tokens, strict=True):
             try:
                 if token is None:
@@ -170,6 +167,7 @@ class EngineCore:
                 task.note(None, "error", error)
             if task.finish_reason is not None:
                 self.sequences.release(task)
+            self._running.popleft()
 
     @torch.inference_mode()
     def _choose_tokens(self, schedule: Schedule) -> tuple[list[Task], list[int | None]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import operator
 import os
 import random
 import threading
@@ -22,13 +21,14 @@ import torch
 from switchrail._core import BoundPlan, Layout, RoutePlan
 from switchrail.current import current_runtime
 from switchrail.engine.checkpoint import load, read_config
+from switchrail.engine.checks import shown
 from switchrail.engine.core import EngineCore
 from switchrail.engine.dtypes import STATE_DTYPE, choose_dtype
 from switchrail.engine.hub import find_checkpoint
 from switchrail.engine.memory import Pools
 from switchrail.engine.options import EngineOptions, options_on
 from switchrail.engine.params import SamplingParams
-from switchrail.engine.prompts import check_length, tokenize
+from switchrail.engine.prompts import check_length, listed, token_ids, tokenize
 from switchrail.engine.request import Event, Output, Request
 from switchrail.engine.routes import plan_routes
 from switchrail.engine.runner import Runner
@@ -316,7 +316,7 @@ class Engine(AbstractContextManager["Engine"]):
         self._check_process()
         if not isinstance(request, Request):
             raise ArgumentError(
-                f"cancel takes a Request, found {request!r:.80}", argument="request", found=request
+                f"cancel takes a Request, found {shown(request)}", argument="request", found=request
             )
         if request.owner is not self._owner:
             raise RequestError(f"{request!r} is another engine's; cancel it there")
@@ -406,8 +406,10 @@ class Engine(AbstractContextManager["Engine"]):
         self._check_process()
         if isinstance(prompts, str):
             raise RequestError(f"prompts must be a sequence of prompts, found one text: {prompts[:40]!r}")
+        prompts = listed(prompts, "prompts must be a sequence of prompts")
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
+        params = listed(params, "params must be SamplingParams, or a sequence with one for each prompt")
         if len(params) != len(prompts):
             raise RequestError(
                 f"{len(prompts)} prompts, but {len(params)} SamplingParams; valid: one, or one each"
@@ -423,7 +425,7 @@ class Engine(AbstractContextManager["Engine"]):
     def _prepare(self, prompt: Prompt, params: SamplingParams, events: deque[Event]) -> list[Request]:
         """Makes the requests of a prompt, one for each sample."""
         if not isinstance(params, SamplingParams):
-            raise RequestError(f"params must be SamplingParams, found {params!r:.80}")
+            raise RequestError(f"params must be SamplingParams, found {shown(params)}", found=params)
         capacity = self.pools.pages.capacity
         tokens = self._tokens_of(prompt)
         check_length(len(tokens), params, self.max_length)
@@ -466,19 +468,11 @@ class Engine(AbstractContextManager["Engine"]):
         return requests
 
     def _tokens_of(self, prompt: Prompt) -> tuple[int, ...]:
-        if isinstance(prompt, str):
-            tokens = tokenize(self._tokenizer, prompt)
-        else:
-            try:
-                tokens = tuple(operator.index(token) for token in prompt)
-            except TypeError:
-                raise RequestError(f"a prompt is a text or token ids, found {prompt!r:.80}") from None
-            if not tokens:
-                raise RequestError("the prompt has no tokens; at least one is needed")
+        tokens = tokenize(self._tokenizer, prompt) if isinstance(prompt, str) else token_ids(prompt)
         wrong = next((token for token in tokens if not 0 <= token < self._vocab_size), None)
         if wrong is not None:
             raise RequestError(
-                f"the prompt has token id {wrong}; valid: 0 to {self._vocab_size - 1}",
+                f"the prompt has token id {shown(wrong)}; valid: 0 to {self._vocab_size - 1}",
                 found=wrong,
                 valid=(0, self._vocab_size - 1),
             )

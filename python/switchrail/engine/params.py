@@ -50,6 +50,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         positive = "an integer of at least 1"
+        samples = self.n if is_count(self.n) and self.n <= MOST_SAMPLES else 1
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         for name in ("stop", "stop_token_ids"):
@@ -81,7 +82,14 @@ class SamplingParams:
                     "a number above 0 and at most 1",
                 ),
                 ("min_p", self.min_p, is_number(self.min_p) and 0 <= self.min_p <= 1, "from 0 to 1"),
-                ("seed", self.seed, self.seed is None or is_count(self.seed, 0), "None or an integer from 0"),
+                (
+                    "seed",
+                    self.seed,
+                    self.seed is None or (is_count(self.seed, 0) and is_count(self.seed + samples - 1, 0)),
+                    f"None or an integer from 0 to 2**64 - {samples}, as n={samples} takes so many seeds"
+                    if samples > 1
+                    else "None or an integer from 0",
+                ),
                 (
                     "stop",
                     self.stop,

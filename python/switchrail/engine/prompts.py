@@ -2,10 +2,49 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Mapping, Set, Sized
 from typing import Any
 
+from switchrail.engine.checks import shown
 from switchrail.engine.params import SamplingParams
 from switchrail.errors import RequestError
+
+
+def listed(found: Any, expected: str) -> list[Any]:
+    """The items of a sequence.
+
+    Args:
+        found: A list, a tuple, an array; no text or bytes, mapping, set or iterator.
+        expected: What it must be, for the message.
+
+    Raises:
+        RequestError: It is none.
+    """
+    others = (str, bytes, bytearray, memoryview, Mapping, Set)
+    try:
+        if isinstance(found, Sized) and not isinstance(found, others):
+            return list(found)  # type: ignore[call-overload, no-any-return]
+    except TypeError:  # an array without dimensions
+        pass
+    raise RequestError(f"{expected}, found {shown(found)}", found=found)
+
+
+def token_ids(prompt: Any) -> tuple[int, ...]:
+    """The token ids that were given in place of a text.
+
+    Raises:
+        RequestError: They are none.
+    """
+    tokens = listed(prompt, "a prompt is a text or token ids")
+    if not tokens:
+        raise RequestError("the prompt has no tokens; at least one is needed")
+    try:
+        if bool not in map(type, tokens):
+            return tuple(map(operator.index, tokens))
+    except TypeError:
+        pass
+    raise RequestError(f"a prompt is a text or token ids, found {shown(prompt)}", found=prompt)
 
 
 def tokenize(tokenizer: Any, prompt: str) -> tuple[int, ...]:
@@ -40,4 +79,4 @@ def check_length(prompt_tokens: int, params: SamplingParams, max_length: int) ->
         )
 
 
-__all__ = ["check_length", "tokenize"]
+__all__ = ["check_length", "listed", "token_ids", "tokenize"]

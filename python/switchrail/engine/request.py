@@ -111,7 +111,7 @@ class Request(Task):
             except Exception as failure:
                 reason, error = "error", failure
         event = Event(request=self, token=token, text=text, finish_reason=reason)
-        # Python looks for signals at calls and back jumps only, so nothing can come between these.
+        # as in `Sequences.admit`, no exception of a signal comes between these
         if token is not None:
             self.tokens += (token,)
         self.error, self.finish_reason = error, reason

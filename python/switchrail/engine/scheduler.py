@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -48,11 +48,12 @@ class Scheduler:
     share its full pages, wait, and are forked. One that is admitted later runs the prompt itself.
 
     Attributes:
-        waiting: Tasks in line. Which of the live sequences are in prefill follows from their lengths.
+        waiting: Tasks in line; one can be taken out anywhere without a search. Which of the live sequences
+            are in prefill follows from their lengths.
     """
 
     def __init__(self, sequences: Sequences[Task], options: EngineOptions) -> None:
-        self.waiting: deque[Task] = deque()
+        self.waiting: OrderedDict[Task, None] = OrderedDict()
         self._sequences = sequences
         self._rows = options.max_tokens_per_step
         self._chunk = options.prefill_chunk or options.max_tokens_per_step
@@ -75,7 +76,7 @@ class Scheduler:
             elif rows:
                 rows -= self._place(task, rows, prefill)
         while self.waiting:
-            task = self.waiting[0]
+            task = next(iter(self.waiting))
             leader = self._leader(task, leaders)
             if leader is task and not rows:
                 break
@@ -84,7 +85,7 @@ class Scheduler:
             if not self._sequences.fits(new):
                 break
             self._sequences.admit(task, new, shared)
-            self.waiting.popleft()
+            del self.waiting[task]
             if leader is not task:
                 followers.append((leader, task))
             else:
@@ -94,9 +95,10 @@ class Scheduler:
         return Schedule(decode=decode, prefill=prefill, forks=forks)
 
     def drop(self) -> None:
-        """Drops what an exception has left in front of the line: tasks that are admitted, or have ended."""
-        while self.waiting and (self.waiting[0].slot or self.waiting[0].finish_reason):
-            self.waiting.popleft()
+        """Drops what an exception has left in front of the line: a task that is admitted."""
+        task = next(iter(self.waiting), None)
+        if task is not None and task.slot:
+            del self.waiting[task]
 
     def _leader(self, task: Task, leaders: dict[int, Task]) -> Task:
         """The task that runs the prompt for this one, most often itself."""

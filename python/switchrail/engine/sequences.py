@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 import torch
 
 from switchrail.engine.sequence import Sequence
+from switchrail.errors import RequestError
 from switchrail.pools import FreeList, pages_of
 
 S = TypeVar("S", bound=Sequence)
@@ -72,7 +73,8 @@ class Sequences(Generic[S]):
             self._holders[page] += 1
         row = torch.tensor(numbers, dtype=torch.int32)
         self.page_table[slot, : len(numbers)] = row.to(self.page_table.device)
-        # Python looks for signals at calls and back jumps only, so nothing can come between these.
+        # CPython 3.10 to 3.14 looks for signals where it calls, enters a function or jumps, so none raises
+        # between these. Other threads, which free-threaded builds run meanwhile, wait for the engine's lock.
         sequence.slot, sequence.pages, sequence.length = slot, numbers, 0
         self.live[sequence] = None
         self._whole = True
@@ -97,13 +99,19 @@ class Sequences(Generic[S]):
             count: How many tokens.
 
         Raises:
-            ValueError: It has fewer tokens, or another sequence shares the page that would be written next.
+            RequestError: It has fewer tokens, or another sequence shares the page that would be written next.
         """
         length = sequence.length - count
         if not 0 <= length <= sequence.length:
-            raise ValueError(f"can't roll back {count} tokens; valid: 0 to {sequence.length}")
+            raise RequestError(
+                f"can't roll back {count} tokens; valid: 0 to {sequence.length}",
+                found=count,
+                valid=(0, sequence.length),
+            )
         if count and self._holders[sequence.pages[length // self._page_size]] > 1:
-            raise ValueError(f"can't roll back {count} tokens: the page of token {length} is shared")
+            raise RequestError(
+                f"can't roll back {count} tokens: the page of token {length} is shared", found=count
+            )
         sequence.length = length
 
     def fork(self, source: S, target: S) -> list[tuple[int, int]]:
@@ -132,7 +140,7 @@ class Sequences(Generic[S]):
             return
         self._whole = False
         slot, pages = sequence.slot, sequence.pages
-        # as in `admit`, nothing can come between these
+        # as in `admit`, no exception of a signal comes between these
         del self.live[sequence]
         sequence.slot, sequence.pages = 0, []
         for page in pages:
