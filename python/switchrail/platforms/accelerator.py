@@ -135,8 +135,8 @@ def import_package(package: str, kind: str) -> Any:
         return import_module(package)
     except Exception as error:
         raise PlatformError(
-            f"{package} is installed, but importing it failed, so nobody knows of {kind} devices: {error!r}; "
-            "SWITCHRAIL_PLATFORM=cpu does without it",
+            f"can't look for {kind} devices: {package} is installed, but importing it failed: {error!r}; set "
+            "SWITCHRAIL_PLATFORM=cpu to skip it",
             found=kind,
             package=package,
         ) from error
