@@ -204,6 +204,22 @@ def test_the_reason_within_an_import(hooks, folder):
     module.hooks.clear()
 
 
+def test_a_module_that_calls_itself_otherwise_while_it_is_imported(hooks, module):
+    target = f"{module.__name__}.later"
+    name, module.__name__ = module.__name__, "renamed"
+    try:
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None)
+        module.__spec__._initializing = True
+        hooks.add(target, lambda *_: None)
+        (step,) = hooks.explain(target).steps
+        assert (step.state, step.reason) == ("waiting", "its module is being imported")
+        module.__spec__._initializing = False
+        module.later = lambda: "hello"
+        assert hooks.retry() == ()
+    finally:
+        module.__name__ = name
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_added_while_another_thread_imports_what_nobody_waited_for(hooks, folder, fails):
     """The import began before any finder of ours was asked; its end is noticed all the same."""

@@ -104,13 +104,13 @@ class _Started(ModuleSpec):
 
 
 def _has_ended(module: str) -> bool:
-    """Whether an import that was going on has ended; if not, its end will be noticed."""
+    """Whether an import that was going on has ended; if not, its end is noticed, where the name is right."""
     spec = getattr(sys.modules.get(module), "__spec__", None)
     if type(spec) is ModuleSpec:
         spec.__class__ = _Started
         if not spec.__dict__.get("_initializing"):
             spec.__class__ = ModuleSpec
-    return not getattr(spec, "_initializing", False)
+    return spec is not None and not getattr(spec, "_initializing", False)
 
 
 def _still_waits(hook: Hook) -> Awaited | MissingTargetError | None:
