@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Final
@@ -37,14 +38,10 @@ def check_files(path: Path) -> None:
     if not os.path.isdir(path):  # `Path.is_dir` raises where a name is too long
         raise CheckpointError(f"no checkpoint folder at {path}", path=str(path))
     for file in sorted(found for pattern in _READ for found in path.glob(pattern)):
-        if not file.is_file():
-            what = (
-                "a folder" if file.is_dir() else "a broken link" if not file.exists() else "no regular file"
-            )
-            raise CheckpointError(f"{file} is {what}, expected a file", path=str(file))
-        size = file.stat().st_size
-        if size > _TEXT_LIMIT and file.suffix != ".safetensors":
-            raise CheckpointError(f"{file} has {size} bytes; valid: at most {_TEXT_LIMIT}", path=str(file))
+        try:
+            check_file(file, sys.maxsize if file.suffix == ".safetensors" else _TEXT_LIMIT)
+        except OSError as error:
+            raise CheckpointError(f"{file} can't be read: {error.strerror}", path=str(file)) from error
 
 
 def read_object(file: Path) -> dict[str, Any]:
