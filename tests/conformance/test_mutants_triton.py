@@ -427,9 +427,9 @@ MUTANTS = {
 COMPILED = {
     "a segment that forgets what it wrote": (
         "gated_delta",
-        "            b_s = tl.load(p_end + o_segment)\n            for",
-        "            b_s = 0.0 * tl.load(p_end + o_segment)\n            for",
-        ["prefill/float32/growth"],
+        "b_s = tl.load(p_ends + i * s_segment + o_segment)\n            for",
+        "b_s = 0.0 * tl.load(p_ends + i * s_segment + o_segment)\n            for",
+        ["prefill/float32/remembering"],
     ),
     "a segment that is passed on without its transition": (
         "gated_delta",

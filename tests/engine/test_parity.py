@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -198,17 +199,29 @@ def test_parity_interpreted(mode: str, checkpoint: Path, make_engine: Callable[.
     check_parity(engine, reference, mode)
 
 
+@contextmanager
+def without_tf32() -> Iterator[None]:
+    """torch's float32 products on CUDA as IEEE has them. What it keeps isn't an attribute to monkeypatch."""
+    settings = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    before = [each.allow_tf32 for each in settings]
+    try:
+        for each in settings:
+            each.allow_tf32 = False
+        yield
+    finally:
+        for each, value in zip(settings, before, strict=True):
+            each.allow_tf32 = value
+
+
 @pytest.fixture
-def ieee_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+def ieee_products() -> Iterator[None]:
+    with without_tf32():
+        yield
 
 
 @pytest.fixture(scope="module")
 def reference_on_cuda(checkpoint: Path) -> Reference:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.backends.cudnn, "allow_tf32", False)
-        patch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    with without_tf32():
         return compute_reference(checkpoint, LENGTHS, NEW_TOKENS, "cuda")
 
 

@@ -41,9 +41,14 @@ def shown(found: object) -> str:
         return f"a {type(found).__qualname__}, whose repr raised {type(error).__qualname__}"
 
 
+def is_integer(value: object, least: int) -> TypeGuard[int]:
+    """Whether `value` is an integer (and no bool) of at least `least`."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value
+
+
 def is_count(value: object, least: int = 1) -> TypeGuard[int]:
     """Whether `value` is an integer (and no bool) of at least `least`, that 64 bits can hold."""
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value < _BEYOND
+    return is_integer(value, least) and value < _BEYOND
 
 
 def is_number(value: object) -> bool:

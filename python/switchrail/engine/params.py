@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from switchrail.engine.checks import is_count, is_number, refuse
+from switchrail.engine.checks import is_count, is_integer, is_number, refuse
 from switchrail.errors import RequestError
 
 MOST_SAMPLES = 1024
@@ -74,7 +74,7 @@ class SamplingParams:
                     is_number(self.temperature) and self.temperature >= 0,
                     "a finite number of at least 0",
                 ),
-                ("top_k", self.top_k, self.top_k is None or is_count(self.top_k), f"None or {positive}"),
+                ("top_k", self.top_k, self.top_k is None or is_integer(self.top_k, 1), f"None or {positive}"),
                 (
                     "top_p",
                     self.top_p,

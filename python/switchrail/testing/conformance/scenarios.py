@@ -234,7 +234,7 @@ SCENARIOS: tuple[Scenario, ...] = (
             arguments={"gate": "near_one", "beta_max": 1e-3, "initial": "all"},
             quick=quick,
         )
-        for name, lengths, quick in (("remembering", (4096, 3), False), ("remembering-quick", (300, 3), True))
+        for name, lengths, quick in (("remembering", (8192, 3), False), ("remembering-quick", (300, 3), True))
     ),
     Scenario(name="normalised", about="q and k come normalised", ops=DELTA, arguments={"qk_l2norm": False}),
     Scenario(name="beta-2", about="beta up to 2", ops=DELTA, arguments={"beta_max": 2.0}, hardness="hard"),
