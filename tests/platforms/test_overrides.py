@@ -217,8 +217,10 @@ def test_our_own_classes_fit() -> None:
     parts = [*(one.hardware_class for one in platforms), *(one.serving_class for one in platforms)]
     for cls in [*platforms, *parts, *pools]:
         # As if a plugin had brought them, so that every name is looked at.
-        copy = type(cls.__name__, (cls,), {k: v for k, v in vars(cls).items() if k != "__dict__"})
+        own = {name: value for name, value in vars(cls).items() if name != "__dict__"}
+        copy = type(cls.__name__, (cls,), {**own, "__module__": "acme"})
         assert check_overrides(copy, cls.__mro__[-2]) == []
+        assert check_overrides(type("Misfit", (copy,), {"__init__": 5}), cls.__mro__[-2])
 
 
 def test_every_backend_fits(runtime: Runtime) -> None:
