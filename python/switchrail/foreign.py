@@ -58,7 +58,7 @@ def _shown(text: str, control: re.Pattern[str], limit: int) -> str:
     start = control.sub(_escape, text[:limit])
     if len(text) <= limit and len(start) <= limit:
         return start
-    # Together with what says so it has the limit's length at most: what was cut once is not cut again.
+    # The note about the cut fits in the limit too, so that a text which was cut is not cut again.
     room = limit - len(f"… ({len(text):,} more characters)")
     kept, length = 0, 0
     for character in text[:room]:

@@ -32,7 +32,7 @@ class Problem(NamedTuple):
 def check_overrides(
     cls: type[Any], base: type[Any], *, like: Mapping[str, str] | None = None
 ) -> list[Problem]:
-    """What is wrong with a class's overrides.
+    """The problems of a class's overrides.
 
     A public method is misspelt where our classes know no such name, and differs by a letter or two from a
     method of ours that the class does not override. So is a value (`knid = ...`) among values.
@@ -109,7 +109,7 @@ def _is_code(value: object) -> bool:
 
 
 def _folded(name: str) -> str:
-    """A name without what people write differently: `getDevice`, `is_device`."""
+    """A name without differences of style: `getDevice`, `is_device` and `device` are the same."""
     return re.sub(r"^(get|is)_|_", "", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
 
 

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 SCHEMA = 2
 
 NOISY = 0.2
-"""A time whose spread is more is measured again, and where it stays so, counts as its spread longer."""
+"""The largest spread of a sure time.
+
+A time with a larger one is measured again; if it stays so, it counts as longer by its spread.
+"""
 
 Machine = dict[str, Any]
 """One device with versions: `device` (its kind, name and capability), `packages` (name -> version) and
@@ -134,7 +137,7 @@ def device_of(platform: Platform) -> dict[str, Any]:
 
 
 def as_arguments(measurements: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Measurements in the form that the core takes: a time that is noisy counts as its spread longer.
+    """Measurements in the form that the core takes, with noisy times longer by their spread.
 
     Raises:
         ArgumentError: They have no meaning; the error names the field that is wrong.
@@ -157,7 +160,7 @@ def _argument(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _counted(sample: dict[str, Any]) -> dict[str, Any]:
-    """A sample without the spread of its times, those that are noisy being longer by it."""
+    """A sample whose noisy times are longer by their spread, without the spreads."""
     spread = sample.pop("spread")
     noisy = {name for name, apart in spread.items() if apart > NOISY}
     sample["nanoseconds"] = {

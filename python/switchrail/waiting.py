@@ -20,7 +20,7 @@ THREADS = "switchrail "
 """How the names of the threads begin in which foreign code runs with a limit."""
 
 TOLD_AFTER = 5.0
-"""Seconds after which a line says what is waited for; the next one comes when twice as long has passed."""
+"""Seconds after which a log line names the code that is waited for; the next comes after twice as long."""
 
 
 class HungError(Exception):

@@ -16,7 +16,7 @@ _key = ""
 
 
 def join_words(environment: MutableMapping[str, str]) -> None:
-    """Joins what bash has cut at equals signs, in the variables that it passes to a completion.
+    """Joins words that bash has cut at equals signs, in the variables that it passes to a completion.
 
     Of the word at the cursor it replaces what follows the last sign, so that alone is left to complete.
     """

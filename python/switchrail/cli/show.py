@@ -23,7 +23,7 @@ PIPE_WIDTH = 160
 
 class _Plain(Console):
     def render_str(self, text: str, **options: Any) -> Text:
-        """What is printed has no markup, and what it has of foreign text is shown as such."""
+        """Text without markup; foreign text in it is escaped."""
         return super().render_str(in_lines(text), **{**options, "markup": False, "emoji": False})
 
 

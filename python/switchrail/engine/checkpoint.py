@@ -25,7 +25,7 @@ _POSITIONS: Final = 2**31 - 1
 """Positions and lengths are int32 on the device."""
 
 _REFUSED: Final = {"transformers_weights": "model.safetensors, or an index beside it"}
-"""Keys of a config that would have other files read than those that are looked at -> what is valid."""
+"""Keys of a config that make transformers read files which `read_weights` doesn't check -> what is valid."""
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
@@ -153,7 +153,7 @@ def load_tokenizer(path: Path) -> Any:
 
 
 def _loaded(what: str, path: Path, load: Callable[..., Any], **arguments: Any) -> Any:
-    """What transformers loads; never code that lies in the folder.
+    """Calls one of transformers' loaders; code that lies in the folder never runs.
 
     Raises:
         CheckpointError: It fails.

@@ -177,7 +177,7 @@ def _count_pages(
 
 
 def _bytes(platform: Platform, method: str, *, least: int) -> float | None:
-    """What a method of the device part gives as bytes; None: it doesn't know."""
+    """A number of bytes from a method of the platform's `Hardware`; None: unknown."""
     found = getattr(platform.hardware, method)()
     if found is not None and not (is_number(found) and found >= least):
         raise PlatformError(

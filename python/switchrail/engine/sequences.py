@@ -57,7 +57,7 @@ class Sequences(Generic[S]):
         return len(self._slots) > 0 and pages <= len(self._pages)
 
     def admit(self, sequence: S, pages: int, shared: Listing[int] = ()) -> None:
-        """Gives a sequence a slot and pages, of which the caller has checked that they fit.
+        """Gives a sequence a slot and pages. The caller has checked with `fits`.
 
         Args:
             sequence: One that has none. Its length is 0 afterwards.
@@ -134,7 +134,7 @@ class Sequences(Generic[S]):
         return copies
 
     def release(self, sequence: S) -> None:
-        """Takes back what a sequence has, which may be nothing; pages that others share stay theirs."""
+        """Frees a sequence's slot and pages, if it has any; pages that other sequences share stay taken."""
         self.repair()
         if not sequence.slot:
             return

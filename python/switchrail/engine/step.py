@@ -60,7 +60,7 @@ class StepBuilder:
     """Turns a schedule into tensors: arrays, no loop over sequences, one transfer to the device."""
 
     def __init__(self, *, num_slots: int, page_size: int, device: torch.device, pin_memory: bool) -> None:
-        """Allocates what all steps share.
+        """Allocates the tensors that all steps share.
 
         Args:
             num_slots: Slots, the reserved one included.

@@ -1,4 +1,4 @@
-"""What the core of the engine runs: prompt tokens, and how they go on."""
+"""A task of the engine's core: prompt tokens, and the tokens generated after them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Task(Sequence):
         end_tokens: Token ids that end it.
         draws: Its source of random numbers.
         needed_pages: The most pages that it can need.
-        group: The same for samples of one prompt, of which one is prefilled and the others are forked; None
-            for a task of its own.
+        group: Equal for samples of one prompt, one of which is prefilled and the others forked from it; None
+            for the only sample of a prompt.
         tokens: The token ids generated so far.
         finish_reason: Why it ended, None while it waits or runs.
         error: What went wrong, where the reason is `error`.

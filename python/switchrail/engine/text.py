@@ -72,7 +72,7 @@ class TextStream:
         return self._tail
 
     def _cut(self, text: str) -> tuple[str, str, bool]:
-        """What of a text is certain, what waits, and whether a stop string was found."""
+        """The part of a text that is certain, the part that waits, and whether a stop string was found."""
         found = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
         if found:
             return text[: min(found)], "", True

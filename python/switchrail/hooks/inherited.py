@@ -32,7 +32,7 @@ def inside(found: Any) -> Any:
 
 
 def raw_after(owner: type, cls: type, name: str) -> Any:
-    """What the classes that follow `owner` in the resolution order of `cls` have under a name, unbound.
+    """The attribute that `cls` inherits from the classes after `owner` in its resolution order, unbound.
 
     Raises:
         AttributeError: None of them has it.
@@ -54,7 +54,7 @@ _put: Final[dict[tuple[type, str], Any]] = {}
 
 
 def attributes_of(owner: type) -> dict[str, Any]:
-    """What stands on a class, or would if it had no such name of its own, on behalf of hooks."""
+    """The attributes that hooks have put on a class, or would have if it had no such name of its own."""
     # A copy: another thread, or a finalizer, may change hooks meanwhile.
     return {name: value for (of, name), value in _put.copy().items() if of is owner}
 
@@ -68,7 +68,7 @@ class Attribute:
     value: Any
 
     def put(self) -> None:
-        """Sets it, unless the class has one of its own by now.
+        """Sets the attribute, unless the class has one of that name by now.
 
         Raises:
             HookError: The class refuses it.

@@ -1,4 +1,4 @@
-"""The lock under which hooks change, and under which what hooks put somewhere is read."""
+"""The lock for changing hooks, and for reading what a change writes in more than one step."""
 
 from __future__ import annotations
 

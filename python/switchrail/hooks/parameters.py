@@ -114,7 +114,7 @@ class Parameters:
         return f"{function}({', '.join(parts)})"
 
     def problem_of(self, signature: inspect.Signature, *first: str) -> str | None:
-        """Why what has this signature can't be called with `first` and these parameters; None if it can."""
+        """Why a function can't be called with `first` and these parameters; None if it can."""
         kinds = {parameter.kind for parameter in signature.parameters.values()}
         if self.var_positional and inspect.Parameter.VAR_POSITIONAL not in kinds:
             return f"it has no parameter for *{self.var_positional}"

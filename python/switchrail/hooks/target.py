@@ -1,4 +1,4 @@
-"""From what a hook names to the place that it means.
+"""From a hook's target, a dotted path or an object, to its site.
 
 A target leads to the same place whatever hooks are in force, so that it can be looked up while other
 threads change hooks: what hooks have put on a class is passed over, a stand-in counts as its object, and
@@ -39,7 +39,7 @@ class MissingTargetError(HookError):
 
 @dataclass(frozen=True)
 class Awaited:
-    """What a dotted path leads to as long as a module has to come first.
+    """The result for a dotted path whose module is not imported yet, or not to its end.
 
     Attributes:
         module: The module's name.
@@ -51,7 +51,7 @@ class Awaited:
 
     @property
     def reason(self) -> str:
-        """What is known of it, for people."""
+        """Why the target is not there, for messages."""
         return f"its module is {'being' if self.is_being_imported else 'not'} imported"
 
 
@@ -196,7 +196,7 @@ def _attribute_of(owner: type, name: str, target: str) -> Site:
 
 
 def _only(key: tuple[int, str], made: Function) -> Function:
-    """The one site of a key: what was made, unless another thread was faster.
+    """The one site of a key: `made`, unless another thread has registered one already.
 
     It is made before, without the lock: that asks objects what they take. No closure makes it: a cell would
     look like a holder of the object.

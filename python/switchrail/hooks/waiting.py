@@ -38,7 +38,7 @@ def retry() -> dict[Hook, Awaited | HookError | OrderError]:
 
 
 def attach(hook: Hook, *, done: str | None = None) -> Awaited | HookError | OrderError | None:
-    """Puts a hook on what its dotted path leads to by now; reports once what can't be.
+    """Puts a hook on the target of its dotted path, if that is there by now; logs each reason why not once.
 
     Args:
         hook: One that waits; or one whose module was imported again.
@@ -114,7 +114,7 @@ def _has_ended(module: str) -> bool:
 
 
 def _still_waits(hook: Hook) -> Awaited | MissingTargetError | None:
-    """What a hook waits for if no module has come that could be it: much cheaper than another try."""
+    """The last reason why a hook waits, if no module of its path has come since. Cheaper than another try."""
     last = _last.get(hook)
     if not isinstance(last, (Awaited, MissingTargetError)) or last.module is None:
         return None

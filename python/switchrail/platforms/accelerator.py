@@ -71,7 +71,7 @@ class Accelerator(Hardware):
         return str(self._module().get_device_name(self.index))
 
     def total_memory(self) -> int | None:
-        """As the device's properties in torch have it, or else what tells how much is free."""
+        """From the device's properties in torch, or else from torch's `mem_get_info`."""
         module = self._module()
         properties = module.get_device_properties(self.index)
         return int(getattr(properties, "total_memory", 0) or module.mem_get_info(self.index)[1]) or None

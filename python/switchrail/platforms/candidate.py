@@ -28,7 +28,7 @@ class Limited(Protocol):
     """Does work in the time that it has."""
 
     def __call__(self, work: Callable[[], T], name: str, what: str) -> T:
-        """Does `work`, which is named in the messages by whose it is and what it does."""
+        """Does `work`; messages name its owner `name` and its purpose `what`."""
 
 
 class Candidate:
@@ -45,7 +45,7 @@ class Candidate:
         Args:
             plugin: Its record as it was found.
             known: What came of it when it was asked before: what hangs is not asked again.
-            limited: Does its work in the time that it has, given whose work it is and what it does.
+            limited: Runs the plugin's code with a time limit.
         """
         self.plugin, self._limited = plugin, limited
         self.record = known if known is not None and known.state == "hung" else plugin
@@ -150,7 +150,7 @@ def import_class(path: str) -> type[Platform]:
 
 
 def check_classes(platform: type[Platform], hardware: Any, serving: Any) -> None:
-    """Checks that a platform's class and those of its parts override what their bases have, as these have it.
+    """Checks the overrides in a platform's class and in the classes of its parts against their bases.
 
     Raises:
         PlatformError: A part is of another class, or a class doesn't fit its base; the error lists every

@@ -36,7 +36,7 @@ class _Gpu(Accelerator):
 
 
 class CudaHardware(_Gpu):
-    """An NVIDIA GPU. What it is comes from the driver, so that torch need not be imported to know."""
+    """An NVIDIA GPU. Name, capability and memory come from the driver, so that torch need not be imported."""
 
     kind = "cuda"
 

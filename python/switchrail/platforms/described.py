@@ -1,4 +1,4 @@
-"""Platforms of devices that need not be here, to ask what would serve on them."""
+"""Platforms that stand for devices of other machines: they can be planned for, and run nothing."""
 
 from __future__ import annotations
 

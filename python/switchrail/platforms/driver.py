@@ -1,4 +1,4 @@
-"""NVIDIA's driver, asked without torch: which devices are here, and what they are.
+"""The GPUs of this machine according to NVIDIA's driver, without torch.
 
 The functions are those of the CUDA driver API, which torch's own runtime asks: order and number of the
 devices, `CUDA_VISIBLE_DEVICES` included, are the same.

@@ -109,7 +109,7 @@ def is_interrupt(error: BaseException, before: frozenset[object]) -> bool:
 
 
 def described(error: BaseException) -> tuple[str, str]:
-    """What an exception says, and its traceback, each at most `switchrail.foreign.LINES` characters.
+    """An exception's message and traceback, each at most `switchrail.foreign.LINES` characters.
 
     Whatever its class does to prevent that.
     """

@@ -24,7 +24,7 @@ class FreeList:
         return len(self._free)
 
     def take(self, count: int) -> list[int]:
-        """Takes `count` numbers, of which the caller has checked that they are there."""
+        """Takes `count` numbers. The caller has checked that so many are free."""
         assert count <= len(self._free), f"{count} wanted, {len(self._free)} free"
         split = len(self._free) - count
         numbers = self._free[split:]

@@ -192,7 +192,7 @@ def _changed_inputs(call: Call, actual: Call) -> Iterator[Problem]:
 
 
 def _changed_slots(before: torch.Tensor, after: torch.Tensor, written: list[int]) -> list[int]:
-    """The slots that are other than before, without those that the call may write."""
+    """The slots that have changed although the call may not write them."""
     untouched = torch.ones(len(before), dtype=torch.bool)
     untouched[written] = False
     if same_bits(after[untouched], before[untouched]):

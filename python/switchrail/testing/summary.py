@@ -1,4 +1,4 @@
-"""One summary over all failures of a run: what they have in common, and what those that passed have not."""
+"""One summary over all failures of a run: causes that they share, and traits that only they have."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST_IDS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseResult:
-    """What came of a case.
+    """The result of a case.
 
     Attributes:
         id: The case's name: op, phase, dtype and check.
@@ -68,7 +68,7 @@ def _groups(failed: Sequence[CaseResult]) -> Iterator[tuple[list[str], list[str]
 
 
 def _facets(failed: Sequence[CaseResult], passed: Sequence[CaseResult]) -> Iterator[str]:
-    """What only those that failed have, or only those that passed."""
+    """The traits that only failed cases have, or only passed ones."""
     if not passed:
         return
     every = [set(result.facets) for result in failed]

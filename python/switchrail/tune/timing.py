@@ -238,7 +238,7 @@ def _time(platform: Platform, timing: Timing, fitting: Mapping[str, Setting], la
         spreads = timing.spreads[batch] = {}
         made: dict[tuple[Any, ...], list[Call]] = {}
         waiting = list(fitting)
-        # what disturbs a time may last: the others come before it is measured again
+        # A disturbance may last, so the other backends are measured before this one is measured again.
         for _ in range(ATTEMPTS):
             for name in waiting:
                 template = templates[name]

@@ -85,7 +85,7 @@ def caches(call: Call) -> list[str]:
 
 
 def require_same_bits(actual: Call, expected: Call, cause: str) -> None:
-    """Asks that two calls have written the same bits; `cause` says what it means where they have not.
+    """Requires that two calls have written the same bits; `cause` explains a difference.
 
     Raises:
         Mismatch: They have not.
@@ -105,7 +105,7 @@ def mismatch(
     *,
     cause: str = "",
 ) -> Mismatch:
-    """The error for one of a call's results, which is not what another call has there.
+    """The error for a result of a call that differs from another call's.
 
     Args:
         call: The call.

@@ -39,7 +39,7 @@ class Outcome:
 
     @property
     def result(self) -> CaseResult:
-        """What a summary takes."""
+        """This outcome in the form that `summarise` takes."""
         return CaseResult(
             id=self.case.id,
             passed=self.status == "passed",
@@ -93,7 +93,7 @@ def run_case(case: Case) -> Outcome:
 
 
 def causes_of(failure: Exception) -> tuple[str, ...]:
-    """What was found out about what a case raised."""
+    """The causes that were found for a case's exception."""
     if isinstance(failure, Mismatch):
         return failure.causes
     return () if isinstance(failure, AssertionError) else (f"it raised {type(failure).__name__}",)

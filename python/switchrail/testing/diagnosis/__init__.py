@@ -1,4 +1,4 @@
-"""What is known about a failure besides that it is one: where it begins, and what would explain it.
+"""Diagnosis of a failure: where it begins, and what would explain it.
 
 Nothing here runs unless a comparison has failed already. A diagnoser is a function from a `Difference` to a
 `Finding` or None; `diagnose` asks them, the most specific ones first.

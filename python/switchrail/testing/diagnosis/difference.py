@@ -1,4 +1,4 @@
-"""A result that is wrong, beside what was expected, with the names of its places."""
+"""A wrong result beside the expected one, with names for its rows and columns."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Difference:
         bound: The largest error; 0 where bits are compared.
         rerun: Makes the call again, where that says something.
         before: The states before the call, where they are known.
-        others: What it may have been taken for, by a description.
+        others: Other results of the call that it may hold instead, by a description.
         is_oracles: Whether `expected` is what the oracle makes of `call`.
     """
 
@@ -71,9 +71,9 @@ class Difference:
 
     @cached_property
     def wrong(self) -> torch.Tensor:
-        """[R, ...], which numbers are wrong: such ones that put their row beyond its bound.
+        """[R, ...], which numbers are wrong: those that take their row beyond its bound.
 
-        Where every row is within its bound and only all together are not, those that put the whole beyond.
+        Where each row is within its bound and the tensor as a whole is not, those that take the whole beyond.
         """
         same = (self.got == self.expected) | (self.got.isnan() & self.expected.isnan())
         difference = (self.got - self.expected).abs()
@@ -109,7 +109,7 @@ class Difference:
         return left | (poison & (self.result(self.rerun(poisoned)) == value))
 
     def result(self, made: Call) -> torch.Tensor:
-        """[R, ...], what another call has in place of `got`."""
+        """[R, ...], the numbers of another call at the places of `got`."""
         tensor = made.tensors[self.name]
         assert tensor is not None
         return tensor.detach().cpu().double()[self.index]

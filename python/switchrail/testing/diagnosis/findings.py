@@ -1,4 +1,4 @@
-"""What a failure says: problems, and what was found out about each."""
+"""The problems of a failure, and the findings about each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong, and what was found out about it."""
+    """One thing that is wrong, and the findings about it."""
 
     headline: str
     findings: tuple[Finding, ...] = ()

@@ -37,7 +37,7 @@ class Hypothesis:
 
 
 def explained(d: Difference) -> Finding | None:
-    """The first mistake with which the oracle makes what is there."""
+    """The first mistake with which the oracle gives the numbers of `d.got`."""
     if not d.is_oracles or sum(d.call.batch.seqlens) > MOST_ROWS:
         return None
     call = d.call.to("cpu")
@@ -60,7 +60,7 @@ def explained(d: Difference) -> Finding | None:
 
 
 def _explained_share(d: Difference, told: torch.Tensor) -> float:
-    """Of how many rows what is there is what a mistake gives; 0 unless it is so where they are wrong."""
+    """The share of rows that equal the mistake's; 0 unless the wrong ones do."""
     finite = (told.isfinite() & d.got.isfinite()).flatten(1).all(1)
     wrong = d.wrong_rows & finite
     if wrong.sum() * 2 < d.wrong_rows.sum() or not d.matches(d.got[wrong], told[wrong]):

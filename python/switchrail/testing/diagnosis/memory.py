@@ -1,4 +1,4 @@
-"""What was written that is not the call's to write: inputs, and slots of others."""
+"""Memory that was written although the call may not: inputs, and slots of other sequences."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def changed_input(call: Call, name: str, before: torch.Tensor, after: torch.Tens
 def stray_slots(
     call: Call, changed: Sequence[int], states: torch.Tensor, expected: torch.Tensor, bound: Error
 ) -> list[Finding]:
-    """Which slots were written that no sequence writes, and what is there.
+    """The role of each slot that was written although no sequence writes it, and its contents.
 
     Args:
         call: The call as it was given.

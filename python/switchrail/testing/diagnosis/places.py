@@ -1,4 +1,4 @@
-"""Where the wrong numbers are: what their rows, heads and columns have in common, and no others."""
+"""Where the wrong numbers are: properties of their rows, heads and columns that few others have."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _LEAST_SHARE = 0.5
 _MOST_NAMED = 3
 
 Common = tuple[str, torch.Tensor, bool]
-"""What some rows have in common, [R] which, and whether it is something of their sequences."""
+"""A property of rows: its name, [R] the rows that have it, and whether whole sequences have it."""
 
 
 def rows_in_common(d: Difference) -> Finding | None:
-    """What all rows that are wrong have in common, and few others."""
+    """A property of all wrong rows that few other rows have."""
     wrong = d.wrong_rows
     owners = torch.tensor(d.owners, dtype=torch.int64)
     if wrong.all():

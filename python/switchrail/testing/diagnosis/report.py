@@ -51,7 +51,7 @@ def first_wrong(d: Difference) -> Finding:
 
 
 def never_written(d: Difference) -> Finding | None:
-    """What still holds what it held before the call."""
+    """Numbers that are as they were before the call."""
     left = d.unwritten
     if not left.any():
         return None
@@ -91,7 +91,7 @@ def not_finite(d: Difference) -> Finding | None:
 
 
 def _unreadable(call: Call) -> dict[str, list[str]]:
-    """What must not be read, and the tensors that have it."""
+    """Memory that must not be read, by kind, with the names of its tensors."""
     found: dict[str, list[str]] = {}
     for name, tensor in call.tensors.items():
         spec = call.contract.tensors[name]

@@ -112,7 +112,7 @@ def swapped_heads(d: Difference) -> Finding | None:
 
 
 def moved_rows(d: Difference) -> Finding | None:
-    """Each row that is wrong is what another row ought to be."""
+    """Each wrong row holds the result of another row."""
     wrong = d.wrong_rows.nonzero().flatten()
     if not 0 < len(wrong) <= len(d.owners) <= _MOST_ROWS:
         return None
@@ -181,7 +181,7 @@ def _ratio(d: Difference, got: torch.Tensor, expected: torch.Tensor) -> float | 
 
 
 def _named(d: Difference, ratio: float) -> str:
-    """What a ratio is, where it is a number that kernels forget."""
+    """The name of a ratio that kernels often forget, such as 1/scale; else an empty text."""
     first = d.call.contract.positional[0]
     tensor = d.call.tensors[first]
     assert tensor is not None

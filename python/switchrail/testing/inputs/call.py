@@ -111,7 +111,7 @@ class Call:
 
     @property
     def results(self) -> dict[str, torch.Tensor]:
-        """All that the call has written, by name: the outputs, and but for verify the written states."""
+        """The tensors that the call has written, by name: outputs, and states unless the phase is verify."""
         found = dict(self.outputs)
         if isinstance(self.batch, StateBatch) and self.phase != "verify":
             found["state"] = self.state[self.written_slots]
