@@ -1,6 +1,12 @@
 //! The serialised form that documents share.
 
-use std::{fs, io, path::Path};
+#[cfg(unix)]
+use std::os::unix::fs::OpenOptionsExt;
+use std::{
+    fs::File,
+    io::{self, Read},
+    path::Path,
+};
 
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -64,18 +70,53 @@ const LARGEST: u64 = 1 << 28;
 
 /// The bytes of a document's file. A pipe, which would be waited for, and what is too large are refused.
 pub(crate) fn read_document(path: &Path) -> io::Result<Vec<u8>> {
-    let found = fs::metadata(path)?;
-    if !found.is_file() {
+    read_file(path, LARGEST)
+}
+
+/// The bytes of a regular file of at most `limit` bytes. What is looked at is what was opened, whatever the path leads
+/// to later, and a file may grow.
+fn read_file(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let mut options = File::options();
+    options.read(true);
+    #[cfg(unix)]
+    options.custom_flags(libc::O_NONBLOCK); // else opening a pipe waits for its writer
+    let file = options.open(path)?;
+    if !file.metadata()?.is_file() {
         return Err(io::Error::other("it is no file"));
     }
-    if found.len() > LARGEST {
-        let problem = format!("it has {} bytes; valid: up to {LARGEST}", found.len());
+    let mut bytes = Vec::new();
+    file.take(limit + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > limit {
+        let problem = format!("it has more than {limit} bytes, which is the most");
         return Err(io::Error::other(problem));
     }
-    fs::read(path)
+    Ok(bytes)
 }
 
 /// Paths need not be UTF-8, JSON does; serde's own form refuses such a path.
 pub(crate) fn lossy_path<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&path.to_string_lossy())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_has_a_limit() {
+        let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"));
+        let bytes = std::fs::read(path).unwrap();
+        let size = bytes.len() as u64;
+        assert_eq!(read_file(path, size).unwrap(), bytes);
+        let problem = read_file(path, size - 1).unwrap_err().to_string();
+        assert!(problem.starts_with("it has more than "), "{problem}");
+        assert!(read_file(path.parent().unwrap(), size).is_err());
+    }
+
+    /// The kernel says that they have no bytes.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_file_that_hides_its_size_has_a_limit_too() {
+        assert!(read_file(Path::new("/proc/self/maps"), 16).is_err());
+    }
 }
