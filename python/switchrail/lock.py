@@ -13,7 +13,6 @@ from pathlib import Path
 from switchrail import _core
 from switchrail._core import Lock, LockDifference
 from switchrail.errors import LockError
-from switchrail.files import check_file
 
 
 def write_lock(path: str | os.PathLike[str]) -> Lock:
@@ -40,33 +39,17 @@ def write_lock(path: str | os.PathLike[str]) -> Lock:
     return lock
 
 
-def read_lock(path: str | os.PathLike[str]) -> Lock:
-    """Reads a lock.
-
-    Raises:
-        LockError: It can't be read, is no regular file, or no lock.
-    """
-    try:
-        check_file(path)
-    except (OSError, ValueError) as error:
-        problem = str(getattr(error, "strerror", None) or error)
-        raise LockError(
-            f"the lock {os.fspath(path)} cannot be read: {problem}", path=os.fspath(path), problem=problem
-        ) from error
-    return Lock.read(path)
-
-
 def lock_differences(path: str | os.PathLike[str]) -> list[LockDifference]:
     """Where what is installed on `sys.path` now differs from a lock, by distribution.
 
     Raises:
         LockError: The lock can't be read.
     """
-    return read_lock(path).differences(_installed())
+    return Lock.read(path).differences(_installed())
 
 
 def _installed() -> _core.Discovery:
     return _core.discover([entry for entry in sys.path if isinstance(entry, str)])
 
 
-__all__ = ["Lock", "LockDifference", "lock_differences", "read_lock", "write_lock"]
+__all__ = ["Lock", "LockDifference", "lock_differences", "write_lock"]

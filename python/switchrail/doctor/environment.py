@@ -9,7 +9,7 @@ from switchrail import _core
 from switchrail._core import Plugin
 from switchrail.doctor.finding import Finding
 from switchrail.errors import SwitchrailError
-from switchrail.lock import lock_differences, read_lock
+from switchrail.lock import Lock, lock_differences
 from switchrail.nearest import nearest
 from switchrail.platforms import KINDS
 from switchrail.plugins.environment import seconds_allowed
@@ -29,7 +29,7 @@ READERS: Mapping[str, tuple[Read, str]] = {
         lambda text, plugins: _core.select(list(plugins), None, text.strip() or None, list(KINDS)),
         "name a built-in kind or an installed platform, or unset it: then what is there is used",
     ),
-    LOCK: (lambda path, _: read_lock(path), "write the lock anew with `switchrail lock`, or unset it"),
+    LOCK: (lambda path, _: Lock.read(path), "write the lock anew with `switchrail lock`, or unset it"),
     TIMEOUT: (lambda *_: seconds_allowed(None), "set it to a number of seconds above 0, or unset it"),
     TIMES: (
         lambda *_: read_machines(times_path()),

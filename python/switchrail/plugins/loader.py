@@ -24,7 +24,7 @@ from switchrail.errors import (
 )
 from switchrail.foreign import in_lines, one_line
 from switchrail.hooks import Hooks
-from switchrail.lock import read_lock
+from switchrail.lock import Lock
 from switchrail.plugins.attempt import Attempt, handlers, is_interrupt
 from switchrail.plugins.declaration import in_order
 from switchrail.plugins.environment import PLATFORMS, allowed, platform_in_use, seconds_allowed
@@ -238,7 +238,7 @@ class Loader:
         if lock is None:
             return plugins
         with blamed_on(LOCK, LockError):
-            return read_lock(lock).apply(self._discovery, list(plugins))
+            return Lock.read(lock).apply(self._discovery, list(plugins))
 
     def _imported(self, plugins: Sequence[Plugin], *, strict: bool, seconds: float | None) -> list[Attempt]:
         importlib.invalidate_caches()  # a plugin may have been installed since the process began
