@@ -34,7 +34,10 @@ pub fn shown(text: &str) -> Cow<'_, str> {
 /// A text no longer than [`LONGEST_SHOWN`], for messages that show it as `{:?}`, which escapes by itself.
 pub(crate) fn cut(text: &str) -> Cow<'_, str> {
     match text.char_indices().nth(LONGEST_SHOWN) {
-        Some((end, _)) => Cow::Owned(format!("{}... ({} bytes)", &text[..end], text.len())),
+        Some((end, _)) => {
+            let (kept, rest) = text.split_at(end);
+            Cow::Owned(format!("{kept}… ({} more characters)", rest.chars().count()))
+        }
         None => Cow::Borrowed(text),
     }
 }
@@ -57,7 +60,7 @@ mod tests {
     #[test]
     fn long_texts_are_cut_between_characters() {
         let text = "ü".repeat(LONGEST_SHOWN + 1);
-        let expected = format!("{}... (4002 bytes)", "ü".repeat(LONGEST_SHOWN));
+        let expected = format!("{}… (1 more characters)", "ü".repeat(LONGEST_SHOWN));
         assert_eq!(shown(&text), expected);
         assert!(matches!(shown(&text[2..]), Cow::Borrowed(_)));
     }
