@@ -24,7 +24,7 @@ def set_number(pointer: Any, value: int) -> int:
 
 
 def library(**changed: Any) -> SimpleNamespace:
-    """A driver with two devices."""
+    """A driver with two devices; a function that is None is missing."""
 
     def name(buffer: Any, size: int, device: int) -> int:
         buffer.value = NAMES[device]
@@ -41,7 +41,8 @@ def library(**changed: Any) -> SimpleNamespace:
             pointer, ATTRIBUTES[which] + device
         ),
     }
-    return SimpleNamespace(**functions | changed)
+    functions.update(changed)
+    return SimpleNamespace(**{name: function for name, function in functions.items() if function})
 
 
 @pytest.fixture
@@ -82,6 +83,8 @@ def test_no_driver_and_no_device_are_no_gpus(
     ("changed", "toolkit", "said"),
     [
         ({"cuInit": lambda flags: 803}, "13.2", "cuInit returned error 803"),
+        ({"cuInit": None}, "13.2", "no GPU can be used: it is too old to have cuInit"),
+        ({"cuDeviceTotalMem_v2": None}, "13.2", "it is too old to have cuDeviceTotalMem_v2"),
         (
             {"cuDriverGetVersion": lambda pointer: set_number(pointer, 12090)},
             "13.2",

@@ -56,16 +56,19 @@ def gpus(toolkit: str) -> tuple[Gpu, ...]:
 
 
 class _DriverError(Exception):
-    def __init__(self, function: str, code: int) -> None:
-        super().__init__(f"{function} returned error {code}")
+    def __init__(self, problem: str, code: int | None = None) -> None:
+        super().__init__(problem)
         self.code = code
 
 
 def _read(library: ctypes.CDLL, toolkit: str) -> tuple[Gpu, ...]:
     def call(function: str, *arguments: object) -> None:
-        code = getattr(library, function)(*arguments)
+        entry = getattr(library, function, None)
+        if entry is None:
+            raise _DriverError(f"it is too old to have {function}")
+        code = entry(*arguments)
         if code:
-            raise _DriverError(function, code)
+            raise _DriverError(f"{function} returned error {code}", code)
 
     def number(function: str, *arguments: object) -> int:
         found = ctypes.c_int()
