@@ -33,6 +33,7 @@ def hooking(tmp_path, monkeypatch):
     (tmp_path / "boreal_hooks.py").write_text(PLUGIN)
     (tmp_path / "cli_late.py").write_text("import functools\n@functools.lru_cache\ndef f(): return 1\n")
     (tmp_path / "cli_broken.py").write_text("1 / 0\n")
+    (tmp_path / "cli_ending.py").write_text("raise SystemExit(0)\n")
     monkeypatch.syspath_prepend(tmp_path)
     yield
     for name in ("boreal_hooks", "cli_late"):
@@ -87,6 +88,7 @@ def test_none(switchrail, tmp_path, monkeypatch):
     [
         (["--hook", "textwrap.dedentt"], "nearest: dedent"),
         (["--hook", "cli_broken.f"], "cli_broken can't be imported: ZeroDivisionError"),
+        (["--hook", "cli_ending.f"], "cli_ending can't be imported: SystemExit(0)"),
         (["--hook", "no_such_module_anywhere.f"], "does not exist"),
         (["--hook", "textwrap"], "no dotted path"),
         ([], "either a checkpoint or --hook"),

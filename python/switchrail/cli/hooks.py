@@ -36,7 +36,7 @@ def explain_hook(hooks: Hooks, target: str, *, as_json: bool) -> None:
             if error.name == module:  # a class; or nothing, which is said below
                 break
             raise HookError(f"{module} can't be imported: {error}", target=target) from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise HookError(f"{module} can't be imported: {error!r}", target=target) from error
     explanation = hooks.explain(target)
     if as_json:
