@@ -182,8 +182,11 @@ def test_a_forked_engine_refuses(engine: Engine) -> None:
 
 
 def test_stop_strings_have_a_limit() -> None:
-    """Each is looked for in every step, beside which all others wait."""
+    """Each is looked for in every step, beside which all others wait; a long one takes longer."""
     assert len(SamplingParams(stop=tuple(map(str, range(64)))).stop) == 64
+    assert SamplingParams(stop="x" * 1024).stop == ("x" * 1024,)
+    with pytest.raises(RequestError, match=r"non-empty string of at most 1,024 characters"):
+        SamplingParams(stop=("x", "x" * 1025))
     with pytest.raises(RequestError, match="a sequence of at most 64 of them") as caught:
         SamplingParams(stop=tuple(map(str, range(100_000))))
     assert len(str(caught.value)) < 1000

@@ -10,6 +10,7 @@ from switchrail.errors import RequestError
 
 MOST_SAMPLES = 1024
 MOST_STOP_STRINGS = 64
+LONGEST_STOP_STRING = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +29,8 @@ class SamplingParams:
         min_p: Draw among tokens at least this fraction as likely as the likeliest one.
         seed: Start of the request's own random numbers, one per token, so that what runs beside it changes
             nothing about the draws; None: from the operating system.
-        stop: Strings that end the output, at most 64; the text is cut before the first one, wherever tokens
-            break it. Each costs time in every step.
+        stop: Strings that end the output, at most 64 of at most 1,024 characters each; the text is cut before
+            the first one, wherever tokens break it. Each costs time in every step, a long one more.
         stop_token_ids: Token ids that end the output besides the checkpoint's own end tokens.
         ignore_eos: Go on after the checkpoint's end tokens.
 
@@ -95,8 +96,11 @@ class SamplingParams:
                     self.stop,
                     isinstance(self.stop, tuple)
                     and len(self.stop) <= MOST_STOP_STRINGS
-                    and all(isinstance(text, str) and text for text in self.stop),
-                    f"a non-empty string or a sequence of at most {MOST_STOP_STRINGS} of them",
+                    and all(
+                        isinstance(text, str) and 0 < len(text) <= LONGEST_STOP_STRING for text in self.stop
+                    ),
+                    f"a non-empty string of at most {LONGEST_STOP_STRING:,} characters, or a sequence of at "
+                    f"most {MOST_STOP_STRINGS} of them",
                 ),
                 (
                     "stop_token_ids",
