@@ -63,8 +63,8 @@ wheel: $(STAMPS)/requirements
 	$(MATURIN) build --release --out target/wheels
 
 test-rust:
-	cargo test --workspace --quiet
-	cargo test --release --quiet -p switchrail --test lookup_cost
+	cargo test --quiet -p switchrail -p switchrail-py
+	cargo test --release --quiet -p switchrail --test lookup_cost --target-dir target/maturin
 	CARGO_PROFILE_DEV_DEBUG=0 RUSTFLAGS="--cfg loom" cargo test --quiet -p switchrail --test loom --target-dir target/loom
 	cargo run --quiet -p switchrail --example embed
 

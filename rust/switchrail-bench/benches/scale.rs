@@ -1,6 +1,6 @@
 //! Staging, selection, order and resolving by number: ten times as many take about ten times as long.
 
-#[path = "../tests/common/mod.rs"]
+#[path = "../../switchrail/tests/common/mod.rs"]
 mod common;
 
 use common::scale;

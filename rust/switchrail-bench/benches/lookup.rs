@@ -1,6 +1,6 @@
 //! The route lookup in thread CPU time, alone and while eight threads register; the same for 48 and 320 layers.
 
-#[path = "../tests/common/mod.rs"]
+#[path = "../../switchrail/tests/common/mod.rs"]
 mod common;
 
 use std::time::Duration;

@@ -1,0 +1,1 @@
+//! Nothing: the benchmarks of the core are in `benches`.
