@@ -179,7 +179,7 @@ class PlatformPluginError(PlatformError):
 
 
 class PlatformReentryError(PlatformError):
-    """A platform plugin asked for the platform while it was asked itself."""
+    """A platform plugin asked for the platform or for plugins while it was asked itself."""
 
 
 class NotProvidedError(SwitchrailError, NotImplementedError):

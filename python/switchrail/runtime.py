@@ -15,6 +15,7 @@ from switchrail.nearest import nearest
 from switchrail.ops import register_builtins
 from switchrail.platforms import Platform, PlatformChoice
 from switchrail.plugins import Loader, Plugin
+from switchrail.plugins.choosing import Choosing
 from switchrail.plugins.environment import seconds_allowed
 from switchrail.registration import Registrar, Registry, dtype_name
 from switchrail.registration import capability as read_capability
@@ -46,8 +47,9 @@ class Runtime(Registrar):
     def __init__(self) -> None:
         self._core = _core.Runtime()
         self.hooks: Hooks = StagedHooks()
-        self._loader = Loader(self._core, self.hooks)
-        self._platforms = PlatformChoice(self._loader.platforms, self._loader.seconds)
+        choosing = Choosing()
+        self._loader = Loader(self._core, self.hooks, choosing)
+        self._platforms = PlatformChoice(self._loader.platforms, self._loader.seconds, choosing)
         with self._open(_BUILTIN) as staging:
             register_builtins(Registry(staging))
 

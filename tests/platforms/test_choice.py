@@ -545,6 +545,43 @@ def test_a_plugin_that_loads_plugins(runtime: Runtime, install: Callable[..., Pa
     assert isinstance(caught.value.__cause__, PlatformReentryError)
 
 
+def test_two_threads_that_choose_and_load(runtime: Runtime, install: Callable[..., Path]) -> None:
+    """Loading comes before choosing: a platform plugin that looks for plugins waits for no loader."""
+    install(
+        "acme",
+        "import switchrail, threading\n"
+        "choosing, loading, errors = threading.Event(), threading.Event(), []\n"
+        "def activate():\n"
+        "    choosing.set()\n"
+        "    assert loading.wait(60)\n"
+        "    runtime = switchrail.current_runtime()\n"
+        "    for ask in (runtime.discover, lambda: runtime.find_platform('acme')):\n"
+        "        try: ask()\n"
+        "        except Exception as error: errors.append(error)\n",
+    )
+    info = install(
+        "umbrella",
+        "import acme, switchrail\n"
+        "def register(registry):\n"
+        "    acme.loading.set()\n"
+        "    assert switchrail.current_platform.kind == 'cpu'\n",
+        target="register",
+    )
+    (info / "entry_points.txt").write_text("[switchrail.plugins]\numbrella = umbrella:register\n")
+    acme = __import__("acme")
+    chooser = threading.Thread(target=lambda: runtime.platform, daemon=True)
+    loader = threading.Thread(target=lambda: runtime.load(["umbrella"]), daemon=True)
+    chooser.start()
+    assert acme.choosing.wait(60)
+    loader.start()
+    for thread in (chooser, loader):
+        thread.join(60)
+        assert not thread.is_alive(), "each waits for the other"
+    assert [type(error) for error in acme.errors] == [PlatformReentryError] * 2
+    states = {plugin.name: plugin.state for plugin in runtime.plugins}
+    assert (states["acme"], states["umbrella"]) == ("blocked", "loaded")
+
+
 def test_what_a_signals_handler_raises_passes(
     runtime: Runtime, install: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,13 +10,14 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from switchrail.errors import PlatformError, PlatformReentryError
+from switchrail.errors import PlatformError
 from switchrail.nearest import nearest
 from switchrail.platforms.accelerator import is_importable
 from switchrail.platforms.builtin import KINDS, detect, is_builtin, no_such_device, platform_class
 from switchrail.platforms.candidate import Candidate, check_platform, import_class, instance_of
 from switchrail.platforms.platform import Platform
 from switchrail.plugins import Plugin
+from switchrail.plugins.choosing import Choosing
 from switchrail.plugins.environment import PLATFORMS
 from switchrail.staging import carried
 from switchrail.variables import PLATFORM, blamed_on
@@ -38,32 +39,29 @@ class PlatformChoice:
     """
 
     def __init__(
-        self, plugins: Callable[[], Sequence[Plugin]], seconds: Callable[[], float | None] = lambda: None
+        self,
+        plugins: Callable[[], Sequence[Plugin]],
+        seconds: Callable[[], float | None],
+        choosing: Choosing,
     ) -> None:
         """Chooses nothing yet.
 
         Args:
             plugins: Gives the records of the installed platform plugins; called without the choice's lock.
             seconds: Gives the time that a plugin's import and function may take; None: as long as they take.
+            choosing: Is told which threads choose, as the runtime's loader has to know.
         """
-        self._plugins, self._seconds = plugins, seconds
+        self._plugins, self._seconds, self._choosing = plugins, seconds, choosing
         self._platform: Platform | None = None
         self._asked: str | None = None
         self._records: Mapping[str, Plugin] = {}
         self._made: dict[tuple[type[Platform], str], Platform] = {}
         self._lock = threading.Lock()
-        self._choosing: set[int] = set()
         _choices.add(self)
 
     @property
     def asked(self) -> str | None:
-        """What was asked for with `use`, as `use` takes it in another process; None: nothing was.
-
-        Raises:
-            PlatformReentryError: A plugin that is being asked wants to know, to load plugins by it.
-        """
-        if threading.get_ident() in self._choosing:
-            raise PlatformReentryError("a platform plugin loaded plugins while it was asked itself")
+        """What was asked for with `use`, as `use` takes it in another process; None: nothing was."""
         return self._asked
 
     def record_of(self, plugin: Plugin) -> Plugin:
@@ -170,31 +168,25 @@ class PlatformChoice:
 
     # No generator: an interrupt could come between one and the block of its `with`, and leave the lock taken.
     def _alone(self, work: Callable[[], T]) -> T:
-        if threading.get_ident() in self._choosing:
-            raise PlatformReentryError("a platform plugin asked for the platform while it was asked itself")
+        self._choosing.refuse("asked for the platform")
         with self._lock:
             try:
-                self._choosing.add(threading.get_ident())
+                self._choosing.here = True
                 return work()
             finally:
-                self._choosing.discard(threading.get_ident())
+                self._choosing.here = False
 
     def _limited(self, work: Callable[[], T], name: str, what: str) -> T:
         """Does a plugin's work; where its time is limited, in a thread that may choose no platform either."""
-        here = threading.get_ident()
 
         def run() -> T:
-            self._choosing.add(threading.get_ident())
-            try:
-                return work()
-            finally:
-                if threading.get_ident() != here:
-                    self._choosing.discard(threading.get_ident())
+            self._choosing.here = True
+            return work()
 
         return within(self._seconds(), carried(run), name, what)
 
     def _reset(self) -> None:
-        self._lock, self._choosing = threading.Lock(), set()
+        self._lock = threading.Lock()
 
 
 _choices: weakref.WeakSet[PlatformChoice] = weakref.WeakSet()

@@ -26,6 +26,7 @@ from switchrail.foreign import in_lines, one_line
 from switchrail.hooks import Hooks
 from switchrail.lock import Lock
 from switchrail.plugins.attempt import Attempt, handlers, is_interrupt
+from switchrail.plugins.choosing import Choosing
 from switchrail.plugins.declaration import in_order
 from switchrail.plugins.environment import PLATFORMS, allowed, platform_in_use, seconds_allowed
 from switchrail.staging import Staging, staging_of
@@ -46,14 +47,15 @@ class Loader:
     Args:
         core: The runtime's registrations.
         hooks: The runtime's hooks.
+        choosing: Which threads choose the runtime's platform, and so may not load.
 
     Attributes:
         paths: Where plugins were looked for last; None: `sys.path`.
         default_timeout: As `Runtime.default_timeout`.
     """
 
-    def __init__(self, core: _core.Runtime, hooks: Hooks) -> None:
-        self._core, self._hooks = core, hooks
+    def __init__(self, core: _core.Runtime, hooks: Hooks, choosing: Choosing) -> None:
+        self._core, self._hooks, self._choosing = core, hooks, choosing
         self._discovery: Discovery | None = None
         self._plugins: dict[tuple[str, str], Plugin] = {}
         self._order: list[tuple[str, str]] = []
@@ -107,6 +109,7 @@ class Loader:
         Raises:
             ArgumentError: It is one path, not several.
             LoadReentryError: A plugin that is being loaded asked for it.
+            PlatformReentryError: A platform plugin asked for it while it was asked itself.
         """
 
         def work() -> tuple[Plugin, ...]:
@@ -150,6 +153,7 @@ class Loader:
             LockError: The lock file can't be read, or Switchrail itself differs from it; nothing is loaded.
             PluginError: In strict mode, for the plugins that did not load, with their tracebacks.
             LoadReentryError: A plugin that is being loaded asked for it.
+            PlatformReentryError: A platform plugin asked for it while it was asked itself.
         """
         names = allowed(allow)
         seconds = self.seconds(timeout)
@@ -326,6 +330,7 @@ class Loader:
     # No generators: an interrupt could come between one and the block of its `with`, and leave it suspended.
     def _alone(self, work: Callable[[], T]) -> T:
         """Does something while no other thread does; waits for that. What raises changes nothing."""
+        self._choosing.refuse("looked for plugins or loaded plugins")
         if self._loading == threading.get_ident() or staging_of(self._hooks) is not None:
             raise LoadReentryError(
                 "a plugin asked for plugins while it was being loaded itself; valid: to register with the "
