@@ -82,7 +82,7 @@ lint-python: build
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(PY) -m mypy.stubtest switchrail._core
+	$(PY) -m mypy.stubtest --mypy-config-file rust/switchrail-py/stubtest.ini switchrail._core
 
 bench: build
 	$(PY) -m pip install --quiet --group bench
