@@ -1,6 +1,7 @@
 import functools
 import gc
 import itertools
+import logging
 import sys
 import threading
 import time
@@ -257,3 +258,34 @@ def test_a_finalizer_may_change_hooks_while_a_target_is_looked_up():
         hooks.clear()
         del sys.modules["looked_up"]
     assert changes > 30
+
+
+def test_handlers_of_the_log_run_without_the_lock(hooks, module):
+    """A handler may wait for another thread that changes hooks."""
+    told, waiting = [], []
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            told.append(record.getMessage())
+            other = threading.Thread(target=lambda: Hooks().clear(), daemon=True)
+            other.start()
+            other.join(5)
+            waiting.append(other.is_alive())
+
+    module.adder = functools.partial(max, 1)
+    hooks.add("hook_targets.adder", lambda *args, **kwargs: None)
+    held = (module.adder,)
+    hooks.add(module.f, lambda a, b: None)
+    module.f.__code__ = (lambda a, b=2: "theirs").__code__
+    handler = Handler()
+    log = logging.getLogger("switchrail")
+    log.addHandler(handler)
+    try:
+        hooks.clear()
+    finally:
+        log.removeHandler(handler)
+    assert held[0](0) == 1
+    assert [any(part in line for line in told) for part in ("keeps its code", "keeps the stand-in")] == [
+        True
+    ] * 2
+    assert not any(waiting)

@@ -15,7 +15,7 @@ from switchrail.errors import HookError
 from switchrail.hooks import bypass
 from switchrail.hooks.classes import Class, redirected
 from switchrail.hooks.hook import Hook, ordered
-from switchrail.hooks.lock import change_lock
+from switchrail.hooks.lock import change_lock, warnings
 from switchrail.hooks.moves import moves
 from switchrail.hooks.site import Function, Site
 
@@ -119,36 +119,43 @@ def change(
         OrderError: The hooks' constraints form a cycle.
     """
     global _changing
-    with change_lock:
-        if _changing:
-            if remove and not add:
-                _removed_meanwhile.extend(remove)
-                return
-            raise HookError("hooks can't be changed from within another change, but for removals")
-        _changing = True
-        try:
-            before = _table
+    told: Sequence[str] = ()
+    try:
+        with change_lock:
+            if _changing:
+                if remove and not add:
+                    _removed_meanwhile.extend(remove)
+                    return
+                raise HookError("hooks can't be changed from within another change, but for removals")
+            _changing = True
             try:
-                new = {**before.sites}
-                for hook, sites in (add or {}).items():
-                    if hook in new:
-                        raise HookError(f"{hook!r} is there already", target=hook.target_name)
-                    new[hook] = tuple(sites)
-                for hook, site in (attach or {}).items():
-                    if hook in new and site not in new[hook]:
-                        new[hook] = (*new[hook], site)
-                for hook in remove:
-                    new.pop(hook, None)
-                disabled = (before.disabled | {*disable}) - {*enable}
-                _change(new, disabled & new.keys(), strict=strict)
+                before = _table
+                try:
+                    new = {**before.sites}
+                    for hook, sites in (add or {}).items():
+                        if hook in new:
+                            raise HookError(f"{hook!r} is there already", target=hook.target_name)
+                        new[hook] = tuple(sites)
+                    for hook, site in (attach or {}).items():
+                        if hook in new and site not in new[hook]:
+                            new[hook] = (*new[hook], site)
+                    for hook in remove:
+                        new.pop(hook, None)
+                    disabled = (before.disabled | {*disable}) - {*enable}
+                    _change(new, disabled & new.keys(), strict=strict)
+                finally:
+                    while _removed_meanwhile:
+                        gone = _removed_meanwhile.pop()
+                        rest = {hook: sites for hook, sites in _table.sites.items() if hook is not gone}
+                        _change(rest, _table.disabled - {gone})
             finally:
-                while _removed_meanwhile:
-                    gone = _removed_meanwhile.pop()
-                    rest = {hook: sites for hook, sites in _table.sites.items() if hook is not gone}
-                    _change(rest, _table.disabled - {gone})
-        finally:
-            _changing = False
-        after = _table
+                _changing = False
+                told = [*warnings]
+                warnings.clear()
+            after = _table
+    finally:
+        for message in told:
+            _log.warning("%s", message)
     _report(before, after)
 
 
@@ -215,7 +222,7 @@ def _change(
             _refuse_second_replace(site, order, chain.running)
         if swapped:
             installed = chain.installed
-            _log.warning("%s keeps its code: it was swapped since it was hooked", site.name)
+            warnings.append(f"{site.name} keeps its code: it was swapped since it was hooked")
         elif same and order == chain.running:
             installed = chain.installed
         else:

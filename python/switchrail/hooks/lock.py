@@ -7,3 +7,6 @@ from typing import Final
 from switchrail.forks import lock_across_forks
 
 change_lock: Final = lock_across_forks()
+
+warnings: Final[list[str]] = []
+"""What the change in progress warns of; it is logged without the lock, for a handler of the log may wait."""

@@ -7,7 +7,6 @@ be hooked, takes its place wherever it is held.
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable
 from functools import partial
 from types import FunctionType, MethodType
@@ -17,10 +16,9 @@ from switchrail.errors import HookError
 from switchrail.hooks.holders import Hidden, replace_held
 from switchrail.hooks.hook import name_of, nature_of
 from switchrail.hooks.inherited import Attribute
+from switchrail.hooks.lock import warnings
 from switchrail.hooks.parameters import CALLEE, Parameters
 from switchrail.hooks.trampoline import forwarder
-
-_log: Final = logging.getLogger(__name__)
 
 
 class StandIn(Hidden):
@@ -138,14 +136,15 @@ def _class_for(cls: type) -> type[StandIn]:
 class Replaced(Hidden):
     """Puts a stand-in where an object is held, and the object back."""
 
-    __slots__ = ("_owner", "_placed", "_stand_in", "original", "unreached")
+    __slots__ = ("_name", "_owner", "_placed", "_stand_in", "original", "unreached")
 
     original: Any
+    _name: str
     _owner: tuple[Any, str] | None
     unreached: tuple[str, ...]
 
     def __init__(self, function: FunctionType, original: Any, owner: tuple[Any, str] | None) -> None:
-        self.original = original
+        self.original, self._name = original, name_of(original)
         self._stand_in = _class_for(type(original))(function, original)
         self._owner = owner
         self._placed = False
@@ -160,7 +159,6 @@ class Replaced(Hidden):
         if self._placed:
             return
         self._placed = True  # also where it is only half done, for `take`
-        whole = name_of(self.original)
         count, unreached = replace_held(self.original, self._stand_in)
         owner: Any
         owner, name = self._owner or (None, "")
@@ -168,13 +166,14 @@ class Replaced(Hidden):
             try:
                 setattr(owner, name, self._stand_in)
             except (AttributeError, TypeError) as error:
-                raise HookError(f"{whole} can't be replaced where it is: {error}", target=whole) from None
+                problem = f"{self._name} can't be replaced where it is: {error}"
+                raise HookError(problem, target=self._name) from None
             count += 1
         if not count:
             raise HookError(
-                f"{whole} has no code of its own, and nobody was found who holds it and can be changed; "
+                f"{self._name} has no code of its own, and nobody was found who holds it and can be changed; "
                 f"found: {', '.join(unreached) or 'nobody'}",
-                target=whole,
+                target=self._name,
             )
         self.unreached = tuple(unreached)
 
@@ -184,7 +183,7 @@ class Replaced(Hidden):
             return
         self._placed = False
         for holder in replace_held(self._stand_in, self.original)[1]:
-            _log.warning("%s keeps the stand-in for %s, which has no hooks", holder, name_of(self.original))
+            warnings.append(f"{holder} keeps the stand-in for {self._name}, which has no hooks")
         self.unreached = ()
 
 
