@@ -47,6 +47,17 @@ def test_plugins(switchrail, plugins):
     assert "no driver" in found["broken"]["reason"]
 
 
+@pytest.mark.parametrize("arguments", [("plugins",), ("backends",), ("doctor",)])
+def test_what_a_plugin_prints_is_not_in_the_document(switchrail, plugins, arguments):
+    add_distribution(plugins, "loud-gdn", "loud = loud_gdn:print", "print('hello')")
+    try:
+        done = switchrail(*arguments, "--json")
+    finally:
+        sys.modules.pop("loud_gdn", None)
+    json.loads(done.stdout)
+    assert "hello" in done.stderr
+
+
 def test_plugins_left_out(switchrail, plugins, monkeypatch):
     monkeypatch.setenv("SWITCHRAIL_PLUGINS", "boreal")
     found = {plugin["name"]: plugin["state"] for plugin in json.loads(switchrail("plugins", "--json").output)}

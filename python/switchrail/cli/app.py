@@ -17,6 +17,7 @@ from typer.main import get_command
 import switchrail
 from switchrail.cli.complete import join_words
 from switchrail.cli.logs import LOG
+from switchrail.cli.output import others_aside
 from switchrail.errors import SwitchrailError
 from switchrail.foreign import in_lines
 
@@ -46,6 +47,10 @@ class _Command(_FlagsAreFalse, TyperCommand):
 
                 parameter.help = f"{BACKEND_HELP} {in_lines(installed_backends())}"  # type: ignore[attr-defined]
         super().format_help(ctx, formatter)
+
+    def invoke(self, ctx: Any) -> Any:
+        with others_aside():
+            return super().invoke(ctx)
 
 
 class _Commands(_FlagsAreFalse, TyperGroup):

@@ -8,6 +8,7 @@ import typer
 
 from switchrail.cli.choices import JsonOption
 from switchrail.cli.logs import failures_shown
+from switchrail.cli.output import say
 from switchrail.cli.show import print_json
 from switchrail.foreign import one_line
 
@@ -25,8 +26,8 @@ def doctor(as_json: JsonOption = False) -> None:
     else:
         for finding in found:
             mark = "problem" if finding.is_problem else "note"
-            typer.echo(one_line(f"{mark}: {finding.check}, {finding.subject}: {finding.problem}"))
-            typer.echo(f"    {one_line(finding.advice)}")
+            say(one_line(f"{mark}: {finding.check}, {finding.subject}: {finding.problem}"))
+            say(f"    {one_line(finding.advice)}")
         if not any(finding.is_problem for finding in found):
-            typer.echo("nothing is wrong")
+            say("nothing is wrong")
     raise typer.Exit(WRONG if any(finding.is_problem for finding in found) else 0)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from switchrail.cli.choices import JsonOption
+from switchrail.cli.output import say
 from switchrail.cli.show import print_json
 from switchrail.foreign import in_lines
 from switchrail.lock import lock_differences, write_lock
@@ -34,10 +35,10 @@ def lock(
             print_json([difference.to_dict() for difference in differences])
         else:
             told = "\n".join(str(difference) for difference in differences)
-            typer.echo(in_lines(told) or "what is installed is what was locked")
+            say(in_lines(told) or "what is installed is what was locked")
         raise typer.Exit(DIFFERS if differences else 0)
     written = write_lock(output)
     if as_json:
         print_json(written.to_dict())
     else:
-        typer.echo(in_lines(f"{output}: {', '.join(written.distributions)}"))
+        say(in_lines(f"{output}: {', '.join(written.distributions)}"))

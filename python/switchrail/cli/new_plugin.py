@@ -16,6 +16,7 @@ import typer
 
 from switchrail import _core
 from switchrail.cli import complete
+from switchrail.cli.output import say
 from switchrail.errors import NewPluginError
 from switchrail.runtime import Runtime
 
@@ -44,8 +45,8 @@ def new_plugin(
     folder = Path(name) if directory is None else directory
     written = write_plugin(folder, name, op=op, platform=platform, hook=hook)
     for file in written:
-        typer.echo(file)
-    typer.echo(f"next: cd {folder} && pip install --editable . && pytest")
+        say(str(file))
+    say(f"next: cd {folder} && pip install --editable . && pytest")
 
 
 def write_plugin(

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from switchrail.cli.output import output, say
 from switchrail.foreign import in_lines, json_escaped, one_line
 from switchrail.plugins import GROUP
 
@@ -34,13 +35,14 @@ def console(*, stderr: bool = False, quiet: bool = False) -> Console:
         stderr: Standard error.
         quiet: Prints nothing.
     """
-    stream = sys.stderr if stderr else sys.stdout
-    return _Plain(width=None if stream.isatty() else PIPE_WIDTH, stderr=stderr, quiet=quiet)
+    stream = sys.stderr if stderr else output()
+    width = None if stream.isatty() else PIPE_WIDTH
+    return _Plain(file=stream, width=width, stderr=stderr, quiet=quiet)
 
 
 def print_json(document: Any) -> None:
     """Prints one JSON document to standard output."""
-    print(json_escaped(json.dumps(document, indent=2, ensure_ascii=False)))
+    say(json_escaped(json.dumps(document, indent=2, ensure_ascii=False)))
 
 
 def table(
