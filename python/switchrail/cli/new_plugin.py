@@ -105,7 +105,11 @@ def _checked(name: str, op: str) -> str:
         )
     module = re.sub(r"[-_.]+", "_", name).lower()
     if not module.isidentifier() or keyword.iskeyword(module):
-        raise _refused(name, f"its module would be {module!r}, which Python can't import", "a letter first")
+        raise _refused(
+            name,
+            f"its module would be {module!r}, which Python can't import",
+            "a letter first, and no keyword of Python",
+        )
     if module in sys.stdlib_module_names or importlib.util.find_spec(module) is not None:
         raise _refused(name, f"a module {module!r} is there already", "a name of its own")
     taken = [backend.name for backend in Runtime().backends(op)]
