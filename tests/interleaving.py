@@ -1,8 +1,8 @@
 """Two threads in every order that one switch can make of them, one order after the other.
 
 The first thread stops at a line of the code in question; the second then runs to its end, or until it waits
-for a lock; then the first goes on. This is repeated for each line that the first thread reaches, and with the
-parts changed.
+for a lock; then the first goes on. This is repeated for one in `SWITCH_EVERY` of the lines that the first thread
+reaches, and with the parts changed. `make soak` takes every line.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ _LOCKS = type(threading.Lock()), type(threading.RLock())
 # How long a thread may be stuck in something that isn't a watched lock, such as a module's import lock.
 _PATIENCE = 0.05
 
+SWITCH_EVERY = int(os.environ.get("SWITCH_EVERY", "4"))
+
 
 # What looks at its arguments alone.
 _PURE = {"trampoline.py", "parameters.py", "nearest.py", "fingerprint.py"}
@@ -38,7 +40,7 @@ def every_interleaving(
     *,
     alike: bool = False,
 ) -> int:
-    """Runs both orders of two functions with a switch at each line of the first.
+    """Runs both orders of two functions with a switch at one in `SWITCH_EVERY` lines of the first.
 
     Args:
         make: Prepares a run; returns the two functions, and what checks and clears up once both have ended.
@@ -47,7 +49,7 @@ def every_interleaving(
         alike: Whether both do the same, so that one order is enough.
 
     Returns:
-        How many runs there were.
+        How many lines the first thread has reached, in both orders.
     """
     folders = [str(_FOLDER / place) for place in places]
     assert all(map(os.path.exists, folders))
@@ -66,7 +68,7 @@ def _runs(
     orders: Sequence[bool],
 ) -> Iterator[int]:
     for swapped in orders:
-        point, reached = 0, True
+        point, reached = swapped % SWITCH_EVERY, True
         while reached:
             one, two, check = make()
             run = _Run(two if swapped else one, one if swapped else two, point, traced)
@@ -83,8 +85,8 @@ def _runs(
             except BaseException as error:
                 raise AssertionError(f"with a switch at {run.place}: {error!r}") from error
             reached = run.place is not None
-            point += 1
-            yield 1
+            point += SWITCH_EVERY
+            yield SWITCH_EVERY
 
 
 def check_anyway(check: Callable[[], object]) -> None:

@@ -52,7 +52,11 @@ def run(seed: int, cores: set[int], arguments: Sequence[str], log: Path) -> int:
     command += ["-p", "no:cacheprovider", "--random-order", f"--random-order-seed={seed}"]
     with log.open("w") as out:
         process = subprocess.Popen(
-            [*command, *arguments], cwd=TESTS.parent, stdout=out, stderr=subprocess.STDOUT
+            [*command, *arguments],
+            cwd=TESTS.parent,
+            env=os.environ | {"SWITCH_EVERY": "1"},  # see tests/interleaving.py
+            stdout=out,
+            stderr=subprocess.STDOUT,
         )
         os.sched_setaffinity(process.pid, cores)
         return process.wait()
