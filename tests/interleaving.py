@@ -1,8 +1,8 @@
 """Two threads in every order that one switch can make of them, one order after the other.
 
 The first thread stops at a line of the code in question; the second then runs to its end, or until it waits
-for a lock; then the first goes on. This is repeated for one in `SWITCH_EVERY` of the lines that the first thread
-reaches, and with the parts changed. `make soak` takes every line.
+for a lock; then the first goes on. This is repeated for one in `SWITCH_EVERY` of the lines that the first
+thread reaches, and with the parts changed. `make soak` takes every line.
 """
 
 from __future__ import annotations
