@@ -65,7 +65,9 @@ def phases() -> list[str]:
 
 def dtypes() -> list[str]:
     """The dtypes that a model can run in."""
-    return ["float32", "float16", "bfloat16"]
+    from switchrail.engine.dtypes import DTYPES
+
+    return list(DTYPES)
 
 
 def devices() -> list[str]:

@@ -11,7 +11,8 @@ from switchrail.platforms import Hardware
 if TYPE_CHECKING:
     import torch
 
-_DTYPES = ("float32", "float16", "bfloat16")
+DTYPES = ("float32", "float16", "bfloat16")
+"""The names of the dtypes that an engine computes in, where its hardware does."""
 
 STATE_DTYPE = "float32"
 """The dtype of recurrent states."""
@@ -33,28 +34,28 @@ def choose_dtype(dtype: str | torch.dtype | None, config: dict[str, Any], hardwa
     if dtype is None:
         key = "dtype" if config.get("dtype") is not None else "torch_dtype"
         own = config.get(key)
-        if own is not None and str(own).removeprefix("torch.") not in (*_DTYPES, "float64"):
-            near, hint = nearest(own, _DTYPES)
+        if own is not None and str(own).removeprefix("torch.") not in (*DTYPES, "float64"):
+            near, hint = nearest(own, DTYPES)
             raise UnknownDtypeError(
-                f"{key} is {own!r:.80} in the checkpoint's configuration{hint}; valid: {', '.join(_DTYPES)}",
+                f"{key} is {own!r:.80} in the checkpoint's configuration{hint}; valid: {', '.join(DTYPES)}",
                 name=own,
-                valid=tuple(_DTYPES),
+                valid=tuple(DTYPES),
                 nearest=near,
             )
         dtype = "float32" if own is None or hardware.device.partition(":")[0] == "cpu" else own
     name = str(dtype).removeprefix("torch.")
     supported = hardware.supported_dtypes()
-    valid = tuple(known for known in _DTYPES if known in supported)
+    valid = tuple(known for known in DTYPES if known in supported)
     if not valid:
         raise PlatformError(
             f"platform {hardware.kind!r} gives {supported!r} for supported_dtypes(); valid: names, such as "
-            f"{', '.join(map(repr, _DTYPES))}",
+            f"{', '.join(map(repr, DTYPES))}",
             found=supported,
         )
     if name not in valid:
         near, hint = nearest(name, valid)
         problem = (
-            f"{hardware.device} does not compute in {name}" if name in _DTYPES else f"unknown dtype {name!r}"
+            f"{hardware.device} does not compute in {name}" if name in DTYPES else f"unknown dtype {name!r}"
         )
         raise UnknownDtypeError(
             f"{problem}{hint}; valid: {', '.join(valid)}", name=name, valid=valid, nearest=near
@@ -62,4 +63,4 @@ def choose_dtype(dtype: str | torch.dtype | None, config: dict[str, Any], hardwa
     return name
 
 
-__all__ = ["STATE_DTYPE", "choose_dtype"]
+__all__ = ["DTYPES", "STATE_DTYPE", "choose_dtype"]

@@ -109,10 +109,8 @@ impl BoundPlan {
         {
             return Ok(call.clone_ref(py));
         }
-        let (op, phase) = (self.op(op)?, self.phase(phase)?);
-        let layer = layer_of(py, self.core().layout(), layer_id, layer)?;
-        let id = self.core().lookup(layer, op, phase).map_err(raise)?;
-        self.call(py, self.core().start(op, phase), layer, id)
+        let (start, layer, id) = self.route(py, op, phase, layer_id, layer)?;
+        self.call(py, start, layer, id)
     }
 
     /// The instance whose method `lookup` gives.
@@ -125,9 +123,7 @@ impl BoundPlan {
         layer_id: Option<&Bound<'_, PyAny>>,
         layer: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Py<PyAny>> {
-        let (op, phase) = (self.op(op)?, self.phase(phase)?);
-        let layer = layer_of(py, self.core().layout(), layer_id, layer)?;
-        let id = self.core().lookup(layer, op, phase).map_err(raise)?;
+        let (.., id) = self.route(py, op, phase, layer_id, layer)?;
         self.instance(py, id)
     }
 
@@ -159,6 +155,21 @@ impl BoundPlan {
     /// A phase, likewise.
     fn phase(&self, phase: &Bound<'_, PyAny>) -> PyResult<Phase> {
         position(&self.phases, phase).map_or_else(|| parse_any(phase), |phase| Ok(Phase::ALL[phase]))
+    }
+
+    /// The route that the arguments of a lookup name: the start of its table, its layer, its backend.
+    fn route(
+        &self,
+        py: Python<'_>,
+        op: &Bound<'_, PyAny>,
+        phase: &Bound<'_, PyAny>,
+        layer_id: Option<&Bound<'_, PyAny>>,
+        layer: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<(usize, usize, BackendId)> {
+        let (op, phase) = (self.op(op)?, self.phase(phase)?);
+        let layer = layer_of(py, self.core().layout(), layer_id, layer)?;
+        let id = self.core().lookup(layer, op, phase).map_err(raise)?;
+        Ok((self.core().start(op, phase), layer, id))
     }
 
     /// The bound method of a route that the plan has.
