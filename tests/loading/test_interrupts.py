@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import switchrail
-from switchrail import Runtime
+from switchrail import Runtime, _core
 from switchrail.hooks import Hooks
 from switchrail.plugins import Plugin, loader
 from switchrail.staging import Staging
@@ -341,9 +341,19 @@ def test_a_wait_for_another_thread_can_be_interrupted(
     lock = Told(host._loader._lock)
     monkeypatch.setattr(host._loader, "_lock", lock)
 
+    heard = threading.Event()
+
+    def hear(*_: object) -> None:
+        if not heard.is_set():
+            heard.set()
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, hear)
+
     def interrupt() -> None:
         assert lock.asked.wait(60)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        while not heard.wait(0.1):  # one that comes just before the wait begins is heard when it ends
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     other = threading.Thread(target=interrupt)
     other.start()
@@ -356,6 +366,41 @@ def test_a_wait_for_another_thread_can_be_interrupted(
     other.join(60)
     assert not any(each.is_alive() for each in (thread, other))
     assert state_of(host) == before
+
+
+class Interrupted(str):
+    """A text that a signal strikes when it is asked for itself, which is when Python looks for signals."""
+
+    def __repr__(self) -> str:
+        raise KeyboardInterrupt
+
+    __str__ = __fspath__ = __iter__ = __repr__  # type: ignore[assignment]
+
+
+class NoText:
+    """The same, and no text."""
+
+    __repr__ = __str__ = __fspath__ = __iter__ = __len__ = __getitem__ = Interrupted.__repr__  # type: ignore[assignment]
+
+
+LAYOUT = switchrail.Layout.from_kinds("m", ["full_attention"])
+QUESTIONS: dict[str, Callable[[Runtime], object]] = {
+    "a text": lambda runtime: runtime._core.begin(NoText()),  # type: ignore[arg-type]
+    "a name in a mapping": lambda runtime: runtime._core.begin({Interrupted("kind"): "user"}),
+    "a value in a mapping": lambda runtime: runtime._core.begin({"kind": NoText()}),
+    "a config": lambda runtime: switchrail.Layout.from_config(NoText()),  # type: ignore[arg-type]
+    "an op": lambda runtime: runtime.resolve(NoText(), "decode", device="cpu", dtype="f32"),  # type: ignore[arg-type]
+    "a layer": lambda runtime: LAYOUT.layer(NoText()),  # type: ignore[arg-type]
+    "lengths": lambda runtime: _core.load_of("kda", NoText()),
+}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_that_strikes_while_an_error_is_written_is_not_taken_for_that_error(
+    runtime: Runtime, name: str
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        QUESTIONS[name](runtime)
 
 
 @pytest.fixture(autouse=True)

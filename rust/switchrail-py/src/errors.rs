@@ -1,6 +1,7 @@
 //! The core's errors to the exceptions of `switchrail.errors`: code to class, fields to attributes.
 
 use pyo3::{
+    exceptions::PyException,
     prelude::*,
     types::{PyDict, PyType},
 };
@@ -80,9 +81,16 @@ where
     mapping.extract().map_err(|error: PyErr| {
         let build = || -> PyResult<PyErr> {
             let py = mapping.py();
+            let error = let_pass_interrupts(py, error)?;
             let message = error.value(py).to_string(); // failed to extract field Spec.priority
             let argument = message.rsplit('.').next().unwrap_or_default();
-            let found = mapping.get_item(argument).unwrap_or_else(|_| mapping.clone());
+            let found = match mapping.get_item(argument) {
+                Ok(found) => found,
+                Err(error) => {
+                    let_pass_interrupts(py, error)?;
+                    mapping.clone()
+                }
+            };
             let mut deepest = error.cause(py);
             while let Some(cause) = deepest.as_ref().and_then(|cause| cause.cause(py)) {
                 deepest = Some(cause);
@@ -91,11 +99,21 @@ where
             let fields = PyDict::new(py);
             fields.set_item("argument", argument)?;
             fields.set_item("found", &found)?;
-            let message = format!("{argument} is {}: {problem}", described(&found));
+            let message = format!("{argument} is {}: {problem}", described(&found)?);
             Ok(exception(py, "ArgumentError", message, Some(&fields)))
         };
         build().unwrap_or_else(|error| error)
     })
+}
+
+/// The error again, for whoever makes another of it; `Err` where it has to reach the caller as it is, as
+/// `KeyboardInterrupt` and `SystemExit` do.
+pub fn let_pass_interrupts(py: Python<'_>, error: PyErr) -> PyResult<PyErr> {
+    if error.is_instance_of::<PyException>(py) {
+        Ok(error)
+    } else {
+        Err(error)
+    }
 }
 
 /// An exception of `switchrail.errors` by the name of its class.

@@ -10,7 +10,10 @@ use pyo3::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Map, Number, Value};
 
-use crate::{errors::exception, text::described};
+use crate::{
+    errors::{exception, let_pass_interrupts},
+    text::described,
+};
 
 /// The Python form of a value: dict, tuple, str, int, float, bool, None.
 pub fn to_py<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>> {
@@ -88,7 +91,7 @@ pub fn fields(object: &Bound<'_, PyAny>) -> PyResult<Map<String, Value>> {
         Value::Object(fields) => Ok(fields),
         _ => Err(refuse(
             object.py(),
-            format!("{} is no mapping", described(object)),
+            format!("{} is no mapping", described(object)?),
         )),
     }
 }
@@ -148,12 +151,16 @@ fn read(object: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
         for item in mapping.items()? {
             let (name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
             if !name.is_instance_of::<PyString>() && !name.is_exact_instance_of::<PyInt>() {
-                let problem = format!("{} is no name in a JSON object", described(&name));
+                let problem = format!("{} is no name in a JSON object", described(&name)?);
                 return Err(refuse(object.py(), problem));
             }
-            let Ok(text) = name.str().and_then(|name| name.to_str().map(str::to_owned)) else {
-                let problem = "a name is an integer too large to write, or has half of a surrogate pair";
-                return Err(refuse(object.py(), problem.to_owned()));
+            let text = match name.str().and_then(|name| name.to_str().map(str::to_owned)) {
+                Ok(text) => text,
+                Err(error) => {
+                    let_pass_interrupts(object.py(), error)?;
+                    let problem = "a name is an integer too large to write, or has half of a surrogate pair";
+                    return Err(refuse(object.py(), problem.to_owned()));
+                }
             };
             fields.insert(text, read(&value, depth + 1)?);
         }
@@ -161,7 +168,7 @@ fn read(object: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
     }
     Err(refuse(
         object.py(),
-        format!("{} is no JSON value", described(object)),
+        format!("{} is no JSON value", described(object)?),
     ))
 }
 

@@ -8,7 +8,7 @@ use pyo3::{
 };
 
 use crate::{
-    errors::{exception, raise},
+    errors::{exception, let_pass_interrupts, raise},
     json,
     mirror::mirror,
     op::parse,
@@ -23,7 +23,10 @@ mirror! {
         fn from_config(config: &Bound<'_, PyAny>) -> PyResult<Self> {
             let layout = match config.extract::<PathBuf>() {
                 Ok(path) => switchrail::Layout::from_path(path),
-                Err(_) => switchrail::Layout::from_config(&json::from_py(config)?),
+                Err(error) => {
+                    let_pass_interrupts(config.py(), error)?;
+                    switchrail::Layout::from_config(&json::from_py(config)?)
+                }
             };
             layout.map(Self).map_err(raise)
         }
@@ -96,15 +99,16 @@ pub fn read_id(layout: &switchrail::Layout, id: &Bound<'_, PyAny>) -> PyResult<u
     if !id.is_exact_instance_of::<PyInt>() {
         let problem = format!(
             "the layer id is {} ({}), not an int",
-            described(id),
+            described(id)?,
             id.get_type().name()?
         );
         return Err(refuse_id(layout, "LayerTypeError", &problem, id));
     }
-    id.extract().map_err(|_| {
-        let problem = format!("{} has no layer {}", layout.model(), described(id));
-        refuse_id(layout, "UnknownLayerError", &problem, id)
-    })
+    let Ok(number) = id.extract() else {
+        let problem = format!("{} has no layer {}", layout.model(), described(id)?);
+        return Err(refuse_id(layout, "UnknownLayerError", &problem, id));
+    };
+    Ok(number)
 }
 
 /// The error for a layer id that can't be meant, with the model and the valid range.

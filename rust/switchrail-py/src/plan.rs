@@ -7,7 +7,7 @@ use switchrail::{BackendId, CoreError, FingerprintInputs, PlanRequest, Preferenc
 
 use crate::{
     backend::Registration,
-    errors::{arguments, raise},
+    errors::{arguments, let_pass_interrupts, raise},
     json,
     layout::{Layout, read_id, refuse_id},
     mirror::mirror,
@@ -200,8 +200,13 @@ impl RoutePlan {
 
 /// The value of the core that an argument names.
 pub fn parse_any<T: FromStr<Err: CoreError>>(name: &Bound<'_, PyAny>) -> PyResult<T> {
-    let text = name.extract::<Text>();
-    parse(&text.map_or_else(|_| described(name), |Text(text)| text))
+    match name.extract() {
+        Ok(Text(text)) => parse(&text),
+        Err(error) => {
+            let_pass_interrupts(name.py(), error)?;
+            parse(&described(name)?)
+        }
+    }
 }
 
 /// The id of a layer that is given by its object or by its id.
@@ -221,7 +226,7 @@ pub fn layer_of(
             Some(layer) => {
                 let problem = format!(
                     "{} has neither layer_id nor layer_idx, and no id was given",
-                    described(layer)
+                    described(layer)?
                 );
                 (problem, layer.clone())
             }

@@ -10,7 +10,7 @@ use switchrail::{HeadCount, Load, Packages, Preferences};
 
 use crate::{
     backend::Heads,
-    errors::{exception, raise},
+    errors::{exception, let_pass_interrupts, raise},
     json,
     mirror::mirror,
     op::{DeviceForm, parse},
@@ -151,7 +151,8 @@ pub fn load_of(
 }
 
 fn lengths(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
-    given.extract().map_err(|_| {
+    given.extract().or_else(|error| {
+        let_pass_interrupts(given.py(), error)?;
         let items = given
             .cast::<PySequence>()
             .ok()
@@ -168,12 +169,12 @@ fn lengths(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
             Some((index, item)) => (format!("{argument}[{index}]"), item),
             None => (argument.to_owned(), given.clone()),
         };
-        refusal(
+        Err(refusal(
             &argument,
             &found,
-            &format!("is {}", described(&found)),
+            &format!("is {}", described(&found)?),
             "numbers of tokens, one a sequence",
-        )
+        ))
     })
 }
 

@@ -6,7 +6,7 @@ use pyo3::{
     types::{PyDict, PyString},
 };
 
-use crate::errors::exception;
+use crate::errors::{exception, let_pass_interrupts};
 
 /// One text.
 pub struct Text(pub String);
@@ -32,7 +32,13 @@ impl FromPyObject<'_, '_> for Texts {
         if object.is_instance_of::<PyString>() {
             return Err(refuse(object, "a list of texts"));
         }
-        let items = object.try_iter().map_err(|_| refuse(object, "a list of texts"))?;
+        let items = match object.try_iter() {
+            Ok(items) => items,
+            Err(error) => {
+                let_pass_interrupts(object.py(), error)?;
+                return Err(refuse(object, "a list of texts"));
+            }
+        };
         items
             .map(|item| item?.extract::<Text>().map(|Text(text)| text))
             .collect::<PyResult<_>>()
@@ -45,17 +51,21 @@ fn refuse(found: Borrowed<'_, '_, PyAny>, valid: &str) -> PyErr {
     let build = || {
         let fields = PyDict::new(py);
         fields.set_item("found", found)?;
-        let message = format!("got {}, expected {valid}", described(&found));
+        let message = format!("got {}, expected {valid}", described(&found)?);
         Ok(exception(py, "ArgumentError", message, Some(&fields)))
     };
     build().unwrap_or_else(|error: PyErr| error)
 }
 
 /// What an object says of itself, in short; its type where it fails to.
-pub fn described(object: &Bound<'_, PyAny>) -> String {
-    let text = object
-        .repr()
-        .map(|text| switchrail::shown(&text.to_string_lossy()).into_owned());
-    text.or_else(|_| Ok::<_, PyErr>(format!("a {}", object.get_type().name()?)))
-        .unwrap_or_else(|_| "an object".to_owned())
+///
+/// Python looks for signals before it asks an object for its text, so an interrupt may come out of it.
+pub fn described(object: &Bound<'_, PyAny>) -> PyResult<String> {
+    match object.repr() {
+        Ok(text) => Ok(switchrail::shown(&text.to_string_lossy()).into_owned()),
+        Err(error) => {
+            let_pass_interrupts(object.py(), error)?;
+            Ok(format!("a {}", object.get_type().name()?))
+        }
+    }
 }
