@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from switchrail import config
+from switchrail._core import PHASES
 from switchrail.errors import BackendImportError
 from switchrail.nearest import nearest
 from switchrail.overrides import check_overrides
@@ -67,15 +68,27 @@ def check_class(cls: object, name: str, op: str, path: str, phases: Iterable[str
     found = getattr(cls, "op", None)
     if found != op:
         raise _error(name, op, path, f"it is a backend for {found!r}; valid: a class whose `op` is {op!r}")
-    for phase in phases:
-        for method in (phase, "commit") if phase == "verify" and cls.has_state else (phase,):
-            owner = next((base for base in cls.__mro__ if method in vars(base)), None)
-            if owner is None or owner.__module__ == backend.__name__:
-                raise _error(name, op, path, f"it is registered for {phase} but has no method {method!r}")
-    problems = check_overrides(cls, backend.Backend, like={"verify": "prefill"})
+    needed = ["run", "commit"] if "verify" in phases and cls.has_state else ["run"]
+    for method in needed:
+        if getattr(cls, method) is getattr(backend.Backend, method):
+            raise _error(name, op, path, _missing(cls, method))
+    problems = check_overrides(cls, backend.Backend)
     if problems:
         raise _error(name, op, path, "; ".join(problem.text for problem in problems))
     return cls
+
+
+def _missing(cls: type[Any], method: str) -> str:
+    """Says that a method is missing; of a class as they were before there was `run`, what to change."""
+    old = [phase for phase in PHASES if callable(getattr(cls, phase, None))]
+    if method != "run" or not old:
+        return f"it has no method {method!r}"
+    return (
+        f"it has {' and '.join(map(repr, old))}, which are called no more; valid: one `run(call, batch, plan)` for "
+        "all phases, where `call` has the tensors and `call.layer` the pools, weights and options, `plan` returns "
+        "what tells the phases apart, and `run` returns the record that `commit(call, batch, plan, record, "
+        "accepted)` is given"
+    )
 
 
 def _with_ways_out(error: BackendImportError, registration: Registration) -> BackendImportError:

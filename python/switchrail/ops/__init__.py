@@ -11,17 +11,10 @@ from typing import TYPE_CHECKING, Any
 from switchrail.ops.builtins import register_builtins
 
 if TYPE_CHECKING:
-    from switchrail.ops.backend import (
-        AttentionBackend,
-        Backend,
-        GatedDeltaBackend,
-        KdaBackend,
-        LightningBackend,
-        Mamba2Backend,
-        MlaBackend,
-        ShortConvBackend,
-    )
+    from switchrail.ops.attention.call import AttentionBackend, AttentionCall, AttentionLayer
+    from switchrail.ops.backend import Backend
     from switchrail.ops.batch import (
+        Bounds,
         CheckpointBatch,
         PagedBatch,
         PagedTreeBatch,
@@ -30,26 +23,49 @@ if TYPE_CHECKING:
         StateBatch,
         VerifyBatch,
     )
+    from switchrail.ops.call import Layer
     from switchrail.ops.catalog import CONTRACTS
     from switchrail.ops.contract import Contract, OptionSpec, TensorSpec
+    from switchrail.ops.gated_delta.call import GatedDeltaBackend, GatedDeltaCall, GatedDeltaLayer
+    from switchrail.ops.kda.call import KdaBackend, KdaCall, KdaLayer
+    from switchrail.ops.lightning.call import LightningBackend, LightningCall, LightningLayer
+    from switchrail.ops.mamba2.call import Mamba2Backend, Mamba2Call, Mamba2Layer
+    from switchrail.ops.mla.call import MlaBackend, MlaCall, MlaLayer
+    from switchrail.ops.short_conv.call import ShortConvBackend, ShortConvCall, ShortConvLayer
 
 _HOMES = {
-    "CONTRACTS": "catalog",
-    "AttentionBackend": "backend",
+    "AttentionBackend": "attention.call",
+    "AttentionCall": "attention.call",
+    "AttentionLayer": "attention.call",
     "Backend": "backend",
+    "Bounds": "batch",
+    "CONTRACTS": "catalog",
     "CheckpointBatch": "batch",
     "Contract": "contract",
-    "GatedDeltaBackend": "backend",
-    "KdaBackend": "backend",
-    "LightningBackend": "backend",
-    "Mamba2Backend": "backend",
-    "MlaBackend": "backend",
+    "GatedDeltaBackend": "gated_delta.call",
+    "GatedDeltaCall": "gated_delta.call",
+    "GatedDeltaLayer": "gated_delta.call",
+    "KdaBackend": "kda.call",
+    "KdaCall": "kda.call",
+    "KdaLayer": "kda.call",
+    "Layer": "call",
+    "LightningBackend": "lightning.call",
+    "LightningCall": "lightning.call",
+    "LightningLayer": "lightning.call",
+    "Mamba2Backend": "mamba2.call",
+    "Mamba2Call": "mamba2.call",
+    "Mamba2Layer": "mamba2.call",
+    "MlaBackend": "mla.call",
+    "MlaCall": "mla.call",
+    "MlaLayer": "mla.call",
     "OptionSpec": "contract",
     "PagedBatch": "batch",
     "PagedTreeBatch": "batch",
     "Phase": "batch",
     "SequenceBatch": "batch",
-    "ShortConvBackend": "backend",
+    "ShortConvBackend": "short_conv.call",
+    "ShortConvCall": "short_conv.call",
+    "ShortConvLayer": "short_conv.call",
     "StateBatch": "batch",
     "TensorSpec": "contract",
     "VerifyBatch": "batch",
@@ -65,20 +81,36 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "CONTRACTS",
     "AttentionBackend",
+    "AttentionCall",
+    "AttentionLayer",
     "Backend",
+    "Bounds",
     "CheckpointBatch",
     "Contract",
     "GatedDeltaBackend",
+    "GatedDeltaCall",
+    "GatedDeltaLayer",
     "KdaBackend",
+    "KdaCall",
+    "KdaLayer",
+    "Layer",
     "LightningBackend",
+    "LightningCall",
+    "LightningLayer",
     "Mamba2Backend",
+    "Mamba2Call",
+    "Mamba2Layer",
     "MlaBackend",
+    "MlaCall",
+    "MlaLayer",
     "OptionSpec",
     "PagedBatch",
     "PagedTreeBatch",
     "Phase",
     "SequenceBatch",
     "ShortConvBackend",
+    "ShortConvCall",
+    "ShortConvLayer",
     "StateBatch",
     "TensorSpec",
     "VerifyBatch",

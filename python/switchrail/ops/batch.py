@@ -25,6 +25,21 @@ class SequenceBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """How large the batches are that a plan can be refreshed for.
+
+    Attributes:
+        sequences: N, the same in each of them; where there are fewer, the others are padding.
+        rows: T, at most; in decode N.
+        tokens: Tokens of a sequence in the cache, at most, the batch's own included.
+    """
+
+    sequences: int
+    rows: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StateBatch(SequenceBatch):
     """A batch for an op that keeps one state per sequence in a pool of slots.
 

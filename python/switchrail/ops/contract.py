@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 
 from switchrail.errors import ContractError
 from switchrail.ops.batch import CheckpointBatch, PagedTreeBatch, SequenceBatch, StateBatch, VerifyBatch
+from switchrail.ops.call import Layer
 
 INPUT = "input"
 """In a list of dtypes: the dtype of the op's first tensor."""
@@ -23,7 +24,7 @@ COMPUTE = "compute"
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 REMEMBERED = 1024
-"""How many calls that were found right a contract remembers at most."""
+"""How many calls that were found right are remembered with a layer at most."""
 
 _AXIS = re.compile(r"(\w+?)\s*([+-]\s*\d+)?")
 
@@ -117,10 +118,10 @@ class Contract:
 
     Attributes:
         op: The op's name.
-        positional: The names of the tensors that are given by position, in order; the first decides the
-            dtypes.
-        tensors: Every tensor argument by name, `out` included.
-        options: Every other argument by name, less `batch` and `plan`.
+        call: What a call brings; its first tensor decides the dtypes.
+        layer: What never changes for a layer.
+        tensors: Every tensor of both by name, `out` included.
+        options: Every other argument by name.
         batch: The tensors of the call's batch by name.
         batch_type: The class of the batch.
         multiples: Pairs of axes of which the first is a multiple of the second.
@@ -133,7 +134,8 @@ class Contract:
     """
 
     op: str
-    positional: tuple[str, ...]
+    call: type[tuple[Any, ...]]
+    layer: type[Layer]
     tensors: Mapping[str, TensorSpec]
     options: Mapping[str, OptionSpec]
     batch: Mapping[str, TensorSpec]
@@ -150,6 +152,20 @@ class Contract:
     def mutated(self) -> tuple[str, ...]:
         """The names of the tensors that a call writes into."""
         return tuple(name for name, spec in self.tensors.items() if spec.mutated)
+
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the tensors that a call brings, less those that it writes into."""
+        return tuple(name for name in self._brought if not self.tensors[name].mutated)
+
+    @cached_property
+    def _brought(self) -> tuple[str, ...]:
+        names: tuple[str, ...] = self.call._fields[1:]  # type: ignore[attr-defined]
+        return names
+
+    @cached_property
+    def _kept(self) -> tuple[str, ...]:
+        return tuple(field.name for field in fields(self.layer) if field.init)
 
     @cached_property
     def required(self) -> frozenset[str]:
@@ -169,14 +185,27 @@ class Contract:
     def _arguments(self) -> Mapping[str, TensorSpec | OptionSpec]:
         return {**self.tensors, **self.options}
 
-    def check(self, phase: str, batch: SequenceBatch, arguments: Mapping[str, Any]) -> None:
-        """Checks one call and its batch: `check_batch`, with all features, then `check_arguments`.
+    def make(self, arguments: Mapping[str, Any]) -> Any:
+        """A call of a layer of its own, from all arguments by name.
 
         Raises:
-            ContractError: An argument is missing, unknown or not as the contract asks.
+            ContractError: An argument is missing or unknown.
         """
-        self.check_batch(phase, batch, ("checkpoints", "trees"))
-        self.check_arguments(batch, arguments)
+        if not self.required <= arguments.keys() <= self._arguments.keys():
+            self._fail_names(arguments)
+        kept = {name: arguments[name] for name in self._kept if name in arguments}
+        brought = {name: arguments[name] for name in self._brought if name in arguments}
+        return self.call(layer=self.layer(**kept), **brought)
+
+    def check(self, phase: str, call: Any, batch: SequenceBatch) -> None:
+        """Checks one call and its batch: `check_batch`, then `check_call`, with all features.
+
+        Raises:
+            ContractError: An argument is not as the contract asks.
+        """
+        features = tuple(self.features)
+        self.check_batch(phase, batch, features)
+        self.check_call(call, batch, features)
 
     def check_batch(self, phase: str, batch: SequenceBatch, features: Collection[str] = ()) -> None:
         """Checks what all layers of a step share, without looking at the contents of any tensor.
@@ -212,64 +241,74 @@ class Contract:
             self._check_tensor("batch.parents", PARENTS, batch.parents, batch.cu_seqlens, sizes, owners)
             self._check_parents(batch)
 
-    def check_arguments(self, batch: SequenceBatch, arguments: Mapping[str, Any]) -> None:
+    def check_call(self, call: Any, batch: SequenceBatch, features: tuple[str, ...] = ()) -> None:
         """Checks one call whose batch is checked already, without looking at the contents of any tensor.
 
         Args:
-            batch: The call's batch.
-            arguments: Every argument of the call by name, less `batch` and `plan`.
+            call: The call.
+            batch: Its batch.
+            features: Which the backend has.
 
         Raises:
-            ContractError: An argument is missing, unknown or not as the contract asks.
+            ContractError: An argument is not as the contract asks, or belongs to a feature that the backend
+                lacks.
         """
+        if type(call) is not self.call:
+            raise self.error("call", type(call).__name__, f"a {self.call.__name__}")
+        layer: Layer = call[0]
+        if type(layer) is not self.layer:
+            raise self.error("layer", type(layer).__name__, f"a {self.layer.__name__}")
         rows = sum(batch.seqlens)
-        by_row = self._by_row if rows > 1 else frozenset()
+        values: list[object] = []
         try:
-            values: list[object] = []
-            for name, value in arguments.items():
-                if isinstance(value, torch.Tensor):
-                    shape: tuple[int | None, ...] = value.shape
-                    if name in by_row and shape and shape[0] == rows:
-                        shape = (None, *shape[1:])
-                    values.append((value.dtype, value.device, shape, value.stride()))
-                else:
-                    values.append((type(value), value))
-            # All that is looked at below. From layer to layer it is the same, and from step to step but for
-            # the number of rows, of which it only matters that all have it, unless it is 0 or 1.
-            key = (0 if by_row else rows, batch.cu_seqlens.device, *arguments, *values)
-            if key in self._passed:
-                return
-        except (TypeError, RuntimeError):  # an option without a hash, a tensor without strides
-            self._check_arguments(batch, arguments)
+            for tensor in call[1:]:
+                if tensor is None:
+                    values.append(None)
+                    continue
+                shape: tuple[int | None, ...] = tensor.shape
+                if rows > 1 and shape and shape[0] == rows:
+                    shape = (None, *shape[1:])
+                values.append((tensor.dtype, tensor.device, shape, tensor.stride()))
+        except (AttributeError, TypeError, RuntimeError):  # no tensor, or one without strides
+            self._check_call(call, batch, features)
             return
-        self._check_arguments(batch, arguments)
-        if len(self._passed) >= REMEMBERED:
-            self._passed.clear()
-        self._passed.add(key)
+        # All that is looked at below. From step to step it is the same but for the number of rows, of which
+        # it only matters that all have it, unless it is 0 or 1.
+        key = (0 if rows > 1 else rows, batch.cu_seqlens.device, features, *values)
+        if key in layer.checked:
+            return
+        self._check_call(call, batch, features)
+        if len(layer.checked) >= REMEMBERED:
+            layer.checked.clear()
+        layer.checked.add(key)
 
-    @cached_property
-    def _by_row(self) -> frozenset[str]:
-        """The tensors whose first axis is that of the rows, where it is no other axis of any tensor."""
-        names = frozenset(name for name, spec in self.tensors.items() if spec.axes[0] == "T")
-        axes = [axis for spec in self.tensors.values() for axis, _ in spec.parsed_axes]
-        return names if axes.count("T") == len(names) else frozenset()
+    def check_layer(self, layer: Any, features: Collection[str]) -> None:
+        """Checks the options of a layer, and that it needs no feature that its backend lacks.
 
-    @cached_property
-    def _passed(self) -> set[object]:
-        """What `check_arguments` found right."""
-        return set()
+        Raises:
+            ContractError: An option is not as the contract asks, or belongs to a feature that is lacking.
+        """
+        if type(layer) is not self.layer:
+            raise self.error("layer", type(layer).__name__, f"a {self.layer.__name__}")
+        self._check_options({name: getattr(layer, name) for name in self._kept}, features)
 
-    def _check_arguments(self, batch: SequenceBatch, arguments: Mapping[str, Any]) -> None:
-        given = arguments.keys()
-        if not (self.required <= given and given <= self.tensors.keys() | self.options.keys()):
-            self._fail_names(arguments)
+    def _check_options(self, arguments: Mapping[str, Any], features: Collection[str]) -> None:
+        for feature, names in self.features.items():
+            for name in names:
+                if feature not in features and arguments.get(name) is not None:
+                    raise self.error(name, "a value", f"None: this backend lacks the feature {feature}")
         for name, option in self.options.items():
-            if name in given or option.feature is None:
-                self._check_option(name, option, arguments[name])
+            self._check_option(name, option, arguments[name])
         for option_name, value, needed in self.needs:
             if arguments.get(option_name) == value and arguments.get(needed) is None:
                 raise self.error(needed, "None", f"given where {option_name} is {value!r}")
-        first_name = self.positional[0]
+
+    def _check_call(self, call: Any, batch: SequenceBatch, features: Collection[str]) -> None:
+        layer, *brought = call
+        arguments = {name: getattr(layer, name) for name in self._kept}
+        arguments |= dict(zip(self._brought, brought, strict=True))
+        self._check_options(arguments, features)
+        first_name = self.inputs[0]
         first = arguments[first_name]
         if not isinstance(first, torch.Tensor):
             raise self.error(first_name, type(first).__name__, "a torch.Tensor")
@@ -409,7 +448,7 @@ class Contract:
             valid = ", ".join(sorted(map(dtype_name, valid_dtypes)))
             raise self.error(name, f"dtype {dtype_name(tensor.dtype)}", f"one of: {valid}")
         if tensor.device != first.device:
-            raise self.error(name, f"device {tensor.device}", f"{first.device}, that of {self.positional[0]}")
+            raise self.error(name, f"device {tensor.device}", f"{first.device}, that of {self.inputs[0]}")
         shape = tensor.shape
         if len(shape) != len(spec.axes):
             raise self.error(name, f"shape {list(shape)}", f"[{', '.join(spec.axes)}]")

@@ -9,10 +9,13 @@ from typing import ClassVar
 
 import torch
 
+from switchrail.ops.backend import foreign
 from switchrail.ops.batch import StateBatch
 from switchrail.ops.chunks import After, ChunkPlan, Group
-from switchrail.ops.gates import GateKind, activate_beta, activate_gate
+from switchrail.ops.delta_call import DeltaCall, DeltaLayer
 from switchrail.ops.recurrent import TorchRecurrent, TreePlan, run_single, run_tree
+
+FEATURES = ("checkpoints", "raw_gates")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class Tokens:
         return Tokens(*picked)
 
 
-class TorchDelta(TorchRecurrent):
+class TorchDelta(TorchRecurrent[DeltaCall]):
     """Chunks where sequences are long, the recurrence where each has one token, and both for drafted ones."""
 
     gate_dtype: ClassVar[torch.dtype | None] = None
@@ -67,43 +70,25 @@ class TorchDelta(TorchRecurrent):
             [n * C, HV, V], the results by place.
         """
 
-    def run(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-        state: torch.Tensor,
-        out: torch.Tensor,
-        batch: StateBatch,
-        plan: ChunkPlan | TreePlan,
-        scale: float,
-        qk_l2norm: bool,
-        gate: GateKind | None = None,
-        A_log: torch.Tensor | None = None,
-        dt_bias: torch.Tensor | None = None,
-        lower_bound: float | None = None,
-        beta_scale: float | None = None,
-    ) -> torch.Tensor | None:
+    def run(self, call: DeltaCall, batch: StateBatch, plan: ChunkPlan | TreePlan) -> torch.Tensor | None:
         """Runs T packed tokens of N sequences of any length, drafted ones where the plan is for them."""
-        tensors = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "state": state, "out": out}
-        raw = {"gate": gate, "A_log": A_log, "dt_bias": dt_bias, "lower_bound": lower_bound}
-        options = {"scale": scale, "qk_l2norm": qk_l2norm, "beta_scale": beta_scale}
-        self.contract.check_arguments(batch, {**tensors, **raw, **options})
+        self.contract.check_call(call, batch, FEATURES)
+        layer, q, k, v, g, beta, out = call
+        state = layer.state
         compute = torch.promote_types(q.dtype, torch.float32)
         keys_queries = torch.stack([k, q], dim=2).to(compute)
-        if qk_l2norm:
+        if layer.qk_l2norm:
             keys_queries *= torch.rsqrt(keys_queries.square().sum(-1, keepdim=True) + 1e-6)
-        keys_queries[:, :, 1] *= scale
-        log_decay = activate_gate(g, gate, A_log, dt_bias, lower_bound, compute)
-        weight = activate_beta(beta, beta_scale, compute)
+        keys_queries[:, :, 1] *= layer.scale
+        log_decay = activate_gate(g, layer, compute)
+        weight = activate_beta(beta, layer.beta_scale, compute)
         tokens = Tokens(keys_queries, v, log_decay, weight)
         if isinstance(plan, TreePlan):
             return run_tree(
                 plan, state, out, compute, lambda states, rows: self.step(states, tokens.pick(rows))
             )
+        if not isinstance(plan, ChunkPlan):
+            raise foreign("plan", plan)
         if plan.places is None:
             run_single(plan, state, out, compute, lambda states, _: self.step(states, tokens))
             return None
@@ -116,4 +101,27 @@ class TorchDelta(TorchRecurrent):
         return None
 
 
-__all__ = ["Tokens", "TorchDelta"]
+def activate_gate(g: torch.Tensor, layer: DeltaLayer, dtype: torch.dtype) -> torch.Tensor:
+    """The log of the decay [T, HV] or [T, HV, K], computed in `dtype` where it comes raw.
+
+    With x = g + dt_bias and a = exp(A_log): -a softplus(x), or lower_bound sigmoid(a x).
+    """
+    if layer.gate is None:
+        return g
+    assert layer.A_log is not None
+    raw = g.to(dtype)
+    if layer.dt_bias is not None:
+        raw = raw + layer.dt_bias
+    rate = layer.A_log.to(dtype).exp().view(-1, *[1] * (g.ndim - 2))
+    if layer.gate == "softplus":
+        return -rate * torch.nn.functional.softplus(raw)
+    assert layer.lower_bound is not None
+    return layer.lower_bound * torch.sigmoid(rate * raw)
+
+
+def activate_beta(beta: torch.Tensor, beta_scale: float | None, dtype: torch.dtype) -> torch.Tensor:
+    """The weight of the write [T, HV]: beta_scale sigmoid(beta), or beta itself where the scale is None."""
+    return beta if beta_scale is None else beta_scale * torch.sigmoid(beta.to(dtype))
+
+
+__all__ = ["Tokens", "TorchDelta", "activate_beta", "activate_gate"]

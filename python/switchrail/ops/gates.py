@@ -1,11 +1,9 @@
-"""Gates as a model's projections leave them, and what the delta rule makes of them."""
+"""Gates as a model's projections leave them: what the contracts of the delta rule say of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Literal
-
-import torch
 
 from switchrail.ops.contract import COMPUTE, INPUT, OptionSpec, TensorSpec
 
@@ -57,42 +55,4 @@ def raw_tensors(bias_axes: tuple[str, ...]) -> Mapping[str, TensorSpec]:
     }
 
 
-def activate_gate(
-    g: torch.Tensor,
-    gate: GateKind | None,
-    A_log: torch.Tensor | None,
-    dt_bias: torch.Tensor | None,
-    lower_bound: float | None,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    """The log of the decay.
-
-    With x = g + dt_bias and a = exp(A_log): -a softplus(x), or lower_bound sigmoid(a x).
-
-    Args:
-        g: [T, HV] or [T, HV, K].
-        gate: The kind; None where g is the log of the decay already.
-        A_log: [HV].
-        dt_bias: [HV] or [HV, K], or None.
-        lower_bound: Of the kind `sigmoid`.
-        dtype: The dtype to compute in.
-    """
-    if gate is None:
-        return g
-    assert A_log is not None
-    raw = g.to(dtype)
-    if dt_bias is not None:
-        raw = raw + dt_bias
-    rate = A_log.to(dtype).exp().view(-1, *[1] * (g.ndim - 2))
-    if gate == "softplus":
-        return -rate * torch.nn.functional.softplus(raw)
-    assert lower_bound is not None
-    return lower_bound * torch.sigmoid(rate * raw)
-
-
-def activate_beta(beta: torch.Tensor, beta_scale: float | None, dtype: torch.dtype) -> torch.Tensor:
-    """The weight of the write [T, HV]: beta_scale sigmoid(beta), or beta itself where the scale is None."""
-    return beta if beta_scale is None else beta_scale * torch.sigmoid(beta.to(dtype))
-
-
-__all__ = ["FEATURE", "RAW_NEEDS", "RAW_OPTIONS", "GateKind", "activate_beta", "activate_gate", "raw_tensors"]
+__all__ = ["FEATURE", "RAW_NEEDS", "RAW_OPTIONS", "GateKind", "raw_tensors"]

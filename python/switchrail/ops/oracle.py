@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from switchrail.ops.backend import foreign
+from switchrail.ops.backend import Backend, foreign
 from switchrail.ops.batch import CheckpointBatch, PagedBatch, PagedTreeBatch, StateBatch, VerifyBatch
-from switchrail.ops.phases import OneRun
+from switchrail.ops.call import CallT
 
 Token = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
 """From the state before a packed row, float64, and the row's number to the state after it and its result."""
@@ -61,7 +61,7 @@ def seen_by(batch: PagedBatch, n: int, i: int, row: int, window: int | None = No
     return [*range(past), *(past + r for r in followed)]
 
 
-class ReferenceRecurrent(OneRun):
+class ReferenceRecurrent(Backend[CallT, StateBatch]):
     """How an oracle leaves its states in the pool."""
 
     @staticmethod
@@ -77,17 +77,12 @@ class ReferenceRecurrent(OneRun):
                         state[slot] = s.to(state.dtype)
 
     def commit(
-        self,
-        record: object,
-        accepted: torch.Tensor,
-        *,
-        state: torch.Tensor,
-        batch: VerifyBatch,
-        plan: object,
+        self, call: CallT, batch: VerifyBatch, plan: object, record: object, accepted: torch.Tensor
     ) -> None:
         """Writes each sequence's state after its last accepted row."""
         if not isinstance(record, list):
             raise foreign("record", record)
+        state = call[0].state
         for n, after in enumerate(record):
             if len(after) > 1:
                 state[batch.write_slots[n]] = after[int(accepted[n]) + 1].to(state.dtype)

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import torch
 
-from switchrail.ops.backend import foreign
-from switchrail.ops.batch import Phase, StateBatch, VerifyBatch
+from switchrail.ops.backend import Backend, foreign
+from switchrail.ops.batch import Bounds, Phase, StateBatch, VerifyBatch
+from switchrail.ops.call import CallT
 from switchrail.ops.chunks import ChunkPlan, plan_chunks
 from switchrail.ops.contract import Contract
-from switchrail.ops.phases import OneRun
 from switchrail.ops.slots import Slots, indices
 
 Step = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
@@ -84,27 +84,20 @@ def plan_tree(contract: Contract, batch: StateBatch) -> TreePlan:
     )
 
 
-class TorchRecurrent(OneRun):
-    """The phases of an op with a state, made of its chunks and of single tokens."""
+class TorchRecurrent(Backend[CallT, StateBatch]):
+    """The plans of an op with a state: its chunks, and the levels of drafted rows."""
 
     contract: ClassVar[Contract]
     chunk: ClassVar[int]
-    plan_types: ClassVar[dict[Phase, type]] = {"prefill": ChunkPlan, "decode": ChunkPlan, "verify": TreePlan}
 
-    def plan(self, phase: Phase, batch: StateBatch) -> object:
+    def plan(self, phase: Phase, batch: StateBatch, bounds: Bounds | None = None) -> object:
         """Cuts the sequences into chunks, or the drafted rows into levels."""
         if phase == "verify":
             return plan_tree(self.contract, batch)
         return plan_chunks(self.contract, phase, batch, self.chunk)
 
     def commit(
-        self,
-        record: object,
-        accepted: torch.Tensor,
-        *,
-        state: torch.Tensor,
-        batch: VerifyBatch,
-        plan: object,
+        self, call: CallT, batch: VerifyBatch, plan: object, record: object, accepted: torch.Tensor
     ) -> None:
         """Writes the state after each sequence's last accepted row."""
         self.contract.check_accepted(batch, accepted)
@@ -126,7 +119,13 @@ class TorchRecurrent(OneRun):
         count = len(plan.sequences)
         initial = torch.arange(count, device=last.device)
         place = count + plan.starts + last.minimum(plan.lengths - 1)
-        plan.slots.store(state, record.index_select(0, torch.where(last < 0, initial, place)))
+        states = record.index_select(0, torch.where(last < 0, initial, place))
+        plan.slots.store(self.pool(call), states)
+
+    def pool(self, call: CallT) -> torch.Tensor:
+        """The layer's pool of states, a slot's in the order in which `run` computes with it."""
+        state: torch.Tensor = call[0].state
+        return state
 
 
 def run_single(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from switchrail.ops.attention.call import AttentionCall, AttentionLayer
 from switchrail.ops.batch import PagedBatch, PagedTreeBatch
 from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, PAGES, Contract, OptionSpec, TensorSpec
 
@@ -9,7 +10,8 @@ _CACHE = ("pages", "page", "HKV", "D")
 
 CONTRACT = Contract(
     op="attention",
-    positional=("q", "k_cache", "v_cache"),
+    call=AttentionCall,
+    layer=AttentionLayer,
     tensors={
         "q": TensorSpec(axes=("T", "H", "D"), dtypes=FLOATS, unit_stride=("D",), about="queries"),
         "k_cache": TensorSpec(axes=_CACHE, dtypes=(INPUT,), memory=_CACHE, about="pool of keys"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from switchrail.ops.attention.call import AttentionBackend, AttentionCall
 from switchrail.ops.attention.contract import CONTRACT
-from switchrail.ops.backend import AttentionBackend
 from switchrail.ops.batch import PagedBatch, PagedTreeBatch
 from switchrail.ops.oracle import seen_by
 
@@ -13,26 +13,12 @@ from switchrail.ops.oracle import seen_by
 class ReferenceAttention(AttentionBackend):
     """softmax(scale q K^T) V (Vaswani et al., arXiv 1706.03762) in float64, each row over what it may see."""
 
-    def prefill(
-        self,
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        *,
-        out: torch.Tensor,
-        batch: PagedBatch,
-        plan: object,
-        scale: float,
-        window: int | None = None,
-        soft_cap: float | None = None,
-        sinks: torch.Tensor | None = None,
-        lse: torch.Tensor | None = None,
-    ) -> None:
+    def run(self, call: AttentionCall, batch: PagedBatch, plan: object) -> None:
         """Attends T packed query rows of N sequences of any length."""
-        tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "sinks": sinks, "out": out, "lse": lse}
-        options = {"scale": scale, "window": window, "soft_cap": soft_cap}
-        phase = "verify" if isinstance(batch, PagedTreeBatch) else "prefill"
-        CONTRACT.check(phase, batch, {**tensors, **options})
+        CONTRACT.check("verify" if isinstance(batch, PagedTreeBatch) else "prefill", call, batch)
+        layer, q, out, lse = call
+        k_cache, v_cache, scale, window = layer.k_cache, layer.v_cache, layer.scale, layer.window
+        soft_cap, sinks = layer.soft_cap, layer.sinks
         page = k_cache.shape[1]
         group = q.shape[1] // k_cache.shape[2]
         row = 0
@@ -52,9 +38,6 @@ class ReferenceAttention(AttentionBackend):
                 if lse is not None:
                     lse[row] = torch.logsumexp(logits, dim=-1)
                 row += 1
-
-    decode = prefill
-    verify = prefill
 
 
 __all__ = ["ReferenceAttention"]

@@ -6,11 +6,14 @@ import torch
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.functional import scaled_dot_product_attention
 
+from switchrail.ops.attention.call import AttentionBackend, AttentionCall
 from switchrail.ops.attention.contract import CONTRACT
-from switchrail.ops.backend import AttentionBackend, foreign
-from switchrail.ops.batch import PagedBatch, Phase
+from switchrail.ops.backend import foreign
+from switchrail.ops.batch import Bounds, PagedBatch, Phase
 from switchrail.ops.pages import PagedPlan
 from switchrail.ops.softmax import attend
+
+FEATURES = ("lse", "sinks", "soft_cap", "trees", "window")
 
 
 class TorchAttention(AttentionBackend):
@@ -23,50 +26,26 @@ class TorchAttention(AttentionBackend):
     IEEE unless it was told otherwise.
     """
 
-    def plan(self, phase: Phase, batch: PagedBatch) -> PagedPlan:
+    def plan(self, phase: Phase, batch: PagedBatch, bounds: Bounds | None = None) -> PagedPlan:
         """Cuts the batch into calls."""
         return PagedPlan(CONTRACT, phase, batch)
 
-    def prefill(
-        self,
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        *,
-        out: torch.Tensor,
-        batch: PagedBatch,
-        plan: object,
-        scale: float,
-        window: int | None = None,
-        soft_cap: float | None = None,
-        sinks: torch.Tensor | None = None,
-        lse: torch.Tensor | None = None,
-    ) -> None:
+    def run(self, call: AttentionCall, batch: PagedBatch, plan: PagedPlan) -> None:
         """Attends T packed query rows of N sequences of any length."""
-        tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "sinks": sinks, "out": out, "lse": lse}
-        options = {"scale": scale, "window": window, "soft_cap": soft_cap}
-        CONTRACT.check_arguments(batch, {**tensors, **options})
+        CONTRACT.check_call(call, batch, FEATURES)
+        layer = call.layer
         if not isinstance(plan, PagedPlan):
             raise foreign("plan", plan)
-        if soft_cap is None and sinks is None and lse is None:
-            _attend_fused(plan, q, k_cache, v_cache, out, scale, window)
+        if layer.soft_cap is None and layer.sinks is None and call.lse is None:
+            _attend_fused(plan, call)
         else:
-            _attend_plainly(plan, q, k_cache, v_cache, out, scale, window, soft_cap, sinks, lse)
-        plan.clear_padding(out, lse)
-
-    decode = prefill
-    verify = prefill
+            _attend_plainly(plan, call)
+        plan.clear_padding(call.out, call.lse)
 
 
-def _attend_fused(
-    plan: PagedPlan,
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    out: torch.Tensor,
-    scale: float,
-    window: int | None,
-) -> None:
+def _attend_fused(plan: PagedPlan, call: AttentionCall) -> None:
+    layer, q, out, _ = call
+    k_cache, v_cache, scale, window = layer.k_cache, layer.v_cache, layer.scale, layer.window
     page, kv_heads, head_size = k_cache.shape[1:]
     keys, values = k_cache.flatten(0, 1), v_cache.flatten(0, 1)
     if q.device.type == "cuda" and any(
@@ -119,18 +98,10 @@ def _has_flash(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> boo
     return can_use_flash_attention(SDPAParams(query, key, value, None, 0.0, False, True))
 
 
-def _attend_plainly(
-    plan: PagedPlan,
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    out: torch.Tensor,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    sinks: torch.Tensor | None,
-    lse: torch.Tensor | None,
-) -> None:
+def _attend_plainly(plan: PagedPlan, call: AttentionCall) -> None:
+    layer, q, out, lse = call
+    k_cache, v_cache, scale, window = layer.k_cache, layer.v_cache, layer.scale, layer.window
+    soft_cap, sinks = layer.soft_cap, layer.sinks
     page, kv_heads, head_size = k_cache.shape[1:]
     parts = plan.parts(page, window=window, causal=False)
     compute = torch.promote_types(q.dtype, torch.float32)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from switchrail.ops.batch import CheckpointBatch, StateBatch
 from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, STATE_SLOTS, Contract, OptionSpec, TensorSpec
+from switchrail.ops.gated_delta.call import GatedDeltaCall, GatedDeltaLayer
 from switchrail.ops.gates import RAW_NEEDS, RAW_OPTIONS, raw_tensors
 
 CONTRACT = Contract(
     op="gated_delta",
-    positional=("q", "k", "v"),
+    call=GatedDeltaCall,
+    layer=GatedDeltaLayer,
     tensors={
         "q": TensorSpec(axes=("T", "H", "K"), dtypes=FLOATS, unit_stride=("K",), about="queries"),
         "k": TensorSpec(axes=("T", "H", "K"), dtypes=(INPUT,), unit_stride=("K",), about="keys"),

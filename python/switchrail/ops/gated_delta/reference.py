@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from switchrail.ops.backend import GatedDeltaBackend
 from switchrail.ops.delta_reference import ReferenceDelta
+from switchrail.ops.gated_delta.call import GatedDeltaBackend
 from switchrail.ops.gated_delta.contract import CONTRACT
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from switchrail.ops.backend import GatedDeltaBackend
 from switchrail.ops.chunks import After, Group, invert_unit_lower, scan
 from switchrail.ops.delta import Tokens, TorchDelta
+from switchrail.ops.gated_delta.call import GatedDeltaBackend
 from switchrail.ops.gated_delta.contract import CONTRACT
 
 CHUNK = 32

@@ -5,10 +5,12 @@ from __future__ import annotations
 from switchrail.ops.batch import CheckpointBatch, StateBatch
 from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, STATE_SLOTS, Contract, OptionSpec, TensorSpec
 from switchrail.ops.gates import RAW_NEEDS, RAW_OPTIONS, raw_tensors
+from switchrail.ops.kda.call import KdaCall, KdaLayer
 
 CONTRACT = Contract(
     op="kda",
-    positional=("q", "k", "v"),
+    call=KdaCall,
+    layer=KdaLayer,
     tensors={
         "q": TensorSpec(axes=("T", "H", "K"), dtypes=FLOATS, unit_stride=("K",), about="queries"),
         "k": TensorSpec(axes=("T", "H", "K"), dtypes=(INPUT,), unit_stride=("K",), about="keys"),

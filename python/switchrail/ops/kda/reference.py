@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from switchrail.ops.backend import KdaBackend
 from switchrail.ops.delta_reference import ReferenceDelta
+from switchrail.ops.kda.call import KdaBackend
 from switchrail.ops.kda.contract import CONTRACT
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from switchrail.ops.backend import KdaBackend
 from switchrail.ops.chunks import After, Group, invert_unit_lower, scan
 from switchrail.ops.delta import Tokens, TorchDelta
+from switchrail.ops.kda.call import KdaBackend
 from switchrail.ops.kda.contract import CONTRACT
 
 CHUNK = 32

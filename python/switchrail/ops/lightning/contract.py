@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from switchrail.ops.batch import CheckpointBatch, StateBatch
 from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, STATE_SLOTS, Contract, OptionSpec, TensorSpec
+from switchrail.ops.lightning.call import LightningCall, LightningLayer
 
 CONTRACT = Contract(
     op="lightning",
-    positional=("q", "k", "v"),
+    call=LightningCall,
+    layer=LightningLayer,
     tensors={
         "q": TensorSpec(axes=("T", "H", "K"), dtypes=FLOATS, unit_stride=("K",), about="queries"),
         "k": TensorSpec(axes=("T", "H", "K"), dtypes=(INPUT,), unit_stride=("K",), about="keys"),

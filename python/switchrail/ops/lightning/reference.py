@@ -4,35 +4,24 @@ from __future__ import annotations
 
 import torch
 
-from switchrail.ops.backend import LightningBackend
 from switchrail.ops.batch import StateBatch, VerifyBatch
+from switchrail.ops.lightning.call import LightningBackend, LightningCall
 from switchrail.ops.lightning.contract import CONTRACT
 from switchrail.ops.oracle import ReferenceRecurrent, walk
 
 
-class ReferenceLightning(ReferenceRecurrent, LightningBackend):
+class ReferenceLightning(ReferenceRecurrent[LightningCall], LightningBackend):
     """Qin et al., arXiv 2405.17381, in float64: kv_t = lambda kv_{t-1} + k_t^T v_t and o_t = q_t kv_t.
 
     The state here is the transpose of the paper's kv.
     """
 
-    def run(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        g: torch.Tensor,
-        state: torch.Tensor,
-        out: torch.Tensor,
-        batch: StateBatch,
-        plan: object,
-        scale: float,
-    ) -> list[list[torch.Tensor]]:
+    def run(self, call: LightningCall, batch: StateBatch, plan: object) -> list[list[torch.Tensor]]:
         """Runs T packed tokens of N sequences of any length, drafted ones where the batch says so."""
-        tensors = {"q": q, "k": k, "v": v, "g": g, "state": state, "out": out}
         phase = "verify" if isinstance(batch, VerifyBatch) else "prefill"
-        CONTRACT.check(phase, batch, {**tensors, "scale": scale})
+        CONTRACT.check(phase, call, batch)
+        layer, q, k, v, out = call
+        g, state, scale = layer.g, layer.state, layer.scale
         decay = g.double().exp()[:, None, None]
 
         def token(s: torch.Tensor, t: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,9 +6,10 @@ from functools import partial
 
 import torch
 
-from switchrail.ops.backend import LightningBackend
+from switchrail.ops.backend import foreign
 from switchrail.ops.batch import StateBatch
 from switchrail.ops.chunks import After, ChunkPlan, Group, scan
+from switchrail.ops.lightning.call import LightningBackend, LightningCall
 from switchrail.ops.lightning.contract import CONTRACT
 from switchrail.ops.recurrent import TorchRecurrent, TreePlan, run_single, run_tree
 
@@ -19,7 +20,7 @@ _NO_DECAY_LEFT = -1e3
 """exp of it is 0 in every dtype; finite, so that no token's distance to itself is NaN."""
 
 
-class TorchLightning(TorchRecurrent, LightningBackend):
+class TorchLightning(TorchRecurrent[LightningCall], LightningBackend):
     """The chunked form in float32 (float64 for float64 inputs).
 
     With S_0 the state before a chunk, its token i = 1, 2, ... reads exp(i g) S_0 q_i and, of each token j up
@@ -33,22 +34,11 @@ class TorchLightning(TorchRecurrent, LightningBackend):
     contract = CONTRACT
     chunk = CHUNK
 
-    def run(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        g: torch.Tensor,
-        state: torch.Tensor,
-        out: torch.Tensor,
-        batch: StateBatch,
-        plan: ChunkPlan | TreePlan,
-        scale: float,
-    ) -> torch.Tensor | None:
+    def run(self, call: LightningCall, batch: StateBatch, plan: ChunkPlan | TreePlan) -> torch.Tensor | None:
         """Runs T packed tokens of N sequences of any length, drafted ones where the plan is for them."""
-        tensors = {"q": q, "k": k, "v": v, "g": g, "state": state, "out": out}
-        CONTRACT.check_arguments(batch, {**tensors, "scale": scale})
+        CONTRACT.check_call(call, batch, ("checkpoints",))
+        layer, q, k, v, out = call
+        g, state, scale = layer.g, layer.state, layer.scale
         compute = torch.promote_types(q.dtype, torch.float32)
         decay = g.to(compute).clamp_min(_NO_DECAY_LEFT)
 
@@ -62,6 +52,8 @@ class TorchLightning(TorchRecurrent, LightningBackend):
 
         if isinstance(plan, TreePlan):
             return run_tree(plan, state, out, compute, step)
+        if not isinstance(plan, ChunkPlan):
+            raise foreign("plan", plan)
         if plan.places is None:
             run_single(plan, state, out, compute, step)
             return None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from switchrail.ops.batch import CheckpointBatch, StateBatch
 from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, STATE_SLOTS, Contract, OptionSpec, TensorSpec
+from switchrail.ops.mamba2.call import Mamba2Call, Mamba2Layer
 
 CONTRACT = Contract(
     op="mamba2",
-    positional=("x", "B", "C"),
+    call=Mamba2Call,
+    layer=Mamba2Layer,
     tensors={
         "x": TensorSpec(axes=("T", "H", "P"), dtypes=FLOATS, unit_stride=("P",), about="inputs"),
         "B": TensorSpec(

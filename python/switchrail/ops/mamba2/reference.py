@@ -4,58 +4,31 @@ from __future__ import annotations
 
 import torch
 
-from switchrail.ops.backend import Mamba2Backend
 from switchrail.ops.batch import StateBatch, VerifyBatch
+from switchrail.ops.mamba2.call import Mamba2Backend, Mamba2Call
 from switchrail.ops.mamba2.contract import CONTRACT
 from switchrail.ops.oracle import ReferenceRecurrent, walk
 
 
-class ReferenceMamba2(ReferenceRecurrent, Mamba2Backend):
+class ReferenceMamba2(ReferenceRecurrent[Mamba2Call], Mamba2Backend):
     """The recurrence of Dao and Gu, "Transformers are SSMs", arXiv 2405.21060, in float64.
 
     h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T and y_t = h_t C_t + D x_t.
     """
 
-    def run(
-        self,
-        x: torch.Tensor,
-        B: torch.Tensor,
-        C: torch.Tensor,
-        *,
-        dt: torch.Tensor,
-        A: torch.Tensor,
-        D: torch.Tensor | None,
-        dt_bias: torch.Tensor | None,
-        state: torch.Tensor,
-        out: torch.Tensor,
-        batch: StateBatch,
-        plan: object,
-        dt_softplus: bool,
-        dt_min: float,
-        dt_max: float,
-    ) -> list[list[torch.Tensor]]:
+    def run(self, call: Mamba2Call, batch: StateBatch, plan: object) -> list[list[torch.Tensor]]:
         """Runs T packed tokens of N sequences of any length, drafted ones where the batch says so."""
-        tensors = {
-            "x": x,
-            "B": B,
-            "C": C,
-            "dt": dt,
-            "A": A,
-            "D": D,
-            "dt_bias": dt_bias,
-            "state": state,
-            "out": out,
-        }
-        options = {"dt_softplus": dt_softplus, "dt_min": dt_min, "dt_max": dt_max}
         phase = "verify" if isinstance(batch, VerifyBatch) else "prefill"
-        CONTRACT.check(phase, batch, {**tensors, **options})
+        CONTRACT.check(phase, call, batch)
+        layer, x, B, C, dt, out = call
+        A, D, state = layer.A, layer.D, layer.state
         group = x.shape[1] // B.shape[1]
         steps = dt.double()
-        if dt_bias is not None:
-            steps = steps + dt_bias.double()
-        if dt_softplus:
+        if layer.dt_bias is not None:
+            steps = steps + layer.dt_bias.double()
+        if layer.dt_softplus:
             steps = torch.logaddexp(steps, torch.zeros_like(steps))
-        steps = steps.clamp(dt_min, dt_max)
+        steps = steps.clamp(layer.dt_min, layer.dt_max)
 
         def token(h: torch.Tensor, t: int) -> tuple[torch.Tensor, torch.Tensor]:
             step = steps[t][:, None, None]

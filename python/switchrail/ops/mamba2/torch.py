@@ -6,9 +6,10 @@ from functools import partial
 
 import torch
 
-from switchrail.ops.backend import Mamba2Backend
+from switchrail.ops.backend import foreign
 from switchrail.ops.batch import StateBatch
 from switchrail.ops.chunks import After, ChunkPlan, Group, scan
+from switchrail.ops.mamba2.call import Mamba2Backend, Mamba2Call, Mamba2Layer
 from switchrail.ops.mamba2.contract import CONTRACT
 from switchrail.ops.recurrent import TorchRecurrent, TreePlan, run_single, run_tree
 
@@ -19,7 +20,7 @@ _NO_DECAY_LEFT = -1e3
 """exp of it is 0 in every dtype; a bound, so that a sum of gates keeps the difference of what follows."""
 
 
-class TorchMamba2(TorchRecurrent, Mamba2Backend):
+class TorchMamba2(TorchRecurrent[Mamba2Call], Mamba2Backend):
     """The chunked form in float32 (float64 for float64 inputs).
 
     With b_i the sum of dt A up to token i of a chunk and h_0 the state before it, token i reads exp(b_i) h_0
@@ -32,40 +33,13 @@ class TorchMamba2(TorchRecurrent, Mamba2Backend):
     contract = CONTRACT
     chunk = CHUNK
 
-    def run(
-        self,
-        x: torch.Tensor,
-        B: torch.Tensor,
-        C: torch.Tensor,
-        *,
-        dt: torch.Tensor,
-        A: torch.Tensor,
-        D: torch.Tensor | None,
-        dt_bias: torch.Tensor | None,
-        state: torch.Tensor,
-        out: torch.Tensor,
-        batch: StateBatch,
-        plan: ChunkPlan | TreePlan,
-        dt_softplus: bool,
-        dt_min: float,
-        dt_max: float,
-    ) -> torch.Tensor | None:
+    def run(self, call: Mamba2Call, batch: StateBatch, plan: ChunkPlan | TreePlan) -> torch.Tensor | None:
         """Runs T packed tokens of N sequences of any length, drafted ones where the plan is for them."""
-        tensors = {
-            "x": x,
-            "B": B,
-            "C": C,
-            "dt": dt,
-            "A": A,
-            "D": D,
-            "dt_bias": dt_bias,
-            "state": state,
-            "out": out,
-        }
-        options = {"dt_softplus": dt_softplus, "dt_min": dt_min, "dt_max": dt_max}
-        CONTRACT.check_arguments(batch, {**tensors, **options})
+        CONTRACT.check_call(call, batch, ("checkpoints",))
+        layer, x, B, C, dt, out = call
+        A, D, state = layer.A, layer.D, layer.state
         compute = torch.promote_types(x.dtype, torch.float32)
-        time_steps = _time_steps(dt.to(compute), dt_bias, dt_softplus, dt_min, dt_max)
+        time_steps = _time_steps(dt.to(compute), layer)
 
         def step(states: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
             inputs, writes, reads, steps = (
@@ -80,6 +54,8 @@ class TorchMamba2(TorchRecurrent, Mamba2Backend):
 
         if isinstance(plan, TreePlan):
             return run_tree(plan, state, out, compute, step)
+        if not isinstance(plan, ChunkPlan):
+            raise foreign("plan", plan)
         if plan.places is None:
             run_single(plan, state, out, compute, step)
             return None
@@ -95,14 +71,12 @@ class TorchMamba2(TorchRecurrent, Mamba2Backend):
         return None
 
 
-def _time_steps(
-    dt: torch.Tensor, dt_bias: torch.Tensor | None, dt_softplus: bool, dt_min: float, dt_max: float
-) -> torch.Tensor:
-    if dt_bias is not None:
-        dt = dt + dt_bias
-    if dt_softplus:
+def _time_steps(dt: torch.Tensor, layer: Mamba2Layer) -> torch.Tensor:
+    if layer.dt_bias is not None:
+        dt = dt + layer.dt_bias
+    if layer.dt_softplus:
         dt = torch.nn.functional.softplus(dt)
-    return dt.clamp(dt_min, dt_max)
+    return dt.clamp(layer.dt_min, layer.dt_max)
 
 
 def _run_group(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from switchrail.ops.batch import PagedBatch, PagedTreeBatch
 from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, PAGES, Contract, OptionSpec, TensorSpec
+from switchrail.ops.mla.call import MlaCall, MlaLayer
 
 _CACHE = ("pages", "page", "L")
 
 CONTRACT = Contract(
     op="mla",
-    positional=("q_nope", "q_rope", "kv_cache"),
+    call=MlaCall,
+    layer=MlaLayer,
     tensors={
         "q_nope": TensorSpec(
             axes=("T", "H", "D"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from switchrail.ops.backend import MlaBackend
 from switchrail.ops.batch import PagedBatch, PagedTreeBatch
+from switchrail.ops.mla.call import MlaBackend, MlaCall
 from switchrail.ops.mla.contract import CONTRACT
 from switchrail.ops.oracle import seen_by
 
@@ -16,24 +16,11 @@ class ReferenceMla(MlaBackend):
     Nothing is absorbed; where w_k or w_v is None, all heads share the latent as their key or value.
     """
 
-    def prefill(
-        self,
-        q_nope: torch.Tensor,
-        q_rope: torch.Tensor,
-        kv_cache: torch.Tensor,
-        *,
-        w_k: torch.Tensor | None,
-        w_v: torch.Tensor | None,
-        out: torch.Tensor,
-        batch: PagedBatch,
-        plan: object,
-        scale: float,
-        lse: torch.Tensor | None = None,
-    ) -> None:
+    def run(self, call: MlaCall, batch: PagedBatch, plan: object) -> None:
         """Attends T packed query rows of N sequences of any length."""
-        tensors = {"q_nope": q_nope, "q_rope": q_rope, "kv_cache": kv_cache, "w_k": w_k, "w_v": w_v}
-        phase = "verify" if isinstance(batch, PagedTreeBatch) else "prefill"
-        CONTRACT.check(phase, batch, {**tensors, "out": out, "lse": lse, "scale": scale})
+        CONTRACT.check("verify" if isinstance(batch, PagedTreeBatch) else "prefill", call, batch)
+        layer, q_nope, q_rope, out, lse = call
+        kv_cache, w_k, w_v, scale = layer.kv_cache, layer.w_k, layer.w_v, layer.scale
         page = kv_cache.shape[1]
         heads, rope_size = q_rope.shape[1:]
         row = 0
@@ -53,9 +40,6 @@ class ReferenceMla(MlaBackend):
                 if lse is not None:
                     lse[row] = torch.logsumexp(logits, dim=-1)
                 row += 1
-
-    decode = prefill
-    verify = prefill
 
 
 __all__ = ["ReferenceMla"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from switchrail.ops.backend import MlaBackend, foreign
-from switchrail.ops.batch import PagedBatch, Phase
+from switchrail.ops.backend import foreign
+from switchrail.ops.batch import Bounds, PagedBatch, Phase
+from switchrail.ops.mla.call import MlaBackend, MlaCall
 from switchrail.ops.mla.contract import CONTRACT
 from switchrail.ops.pages import ManyRows, PagedPlan
 from switchrail.ops.softmax import attend, merge
@@ -23,27 +24,15 @@ class TorchMla(MlaBackend):
     float32 products are as exact as torch is set to make them, which is IEEE unless it was told otherwise.
     """
 
-    def plan(self, phase: Phase, batch: PagedBatch) -> PagedPlan:
+    def plan(self, phase: Phase, batch: PagedBatch, bounds: Bounds | None = None) -> PagedPlan:
         """Cuts the batch into calls."""
         return PagedPlan(CONTRACT, phase, batch)
 
-    def prefill(
-        self,
-        q_nope: torch.Tensor,
-        q_rope: torch.Tensor,
-        kv_cache: torch.Tensor,
-        *,
-        w_k: torch.Tensor | None,
-        w_v: torch.Tensor | None,
-        out: torch.Tensor,
-        batch: PagedBatch,
-        plan: object,
-        scale: float,
-        lse: torch.Tensor | None = None,
-    ) -> None:
+    def run(self, call: MlaCall, batch: PagedBatch, plan: PagedPlan) -> None:
         """Attends T packed query rows of N sequences of any length."""
-        tensors = {"q_nope": q_nope, "q_rope": q_rope, "kv_cache": kv_cache, "w_k": w_k, "w_v": w_v}
-        CONTRACT.check_arguments(batch, {**tensors, "out": out, "lse": lse, "scale": scale})
+        CONTRACT.check_call(call, batch, ("lse", "trees"))
+        layer, q_nope, q_rope, out, lse = call
+        kv_cache, w_k, w_v, scale = layer.kv_cache, layer.w_k, layer.w_v, layer.scale
         if not isinstance(plan, PagedPlan):
             raise foreign("plan", plan)
         parts = plan.parts(kv_cache.shape[1], causal=False)
@@ -79,9 +68,6 @@ class TorchMla(MlaBackend):
             if lse is not None:
                 lse[rows] = total.T
         plan.clear_padding(out, lse)
-
-    decode = prefill
-    verify = prefill
 
 
 def _attend_in_pieces(

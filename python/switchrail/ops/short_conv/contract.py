@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from switchrail.ops.batch import CheckpointBatch, StateBatch
 from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, STATE_SLOTS, Contract, OptionSpec, TensorSpec
+from switchrail.ops.short_conv.call import ShortConvCall, ShortConvLayer
 
 CONTRACT = Contract(
     op="short_conv",
-    positional=("x", "weight"),
+    call=ShortConvCall,
+    layer=ShortConvLayer,
     tensors={
         "x": TensorSpec(axes=("T", "C"), dtypes=FLOATS, unit_stride=("C", "T"), about="inputs"),
         "weight": TensorSpec(

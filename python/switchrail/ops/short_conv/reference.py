@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 
-from switchrail.ops.backend import ShortConvBackend
 from switchrail.ops.batch import StateBatch, VerifyBatch
 from switchrail.ops.oracle import ReferenceRecurrent, walk
+from switchrail.ops.short_conv.call import ShortConvBackend, ShortConvCall
 from switchrail.ops.short_conv.contract import CONTRACT
 
 
-class ReferenceShortConv(ReferenceRecurrent, ShortConvBackend):
+class ReferenceShortConv(ReferenceRecurrent[ShortConvCall], ShortConvBackend):
     """The sum in `ShortConvBackend`'s description, in float64."""
 
-    def run(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        *,
-        bias: torch.Tensor | None,
-        state: torch.Tensor,
-        out: torch.Tensor,
-        batch: StateBatch,
-        plan: object,
-        activation: Literal["silu"] | None,
-    ) -> list[list[torch.Tensor]]:
-        """Runs T packed rows of N sequences of any length, drafted ones where the batch says so."""
-        tensors = {"x": x, "weight": weight, "bias": bias, "state": state, "out": out}
+    def run(self, call: ShortConvCall, batch: StateBatch, plan: object) -> list[list[torch.Tensor]]:
+        """Runs T packed tokens of N sequences of any length, drafted ones where the batch says so."""
         phase = "verify" if isinstance(batch, VerifyBatch) else "prefill"
-        CONTRACT.check(phase, batch, {**tensors, "activation": activation})
+        CONTRACT.check(phase, call, batch)
+        layer, x, out = call
+        weight, bias, state = layer.weight, layer.bias, layer.state
 
         def token(window: torch.Tensor, t: int) -> tuple[torch.Tensor, torch.Tensor]:
             inputs = torch.cat([window, x[t].double()[:, None]], dim=1)
             y = (inputs * weight.double()).sum(dim=1)
             if bias is not None:
                 y = y + bias.double()
-            if activation == "silu":
+            if layer.activation == "silu":
                 y = y / (1 + (-y).exp())
             return inputs[:, 1:], y
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 
-from switchrail.ops.backend import ShortConvBackend
-from switchrail.ops.batch import CheckpointBatch, Phase, StateBatch, VerifyBatch
+from switchrail.ops.backend import foreign
+from switchrail.ops.batch import Bounds, CheckpointBatch, Phase, StateBatch
 from switchrail.ops.recurrent import TorchRecurrent, TreePlan, plan_tree, run_tree
+from switchrail.ops.short_conv.call import ShortConvBackend, ShortConvCall
 from switchrail.ops.short_conv.contract import CONTRACT
 from switchrail.ops.slots import Slots, indices
 
@@ -106,40 +107,28 @@ class _Plan:
         return _Ends(*(indices(it, self._device) for it in (picked, first_rows, windows, states, kept)))
 
 
-class TorchShortConv(TorchRecurrent, ShortConvBackend):
+class TorchShortConv(TorchRecurrent[ShortConvCall], ShortConvBackend):
     """Shifted multiply-adds over all packed rows, then the rows near a sequence's start again with its state.
 
     Computes in float32, in float64 for float64 inputs.
     """
 
     contract = CONTRACT
-    plan_types: ClassVar[dict[Phase, type]] = {"prefill": _Plan, "decode": _Plan, "verify": TreePlan}
 
-    def plan(self, phase: Phase, batch: StateBatch) -> object:
+    def plan(self, phase: Phase, batch: StateBatch, bounds: Bounds | None = None) -> object:
         """Prepares which states and rows the sequences need."""
         if phase == "verify":
             return plan_tree(CONTRACT, batch)
         CONTRACT.check_batch(phase, batch, ("checkpoints",))
         return _Plan(batch)
 
-    def run(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        *,
-        bias: torch.Tensor | None,
-        state: torch.Tensor,
-        out: torch.Tensor,
-        batch: StateBatch,
-        plan: _Plan | TreePlan,
-        activation: Literal["silu"] | None,
-    ) -> torch.Tensor | None:
+    def run(self, call: ShortConvCall, batch: StateBatch, plan: _Plan | TreePlan) -> torch.Tensor | None:
         """Runs T packed rows of N sequences of any length, drafted ones where the plan is for them."""
-        tensors = {"x": x, "weight": weight, "bias": bias, "state": state, "out": out}
-        CONTRACT.check_arguments(batch, {**tensors, "activation": activation})
+        CONTRACT.check_call(call, batch, ("checkpoints",))
+        layer, x, out = call
+        bias, activation, pool = layer.bias, layer.activation, self.pool(call)
         compute = torch.promote_types(x.dtype, torch.float32)
-        taps = weight.T.to(compute, memory_format=torch.contiguous_format)
-        pool = state.transpose(1, 2)
+        taps = layer.weight.T.to(compute, memory_format=torch.contiguous_format)
         if isinstance(plan, TreePlan):
 
             def step(states: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
@@ -149,6 +138,8 @@ class TorchShortConv(TorchRecurrent, ShortConvBackend):
                 return _activate(window.mul_(taps).sum(1), bias, activation)
 
             return run_tree(plan, pool, out, compute, step)
+        if not isinstance(plan, _Plan):
+            raise foreign("plan", plan)
         if len(x) == 0:
             return None
         if plan.single and plan.kept_slots is None:
@@ -164,17 +155,9 @@ class TorchShortConv(TorchRecurrent, ShortConvBackend):
             out.copy_(y)
         return None
 
-    def commit(
-        self,
-        record: object,
-        accepted: torch.Tensor,
-        *,
-        state: torch.Tensor,
-        batch: VerifyBatch,
-        plan: object,
-    ) -> None:
-        """Writes the window after each sequence's last accepted row."""
-        super().commit(record, accepted, state=state.transpose(1, 2), batch=batch, plan=plan)
+    def pool(self, call: ShortConvCall) -> torch.Tensor:
+        """The layer's pool of windows, time first."""
+        return call.layer.state.transpose(1, 2)
 
 
 def _convolve(

@@ -31,7 +31,7 @@ from switchrail.ops.mla.reference import ReferenceMla
 from switchrail.ops.short_conv.reference import ReferenceShortConv
 from switchrail.testing.inputs.common import Random
 
-REFERENCES: dict[str, type[Backend]] = {
+REFERENCES: dict[str, type[Backend[Any, Any]]] = {
     "attention": ReferenceAttention,
     "gated_delta": ReferenceGatedDelta,
     "kda": ReferenceKda,
@@ -117,27 +117,28 @@ class Call:
             found["state"] = self.state[self.written_slots]
         return found
 
-    def run(self, backend: Backend) -> Verification | None:
+    @property
+    def made(self) -> Any:
+        """The call itself, of a layer of its own, as backends are given it.
+
+        Raises:
+            ContractError: An argument is missing or unknown.
+        """
+        return self.contract.make({**self.tensors, **self.options})
+
+    def run(self, backend: Backend[Any, Any]) -> Verification | None:
         """Plans and makes the call, which writes into this call's own tensors.
 
         Returns:
             What commits a verification; None in another phase.
         """
-        plan = backend.plan(self.phase, self.batch)
-        record = self.bind(backend, plan)()
-        return Verification(self, backend, plan, record) if self.phase == "verify" else None
+        plan, call = backend.plan(self.phase, self.batch), self.made
+        record = backend.run(call, self.batch, plan)
+        return Verification(self, call, backend, plan, record) if self.phase == "verify" else None
 
-    def bind(self, backend: Backend, plan: object) -> Callable[[], object]:
+    def bind(self, backend: Backend[Any, Any], plan: object) -> Callable[[], object]:
         """The call, ready to be made any number of times."""
-        positional = self.contract.positional
-        return partial(
-            getattr(backend, self.phase),
-            *[self.tensors[name] for name in positional],
-            **{name: tensor for name, tensor in self.tensors.items() if name not in positional},
-            **self.options,
-            batch=self.batch,
-            plan=plan,
-        )
+        return partial(backend.run, self.made, self.batch, plan)
 
     def with_checkpoints(self, every: int, seed: int = 0) -> Call:
         """The same prefill with about two states in three kept on the way, in further slots of a new pool."""
@@ -224,21 +225,24 @@ class Verification:
     """A verification that was run, to be committed.
 
     Attributes:
-        call: The call.
+        inputs: What was run.
+        call: The call that was made of it.
         backend: What ran it.
         plan: Its plan.
         record: What it returned.
     """
 
-    call: Call
-    backend: Backend
+    inputs: Call
+    call: Any
+    backend: Backend[Any, Any]
     plan: object
     record: object
 
     def commit(self, accepted: torch.Tensor, state: torch.Tensor) -> None:
         """Commits into a pool, the call's own or a copy; `accepted` is [N] int64."""
-        assert isinstance(self.call.batch, VerifyBatch)
-        self.backend.commit(self.record, accepted, state=state, batch=self.call.batch, plan=self.plan)
+        layer = dataclasses.replace(self.call.layer, state=state)
+        call = self.call._replace(layer=layer)
+        self.backend.commit(call, self.inputs.batch, self.plan, self.record, accepted)
 
 
 def run_reference(call: Call) -> Call:

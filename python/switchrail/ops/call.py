@@ -1,0 +1,35 @@
+"""What the calls of all ops have in common: a layer's half, which never changes, and what a call brings.
+
+Each op's folder has the two halves in its `call.py`, beside the interface of its backends. A call is a tuple
+of its layer and of tensors with a row a token; it is made anew each time, the layer's half once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+CallT = TypeVar("CallT", bound=tuple[Any, ...])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Layer:
+    """What never changes for a layer: pools, weights, options.
+
+    It is compared by identity, so that what was found out about a layer's calls can be kept with it. Its
+    tensors stay where they are; whoever moves one makes a new layer.
+
+    Attributes:
+        checked: What the contract found right in calls of this layer.
+    """
+
+    checked: set[object] = field(default_factory=set, init=False)
+
+
+def take_rows(call: CallT, rows: slice) -> CallT:
+    """Some rows of a call, as views."""
+    layer, *tensors = call
+    return type(call)(layer, *[tensor if tensor is None else tensor[rows] for tensor in tensors])  # type: ignore[call-arg]
+
+
+__all__ = ["CallT", "Layer", "take_rows"]
