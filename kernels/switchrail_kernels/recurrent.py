@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from types import NoneType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from switchrail.ops.backend import foreign
-from switchrail.ops.batch import Phase, StateBatch, VerifyBatch
+from switchrail.ops.backend import Backend, foreign
+from switchrail.ops.batch import Bounds, Phase, StateBatch, VerifyBatch
+from switchrail.ops.call import CallT
 from switchrail.ops.contract import Contract
-from switchrail.ops.phases import OneRun
 
 from switchrail_kernels.drafts import Drafts, Record, replay
 from switchrail_kernels.segments import Chunks, Costs
 
 
-class TritonRecurrent(OneRun):
-    """The phases for compute capability 8.0 and later; any head sizes, groups and strides."""
+class TritonRecurrent(Backend[CallT, StateBatch]):
+    """For compute capability 8.0 and later; any head sizes, groups and strides."""
 
-    plan_types: ClassVar[dict[Phase, type]] = {"prefill": Chunks, "decode": NoneType, "verify": Drafts}
     contract: ClassVar[Contract]
     chunk: ClassVar[int]
     """Tokens a chunk."""
@@ -27,21 +25,24 @@ class TritonRecurrent(OneRun):
     costs: ClassVar[Costs]
     """What a chunk takes."""
 
-    def plan(self, phase: Phase, batch: StateBatch) -> Chunks | Drafts | None:
+    def plan(self, phase: Phase, batch: StateBatch, bounds: Bounds | None = None) -> Chunks | Drafts | None:
         """Cuts the sequences of a prefill into chunks, or finds the paths of drafted rows."""
         self.contract.check_batch(phase, batch, ("checkpoints",))
         if isinstance(batch, VerifyBatch):
             return Drafts.of(batch)
         return None if phase == "decode" else Chunks.of(batch, self.chunk, self.per_block)
 
+    def refresh(self, plan: Any, batch: StateBatch) -> None:
+        """Of decode, which has no plan.
+
+        Raises:
+            ArgumentError: The plan is another phase's.
+        """
+        if plan is not None:
+            raise foreign("plan", plan)
+
     def commit(
-        self,
-        record: object,
-        accepted: torch.Tensor,
-        *,
-        state: torch.Tensor,
-        batch: VerifyBatch,
-        plan: object,
+        self, call: CallT, batch: VerifyBatch, plan: object, record: object, accepted: torch.Tensor
     ) -> None:
         """Runs the accepted rows again, from the state that is there."""
         self.contract.check_accepted(batch, accepted)
@@ -49,7 +50,7 @@ class TritonRecurrent(OneRun):
             raise foreign("plan", plan)
         if not isinstance(record, Record):
             raise foreign("record", record)
-        replay(plan, record, accepted, state=state, batch=batch)
+        replay(plan, record, accepted, state=call[0].state, batch=batch)
 
 
 __all__ = ["TritonRecurrent"]

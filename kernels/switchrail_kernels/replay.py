@@ -1,9 +1,10 @@
 """Calls that launch a second time for less.
 
 Triton looks at every argument of a launch, and a contract at every tensor of a call: tens of microseconds, in
-each layer. What both of them find follows from the call's `tensors` and `options`. So a call that agrees with
-an earlier one in these is right if that was, and launches the same kernels with the same numbers, which
-`replay.c` does in C, on this call's addresses and with scratch of its own.
+each layer. What both of them find follows from the layer, and from the `tensors` and `options` that a call
+brings. So a call that agrees with an earlier one of its layer in these is right if that was, and launches the
+same kernels with the same numbers, which `replay.c` does in C, on this call's addresses and with scratch of
+its own. What is known of a layer's calls is kept with the layer, and goes with it.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
+from switchrail.ops.call import Layer
 from triton import knobs
 
 ALIGNMENT = 16
@@ -71,12 +74,18 @@ def _nothing_yet(tensors: Tensors, options: Options) -> bool:
     return False
 
 
+def calls_of(layer: Layer, owner: object) -> Calls:
+    """A layer's calls that have launched what the owner launches."""
+    calls = layer.kept.get(owner)
+    return calls if calls is not None else layer.kept.setdefault(owner, Calls())
+
+
 class Calls:
-    """The calls of one method that have launched.
+    """The calls of one layer that have launched.
 
     Attributes:
-        again: Given a call's tensors and options, launches what an equal call launched, and tells whether
-            there was such a call. Equal are shapes, strides, dtypes, devices, which tensors are aligned,
+        again: Given tensors and options, launches what an equal call launched, and tells whether there was
+            such a call. Equal are shapes, strides, dtypes, devices, which tensors are aligned,
             which are one object, and types and values of the options. Where hooks on Triton's launches are
             set (a profiler's), or another device is current, it launches nothing.
     """
@@ -86,15 +95,15 @@ class Calls:
         self._table: Any = None
         self._lock = threading.Lock()
 
-    def record(self, tensors: Tensors, options: Options) -> Recording:
+    def record(self, layer: Layer, tensors: Tensors, options: Options) -> Recording:
         """Remembers what is launched inside of `with`, once it has been without an error.
 
         Args:
-            tensors: All tensors that the kernels are given but scratch; what optional ones the call lacks as
-                None.
-            options: Whatever else decides what is launched, or whether the contract holds.
+            layer: The layer, whose tensors stay where they are.
+            tensors: All others that the kernels are given but scratch; what optional ones are lacking as None.
+            options: Whatever else decides what is launched, or whether the contract holds, and is no layer's.
         """
-        return Recording(self, tensors, options)
+        return Recording(self, layer, tensors, options)
 
     def remember(self, tensors: Tensors, options: Options, *record: object) -> None:
         """Adds a call, as `replay.c` asks it."""
@@ -113,11 +122,13 @@ class Calls:
 class Recording:
     """One call, while it launches for the first time."""
 
-    def __init__(self, calls: Calls, tensors: Tensors, options: Options) -> None:
+    def __init__(self, calls: Calls, layer: Layer, tensors: Tensors, options: Options) -> None:
         self._calls = calls
         self._tensors = tensors
         self._options = options
-        self._places = {id(tensor): (i, 0) for i, tensor in enumerate(tensors) if tensor is not None}
+        kept = [getattr(layer, field.name) for field in fields(layer)]
+        self._places = {id(t): (_CONSTANT, t.data_ptr()) for t in kept if isinstance(t, torch.Tensor)}
+        self._places |= {id(tensor): (i, 0) for i, tensor in enumerate(tensors) if tensor is not None}
         self._scratch: list[torch.Tensor] = []
         self._bytes = 0
         self._launches: list[object] = []
@@ -151,7 +162,7 @@ class Recording:
         """Where a later call has each of a kernel's tensors.
 
         Raises:
-            KeyError: One is neither of the call's tensors nor scratch.
+            KeyError: One is neither the call's, nor the layer's, nor scratch.
         """
         return [self._places[id(tensor)] for tensor in tensors]
 
@@ -273,4 +284,14 @@ class Binary:
         )  # Triton's two kinds of scratch, of which there is none
 
 
-__all__ = ["ALIGNMENT", "Binary", "Calls", "Options", "Recording", "Tensors", "recording", "scratch"]
+__all__ = [
+    "ALIGNMENT",
+    "Binary",
+    "Calls",
+    "Options",
+    "Recording",
+    "Tensors",
+    "calls_of",
+    "recording",
+    "scratch",
+]

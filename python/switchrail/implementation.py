@@ -84,10 +84,10 @@ def _missing(cls: type[Any], method: str) -> str:
     if method != "run" or not old:
         return f"it has no method {method!r}"
     return (
-        f"it has {' and '.join(map(repr, old))}, which are called no more; valid: one `run(call, batch, plan)` for "
-        "all phases, where `call` has the tensors and `call.layer` the pools, weights and options, `plan` returns "
-        "what tells the phases apart, and `run` returns the record that `commit(call, batch, plan, record, "
-        "accepted)` is given"
+        f"it has {' and '.join(map(repr, old))}, which are called no more; valid: one `run(call, batch, plan)` "
+        "for all phases, where `call` has the tensors and `call.layer` the pools, weights and options, `plan` "
+        "returns what tells the phases apart, and `run` returns, in verify, the record that `commit(call, batch, "
+        "plan, record, accepted)` is given"
     )
 
 

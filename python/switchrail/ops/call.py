@@ -21,9 +21,11 @@ class Layer:
 
     Attributes:
         checked: What the contract found right in calls of this layer.
+        kept: What backends found out about calls of this layer, each under a key of its own.
     """
 
     checked: set[object] = field(default_factory=set, init=False)
+    kept: dict[Any, Any] = field(default_factory=dict, init=False)
 
 
 def take_rows(call: CallT, rows: slice) -> CallT:
