@@ -35,11 +35,13 @@ class Drafts:
     """The drafted rows of a batch.
 
     Attributes:
+        seqlens: The sequences' numbers of rows.
         tiles: [tiles, 4] int32, at most `DRAFT_ROWS` rows of one sequence, as `split_rows` gives them.
         paths: [T, words] int32: bit j % 32 of word j / 32 is whether a row follows row j of its sequence,
             directly or not, or is that row.
     """
 
+    seqlens: tuple[int, ...]
     tiles: torch.Tensor
     paths: torch.Tensor
 
@@ -60,7 +62,7 @@ class Drafts:
             split_rows(batch.seqlens, DRAFT_ROWS.value),
             np.frombuffer(paths, dtype="<i4").reshape(row, words),
         ]
-        return cls(*all_to_device(tables, batch.cu_seqlens.device))
+        return cls(batch.seqlens, *all_to_device(tables, batch.cu_seqlens.device))
 
 
 @dataclass(frozen=True, slots=True)

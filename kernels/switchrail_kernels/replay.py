@@ -100,7 +100,7 @@ class Calls:
 
         Args:
             layer: The layer, whose tensors stay where they are.
-            tensors: All others that the kernels are given but scratch; what optional ones are lacking as None.
+            tensors: All others that the kernels are given but scratch; those that are lacking as None.
             options: Whatever else decides what is launched, or whether the contract holds, and is no layer's.
         """
         return Recording(self, layer, tensors, options)

@@ -133,6 +133,7 @@ class Chunks:
         blocks: [blocks, 4] int32, blocks of some chunks as `split_rows` gives them.
         sequences: [sequences that are not empty, 2] int32, longest first: sequence, its first chunk.
         counts: Their numbers of chunks.
+        seqlens: The lengths of all sequences.
         abreast: How many sequences as long as the longest they make.
         every: Rows from one kept state to the next; 0 where none is kept.
         places: Chunks for which there is room from one kept state to the next.
@@ -143,6 +144,7 @@ class Chunks:
     blocks: torch.Tensor
     sequences: torch.Tensor
     counts: np.ndarray
+    seqlens: tuple[int, ...]
     abreast: int = 0
     every: int = 0
     places: int = 0
@@ -170,7 +172,7 @@ class Chunks:
         places = -(-every // size) * per_block
         counts = counts[order]
         abreast = int(counts.sum() // counts[0]) if len(counts) else 0
-        return cls(tables[0], tables[1], counts, abreast, every, places, segments)
+        return cls(tables[0], tables[1], counts, batch.seqlens, abreast, every, places, segments)
 
     def arguments(
         self, batch: StateBatch, heads: int, device: torch.device, costs: Costs

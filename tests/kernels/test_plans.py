@@ -48,10 +48,23 @@ def test_a_record_of_another_backend_is_refused(runtime, op, name):
     accepted = torch.tensor([0, 1])
     before = call.state.clone()
     with pytest.raises(
-        ArgumentError, match="record: got object; asked is what the backend's `verify` returned"
+        ArgumentError, match="record: got object; asked is what the backend's `run` in verify returned"
     ):
-        backend.commit(object(), accepted, state=call.state, batch=call.batch, plan=plan)
+        backend.commit(call.made, call.batch, plan, object(), accepted)
     if name != "reference":
         with pytest.raises(ArgumentError, match="plan: got object"):
-            backend.commit(call.state, accepted, state=call.state, batch=call.batch, plan=object())
+            backend.commit(call.made, call.batch, object(), call.state, accepted)
     assert same_bits(call.state, before)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("op", ["lightning", "mamba2", "short_conv"])
+def test_a_plan_for_other_lengths_is_refused(runtime, device, op, phase):
+    backend = runtime.build(op, "triton")
+    call = GENERATORS[op](LENGTHS[phase], phase=phase, device=device)
+    other = GENERATORS[op]([3, 1], phase="verify" if phase == "verify" else "prefill", device=device)
+    before = call.clone()
+    with pytest.raises(ArgumentError, match="plan: got"):
+        call.bind(backend, backend.plan(other.phase, other.batch))()
+    assert same_bits(call.out, before.out)
+    assert same_bits(call.state, before.state)

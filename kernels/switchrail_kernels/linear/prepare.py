@@ -12,7 +12,8 @@ import triton.language as tl
 
 from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.launch import Launcher, launch_options, padded
-from switchrail_kernels.linear.time_steps import TimeSteps, time_step
+from switchrail_kernels.linear.operands import Operands
+from switchrail_kernels.linear.time_steps import time_step
 from switchrail_kernels.replay import scratch
 from switchrail_kernels.segments import Chunks
 
@@ -86,10 +87,8 @@ def _prepare(
 _launch_prepare = Launcher(_prepare)
 
 
-def prepare(
-    chunks: Chunks, chunk: int, *, q: torch.Tensor, k: torch.Tensor, rate: torch.Tensor, steps: TimeSteps
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Launches the preparation; the arguments are those of `walk`.
+def prepare(it: Operands, chunks: Chunks, chunk: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Launches the preparation, with `chunk` tokens a chunk.
 
     Returns:
         The scores [chunks, G, chunk, chunk], of token j in row j, zero for i < j; and [chunks, H, 5, chunk]
@@ -97,22 +96,20 @@ def prepare(
         to the chunk's end, and the decay from its start.
     """
     count = chunks.blocks.shape[0]
-    _, groups, key_size = k.shape
-    (heads,) = rate.shape
+    heads, group, key_size, _ = it.sizes
+    groups = heads // group
     # float16 has no room for products of large inputs, which the gates may make small again.
-    dtype = torch.bfloat16 if k.dtype == torch.bfloat16 else torch.float32
-    scores = scratch((count, groups, chunk, chunk), dtype, k.device)
-    gates = scratch((count, heads, 5, chunk), torch.float32, k.device)
-    dt, bias, _ = steps.tensors
-    _, has_bias, softplus, _ = steps.constants
-    group = heads // groups
+    dtype = torch.bfloat16 if it.k.dtype == torch.bfloat16 else torch.float32
+    scores = scratch((count, groups, chunk, chunk), dtype, it.k.device)
+    gates = scratch((count, heads, 5, chunk), torch.float32, it.k.device)
+    _, has_bias, softplus, _ = it.flags
     _launch_prepare(
         (count, groups, 1),
-        (q, k, rate, dt, bias, scores, gates, chunks.blocks),
-        (*steps.limits, *steps.strides, *q.stride()[:2], *k.stride()[:2]),
+        (it.q, it.k, it.rate, it.dt, it.bias, scores, gates, chunks.blocks),
+        (*it.limits, *it.dt_strides, *it.q.stride()[:2], *it.k.stride()[:2]),
         (groups, group, padded(group), key_size, padded(key_size, 16), chunk, has_bias, softplus),
         num_warps=4,
-        **launch_options(k.dtype),
+        **launch_options(it.k.dtype),
     )
     return scores, gates
 

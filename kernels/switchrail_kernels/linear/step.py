@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from switchrail.ops.batch import StateBatch
 
 from switchrail_kernels.launch import Launcher, padded
-from switchrail_kernels.linear.time_steps import TimeSteps, time_step
+from switchrail_kernels.linear.operands import Operands
+from switchrail_kernels.linear.time_steps import time_step
 
 
 @triton.jit
@@ -88,38 +88,18 @@ def _step(
 _launch_step = Launcher(_step)
 
 
-def step(
-    *,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    rate: torch.Tensor,
-    steps: TimeSteps,
-    state: torch.Tensor,
-    out: torch.Tensor,
-    batch: StateBatch,
-    scale: float,
-) -> None:
-    """One token a sequence; the arguments are those of `walk`."""
-    sequences, groups, key_size = k.shape
-    _, heads, value_size = v.shape
+def step(it: Operands, batch: StateBatch) -> None:
+    """One token a sequence."""
+    sequences = it.out.shape[0]
     if sequences == 0:
         return
+    heads, group, key_size, value_size = it.sizes
     block_v = min(4 if sequences == 1 else 8, padded(value_size))
     _launch_step(
         (-(-value_size // block_v), heads, sequences),
-        (q, k, v, rate, *steps.tensors, state, out, batch.read_slots, batch.write_slots),
-        (
-            scale,
-            *steps.limits,
-            *q.stride()[:2],
-            *k.stride()[:2],
-            *v.stride()[:2],
-            *steps.strides,
-            state.stride(0),
-            heads,
-        ),
-        (heads // groups, key_size, value_size, padded(key_size), block_v, *steps.constants),
+        (*it.tensors, batch.read_slots, batch.write_slots),
+        (it.scale, *it.limits, *it.row_strides, *it.dt_strides, it.state.stride(0), heads),
+        (group, key_size, value_size, padded(key_size), block_v, *it.flags),
         num_warps=1,
     )
 

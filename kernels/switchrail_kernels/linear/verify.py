@@ -11,7 +11,6 @@ from the tile's own back to the first, so that a decay is a sum of gates, never 
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from switchrail.ops.batch import StateBatch
@@ -19,7 +18,8 @@ from switchrail.ops.batch import StateBatch
 from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.drafts import DRAFT_ROWS, Drafts, Record, on_path
 from switchrail_kernels.launch import Launcher, launch_options, padded
-from switchrail_kernels.linear.time_steps import TimeSteps, time_step
+from switchrail_kernels.linear.operands import Operands
+from switchrail_kernels.linear.time_steps import time_step
 
 
 @triton.jit
@@ -162,39 +162,23 @@ def _verify(
 _launch_verify = Launcher(_verify)
 
 
-def verify(
-    drafts: Drafts,
-    *,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    rate: torch.Tensor,
-    steps: TimeSteps,
-    state: torch.Tensor,
-    out: torch.Tensor,
-    batch: StateBatch,
-    scale: float,
-) -> Record:
-    """Runs drafted rows in one launch; the arguments are those of `walk`, and the states stay as they are."""
-    _, groups, key_size = k.shape
-    _, heads, value_size = v.shape
-    record = Record.empty(k, v, dtype=k.dtype)
+def verify(it: Operands, batch: StateBatch, drafts: Drafts) -> Record:
+    """Runs drafted rows in one launch, which leaves the states as they are."""
+    record = Record.empty(it.k, it.v, dtype=it.k.dtype)
     if len(drafts.tiles) == 0:
         return record
+    heads, group, key_size, value_size = it.sizes
     block_k = padded(key_size, 16)
     block_v = min(padded(value_size, 16), max(8192 // block_k, 16))
     slots = (batch.read_slots, batch.write_slots, batch.has_initial_state)
-    strides = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *steps.strides, state.stride(0))
+    strides = (*it.row_strides, *it.dt_strides, it.state.stride(0))
     _launch_verify(
         (-(-value_size // block_v), heads, len(drafts.tiles)),
-        (
-            *(q, k, v, rate, *steps.tensors, state, out),
-            *(record.u, record.k, record.g, drafts.tiles, drafts.paths, *slots),
-        ),
-        (scale, *steps.limits, *strides, drafts.paths.shape[1], heads),
-        (heads // groups, key_size, value_size, block_k, block_v, *steps.constants),
+        (*it.tensors, record.u, record.k, record.g, drafts.tiles, drafts.paths, *slots),
+        (it.scale, *it.limits, *strides, drafts.paths.shape[1], heads),
+        (group, key_size, value_size, block_k, block_v, *it.flags),
         num_warps=4,
-        **launch_options(v.dtype),
+        **launch_options(it.v.dtype),
     )
     return record
 

@@ -19,8 +19,8 @@ from switchrail_kernels.checkpoints import kept_states
 from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.device import has_large_shared_memory
 from switchrail_kernels.launch import Launcher, launch_options, padded
+from switchrail_kernels.linear.operands import Operands
 from switchrail_kernels.linear.prepare import prepare
-from switchrail_kernels.linear.time_steps import TimeSteps
 from switchrail_kernels.replay import scratch
 from switchrail_kernels.segments import Chunks, Costs, Segments, locate
 
@@ -268,47 +268,28 @@ def _walk(
 _launch_walk = Launcher(_walk)
 
 
-def walk(
-    chunks: Chunks,
-    *,
-    chunk: int,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    rate: torch.Tensor,
-    steps: TimeSteps,
-    state: torch.Tensor,
-    out: torch.Tensor,
-    batch: StateBatch,
-    scale: float,
-    costs: Costs,
-) -> None:
+def walk(it: Operands, batch: StateBatch, chunks: Chunks, chunk: int, costs: Costs) -> None:
     """Walks the states over the chunks, in one launch, or in two where the time axis is split.
 
+    Where there are time steps, a launch before these prepares all chunks.
+
     Args:
-        chunks: The plan.
-        chunk: Its tokens a chunk.
-        q: [T, G, K].
-        k: [T, G, K].
-        v: [T, H, V].
-        rate: [H] float32, the log of the decay of a token, or in a unit of time.
-        steps: The time steps; where there are some, a launch before these prepares all chunks.
-        state: The pool.
-        out: [T, H, V].
+        it: The operands.
         batch: The batch.
-        scale: The factor of the queries.
+        chunks: Its plan.
+        chunk: Tokens a chunk.
         costs: What a chunk takes.
     """
     sequences = chunks.sequences.shape[0]
     if sequences == 0:
         return
-    _, groups, key_size = k.shape
-    _, heads, value_size = v.shape
-    has_steps, _, _, has_skip = steps.constants
+    heads, group, key_size, value_size = it.sizes
+    dtype, device = it.v.dtype, it.v.device
+    has_steps, _, _, has_skip = it.flags
     # Triton 3.6 miscompiles the products of scaled keys with 64 rows of a state where a head has 16 channels.
     block_k, block_v = padded(key_size, 16 if has_steps else 32), padded(value_size, 16)
-    large = has_large_shared_memory(v.device)
-    if v.dtype == torch.float32:
+    large = has_large_shared_memory(device)
+    if dtype == torch.float32:
         block_v, warps, stages = min(block_v, 16), 8, 1
     elif not large:
         block_v, warps, stages = min(block_v, 32), 4, 1
@@ -317,27 +298,29 @@ def walk(
     else:
         block_v, warps, stages = min(block_v, 64), 4, 4
     value_blocks = -(-value_size // block_v)
-    segments = chunks.split(heads, v.device, costs) if large else Segments()
-    ends = scores = gates = rate
+    segments = chunks.split(heads, device, costs) if large else Segments()
+    ends = scores = gates = it.rate
     if has_steps:
-        scores, gates = prepare(chunks, chunk, q=q, k=k, rate=rate, steps=steps)
+        scores, gates = prepare(it, chunks, chunk)
     if segments.split:
         size = (value_blocks * block_v + 1) * block_k
-        ends = scratch((segments.split, segments.most - 1, heads, size), torch.float32, v.device)
+        ends = scratch((segments.split, segments.most - 1, heads, size), torch.float32, device)
     kept_slots, *kept = kept_states(batch)
     slots = (batch.cu_seqlens, batch.read_slots, batch.write_slots, batch.has_initial_state, kept_slots)
     lengths = (segments.first * chunk, segments.length * chunk, segments.most)
-    strides = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2])
-    sizes = (heads, heads // groups, key_size, value_size, block_k, block_v, chunk)
+    sizes = (heads, group, key_size, value_size, block_k, block_v, chunk)
     for number, programs in segments.programs(sequences):
         _launch_walk(
             (value_blocks, heads, programs),
-            (q, k, v, rate, steps.tensors[2], scores, gates, state, out, ends, chunks.sequences, *slots),
-            (scale, state.stride(0), *kept, sequences, *lengths),
-            (*strides, *sizes, has_steps, has_skip, kept[0] > 0, number, stages),
+            (
+                *(it.q, it.k, it.v, it.rate, it.skip, scores, gates, it.state, it.out),
+                *(ends, chunks.sequences, *slots),
+            ),
+            (it.scale, it.state.stride(0), *kept, sequences, *lengths),
+            (*it.row_strides, *sizes, has_steps, has_skip, kept[0] > 0, number, stages),
             num_warps=warps,
             num_stages=stages,
-            **launch_options(v.dtype),
+            **launch_options(dtype),
         )
 
 

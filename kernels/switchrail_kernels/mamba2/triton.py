@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import math
 
-import torch
-from switchrail.ops.backend import Mamba2Backend
-from switchrail.ops.batch import StateBatch
+from switchrail.ops.mamba2.call import Mamba2Backend, Mamba2Call
 from switchrail.ops.mamba2.contract import CONTRACT
 
-from switchrail_kernels.drafts import Drafts, Record
-from switchrail_kernels.linear.step import step
-from switchrail_kernels.linear.time_steps import TimeSteps
-from switchrail_kernels.linear.verify import verify
-from switchrail_kernels.linear.walk import walk
-from switchrail_kernels.recurrent import TritonRecurrent
-from switchrail_kernels.replay import Calls, Options, Tensors
-from switchrail_kernels.segments import Chunks, Costs
+from switchrail_kernels.linear.backend import TritonLinear
+from switchrail_kernels.linear.operands import Operands
+from switchrail_kernels.segments import Costs
+
+_MOST = 3e38
+"""Instead of an infinite time step: float32 has no larger one."""
 
 
 def _pace(load: float) -> float:
@@ -24,95 +20,33 @@ def _pace(load: float) -> float:
     return 1.4 if load <= 1 else 1.55 if load <= 2 else 0.92 * math.ceil(load)
 
 
-COSTS = Costs(
-    pace=_pace,
-    end=0.5,
-    compose=1.0,
-    parts=1,
-    end_parts=1,
-    first=0.7,
-    resident=2.0,
-    least=64,
-)
-
-_calls = Calls()
-
-
-class TritonMamba2(TritonRecurrent, Mamba2Backend):
+class TritonMamba2(TritonLinear[Mamba2Call], Mamba2Backend):
     """Mamba 2."""
 
     contract = CONTRACT
-    chunk = 32
-    costs = COSTS
+    costs = Costs(
+        pace=_pace,
+        end=0.5,
+        compose=1.0,
+        parts=1,
+        end_parts=1,
+        first=0.7,
+        resident=2.0,
+        least=64,
+    )
 
-    def run(
-        self,
-        x: torch.Tensor,
-        B: torch.Tensor,
-        C: torch.Tensor,
-        *,
-        dt: torch.Tensor,
-        A: torch.Tensor,
-        D: torch.Tensor | None,
-        dt_bias: torch.Tensor | None,
-        state: torch.Tensor,
-        out: torch.Tensor,
-        batch: StateBatch,
-        plan: Chunks | Drafts | None,
-        dt_softplus: bool,
-        dt_min: float,
-        dt_max: float,
-    ) -> Record | None:
-        """Runs T packed tokens of N sequences of any length, drafted ones, or one each without a plan."""
-        tensors: Tensors = (x, B, C, dt, A, D, dt_bias, state, out, batch.read_slots, batch.write_slots)
-        options: Options = (len(batch.seqlens), dt_softplus, dt_min, dt_max)
-        if plan is None and _calls.again(tensors, options):
-            return None
-        CONTRACT.check_arguments(
-            batch,
-            {
-                "x": x,
-                "B": B,
-                "C": C,
-                "dt": dt,
-                "A": A,
-                "D": D,
-                "dt_bias": dt_bias,
-                "state": state,
-                "out": out,
-                "dt_softplus": dt_softplus,
-                "dt_min": dt_min,
-                "dt_max": dt_max,
-            },
+    @staticmethod
+    def operands(call: Mamba2Call) -> Operands:
+        """Those of a call, with its time steps."""
+        layer, x, B, C, dt, out = call
+        bias, skip = layer.dt_bias, layer.D
+        return Operands(
+            *(C, B, x, layer.A, dt),
+            *(dt if bias is None else bias, dt if skip is None else skip),
+            *(layer.state, out),
+            limits=(layer.dt_min, min(layer.dt_max, _MOST)),
+            flags=(True, bias is not None, layer.dt_softplus, skip is not None),
         )
-        steps = TimeSteps.of(dt, dt_bias, D, dt_softplus, (dt_min, dt_max))
-        if plan is None:
-            with _calls.record(tensors, options):
-                step(q=C, k=B, v=x, rate=A, steps=steps, state=state, out=out, batch=batch, scale=1.0)
-            return None
-        if isinstance(plan, Drafts):
-            return verify(
-                plan, q=C, k=B, v=x, rate=A, steps=steps, state=state, out=out, batch=batch, scale=1.0
-            )
-        planned, cut = plan.arguments(batch, x.shape[1], x.device, self.costs)
-        tensors, options = (*tensors, *planned), (*options, *cut)
-        if not _calls.again(tensors, options):
-            with _calls.record(tensors, options):
-                walk(
-                    plan,
-                    chunk=self.chunk,
-                    costs=self.costs,
-                    q=C,
-                    k=B,
-                    v=x,
-                    rate=A,
-                    steps=steps,
-                    state=state,
-                    out=out,
-                    batch=batch,
-                    scale=1.0,
-                )
-        return None
 
 
 __all__ = ["TritonMamba2"]

@@ -33,11 +33,13 @@ class Drafts:
     """The drafted rows of a batch.
 
     Attributes:
+        seqlens: The sequences' numbers of rows.
         tiles: [tiles, 4] int32, at most `DRAFT_ROWS` rows of one sequence, as `split_rows` gives them.
         before: [T, REACH] int32, what each row sees, last first: a row of its sequence, or -1, -2, ... for
             the last column of the old state, the one before it, ...
     """
 
+    seqlens: tuple[int, ...]
     tiles: torch.Tensor
     before: torch.Tensor
 
@@ -52,7 +54,8 @@ class Drafts:
         for column in range(REACH):
             at = np.where(at >= 0, parents[start + np.maximum(at, 0)], at - 1)
             before[:, column] = at
-        return cls(*all_to_device([split_rows(batch.seqlens, DRAFT_ROWS), before], batch.cu_seqlens.device))
+        tables = [split_rows(batch.seqlens, DRAFT_ROWS), before]
+        return cls(batch.seqlens, *all_to_device(tables, batch.cu_seqlens.device))
 
 
 @triton.jit

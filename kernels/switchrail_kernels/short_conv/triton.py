@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from types import NoneType
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from switchrail.ops.backend import ShortConvBackend, foreign
-from switchrail.ops.batch import Phase, StateBatch, VerifyBatch
-from switchrail.ops.phases import OneRun
+from switchrail.ops.backend import foreign
+from switchrail.ops.batch import Bounds, Phase, StateBatch, VerifyBatch
+from switchrail.ops.short_conv.call import ShortConvBackend, ShortConvCall
 from switchrail.ops.short_conv.contract import CONTRACT
 
 from switchrail_kernels.checkpoints import kept_states
 from switchrail_kernels.launch import Launcher, padded
-from switchrail_kernels.replay import Calls, Options, Tensors
+from switchrail_kernels.plans import check_plan
+from switchrail_kernels.replay import Options, Tensors, calls_of
 from switchrail_kernels.short_conv.convolve import convolve, step
 from switchrail_kernels.short_conv.drafts import DRAFT_ROWS, REACH, Drafts, replay, verify
 from switchrail_kernels.tables import split_rows, to_device
+
+FEATURES = ("checkpoints",)
 
 PIECE = 32
 """Rows of a program, which has its taps for all of them."""
@@ -24,58 +27,69 @@ PIECE = 32
 ROWS = 8
 """Rows that it computes at once."""
 
-_calls = Calls()
 _launch_convolve = Launcher(convolve)
 _launch_step = Launcher(step)
 _launch_verify = Launcher(verify)
 _launch_replay = Launcher(replay)
 
 
-class TritonShortConv(OneRun, ShortConvBackend):
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """The rows of a prefill.
+
+    Attributes:
+        table: [pieces, 4] int32, at most `PIECE` rows of one sequence, as `split_rows` gives them.
+        seqlens: The sequences' numbers of rows.
+    """
+
+    table: torch.Tensor
+    seqlens: tuple[int, ...]
+
+
+class TritonShortConv(ShortConvBackend):
     """The short convolution for compute capability 8.0 and later; up to 17 taps."""
 
-    plan_types: ClassVar[dict[Phase, type]] = {"prefill": torch.Tensor, "decode": NoneType, "verify": Drafts}
-
-    def plan(self, phase: Phase, batch: StateBatch) -> torch.Tensor | Drafts | None:
+    def plan(self, phase: Phase, batch: StateBatch, bounds: Bounds | None = None) -> Pieces | Drafts | None:
         """Cuts the sequences of a prefill into pieces, or follows drafted rows back."""
-        CONTRACT.check_batch(phase, batch, ("checkpoints",))
+        CONTRACT.check_batch(phase, batch, FEATURES)
         if isinstance(batch, VerifyBatch):
             return Drafts.of(batch)
         if phase == "decode":
             return None
-        return to_device(split_rows(batch.seqlens, PIECE), batch.cu_seqlens.device)
+        return Pieces(to_device(split_rows(batch.seqlens, PIECE), batch.cu_seqlens.device), batch.seqlens)
+
+    def refresh(self, plan: Any, batch: StateBatch) -> None:
+        """Of decode, which has no plan.
+
+        Raises:
+            ArgumentError: The plan is another phase's.
+        """
+        if plan is not None:
+            raise foreign("plan", plan)
 
     def run(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        *,
-        bias: torch.Tensor | None,
-        state: torch.Tensor,
-        out: torch.Tensor,
-        batch: StateBatch,
-        plan: torch.Tensor | Drafts | None,
-        activation: Literal["silu"] | None,
+        self, call: ShortConvCall, batch: StateBatch, plan: Pieces | Drafts | None
     ) -> torch.Tensor | None:
         """Runs T packed rows of N sequences of any length, drafted ones, or one each without a plan.
 
         Returns:
             Of drafted rows their inputs, which `commit` makes states of.
         """
-        given: Tensors = (x, weight, bias, state, out, batch.read_slots, batch.write_slots)
-        options: Options = (len(batch.seqlens), activation)
-        if plan is None and _calls.again(given, options):
+        layer, x, out = call
+        calls = calls_of(layer, self)
+        given: Tensors = (x, out, batch.read_slots, batch.write_slots)
+        options: Options = (len(batch.seqlens),)
+        if plan is None and calls.again(given, options):
             return None
-        CONTRACT.check_arguments(
-            batch,
-            {"x": x, "weight": weight, "bias": bias, "state": state, "out": out, "activation": activation},
-        )
+        CONTRACT.check_call(call, batch, FEATURES)
+        check_plan(plan, batch, Pieces, Drafts)
+        weight, bias, state = layer.weight, layer.bias, layer.state
         channels, width = weight.shape
         if plan is not None and width > REACH + 1:
             raise CONTRACT.error("weight", f"W = {width}", f"2 to {REACH + 1} for the backend 'triton'")
         tensors = (x, weight, weight if bias is None else bias, state, out)
         numbers = (*x.stride(), state.stride(0), channels)
-        constants = (bias is not None, activation == "silu")
+        constants = (bias is not None, layer.activation == "silu")
         slots = (batch.read_slots, batch.write_slots)
         if isinstance(plan, Drafts):
             kept = torch.empty_like(out)
@@ -93,7 +107,7 @@ class TritonShortConv(OneRun, ShortConvBackend):
             return None
         if plan is None:
             block = min(256, padded(channels))
-            with _calls.record(given, options):
+            with calls.record(layer, given, options):
                 _launch_step(
                     (x.shape[0], -(-channels // block), 1),
                     (*tensors, *slots),
@@ -103,9 +117,9 @@ class TritonShortConv(OneRun, ShortConvBackend):
                 )
             return None
         kept_slots, *every = kept_states(batch)
-        planned = (plan, batch.cu_seqlens, *slots, batch.has_initial_state, kept_slots)
+        planned = (plan.table, batch.cu_seqlens, *slots, batch.has_initial_state, kept_slots)
         given, options = (*given, *planned), (*options, *every)
-        if _calls.again(given, options):
+        if calls.again(given, options):
             return None
         compiler = {}
         if x.stride(1) != 1:
@@ -116,9 +130,9 @@ class TritonShortConv(OneRun, ShortConvBackend):
             block, warps = 512, 4
             compiler = {"maxnreg": 96}  # so that enough programs share a multiprocessor
         block = min(block, padded(channels))
-        with _calls.record(given, options):
+        with calls.record(layer, given, options):
             _launch_convolve(
-                (plan.shape[0] * -(-channels // block), 1, 1),
+                (plan.table.shape[0] * -(-channels // block), 1, 1),
                 (*tensors, *planned),
                 (*numbers, *every),
                 (width, ROWS, block, *constants, every[0] > 0),
@@ -128,13 +142,7 @@ class TritonShortConv(OneRun, ShortConvBackend):
         return None
 
     def commit(
-        self,
-        record: object,
-        accepted: torch.Tensor,
-        *,
-        state: torch.Tensor,
-        batch: VerifyBatch,
-        plan: object,
+        self, call: ShortConvCall, batch: VerifyBatch, plan: object, record: object, accepted: torch.Tensor
     ) -> None:
         """Writes the window after each sequence's last accepted row."""
         CONTRACT.check_accepted(batch, accepted)
@@ -144,6 +152,7 @@ class TritonShortConv(OneRun, ShortConvBackend):
             raise foreign("record", record)
         if len(record) == 0:
             return
+        state = call.layer.state
         channels, width = record.shape[1], state.shape[2] + 1
         block = min(256, padded(channels))
         _launch_replay(

@@ -9,11 +9,10 @@ from typing import ClassVar
 
 import torch
 
-from switchrail.ops.backend import foreign
 from switchrail.ops.batch import StateBatch
 from switchrail.ops.chunks import After, ChunkPlan, Group
 from switchrail.ops.delta_call import DeltaCall, DeltaLayer
-from switchrail.ops.recurrent import TorchRecurrent, TreePlan, run_single, run_tree
+from switchrail.ops.recurrent import TorchRecurrent, TreePlan, check_plan, run_single, run_tree
 
 FEATURES = ("checkpoints", "raw_gates")
 
@@ -73,6 +72,7 @@ class TorchDelta(TorchRecurrent[DeltaCall]):
     def run(self, call: DeltaCall, batch: StateBatch, plan: ChunkPlan | TreePlan) -> torch.Tensor | None:
         """Runs T packed tokens of N sequences of any length, drafted ones where the plan is for them."""
         self.contract.check_call(call, batch, FEATURES)
+        check_plan(plan, batch)
         layer, q, k, v, g, beta, out = call
         state = layer.state
         compute = torch.promote_types(q.dtype, torch.float32)
@@ -87,8 +87,6 @@ class TorchDelta(TorchRecurrent[DeltaCall]):
             return run_tree(
                 plan, state, out, compute, lambda states, rows: self.step(states, tokens.pick(rows))
             )
-        if not isinstance(plan, ChunkPlan):
-            raise foreign("plan", plan)
         if plan.places is None:
             run_single(plan, state, out, compute, lambda states, _: self.step(states, tokens))
             return None

@@ -84,6 +84,16 @@ def plan_tree(contract: Contract, batch: StateBatch) -> TreePlan:
     )
 
 
+def check_plan(plan: object, batch: StateBatch, other: type = ChunkPlan) -> None:
+    """Refuses a plan of another backend or phase; `other` is what plans are but those of verification.
+
+    Raises:
+        ArgumentError: It is not one for such a batch.
+    """
+    if not isinstance(plan, TreePlan if isinstance(batch, VerifyBatch) else other):
+        raise foreign("plan", plan)
+
+
 class TorchRecurrent(Backend[CallT, StateBatch]):
     """The plans of an op with a state: its chunks, and the levels of drafted rows."""
 
@@ -156,4 +166,4 @@ def run_tree(
     return bank
 
 
-__all__ = ["Step", "TorchRecurrent", "TreePlan", "plan_tree", "run_single", "run_tree"]
+__all__ = ["Step", "TorchRecurrent", "TreePlan", "check_plan", "plan_tree", "run_single", "run_tree"]

@@ -7,9 +7,8 @@ from typing import Literal
 
 import torch
 
-from switchrail.ops.backend import foreign
 from switchrail.ops.batch import Bounds, CheckpointBatch, Phase, StateBatch
-from switchrail.ops.recurrent import TorchRecurrent, TreePlan, plan_tree, run_tree
+from switchrail.ops.recurrent import TorchRecurrent, TreePlan, check_plan, plan_tree, run_tree
 from switchrail.ops.short_conv.call import ShortConvBackend, ShortConvCall
 from switchrail.ops.short_conv.contract import CONTRACT
 from switchrail.ops.slots import Slots, indices
@@ -125,6 +124,7 @@ class TorchShortConv(TorchRecurrent[ShortConvCall], ShortConvBackend):
     def run(self, call: ShortConvCall, batch: StateBatch, plan: _Plan | TreePlan) -> torch.Tensor | None:
         """Runs T packed rows of N sequences of any length, drafted ones where the plan is for them."""
         CONTRACT.check_call(call, batch, ("checkpoints",))
+        check_plan(plan, batch, _Plan)
         layer, x, out = call
         bias, activation, pool = layer.bias, layer.activation, self.pool(call)
         compute = torch.promote_types(x.dtype, torch.float32)
@@ -138,8 +138,6 @@ class TorchShortConv(TorchRecurrent[ShortConvCall], ShortConvBackend):
                 return _activate(window.mul_(taps).sum(1), bias, activation)
 
             return run_tree(plan, pool, out, compute, step)
-        if not isinstance(plan, _Plan):
-            raise foreign("plan", plan)
         if len(x) == 0:
             return None
         if plan.single and plan.kept_slots is None:

@@ -1,0 +1,58 @@
+"""What the backends of `lightning` and `mamba2` share: all but whose tensors are whose."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from switchrail.ops.batch import StateBatch
+from switchrail.ops.call import CallT
+
+from switchrail_kernels.drafts import Drafts, Record
+from switchrail_kernels.linear.operands import Operands
+from switchrail_kernels.linear.step import step
+from switchrail_kernels.linear.verify import verify
+from switchrail_kernels.linear.walk import walk
+from switchrail_kernels.plans import check_plan
+from switchrail_kernels.recurrent import TritonRecurrent
+from switchrail_kernels.replay import Options, Tensors, calls_of
+from switchrail_kernels.segments import Chunks
+
+FEATURES = ("checkpoints",)
+
+
+class TritonLinear(TritonRecurrent[CallT]):
+    """Linear attention with a decay a head and token."""
+
+    chunk = 32
+
+    @staticmethod
+    @abstractmethod
+    def operands(call: CallT) -> Operands:
+        """What the kernels take of a call."""
+
+    def run(self, call: CallT, batch: StateBatch, plan: Chunks | Drafts | None) -> Record | None:
+        """Runs T packed tokens of N sequences of any length, drafted ones, or one each without a plan."""
+        layer, *brought = call
+        calls = calls_of(layer, self)
+        tensors: Tensors = (*brought, batch.read_slots, batch.write_slots)
+        options: Options = (len(batch.seqlens),)
+        if plan is None and calls.again(tensors, options):
+            return None
+        self.contract.check_call(call, batch, FEATURES)
+        check_plan(plan, batch, Chunks, Drafts)
+        it = self.operands(call)
+        if plan is None:
+            with calls.record(layer, tensors, options):
+                step(it, batch)
+            return None
+        if isinstance(plan, Drafts):
+            return verify(it, batch, plan)
+        planned, cut = plan.arguments(batch, it.v.shape[1], it.v.device, self.costs)
+        tensors, options = (*tensors, *planned), (*options, *cut)
+        if not calls.again(tensors, options):
+            with calls.record(layer, tensors, options):
+                walk(it, batch, plan, self.chunk, self.costs)
+        return None
+
+
+__all__ = ["TritonLinear"]

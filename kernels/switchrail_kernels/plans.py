@@ -1,0 +1,40 @@
+"""Whether a plan is the one that was made for a batch, of the ops with a state."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from switchrail.ops.backend import foreign
+from switchrail.ops.batch import StateBatch, VerifyBatch
+
+
+class Planned(Protocol):
+    """A plan that tells whose it is."""
+
+    @property
+    def seqlens(self) -> tuple[int, ...]:
+        """The lengths of its batch's sequences."""
+
+
+def check_plan(plan: object, batch: StateBatch, prefill: type[Planned], verify: type[Planned]) -> None:
+    """Refuses a plan that was made by another backend, or for another phase or other lengths.
+
+    Args:
+        plan: The plan; None is that of decode.
+        batch: The batch.
+        prefill: What a prefill's plans are.
+        verify: What a verification's are.
+
+    Raises:
+        ArgumentError: It is not the batch's.
+    """
+    if plan is None:
+        fits = batch.seqlens.count(1) == len(batch.seqlens) and not isinstance(batch, VerifyBatch)
+    else:
+        made = verify if isinstance(batch, VerifyBatch) else prefill
+        fits = isinstance(plan, made) and plan.seqlens == batch.seqlens
+    if not fits:
+        raise foreign("plan", plan)
+
+
+__all__ = ["Planned", "check_plan"]
