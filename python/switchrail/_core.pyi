@@ -9,6 +9,7 @@ __all__ = [
     "DTYPES",
     "LINEAR_OPS",
     "OPS",
+    "PAGED_OPS",
     "PHASES",
     "BatchRoutes",
     "BoundPlan",
@@ -41,6 +42,7 @@ __all__ = [
 
 OPS: Final[tuple[str, ...]]
 LINEAR_OPS: Final[tuple[str, ...]]
+PAGED_OPS: Final[tuple[str, ...]]
 PHASES: Final[tuple[str, ...]]
 DTYPES: Final[tuple[str, ...]]
 DEVICES: Final[tuple[str, ...]]
@@ -75,6 +77,8 @@ class BatchRoutes:
     def table(self) -> list[tuple[int, str, str]]: ...
     def lookup(self, op: str, layer_id: int | None = None, layer: object = None) -> Callable[..., Any]: ...
     def backend(self, op: str, layer_id: int | None = None, layer: object = None) -> Any: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 @final
 class BoundPlan:

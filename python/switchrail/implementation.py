@@ -83,11 +83,12 @@ def _missing(cls: type[Any], method: str) -> str:
     old = [phase for phase in PHASES if callable(getattr(cls, phase, None))]
     if method != "run" or not old:
         return f"it has no method {method!r}"
+    found = " and ".join(map(repr, old))
     return (
-        f"it has {' and '.join(map(repr, old))}, which are called no more; valid: one `run(call, batch, plan)` "
-        "for all phases, where `call` has the tensors and `call.layer` the pools, weights and options, `plan` "
-        "returns what tells the phases apart, and `run` returns, in verify, the record that `commit(call, batch, "
-        "plan, record, accepted)` is given"
+        f"it has {found}, which nobody calls any more; valid: one method for all phases, "
+        "`run(call, batch, plan)`, where `call` has the tensors and `call.layer` the pools, weights and "
+        "options; what `plan` returns can tell the phases apart, and in verify `run` returns the record that "
+        "`commit(call, batch, plan, record, accepted)` is given"
     )
 
 

@@ -65,20 +65,16 @@ class Saboteur:
 
     def __init__(self, engine: Engine) -> None:
         self.fail: str | None = None
-        calls, decode, forward = (
-            engine._runner.dispatcher._calls,
-            engine._decode,
-            engine._runner.model.forward,
-        )
+        dispatcher = engine._runner.dispatcher
+        run, decode, forward = dispatcher._run, engine._decode, engine._runner.model.forward
 
-        def failing_calls(step: Any, layer: int, op: str) -> Iterator[Any]:
-            def failing(*args: Any, **kwargs: Any) -> None:
-                self.fail = None
-                raise Broken("a backend")
+        def failing(*args: Any) -> None:
+            self.fail = None
+            raise Broken("a backend")
 
-            for part, call, plan in calls(step, layer, op):
-                fails = self.fail == "backend" and (op, layer) == ("gated_delta", 2)
-                yield part, failing if fails else call, plan
+        def failing_run(call: Any, target: Any) -> None:
+            fails = self.fail == "backend" and dispatcher._layers[call.layer] == (2, "gated_delta")
+            run(call, (failing, target[1]) if fails else target)
 
         def failing_decode(ids: list[int]) -> str:
             if self.fail == "text":
@@ -93,7 +89,7 @@ class Saboteur:
                 output.logits[0, -1] = float("nan")
             return output
 
-        engine._runner.dispatcher._calls = failing_calls
+        dispatcher._run = failing_run  # type: ignore[method-assign]
         engine._decode = failing_decode
         engine._runner.model.forward = failing_forward
 
@@ -160,19 +156,20 @@ def test_cancelling_from_within_a_step_waits_for_its_end(engine: Engine) -> None
     decoding = engine.submit("the", FREE)
     engine.step()
     running = [decoding, *(engine.submit(prompt, FREE) for prompt in ("other " * 3, "x", "last"))]
-    calls = engine._runner.dispatcher._calls
+    dispatcher = engine._runner.dispatcher
+    run = dispatcher._run
     pages = []
 
-    def cancelling_calls(step: Any, layer: int, op: str) -> Iterator[Any]:
-        for part, call, plan in calls(step, layer, op):
-            if (op, layer) == ("gated_delta", 2) and part.phase == "decode" and not pages:
-                pages.append([list(request.pages) for request in running])
-                for request in (running[0], running[1], running[3]):
-                    assert engine.cancel(request)
-                assert [list(request.pages) for request in running] == pages[-1]
-            yield part, call, plan
+    def cancelling_run(call: Any, target: Any) -> None:
+        phase = dispatcher._parts[dispatcher._users[target[1]].part].phase
+        if dispatcher._layers[call.layer] == (2, "gated_delta") and phase == "decode" and not pages:
+            pages.append([list(request.pages) for request in running])
+            for request in (running[0], running[1], running[3]):
+                assert engine.cancel(request)
+            assert [list(request.pages) for request in running] == pages[-1]
+        run(call, target)
 
-    engine._runner.dispatcher._calls = cancelling_calls
+    dispatcher._run = cancelling_run  # type: ignore[method-assign]
     engine.step()
     assert len(pages) == 1
     assert [request.finish_reason for request in running] == ["cancelled", "cancelled", None, "cancelled"]

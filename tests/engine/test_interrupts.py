@@ -51,16 +51,16 @@ class Model:
 
     def __init__(self, engine: Engine) -> None:
         self.fail = False
-        self.dispatcher = engine._runner.dispatcher
+        self.runner = engine._runner
 
     def __call__(
         self, *, input_ids: torch.Tensor, logits_to_keep: torch.Tensor, **_: object
     ) -> SimpleNamespace:
-        self.dispatcher._left = set()
+        self.runner.dispatcher._left = {}
         if self.fail:
             self.fail = False
             raise Broken
-        step, pools = self.dispatcher.step, self.dispatcher.pools
+        step, pools = self.runner.running.step, self.runner.pools
         ids = input_ids[0]
         (keys, _) = pools.kv["mha"].caches(1)
         rows = keys.flatten(0, 1)

@@ -79,11 +79,11 @@ class Recorder:
         self.steps = 0
         self._calls: Counter[tuple[Any, ...]] = Counter()
         dispatcher, sequences, model = engine._runner.dispatcher, engine._core.sequences, engine._runner.model
-        forward, calls = model.forward, dispatcher._calls
+        forward, run, running = model.forward, dispatcher._run, engine._runner.running
 
         def record(*, logits_to_keep: torch.Tensor, position_ids: torch.Tensor, **kwargs: Any) -> Any:
             self._calls.clear()
-            step = dispatcher.step
+            step = running.step
             requests: dict[int, Request] = {request.slot: request for request in sequences.live}
             output = forward(position_ids=position_ids, logits_to_keep=0, **kwargs)
             logits = output.logits[0].float().cpu()
@@ -99,13 +99,12 @@ class Recorder:
             self.steps += 1
             return output
 
-        def count(step: Any, layer: int, op: str) -> Iterator[Any]:
-            for call in calls(step, layer, op):
-                self._calls[op, layer] += 1
-                yield call
+        def count(call: Any, target: Any) -> None:
+            self._calls[dispatcher._layers[call.layer]] += 1
+            run(call, target)
 
         model.forward = record
-        dispatcher._calls = count
+        dispatcher._run = count  # type: ignore[method-assign]
 
 
 def disturb(engine: Engine, seed: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 
@@ -23,6 +23,9 @@ _FRACTION = 0.85
 
 _TABLE_ENTRY = 4
 """Bytes of a page's number in the page table."""
+
+KINDS: Final[Mapping[str, KVKind]] = {"attention": "mha", "mla": "mla"}
+"""The kind of cache of each paged op."""
 
 _BASES: dict[KVKind, type] = {"mha": MultiHeadPool, "mla": LatentPool}
 
@@ -110,6 +113,16 @@ class Pools:
                 sources, targets = torch.tensor(pairs, device=self._device).unbind(1)
                 for pool in pools:
                     pool.copy(sources, targets)
+
+    def of(self, layer: int, op: str) -> tuple[torch.Tensor, ...]:
+        """What an op of a layer keeps: the caches of a paged one, else the pool of its states.
+
+        Raises:
+            UnknownLayerError: The pools keep nothing of that layer.
+        """
+        if op in KINDS:
+            return self.kv[KINDS[op]].caches(layer)
+        return ((self.state.windows if op == "short_conv" else self.state.states)[layer],)
 
     def tensors(self) -> list[torch.Tensor]:
         """Every tensor of the pools."""
@@ -206,4 +219,4 @@ def _checked(found: T, base: type, platform: Platform, method: str) -> T:
     return found
 
 
-__all__ = ["Pools"]
+__all__ = ["KINDS", "Pools"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from switchrail._core import BoundPlan
+from switchrail.dispatch import Dispatcher
 from switchrail.engine.checkpoint import Checkpoint
-from switchrail.engine.dispatch import Dispatcher
 from switchrail.engine.memory import Pools
-from switchrail.engine.models.binding import connect, find_mixers, read_shapes
+from switchrail.engine.models.binding import Connection, connect, find_mixers, read_shapes
 from switchrail.engine.options import EngineOptions
 from switchrail.engine.scheduler import Schedule
-from switchrail.engine.step import StepBuilder
+from switchrail.engine.step import Running, StepBuilder
 from switchrail.platforms import Platform
 
 
@@ -22,6 +22,7 @@ class Runner:
         model: The model definition with its weights.
         pools: The memory for keys, values and states.
         dispatcher: Where the model's layers reach their backends.
+        running: The step that runs.
         builder: What makes a step of a schedule.
         hooks: What stands on the modelling module, to be cleared when the model is done with.
     """
@@ -71,8 +72,15 @@ class Runner:
             device=torch.device(platform.device),
             pin_memory=platform.hardware.pin_memory_available(),
         )
-        self.dispatcher = Dispatcher(bound, self.pools, shapes)
-        self.hooks = connect(self.model, mixers, checkpoint.family, self.dispatcher, platform.serving)
+        self.dispatcher = Dispatcher(bound)
+        self.running = Running()
+        self.hooks = connect(
+            self.model,
+            mixers,
+            checkpoint.family,
+            Connection(self.dispatcher, self.pools, self.running),
+            platform.serving,
+        )
 
     def run(self, schedule: Schedule, page_table: torch.Tensor) -> torch.Tensor:
         """Runs a schedule's tokens.
@@ -85,15 +93,19 @@ class Runner:
             [R, vocabulary]: a row for each decoding task, then for each whose prompt ends in this step.
         """
         step = self.builder.build(schedule, page_table)
-        with self.dispatcher.running(step):
-            logits: torch.Tensor = self.model(
-                input_ids=step.input_ids,
-                attention_mask=None,
-                position_ids=step.position_ids,
-                past_key_values=None,
-                use_cache=False,
-                logits_to_keep=step.logit_rows,
-            ).logits
+        try:
+            self.running.now = step
+            with self.dispatcher.running(step.parts):
+                logits: torch.Tensor = self.model(
+                    input_ids=step.input_ids,
+                    attention_mask=None,
+                    position_ids=step.position_ids,
+                    past_key_values=None,
+                    use_cache=False,
+                    logits_to_keep=step.logit_rows,
+                ).logits
+        finally:
+            self.running.now = None
         return logits.squeeze(0)
 
 

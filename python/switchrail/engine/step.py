@@ -9,26 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from switchrail._core import BatchRoutes
+from switchrail.dispatch import Part
 from switchrail.engine.scheduler import Schedule
+from switchrail.errors import DispatchError
 from switchrail.ops.batch import PagedBatch, Phase, StateBatch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """The rows of a step that run in one phase, next to one another.
-
-    Attributes:
-        phase: Theirs.
-        rows: Which rows of the step.
-        states: The batch as ops with a state see it.
-        pages: The batch as softmax attention sees it.
-    """
-
-    phase: Phase
-    rows: slice
-    states: StateBatch
-    pages: PagedBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +26,6 @@ class Step:
         kv_rows: [T] int64, where each row's key and value go, in the pool seen as [pages * page, HKV, D].
         logit_rows: [R] int64, the rows whose logits are wanted.
         parts: The decode rows first, then the prefill rows; one of them where the step has no others.
-        routes: Which backends serve it, by phase.
-        plans: What these prepared for the step, by phase and backend.
     """
 
     input_ids: torch.Tensor
@@ -52,8 +34,26 @@ class Step:
     kv_rows: torch.Tensor
     logit_rows: torch.Tensor
     parts: tuple[Part, ...]
-    routes: dict[Phase, BatchRoutes]
-    plans: dict[tuple[Phase, int], object]
+
+
+class Running:
+    """What step runs, for the functions that a model's layers call."""
+
+    def __init__(self) -> None:
+        self.now: Step | None = None
+
+    @property
+    def step(self) -> Step:
+        """The step that runs.
+
+        Raises:
+            DispatchError: None does: the engine's model was called by somebody else.
+        """
+        if self.now is None:
+            raise DispatchError(
+                "a layer of an engine's model ran outside of a step; call the engine, not its model"
+            )
+        return self.now
 
 
 class StepBuilder:
@@ -151,8 +151,6 @@ class StepBuilder:
             kv_rows=page * self._page_size + positions % self._page_size,
             logit_rows=logit_rows,
             parts=tuple(parts),
-            routes={},
-            plans={},
         )
 
 
@@ -173,4 +171,4 @@ def _transfer(
     ]
 
 
-__all__ = ["Part", "Step", "StepBuilder"]
+__all__ = ["Running", "Step", "StepBuilder"]

@@ -1,6 +1,9 @@
 //! Route plans bound to a runtime: the instances of their backends, and the methods that layers call.
 
-use std::sync::Arc;
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::Arc,
+};
 
 use pyo3::{
     PyTraverseError, PyVisit,
@@ -267,6 +270,19 @@ impl BatchRoutes {
             .selected(&self.tables)
             .map(|(layer, op, id)| (layer, op.name(), bound.plan.get().name(id)))
             .collect()
+    }
+
+    /// Whether the other one has the same tables of the same bound plan.
+    fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
+        other
+            .cast::<Self>()
+            .is_ok_and(|other| other.get().plan.is(&self.plan) && other.get().tables == self.tables)
+    }
+
+    fn __hash__(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.tables.hash(&mut hasher);
+        hasher.finish()
     }
 
     fn __repr__(&self) -> String {

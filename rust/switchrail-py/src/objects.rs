@@ -6,7 +6,7 @@ use std::{
 };
 
 use pyo3::{PyTraverseError, PyVisit, intern, prelude::*};
-use switchrail::{BackendId, RoutePlan};
+use switchrail::{BackendId, Phase, RoutePlan};
 
 use crate::backend::Registration;
 
@@ -56,7 +56,7 @@ impl Objects {
     }
 }
 
-/// The instances of the backends in a route plan, and their bound methods. It belongs to `BoundPlan`.
+/// The instances of the backends in a route plan, and the bound method of each, `run`. It belongs to `BoundPlan`.
 ///
 /// Nothing in it changes, so it has no `__clear__`: a cycle through it is broken in the instance's own attributes.
 pub struct Calls {
@@ -78,12 +78,10 @@ impl Calls {
         for (registration, object) in plan.backends().iter().zip(objects) {
             let Some(object) = object else { continue };
             let instance = build.call1((Registration(Arc::clone(registration)), object))?;
-            for phase in registration.spec.phases.intersection(&plan.request().phases) {
-                methods.insert((*phase, registration.id), instance.getattr(phase.name())?);
-            }
+            methods.insert(registration.id, instance.getattr("run")?);
             instances.insert(registration.id, instance.unbind());
         }
-        let method = |cell| Some(methods.get(&cell?)?.clone().unbind());
+        let method = |cell: Option<(Phase, BackendId)>| Some(methods.get(&cell?.1)?.clone().unbind());
         Ok(Self {
             instances,
             methods: plan.cells().map(method).collect(),

@@ -60,6 +60,11 @@ pub fn add_names(module: &Bound<'_, PyModule>) -> PyResult<()> {
         "LINEAR_OPS",
         PyTuple::new(py, linear.map(Op::name).collect::<Vec<_>>())?,
     )?;
+    let paged = Op::ALL.into_iter().filter(|op| op.is_paged());
+    module.add(
+        "PAGED_OPS",
+        PyTuple::new(py, paged.map(Op::name).collect::<Vec<_>>())?,
+    )?;
     module.add(
         "PHASES",
         PyTuple::new(py, Phase::ALL.map(|phase| PyString::intern(py, phase.name())))?,

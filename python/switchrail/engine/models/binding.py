@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
 from torch import nn
 
-from switchrail.engine.dispatch import Dispatcher
 from switchrail.engine.models import operations
-from switchrail.engine.models.contract import KEYWORD, MixerContract
+from switchrail.engine.models.contract import KEYWORD, Connected, Connection, MixerContract
 from switchrail.engine.models.families import Family
 from switchrail.errors import LayoutError
 from switchrail.hooks import Hooks
@@ -68,7 +68,7 @@ def read_shapes(mixers: Iterable[Mixer]) -> dict[tuple[int, str], Shape]:
 
 
 def connect(
-    model: nn.Module, mixers: Iterable[Mixer], family: Family, dispatcher: Dispatcher, serving: Serving
+    model: nn.Module, mixers: Iterable[Mixer], family: Family, connection: Connection, serving: Serving
 ) -> Hooks:
     """Sends a model's calls to the dispatcher and the platform; other models in the process stay as they are.
 
@@ -76,7 +76,7 @@ def connect(
         model: The model with its head.
         mixers: Its mixers.
         family: Its family.
-        dispatcher: Serves the mixers' ops.
+        connection: What the mixers are connected to.
         serving: Serves its other operations, where it can.
 
     Returns:
@@ -85,7 +85,10 @@ def connect(
     """
     wanted: dict[str, Any] = {}
     for layer, mixer, contract in mixers:
-        mixer.register_forward_pre_hook(_keyword(dispatcher, layer, contract.packed), with_kwargs=True)
+        connected = Connected(layer, contract.layers(mixer, partial(connection.pools.of, layer)), connection)
+        for half in connected.layers.values():
+            connection.dispatcher.add(layer, half)
+        mixer.register_forward_pre_hook(_keyword(connected, contract.packed), with_kwargs=True)
         wanted.update(contract.hooks)
     hooks = Hooks()
     hooks.commit(
@@ -109,16 +112,14 @@ def connect(
     return hooks
 
 
-def _keyword(dispatcher: Dispatcher, layer: int, packed: bool) -> Any:
-    call = (dispatcher, layer)
-
+def _keyword(connected: Connected, packed: bool) -> Any:
     def add(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        kwargs[KEYWORD] = call
+        kwargs[KEYWORD] = connected
         if packed:
-            kwargs["seq_idx"] = dispatcher.step.sequence_ids
+            kwargs["seq_idx"] = connected.connection.running.step.sequence_ids
         return args, kwargs
 
     return add
 
 
-__all__ = ["connect", "find_mixers", "read_shapes"]
+__all__ = ["Connection", "connect", "find_mixers", "read_shapes"]

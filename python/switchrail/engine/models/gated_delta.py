@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from torch import nn
 
-from switchrail.engine.models.contract import KEYWORD, MixerContract
+from switchrail.engine.models.contract import KEYWORD, Connected, MixerContract
 from switchrail.errors import CheckpointError
+from switchrail.ops import GatedDeltaCall, GatedDeltaLayer, Layer, ShortConvCall, ShortConvLayer
 from switchrail.pools import ConvShape, DeltaShape, Shape
 
-_ACTIVATIONS: Final = {"silu": "silu", "swish": "silu", None: None}
+_ACTIVATIONS: Final[dict[str | None, Literal["silu"] | None]] = {"silu": "silu", "swish": "silu", None: None}
 
 
 def causal_conv1d_fn(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -35,11 +36,13 @@ def _convolve(
     **kwargs: Any,
 ) -> torch.Tensor:
     """Of [1, C, T] hidden states; the result is a view of [T, C], which the caller transposes back."""
-    dispatcher, layer = kwargs[KEYWORD]
+    connected: Connected = kwargs[KEYWORD]
+    layer: ShortConvLayer = connected.layers["short_conv"]
+    if weight.data_ptr() != layer.weight.data_ptr() or _ACTIVATIONS[activation] != layer.activation:
+        raise connected.refuse("short_conv", "weights or activation", activation, layer.activation)
     x = hidden_states.squeeze(0).transpose(0, 1)
-    out: torch.Tensor = dispatcher.short_conv(
-        layer, x, weight, bias=bias, activation=_ACTIVATIONS[activation]
-    )
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    connected.connection.dispatcher.dispatch(ShortConvCall(layer, x, out))
     return out.transpose(0, 1).unsqueeze(0)
 
 
@@ -54,17 +57,13 @@ def _delta(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Of [1, T, heads, size] tensors. There is no cache, so no state comes in or is asked for."""
-    dispatcher, layer = kwargs[KEYWORD]
-    out = dispatcher.gated_delta(
-        layer,
-        query.squeeze(0),
-        key.squeeze(0),
-        value.squeeze(0),
-        g=g.squeeze(0),
-        beta=beta.squeeze(0),
-        scale=query.shape[-1] ** -0.5,
-        qk_l2norm=use_qk_l2norm_in_kernel,
-    )
+    connected: Connected = kwargs[KEYWORD]
+    layer: GatedDeltaLayer = connected.layers["gated_delta"]
+    if use_qk_l2norm_in_kernel != layer.qk_l2norm:
+        raise connected.refuse("gated_delta", "qk_l2norm", use_qk_l2norm_in_kernel, layer.qk_l2norm)
+    q, k, v, g, beta = (tensor.squeeze(0) for tensor in (query, key, value, g, beta))
+    out = torch.empty(v.shape, dtype=q.dtype, device=q.device)
+    connected.connection.dispatcher.dispatch(GatedDeltaCall(layer, q, k, v, g, beta, out))
     return out.unsqueeze(0), None
 
 
@@ -85,8 +84,23 @@ def _shapes(mixer: nn.Module) -> dict[str, Shape]:
     }
 
 
+def _layers(mixer: nn.Module, memory: Callable[[str], tuple[torch.Tensor, ...]]) -> dict[str, Layer]:
+    read: Any = mixer
+    (windows,), (states,) = memory("short_conv"), memory("gated_delta")
+    return {
+        "short_conv": ShortConvLayer(
+            weight=read.conv1d.weight.detach().squeeze(1),
+            bias=read.conv1d.bias,
+            state=windows,
+            activation=_ACTIVATIONS[read.activation],
+        ),
+        "gated_delta": GatedDeltaLayer(state=states, scale=read.head_k_dim**-0.5, qk_l2norm=True),
+    }
+
+
 GATED_DELTA: Final = MixerContract(
     shapes=_shapes,
+    layers=_layers,
     hooks={
         "causal_conv1d_fn": causal_conv1d_fn,
         "torch_chunk_gated_delta_rule": torch_chunk_gated_delta_rule,

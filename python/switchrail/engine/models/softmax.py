@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 from torch import nn
 from transformers import AttentionInterface
 
-from switchrail.engine.models.contract import KEYWORD, MixerContract
+from switchrail.engine.models.contract import KEYWORD, Connected, MixerContract
 from switchrail.errors import DispatchError
+from switchrail.ops import AttentionCall, AttentionLayer, Layer
 from switchrail.pools import KVShape, Shape
 
 IMPLEMENTATION: Final = "switchrail"
@@ -44,23 +46,29 @@ def attention(
     Raises:
         DispatchError: The layer asks for attention other than plain causal one, or is not an engine's.
     """
-    call = kwargs.get(KEYWORD)
-    if call is None:
+    connected: Connected | None = kwargs.get(KEYWORD)
+    if connected is None:
         raise DispatchError(
             f"attention implementation {IMPLEMENTATION!r} serves models that an engine has loaded; valid for "
             "others: 'eager', 'sdpa'"
         )
-    dispatcher, layer = call
     asked = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
     if asked or attention_mask is not None:
         raise DispatchError(
-            f"layer {layer} asks for attention with {', '.join(asked) or 'a mask'}; valid: plain causal",
-            layer=layer,
+            f"layer {connected.id} asks for attention with {', '.join(asked) or 'a mask'}; valid: plain "
+            "causal",
+            layer=connected.id,
             op="attention",
             found=tuple(asked) or ("attention_mask",),
         )
     q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
-    return dispatcher.attention(layer, q, k, v, scale=scaling).unsqueeze(0), None
+    layer: AttentionLayer = connected.layers["attention"]
+    if scaling != layer.scale:
+        raise connected.refuse("attention", "scale", scaling, layer.scale)
+    connected.write("attention", k, v)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    connected.connection.dispatcher.dispatch(AttentionCall(layer, q, out))
+    return out.unsqueeze(0), None
 
 
 def _shapes(mixer: nn.Module) -> dict[str, Shape]:
@@ -68,6 +76,11 @@ def _shapes(mixer: nn.Module) -> dict[str, Shape]:
     return {"attention": KVShape(heads=config.num_key_value_heads, size=int(mixer.head_dim))}  # type: ignore[arg-type]
 
 
+def _layers(mixer: nn.Module, memory: Callable[[str], tuple[torch.Tensor, ...]]) -> dict[str, Layer]:
+    k_cache, v_cache = memory("attention")
+    return {"attention": AttentionLayer(k_cache=k_cache, v_cache=v_cache, scale=mixer.scaling)}  # type: ignore[arg-type]
+
+
 AttentionInterface.register(IMPLEMENTATION, attention)
 
-SOFTMAX: Final = MixerContract(shapes=_shapes)
+SOFTMAX: Final = MixerContract(shapes=_shapes, layers=_layers)

@@ -6,7 +6,7 @@ use super::Route;
 use crate::{BackendId, Layout, Load, Op, Phase};
 
 /// Which tables of a plan serve one batch in one phase; see [`RoutePlan::select`](super::RoutePlan::select).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BatchTables {
     phase: Phase,
     starts: [usize; Op::ALL.len()],

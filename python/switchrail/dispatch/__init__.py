@@ -1,0 +1,8 @@
+"""Where a layer's call leaves a model and reaches the backends of its route plan. It knows no engine."""
+
+from __future__ import annotations
+
+from switchrail.dispatch.dispatcher import Dispatcher
+from switchrail.dispatch.part import Part
+
+__all__ = ["Dispatcher", "Part"]
