@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from switchrail._core import Registration
-    from switchrail.ops.backend import Backend
+    from switchrail.ops.backend import AnyBackend
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Implementation:
     target: type[Any] | str
     config_type: type[Any] | None
 
-    def build(self, registration: Registration) -> Backend:
+    def build(self, registration: Registration) -> AnyBackend:
         """Constructs the backend with the configuration in effect.
 
         Raises:
@@ -51,7 +51,7 @@ class Implementation:
         return cls(values)
 
 
-def check_class(cls: object, name: str, op: str, path: str, phases: Iterable[str]) -> type[Backend]:
+def check_class(cls: object, name: str, op: str, path: str, phases: Iterable[str]) -> type[AnyBackend]:
     """The class, which is a backend for an op, has a method of its own for each phase, and fits its base.
 
     Raises:

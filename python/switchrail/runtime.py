@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from switchrail._core import BoundPlan, Decision, Fingerprint, Layout, Registration, RoutePlan
     from switchrail.hooks import Hooks
-    from switchrail.ops.backend import Backend
+    from switchrail.ops.backend import AnyBackend
 
 _USER = {"kind": "user"}
 _BUILTIN = {"kind": "builtin"}
@@ -210,7 +210,7 @@ class Runtime(Registrar):
         """The registrations of a name: each overrides those before it, in the phases that both serve."""
         return tuple(self._core.stack(op, name))
 
-    def build(self, op: str, name: str, phase: str | None = None) -> Backend:
+    def build(self, op: str, name: str, phase: str | None = None) -> AnyBackend:
         """Constructs a backend with the configuration in effect, as a plan does; it is named as to `backend`.
 
         Raises:

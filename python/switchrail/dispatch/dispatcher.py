@@ -12,7 +12,7 @@ import torch
 from switchrail._core import BatchRoutes, BoundPlan
 from switchrail.dispatch.part import Part
 from switchrail.errors import DispatchError
-from switchrail.ops.backend import Backend
+from switchrail.ops.backend import AnyBackend
 from switchrail.ops.batch import SequenceBatch
 from switchrail.ops.call import Layer, take_rows
 from switchrail.ops.catalog import CONTRACTS
@@ -36,7 +36,7 @@ class _User:
 
     part: int
     op: str
-    backend: Backend[Any, Any]
+    backend: AnyBackend
     name: str
 
 

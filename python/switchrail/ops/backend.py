@@ -96,4 +96,7 @@ class Backend(Generic[CallT, BatchT]):
         raise NotImplementedError
 
 
-__all__ = ["Backend", "foreign"]
+AnyBackend = Backend[Any, Any]
+"""A backend of any op."""
+
+__all__ = ["AnyBackend", "Backend", "foreign"]

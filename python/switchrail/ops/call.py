@@ -31,7 +31,7 @@ class Layer:
 def take_rows(call: CallT, rows: slice) -> CallT:
     """Some rows of a call, as views."""
     layer, *tensors = call
-    return type(call)(layer, *[tensor if tensor is None else tensor[rows] for tensor in tensors])  # type: ignore[call-arg]
+    return type(call)(layer, *[tensor if tensor is None else tensor[rows] for tensor in tensors])
 
 
 __all__ = ["CallT", "Layer", "take_rows"]

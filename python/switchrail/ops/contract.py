@@ -156,15 +156,17 @@ class Contract:
     @cached_property
     def inputs(self) -> tuple[str, ...]:
         """The names of the tensors that a call brings, less those that it writes into."""
-        return tuple(name for name in self._brought if not self.tensors[name].mutated)
+        return tuple(name for name in self.brought if not self.tensors[name].mutated)
 
     @cached_property
-    def _brought(self) -> tuple[str, ...]:
+    def brought(self) -> tuple[str, ...]:
+        """The names of the tensors that a call brings."""
         names: tuple[str, ...] = self.call._fields[1:]  # type: ignore[attr-defined]
         return names
 
     @cached_property
-    def _kept(self) -> tuple[str, ...]:
+    def kept(self) -> tuple[str, ...]:
+        """The names of what never changes for a layer."""
         return tuple(field.name for field in fields(self.layer) if field.init)
 
     @cached_property
@@ -193,9 +195,10 @@ class Contract:
         """
         if not self.required <= arguments.keys() <= self._arguments.keys():
             self._fail_names(arguments)
-        kept = {name: arguments[name] for name in self._kept if name in arguments}
-        brought = {name: arguments[name] for name in self._brought if name in arguments}
-        return self.call(layer=self.layer(**kept), **brought)
+        kept = {name: arguments[name] for name in self.kept if name in arguments}
+        brought = {name: arguments[name] for name in self.brought if name in arguments}
+        make: Any = self.call
+        return make(layer=self.layer(**kept), **brought)
 
     def check(self, phase: str, call: Any, batch: SequenceBatch) -> None:
         """Checks one call and its batch: `check_batch`, then `check_call`, with all features.
@@ -290,7 +293,7 @@ class Contract:
         """
         if type(layer) is not self.layer:
             raise self.error("layer", type(layer).__name__, f"a {self.layer.__name__}")
-        self._check_options({name: getattr(layer, name) for name in self._kept}, features)
+        self._check_options({name: getattr(layer, name) for name in self.kept}, features)
 
     def _check_options(self, arguments: Mapping[str, Any], features: Collection[str]) -> None:
         for feature, names in self.features.items():
@@ -305,8 +308,8 @@ class Contract:
 
     def _check_call(self, call: Any, batch: SequenceBatch, features: Collection[str]) -> None:
         layer, *brought = call
-        arguments = {name: getattr(layer, name) for name in self._kept}
-        arguments |= dict(zip(self._brought, brought, strict=True))
+        arguments = {name: getattr(layer, name) for name in self.kept}
+        arguments |= dict(zip(self.brought, brought, strict=True))
         self._check_options(arguments, features)
         first_name = self.inputs[0]
         first = arguments[first_name]

@@ -87,8 +87,8 @@ def _tensor_row(name: str, spec: TensorSpec, contract: Contract) -> tuple[str, .
         about.append(f"where it is None, {' = '.join(spec.same_if_none)}")
     if spec.mutated:
         about.append("written to")
-    if name in contract.positional:
-        about.append("by position")
+    if name in contract.kept:
+        about.append("of the layer")
     if spec.feature is not None:
         about.append(f"feature `{spec.feature}`")
     return f"`{name}`", f"[{', '.join(spec.axes)}]", ", ".join(dtypes), memory, "; ".join(about)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from switchrail.ops.backend import Backend
+from switchrail.ops.backend import AnyBackend
 from switchrail.testing.diagnosis import (
     Finding,
     Mismatch,
@@ -22,7 +22,7 @@ from switchrail.testing.measure import BOUNDS, FLOOR, Error, measure, same_bits
 
 
 def verify(
-    backend: Backend, call: Call, *, bound: Error | None = None, expected: Call | None = None
+    backend: AnyBackend, call: Call, *, bound: Error | None = None, expected: Call | None = None
 ) -> Error:
     """Runs a backend on a copy of a call and holds all that it did against the oracle.
 
@@ -96,7 +96,7 @@ def verify(
     return error
 
 
-def verify_commit(backend: Backend, call: Call, *, bound: Error | None = None) -> Error:
+def verify_commit(backend: AnyBackend, call: Call, *, bound: Error | None = None) -> Error:
     """Runs a verification, as `verify` does, and commits it with every number of accepted rows.
 
     Args:

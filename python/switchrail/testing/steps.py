@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import torch
 
-from switchrail.ops.backend import Backend
+from switchrail.ops.backend import AnyBackend
 from switchrail.ops.batch import PagedBatch, Phase, StateBatch
 from switchrail.testing.inputs import Call
 
 
 def run_in_steps(
-    backend: Backend, call: Call, schedule: Sequence[Sequence[int]], phase: Phase = "prefill"
+    backend: AnyBackend, call: Call, schedule: Sequence[Sequence[int]], phase: Phase = "prefill"
 ) -> Call:
     """Makes a prefill call of N sequences as one call a step.
 

@@ -14,7 +14,7 @@ import torch
 from switchrail._core import LINEAR_OPS, load_of
 from switchrail.engine.options import options_on
 from switchrail.errors import BackendUnfitError
-from switchrail.ops.backend import Backend
+from switchrail.ops.backend import AnyBackend
 from switchrail.ops.batch import Phase, VerifyBatch
 from switchrail.testing.conformance import Outcome, Setting, Subject, run_case, select
 from switchrail.testing.conformance.setting import DELTA, PAGED
@@ -288,18 +288,18 @@ def _calls(platform: Platform, call: Call) -> list[Call]:
     return copies(call, min(LAYERS, max(1, -(-2 * cache // bytes_of(call)))))
 
 
-def _runs(backend: Backend, calls: Sequence[Call]) -> list[Callable[[], None]]:
+def _runs(backend: AnyBackend, calls: Sequence[Call]) -> list[Callable[[], None]]:
     first = calls[0]
     plan = backend.plan(first.phase, first.batch)
     lasts = torch.tensor([length - 1 for length in first.batch.seqlens], device=first.out.device)
 
     def run(call: Call) -> Callable[[], None]:
-        made = call.bind(backend, plan)
+        official = call.made
 
         def once() -> None:
-            record = made()
+            record = backend.run(official, call.batch, plan)
             if isinstance(call.batch, VerifyBatch):
-                backend.commit(record, lasts, state=call.state, batch=call.batch, plan=plan)
+                backend.commit(official, call.batch, plan, record, lasts)
 
         return once
 

@@ -11,8 +11,8 @@ from switchrail.ops.batch import PagedBatch, StateBatch
 from switchrail.ops.softmax import merge
 from switchrail.testing.compare import Error, measure, same_bits
 from switchrail.testing.conformance.bounds import BOUNDS, GROWTH
-from switchrail.testing.conformance.parts import alone, mismatch, require_same_bits, spoilt
-from switchrail.testing.conformance.setting import GATED, PAGED, RECURRENT, Measured, Setting
+from switchrail.testing.conformance.parts import alone, caches, mismatch, require_same_bits, spoilt
+from switchrail.testing.conformance.setting import GATED, RECURRENT, Measured, Setting
 from switchrail.testing.diagnosis import Finding, Mismatch, Problem
 from switchrail.testing.inputs import Call, run_reference
 from switchrail.testing.steps import run_in_steps
@@ -159,7 +159,10 @@ def shared_pages(setting: Setting) -> Measured:
 def merged(setting: Setting) -> Measured:
     """Attention over two parts of a cache, merged by their log-sum-exps, is that over the whole."""
     lengths = (1,) * 4
-    page = setting.call(lengths).tensors[_cache_name(setting)].shape[1]  # type: ignore[union-attr]
+    small = setting.call(lengths)
+    cache = small.tensors[caches(small)[0]]
+    assert cache is not None
+    page = cache.shape[1]
     pasts = [
         page * pages + extra for pages, extra in ((1, 1), (3, page), (8, 5 % page + 1), (2, 2 % page + 1))
     ]
@@ -214,11 +217,6 @@ def _from_states(setting: Setting) -> dict[str, Any]:
 
 def _some_states(setting: Setting) -> dict[str, Any]:
     return {"initial": "some"} if setting.op in RECURRENT else {}
-
-
-def _cache_name(setting: Setting) -> str:
-    assert setting.op in PAGED
-    return setting.contract.positional[-1]
 
 
 __all__ = [

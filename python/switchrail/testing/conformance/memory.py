@@ -100,7 +100,7 @@ def far_rows(setting: Setting) -> Measured:
     call = setting.call((1,) * 66 if setting.phase == "decode" else (40, 26))
     rows = sum(call.batch.seqlens)
     expected = run_reference(call)
-    name = call.contract.positional[0]
+    name = call.contract.inputs[0]
     tensor = call.tensors[name]
     assert tensor is not None
     step = 2**31 // (rows - 4)

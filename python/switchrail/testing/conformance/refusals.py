@@ -49,7 +49,7 @@ def refusals(setting: Setting) -> None:
 
 
 def _check(call: Call) -> None:
-    call.contract.check(call.phase, call.batch, {**call.tensors, **call.options})
+    call.contract.check(call.phase, call.made, call.batch)
 
 
 def _broken(call: Call) -> Iterator[tuple[str, Call]]:

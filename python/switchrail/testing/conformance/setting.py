@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from switchrail.ops.backend import Backend
+from switchrail.ops.backend import AnyBackend
 from switchrail.ops.batch import Phase
 from switchrail.ops.contract import Contract
 from switchrail.testing.compare import Error, measure, verify, verify_commit
@@ -78,7 +78,7 @@ class Setting:
         return CONTRACTS[self.op]
 
     @cached_property
-    def backend(self) -> Backend:
+    def backend(self) -> AnyBackend:
         """The backend, constructed once for this setting."""
         return self.subject.build()
 

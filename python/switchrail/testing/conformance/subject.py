@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from switchrail.errors import BackendUnfitError
-from switchrail.ops.backend import Backend
+from switchrail.ops.backend import AnyBackend
 from switchrail.ops.contract import FLOATS
 from switchrail.testing.inputs import CONTRACTS
 
@@ -33,7 +33,7 @@ class Subject:
     name: str
     phases: tuple[str, ...]
     capabilities: Mapping[str, Any]
-    build: Callable[[], Backend]
+    build: Callable[[], AnyBackend]
     misfit: Callable[[str, str], str | None] = lambda phase, dtype: None
 
     @staticmethod

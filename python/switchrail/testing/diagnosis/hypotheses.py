@@ -156,7 +156,9 @@ def _options(call: Call) -> Iterator[Hypothesis]:
 
 def _swapped(call: Call) -> Iterator[Hypothesis]:
     inputs = [
-        (name, tensor) for name in call.contract.positional if (tensor := call.tensors.get(name)) is not None
+        (name, tensor)
+        for name, spec in call.contract.tensors.items()
+        if not spec.mutated and (tensor := call.tensors.get(name)) is not None
     ]
     for number, (name, tensor) in enumerate(inputs):
         for other_name, other in inputs[number + 1 :]:

@@ -182,7 +182,7 @@ def _ratio(d: Difference, got: torch.Tensor, expected: torch.Tensor) -> float | 
 
 def _named(d: Difference, ratio: float) -> str:
     """The name of a ratio that kernels often forget, such as 1/scale; else an empty text."""
-    first = d.call.contract.positional[0]
+    first = d.call.contract.inputs[0]
     tensor = d.call.tensors[first]
     assert tensor is not None
     axis = d.call.contract.tensors[first].axes[-1]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from switchrail.ops.attention.reference import ReferenceAttention
-from switchrail.ops.backend import Backend
+from switchrail.ops.backend import AnyBackend
 from switchrail.ops.batch import (
     CheckpointBatch,
     PagedBatch,
@@ -31,7 +31,7 @@ from switchrail.ops.mla.reference import ReferenceMla
 from switchrail.ops.short_conv.reference import ReferenceShortConv
 from switchrail.testing.inputs.common import Random
 
-REFERENCES: dict[str, type[Backend[Any, Any]]] = {
+REFERENCES: dict[str, type[AnyBackend]] = {
     "attention": ReferenceAttention,
     "gated_delta": ReferenceGatedDelta,
     "kda": ReferenceKda,
@@ -126,7 +126,7 @@ class Call:
         """
         return self.contract.make({**self.tensors, **self.options})
 
-    def run(self, backend: Backend[Any, Any]) -> Verification | None:
+    def run(self, backend: AnyBackend) -> Verification | None:
         """Plans and makes the call, which writes into this call's own tensors.
 
         Returns:
@@ -136,7 +136,7 @@ class Call:
         record = backend.run(call, self.batch, plan)
         return Verification(self, call, backend, plan, record) if self.phase == "verify" else None
 
-    def bind(self, backend: Backend[Any, Any], plan: object) -> Callable[[], object]:
+    def bind(self, backend: AnyBackend, plan: object) -> Callable[[], object]:
         """The call, ready to be made any number of times."""
         return partial(backend.run, self.made, self.batch, plan)
 
@@ -234,7 +234,7 @@ class Verification:
 
     inputs: Call
     call: Any
-    backend: Backend[Any, Any]
+    backend: AnyBackend
     plan: object
     record: object
 
