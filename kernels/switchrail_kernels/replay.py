@@ -76,8 +76,8 @@ def _nothing_yet(tensors: Tensors, options: Options) -> bool:
 
 def calls_of(layer: Layer, owner: object) -> Calls:
     """A layer's calls that have launched what the owner launches."""
-    calls = layer.kept.get(owner)
-    return calls if calls is not None else layer.kept.setdefault(owner, Calls())
+    calls: Calls = layer.kept.get(owner) or layer.kept.setdefault(owner, Calls())
+    return calls
 
 
 class Calls:

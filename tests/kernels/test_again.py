@@ -7,8 +7,11 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import gc
+import importlib
 import random
 import struct
+import weakref
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -24,22 +27,16 @@ from switchrail.testing.inputs import (
     mla_call,
     short_conv_call,
 )
-from switchrail_kernels import launch, replay
-from switchrail_kernels.attention.triton import TritonAttention
-from switchrail_kernels.gated_delta.triton import TritonGatedDelta
-from switchrail_kernels.kda.triton import TritonKda
-from switchrail_kernels.lightning.triton import TritonLightning
-from switchrail_kernels.mamba2.triton import TritonMamba2
-from switchrail_kernels.mla.triton import TritonMla
-from switchrail_kernels.short_conv.triton import TritonShortConv
+from switchrail_kernels import BACKENDS, launch, replay
 
-PAGED = {"attention": (attention_call, TritonAttention), "mla": (mla_call, TritonMla)}
+PAGED = {"attention": attention_call, "mla": mla_call}
 RECURRENT = {
-    "gated_delta": (gated_delta_call, TritonGatedDelta),
-    "kda": (kda_call, TritonKda),
-    "lightning": (lightning_call, TritonLightning),
-    "mamba2": (mamba2_call, TritonMamba2),
-    "short_conv": (short_conv_call, TritonShortConv),
+    "gated_delta": gated_delta_call,
+    "gated_delta raw": partial(gated_delta_call, raw="softplus", beta_scale=2.0),
+    "kda": kda_call,
+    "lightning": lightning_call,
+    "mamba2": mamba2_call,
+    "short_conv": short_conv_call,
 }
 OPS = {**PAGED, **RECURRENT}
 SCRATCH = -2
@@ -76,12 +73,14 @@ class Binary(replay.Binary):
 
 
 class Gpu:
-    """Notes the launches: `slow` those of Triton, `fast` those that are repeated."""
+    """Notes the launches: `slow` those of Triton, `fast` those that are repeated.
+
+    All calls of a backend are those of one layer, that of its first call, unless told otherwise.
+    """
 
     def __init__(self, monkeypatch):
         self.slow, self.fast = [], []
-        self.calls = [item for item in gc.get_objects() if type(item) is replay.Calls]
-        assert len(self.calls) >= len(OPS)
+        self.layers = {}
         self._functions = LAUNCH(self.launch), DEVICE(first_device)
         names = ("cuLaunchKernel", "cuCtxGetDevice")
         addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in self._functions]
@@ -110,9 +109,6 @@ class Gpu:
             return binary
 
         monkeypatch.setattr(launch.Launcher, "_launch", note)
-        for calls in self.calls:
-            monkeypatch.setattr(calls, "again", replay._nothing_yet)
-            monkeypatch.setattr(calls, "_table", None)
 
     def launch(self, function, *rest):
         *shape, _, parameters, _ = rest
@@ -120,23 +116,39 @@ class Gpu:
         self.values.append([parameters[i][0] for i in range(self.counts[len(self.values)])])
         return 0
 
-    def run(self, backend, call, plan):
-        """What one call launches, through what is remembered."""
+    def layer(self, backend, call):
+        """The layer of a backend's calls, that of this one if there was none before."""
+        return self.layers.setdefault(backend, call.made.layer)
+
+    def run(self, backend, call, plan, layer=None):
+        """What one call of a layer launches, through what is remembered of it."""
         self.slow.clear(), self.fast.clear()
         self.values: list[list[int]] = []
-        call.bind(backend, plan)()
+        layer = self.layer(backend, call) if layer is None else layer
+        backend.run(call.made._replace(layer=layer), call.batch, plan)
         return list(self.slow)
 
-    def expect(self, backend, call, plan):
-        """What it launches where nothing is."""
-        kept = [(calls, calls.again) for calls in self.calls]
-        for calls in self.calls:
-            calls.again = replay._nothing_yet
-        expected = self.run(backend, call, plan)
-        for calls, again in kept:
-            calls.again = again if calls._table is None else calls._table.again
+    def expect(self, backend, call, plan, layer=None):
+        """What it launches where nothing is; it is remembered from then on."""
+        layer = self.layer(backend, call) if layer is None else layer
+        expected = self.run(backend, call, plan, dataclasses.replace(layer))
         self.counts = [len(values) for _, _, values, _ in expected]
+        self.run(backend, call, plan, layer)
         return expected
+
+    def check(self, expected):
+        """That exactly this was repeated."""
+        assert expected
+        assert not self.slow
+        assert [launched[:2] for launched in self.fast] == [launched[:2] for launched in expected]
+        bases = set()
+        for values, (_, _, wanted, offsets) in zip(self.values, expected, strict=True):
+            scratch = [value for value, want in zip(values, wanted, strict=True) if want is None]
+            bases |= {value - offset for value, offset in zip(scratch, offsets, strict=True)}
+            assert [value for value, want in zip(values, wanted, strict=True) if want is not None] == [
+                want & 0xFFFFFFFFFFFFFFFF for want in wanted if want is not None
+            ]
+        assert len(bases) <= 1
 
 
 @pytest.fixture
@@ -145,9 +157,14 @@ def gpu(monkeypatch):
     return Gpu(monkeypatch)
 
 
+def make_backend(op):
+    op = op.split()[0]
+    return getattr(importlib.import_module(f"switchrail_kernels.{op}.triton"), BACKENDS[op, "triton"][0])()
+
+
 def make(op, phase, lengths, past=(0, 307, 14)):
     caches = {"kv_lengths": [n + more for n, more in zip(lengths, past, strict=True)]} if op in PAGED else {}
-    return OPS[op][0](lengths, phase=phase, **caches)
+    return OPS[op](lengths, phase=phase, **caches)
 
 
 @EACH
@@ -155,7 +172,7 @@ def make(op, phase, lengths, past=(0, 307, 14)):
 def test_launches_are_those_of_a_call_that_nothing_is_known_of(gpu, op, phase):
     """Over batches of few shapes, so that calls find what others left."""
     chance = random.Random(0)
-    backend = OPS[op][1]()
+    backend = make_backend(op)
     for i in range(24):
         if phase == "decode":
             lengths = [1] * chance.choice([1, 2, 3])
@@ -167,69 +184,156 @@ def test_launches_are_those_of_a_call_that_nothing_is_known_of(gpu, op, phase):
         call = make(op, phase, lengths, past)
         plan = backend.plan(phase, call.batch)
         expected = gpu.expect(backend, call, plan)
-        assert expected
         assert not gpu.run(backend, call, plan)
-        assert [launched[:2] for launched in gpu.fast] == [launched[:2] for launched in expected]
-        bases = set()
-        for values, (_, _, wanted, offsets) in zip(gpu.values, expected, strict=True):
-            scratch = [value for value, want in zip(values, wanted, strict=True) if want is None]
-            bases |= {value - offset for value, offset in zip(scratch, offsets, strict=True)}
-            assert [value for value, want in zip(values, wanted, strict=True) if want is not None] == [
-                want & 0xFFFFFFFFFFFFFFFF for want in wanted if want is not None
-            ]
-        assert len(bases) <= 1
+        gpu.check(expected)
 
 
 @EACH
 @PHASES
 def test_a_wrong_call_is_refused_where_a_right_one_is_remembered(gpu, op, phase):
-    backend = OPS[op][1]()
+    backend = make_backend(op)
     call = make(op, phase, [1] * 3 if phase == "decode" else [70, 3, 9])
     gpu.expect(backend, call, backend.plan(phase, call.batch))
     assert not gpu.run(backend, call, backend.plan(phase, call.batch))
     tried = 0
+    layer = gpu.layers[backend]
     for name, tensor in call.tensors.items():
         if tensor is None:
             continue
+        spec = call.contract.tensors[name]
         for wrong in (tensor.to(torch.int16), tensor[None], tensor.to("meta"), [tensor], None):
-            if wrong is None and call.contract.tensors[name].optional:
+            if wrong is None and (spec.optional or name == "dt_bias"):
                 continue
             broken = dataclasses.replace(call.clone(), batch=call.batch)
             out = broken.out.clone()
             broken.tensors[name] = wrong
             plan = backend.plan(phase, broken.batch)
+            other = dataclasses.replace(layer, **{name: wrong}) if hasattr(layer, name) else layer
             with pytest.raises(ContractError):
-                gpu.run(backend, broken, plan)
+                gpu.run(backend, broken, plan, other)
             assert not gpu.fast
             if name != "out":
                 assert same_bits(broken.out, out)
             tried += 1
-    assert tried > len(call.contract.positional)
+    assert tried > len(call.tensors)
 
 
 @pytest.mark.parametrize("op", RECURRENT)
 def test_a_prefill_without_a_plan_is_not_taken_for_a_decode(gpu, op):
-    backend = OPS[op][1]()
+    backend = make_backend(op)
     decoded = make(op, "decode", [1] * 3)
     gpu.expect(backend, decoded, None)
     assert not gpu.run(backend, decoded, None)
-    call = make(op, "prefill", [1] * 3)
-    gpu.fast.clear()
     for phase in ("prefill", "verify"):
-        with pytest.raises(ArgumentError, match="plan"):
-            dataclasses.replace(call, phase=phase).bind(backend, None)()
-    assert not gpu.fast
+        for lengths in ([1, 2], [1, 1, 2], [3]):
+            with pytest.raises(ArgumentError, match="plan"):
+                gpu.run(backend, make(op, phase, lengths), None)
+            assert not gpu.fast
+            assert not gpu.slow
 
 
 @pytest.mark.parametrize("op", PAGED)
 @PHASES
 def test_a_page_table_without_room_is_refused_where_its_shape_is_remembered(gpu, op, phase):
-    backend = OPS[op][1]()
+    backend = make_backend(op)
     call = make(op, phase, [1] * 3 if phase == "decode" else [70, 3, 9])
     gpu.expect(backend, call, backend.plan(phase, call.batch))
     assert not gpu.run(backend, call, backend.plan(phase, call.batch))
-    room = call.batch.page_table.shape[1] * call.tensors[call.contract.positional[-1]].shape[1]
+    cache = call.tensors["v_cache" if op == "attention" else "kv_cache"]
+    room = call.batch.page_table.shape[1] * cache.shape[1]
     batch = dataclasses.replace(call.batch, kv_seqlens=(room + 1, *call.batch.kv_seqlens[1:]))
     with pytest.raises(ContractError, match="page_table"):
         gpu.run(backend, dataclasses.replace(call, batch=batch), backend.plan(phase, batch))
     assert not gpu.fast
+
+
+def own_tensors(layer):
+    values = [getattr(layer, field.name) for field in dataclasses.fields(layer)]
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def tables(layer):
+    """What is remembered of a layer's calls."""
+    return [kept for kept in layer.kept.values() if type(kept) is replay.Calls]
+
+
+@EACH
+@PHASES
+def test_a_layers_own_tensors_are_not_looked_at_again(gpu, op, phase):
+    backend = make_backend(op)
+    call = make(op, phase, [1] * 3 if phase == "decode" else [70, 3, 9])
+    plan = backend.plan(phase, call.batch)
+    expected = gpu.expect(backend, call, plan)
+    layer = gpu.layers[backend]
+    own = {id(tensor) for tensor in own_tensors(layer)}
+    assert own
+    seen = []
+
+    def spy(again, tensors, options):
+        seen.extend(tensors)
+        return again(tensors, options)
+
+    assert tables(layer)
+    for calls in tables(layer):
+        calls.again = partial(spy, calls.again)
+    gpu.run(backend, call, plan)
+    gpu.check(expected)
+    assert seen
+    assert not own & {id(tensor) for tensor in seen}
+
+
+@EACH
+@PHASES
+def test_another_layer_never_meets_a_layers_record(gpu, op, phase):
+    """Layers of the same shapes and options, and one of another option, one after the other and in turn."""
+    backend = make_backend(op)
+    call = make(op, phase, [1] * 3 if phase == "decode" else [70, 3, 9])
+    plan = backend.plan(phase, call.batch)
+    first = call.made.layer
+    layers = [first, call.clone().made.layer]
+    if hasattr(first, "scale"):
+        layers.append(dataclasses.replace(first, scale=0.3))
+    expected = []
+    for layer in layers:
+        assert gpu.run(backend, call, plan, layer)
+        assert not gpu.fast
+        expected.append(gpu.expect(backend, call, plan, layer))
+    assert len({str(launches) for launches in expected}) == len(layers)
+    for _ in range(2):
+        for layer, launches in zip(layers, expected, strict=True):
+            gpu.run(backend, call, plan, layer)
+            gpu.check(launches)
+
+
+@EACH
+@PHASES
+def test_a_record_of_another_instance_of_the_backend_is_never_used(gpu, op, phase):
+    call = make(op, phase, [1] * 3 if phase == "decode" else [70, 3, 9])
+    layer = call.made.layer
+    for _ in range(3):  # the one before is gone but for what the layer keeps
+        backend = make_backend(op)
+        plan = backend.plan(phase, call.batch)
+        assert gpu.run(backend, call, plan, layer)
+        assert not gpu.fast
+        gpu.expect(backend, call, plan, layer)
+        assert not gpu.run(backend, call, plan, layer)
+
+
+@EACH
+@PHASES
+def test_a_layer_that_is_dropped_takes_its_records_and_its_tensors_with_it(gpu, op, phase):
+    backend = make_backend(op)
+    call = make(op, phase, [1] * 3 if phase == "decode" else [70, 3, 9])
+    plan = backend.plan(phase, call.batch)
+    gpu.expect(backend, call, plan)
+    assert not gpu.run(backend, call, plan)
+    layer = gpu.layers.pop(backend)
+    kept = [weakref.ref(item) for item in (*own_tensors(layer), *tables(layer))]
+    assert len(kept) > len(own_tensors(layer)) > 0
+    gc.collect()
+    gc.disable()
+    try:
+        del call, layer
+        assert not [item for item in kept if item() is not None]
+    finally:
+        gc.enable()

@@ -5,121 +5,60 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import ClassVar
 
-import torch
 from switchrail.ops.batch import StateBatch
-from switchrail.ops.gates import GateKind
+from switchrail.ops.delta_call import DeltaCall
 
-from switchrail_kernels.delta.gates import Gates
-from switchrail_kernels.delta.scan import COSTS
+from switchrail_kernels.delta.scan import COSTS, Prepared, scan
 from switchrail_kernels.delta.solve import CHUNK
 from switchrail_kernels.delta.step import step
 from switchrail_kernels.delta.verify import verify
 from switchrail_kernels.drafts import Drafts, Record
+from switchrail_kernels.plans import check_plan
 from switchrail_kernels.recurrent import TritonRecurrent
-from switchrail_kernels.replay import Calls, Options, Tensors
+from switchrail_kernels.replay import Options, Tensors, calls_of
 from switchrail_kernels.segments import Chunks
 
+FEATURES = ("raw_gates", "checkpoints")
 
-class TritonDelta(TritonRecurrent):
+
+class TritonDelta(TritonRecurrent[DeltaCall]):
     """The delta rule."""
 
     chunk = CHUNK.value
     costs = COSTS
     channels: ClassVar[bool]
     """Whether the decays of channels differ."""
-    calls: ClassVar[Calls]
-    """What was launched before."""
 
     @staticmethod
     @abstractmethod
-    def run_chunks(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        gates: Gates,
-        state: torch.Tensor,
-        out: torch.Tensor,
-        batch: StateBatch,
-        plan: Chunks,
-        scale: float,
-        qk_l2norm: bool,
-    ) -> None:
-        """Runs one block of chunks or more."""
+    def prepare(call: DeltaCall, plan: Chunks) -> Prepared:
+        """Computes what the walk reads of one block of chunks or more."""
 
-    def run(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-        state: torch.Tensor,
-        out: torch.Tensor,
-        batch: StateBatch,
-        plan: Chunks | Drafts | None,
-        scale: float,
-        qk_l2norm: bool,
-        gate: GateKind | None = None,
-        A_log: torch.Tensor | None = None,
-        dt_bias: torch.Tensor | None = None,
-        lower_bound: float | None = None,
-        beta_scale: float | None = None,
-    ) -> Record | None:
+    def run(self, call: DeltaCall, batch: StateBatch, plan: Chunks | Drafts | None) -> Record | None:
         """Runs T packed tokens of N sequences of any length, or one each where there is no plan."""
-        tensors: Tensors = (q, k, v, g, beta, A_log, dt_bias, state, out, batch.read_slots, batch.write_slots)
-        options: Options = (len(batch.seqlens), scale, qk_l2norm, gate, lower_bound, beta_scale)
-        if plan is None and self.calls.again(tensors, options):
+        calls = call.layer.kept.get(self)
+        if calls is None:
+            self.contract.check_call(call, batch, FEATURES)
+            calls = calls_of(call.layer, self)
+        layer, q, k, v, g, beta, out = call
+        tensors: Tensors = (q, k, v, g, beta, out, batch.read_slots, batch.write_slots)
+        options: Options = (len(batch.seqlens),)
+        if plan is None and calls.again(tensors, options):
             return None
-        gates = Gates(g, beta, A_log, dt_bias, gate, lower_bound, beta_scale)
-        named = {"q": q, "k": k, "v": v, "state": state, "out": out, **gates._asdict()}
-        self.contract.check_arguments(batch, {**named, "scale": scale, "qk_l2norm": qk_l2norm})
-        if plan is None:
-            with self.calls.record(tensors, options):
-                step(
-                    q,
-                    k,
-                    v,
-                    gates=gates,
-                    state=state,
-                    out=out,
-                    batch=batch,
-                    scale=scale,
-                    qk_l2norm=qk_l2norm,
-                    channels=self.channels,
-                )
-            return None
+        check_plan(plan, batch, Chunks, Drafts)
+        if isinstance(plan, Chunks):
+            planned, cut = plan.arguments(batch, layer.state.shape[1], layer.state.device, self.costs)
+            tensors, options = (*tensors, *planned), (*options, *cut, plan.abreast)
+            if calls.again(tensors, options):
+                return None
+        self.contract.check_call(call, batch, FEATURES)
         if isinstance(plan, Drafts):
-            return verify(
-                q,
-                k,
-                v,
-                gates=gates,
-                state=state,
-                out=out,
-                batch=batch,
-                plan=plan,
-                scale=scale,
-                qk_l2norm=qk_l2norm,
-                channels=self.channels,
-            )
-        planned, cut = plan.arguments(batch, v.shape[1], v.device, self.costs)
-        tensors, options = (*tensors, *planned), (*options, *cut, plan.abreast)
-        if len(plan.blocks) and not self.calls.again(tensors, options):
-            with self.calls.record(tensors, options):
-                self.run_chunks(
-                    q,
-                    k,
-                    v,
-                    gates=gates,
-                    state=state,
-                    out=out,
-                    batch=batch,
-                    plan=plan,
-                    scale=scale,
-                    qk_l2norm=qk_l2norm,
-                )
+            return verify(call, batch, plan, channels=self.channels)
+        with calls.record(layer, tensors, options):
+            if plan is None:
+                step(call, batch, channels=self.channels)
+            elif len(plan.blocks):
+                scan(call, batch, plan, self.prepare(call, plan), channels=self.channels)
         return None
 
 

@@ -1,86 +1,34 @@
-"""A phase of the delta rule as adapters to libraries implement it: with a call that holds to the contract."""
+"""Arguments of the delta rule's kernels that follow from a call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
 import torch
-from switchrail.ops.backend import foreign
-from switchrail.ops.batch import StateBatch
-from switchrail.ops.contract import Contract
+from switchrail.ops.delta_call import DeltaCall, DeltaLayer
 from switchrail.ops.gates import GateKind
 
-from switchrail_kernels.delta.gates import Gates
+_KINDS: dict[GateKind | None, int] = {None: 0, "softplus": 1, "sigmoid": 2}
 
 
-@dataclass(frozen=True, slots=True)
-class DeltaCall:
-    """The arguments of a phase under their names, those about gates together."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    gates: Gates
-    state: torch.Tensor
-    out: torch.Tensor
-    batch: StateBatch
-    scale: float
-    qk_l2norm: bool
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Those of q, k, v, g and beta along their first two axes."""
-        return tuple(
-            s for t in (self.q, self.k, self.v, self.gates.g, self.gates.beta) for s in t.stride()[:2]
-        )
+def gate_tensors(call: DeltaCall) -> tuple[torch.Tensor, ...]:
+    """g, beta, A_log and dt_bias, with g for what isn't given."""
+    layer, g = call.layer, call.g
+    rate = g if layer.A_log is None else layer.A_log
+    return g, call.beta, rate, g if layer.dt_bias is None else layer.dt_bias
 
 
-def checked(
-    contract: Contract, planned: type
-) -> Callable[[Callable[[Any, DeltaCall, Any], None]], Callable[..., None]]:
-    """Makes a phase of a method that is given a call with rows, on its device, and a plan.
-
-    Args:
-        contract: What the call is held to.
-        planned: What the backend's plans are.
-    """
-
-    def decorate(run: Callable[[Any, DeltaCall, Any], None]) -> Callable[..., None]:
-        def phase(
-            self: object,
-            q: torch.Tensor,
-            k: torch.Tensor,
-            v: torch.Tensor,
-            *,
-            g: torch.Tensor,
-            beta: torch.Tensor,
-            state: torch.Tensor,
-            out: torch.Tensor,
-            batch: StateBatch,
-            plan: object,
-            scale: float,
-            qk_l2norm: bool,
-            gate: GateKind | None = None,
-            A_log: torch.Tensor | None = None,
-            dt_bias: torch.Tensor | None = None,
-            lower_bound: float | None = None,
-            beta_scale: float | None = None,
-        ) -> None:
-            gates = Gates(g, beta, A_log, dt_bias, gate, lower_bound, beta_scale)
-            named = {"q": q, "k": k, "v": v, "state": state, "out": out, **gates._asdict()}
-            contract.check_arguments(batch, {**named, "scale": scale, "qk_l2norm": qk_l2norm})
-            if not isinstance(plan, planned):
-                raise foreign("plan", plan)
-            if q.shape[0]:
-                with torch.cuda.device(q.get_device()):
-                    run(self, DeltaCall(q, k, v, gates, state, out, batch, scale, qk_l2norm), plan)
-
-        phase.__name__, phase.__doc__ = run.__name__, run.__doc__
-        return phase
-
-    return decorate
+def gate_numbers(layer: DeltaLayer) -> tuple[float, ...]:
+    """The lower bound, and the scale of beta."""
+    return layer.lower_bound or 0.0, layer.beta_scale or 0.0
 
 
-__all__ = ["DeltaCall", "checked"]
+def gate_constants(layer: DeltaLayer) -> tuple[int | bool, ...]:
+    """The kind, whether there is a bias, and whether betas are raw."""
+    return _KINDS[layer.gate], layer.dt_bias is not None, layer.beta_scale is not None
+
+
+def outer_strides(*tensors: torch.Tensor) -> tuple[int, ...]:
+    """The strides along the first two axes of each."""
+    return tuple(stride for tensor in tensors for stride in tensor.stride()[:2])
+
+
+__all__ = ["gate_constants", "gate_numbers", "gate_tensors", "outer_strides"]

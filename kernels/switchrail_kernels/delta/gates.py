@@ -1,4 +1,4 @@
-"""Gates as a call has them: activated, or raw and activated in the kernels."""
+"""Gates inside of the kernels: activated ones, or raw ones that are activated here."""
 
 # Triton reads the types of a kernel's arguments at the call.
 # ruff: noqa: ANN001, ANN201
@@ -6,17 +6,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import torch
 import triton
 import triton.language as tl
-from switchrail.ops.gates import GateKind
 
 from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.softplus import softplus
-
-_KINDS: dict[GateKind | None, int] = {None: 0, "softplus": 1, "sigmoid": 2}
 
 
 @triton.jit
@@ -49,32 +43,4 @@ def write_weight(b_beta, scale, RAW: tl.constexpr):
     return b_beta
 
 
-class Gates(NamedTuple):
-    """The arguments of a call that are about its gates, under its names."""
-
-    g: torch.Tensor
-    beta: torch.Tensor
-    A_log: torch.Tensor | None
-    dt_bias: torch.Tensor | None
-    gate: GateKind | None
-    lower_bound: float | None
-    beta_scale: float | None
-
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """g, beta, A_log and dt_bias, with g for what isn't given."""
-        rate = self.g if self.A_log is None else self.A_log
-        return self.g, self.beta, rate, self.g if self.dt_bias is None else self.dt_bias
-
-    @property
-    def numbers(self) -> tuple[float, ...]:
-        """The lower bound, and the scale of beta."""
-        return self.lower_bound or 0.0, self.beta_scale or 0.0
-
-    @property
-    def constants(self) -> tuple[int | bool, ...]:
-        """The kind, whether there is a bias, and whether betas are raw."""
-        return _KINDS[self.gate], self.dt_bias is not None, self.beta_scale is not None
-
-
-__all__ = ["Gates", "log2_decay", "write_weight"]
+__all__ = ["log2_decay", "write_weight"]

@@ -6,10 +6,13 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from switchrail.ops.batch import StateBatch
+from switchrail.ops.delta_call import DeltaCall
 
 from switchrail_kernels.alignment import is_aligned
 from switchrail_kernels.checkpoints import kept_states
@@ -397,38 +400,39 @@ COSTS = Costs(
 )
 
 
-def scan(
-    chunks: Chunks,
-    *,
-    read: torch.Tensor,
-    write: torch.Tensor,
-    origin: torch.Tensor,
-    v: torch.Tensor,
-    inverse: torch.Tensor,
-    scores: torch.Tensor,
-    factors: torch.Tensor,
-    state: torch.Tensor,
-    out: torch.Tensor,
-    batch: StateBatch,
-    channels: bool,
-) -> None:
-    """Walks the states over the chunks, in one launch, or in two where the time axis is split.
+class Prepared(NamedTuple):
+    """What the walk reads of all chunks, none of which depends on a state.
 
-    Args:
-        chunks: The plan.
+    Attributes:
         read: q, [T, H or HV, K].
         write: k, of the same heads and sizes.
-        origin: `write`, or with `channels` k times what decays from the chunk's start.
-        v: [T, HV, V].
+        origin: `write`, or where decays of channels differ k times what decays from the chunk's start.
         inverse: T, [chunks * HV, 32, 32].
         scores: P, the same.
         factors: [chunks * HV, factors] float32: of the tokens, from, read and write, then the chunk's decay;
-            with `channels` the chunk's decay alone.
-        state: The pool.
-        out: [T, HV, V].
+            where decays of channels differ the chunk's decay alone.
+    """
+
+    read: torch.Tensor
+    write: torch.Tensor
+    origin: torch.Tensor
+    inverse: torch.Tensor
+    scores: torch.Tensor
+    factors: torch.Tensor
+
+
+def scan(call: DeltaCall, batch: StateBatch, chunks: Chunks, prepared: Prepared, *, channels: bool) -> None:
+    """Walks the states over the chunks, in one launch, or in two where the time axis is split.
+
+    Args:
+        call: The call.
         batch: The batch.
+        chunks: The plan.
+        prepared: The chunks.
         channels: Whether the decays of channels differ.
     """
+    read, write, origin, inverse, scores, factors = prepared
+    v, out, state = call.v, call.out, call.layer.state
     _, heads, key_size = write.shape
     _, value_heads, value_size = v.shape
     block_k, block_v = padded(key_size, 16), padded(value_size, 16)
@@ -473,8 +477,8 @@ def scan(
         maps = scratch((*shape, 3 if is_hopper else 1, block_k, block_k), kind, v.device)
     kept, every, s_kept = kept_states(batch)
     slots = (batch.cu_seqlens, batch.read_slots, batch.write_slots, batch.has_initial_state, kept)
-    prepared = (read, write, origin, v, inverse, scores, factors)
-    tensors = (*prepared, state, out, ends, maps, chunks.sequences, *slots)
+    walked = (read, write, origin, v, inverse, scores, factors)
+    tensors = (*walked, state, out, ends, maps, chunks.sequences, *slots)
     lengths = (segments.first * CHUNK.value, segments.length * CHUNK.value, segments.most)
     numbers = (s_kept, every, state.stride(0), sequences, *lengths, *(() if is_hopper else (chunks.places,)))
     strides = (*read.stride()[:2], *write.stride()[:2], *v.stride()[:2])
@@ -492,4 +496,4 @@ def scan(
         )
 
 
-__all__ = ["COSTS", "scan"]
+__all__ = ["COSTS", "Prepared", "scan"]

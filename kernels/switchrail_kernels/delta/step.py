@@ -6,12 +6,13 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from switchrail.ops.batch import StateBatch
+from switchrail.ops.delta_call import DeltaCall
 
-from switchrail_kernels.delta.gates import Gates, log2_decay, write_weight
+from switchrail_kernels.delta.call import gate_constants, gate_numbers, gate_tensors, outer_strides
+from switchrail_kernels.delta.gates import log2_decay, write_weight
 from switchrail_kernels.launch import Launcher, padded
 
 
@@ -119,41 +120,21 @@ def _step(
 _launch_step = Launcher(_step)
 
 
-def step(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    gates: Gates,
-    state: torch.Tensor,
-    out: torch.Tensor,
-    batch: StateBatch,
-    scale: float,
-    qk_l2norm: bool,
-    channels: bool,
-) -> None:
+def step(call: DeltaCall, batch: StateBatch, *, channels: bool) -> None:
     """One token a sequence, as `gated_delta` and, with `channels`, `kda` have it."""
+    layer, q, k, v, g, beta, out = call
     sequences, heads, key_size = q.shape
     _, value_heads, value_size = v.shape
     if sequences == 0:
         return
     block_v = min(4 if sequences == 1 else 8, padded(value_size))
+    strides = (*outer_strides(q, k, v, g, beta), layer.state.stride(0))
     sizes = (value_heads // heads, key_size, value_size, padded(key_size), block_v)
     _launch_step(
         (-(-value_size // block_v), value_heads, sequences),
-        (q, k, v, *gates.tensors, state, out, batch.read_slots, batch.write_slots),
-        (
-            scale,
-            *gates.numbers,
-            *q.stride()[:2],
-            *k.stride()[:2],
-            *v.stride()[:2],
-            *gates.g.stride()[:2],
-            *gates.beta.stride(),
-            state.stride(0),
-            value_heads,
-        ),
-        (*sizes, qk_l2norm, channels, *gates.constants),
+        (q, k, v, *gate_tensors(call), layer.state, out, batch.read_slots, batch.write_slots),
+        (layer.scale, *gate_numbers(layer), *strides, value_heads),
+        (*sizes, layer.qk_l2norm, channels, *gate_constants(layer)),
         num_warps=1,
     )
 

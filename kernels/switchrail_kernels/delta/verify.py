@@ -22,9 +22,11 @@ import torch
 import triton
 import triton.language as tl
 from switchrail.ops.batch import StateBatch
+from switchrail.ops.delta_call import DeltaCall
 
 from switchrail_kernels.constants import LOG2E
-from switchrail_kernels.delta.gates import Gates, log2_decay, write_weight
+from switchrail_kernels.delta.call import gate_constants, gate_numbers, gate_tensors, outer_strides
+from switchrail_kernels.delta.gates import log2_decay, write_weight
 from switchrail_kernels.delta.solve import invert_16
 from switchrail_kernels.drafts import DRAFT_ROWS as ROWS
 from switchrail_kernels.drafts import Drafts, Record
@@ -322,36 +324,24 @@ def _verify(
 _launch_verify = Launcher(_verify)
 
 
-def verify(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    gates: Gates,
-    state: torch.Tensor,
-    out: torch.Tensor,
-    batch: StateBatch,
-    plan: Drafts,
-    scale: float,
-    qk_l2norm: bool,
-    channels: bool,
-) -> Record:
+def verify(call: DeltaCall, batch: StateBatch, plan: Drafts, *, channels: bool) -> Record:
     """Runs drafted rows, as `gated_delta` and, with `channels`, `kda` have them."""
+    layer, q, k, v, g, beta, out = call
     total, heads, key_size = k.shape
     _, value_heads, value_size = v.shape
     record = Record.empty(k, v, channels=channels, dtype=k.dtype)
     if total:
         sums = torch.empty((*record.g.shape, 2), dtype=torch.int32, device=k.device)
         block_v = min(padded(value_size, 16), 128 if channels else 64)
+        given = (q, k, v, *gate_tensors(call), layer.state, out, plan.paths)
         slots = (batch.cu_seqlens, batch.read_slots, batch.has_initial_state)
-        strides = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2])
-        strides = (*strides, *gates.g.stride()[:2], *gates.beta.stride(), state.stride(0))
+        strides = (*outer_strides(q, k, v, g, beta), layer.state.stride(0))
         sizes = (value_heads, value_heads // heads, key_size, value_size, padded(key_size, 16), block_v)
         _launch_verify(
             (-(-value_size // block_v), value_heads, len(batch.seqlens)),
-            (q, k, v, *gates.tensors, state, out, plan.paths, record.u, record.k, record.g, sums, *slots),
-            (scale, *gates.numbers, *strides, plan.paths.shape[1]),
-            (*sizes, qk_l2norm, channels, record.exact, 1 if channels else 3, *gates.constants),
+            (*given, record.u, record.k, record.g, sums, *slots),
+            (layer.scale, *gate_numbers(layer), *strides, plan.paths.shape[1]),
+            (*sizes, layer.qk_l2norm, channels, record.exact, 1 if channels else 3, *gate_constants(layer)),
             num_warps=4 if channels else 2,
             **launch_options(q.dtype),
         )

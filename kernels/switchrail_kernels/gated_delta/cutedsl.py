@@ -10,12 +10,15 @@ import cuda.bindings.driver as cuda
 import cutlass
 import torch
 from cutlass import cute
-from switchrail.ops.backend import GatedDeltaBackend
-from switchrail.ops.batch import Phase, StateBatch
+from switchrail.ops.backend import foreign
+from switchrail.ops.batch import Bounds, Phase, StateBatch
+from switchrail.ops.delta_call import DeltaCall
+from switchrail.ops.gated_delta.call import GatedDeltaBackend
 from switchrail.ops.gated_delta.contract import CONTRACT
 
 from switchrail_kernels.alignment import check_pool
-from switchrail_kernels.delta.call import DeltaCall, checked
+from switchrail_kernels.delta.adapter import DeltaAdapter
+from switchrail_kernels.delta.call import gate_constants, gate_numbers, gate_tensors, outer_strides
 from switchrail_kernels.gated_delta.step_cute import Step
 
 _TYPES = {
@@ -60,37 +63,47 @@ def _compile(
     return compiled
 
 
-class CuteGatedDelta(GatedDeltaBackend):
+class CuteGatedDelta(DeltaAdapter, GatedDeltaBackend):
     """One launch a call, for compute capability 9.0 and head sizes of 64, 128 and 256."""
 
-    def plan(self, phase: Phase, batch: StateBatch) -> None:
+    contract = CONTRACT
+    planned = NoneType
+
+    def plan(self, phase: Phase, batch: StateBatch, bounds: Bounds | None = None) -> None:
         """Holds the batch to the contract."""
         CONTRACT.check_batch(phase, batch)
 
-    @checked(CONTRACT, NoneType)
-    def decode(self, call: DeltaCall, plan: None) -> None:
+    def refresh(self, plan: object, batch: StateBatch) -> None:
+        """There is nothing in a plan.
+
+        Raises:
+            ArgumentError: The plan is another backend's.
+        """
+        if plan is not None:
+            raise foreign("plan", plan)
+
+    def launch(self, call: DeltaCall, batch: StateBatch, plan: None) -> None:
         """Runs one token a sequence."""
-        check_pool(CONTRACT, "state", call.state)
-        q, v, gates = call.q, call.v, call.gates
+        layer, q, k, v, g, beta, out = call
+        check_pool(CONTRACT, "state", layer.state)
         sequences, heads, key_size = q.shape
-        bias = gates.tensors[-1].dtype
+        gates = gate_tensors(call)
         step = _compile(
-            (q.dtype, gates.g.dtype, gates.beta.dtype, bias, call.state.dtype),
+            (q.dtype, g.dtype, beta.dtype, gates[-1].dtype, layer.state.dtype),
             key_size,
             v.shape[2],
-            call.qk_l2norm,
-            *gates.constants,
+            layer.qk_l2norm,
+            *gate_constants(layer),
         )
-        slots = call.batch.read_slots, call.batch.write_slots
-        tensors = (q, call.k, v, *gates.tensors, call.state, call.out, *slots)
+        tensors = (q, k, v, *gates, layer.state, out, batch.read_slots, batch.write_slots)
         step(
             tuple(tensor.data_ptr() for tensor in tensors),
-            call.strides,
+            outer_strides(q, k, v, g, beta),
             sequences,
             heads,
             v.shape[1],
-            call.scale,
-            *gates.numbers,
+            layer.scale,
+            *gate_numbers(layer),
             cuda.CUstream(torch.cuda.current_stream(q.get_device()).cuda_stream),
         )
 

@@ -12,9 +12,11 @@ import torch
 import triton
 import triton.language as tl
 from switchrail.ops.batch import StateBatch
+from switchrail.ops.delta_call import DeltaCall
 
 from switchrail_kernels.constants import LN2
-from switchrail_kernels.delta.gates import Gates, log2_decay, write_weight
+from switchrail_kernels.delta.call import gate_constants, gate_numbers, gate_tensors, outer_strides
+from switchrail_kernels.delta.gates import log2_decay, write_weight
 from switchrail_kernels.launch import Launcher, padded
 
 LEAST_LOG_DECAY = -80.0
@@ -215,9 +217,7 @@ class Dense(NamedTuple):
     factors: torch.Tensor | None
 
 
-def pack(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gates: Gates, qk_l2norm: bool, *, linear: bool = False
-) -> Dense:
+def pack(call: DeltaCall, *, linear: bool = False) -> Dense:
     """Dense copies of a prefill's inputs, in one launch, for kernels that know no norm.
 
     Normalised keys and queries would be rounded, and where the two are all but orthogonal nothing of their
@@ -229,10 +229,11 @@ def pack(
 
     Where `linear`, `g` is the decay, not its log.
     """
+    layer, q, k, v, g, beta, _ = call
     rows, heads, key_size = q.shape
     value_heads, value_size = v.shape[1:]
     log_decay = q.new_empty((rows, value_heads), dtype=torch.float32)
-    factors = q.new_empty((rows, heads), dtype=torch.float32) if qk_l2norm else None
+    factors = q.new_empty((rows, heads), dtype=torch.float32) if layer.qk_l2norm else None
     dense = Dense(
         q.new_empty(q.shape),
         k.new_empty(k.shape),
@@ -241,23 +242,12 @@ def pack(
         torch.empty_like(log_decay),
         factors,
     )
-    strides = (s for t in (q, k, v, gates.g, gates.beta) for s in t.stride()[:2])
+    sizes = (heads, value_heads // heads, key_size, value_size, padded(key_size), padded(value_size))
     _launch_pack(
         (-(-rows // _ROWS) * heads, 1, 1),
-        (q, k, v, *gates.tensors, *dense[:-1], log_decay if factors is None else factors),
-        (rows, *gates.numbers, LEAST_LOG_DECAY, *strides),
-        (
-            heads,
-            value_heads // heads,
-            key_size,
-            value_size,
-            padded(key_size),
-            padded(value_size),
-            qk_l2norm,
-            *gates.constants,
-            linear,
-            _ROWS,
-        ),
+        (q, k, v, *gate_tensors(call), *dense[:-1], log_decay if factors is None else factors),
+        (rows, *gate_numbers(layer), LEAST_LOG_DECAY, *outer_strides(q, k, v, g, beta)),
+        (*sizes, layer.qk_l2norm, *gate_constants(layer), linear, _ROWS),
         num_warps=4,
     )
     return dense
@@ -299,18 +289,16 @@ def gather(state: torch.Tensor, batch: StateBatch, sequences: torch.Tensor, room
     return states
 
 
-def scatter(
-    states: torch.Tensor, state: torch.Tensor, out: torch.Tensor, batch: StateBatch, sequences: torch.Tensor
-) -> None:
+def scatter(states: torch.Tensor, call: DeltaCall, batch: StateBatch, sequences: torch.Tensor) -> None:
     """Writes the states after the batch into their slots, and zeros into padding's rows of `out`.
 
     Args:
         states: [M or more, HV, V, K] float32.
-        state: The pool.
-        out: [T, HV, V].
+        call: The call.
         batch: The batch.
         sequences: [M] int32, which sequences they are of.
     """
+    state, out = call.layer.state, call.out
     size = state[0].numel()
     _launch_scatter(
         (sequences.shape[0], -(-size // _BLOCK), 1),

@@ -14,13 +14,15 @@ import triton
 import triton.language as tl
 from flashinfer import chunk_gated_delta_rule
 from flashinfer.gdn_decode import gated_delta_rule_decode_pretranspose
-from switchrail.ops.backend import GatedDeltaBackend
-from switchrail.ops.batch import Phase, StateBatch
+from switchrail.ops.batch import Bounds, Phase, StateBatch
+from switchrail.ops.delta_call import DeltaCall
+from switchrail.ops.gated_delta.call import GatedDeltaBackend
 from switchrail.ops.gated_delta.contract import CONTRACT
 
 from switchrail_kernels.alignment import check_pool, is_aligned
 from switchrail_kernels.constants import LN2
-from switchrail_kernels.delta.call import DeltaCall, checked
+from switchrail_kernels.delta.adapter import DeltaAdapter
+from switchrail_kernels.delta.call import gate_constants, gate_numbers, gate_tensors, outer_strides
 from switchrail_kernels.delta.gates import log2_decay, write_weight
 from switchrail_kernels.gated_delta.dense import gather, pack, rescale, scales, scatter
 from switchrail_kernels.launch import Launcher, padded
@@ -160,83 +162,93 @@ class _Sequences:
     """The sequences of a batch that are not empty; the library takes no others.
 
     Attributes:
+        phase: The phase that the batch is of.
         indices: [M] int32, which they are.
         starts: [M + 1] int64, their first rows, and the end.
     """
 
+    phase: Phase
     indices: torch.Tensor
     starts: torch.Tensor
 
     @classmethod
-    def of(cls, batch: StateBatch) -> _Sequences:
+    def of(cls, phase: Phase, batch: StateBatch) -> _Sequences:
         lengths = np.asarray(batch.seqlens, dtype=np.int64)
         present = np.flatnonzero(lengths)
         starts = np.concatenate([[0], lengths[present].cumsum()]).astype(np.int64)
         device = batch.cu_seqlens.device
-        return cls(to_device(present.astype(np.int32), device), to_device(starts, device))
+        return cls(phase, to_device(present.astype(np.int32), device), to_device(starts, device))
 
 
-class FlashInferGatedDelta(GatedDeltaBackend):
+class FlashInferGatedDelta(DeltaAdapter, GatedDeltaBackend):
     """The gated delta rule for compute capability 9.0, head sizes of 128, bfloat16.
 
     Its decode is compiled for each number of sequences; they are filled up to the next power of 2. States in
     bfloat16 are widened, in scratch, and narrowed again.
     """
 
-    def plan(self, phase: Phase, batch: StateBatch) -> _Sequences:
+    contract = CONTRACT
+    planned = _Sequences
+
+    def plan(self, phase: Phase, batch: StateBatch, bounds: Bounds | None = None) -> _Sequences:
         """Finds the sequences that are not empty."""
         CONTRACT.check_batch(phase, batch)
-        return _Sequences.of(batch)
+        return _Sequences.of(phase, batch)
 
-    @checked(CONTRACT, _Sequences)
-    def prefill(self, call: DeltaCall, plan: _Sequences) -> None:
-        """Runs T packed tokens of N sequences of any length."""
-        state, out, batch = call.state, call.out, call.batch
-        dense = pack(call.q, call.k, call.v, call.gates, call.qk_l2norm, linear=True)
-        states = gather(state, batch, plan.indices)
-        final = torch.empty_like(states)
-        result = out if is_aligned(out) else torch.empty_like(out)
-        chunk_gated_delta_rule(
-            dense.q,
-            dense.k,
-            dense.v,
-            dense.g,
-            dense.beta,
-            call.scale,
-            states,
-            output_final_state=True,
-            cu_seqlens=plan.starts,
-            output=result,
-            output_state=final,
-        )
-        if dense.factors is not None:
-            rescale(result, dense.factors)
-        if result is not out:
-            out.copy_(result)
-        scatter(final, state, out, batch, plan.indices)
-
-    @checked(CONTRACT, _Sequences)
-    def decode(self, call: DeltaCall, plan: _Sequences) -> None:
-        """Runs one token a sequence."""
-        weight = call.gates.beta_scale
-        if weight is not None and weight > MOST:
-            raise CONTRACT.error("beta_scale", f"{weight}", f"of this backend, {MOST} at most")
-        if call.state.dtype == torch.float32:
-            check_pool(CONTRACT, "state", call.state)
-            _step(call, call.state)
+    def launch(self, call: DeltaCall, batch: StateBatch, plan: _Sequences) -> None:
+        """Runs T packed tokens of N sequences of any length, or one each in decode."""
+        if plan.phase == "decode":
+            _decode(call, batch, plan)
         else:
-            pool = gather(call.state, call.batch, plan.indices, padded(len(call.q)))
-            _step(call, pool)
-            scatter(pool, call.state, call.out, call.batch, plan.indices)
+            _prefill(call, batch, plan)
 
 
-def _step(call: DeltaCall, pool: torch.Tensor) -> None:
-    """A decode on states in float32: the pool of the call, or the batch's own in its order."""
-    q, v, out, batch = call.q, call.v, call.out, call.batch
+def _prefill(call: DeltaCall, batch: StateBatch, plan: _Sequences) -> None:
+    out = call.out
+    dense = pack(call, linear=True)
+    states = gather(call.layer.state, batch, plan.indices)
+    final = torch.empty_like(states)
+    result = out if is_aligned(out) else torch.empty_like(out)
+    chunk_gated_delta_rule(
+        dense.q,
+        dense.k,
+        dense.v,
+        dense.g,
+        dense.beta,
+        call.layer.scale,
+        states,
+        output_final_state=True,
+        cu_seqlens=plan.starts,
+        output=result,
+        output_state=final,
+    )
+    if dense.factors is not None:
+        rescale(result, dense.factors)
+    if result is not out:
+        out.copy_(result)
+    scatter(final, call, batch, plan.indices)
+
+
+def _decode(call: DeltaCall, batch: StateBatch, plan: _Sequences) -> None:
+    state, weight = call.layer.state, call.layer.beta_scale
+    if weight is not None and weight > MOST:
+        raise CONTRACT.error("beta_scale", f"{weight}", f"of this backend, {MOST} at most")
+    if state.dtype == torch.float32:
+        check_pool(CONTRACT, "state", state)
+        _step(call, batch, state)
+    else:
+        pool = gather(state, batch, plan.indices, padded(len(call.q)))
+        _step(call, batch, pool)
+        scatter(pool, call, batch, plan.indices)
+
+
+def _step(call: DeltaCall, batch: StateBatch, pool: torch.Tensor) -> None:
+    """A decode on states in float32: the pool of the layer, or the batch's own in its order."""
+    layer, q, k, v, g, beta, out = call
     rows, heads, key_size = q.shape
     value_heads, value_size = out.shape[1:]
     filled = padded(rows)
-    direct = rows == filled and not call.qk_l2norm and is_aligned(out)
+    direct = rows == filled and not layer.qk_l2norm and is_aligned(out)
     result = out if direct else out.new_empty((filled, value_heads, value_size))
     queries = q.new_empty((filled, 1, heads, key_size))
     keys = torch.empty_like(queries)
@@ -247,22 +259,15 @@ def _step(call: DeltaCall, pool: torch.Tensor) -> None:
     factors = a.new_empty((filled, heads))
     read = batch.read_slots.new_empty(filled, dtype=torch.int32)
     write = torch.empty_like(read)
+    sizes = (heads, value_heads, key_size, value_size)
     _launch_stage(
         (filled * value_heads, 1, 1),
         (
-            *(q, call.k, v, *call.gates.tensors, batch.read_slots, batch.write_slots),
+            *(q, k, v, *gate_tensors(call), batch.read_slots, batch.write_slots),
             *(queries, keys, values, a, b, zeros, factors, read, write),
         ),
-        (rows, *call.gates.numbers, *call.strides),
-        (
-            heads,
-            value_heads,
-            key_size,
-            value_size,
-            call.qk_l2norm,
-            *call.gates.constants,
-            pool is not call.state,
-        ),
+        (rows, *gate_numbers(layer), *outer_strides(q, k, v, g, beta)),
+        (*sizes, layer.qk_l2norm, *gate_constants(layer), pool is not layer.state),
         num_warps=1,
     )
     gated_delta_rule_decode_pretranspose(
@@ -274,7 +279,7 @@ def _step(call: DeltaCall, pool: torch.Tensor) -> None:
         a,
         zeros,
         b,
-        call.scale,
+        layer.scale,
         result.view(filled, 1, value_heads, value_size),
         use_qk_l2norm=False,
         initial_state=pool,
@@ -286,7 +291,7 @@ def _step(call: DeltaCall, pool: torch.Tensor) -> None:
             (rows * value_heads, 1, 1),
             (result, factors, read, out),
             (),
-            (heads, value_heads, value_size, call.qk_l2norm),
+            (heads, value_heads, value_size, layer.qk_l2norm),
             num_warps=1,
         )
 

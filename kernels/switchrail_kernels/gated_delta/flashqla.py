@@ -17,11 +17,12 @@ from flash_qla.ops.gated_delta_rule.chunk import CHUNK_SIZE, kkt_solve
 from flash_qla.ops.gated_delta_rule.chunk.cp import FlashQLACPContext, build_cp_context, cp_preprocess_fwd
 from flash_qla.ops.gated_delta_rule.chunk.hopper.fused_fwd import tilelang_fused_chunk_gdr_fwd
 from flash_qla.utils.index import prepare_chunk_offsets, prepare_varlen_metadata
-from switchrail.ops.backend import GatedDeltaBackend
-from switchrail.ops.batch import Phase, StateBatch
+from switchrail.ops.batch import Bounds, Phase, StateBatch
+from switchrail.ops.delta_call import DeltaCall
+from switchrail.ops.gated_delta.call import GatedDeltaBackend
 from switchrail.ops.gated_delta.contract import CONTRACT
 
-from switchrail_kernels.delta.call import DeltaCall, checked
+from switchrail_kernels.delta.adapter import DeltaAdapter
 from switchrail_kernels.device import multiprocessors
 from switchrail_kernels.gated_delta.dense import Dense, gather, pack, rescale, scatter
 from switchrail_kernels.launch import Launcher, padded
@@ -70,7 +71,7 @@ class _Sequences:
         return cls(indices, torch.from_numpy(starts), chunks, device)
 
     def context(self, value_heads: int) -> FlashQLACPContext:
-        """Where the library cuts the sequences; made once, and not while a stream is captured."""
+        """Where the library cuts the sequences; made once."""
         if value_heads not in self.contexts:
             # the kernels that cut have no layout for other numbers of heads
             cuts = value_heads % 4 == 0
@@ -89,29 +90,30 @@ class _Sequences:
         return self.contexts[value_heads]
 
 
-class FlashQlaGatedDelta(GatedDeltaBackend):
+class FlashQlaGatedDelta(DeltaAdapter, GatedDeltaBackend):
     """The gated delta rule for compute capability 9.0, head sizes of 128, float16 and bfloat16.
 
     It cuts a long sequence where it leaves much of the device idle, and where the gates between two cuts
     multiply to less than e^-10, takes what was before the first as nothing.
     """
 
-    def plan(self, phase: Phase, batch: StateBatch) -> _Sequences:
+    contract = CONTRACT
+    planned = _Sequences
+
+    def plan(self, phase: Phase, batch: StateBatch, bounds: Bounds | None = None) -> _Sequences:
         """Finds the sequences that are not empty."""
         CONTRACT.check_batch(phase, batch)
         return _Sequences.of(batch)
 
-    @checked(CONTRACT, _Sequences)
-    def prefill(self, call: DeltaCall, plan: _Sequences) -> None:
+    def launch(self, call: DeltaCall, batch: StateBatch, plan: _Sequences) -> None:
         """Runs T packed tokens of N sequences of any length."""
-        q, k, v, gates, state, out = call.q, call.k, call.v, call.gates, call.state, call.out
         with torch.inference_mode():
-            dense = pack(q, k, v, gates, call.qk_l2norm)
-            states = gather(state, call.batch, plan.indices)
-            final = _run(dense, states, out[None], plan, call.scale)
+            dense = pack(call)
+            states = gather(call.layer.state, batch, plan.indices)
+            final = _run(dense, states, call.out[None], plan, call.layer.scale)
             if dense.factors is not None:
-                rescale(out, dense.factors)
-            scatter(final, state, out, call.batch, plan.indices)
+                rescale(call.out, dense.factors)
+            scatter(final, call, batch, plan.indices)
 
 
 def _run(

@@ -16,16 +16,17 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from switchrail.ops.backend import GatedDeltaBackend
-from switchrail.ops.batch import StateBatch
+from switchrail.ops.delta_call import DeltaCall
+from switchrail.ops.gated_delta.call import GatedDeltaBackend
 from switchrail.ops.gated_delta.contract import CONTRACT
 
 from switchrail_kernels.delta.backend import TritonDelta
-from switchrail_kernels.delta.gates import Gates, log2_decay, write_weight
-from switchrail_kernels.delta.scan import scan
+from switchrail_kernels.delta.call import gate_constants, gate_numbers, gate_tensors, outer_strides
+from switchrail_kernels.delta.gates import log2_decay, write_weight
+from switchrail_kernels.delta.scan import Prepared
 from switchrail_kernels.delta.solve import CHUNK, halves, store_chunks, store_inverses
 from switchrail_kernels.launch import Launcher, launch_options, padded
-from switchrail_kernels.replay import Calls, scratch
+from switchrail_kernels.replay import scratch
 from switchrail_kernels.segments import Chunks
 
 
@@ -180,25 +181,13 @@ class TritonGatedDelta(TritonDelta, GatedDeltaBackend):
     """The gated delta rule for compute capability 8.0 and later; any head sizes, groups and strides."""
 
     contract = CONTRACT
-    calls = Calls()
     channels = False
     per_block = _BLOCK // CHUNK.value
 
     @staticmethod
-    def run_chunks(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        gates: Gates,
-        state: torch.Tensor,
-        out: torch.Tensor,
-        batch: StateBatch,
-        plan: Chunks,
-        scale: float,
-        qk_l2norm: bool,
-    ) -> None:
-        """Runs T packed tokens of N sequences of any length."""
+    def prepare(call: DeltaCall, plan: Chunks) -> Prepared:
+        """Inverses, scores and row factors, in one launch."""
+        layer, q, k, v, g, beta, _ = call
         count = len(plan.blocks)
         _, heads, key_size = q.shape
         value_heads = v.shape[1]
@@ -209,33 +198,13 @@ class TritonGatedDelta(TritonDelta, GatedDeltaBackend):
         sizes = (heads, value_heads // heads, key_size, padded(key_size, 16))
         _launch_prepare(
             (count * heads, 1, 1),
-            (q, k, *gates.tensors, plan.blocks, inverse, scores, factors),
-            (
-                scale,
-                *gates.numbers,
-                *q.stride()[:2],
-                *k.stride()[:2],
-                *gates.g.stride(),
-                *gates.beta.stride(),
-            ),
-            (*sizes, qk_l2norm, full, _BLOCK, *gates.constants),
+            (q, k, *gate_tensors(call), plan.blocks, inverse, scores, factors),
+            (layer.scale, *gate_numbers(layer), *outer_strides(q, k, g, beta)),
+            (*sizes, layer.qk_l2norm, full, _BLOCK, *gate_constants(layer)),
             num_warps=8 if full else 1,
             **launch_options(q.dtype),
         )
-        scan(
-            plan,
-            read=q,
-            write=k,
-            origin=k,
-            v=v,
-            inverse=inverse,
-            scores=scores,
-            factors=factors,
-            state=state,
-            out=out,
-            batch=batch,
-            channels=False,
-        )
+        return Prepared(q, k, k, inverse, scores, factors)
 
 
 __all__ = ["TritonGatedDelta"]

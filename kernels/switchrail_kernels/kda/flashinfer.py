@@ -17,13 +17,15 @@ import triton
 import triton.language as tl
 from cutlass import cute
 from flashinfer import recurrent_kda
-from switchrail.ops.backend import KdaBackend
-from switchrail.ops.batch import Phase, StateBatch
+from switchrail.ops.batch import Bounds, Phase, StateBatch
+from switchrail.ops.delta_call import DeltaCall
+from switchrail.ops.kda.call import KdaBackend
 from switchrail.ops.kda.contract import CONTRACT
 
 from switchrail_kernels.alignment import check_pool, is_aligned
 from switchrail_kernels.constants import LN2
-from switchrail_kernels.delta.call import DeltaCall, checked
+from switchrail_kernels.delta.adapter import DeltaAdapter
+from switchrail_kernels.delta.call import gate_constants, gate_numbers, gate_tensors, outer_strides
 from switchrail_kernels.delta.gates import log2_decay, write_weight
 from switchrail_kernels.launch import Launcher
 
@@ -123,21 +125,23 @@ def _products_for_hopper() -> Iterator[None]:
             cute.arch.fma_packed_f32x2 = packed
 
 
-class FlashInferKda(KdaBackend):
+class FlashInferKda(DeltaAdapter, KdaBackend):
     """Decode for compute capability 9.0, head sizes of 64 and 128, everything in bfloat16.
 
     Logs of decays and weights of writes are rounded to bfloat16.
     """
 
-    def plan(self, phase: Phase, batch: StateBatch) -> None:
+    contract = CONTRACT
+    planned = NoneType
+
+    def plan(self, phase: Phase, batch: StateBatch, bounds: Bounds | None = None) -> None:
         """Holds the batch to the contract."""
         CONTRACT.check_batch(phase, batch)
 
-    @checked(CONTRACT, NoneType)
-    def decode(self, call: DeltaCall, plan: None) -> None:
+    def launch(self, call: DeltaCall, batch: StateBatch, plan: None) -> None:
         """Runs one token a sequence."""
-        check_pool(CONTRACT, "state", call.state, ALIGNMENT)
-        q, k, v, out, batch = call.q, call.k, call.v, call.out, call.batch
+        layer, q, k, v, g, beta, out = call
+        check_pool(CONTRACT, "state", layer.state, ALIGNMENT)
         rows, heads, size = q.shape
         value_heads = v.shape[1]
         queries = q.new_empty((1, rows, heads, size))
@@ -151,11 +155,11 @@ class FlashInferKda(KdaBackend):
             _launch_stage(
                 (rows * value_heads, 1, 1),
                 (
-                    *(q, k, v, *call.gates.tensors, batch.read_slots, batch.write_slots, call.state),
+                    *(q, k, v, *gate_tensors(call), batch.read_slots, batch.write_slots, layer.state),
                     *(queries, keys, values, decays, weights, slots),
                 ),
-                (*call.gates.numbers, *call.strides),
-                (heads, value_heads, size, *call.gates.constants),
+                (*gate_numbers(layer), *outer_strides(q, k, v, g, beta)),
+                (heads, value_heads, size, *gate_constants(layer)),
                 num_warps=4,
             )
             recurrent_kda(
@@ -164,9 +168,9 @@ class FlashInferKda(KdaBackend):
                 values,
                 decays,
                 weights,
-                scale=call.scale,
-                initial_state=call.state,
-                use_qk_l2norm_in_kernel=call.qk_l2norm,
+                scale=layer.scale,
+                initial_state=layer.state,
+                use_qk_l2norm_in_kernel=layer.qk_l2norm,
                 cu_seqlens=batch.cu_seqlens,
                 ssm_state_indices=slots,
                 output=result[None],

@@ -18,17 +18,18 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from switchrail.ops.backend import KdaBackend
-from switchrail.ops.batch import StateBatch
+from switchrail.ops.delta_call import DeltaCall
+from switchrail.ops.kda.call import KdaBackend
 from switchrail.ops.kda.contract import CONTRACT
 
 from switchrail_kernels.delta.backend import TritonDelta
-from switchrail_kernels.delta.gates import Gates, log2_decay, write_weight
-from switchrail_kernels.delta.scan import scan
+from switchrail_kernels.delta.call import gate_constants, gate_numbers, gate_tensors, outer_strides
+from switchrail_kernels.delta.gates import log2_decay, write_weight
+from switchrail_kernels.delta.scan import Prepared
 from switchrail_kernels.delta.solve import CHUNK, store_inverses
 from switchrail_kernels.device import multiprocessors
 from switchrail_kernels.launch import Launcher, launch_options, padded
-from switchrail_kernels.replay import Calls, scratch
+from switchrail_kernels.replay import scratch
 from switchrail_kernels.segments import Chunks
 
 
@@ -307,25 +308,13 @@ class TritonKda(TritonDelta, KdaBackend):
     """Kimi delta attention for compute capability 8.0 and later; any head sizes, groups and strides."""
 
     contract = CONTRACT
-    calls = Calls()
     channels = True
     per_block = _BLOCK // CHUNK.value
 
     @staticmethod
-    def run_chunks(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        gates: Gates,
-        state: torch.Tensor,
-        out: torch.Tensor,
-        batch: StateBatch,
-        plan: Chunks,
-        scale: float,
-        qk_l2norm: bool,
-    ) -> None:
-        """Runs T packed tokens of N sequences of any length."""
+    def prepare(call: DeltaCall, plan: Chunks) -> Prepared:
+        """Inverses and scores, and the q and k that the walk reads, in one launch."""
+        layer, q, k, v, g, beta, _ = call
         count = len(plan.blocks)
         rows, heads, key_size = q.shape
         value_heads = v.shape[1]
@@ -341,34 +330,13 @@ class TritonKda(TritonDelta, KdaBackend):
         sizes = (value_heads, value_heads // heads, key_size, block_k)
         _launch_prepare(
             (programs, 1, 1),
-            (q, k, *gates.tensors, plan.blocks, inverse, scores, factors, read, write, origin, sums),
-            (
-                scale,
-                *gates.numbers,
-                count * value_heads,
-                *q.stride()[:2],
-                *k.stride()[:2],
-                *gates.g.stride()[:2],
-                *gates.beta.stride(),
-            ),
-            (*sizes, qk_l2norm, full, _BLOCK, *gates.constants),
+            (q, k, *gate_tensors(call), plan.blocks, inverse, scores, factors, read, write, origin, sums),
+            (layer.scale, *gate_numbers(layer), count * value_heads, *outer_strides(q, k, g, beta)),
+            (*sizes, layer.qk_l2norm, full, _BLOCK, *gate_constants(layer)),
             num_warps=8 if full else 4,
             **launch_options(q.dtype),
         )
-        scan(
-            plan,
-            read=read,
-            write=write,
-            origin=origin,
-            v=v,
-            inverse=inverse,
-            scores=scores,
-            factors=factors,
-            state=state,
-            out=out,
-            batch=batch,
-            channels=True,
-        )
+        return Prepared(read, write, origin, inverse, scores, factors)
 
 
 _PROGRAMS = 2

@@ -1,0 +1,38 @@
+"""Adapters of the delta rule to libraries: a call that is held to the contract, and their launches."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from switchrail.ops.backend import Backend, foreign
+from switchrail.ops.batch import StateBatch
+from switchrail.ops.contract import Contract
+from switchrail.ops.delta_call import DeltaCall
+
+FEATURES = ("raw_gates",)
+
+
+class DeltaAdapter(Backend[DeltaCall, StateBatch]):
+    """A library's kernels behind the contract."""
+
+    contract: ClassVar[Contract]
+    planned: ClassVar[type]
+    """The type of the backend's plans."""
+
+    @abstractmethod
+    def launch(self, call: DeltaCall, batch: StateBatch, plan: Any) -> None:
+        """Runs a call with rows, on its device."""
+
+    def run(self, call: DeltaCall, batch: StateBatch, plan: object) -> None:
+        """Runs T packed tokens of N sequences."""
+        self.contract.check_call(call, batch, FEATURES)
+        if not isinstance(plan, self.planned):
+            raise foreign("plan", plan)
+        if call.q.shape[0]:
+            with torch.cuda.device(call.q.get_device()):
+                self.launch(call, batch, plan)
+
+
+__all__ = ["DeltaAdapter"]
