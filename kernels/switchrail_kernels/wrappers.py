@@ -102,20 +102,13 @@ class WrapperPlan:
             key: What the library's plan follows from, the batch aside.
             plan: Plans it.
         """
-        device = self._batch.page_table.device
-        captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         if key not in self._planned:
-            if captured:
-                raise self._contract.error(
-                    "plan", "one that was not used before the capture", "one that was, for a layer like this"
-                )
+            device = self._batch.page_table.device
             stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
             wrapper = wrappers.take((device, stream))
             plan(wrapper)
             self._planned[key] = wrapper
             wrappers.lend((device, stream), wrapper, self)
-        if captured:
-            wrappers.captured[id(self)] = self
         return self._planned[key]
 
     def clear_padding(self, out: torch.Tensor, lse: torch.Tensor | None) -> None:
@@ -136,12 +129,10 @@ class Wrappers:
     Attributes:
         make: Makes one, on a workspace.
         room: Bytes of a workspace, which those for one device and stream share.
-        captured: Plans that captured graphs refer to, which are never gone, by their identities.
     """
 
     make: Callable[[torch.Tensor], Any]
     room: int = WORKSPACE
-    captured: dict[int, WrapperPlan] = field(default_factory=dict)
     _free: dict[Hashable, list[tuple[Any, torch.cuda.Event | None]]] = field(default_factory=dict)
     _workspaces: dict[Hashable, torch.Tensor] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)

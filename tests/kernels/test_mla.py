@@ -107,7 +107,7 @@ def test_rounds_fit_a_grid(backend, monkeypatch, device, expands):
     monkeypatch.setattr(expansion, "ROOM", 2**60)
     call = mla_call([5], heads=1, device=device)
     planned = backend.plan("prefill", call.batch)
-    backend.prefill(**call.tensors, **call.options, batch=call.batch, plan=planned)
+    call.bind(backend, planned)()
     ((_, capacity, _),) = planned.expansions
     assert capacity == plan.SPAN * 2**15
 

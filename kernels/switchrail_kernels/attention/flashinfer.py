@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+from switchrail.ops.attention.call import AttentionBackend, AttentionCall
 from switchrail.ops.attention.contract import CONTRACT
-from switchrail.ops.backend import AttentionBackend
-from switchrail.ops.batch import PagedBatch, Phase
-from switchrail.ops.phases import OneRun
+from switchrail.ops.backend import foreign
+from switchrail.ops.batch import Bounds, PagedBatch, Phase
 
 from switchrail_kernels.alignment import check_pool, fit, is_aligned
 from switchrail_kernels.device import multiprocessors
 from switchrail_kernels.wrappers import WrapperPlan, Wrappers
+
+FEATURES = ("lse",)
 
 ROOM = 288 << 20
 """Bytes for the parts of results of a decode: enough for 16 query heads of 256 on each key-value head."""
@@ -34,18 +35,12 @@ def _parts(rows: int, group: int, head_size: int, device: torch.device) -> int:
     return 2 * multiprocessors(device) * group * tile * (head_size + 1) * 4
 
 
-class FlashInferAttention(OneRun, AttentionBackend):
+class FlashInferAttention(AttentionBackend):
     """Paged attention for compute capability 9.0, in bfloat16.
 
     A prefill runs the library's kernels for Hopper. A decode, and drafted rows, run those for Ampere, which
     cut a cache among programs.
     """
-
-    plan_types: ClassVar[dict[Phase, type]] = {
-        "prefill": WrapperPlan,
-        "decode": WrapperPlan,
-        "verify": WrapperPlan,
-    }
 
     def __init__(self, config: object = None) -> None:
         super().__init__(config)
@@ -54,25 +49,17 @@ class FlashInferAttention(OneRun, AttentionBackend):
             lambda room: BatchPrefillWithPagedKVCacheWrapper(room, "NHD", backend="fa2"), ROOM
         )
 
-    def plan(self, phase: Phase, batch: PagedBatch) -> WrapperPlan:
+    def plan(self, phase: Phase, batch: PagedBatch, bounds: Bounds | None = None) -> WrapperPlan:
         """Prepares the tables; the library's own plan is made with the first layer of each shape."""
         return WrapperPlan(CONTRACT, phase, batch)
 
-    def run(
-        self,
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        *,
-        out: torch.Tensor,
-        batch: PagedBatch,
-        plan: WrapperPlan,
-        scale: float,
-        lse: torch.Tensor | None = None,
-    ) -> None:
+    def run(self, call: AttentionCall, batch: PagedBatch, plan: object) -> None:
         """Attends T packed query rows of N sequences of any length."""
-        tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "out": out, "lse": lse}
-        CONTRACT.check_arguments(batch, {**tensors, "scale": scale})
+        CONTRACT.check_call(call, batch, FEATURES)
+        if not isinstance(plan, WrapperPlan):
+            raise foreign("plan", plan)
+        layer, q, out, lse = call
+        k_cache, v_cache, scale = layer.k_cache, layer.v_cache, layer.scale
         if plan.is_empty:
             plan.clear_padding(out, lse)
             return
@@ -115,4 +102,4 @@ class FlashInferAttention(OneRun, AttentionBackend):
         plan.clear_padding(out, lse)
 
 
-__all__ = ["FlashInferAttention"]
+__all__ = ["FEATURES", "FlashInferAttention"]

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from switchrail.ops.attention.call import AttentionLayer
 from switchrail.ops.attention.contract import CONTRACT
-from switchrail.ops.batch import PagedBatch
+from switchrail.ops.batch import Bounds, PagedBatch
 from switchrail.ops.pages import check_pages
 
+from switchrail_kernels.decode import DecodePlan
 from switchrail_kernels.device import multiprocessors
 from switchrail_kernels.tables import all_to_device, ranges, split_rows
 
@@ -21,6 +23,9 @@ MOST = 64
 
 RESIDENT = 2
 """Programs of a decode that a multiprocessor should have at once."""
+
+SPARE = 4
+"""How many times as many pieces a cache has within bounds, where most of the others may be short."""
 
 _BLOCK = 32
 """What the keys of a piece are a multiple of, where there are several."""
@@ -57,41 +62,35 @@ class Room:
         return cls(pieces, least, (parts, parts.new_empty(parts.shape[:2])))
 
 
-@dataclass(frozen=True, slots=True)
-class Pieces:
+class Pieces(DecodePlan):
     """How the caches of a decode are cut.
 
     Attributes:
-        batch: The step's batch.
-        any_length: Whether caches may have any length, whatever the batch says.
         rooms: By what a layer's shape makes of it.
     """
 
-    batch: PagedBatch
-    any_length: bool
-    rooms: dict[tuple[object, ...], Room] = field(default_factory=dict)
+    def __init__(self, batch: PagedBatch, bounds: Bounds | None) -> None:
+        super().__init__(CONTRACT, batch, bounds)
+        self.rooms: dict[tuple[object, ...], Room] = {}
 
-    @classmethod
-    def of(cls, batch: PagedBatch) -> Pieces:
-        """Goes by the caches' lengths, but while a stream is captured, since a replay may find any."""
-        is_cuda = batch.cu_seqlens.device.type == "cuda"
-        return cls(batch, is_cuda and torch.cuda.is_current_stream_capturing())
-
-    def known_room(self, q: object, k_cache: object, window: object) -> Room | None:
+    def known_room(self, layer: AttentionLayer, q: torch.Tensor) -> Room | None:
         """The room of a layer that asked before; of what is given nothing is checked yet."""
-        shapes = (getattr(q, "shape", None), getattr(k_cache, "shape", None))
-        return self.rooms.get((*shapes, window if type(window) is int else None))
+        try:
+            return self.rooms.get((q.shape, layer.k_cache.shape, layer.window))
+        except (AttributeError, TypeError):
+            return None
 
-    def room(self, q: torch.Tensor, k_cache: torch.Tensor, window: int | None) -> Room:
+    def room(self, layer: AttentionLayer, q: torch.Tensor) -> Room:
         """Room for a layer, made at the first call.
 
         Raises:
             ContractError: The page table has no room for a sequence.
         """
-        key = (q.shape, k_cache.shape, window)
+        _, page, kv_heads, _ = layer.k_cache.shape
+        key = (q.shape, layer.k_cache.shape, layer.window)
         if key not in self.rooms:
-            check_pages(CONTRACT, self.batch, k_cache.shape[1])
-            self.rooms[key] = Room.of(*self._cut(k_cache.shape[2], window, q.device), q)
+            check_pages(CONTRACT, self.batch, page)
+            self.rooms[key] = Room.of(*self._cut(kv_heads, layer.window, q.device), q)
         return self.rooms[key]
 
     def _cut(self, kv_heads: int, window: int | None, device: torch.device) -> tuple[int, int]:
@@ -100,8 +99,6 @@ class Pieces:
         Where there are more sequences than that, so that rounds of programs are full.
         """
         most = MOST if window is None else min(MOST, window // PIECE + 2)
-        if self.any_length:
-            return most, PIECE
         keys = self.batch.kv_seqlens
         if window is not None:
             keys = tuple(min(n, window) for n in keys)
@@ -109,6 +106,8 @@ class Pieces:
         programs *= len(keys) // programs + 1
         length = max(PIECE, -(-sum(keys) // (programs - len(keys))))
         longest = max(keys, default=0)
+        if self.bounds is not None:
+            return max(1, min(-(-SPARE * longest // length), -(-longest // PIECE), most)), PIECE
         pieces = max(1, min(-(-longest // length), most))
         return pieces, max(PIECE, -(-longest // (pieces * _BLOCK)) * _BLOCK)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from switchrail.ops.attention.call import AttentionBackend, AttentionCall
 from switchrail.ops.attention.contract import CONTRACT
-from switchrail.ops.backend import AttentionBackend, foreign
-from switchrail.ops.batch import PagedBatch, PagedTreeBatch, Phase
+from switchrail.ops.backend import foreign
+from switchrail.ops.batch import Bounds, PagedBatch, PagedTreeBatch, Phase
 from switchrail.ops.pages import check_lengths
 
 from switchrail_kernels.attention.attend import launch_attend
@@ -16,19 +17,20 @@ from switchrail_kernels.attention.plan import WIDEST, Pieces, Tiles
 from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.device import has_large_shared_memory
 from switchrail_kernels.launch import launch_options, padded
-from switchrail_kernels.replay import Calls, Options, Tensors, scratch
+from switchrail_kernels.replay import calls_of, scratch
 
-_calls = Calls()
+FEATURES = ("lse", "sinks", "soft_cap", "trees", "window")
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
-    """What a call's tensors and options say about the kernel.
+class _Shape:
+    """What a call says about the kernel.
 
     Attributes:
         group: Query heads that share a key-value head.
         block_group: The same, as a block.
         block_d: The head size, as a block.
+        window: The layer's, such as 32 bits hold.
         numbers: From `scale` to HKV.
         features: The constants from NEGATED to LSE.
     """
@@ -36,23 +38,17 @@ class _Layer:
     group: int
     block_group: int
     block_d: int
+    window: int | None
     numbers: tuple[int | float, ...]
     features: tuple[bool, ...]
 
     @classmethod
-    def of(
-        cls,
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        batch: PagedBatch,
-        scale: float,
-        window: int | None,
-        soft_cap: float | None,
-        sinks: torch.Tensor | None,
-        lse: torch.Tensor | None,
-    ) -> _Layer:
+    def of(cls, call: AttentionCall, batch: PagedBatch) -> _Shape:
+        layer, q, _, lse = call
+        scale, soft_cap = layer.scale, layer.soft_cap
+        window = None if layer.window is None else min(layer.window, WIDEST)
         _, heads, head_size = q.shape
-        kv_heads = k_cache.shape[2]
+        kv_heads = layer.k_cache.shape[2]
         group = heads // kv_heads
         factor = abs(scale) * (LOG2E.value if soft_cap is None else 1 / soft_cap)
         numbers = (
@@ -63,52 +59,102 @@ class _Layer:
             batch.page_table.stride(0),
             kv_heads,
         )
-        features = (scale < 0, window is not None, soft_cap is not None, sinks is not None, lse is not None)
-        return cls(group, padded(group), padded(head_size, 16), numbers, features)
+        given = (window, soft_cap, layer.sinks, lse)
+        features = (scale < 0, *[feature is not None for feature in given])
+        return cls(group, padded(group), padded(head_size, 16), window, numbers, features)
 
 
 class TritonAttention(AttentionBackend):
     """Paged attention for compute capability 8.0 and later; any head size, group and page size."""
 
-    def plan(self, phase: Phase, batch: PagedBatch) -> object:
+    def plan(self, phase: Phase, batch: PagedBatch, bounds: Bounds | None = None) -> Pieces | Tiles:
         """Decides how the caches of a decode are cut, and those of other phases when the first layer asks."""
-        CONTRACT.check_batch(phase, batch, ("trees",))
+        CONTRACT.check_batch(phase, batch, FEATURES)
         check_lengths(CONTRACT, batch)
-        return Pieces.of(batch) if phase == "decode" else Tiles(batch)
+        return Pieces(batch, bounds) if phase == "decode" else Tiles(batch)
 
-    def prefill(
-        self,
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        *,
-        out: torch.Tensor,
-        batch: PagedBatch,
-        plan: object,
-        scale: float,
-        window: int | None = None,
-        soft_cap: float | None = None,
-        sinks: torch.Tensor | None = None,
-        lse: torch.Tensor | None = None,
-    ) -> None:
-        """Attends T packed query rows of N sequences of any length."""
-        tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "sinks": sinks, "out": out, "lse": lse}
-        options = {"scale": scale, "window": window, "soft_cap": soft_cap}
-        CONTRACT.check_arguments(batch, {**tensors, **options})
-        if not isinstance(plan, Tiles):
+    def refresh(self, plan: object, batch: PagedBatch) -> None:
+        """Of decode: another batch within the bounds is cut by its own lengths, on the device.
+
+        Raises:
+            ArgumentError: The plan is another phase's, or has no bounds.
+        """
+        if not isinstance(plan, Pieces):
             raise foreign("plan", plan)
-        trees = isinstance(batch, PagedTreeBatch)
-        if trees and window is not None:
-            raise CONTRACT.error("window", f"{window} with trees", "None with trees")
+        plan.refresh(batch)
+
+    def run(self, call: AttentionCall, batch: PagedBatch, plan: object) -> None:
+        """Attends T packed query rows of N sequences of any length; in decode one a sequence."""
+        if not isinstance(plan, Pieces):
+            self._run_tiles(call, batch, plan)
+            return
+        layer, q, out, lse = call
+        brought = (q, out, lse, batch.page_table, batch.kv_lens, batch.cu_seqlens)
+        known = plan.known_room(layer, q)
+        if known is not None and calls_of(layer, self).again(
+            (*brought, *known.tensors), (len(batch.seqlens), known.pieces, known.least)
+        ):
+            return
+        CONTRACT.check_call(call, batch, FEATURES)
         if q.shape[0] == 0:
             return
-        if window is not None:
-            window = min(window, WIDEST)
-        layer = _Layer.of(q, k_cache, batch, scale, window, soft_cap, sinks, lse)
+        room = plan.room(layer, q)
+        tensors, options = (*brought, *room.tensors), (len(batch.seqlens), room.pieces, room.least)
+        calls = calls_of(layer, self)
+        if known is None and calls.again(tensors, options):  # a new step's first layer
+            return
+        shape = _Shape.of(call, batch)
+        lse_or, sinks_or = out if lse is None else lse, out if layer.sinks is None else layer.sinks
+        block_n, stages = 32, 1 if q.dtype == torch.float32 else 5
+        sequences, heads, head_size = q.shape
+        _, page, kv_heads, _ = layer.k_cache.shape
+        lengths = batch.kv_lens
+        parts, weights = room.tensors or (out, out)
+        with calls.record(layer, tensors, options):
+            launch_attend(
+                (sequences, kv_heads, room.pieces),
+                (
+                    *(q, layer.k_cache, layer.v_cache, out, lse_or, sinks_or, parts, weights),
+                    *(lengths, batch.cu_seqlens, lengths, batch.page_table, lengths),
+                ),
+                (*shape.numbers, room.least),
+                (
+                    *(shape.group, max(shape.block_group, 16), 1),
+                    *(head_size, shape.block_d, block_n, page),
+                    *(True, room.pieces > 1, *shape.features, False, stages),
+                ),
+                num_warps=4,
+                num_stages=stages,
+                **launch_options(q.dtype),
+            )
+            if room.pieces > 1:
+                launch_merge_pieces(
+                    (sequences, heads, 1),
+                    (parts, weights, out, lse_or, sinks_or, lengths),
+                    (shape.window or 0, room.pieces, room.least),
+                    (
+                        *(head_size, shape.block_d, block_n),
+                        *(shape.window is not None, layer.sinks is not None, lse is not None),
+                    ),
+                    num_warps=4,
+                )
+
+    def _run_tiles(self, call: AttentionCall, batch: PagedBatch, plan: object) -> None:
+        """Of a prefill, or a verification."""
+        CONTRACT.check_call(call, batch, FEATURES)
+        if not isinstance(plan, Tiles):
+            raise foreign("plan", plan)
+        layer, q, out, lse = call
+        parents = batch.parents if isinstance(batch, PagedTreeBatch) else None
+        if parents is not None and layer.window is not None:
+            raise CONTRACT.error("window", f"{layer.window} with trees", "None with trees")
+        if q.shape[0] == 0:
+            return
+        shape = _Shape.of(call, batch)
         compiler = launch_options(q.dtype)
         if q.dtype == torch.float32:
             rows, block_n, warps, stages = 32, 32, 4, 1
-        elif layer.block_d <= 128:
+        elif shape.block_d <= 128:
             rows, block_n, warps, stages = 128, 64, 8, 2
             # so that a multiprocessor has two programs, one while the other waits
             compiler = {"maxnreg": 128}
@@ -116,18 +162,18 @@ class TritonAttention(AttentionBackend):
             rows, block_n, warps, stages = 128, 64, 8, 2
         else:
             rows, block_n, warps, stages = 64, 32, 4, 2
-        tokens = max(1, rows // layer.block_group)
+        tokens = max(1, rows // shape.block_group)
         _, heads, head_size = q.shape
-        _, page, kv_heads, _ = k_cache.shape
-        work = plan.work(tokens, layer.group, kv_heads, page, window)
-        parents = batch.parents if isinstance(batch, PagedTreeBatch) else None
-        planned = (work.items, work.rows, batch.cu_seqlens, parents, batch.page_table, batch.kv_lens)
-        given = (q, k_cache, v_cache, out, sinks, lse, *planned)
-        cut = (len(batch.seqlens), scale, window, soft_cap, work.slots)
-        if _calls.again(given, cut):
+        _, page, kv_heads, _ = layer.k_cache.shape
+        work = plan.work(tokens, shape.group, kv_heads, page, shape.window)
+        table, lengths = batch.page_table, batch.kv_lens
+        tensors = (q, out, lse, work.items, work.rows, batch.cu_seqlens, parents, table, lengths)
+        options = (len(batch.seqlens), work.slots)
+        calls = calls_of(layer, self)
+        if calls.again(tensors, options):
             return
-        with _calls.record(given, cut):
-            sinks_or, lse_or = out if sinks is None else sinks, out if lse is None else lse
+        with calls.record(layer, tensors, options):
+            lse_or, sinks_or = out if lse is None else lse, out if layer.sinks is None else layer.sinks
             parts = weights = out
             if work.slots:
                 parts = scratch((work.slots, heads, head_size), torch.float32, q.device)
@@ -136,14 +182,14 @@ class TritonAttention(AttentionBackend):
             launch_attend(
                 (work.items.shape[0], kv_heads, 1),
                 (
-                    *(q, k_cache, v_cache, out, lse_or, sinks_or, parts, weights),
-                    *(work.items, batch.cu_seqlens, parents_or, batch.page_table, batch.kv_lens),
+                    *(q, layer.k_cache, layer.v_cache, out, lse_or, sinks_or, parts, weights),
+                    *(work.items, batch.cu_seqlens, parents_or, table, lengths),
                 ),
-                (*layer.numbers, 0),
+                (*shape.numbers, 0),
                 (
-                    *(layer.group, max(layer.block_group, 16 // tokens), tokens),
-                    *(head_size, layer.block_d, block_n, page),
-                    *(False, work.slots > 0, *layer.features, trees, stages),
+                    *(shape.group, max(shape.block_group, 16 // tokens), tokens),
+                    *(head_size, shape.block_d, block_n, page),
+                    *(False, work.slots > 0, *shape.features, parents is not None, stages),
                 ),
                 num_warps=warps,
                 num_stages=stages,
@@ -154,82 +200,9 @@ class TritonAttention(AttentionBackend):
                     (work.rows.shape[0], heads, 1),
                     (parts, weights, out, lse_or, sinks_or, work.rows),
                     (),
-                    (head_size, layer.block_d, sinks is not None, lse is not None),
-                    num_warps=4,
-                )
-
-    verify = prefill
-
-    def decode(
-        self,
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        *,
-        out: torch.Tensor,
-        batch: PagedBatch,
-        plan: object,
-        scale: float,
-        window: int | None = None,
-        soft_cap: float | None = None,
-        sinks: torch.Tensor | None = None,
-        lse: torch.Tensor | None = None,
-    ) -> None:
-        """Attends one query row a sequence."""
-        if not isinstance(plan, Pieces):
-            raise foreign("plan", plan)
-        table, lengths = batch.page_table, batch.kv_lens
-        given: Tensors = (q, k_cache, v_cache, out, sinks, lse, table, lengths, batch.cu_seqlens)
-        options: Options = (len(batch.seqlens), scale, window, soft_cap)
-        known = plan.known_room(q, k_cache, window)
-        if known is not None and _calls.again(
-            (*given, *known.tensors), (*options, known.pieces, known.least)
-        ):
-            return
-        tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "sinks": sinks, "out": out, "lse": lse}
-        CONTRACT.check_arguments(batch, {**tensors, "scale": scale, "window": window, "soft_cap": soft_cap})
-        if q.shape[0] == 0:
-            return
-        if window is not None:
-            window = min(window, WIDEST)
-        room = plan.room(q, k_cache, window)
-        given, cut = (*given, *room.tensors), (*options, room.pieces, room.least)
-        if known is None and _calls.again(given, cut):  # a new step's first layer
-            return
-        sinks_or, lse_or = out if sinks is None else sinks, out if lse is None else lse
-        block_n, stages = 32, 1 if q.dtype == torch.float32 else 5
-        sequences, heads, head_size = q.shape
-        _, page, kv_heads, _ = k_cache.shape
-        parts, weights = room.tensors or (out, out)
-        layer = _Layer.of(q, k_cache, batch, scale, window, soft_cap, sinks, lse)
-        with _calls.record(given, cut):
-            launch_attend(
-                (sequences, kv_heads, room.pieces),
-                (
-                    *(q, k_cache, v_cache, out, lse_or, sinks_or, parts, weights),
-                    *(lengths, batch.cu_seqlens, lengths, table, lengths),
-                ),
-                (*layer.numbers, room.least),
-                (
-                    *(layer.group, max(layer.block_group, 16), 1),
-                    *(head_size, layer.block_d, block_n, page),
-                    *(True, room.pieces > 1, *layer.features, False, stages),
-                ),
-                num_warps=4,
-                num_stages=stages,
-                **launch_options(q.dtype),
-            )
-            if room.pieces > 1:
-                launch_merge_pieces(
-                    (sequences, heads, 1),
-                    (parts, weights, out, lse_or, sinks_or, lengths),
-                    (window or 0, room.pieces, room.least),
-                    (
-                        *(head_size, layer.block_d, block_n),
-                        *(window is not None, sinks is not None, lse is not None),
-                    ),
+                    (head_size, shape.block_d, layer.sinks is not None, lse is not None),
                     num_warps=4,
                 )
 
 
-__all__ = ["TritonAttention"]
+__all__ = ["FEATURES", "TritonAttention"]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from switchrail.ops.batch import PagedBatch
+from switchrail.ops.mla.call import MlaCall
 
 from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.device import has_large_shared_memory
@@ -26,52 +27,31 @@ class Expanded:
     """The rows of those sequences of a call that gain by it.
 
     Attributes:
-        q_nope: [T, H, D].
-        q_rope: [T, H, E].
-        kv_cache: [pages, page, R + E].
-        w_k: [H, D, R].
-        w_v: [H, V, R].
-        out: [T, H, V].
-        lse: [T, H], or None.
-        batch: The batch.
+        call: The call.
+        batch: Its batch.
         layer: What it was decided by.
         expansion: What is made when.
     """
 
-    q_nope: torch.Tensor
-    q_rope: torch.Tensor
-    kv_cache: torch.Tensor
-    w_k: torch.Tensor
-    w_v: torch.Tensor
-    out: torch.Tensor
-    lse: torch.Tensor | None
+    call: MlaCall
     batch: PagedBatch
     layer: Layer
     expansion: Expansion
 
     @classmethod
-    def of(
-        cls,
-        q_nope: torch.Tensor,
-        q_rope: torch.Tensor,
-        kv_cache: torch.Tensor,
-        w_k: torch.Tensor,
-        w_v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor | None,
-        batch: PagedBatch,
-        plan: Tiles,
-    ) -> Expanded | None:
-        """Those of a call; None where no sequence gains."""
-        _, heads, value_size = out.shape
-        span = SPAN * heads * (q_nope.shape[2] + value_size) * q_nope.element_size()
-        tile = _TILE if q_nope.dtype != torch.float32 else _TILE_FLOAT32
-        spans = min(max(ROOM // span, 1), _SPANS)
-        layer = Layer(heads, q_nope.shape[2], q_rope.shape[2], w_k.shape[2], value_size, tile)
-        expansion = plan.expansion(layer, spans * SPAN, kv_cache.shape[1])
-        if expansion is None:
+    def of(cls, call: MlaCall, batch: PagedBatch, plan: Tiles) -> Expanded | None:
+        """Those of a call; None where no sequence gains, or the layer lacks a weight."""
+        w_k, w_v = call.layer.w_k, call.layer.w_v
+        if w_k is None or w_v is None:
             return None
-        return cls(q_nope, q_rope, kv_cache, w_k, w_v, out, lse, batch, layer, expansion)
+        heads, key_size, latent = w_k.shape
+        value_size = w_v.shape[1]
+        span = SPAN * heads * (key_size + value_size) * w_k.element_size()
+        tile = _TILE if w_k.dtype != torch.float32 else _TILE_FLOAT32
+        spans = min(max(ROOM // span, 1), _SPANS)
+        layer = Layer(heads, key_size, call.q_rope.shape[2], latent, value_size, tile)
+        expansion = plan.expansion(layer, spans * SPAN, call.layer.kv_cache.shape[1])
+        return None if expansion is None else cls(call, batch, layer, expansion)
 
     @property
     def tables(self) -> Tensors:
@@ -83,12 +63,16 @@ class Expanded:
         """What else it launches with, but for the scale."""
         return self.expansion.keys, int(self.expansion.carried)
 
-    def attend(self, scale: float) -> None:
+    def attend(self) -> None:
         """Attends them, in two launches for each round."""
-        rows, heads, key_size = self.q_nope.shape
-        rotated, value_size = self.q_rope.shape[2], self.out.shape[2]
-        page, latent = self.kv_cache.shape[1], self.kv_cache.shape[2] - rotated
-        dtype, device = self.out.dtype, self.out.device
+        kept, q_nope, q_rope, out, lse = self.call
+        w_k, w_v = kept.w_k, kept.w_v
+        assert w_k is not None
+        assert w_v is not None
+        rows, heads, key_size = q_nope.shape
+        rotated, value_size = q_rope.shape[2], out.shape[2]
+        page, latent = kept.kv_cache.shape[1], w_k.shape[2]
+        dtype, device = out.dtype, out.device
         if dtype == torch.float32:
             tokens, block_n, warps, stages = _TILE_FLOAT32, 16, 8, 1
             block_w, block_k, expand_warps, expand_stages = 32, 16, 8, 1
@@ -100,7 +84,7 @@ class Expanded:
         keys = scratch((heads, places, key_size), dtype, device)
         values = scratch((heads, places, value_size), dtype, device)
         keys_rotated = scratch((places, rotated), dtype, device)
-        carried = weights = self.out
+        carried = weights = out
         if self.expansion.carried:
             carried = scratch((rows, heads, value_size), torch.float32, device)
             weights = scratch((rows, heads), torch.float32, device)
@@ -110,8 +94,8 @@ class Expanded:
             if step.spans.shape[0]:
                 launch_expand(
                     (heads * blocks, step.spans.shape[0], 1),
-                    (self.kv_cache, self.w_k, self.w_v, keys, keys_rotated, values, step.spans, table),
-                    (*self.w_k.stride()[:2], *self.w_v.stride()[:2], table.stride(0), places),
+                    (kept.kv_cache, w_k, w_v, keys, keys_rotated, values, step.spans, table),
+                    (*w_k.stride()[:2], *w_v.stride()[:2], table.stride(0), places),
                     (
                         *(latent, rotated, block_e, key_size, value_size),
                         *(SPAN, block_w, min(block_k, padded(latent, 16)), page, expand_stages),
@@ -123,13 +107,13 @@ class Expanded:
             launch_attend(
                 (step.items.shape[0], heads, 1),
                 (
-                    *(self.q_nope, self.q_rope, keys, keys_rotated, values, self.out),
-                    *(self.out if self.lse is None else self.lse, carried, weights, step.items),
+                    *(q_nope, q_rope, keys, keys_rotated, values, out),
+                    *(out if lse is None else lse, carried, weights, step.items),
                 ),
-                (abs(scale) * LOG2E.value, *self.q_nope.stride()[:2], *self.q_rope.stride()[:2], places),
+                (abs(kept.scale) * LOG2E.value, *q_nope.stride()[:2], *q_rope.stride()[:2], places),
                 (
                     *(key_size, padded(key_size, 16), rotated, block_e, value_size, padded(value_size, 16)),
-                    *(tokens, block_n, scale < 0, self.expansion.carried, self.lse is not None, stages),
+                    *(tokens, block_n, kept.scale < 0, self.expansion.carried, lse is not None, stages),
                 ),
                 num_warps=warps,
                 num_stages=stages,

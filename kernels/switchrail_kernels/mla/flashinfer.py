@@ -2,58 +2,42 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from flashinfer.mla import BatchMLAPagedAttentionWrapper
-from switchrail.ops.backend import MlaBackend
-from switchrail.ops.batch import PagedBatch, Phase
+from switchrail.ops.backend import foreign
+from switchrail.ops.batch import Bounds, PagedBatch, Phase
+from switchrail.ops.mla.call import MlaBackend, MlaCall
 from switchrail.ops.mla.contract import CONTRACT
-from switchrail.ops.phases import OneRun
 
 from switchrail_kernels.alignment import check_pool, fit, is_aligned
 from switchrail_kernels.device import multiprocessors
 from switchrail_kernels.mla.project import project
 from switchrail_kernels.wrappers import WrapperPlan, Wrappers
 
+FEATURES = ("lse",)
+
 MOST = 16384
 """Pieces of work that the library's plan has room for, which it doesn't check."""
 
 
-class FlashInferMla(OneRun, MlaBackend):
+class FlashInferMla(MlaBackend):
     """Latent attention for compute capability 9.0, in bfloat16, with latents of 512 and 64."""
-
-    plan_types: ClassVar[dict[Phase, type]] = {
-        "prefill": WrapperPlan,
-        "decode": WrapperPlan,
-        "verify": WrapperPlan,
-    }
 
     def __init__(self, config: object = None) -> None:
         super().__init__(config)
         self._wrappers = Wrappers(lambda room: BatchMLAPagedAttentionWrapper(room, backend="fa3"))
 
-    def plan(self, phase: Phase, batch: PagedBatch) -> WrapperPlan:
+    def plan(self, phase: Phase, batch: PagedBatch, bounds: Bounds | None = None) -> WrapperPlan:
         """Prepares the tables; the library's own plan is made with the first layer of each shape."""
         return WrapperPlan(CONTRACT, phase, batch)
 
-    def run(
-        self,
-        q_nope: torch.Tensor,
-        q_rope: torch.Tensor,
-        kv_cache: torch.Tensor,
-        *,
-        w_k: torch.Tensor | None,
-        w_v: torch.Tensor | None,
-        out: torch.Tensor,
-        batch: PagedBatch,
-        plan: WrapperPlan,
-        scale: float,
-        lse: torch.Tensor | None = None,
-    ) -> None:
+    def run(self, call: MlaCall, batch: PagedBatch, plan: object) -> None:
         """Attends T packed query rows of N sequences of any length."""
-        tensors = {"q_nope": q_nope, "q_rope": q_rope, "kv_cache": kv_cache, "w_k": w_k, "w_v": w_v}
-        CONTRACT.check_arguments(batch, {**tensors, "out": out, "lse": lse, "scale": scale})
+        CONTRACT.check_call(call, batch, FEATURES)
+        if not isinstance(plan, WrapperPlan):
+            raise foreign("plan", plan)
+        layer, q_nope, q_rope, out, lse = call
+        kv_cache, w_k, w_v, scale = layer.kv_cache, layer.w_k, layer.w_v, layer.scale
         if plan.is_empty:
             plan.clear_padding(out, lse)
             return
@@ -114,4 +98,4 @@ class FlashInferMla(OneRun, MlaBackend):
         plan.clear_padding(out, lse)
 
 
-__all__ = ["FlashInferMla"]
+__all__ = ["FEATURES", "FlashInferMla"]

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from switchrail.ops.batch import PagedBatch
+from switchrail.ops.batch import Bounds, PagedBatch
+from switchrail.ops.mla.call import MlaLayer
 from switchrail.ops.mla.contract import CONTRACT
 from switchrail.ops.pages import check_pages
 
+from switchrail_kernels.decode import DecodePlan
 from switchrail_kernels.device import multiprocessors
 from switchrail_kernels.mla.project import PLACES
 from switchrail_kernels.tables import all_to_device, ranges, split_rows, to_device
@@ -101,43 +103,38 @@ class Cut:
         return pieces
 
 
-_Layer = tuple[torch.Size, torch.Size, torch.dtype]
-
-
-@dataclass(frozen=True, slots=True)
-class Pieces:
+class Pieces(DecodePlan):
     """How the caches of a decode are cut.
 
     Attributes:
-        batch: The step's batch.
         cuts: By what a layer's tensors say.
     """
 
-    batch: PagedBatch
-    cuts: dict[_Layer, Cut] = field(default_factory=dict)
+    def __init__(self, batch: PagedBatch, bounds: Bounds | None) -> None:
+        super().__init__(CONTRACT, batch, bounds)
+        self.cuts: dict[tuple[object, ...], Cut] = {}
 
-    def known(self, q_rope: object, kv_cache: object) -> Cut | None:
+    def known(self, layer: MlaLayer, q_rope: torch.Tensor) -> Cut | None:
         """How a layer's keys are cut that asked before; of what is given nothing is checked yet."""
-        if not isinstance(q_rope, torch.Tensor) or not isinstance(kv_cache, torch.Tensor):
+        try:
+            return self.cuts.get((q_rope.shape, layer.kv_cache.shape, layer.kv_cache.dtype))
+        except AttributeError:
             return None
-        return self.cuts.get((q_rope.shape[1:], kv_cache.shape[1:], kv_cache.dtype))
 
-    def cut(self, q_rope: torch.Tensor, kv_cache: torch.Tensor, programs: int) -> Cut:
+    def cut(self, layer: MlaLayer, q_rope: torch.Tensor, programs: int) -> Cut:
         """How a layer's keys are cut, decided at the first call.
 
         Args:
+            layer: The layer.
             q_rope: [N, H, E].
-            kv_cache: [pages, page, R + E].
             programs: Programs a sequence and piece.
         """
-        key = (q_rope.shape[1:], kv_cache.shape[1:], kv_cache.dtype)
+        cache = layer.kv_cache
+        key = (q_rope.shape, cache.shape, cache.dtype)
         if key not in self.cuts:
-            page, table = kv_cache.shape[1], self.batch.page_table
-            check_pages(CONTRACT, self.batch, page)
-            longest = max(self.batch.kv_seqlens, default=0)
-            if kv_cache.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                longest = page * table.shape[1]  # a replay may find any length
-            self.cuts[key] = Cut.of(len(self.batch.kv_seqlens), programs, longest, kv_cache.device)
+            check_pages(CONTRACT, self.batch, cache.shape[1])
+            lengths = self.batch.kv_seqlens
+            self.cuts[key] = Cut.of(len(lengths), programs, max(lengths, default=0), cache.device)
         return self.cuts[key]
 
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from switchrail.ops.backend import MlaBackend, foreign
-from switchrail.ops.batch import PagedBatch, PagedTreeBatch, Phase
+from switchrail.ops.backend import foreign
+from switchrail.ops.batch import Bounds, PagedBatch, PagedTreeBatch, Phase
+from switchrail.ops.mla.call import MlaBackend, MlaCall
 from switchrail.ops.mla.contract import CONTRACT
 from switchrail.ops.pages import check_lengths
 
@@ -18,9 +19,9 @@ from switchrail_kernels.mla import absorbed, hopper
 from switchrail_kernels.mla.expansion import Expanded
 from switchrail_kernels.mla.plan import SPLIT, Cut, Pieces, Rest, Tiles, Work
 from switchrail_kernels.mla.project import project
-from switchrail_kernels.replay import Calls, Options, Tensors, scratch
+from switchrail_kernels.replay import Options, Tensors, calls_of, scratch
 
-_calls = Calls()
+FEATURES = ("lse", "trees")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,158 +102,122 @@ def _shape(
     return _Shape(launch, tokens, latent, block_n, *blocks, constants, parts, warps, stages)
 
 
-def _shape_of(
-    q_rope: torch.Tensor, kv_cache: torch.Tensor, w_k: torch.Tensor | None, *, decode: bool, trees: bool
-) -> _Shape:
+def _shape_of(call: MlaCall, *, decode: bool, trees: bool) -> _Shape:
     """The sizes that a call's tensors ask for; the kernel for Hopper copies 16 aligned bytes at a time."""
-    _, heads, rotated = q_rope.shape
-    _, page, width = kv_cache.shape
-    aligned = kv_cache.data_ptr() % 16 == 0
-    dtype, device = kv_cache.dtype, kv_cache.device
-    return _shape(heads, rotated, width, page, dtype, device, aligned, decode, trees, w_k is not None)
+    cache = call.layer.kv_cache
+    _, heads, rotated = call.q_rope.shape
+    _, page, width = cache.shape
+    aligned = cache.data_ptr() % 16 == 0
+    absorbs = call.layer.w_k is not None
+    return _shape(heads, rotated, width, page, cache.dtype, cache.device, aligned, decode, trees, absorbs)
 
 
 class TritonMla(MlaBackend):
     """Multi-head latent attention for compute capability 8.0 and later; any sizes, latents up to 512."""
 
-    def plan(self, phase: Phase, batch: PagedBatch) -> Pieces | Tiles:
+    def plan(self, phase: Phase, batch: PagedBatch, bounds: Bounds | None = None) -> Pieces | Tiles:
         """Decides how rows and caches are cut when the first layer asks."""
-        CONTRACT.check_batch(phase, batch, ("trees",))
+        CONTRACT.check_batch(phase, batch, FEATURES)
         check_lengths(CONTRACT, batch)
-        return Pieces(batch) if phase == "decode" else Tiles(batch)
+        return Pieces(batch, bounds) if phase == "decode" else Tiles(batch)
 
-    def prefill(
-        self,
-        q_nope: torch.Tensor,
-        q_rope: torch.Tensor,
-        kv_cache: torch.Tensor,
-        *,
-        w_k: torch.Tensor | None,
-        w_v: torch.Tensor | None,
-        out: torch.Tensor,
-        batch: PagedBatch,
-        plan: object,
-        scale: float,
-        lse: torch.Tensor | None = None,
-    ) -> None:
-        """Attends T packed query rows of N sequences of any length."""
-        named = {"q_nope": q_nope, "q_rope": q_rope, "kv_cache": kv_cache, "w_k": w_k, "w_v": w_v}
-        CONTRACT.check_arguments(batch, {**named, "out": out, "lse": lse, "scale": scale})
+    def refresh(self, plan: object, batch: PagedBatch) -> None:
+        """Of decode: another batch within the bounds is cut by its own lengths, on the device.
+
+        Raises:
+            ArgumentError: The plan is another phase's, or has no bounds.
+        """
+        if not isinstance(plan, Pieces):
+            raise foreign("plan", plan)
+        plan.refresh(batch)
+
+    def run(self, call: MlaCall, batch: PagedBatch, plan: object) -> None:
+        """Attends T packed query rows of N sequences of any length; in decode one a sequence."""
+        if not isinstance(plan, Pieces):
+            self._run_tiles(call, batch, plan)
+            return
+        layer, q_nope, q_rope, out, lse = call
+        tensors = (q_nope, q_rope, out, lse, batch.cu_seqlens, batch.page_table, batch.kv_lens)
+        known = plan.known(layer, q_rope)
+        if known is not None and calls_of(layer, self).again(
+            tensors, (len(batch.seqlens), known.base, known.most)
+        ):
+            return
+        CONTRACT.check_call(call, batch, FEATURES)
+        if out.numel() == 0:
+            return
+        shape = _shape_of(call, decode=True, trees=False)
+        cut = plan.cut(layer, q_rope, shape.programs)
+        options = (len(batch.seqlens), cut.base, cut.most)
+        calls = calls_of(layer, self)
+        if known is None and calls.again(tensors, options):  # a new step's first layer
+            return
+        with calls.record(layer, tensors, options):
+            _attend(shape, call, batch, cut)
+
+    def _run_tiles(self, call: MlaCall, batch: PagedBatch, plan: object) -> None:
+        """Of a prefill, or a verification."""
+        CONTRACT.check_call(call, batch, FEATURES)
         if not isinstance(plan, Tiles):
             raise foreign("plan", plan)
+        layer, q_nope, q_rope, out, lse = call
         if out.numel() == 0:
             return
         parents = batch.parents if isinstance(batch, PagedTreeBatch) else None
-        shape = _shape_of(q_rope, kv_cache, w_k, decode=False, trees=parents is not None)
-        page = kv_cache.shape[1]
-        expanded = rest = work = None
-        if w_k is not None and w_v is not None and parents is None:
-            expanded = Expanded.of(q_nope, q_rope, kv_cache, w_k, w_v, out, lse, batch, plan)
+        shape = _shape_of(call, decode=False, trees=parents is not None)
+        expanded = None if parents is not None else Expanded.of(call, batch, plan)
+        rest = work = None
         if expanded is not None:
             rest = plan.rest(expanded.layer)
         if rest is None or rest.rows:
-            layer = None if expanded is None else expanded.layer
-            work = plan.work(shape.tokens, shape.programs, page, layer)
+            of = None if expanded is None else expanded.layer
+            work = plan.work(shape.tokens, shape.programs, layer.kv_cache.shape[1], of)
         tensors: Tensors = (
-            *(q_nope, q_rope, kv_cache, w_k, w_v, out, lse, parents),
-            *(batch.cu_seqlens, batch.page_table, batch.kv_lens),
+            *(q_nope, q_rope, out, lse, parents, batch.cu_seqlens, batch.page_table, batch.kv_lens),
             *(() if expanded is None else expanded.tables),
             *(() if rest is None else (rest.places,)),
             *(() if work is None else (work.items, work.rows)),
         )
         options: Options = (
-            *(len(batch.seqlens), scale, len(tensors)),
+            *(len(batch.seqlens), len(tensors)),
             *(() if expanded is None else expanded.options),
             *(() if rest is None else (rest.rows,)),
             *(() if work is None else (work.slots, work.base)),
         )
-        if _calls.again(tensors, options):
+        calls = calls_of(layer, self)
+        if calls.again(tensors, options):
             return
-        with _calls.record(tensors, options):
+        with calls.record(layer, tensors, options):
             if expanded is not None:
-                expanded.attend(scale)
+                expanded.attend()
             if work is not None:
-                rows = out.shape[0] if rest is None else rest.rows
-                plain = _plain(q_nope, w_k, rows, shape.parts, rest)
-                latents = _latents(out, w_v, rows)
-                _attend(shape, plain, q_rope, kv_cache, latents, lse, parents, batch, work, scale)
-                if w_v is not None:
-                    project(latents, w_v, out, None if rest is None else rest.places, values=True)
-
-    verify = prefill
-
-    def decode(
-        self,
-        q_nope: torch.Tensor,
-        q_rope: torch.Tensor,
-        kv_cache: torch.Tensor,
-        *,
-        w_k: torch.Tensor | None,
-        w_v: torch.Tensor | None,
-        out: torch.Tensor,
-        batch: PagedBatch,
-        plan: object,
-        scale: float,
-        lse: torch.Tensor | None = None,
-    ) -> None:
-        """Attends one query row a sequence."""
-        if not isinstance(plan, Pieces):
-            raise foreign("plan", plan)
-        lengths, table = batch.kv_lens, batch.page_table
-        tensors: Tensors = (
-            *(q_nope, q_rope, kv_cache, w_k, w_v, out, lse),
-            *(batch.cu_seqlens, table, lengths),
-        )
-        known = plan.known(q_rope, kv_cache)
-        options: Options = (len(batch.seqlens), scale)
-        if known is not None and _calls.again(tensors, (*options, known.base, known.most)):
-            return
-        named = {"q_nope": q_nope, "q_rope": q_rope, "kv_cache": kv_cache, "w_k": w_k, "w_v": w_v}
-        CONTRACT.check_arguments(batch, {**named, "out": out, "lse": lse, "scale": scale})
-        if out.numel() == 0:
-            return
-        shape = _shape_of(q_rope, kv_cache, w_k, decode=True, trees=False)
-        cut = plan.cut(q_rope, kv_cache, shape.programs)
-        options = (*options, cut.base, cut.most)
-        if known is None and _calls.again(tensors, options):  # a new step's first layer
-            return
-        with _calls.record(tensors, options):
-            rows = out.shape[0]
-            plain = _plain(q_nope, w_k, rows, shape.parts, None)
-            latents = _latents(out, w_v, rows)
-            _attend(shape, plain, q_rope, kv_cache, latents, lse, None, batch, cut, scale)
-            if w_v is not None:
-                project(latents, w_v, out, values=True)
+                _attend(shape, call, batch, work, rest)
 
 
 def _attend(
-    shape: _Shape,
-    plain: torch.Tensor,
-    q_rope: torch.Tensor,
-    kv_cache: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-    parents: torch.Tensor | None,
-    batch: PagedBatch,
-    work: Work | Cut,
-    scale: float,
+    shape: _Shape, call: MlaCall, batch: PagedBatch, work: Work | Cut, rest: Rest | None = None
 ) -> None:
-    """Attends to latents, in one launch, or two where keys are cut.
+    """Attends to latents, in one launch, or two where keys are cut, and two for products with the weights.
 
     Args:
         shape: The program's.
-        plain: [rows, H * parts, R], queries multiplied by what makes keys.
-        q_rope: [T, H, E].
-        kv_cache: [pages, page, R + E].
-        out: [rows, H, R]; written to.
-        lse: [T, H]; written to.
-        parents: [T], of trees.
-        batch: The batch.
+        call: The call.
+        batch: Its batch.
         work: The programs, or how a decode's caches are cut.
-        scale: Factor of the logits.
+        rest: Whose rows they are, where others are expanded.
     """
-    heads = out.shape[1]
-    device = out.device
+    layer, q_nope, q_rope, out, lse = call
+    dtype, device = out.dtype, out.device
+    count, heads = out.shape[:2]
+    places = None
+    if rest is not None:
+        count, places = rest.rows, rest.places
+    plain, latents = q_nope, out
+    if layer.w_k is not None:
+        plain = scratch((count, heads * shape.parts, shape.latent), dtype, device)
+        project(q_nope, layer.w_k, plain, places)
+    if layer.w_v is not None:
+        latents = scratch((count, heads, shape.latent), dtype, device)
     decode = isinstance(work, Cut)
     if isinstance(work, Cut):
         items = rows = batch.kv_lens
@@ -264,52 +229,39 @@ def _attend(
         items, rows = work.items, work.rows
         base, most = work.base, 1
         tiles, merged, slots = items.shape[0], rows.shape[0], work.slots
-    lse_or = out if lse is None else lse
-    parts = weights = out
+    parents = batch.parents if isinstance(batch, PagedTreeBatch) else None
+    lse_or = latents if lse is None else lse
+    parts = weights = latents
     if slots:
         parts = scratch((slots, heads, shape.latent), torch.float32, device)
         weights = scratch((slots, heads), torch.float32, device)
     shape.launch(
         (tiles * shape.head_blocks, most, shape.value_blocks),
         (
-            *(plain, q_rope, kv_cache, out, lse_or, parts, weights, items),
+            *(plain, q_rope, layer.kv_cache, latents, lse_or, parts, weights, items),
             *(batch.cu_seqlens, items if parents is None else parents, batch.page_table, batch.kv_lens),
         ),
         (
-            *(scale * LOG2E.value, *plain.stride()[:2], *q_rope.stride()[:2]),
+            *(layer.scale * LOG2E.value, *plain.stride()[:2], *q_rope.stride()[:2]),
             *(batch.page_table.stride(0), heads, base, most),
         ),
         (*shape.constants, decode, parents is not None, lse is not None, shape.stages),
         num_warps=shape.warps,
         num_stages=shape.stages,
-        **launch_options(out.dtype),
+        **launch_options(dtype),
     )
     if slots:
         block_p, block_c = (8, 512) if base <= 8 else (64, 128)
         block_c = min(padded(shape.latent), block_c)
         absorbed.launch_merge(
             (merged, heads, -(-shape.latent // block_c)),
-            (parts, weights, out, lse_or, rows, batch.kv_lens),
+            (parts, weights, latents, lse_or, rows, batch.kv_lens),
             (heads, base, most),
             (shape.latent, block_c, shape.block_n, block_p, decode, lse is not None),
             num_warps=4,
         )
+    if layer.w_v is not None:
+        project(latents, layer.w_v, out, places, values=True)
 
 
-def _plain(
-    q_nope: torch.Tensor, w_k: torch.Tensor | None, rows: int, parts: int, rest: Rest | None
-) -> torch.Tensor:
-    """The queries that latents are multiplied by, [rows, H * parts, R]."""
-    if w_k is None:
-        return q_nope
-    plain = scratch((rows, w_k.shape[0] * parts, w_k.shape[2]), q_nope.dtype, q_nope.device)
-    project(q_nope, w_k, plain, None if rest is None else rest.places)
-    return plain
-
-
-def _latents(out: torch.Tensor, w_v: torch.Tensor | None, rows: int) -> torch.Tensor:
-    """Room for what is to be multiplied by what makes values, [rows, H, R]."""
-    return out if w_v is None else scratch((rows, w_v.shape[0], w_v.shape[2]), out.dtype, out.device)
-
-
-__all__ = ["TritonMla"]
+__all__ = ["FEATURES", "TritonMla"]
