@@ -3,11 +3,16 @@
 import pytest
 import switchrail
 import torch
-from switchrail.errors import ArgumentError
+from switchrail.errors import ArgumentError, BackendImportError
+from switchrail.ops import Backend, Bounds
 from switchrail.testing.compare import same_bits
 from switchrail.testing.inputs import GENERATORS
+from switchrail_kernels import BACKENDS
 
 pytest.importorskip("triton")
+
+PAGED = ("attention", "mla")
+GRAPHS = [which for which, (_, claims) in BACKENDS.items() if "cuda_graph" in claims["features"]]
 
 PHASES = ("prefill", "decode", "verify")
 LENGTHS = {"prefill": [70, 3], "decode": [1, 1], "verify": [3, 2]}
@@ -40,7 +45,7 @@ def test_a_plan_of_another_backend_or_phase_is_refused(runtime, device, op, name
 
 
 @pytest.mark.parametrize("name", ["reference", "torch", "triton"])
-@pytest.mark.parametrize("op", [op for op in GENERATORS if op not in ("attention", "mla")])
+@pytest.mark.parametrize("op", [op for op in GENERATORS if op not in PAGED])
 def test_a_record_of_another_backend_is_refused(runtime, op, name):
     call = GENERATORS[op](LENGTHS["verify"], phase="verify")
     backend = runtime.build(op, name)
@@ -68,3 +73,55 @@ def test_a_plan_for_other_lengths_is_refused(runtime, device, op, phase):
         call.bind(backend, backend.plan(other.phase, other.batch))()
     assert same_bits(call.out, before.out)
     assert same_bits(call.state, before.state)
+
+
+def build(runtime, op, name, device):
+    try:
+        return runtime.build(op, name)
+    except BackendImportError as error:
+        if name == "triton" or device.type == "cuda":
+            raise
+        pytest.skip(f"needs a library: {error}")
+
+
+@pytest.mark.parametrize(("op", "name"), BACKENDS)
+def test_what_claims_graphs_can_refresh_its_plans(runtime, device, op, name):
+    can = type(build(runtime, op, name, device)).refresh is not Backend.refresh
+    assert can == ((op, name) in GRAPHS)
+
+
+@pytest.mark.parametrize(("op", "name"), GRAPHS)
+def test_a_refreshed_plan_is_the_equal_of_a_new_one(runtime, device, op, name):
+    """From larger to smaller and back, over batches with padding, for a plan that has served already."""
+    backend = build(runtime, op, name, device)
+    if device.type == "cpu" and name != "triton":
+        pytest.skip("only Triton's kernels are interpreted")
+
+    def make(seed, caches, **options):
+        more = {"kv_lengths": caches} if op in PAGED else {"initial": "all", "in_place": seed != 1}
+        return GENERATORS[op]([1] * 4, phase="decode", seed=seed, device=device, **more, **options)
+
+    calls = [
+        make(0, [700, 3, 257, 1]),
+        make(1, [5, 700, 9, 31], padding=(0, 2)),
+        make(2, [40, 41, 700, 42], padding=(3,)),
+    ]
+    bounds = Bounds(sequences=4, rows=4, tokens=1024)
+    kept = backend.plan("decode", calls[0].batch, bounds)
+    for call in (*calls, *reversed(calls)):
+        refreshed, anew = call.clone(), call.clone()
+        backend.refresh(kept, refreshed.batch)
+        refreshed.bind(backend, kept)()
+        anew.bind(backend, backend.plan("decode", anew.batch, bounds))()
+        for result, expected in zip(refreshed.results.values(), anew.results.values(), strict=True):
+            assert same_bits(result, expected)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "verify"])
+@pytest.mark.parametrize("op", [op for op in GENERATORS if op not in PAGED])
+def test_the_plan_of_a_phase_that_is_never_captured_is_not_refreshed(runtime, op, phase):
+    backend = runtime.build(op, "triton")
+    call = GENERATORS[op](LENGTHS[phase], phase=phase)
+    plan = backend.plan(phase, call.batch, Bounds(sequences=2, rows=100, tokens=100))
+    with pytest.raises(ArgumentError, match="plan"):
+        backend.refresh(plan, call.batch)
