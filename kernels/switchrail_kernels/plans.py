@@ -16,14 +16,16 @@ class Planned(Protocol):
         """The lengths of its batch's sequences."""
 
 
-def check_plan(plan: object, batch: StateBatch, prefill: type[Planned], verify: type[Planned]) -> None:
+def check_plan(
+    plan: object, batch: StateBatch, prefill: type[Planned] | None, verify: type[Planned] | None
+) -> None:
     """Refuses a plan that was made by another backend, or for another phase or other lengths.
 
     Args:
         plan: The plan; None is that of decode.
         batch: The batch.
-        prefill: What a prefill's plans are.
-        verify: What a verification's are.
+        prefill: What a prefill's plans are; None where the backend has no such phase.
+        verify: What a verification's are, likewise.
 
     Raises:
         ArgumentError: It is not the batch's.
@@ -32,7 +34,7 @@ def check_plan(plan: object, batch: StateBatch, prefill: type[Planned], verify: 
         fits = batch.seqlens.count(1) == len(batch.seqlens) and not isinstance(batch, VerifyBatch)
     else:
         made = verify if isinstance(batch, VerifyBatch) else prefill
-        fits = isinstance(plan, made) and plan.seqlens == batch.seqlens
+        fits = made is not None and isinstance(plan, made) and plan.seqlens == batch.seqlens
     if not fits:
         raise foreign("plan", plan)
 

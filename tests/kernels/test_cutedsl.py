@@ -16,7 +16,8 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from switchrail.errors import ContractError
+from switchrail.errors import ArgumentError, ContractError
+from switchrail.ops.batch import Bounds
 from switchrail.testing.compare import Error, verify
 from switchrail.testing.inputs import gated_delta_call
 
@@ -236,6 +237,22 @@ def test_states_that_a_lane_cannot_read_at_once_are_refused(backend):
     call.tensors["state"] = torch.empty(state.numel() + 1)[1:].view(state.shape).copy_(state)
     with pytest.raises(ContractError, match="state: got rows that do not begin at multiples of 16 bytes"):
         call.run(backend)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "verify"])
+def test_other_phases_are_refused(backend, phase):
+    call = gated_delta_call([1, 2, 1], phase=phase, key_size=64, value_size=64)
+    for plan in (None, object()):
+        with pytest.raises(ArgumentError, match="plan: got"):
+            call.bind(backend, plan)()
+    assert call.out.isnan().all()
+
+
+def test_a_captured_decode_has_nothing_to_refresh(backend):
+    call = make_call()
+    backend.refresh(backend.plan("decode", call.batch, Bounds(sequences=2, rows=2, tokens=9)), call.batch)
+    with pytest.raises(ArgumentError, match="plan: got object"):
+        backend.refresh(object(), call.batch)
 
 
 def test_nothing_to_do(backend):

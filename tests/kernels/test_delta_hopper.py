@@ -9,7 +9,6 @@ from switchrail_kernels.delta import hopper
 from switchrail_kernels.device import compute_capability
 from switchrail_kernels.gated_delta.triton import TritonGatedDelta
 from switchrail_kernels.kda.triton import TritonKda
-from switchrail_kernels.replay import Calls
 from switchrail_kernels.segments import Segments
 
 pytestmark = pytest.mark.gpu
@@ -32,8 +31,6 @@ def launched(monkeypatch):
     """The warps of a program in each launch of this kernel; empty where the other one was launched."""
     warps = []
     launch = hopper.launch_scan
-    for backend in (TritonGatedDelta, TritonKda):
-        monkeypatch.setattr(backend, "calls", Calls())  # that knows of no earlier call
 
     def spy(*arguments, **options):
         warps.append(options["num_warps"])

@@ -74,9 +74,11 @@ def test_a_captured_verification_is_replayed_with_other_numbers_and_accepted_row
     accepted = torch.tensor([0, 5], device="cuda")
     plan = backend.plan("verify", first.batch)
 
+    call = first.made
+
     def run():
-        record = first.bind(backend, plan)()
-        backend.commit(record, accepted, state=first.state, batch=first.batch, plan=plan)
+        record = backend.run(call, first.batch, plan)
+        backend.commit(call, first.batch, plan, record, accepted)
 
     state = first.state.clone()
     run()

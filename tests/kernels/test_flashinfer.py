@@ -482,6 +482,25 @@ def test_a_plan_of_another_backend_is_refused(make, op):
     assert call.out.isnan().all()
 
 
+@pytest.mark.parametrize("op", ["gated_delta", "kda"])
+def test_a_plan_for_other_lengths_is_refused(make, op):
+    backend = make(op, f"FlashInfer{NAMES[op]}")
+    decode = GENERATORS[op]([1] * 3, phase="decode")
+    plan = backend.plan("decode", decode.batch)
+    for phase in ("prefill", "verify"):
+        call = GENERATORS[op]([2, 1, 3], phase=phase)
+        for wrong in (plan, None):
+            with pytest.raises(ArgumentError, match="plan: got"):
+                call.bind(backend, wrong)()
+        assert call.out.isnan().all()
+
+
+def test_single_tokens_of_a_prefill_are_none_of_a_decode(make):
+    """What tells the two apart is the plan: a sequence without a state starts from zero."""
+    backend = make("gated_delta", "FlashInferGatedDelta")
+    verify(backend, gated_delta_call([1] * 3, initial="none", dtype=torch.float32, **DELTA))
+
+
 @pytest.mark.parametrize("op", NAMES)
 def test_nothing_to_do(make, op):
     backend = make(op, f"FlashInfer{NAMES[op]}")

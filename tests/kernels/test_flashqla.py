@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from switchrail.errors import ArgumentError
 from switchrail.testing.compare import Error, verify
 from switchrail.testing.inputs import gated_delta_call
 
@@ -165,6 +166,15 @@ def test_raw_gates(backend, raw):
 @pytest.mark.parametrize("lengths", [[], [0], [0, 0]])
 def test_nothing_to_do(backend, lengths):
     verify(backend, gated_delta_call(lengths, **SIZES))
+
+
+def test_a_plan_for_other_lengths_is_refused(backend):
+    call = gated_delta_call([70, 3], **SIZES)
+    other = gated_delta_call([72, 1], **SIZES)
+    for plan in (backend.plan("prefill", other.batch), None):
+        with pytest.raises(ArgumentError, match="plan: got"):
+            call.bind(backend, plan)()
+    assert call.out.isnan().all()
 
 
 def test_a_plan_serves_several_layers(backend):

@@ -6,6 +6,7 @@ import ctypes
 import struct
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,9 +16,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 pytest.importorskip("triton")
 
+from switchrail.ops.delta_call import DeltaLayer
 from switchrail_kernels import replay
 from switchrail_kernels.replay import Calls as Recorder
-from switchrail_kernels.replay import _native, recording, scratch
+from switchrail_kernels.replay import _native, calls_of, recording, scratch
 
 LAUNCH = ctypes.CFUNCTYPE(
     ctypes.c_int,
@@ -249,10 +251,15 @@ def test_keeps_what_it_launches_loaded(driver: Driver) -> None:
     assert gone.is_set()
 
 
+def make_layer(**options: Any) -> DeltaLayer:
+    return DeltaLayer(**{"state": torch.zeros(8), "scale": 1.0, "qk_l2norm": True, **options})
+
+
 def test_a_recording_is_its_threads() -> None:
     calls = Recorder()
+    layer = make_layer()
     x = torch.zeros(4)
-    with calls.record((x, None), ()) as call:
+    with calls.record(layer, (x, None), ()) as call:
         assert recording() is call
         part = scratch((3,), torch.float32, x.device)
         assert call.places((part, x)) == [(SCRATCH, 0), (0, 0)]
@@ -264,7 +271,7 @@ def test_a_recording_is_its_threads() -> None:
         thread.start()
         thread.join()
         assert seen == [None]
-        with pytest.raises(RuntimeError), calls.record((x,), ()):
+        with pytest.raises(RuntimeError), calls.record(layer, (x,), ()):
             pass
     assert recording() is None
     assert not calls.again((x, None), ())
@@ -272,9 +279,45 @@ def test_a_recording_is_its_threads() -> None:
 
 def test_nothing_is_remembered_of_a_call_that_failed() -> None:
     calls = Recorder()
-    with pytest.raises(ValueError, match="in a launch"), calls.record((torch.zeros(4),), ()):
+    tensors = (torch.zeros(4),)
+    with pytest.raises(ValueError, match="in a launch"), calls.record(make_layer(), tensors, ()):
         raise ValueError("in a launch")
     assert recording() is None
+
+
+def test_a_layers_tensors_are_constants_but_where_the_call_brings_them_as_well() -> None:
+    rates = torch.zeros(4)
+    layer = make_layer(A_log=rates)
+    x = torch.zeros(4)
+    with Recorder().record(layer, (x, rates), ()) as call:
+        assert call.places((layer.state, x)) == [(CONSTANT, layer.state.data_ptr()), (0, 0)]
+        assert call.places((rates,)) == [(1, 0)]
+        with pytest.raises(KeyError):
+            call.places((make_layer().state,))
+    with Recorder().record(layer, (x,), ()) as call:
+        assert call.places((rates,)) == [(CONSTANT, rates.data_ptr())]
+
+
+def test_each_layer_and_each_owner_has_calls_of_its_own() -> None:
+    layer, other = make_layer(), make_layer()
+    owners = (object(), object())
+    tables = [calls_of(each, owner) for each in (layer, other) for owner in owners]
+    assert len(set(map(id, tables))) == 4
+    assert [calls_of(each, owner) for each in (layer, other) for owner in owners] == tables
+
+
+def test_threads_that_ask_for_a_layers_calls_at_once_get_the_same() -> None:
+    for _ in range(50):
+        layer, owner = make_layer(), object()
+        barrier = threading.Barrier(4)
+
+        def ask(layer: Any = layer, owner: object = owner, barrier: Any = barrier) -> Recorder:
+            barrier.wait()
+            return calls_of(layer, owner)
+
+        with ThreadPoolExecutor(4) as pool:
+            found = [pool.submit(ask) for _ in range(4)]
+        assert len({id(future.result()) for future in found}) == 1
 
 
 def test_works_without_the_table_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,11 @@ from typing import Any, ClassVar
 
 import torch
 from switchrail.ops.backend import Backend, foreign
-from switchrail.ops.batch import StateBatch
+from switchrail.ops.batch import Bounds, Phase, StateBatch
 from switchrail.ops.contract import Contract
 from switchrail.ops.delta_call import DeltaCall
+
+from switchrail_kernels.plans import Planned, check_plan
 
 FEATURES = ("raw_gates",)
 
@@ -18,8 +20,12 @@ class DeltaAdapter(Backend[DeltaCall, StateBatch]):
     """A library's kernels behind the contract."""
 
     contract: ClassVar[Contract]
-    planned: ClassVar[type]
-    """The type of the backend's plans."""
+    planned: ClassVar[type[Planned] | None] = None
+    """The type of the backend's plans; None where it has decode alone, which needs none."""
+
+    def plan(self, phase: Phase, batch: StateBatch, bounds: Bounds | None = None) -> Any:
+        """Holds the batch to the contract."""
+        self.contract.check_batch(phase, batch)
 
     @abstractmethod
     def launch(self, call: DeltaCall, batch: StateBatch, plan: Any) -> None:
@@ -28,8 +34,9 @@ class DeltaAdapter(Backend[DeltaCall, StateBatch]):
     def run(self, call: DeltaCall, batch: StateBatch, plan: object) -> None:
         """Runs T packed tokens of N sequences."""
         self.contract.check_call(call, batch, FEATURES)
-        if not isinstance(plan, self.planned):
+        if plan is None and self.planned is not None:
             raise foreign("plan", plan)
+        check_plan(plan, batch, self.planned, None)
         if call.q.shape[0]:
             with torch.cuda.device(call.q.get_device()):
                 self.launch(call, batch, plan)

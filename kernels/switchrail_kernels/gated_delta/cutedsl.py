@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from types import NoneType
 
 import cuda.bindings.driver as cuda
 import cutlass
 import torch
 from cutlass import cute
 from switchrail.ops.backend import foreign
-from switchrail.ops.batch import Bounds, Phase, StateBatch
+from switchrail.ops.batch import StateBatch
 from switchrail.ops.delta_call import DeltaCall
 from switchrail.ops.gated_delta.call import GatedDeltaBackend
 from switchrail.ops.gated_delta.contract import CONTRACT
@@ -67,11 +66,6 @@ class CuteGatedDelta(DeltaAdapter, GatedDeltaBackend):
     """One launch a call, for compute capability 9.0 and head sizes of 64, 128 and 256."""
 
     contract = CONTRACT
-    planned = NoneType
-
-    def plan(self, phase: Phase, batch: StateBatch, bounds: Bounds | None = None) -> None:
-        """Holds the batch to the contract."""
-        CONTRACT.check_batch(phase, batch)
 
     def refresh(self, plan: object, batch: StateBatch) -> None:
         """There is nothing in a plan.

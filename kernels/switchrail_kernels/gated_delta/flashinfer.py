@@ -163,11 +163,13 @@ class _Sequences:
 
     Attributes:
         phase: The phase that the batch is of.
+        seqlens: The lengths of all its sequences.
         indices: [M] int32, which they are.
         starts: [M + 1] int64, their first rows, and the end.
     """
 
     phase: Phase
+    seqlens: tuple[int, ...]
     indices: torch.Tensor
     starts: torch.Tensor
 
@@ -176,8 +178,8 @@ class _Sequences:
         lengths = np.asarray(batch.seqlens, dtype=np.int64)
         present = np.flatnonzero(lengths)
         starts = np.concatenate([[0], lengths[present].cumsum()]).astype(np.int64)
-        device = batch.cu_seqlens.device
-        return cls(phase, to_device(present.astype(np.int32), device), to_device(starts, device))
+        tables = (to_device(table, batch.cu_seqlens.device) for table in (present.astype(np.int32), starts))
+        return cls(phase, batch.seqlens, *tables)
 
 
 class FlashInferGatedDelta(DeltaAdapter, GatedDeltaBackend):

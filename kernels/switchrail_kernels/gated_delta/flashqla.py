@@ -48,6 +48,7 @@ class _Sequences:
     """The sequences of a batch that are not empty; the library knows of no others.
 
     Attributes:
+        seqlens: The lengths of all its sequences.
         indices: [M] int32, which they are.
         starts: [M + 1] int32 on the host, their first rows, and the end.
         chunks: [chunks, 4] int32, the library's chunks, as `split_rows` has them.
@@ -55,6 +56,7 @@ class _Sequences:
         contexts: By the number of value heads, where the library cuts them.
     """
 
+    seqlens: tuple[int, ...]
     indices: torch.Tensor
     starts: torch.Tensor
     chunks: torch.Tensor
@@ -68,7 +70,7 @@ class _Sequences:
         starts = np.concatenate([[0], lengths[present].cumsum()]).astype(np.int32)
         device = batch.cu_seqlens.device
         chunks, indices = all_to_device([split_rows(batch.seqlens, CHUNK_SIZE), present], device)
-        return cls(indices, torch.from_numpy(starts), chunks, device)
+        return cls(batch.seqlens, indices, torch.from_numpy(starts), chunks, device)
 
     def context(self, value_heads: int) -> FlashQLACPContext:
         """Where the library cuts the sequences; made once."""

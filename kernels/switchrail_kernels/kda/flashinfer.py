@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import NoneType
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ import triton
 import triton.language as tl
 from cutlass import cute
 from flashinfer import recurrent_kda
-from switchrail.ops.batch import Bounds, Phase, StateBatch
+from switchrail.ops.batch import StateBatch
 from switchrail.ops.delta_call import DeltaCall
 from switchrail.ops.kda.call import KdaBackend
 from switchrail.ops.kda.contract import CONTRACT
@@ -132,11 +131,6 @@ class FlashInferKda(DeltaAdapter, KdaBackend):
     """
 
     contract = CONTRACT
-    planned = NoneType
-
-    def plan(self, phase: Phase, batch: StateBatch, bounds: Bounds | None = None) -> None:
-        """Holds the batch to the contract."""
-        CONTRACT.check_batch(phase, batch)
 
     def launch(self, call: DeltaCall, batch: StateBatch, plan: None) -> None:
         """Runs one token a sequence."""
