@@ -71,8 +71,8 @@ def test_a_plan_for_other_lengths_is_refused(runtime, device, op, phase):
     before = call.clone()
     with pytest.raises(ArgumentError, match="plan: got"):
         call.bind(backend, backend.plan(other.phase, other.batch))()
-    assert same_bits(call.out, before.out)
-    assert same_bits(call.state, before.state)
+    for name, tensor in call.tensors.items():
+        assert tensor is None or same_bits(tensor, before.tensors[name])
 
 
 def build(runtime, op, name, device):
@@ -106,7 +106,7 @@ def test_a_refreshed_plan_is_the_equal_of_a_new_one(runtime, device, op, name):
         make(1, [5, 700, 9, 31], padding=(0, 2)),
         make(2, [40, 41, 700, 42], padding=(3,)),
     ]
-    bounds = Bounds(sequences=4, rows=4, tokens=1024)
+    bounds = Bounds(sequences=4, rows=4, tokens=700)
     kept = backend.plan("decode", calls[0].batch, bounds)
     for call in (*calls, *reversed(calls)):
         refreshed, anew = call.clone(), call.clone()

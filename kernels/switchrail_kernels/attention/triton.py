@@ -96,6 +96,8 @@ class TritonAttention(AttentionBackend):
         ):
             return
         CONTRACT.check_call(call, batch, FEATURES)
+        if batch.seqlens.count(1) != len(batch.seqlens):
+            raise foreign("plan", plan)
         if q.shape[0] == 0:
             return
         room = plan.room(layer, q)
@@ -142,7 +144,7 @@ class TritonAttention(AttentionBackend):
     def _run_tiles(self, call: AttentionCall, batch: PagedBatch, plan: object) -> None:
         """Of a prefill, or a verification."""
         CONTRACT.check_call(call, batch, FEATURES)
-        if not isinstance(plan, Tiles):
+        if not isinstance(plan, Tiles) or plan.batch.seqlens != batch.seqlens:
             raise foreign("plan", plan)
         layer, q, out, lse = call
         parents = batch.parents if isinstance(batch, PagedTreeBatch) else None

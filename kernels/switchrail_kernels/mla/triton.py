@@ -144,6 +144,8 @@ class TritonMla(MlaBackend):
         ):
             return
         CONTRACT.check_call(call, batch, FEATURES)
+        if batch.seqlens.count(1) != len(batch.seqlens):
+            raise foreign("plan", plan)
         if out.numel() == 0:
             return
         shape = _shape_of(call, decode=True, trees=False)
@@ -158,7 +160,7 @@ class TritonMla(MlaBackend):
     def _run_tiles(self, call: MlaCall, batch: PagedBatch, plan: object) -> None:
         """Of a prefill, or a verification."""
         CONTRACT.check_call(call, batch, FEATURES)
-        if not isinstance(plan, Tiles):
+        if not isinstance(plan, Tiles) or plan.batch.seqlens != batch.seqlens:
             raise foreign("plan", plan)
         layer, q_nope, q_rope, out, lse = call
         if out.numel() == 0:
