@@ -68,21 +68,21 @@ def check_class(cls: object, name: str, op: str, path: str, phases: Iterable[str
     found = getattr(cls, "op", None)
     if found != op:
         raise _error(name, op, path, f"it is a backend for {found!r}; valid: a class whose `op` is {op!r}")
-    needed = ["run", "commit"] if "verify" in phases and cls.has_state else ["run"]
-    for method in needed:
-        if getattr(cls, method) is getattr(backend.Backend, method):
-            raise _error(name, op, path, _missing(cls, method))
+    if cls.run is backend.Backend.run:
+        raise _error(name, op, path, _no_run(cls))
+    if "verify" in phases and cls.has_state and cls.commit is backend.Backend.commit:
+        raise _error(name, op, path, "it is registered for verify but has no method 'commit'")
     problems = check_overrides(cls, backend.Backend)
     if problems:
         raise _error(name, op, path, "; ".join(problem.text for problem in problems))
     return cls
 
 
-def _missing(cls: type[Any], method: str) -> str:
-    """Says that a method is missing; of a class as they were before there was `run`, what to change."""
+def _no_run(cls: type[AnyBackend]) -> str:
+    """Says that `run` is missing; of a class as they were before there was one, what to change."""
     old = [phase for phase in PHASES if callable(getattr(cls, phase, None))]
-    if method != "run" or not old:
-        return f"it has no method {method!r}"
+    if not old:
+        return "it has no method 'run'"
     found = " and ".join(map(repr, old))
     return (
         f"it has {found}, which nobody calls any more; valid: one method for all phases, "

@@ -22,12 +22,12 @@ class Config:
     scale: float = 1.0
 
 class Boreal(TorchGatedDelta):
-    def prefill(self, *tensors, out, **arguments):
-        super().prefill(*tensors, out=out, **arguments)
-        out.mul_(self.config.scale)
+    def run(self, call, batch, plan):
+        super().run(call, batch, plan)
+        call.out.mul_(self.config.scale)
 
 class Broken(TorchGatedDelta):
-    def prefill(self, *tensors, **arguments):
+    def run(self, call, batch, plan):
         raise OSError("no such device")
 
 class Escape(Exception):
@@ -35,7 +35,7 @@ class Escape(Exception):
         return "\\x1b[2J"
 
 class Loud(TorchGatedDelta):
-    def prefill(self, *tensors, **arguments):
+    def run(self, call, batch, plan):
         raise Escape
 
 def register(registry):

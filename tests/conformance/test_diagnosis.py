@@ -20,9 +20,9 @@ class Sabotaged(TorchGatedDelta):
         super().__init__()
         self.then = then
 
-    def prefill(self, q, k, v, **arguments):
-        super().prefill(q, k, v, **arguments)
-        self.then(q=q, k=k, v=v, **arguments)
+    def run(self, call, batch, plan):
+        super().run(call, batch, plan)
+        self.then(**call._asdict(), state=call.layer.state, batch=batch)
 
 
 def told(backend, call):
@@ -98,12 +98,14 @@ def test_a_mistake(then, words):
 
 def test_what_was_never_written():
     class Lazy(TorchGatedDelta):
-        def prefill(self, q, k, v, *, out, state, **arguments):
+        def run(self, call, batch, plan):
+            out, state = call.out, call.layer.state
             mine, pool = out.clone(), state.clone()
-            super().prefill(q, k, v, out=mine, state=pool, **arguments)
+            layer = dataclasses.replace(call.layer, state=pool)
+            super().run(call._replace(out=mine, layer=layer), batch, plan)
             out[:70].copy_(mine[:70])
             out[70:, :2].copy_(mine[70:, :2])
-            state[arguments["batch"].write_slots[0]] = pool[arguments["batch"].write_slots[0]]
+            state[batch.write_slots[0]] = pool[batch.write_slots[0]]
 
     report = told(Lazy(), gated_delta_call(**CALL))
     assert "numbers are never written: 192 of 4,672, first at sequence 3, row 27, head 2, column 0" in report
@@ -119,11 +121,10 @@ def test_nan_that_was_computed_is_no_number_left_out():
 
 def test_what_must_not_be_read():
     class Beyond(TorchAttention):
-        def prefill(self, *tensors, batch, **arguments):
+        def run(self, call, batch, plan):
             longer = tuple(kv + 1 for kv in batch.kv_seqlens)
             longer = dataclasses.replace(batch, kv_seqlens=longer)
-            arguments["plan"] = self.plan("prefill", longer)
-            super().prefill(*tensors, batch=longer, **arguments)
+            super().run(call, longer, self.plan("prefill", longer))
 
     report = told(Beyond(), attention_call([3, 5]))
     assert "a place of the cache that no row sees is read" in report
@@ -134,8 +135,8 @@ def test_only_where_gates_decay():
     call.tensors["g"][30:40] = -0.1
 
     class Forgetful(TorchGatedDelta):
-        def prefill(self, q, k, v, *, g, **arguments):
-            super().prefill(q, k, v, g=3 * g, **arguments)
+        def run(self, call, batch, plan):
+            super().run(call._replace(g=3 * call.g), batch, plan)
 
     report = told(Forgetful(), call)
     assert "only rows at or after a gate that decays are wrong" in report

@@ -47,8 +47,8 @@ MUTANTS = {
     ),
     "TF32 inputs": (
         "delta",
-        "        keys_queries[:, :, 1] *= scale\n",
-        f"        keys_queries[:, :, 1] *= scale; keys_queries = {ROUNDED.format('keys_queries')}\n",
+        "        keys_queries[:, :, 1] *= layer.scale\n",
+        f"        keys_queries[:, :, 1] *= layer.scale; keys_queries = {ROUNDED.format('keys_queries')}\n",
         ["gated_delta/prefill/float32/ragged", "gated_delta/decode/float32/ragged"],
     ),
     "a 32-bit offset of slots": (
@@ -146,8 +146,8 @@ MUTANTS = {
     ),
     "a gate in the wrong space": (
         "delta",
-        "log_decay = activate_gate(g, gate, A_log, dt_bias, lower_bound, compute)",
-        "log_decay = activate_gate(g.exp(), gate, A_log, dt_bias, lower_bound, compute)",
+        "log_decay = activate_gate(g, layer, compute)",
+        "log_decay = activate_gate(g.exp(), layer, compute)",
         ["gated_delta/prefill/float32/gate-decaying", "kda/decode/float32/gate-decaying"],
     ),
     "huge gates summed in float32": (
@@ -158,20 +158,20 @@ MUTANTS = {
     ),
     "beta dropped": (
         "delta",
-        "weight = activate_beta(beta, beta_scale, compute)",
+        "weight = activate_beta(beta, layer.beta_scale, compute)",
         "weight = torch.ones_like(beta)",
         ["gated_delta/prefill/bfloat16/ragged", "kda/decode/float32/ragged"],
     ),
     "scale forgotten": (
         "delta",
-        "keys_queries[:, :, 1] *= scale",
+        "keys_queries[:, :, 1] *= layer.scale",
         "keys_queries[:, :, 1] *= 1.0",
         ["gated_delta/prefill/float32/ragged", "kda/decode/float32/ragged"],
     ),
     "normalised twice": (
         "delta",
-        "        if qk_l2norm:\n",
-        "        if qk_l2norm or True:\n",
+        "        if layer.qk_l2norm:\n",
+        "        if layer.qk_l2norm or True:\n",
         ["gated_delta/prefill/float32/as-given", "kda/decode/float32/as-given"],
     ),
     "the past of a neighbour": (
@@ -188,8 +188,8 @@ MUTANTS = {
     ),
     "time steps not limited": (
         "mamba2.torch",
-        "return dt.clamp(dt_min, dt_max)",
-        "return dt.clamp(min=dt_min)",
+        "return dt.clamp(layer.dt_min, layer.dt_max)",
+        "return dt.clamp(min=layer.dt_min)",
         ["mamba2/prefill/float32/limited-steps"],
     ),
     "a log-sum-exp of another base": (
@@ -228,14 +228,14 @@ MUTANTS = {
     ),
     "a sequence that looks at the batch": (
         "delta",
-        "weight = activate_beta(beta, beta_scale, compute)",
-        "weight = activate_beta(beta, beta_scale, compute) * (1 + 1e-5 * (len(batch.seqlens) > 1))",
+        "weight = activate_beta(beta, layer.beta_scale, compute)",
+        "weight = activate_beta(beta, layer.beta_scale, compute) * (1 + 1e-5 * (len(batch.seqlens) > 1))",
         ["gated_delta/prefill/float32/company", "gated_delta/decode/float32/company"],
     ),
     "an input modified": (
         "delta",
-        "weight = activate_beta(beta, beta_scale, compute)",
-        "weight = activate_beta(beta.mul_(1 + 3e-7), beta_scale, compute)",
+        "weight = activate_beta(beta, layer.beta_scale, compute)",
+        "weight = activate_beta(beta.mul_(1 + 3e-7), layer.beta_scale, compute)",
         ["gated_delta/prefill/float32/ragged"],
     ),
     "a number written beyond the output": (
@@ -246,8 +246,8 @@ MUTANTS = {
     ),
     "nothing checked": (
         "delta",
-        "        self.contract.check_arguments(batch, {**tensors, **raw, **options})\n",
-        "        del options, raw\n",
+        "        self.contract.check_call(call, batch, FEATURES)\n",
+        "",
         ["gated_delta/prefill/float32/refusals"],
     ),
     "a state on the way kept one chunk late": (
@@ -288,19 +288,19 @@ MUTANTS = {
     ),
     "the decay applied twice": (
         "delta",
-        "log_decay = activate_gate(g, gate, A_log, dt_bias, lower_bound, compute)",
+        "log_decay = activate_gate(g, layer, compute)",
         "log_decay = activate_gate(2 * g, gate, A_log, dt_bias, lower_bound, compute)",
         ["gated_delta/prefill/float32/gate-decaying", "kda/decode/bfloat16/ragged"],
     ),
     "the decay ignored": (
         "delta",
-        "log_decay = activate_gate(g, gate, A_log, dt_bias, lower_bound, compute)",
+        "log_decay = activate_gate(g, layer, compute)",
         "log_decay = activate_gate(0 * g, gate, A_log, dt_bias, lower_bound, compute)",
         ["gated_delta/decode/bfloat16/ragged", "kda/prefill/float32/gate-decaying"],
     ),
     "q and k not normalised": (
         "delta",
-        "        if qk_l2norm:\n",
+        "        if layer.qk_l2norm:\n",
         "        if qk_l2norm and False:\n",
         ["gated_delta/prefill/float32/ragged", "kda/decode/bfloat16/ragged"],
     ),

@@ -32,13 +32,10 @@ class Watched(TorchGatedDelta):
         self.plans.append((phase, batch, plan))
         return plan
 
-    def prefill(self, *arguments: Any, batch: Any, plan: Any, **keywords: Any) -> None:
-        self.calls.append(("prefill", batch, plan))
-        super().prefill(*arguments, batch=batch, plan=plan, **keywords)
-
-    def decode(self, *arguments: Any, batch: Any, plan: Any, **keywords: Any) -> None:
-        self.calls.append(("decode", batch, plan))
-        super().decode(*arguments, batch=batch, plan=plan, **keywords)
+    def run(self, call: Any, batch: Any, plan: Any) -> Any:
+        phase = next(phase for phase, planned, _ in reversed(self.plans) if planned is batch)
+        self.calls.append((phase, batch, plan))
+        return super().run(call, batch, plan)
 
 
 @pytest.fixture

@@ -75,9 +75,9 @@ class Sabotaged(ReferenceGatedDelta):
         super().__init__()
         self.then = then
 
-    def prefill(self, q, k, v, **arguments):
-        super().prefill(q, k, v, **arguments)
-        self.then(q=q, k=k, v=v, **arguments)
+    def run(self, call, batch, plan):
+        super().run(call, batch, plan)
+        self.then(**call._asdict(), state=call.layer.state, batch=batch)
 
 
 SABOTAGE = {
@@ -103,11 +103,9 @@ def test_verify_sees(message):
 
 def test_verify_sees_a_read_beyond_the_end():
     class Beyond(ReferenceAttention):
-        def prefill(self, q, k_cache, v_cache, **arguments):
-            batch = arguments["batch"]
+        def run(self, call, batch, plan):
             longer = tuple(kv + 1 for kv in batch.kv_seqlens)
-            arguments["batch"] = dataclasses.replace(batch, kv_seqlens=longer)
-            super().prefill(q, k_cache, v_cache, **arguments)
+            super().run(call, dataclasses.replace(batch, kv_seqlens=longer), plan)
 
     with pytest.raises(AssertionError, match="out is off by inf"):
         verify(Beyond(), attention_call([3, 5]))
@@ -125,7 +123,7 @@ def test_calls_are_seeded_and_copied_whole(make):
         assert copy.tensors[name].stride() == tensor.stride()
         assert copy.tensors[name].data_ptr() != tensor.data_ptr()
         assert same_bits(tensor, copy.tensors[name])
-    first = a.contract.positional[0]
+    first = a.contract.inputs[0]
     assert not same_bits(a.tensors[first], other.tensors[first])
     assert a.out.isnan().all()
 

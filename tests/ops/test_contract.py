@@ -6,6 +6,7 @@ import pytest
 import torch
 from switchrail.errors import ContractError, SwitchrailError
 from switchrail.ops.attention.torch import TorchAttention
+from switchrail.ops.call import take_rows
 from switchrail.ops.contract import REMEMBERED, TensorSpec, parse_axis
 from switchrail.ops.gated_delta.torch import TorchGatedDelta
 from switchrail.ops.kda.torch import TorchKda
@@ -19,6 +20,7 @@ from switchrail.testing.inputs import (
     REFERENCES,
     attention_call,
     gated_delta_call,
+    kda_call,
     mamba2_call,
 )
 
@@ -34,7 +36,7 @@ TORCH = {
 
 
 def check(call):
-    call.contract.check(call.phase, call.batch, {**call.tensors, **call.options})
+    call.contract.check(call.phase, call.made, call.batch)
 
 
 def with_batch(call, **values):
@@ -147,87 +149,116 @@ def test_a_missing_and_an_unknown_argument():
     call = gated_delta_call([3])
     arguments = {**call.tensors, **call.options}
     with pytest.raises(ContractError, match="beta: got nothing"):
-        call.contract.check("prefill", call.batch, {k: v for k, v in arguments.items() if k != "beta"})
+        call.contract.make({k: v for k, v in arguments.items() if k != "beta"})
     with pytest.raises(
         ContractError, match="bias: got an argument that the contract lacks; asked is one of A_log, beta"
     ):
-        call.contract.check("prefill", call.batch, {**arguments, "bias": None})
+        call.contract.make({**arguments, "bias": None})
+
+
+def test_what_is_no_call_of_the_op():
+    call = gated_delta_call([3])
+    for other, message in (
+        (kda_call([3]).made, "call: got KdaCall; asked is a GatedDeltaCall"),
+        (None, "call: got NoneType"),
+        (
+            call.made._replace(layer=kda_call([3]).made.layer),
+            "layer: got KdaLayer; asked is a GatedDeltaLayer",
+        ),
+    ):
+        for backend in (REFERENCES["gated_delta"](), TorchGatedDelta()):
+            with pytest.raises(ContractError, match=message):
+                backend.run(other, call.batch, backend.plan("prefill", call.batch))
+
+
+@pytest.mark.parametrize("name", ["window", "soft_cap", "sinks", "lse"])
+def test_what_belongs_to_a_feature_is_refused_by_a_backend_that_lacks_it(name):
+    given = {"sinks": True, "lse": True, "window": 2, "soft_cap": 2.0}
+    call = attention_call([3], **{name: given[name]})
+    official, contract = call.made, call.contract
+    contract.check_call(official, call.batch, (name,))
+    for _ in range(2):
+        with pytest.raises(
+            ContractError, match=f"{name}: got a value; asked is None: .* lacks the feature {name}"
+        ):
+            contract.check_call(official, call.batch)
+    if name == "lse":
+        contract.check_layer(official.layer, ())
+    else:
+        with pytest.raises(ContractError, match=f"lacks the feature {name}"):
+            contract.check_layer(official.layer, ())
 
 
 def test_what_was_found_right_does_not_let_through_what_looks_like_it():
-    call = attention_call([3])
-    arguments = {**call.tensors, **call.options}
-
-    def check(**changed):
-        call.contract.check_arguments(call.batch, {**arguments, **changed})
-
-    check(scale=1.0, window=1)
-    check(scale=1.0, window=1)
+    call = attention_call([3], window=1)
+    right = call.made
+    features = ("window",)
+    for _ in range(2):
+        call.contract.check_call(right, call.batch, features)
     for changed, message in (
-        ({"scale": 1, "window": 1}, "scale: got 1 of type int"),
-        ({"scale": 1.0, "window": True}, "window: got True of type bool"),
-        ({"scale": 1.0, "window": 1.0}, r"window: got 1\.0 of type float"),
-        ({"scale": [1.0], "window": 1}, r"scale: got \[1\.0\] of type list"),
-        ({"scale": 1.0, "window": 1, "q": call.tensors["q"].to_sparse()}, r"q: got layout torch\.sparse_coo"),
-        ({"scale": 1.0, "window": 1, "q": call.tensors["q"].double()}, "k_cache: got dtype float32"),
-        ({"scale": 1.0, "window": 1, "q": call.tensors["q"][:2]}, "q: got shape"),
-        (
-            {"scale": 1.0, "window": 1, "out": call.out.transpose(0, 2).contiguous().transpose(0, 2)},
-            "out: got strides",
-        ),
+        ({"q": call.tensors["q"].to_sparse()}, r"q: got layout torch\.sparse_coo"),
+        ({"q": call.tensors["q"].double()}, "k_cache: got dtype float32"),
+        ({"q": call.tensors["q"][:2]}, "q: got shape"),
+        ({"q": call.tensors["q"].numpy()}, "q: got ndarray"),
+        ({"out": call.out.transpose(0, 2).contiguous().transpose(0, 2)}, "out: got strides"),
     ):
         for _ in range(2):
             with pytest.raises(ContractError, match=message):
-                check(**changed)
-
+                call.contract.check_call(right._replace(**changed), call.batch, features)
+    for changed, message in (
+        ({"scale": 1}, "scale: got 1 of type int"),
+        ({"window": True}, "window: got True of type bool"),
+        ({"window": 1.0}, r"window: got 1\.0 of type float"),
+        ({"scale": [1.0]}, r"scale: got \[1\.0\] of type list"),
+    ):
+        layer = dataclasses.replace(right.layer, **changed)
+        for _ in range(2):
+            with pytest.raises(ContractError, match=message):
+                call.contract.check_call(right._replace(layer=layer), call.batch, features)
     for _ in range(2):
         with pytest.raises(ContractError, match=r"q: got shape .*T = 4 \(batch.seqlens\)"):
-            call.contract.check_arguments(attention_call([4]).batch, {**arguments, "scale": 1.0, "window": 1})
-        with pytest.raises(ContractError, match="widow: got an argument that the contract lacks"):
-            check(scale=1.0, widow=1)
+            call.contract.check_call(right, attention_call([4]).batch, features)
 
 
-def test_what_a_contract_remembers_is_bounded():
+def test_what_a_layer_remembers_is_bounded():
     call = attention_call([3])
-    arguments = {**call.tensors, **call.options}
-    for window in range(1, 2 * REMEMBERED):
-        call.contract.check_arguments(call.batch, {**arguments, "window": window})
-        assert len(call.contract._passed) <= REMEMBERED
+    right = call.made
+    for stride in range(1, 2 * REMEMBERED):
+        q = torch.zeros(3 * (64 + stride)).as_strided((3, 4, 16), (64 + stride, 16, 1))
+        call.contract.check_call(right._replace(q=q), call.batch)
+        assert len(right.layer.checked) <= REMEMBERED
 
 
 @pytest.mark.parametrize("op", GENERATORS)
 def test_calls_that_differ_in_their_rows_alone_are_remembered_as_one(op):
-    contract = dataclasses.replace(CONTRACTS[op])
     call = GENERATORS[op]([40])
+    right = call.made
     for rows in (2, 3, 40):
-        tensors = {n: t[:rows] if contract.tensors[n].axes[0] == "T" and t is not None else t
-                   for n, t in call.tensors.items()}  # fmt: skip
-        contract.check_arguments(GENERATORS[op]([rows]).batch, {**tensors, **call.options})
-        assert len(contract._passed) == 1
+        call.contract.check_call(take_rows(right, slice(rows)), GENERATORS[op]([rows]).batch)
+        assert len(right.layer.checked) == 1
 
 
 @pytest.mark.parametrize("op", GENERATORS)
 @pytest.mark.parametrize("rows", [0, 1, 2, 5])
 def test_a_remembered_call_vouches_for_no_other_number_of_rows(op, rows):
     call = GENERATORS[op]([5])
-    arguments = {**call.tensors, **call.options}
-    for other in (call, GENERATORS[op]([9])):
-        other.contract.check_arguments(other.batch, {**other.tensors, **other.options})
+    right, contract = call.made, call.contract
+    contract.check_call(right, call.batch)
+    longer = GENERATORS[op]([9])
+    contract.check_call(longer.made._replace(layer=right.layer), longer.batch)
     batch = GENERATORS[op]([rows]).batch
-    by_row = [name for name, spec in call.contract.tensors.items() if spec.axes[0] == "T"]
-    assert len(by_row) > 1
-    for name in by_row:
-        if arguments.get(name) is None:
-            continue
-        shorter = {**arguments, name: arguments[name][:4]}
-        for wrong, against in ((shorter, call.batch), (shorter, GENERATORS[op]([4]).batch)):
+    brought = [name for name in contract.brought if getattr(right, name) is not None]
+    assert len(brought) > 1
+    for name in brought:
+        shorter = right._replace(**{name: getattr(right, name)[:4]})
+        for against in (call.batch, GENERATORS[op]([4]).batch):
             with pytest.raises(ContractError, match="T = "):
-                call.contract.check_arguments(against, wrong)
+                contract.check_call(shorter, against)
     if rows == 5:
-        call.contract.check_arguments(batch, arguments)
+        contract.check_call(right, batch)
     else:
         with pytest.raises(ContractError, match=f"T = {rows}"):
-            call.contract.check_arguments(batch, arguments)
+            contract.check_call(right, batch)
 
 
 def test_a_batch_that_breaks_the_contract():
@@ -275,7 +306,11 @@ def test_contracts_name_their_axes_consistently():
         known = {axis for spec in contract.tensors.values() for axis, _ in spec.parsed_axes}
         assert all(axis in known for pair in contract.multiples for axis in pair)
         assert "out" in contract.mutated
-        assert contract.positional[0] in contract.tensors
+        assert {*contract.kept, *contract.brought} == contract.tensors.keys() | contract.options.keys()
+        assert all(contract.tensors[name].axes[0] == "T" for name in contract.brought)
+        assert not any(
+            contract.tensors[name].axes[0] == "T" for name in contract.kept if name in contract.tensors
+        )
         for spec in (*contract.tensors.values(), *contract.batch.values()):
             assert isinstance(spec, TensorSpec)
             assert spec.memory is not None or spec.unit_stride
@@ -328,10 +363,10 @@ def test_the_built_in_backends_are_what_their_registration_says():
         assert issubclass(backend, Backend)
         assert backend.op == capabilities["op"]
         contract = CONTRACTS[backend.op]
-        assert capabilities["dtypes"] == contract.tensors[contract.positional[0]].dtypes
+        assert capabilities["dtypes"] == contract.tensors[contract.inputs[0]].dtypes
         assert capabilities["priority"] == (0 if name == "torch" else -100)
-        for phase in capabilities["phases"]:
-            assert getattr(backend, phase) is not getattr(Backend, phase, None)
+        assert backend.run is not Backend.run
+        assert (backend.commit is not Backend.commit) == backend.has_state
         assert set(capabilities["features"]) == set(contract.features)
         if contract.state_layout is not None:
             assert capabilities["state_layouts"] == (contract.state_layout,)

@@ -106,9 +106,9 @@ def test_pages_are_those_of_an_engine_or_the_nearest_that_a_backend_claims(monke
 
     def backend(name):
         class Paged(TorchAttention):
-            def prefill(self, q, k_cache, *tensors, **arguments):
-                pages[name] = k_cache.shape[1]  # the last is of what was timed
-                super().prefill(q, k_cache, *tensors, **arguments)
+            def run(self, call, batch, plan):
+                pages[name] = call.layer.k_cache.shape[1]  # the last is of what was timed
+                super().run(call, batch, plan)
 
         return Paged
 
@@ -148,10 +148,10 @@ def test_the_sizes_of_a_model():
 
 def test_one_that_fails_with_a_batch_is_timed_with_the_others():
     class Small(TorchShortConv):
-        def decode(self, x, *tensors, **arguments):
-            if x.shape[0] in too_many:
+        def run(self, call, batch, plan):
+            if call.x.shape[0] in too_many:
                 raise RuntimeError("too many")
-            super().decode(x, *tensors, **arguments)
+            super().run(call, batch, plan)
 
     with isolated() as runtime:
         runtime.register("small", Small, op="short_conv", phases=("decode",))
