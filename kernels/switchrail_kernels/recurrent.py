@@ -12,7 +12,8 @@ from switchrail.ops.contract import Contract
 from switchrail.ops.phases import OneRun
 
 from switchrail_kernels.drafts import Drafts, Record, replay
-from switchrail_kernels.segments import Chunks, Costs
+from switchrail_kernels.fitted import Walk
+from switchrail_kernels.segments import Chunks
 
 
 class TritonRecurrent(OneRun):
@@ -24,8 +25,8 @@ class TritonRecurrent(OneRun):
     """Tokens a chunk."""
     per_block: ClassVar[int] = 1
     """Chunks that one program prepares."""
-    costs: ClassVar[Costs]
-    """What a chunk takes."""
+    costs: ClassVar[Walk]
+    """Name of its walk in a device's table."""
 
     def plan(self, phase: Phase, batch: StateBatch) -> Chunks | Drafts | None:
         """Cuts the sequences of a prefill into chunks, or finds the paths of drafted rows."""

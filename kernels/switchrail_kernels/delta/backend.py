@@ -10,7 +10,6 @@ from switchrail.ops.batch import StateBatch
 from switchrail.ops.gates import GateKind
 
 from switchrail_kernels.delta.gates import Gates
-from switchrail_kernels.delta.scan import COSTS
 from switchrail_kernels.delta.solve import CHUNK
 from switchrail_kernels.delta.step import step
 from switchrail_kernels.delta.verify import verify
@@ -24,7 +23,7 @@ class TritonDelta(TritonRecurrent):
     """The delta rule."""
 
     chunk = CHUNK.value
-    costs = COSTS
+    costs = "delta"
     channels: ClassVar[bool]
     """Whether the decays of channels differ."""
     calls: ClassVar[Calls]

@@ -14,18 +14,7 @@ from switchrail_kernels.linear.verify import verify
 from switchrail_kernels.linear.walk import walk
 from switchrail_kernels.recurrent import TritonRecurrent
 from switchrail_kernels.replay import Calls, Options, Tensors
-from switchrail_kernels.segments import Chunks, Costs
-
-COSTS = Costs(
-    pace=lambda load: max(0.88, 0.66 * load),
-    end=0.5,
-    compose=1.0,
-    parts=2,
-    end_parts=2,
-    first=0.5,
-    resident=2.0,
-    least=96,
-)
+from switchrail_kernels.segments import Chunks
 
 _calls = Calls()
 
@@ -35,7 +24,7 @@ class TritonLightning(TritonRecurrent, LightningBackend):
 
     contract = CONTRACT
     chunk = 32
-    costs = COSTS
+    costs = "lightning"
 
     def run(
         self,

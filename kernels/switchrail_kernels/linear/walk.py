@@ -18,11 +18,12 @@ from switchrail.ops.batch import StateBatch
 from switchrail_kernels.checkpoints import kept_states
 from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.device import has_large_shared_memory
+from switchrail_kernels.fitted import Walk
 from switchrail_kernels.launch import Launcher, launch_options, padded
 from switchrail_kernels.linear.prepare import prepare
 from switchrail_kernels.linear.time_steps import TimeSteps
 from switchrail_kernels.replay import scratch
-from switchrail_kernels.segments import Chunks, Costs, Segments, locate
+from switchrail_kernels.segments import Chunks, Segments, locate
 
 
 @triton.jit
@@ -281,7 +282,7 @@ def walk(
     out: torch.Tensor,
     batch: StateBatch,
     scale: float,
-    costs: Costs,
+    costs: Walk,
 ) -> None:
     """Walks the states over the chunks, in one launch, or in two where the time axis is split.
 
@@ -297,7 +298,7 @@ def walk(
         out: [T, H, V].
         batch: The batch.
         scale: The factor of the queries.
-        costs: What a chunk takes.
+        costs: Name of the walk in the device's table.
     """
     sequences = chunks.sequences.shape[0]
     if sequences == 0:

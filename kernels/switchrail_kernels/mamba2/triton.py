@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from switchrail.ops.backend import Mamba2Backend
 from switchrail.ops.batch import StateBatch
@@ -16,24 +14,7 @@ from switchrail_kernels.linear.verify import verify
 from switchrail_kernels.linear.walk import walk
 from switchrail_kernels.recurrent import TritonRecurrent
 from switchrail_kernels.replay import Calls, Options, Tensors
-from switchrail_kernels.segments import Chunks, Costs
-
-
-def _pace(load: float) -> float:
-    """What a chunk takes: two programs on a multiprocessor hardly hold each other up."""
-    return 1.4 if load <= 1 else 1.55 if load <= 2 else 0.92 * math.ceil(load)
-
-
-COSTS = Costs(
-    pace=_pace,
-    end=0.5,
-    compose=1.0,
-    parts=1,
-    end_parts=1,
-    first=0.7,
-    resident=2.0,
-    least=64,
-)
+from switchrail_kernels.segments import Chunks
 
 _calls = Calls()
 
@@ -43,7 +24,7 @@ class TritonMamba2(TritonRecurrent, Mamba2Backend):
 
     contract = CONTRACT
     chunk = 32
-    costs = COSTS
+    costs = "mamba2"
 
     def run(
         self,
