@@ -315,7 +315,7 @@ def test_auto_is_what_serves_the_class_of_a_case(monkeypatch, tmp_path):
         found = {"device": device_of(platform), "packages": {}, "measurements": []}
         for no_decay, times in ((False, decaying), (True, constant)):
             found["measurements"].append({**common, "no_decay": no_decay, "samples": times})
-        write_machine(times_path(), found, runtime._loader.packages())
+        write_machine(times_path(), found, runtime._loader.installed().packages)
         backends = Backends(runtime, platform, torch.float32)
         chosen = {
             case.name: backends.auto(case)[0] for case in cases("gated_delta") if case.phase == "prefill"

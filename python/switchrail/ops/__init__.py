@@ -8,8 +8,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from switchrail.ops.builtins import register_builtins
-
 if TYPE_CHECKING:
     from switchrail.ops.backend import (
         AttentionBackend,
@@ -82,5 +80,4 @@ __all__ = [
     "StateBatch",
     "TensorSpec",
     "VerifyBatch",
-    "register_builtins",
 ]

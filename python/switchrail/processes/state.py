@@ -174,7 +174,7 @@ class RuntimeState:
 
 def read(runtime: Runtime, plans: Sequence[RoutePlan] = ()) -> tuple[RuntimeState, list[str]]:
     """A runtime as data, and what in it can't be found by name in another process."""
-    packages = runtime._loader.packages()
+    packages = runtime._loader.installed().packages
     while True:
         problems: list[str] = []
         snapshot = runtime._core.snapshot()
