@@ -1,6 +1,6 @@
 # make run    environment, build, and the main job: a hybrid model speaks, each layer routed to a kernel
 # make test   all tests: Rust, Python, documents
-# make lint   formatting, clippy, rustdoc, licences of the crates, ruff, layers, mypy, stubs; CI runs it too
+# make lint   formatting, clippy, rustdoc, licences and circles of the crates, ruff, layers, mypy, stubs; CI runs it too
 # make soak   the tests again and again in random order, beside busy processes
 #
 # VENV=DIR         the environment to use (default .venv); an existing one is kept, and so is the torch in it
@@ -78,6 +78,7 @@ test-python: build
 
 lint-python: build
 	$(PY) rust/dependencies.py
+	$(PY) rust/circles.py
 	$(BIN)/ruff check
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/ruff format --check

@@ -24,6 +24,7 @@ COMMANDS = {
     "backends": ["backends"],
     "run --help": ["run", "--help"],
     "explain": ["explain", CHECKPOINT, "--device", "cpu", "--layer", "0"],
+    "plan": ["plan", CHECKPOINT, "--device", "cpu"],
     "run, 2 tokens": ["run", CHECKPOINT, "--device", "cpu", "--prompt", "And", "--max-new-tokens", "2"],
 }
 PROGRAMS = {

@@ -21,6 +21,9 @@ if not torch.cuda.is_available():
 os.environ["SWITCHRAIL_TIMES"] = str(Path(__file__).with_name("none.json"))
 
 from tests import leftovers
+from tests.interpreter import spare_repetition
+
+spare_repetition()
 
 # Their tests share something that takes long to make.
 WHOLE_FILES = {

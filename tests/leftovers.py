@@ -28,7 +28,10 @@ from switchrail.hooks import chain
 ROOT = Path(__file__).parents[1]
 INSTALLED = tuple({str(ROOT), sys.prefix, *sysconfig.get_paths().values(), *site.getsitepackages()})
 OWN_VARIABLES = (b"PYTEST_CURRENT_TEST", b"TORCHINDUCTOR_CACHE_DIR")
-OWN_MODULES = ("__triton_launcher", "_cython_", "_remote_module_", "cuda_utils", "switchrail_replay")
+OWN_MODULES = (
+    *("__triton_launcher", "_cython_", "cython_runtime", "_remote_module_"),
+    *("cuda_utils", "switchrail_replay"),
+)
 OWN_THREADS = ("tqdm_monitor",)
 """What libraries make when they are imported, beside their own modules."""
 GRACE = 5.0

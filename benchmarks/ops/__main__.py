@@ -26,7 +26,7 @@ import switchrail
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from switchrail_kernels.describe import support
+from switchrail_kernels.describe import support, timed
 
 from benchmarks.ops import document, plots, tables
 from benchmarks.ops.backends import Backends
@@ -73,6 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"drawn: {path}")
     if options.docs:
         tables.replace(options.docs, "support", support())
+        tables.replace(options.docs, "timed", timed())
         tables.replace(options.docs, "times", tables.times(kept))
         if options.tuned:
             tables.replace(options.docs, "tuned", tables.tuned(document.read(options.tuned)))

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import torch
 from switchrail.ops.catalog import CONTRACTS
 
-from benchmarks.ops.inputs import tensors_of
+from benchmarks.ops.tensors import tensors_of
 
 OPS = tuple(CONTRACTS)
 

@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from switchrail.ops.batch import PagedBatch, SequenceBatch, StateBatch
 from switchrail.ops.catalog import CONTRACTS
-from switchrail.ops.contract import INPUT, TensorSpec
 from switchrail.testing.inputs import Call
 
-if TYPE_CHECKING:
-    from benchmarks.ops.cases import Case
-
-
-def tensors_of(
-    op: str, sizes: Mapping[str, int], dtype: torch.dtype
-) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Shape and dtype of each tensor of a call without features; weights that change no size are left out."""
-    found = {}
-    for name, spec in CONTRACTS[op].tensors.items():
-        if spec.feature is None and not _left_out(spec, sizes):
-            shape = tuple(sizes[axis] + more for axis, more in spec.parsed_axes)
-            found[name] = (shape, _dtype(spec, dtype))
-    return found
+from benchmarks.ops.cases import Case
+from benchmarks.ops.tensors import tensors_of
 
 
 def make_call(case: Case, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Call:
@@ -71,16 +58,6 @@ def with_pools_of_its_own(call: Call) -> Call:
         if tensor is not None and (name == "state" or name.endswith("_cache"))
     }
     return dataclasses.replace(call, tensors={**call.tensors, **pools})
-
-
-def _left_out(spec: TensorSpec, sizes: Mapping[str, int]) -> bool:
-    return spec.same_if_none is not None and len({sizes[axis] for axis in spec.same_if_none}) == 1
-
-
-def _dtype(spec: TensorSpec, dtype: torch.dtype) -> torch.dtype:
-    if INPUT in spec.dtypes or len(spec.dtypes) > 2:
-        return dtype
-    return torch.float32
 
 
 def _fill(

@@ -1,4 +1,7 @@
-"""What the registrations claim, as a table in Markdown: `python -m switchrail_kernels.describe`."""
+"""Tables in Markdown, of what the registrations claim and of the devices whose times plans go by.
+
+`python -m switchrail_kernels.describe` writes both.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import TYPE_CHECKING
 import switchrail
 
 from switchrail_kernels import register
+from switchrail_kernels.fitted import DEVICES
 
 if TYPE_CHECKING:
     from switchrail._core import Registration
@@ -24,9 +28,22 @@ def support() -> str:
     runtime = switchrail.Runtime()
     with runtime.transaction() as registry:
         register(registry)
-    rows = [_HEAD, ("---",) * len(_HEAD)]
-    rows += [_row(registration) for registration in runtime.backends() if registration.name != "reference"]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    registrations = (each for each in runtime.backends() if each.name != "reference")
+    return _table(_HEAD, map(_row, registrations))
+
+
+def timed() -> str:
+    """The devices whose times the kernels' plans go by."""
+    rows = [
+        (each.device, ".".join(map(str, each.capability)), each.date, each.versions, each.command)
+        for each in DEVICES
+    ]
+    return _table(("device", "compute capability", "date", "versions", "command"), rows)
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _row(registration: Registration) -> tuple[str, ...]:
@@ -67,7 +84,7 @@ def _list(values: Iterable[object]) -> str:
     return ", ".join(map(str, values))
 
 
-__all__ = ["support"]
+__all__ = ["support", "timed"]
 
 if __name__ == "__main__":
-    sys.stdout.write(support() + "\n")
+    sys.stdout.write(f"{support()}\n\n{timed()}\n")

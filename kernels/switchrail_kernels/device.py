@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from functools import cache
 
 import torch
+
+from switchrail_kernels.fitted import H200, Fitted, nearest
+
+_log = logging.getLogger("switchrail_kernels")
 
 _SMALL = frozenset({(8, 6), (8, 9), (12, 0), (12, 1)})
 """Compute capabilities with 99 KB of shared memory for a program; others from 8.0 on have 163 KB or more."""
@@ -28,4 +33,17 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
-__all__ = ["compute_capability", "has_large_shared_memory", "multiprocessors"]
+@cache
+def fitted(device: torch.device) -> Fitted:
+    """What plans go by on a device; as on an H200 where the kernels are interpreted."""
+    capability = compute_capability(device)
+    found = nearest(capability) if device.type == "cuda" else H200
+    if device.type == "cuda" and found.capability != capability:
+        _log.info(
+            "switchrail_kernels was not timed on %s (%d.%d): its plans go by the times of an %s (%d.%d)",
+            *(torch.cuda.get_device_name(device), *capability, found.device, *found.capability),
+        )
+    return found
+
+
+__all__ = ["compute_capability", "fitted", "has_large_shared_memory", "multiprocessors"]

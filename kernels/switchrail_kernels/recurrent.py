@@ -11,7 +11,8 @@ from switchrail.ops.call import CallT
 from switchrail.ops.contract import Contract
 
 from switchrail_kernels.drafts import Drafts, Record, replay
-from switchrail_kernels.segments import Chunks, Costs
+from switchrail_kernels.fitted import Walk
+from switchrail_kernels.segments import Chunks
 
 
 class TritonRecurrent(Backend[CallT, StateBatch]):
@@ -22,8 +23,8 @@ class TritonRecurrent(Backend[CallT, StateBatch]):
     """Tokens a chunk."""
     per_block: ClassVar[int] = 1
     """Chunks that one program prepares."""
-    costs: ClassVar[Costs]
-    """What a chunk takes."""
+    costs: ClassVar[Walk]
+    """Name of its walk in a device's table."""
 
     def plan(self, phase: Phase, batch: StateBatch, bounds: Bounds | None = None) -> Chunks | Drafts | None:
         """Cuts the sequences of a prefill into chunks, or finds the paths of drafted rows."""

@@ -14,7 +14,6 @@ sequence is split and one launch does it all.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,7 +22,8 @@ import triton
 import triton.language as tl
 from switchrail.ops.batch import CheckpointBatch, StateBatch
 
-from switchrail_kernels.device import multiprocessors
+from switchrail_kernels.device import fitted, multiprocessors
+from switchrail_kernels.fitted import Costs, Walk
 from switchrail_kernels.replay import Options, Tensors
 from switchrail_kernels.tables import all_to_device, split_rows
 
@@ -73,33 +73,6 @@ def locate(
         row += start
         i_c += start // CHUNK
     return i_z, i_seg, i_n, i_c, row, rows, is_last, total
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """What an op's kernel takes, in microseconds on an H200 with head sizes of 128.
-
-    Attributes:
-        pace: A chunk, by how many programs each of the device's multiprocessors has on average, as long as
-            there are any.
-        end: The work on a chunk of a segment whose function is looked for, over that on another.
-        compose: Composing one segment's function.
-        parts: Programs that walk a segment of one head.
-        end_parts: Programs that look for its function.
-        first: The length of a first segment over that of the others.
-        resident: The most programs for each multiprocessor that a first launch should have for the sequences
-            that are split.
-        least: The fewest chunks of a sequence that is split.
-    """
-
-    pace: Callable[[float], float]
-    end: float
-    compose: float
-    parts: int
-    end_parts: int
-    first: float
-    resident: float
-    least: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,19 +148,20 @@ class Chunks:
         return cls(tables[0], tables[1], counts, batch.seqlens, abreast, every, places, segments)
 
     def arguments(
-        self, batch: StateBatch, heads: int, device: torch.device, costs: Costs
+        self, batch: StateBatch, heads: int, device: torch.device, walk: Walk
     ) -> tuple[Tensors, Options]:
         """What a layer's launches follow from besides its arguments and slots, as `Calls.again` asks it."""
-        split = self.split(heads, device, costs)
+        split = self.split(heads, device, walk)
         kept = batch.checkpoint_slots if isinstance(batch, CheckpointBatch) else None
         tensors = (batch.cu_seqlens, batch.has_initial_state, kept, self.blocks, self.sequences)
         return tensors, (self.every, self.places, split.first, split.length, split.most, split.split)
 
-    def split(self, heads: int, device: torch.device, costs: Costs) -> Segments:
+    def split(self, heads: int, device: torch.device, walk: Walk) -> Segments:
         """How the time axis is split for a layer of so many heads with a state."""
         if self.segments is None or len(self.counts) == 0:
             return Segments()
         if heads not in self.segments:
+            costs = fitted(device).walks[walk]
             self.segments[heads] = plan_segments(self.counts, heads, multiprocessors(device), costs)
         return self.segments[heads]
 
@@ -202,11 +176,11 @@ def plan_segments(counts: np.ndarray, heads: int, programs: int, costs: Costs) -
         costs: What a chunk takes.
     """
     longest, total = int(counts[0]), int(counts.sum())
-    busy = costs.pace(_MANY) / _MANY * heads / programs
+    busy = costs.pace.at(_MANY) / _MANY * heads / programs
     best = Segments()
 
     def time(longest: int, work: float) -> float:
-        return max(longest * costs.pace(work / longest * heads / programs), work * busy)
+        return max(longest * costs.pace.at(work / longest * heads / programs), work * busy)
 
     least = 0.95 * time(longest, total * costs.parts)
     if longest < costs.least:
@@ -242,4 +216,4 @@ def plan_segments(counts: np.ndarray, heads: int, programs: int, costs: Costs) -
 _MANY = 1000.0
 """So many programs on a multiprocessor that all are busy to the end."""
 
-__all__ = ["Chunks", "Costs", "Segments", "locate", "plan_segments"]
+__all__ = ["Chunks", "Segments", "locate", "plan_segments"]

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
         RoutePlan,
     )
     from switchrail.current import current_runtime, hook, load, register
-    from switchrail.engine import Engine, EngineOptions, Output, SamplingParams
+    from switchrail.engine import Engine, EngineOptions, Output
     from switchrail.errors import SwitchrailError
+    from switchrail.params import SamplingParams
     from switchrail.platforms import Platform
     from switchrail.plugins import plugin
     from switchrail.processes import RuntimeState, check_ranks
@@ -46,8 +47,9 @@ _HOMES = {
         "RoutePlan",
     ),
     "current": ("current_runtime", "hook", "load", "register"),
-    "engine": ("Engine", "EngineOptions", "Output", "SamplingParams"),
+    "engine": ("Engine", "EngineOptions", "Output"),
     "errors": ("SwitchrailError",),
+    "params": ("SamplingParams",),
     "platforms": ("Platform",),
     "plugins": ("plugin",),
     "processes": ("RuntimeState", "check_ranks"),

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from switchrail import _core, arguments
 from switchrail import config as configs
+from switchrail.builtin_backends import register_builtins
 from switchrail.errors import ConfigError, PlatformError, UnknownBackendError
 from switchrail.implementation import Implementation
 from switchrail.nearest import nearest
-from switchrail.ops import register_builtins
 from switchrail.platforms import Platform, PlatformChoice
 from switchrail.plugins import Loader, Plugin
 from switchrail.plugins.choosing import Choosing
@@ -281,7 +281,7 @@ class Runtime(Registrar):
                 "state_layout": arguments.optional_text("state_layout", state_layout),
                 "features": arguments.texts("features", features),
                 "preferences": arguments.texts_by_name("preferences", preferences),
-                "packages": self._loader.packages(),
+                "installed": self._loader.installed(),
                 "heads": None if heads is None else arguments.pair("heads", heads, 1),
                 "no_decay": arguments.flag("no_decay", no_decay),
                 "measurements": self._measurements(device, measurements),
@@ -341,7 +341,7 @@ class Runtime(Registrar):
                 op: arguments.texts(f"features[{op!r}]", names)
                 for op, names in arguments.by_name("features", features).items()
             },
-            "packages": self._loader.packages(),
+            "installed": self._loader.installed(),
             "no_decay": arguments.texts("no_decay", no_decay),
             "measurements": self._measurements(device, measurements),
         }
@@ -366,7 +366,11 @@ class Runtime(Registrar):
     ) -> list[dict[str, Any]]:
         if given is not None:
             return as_arguments(given)
-        return measurements_for(device, self._loader.packages()) if isinstance(device, Platform) else []
+        return (
+            measurements_for(device, self._loader.installed().packages)
+            if isinstance(device, Platform)
+            else []
+        )
 
     def fingerprint(self, *plans: RoutePlan) -> str:
         """A digest of loaded plugins, hooks, backends, configurations and the given plans.

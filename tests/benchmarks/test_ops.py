@@ -13,7 +13,7 @@ import torch
 from switchrail.ops.gated_delta.torch import TorchGatedDelta
 from switchrail.testing import isolated
 from switchrail.times import device_of, times_path, write_machine
-from switchrail_kernels.describe import support
+from switchrail_kernels.describe import support, timed
 from switchrail_kernels.lightning.triton import TritonLightning
 
 from benchmarks.ops import document, plots, tables
@@ -183,7 +183,7 @@ def test_a_later_run_takes_the_place_of_the_same_cases_only():
 
 def test_tables_have_every_case_and_go_between_the_marks(kept, tmp_path):
     page = tmp_path / "page.md"
-    marks = [f"<!-- {name}: begin -->\nold\n<!-- {name}: end -->" for name in ("support", "times")]
+    marks = [f"<!-- {name}: begin -->\nold\n<!-- {name}: end -->" for name in ("support", "timed", "times")]
     page.write_text("\n".join(["before", *marks, "after"]) + "\n")
     assert main(["--no-run", "--json", str(kept), "--docs", str(page)]) == 0
     text = page.read_text()
@@ -310,7 +310,7 @@ def test_auto_is_what_serves_the_class_of_a_case(monkeypatch, tmp_path):
         found = {"device": device_of(platform), "packages": {}, "measurements": []}
         for no_decay, times in ((False, decaying), (True, constant)):
             found["measurements"].append({**common, "no_decay": no_decay, "samples": times})
-        write_machine(times_path(), found, runtime._loader.packages())
+        write_machine(times_path(), found, runtime._loader.installed().packages)
         backends = Backends(runtime, platform, torch.float32)
         chosen = {
             case.name: backends.auto(case)[0] for case in cases("gated_delta") if case.phase == "prefill"
@@ -371,6 +371,7 @@ def test_the_page_has_the_registrations_and_the_times_that_are_kept(monkeypatch)
     command += "--tuned docs/tuned.json"
     measured = json.loads((ROOT / "docs" / "tuned.json").read_text())
     assert tables.section(page, "support")[1] == support(), command
+    assert tables.section(page, "timed")[1] == timed(), command
     assert tables.section(page, "times")[1] == tables.times(kept), command
     assert tables.section(page, "tuned")[1] == tables.tuned(measured), command
     figures = re.findall(r"\]\((plots/[\w.]+)\)", page)

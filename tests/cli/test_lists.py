@@ -6,7 +6,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from switchrail import Layout
+from switchrail import Layout, RoutePlan
 from switchrail.cli.show import ranges
 
 
@@ -108,6 +108,44 @@ def test_explain(switchrail, plugins, checkpoint):
         assert all(rejection["reasons"] for rejection in route["decision"]["rejected"])
 
 
+def test_plan(switchrail, plugins, checkpoint, tmp_path):
+    done = switchrail("plan", checkpoint, "--as", "cuda:9.0")
+    assert done.exit_code == 0, done.output
+    rows = [line.split(maxsplit=6) for line in done.output.replace(", ", ",").splitlines()[5:]]
+    assert {tuple(row[:4]) for row in rows} == {
+        (layers, kind, op, phase)
+        for layers, kind, op in (
+            ("0-2,4-6", "gated_delta", "gated_delta"),
+            ("0-2,4-6", "gated_delta", "short_conv"),
+            ("3,7", "full_attention", "attention"),
+        )
+        for phase in ("prefill", "decode")
+    }
+    assert next(row[4:6] for row in rows if row[2:4] == ["gated_delta", "decode"]) == ["aurora", "plugin"]
+    assert "no backend was imported" in done.output
+
+
+def test_plan_gives_the_document_that_another_process_reads(switchrail, plugins, checkpoint, tmp_path):
+    out = tmp_path / "plan.json"
+    done = switchrail("plan", checkpoint, "--as", "cuda:9.0", "--json", "--out", out, "--phase", "verify")
+    assert done.exit_code == 0, done.output
+    plan = RoutePlan.from_json(done.stdout)
+    assert plan == RoutePlan.from_json(out.read_text())
+    assert {(op, phase) for _, op, phase, _ in plan.table} == {
+        (op, "verify") for op in ("attention", "gated_delta", "short_conv")
+    }
+    refused = switchrail("plan", checkpoint, "--device", "cpu", "--out", tmp_path)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert f"{tmp_path} can't be written" in " ".join(refused.stderr.replace("│", " ").split())
+
+
+def test_what_was_not_imported_is_said(switchrail, plugins, checkpoint):
+    """`aurora`'s class does not exist, and it serves as far as its registration says."""
+    done = switchrail("explain", checkpoint, "--as", "cuda:9.0", "--layer", 0)
+    assert "serves: highest priority" in done.output
+    assert done.output.count("no backend was imported; `switchrail doctor` imports those") == 1
+
+
 @pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{", None], ids=["deep", "list", "broken", "folder"])
 def test_explain_trusts_a_config_no_more_when_it_reads_it_again(
     switchrail, checkpoint, tmp_path, monkeypatch, text
@@ -162,7 +200,7 @@ def test_explain_refuses(switchrail, plugins, checkpoint, arguments, message):
     assert message in done.stderr
 
 
-@pytest.mark.parametrize("command", ["run", "explain"])
+@pytest.mark.parametrize("command", ["run", "explain", "plan"])
 def test_help_names_what_is_installed(switchrail, plugins, command):
     done = switchrail(command, "--help")
     assert done.exit_code == 0
@@ -186,6 +224,8 @@ def test_help_comes_also_when_loading_fails(switchrail, plugins, monkeypatch):
         (["run", "--help"], set()),
         (["explain", "{checkpoint}"], set()),
         (["explain", "{checkpoint}", "--as", "cuda:9.0"], set()),
+        (["plan", "{checkpoint}"], set()),
+        (["plan", "{checkpoint}", "--as", "cuda:9.0", "--json"], set()),
     ],
 )
 def test_imports_no_more_than_it_needs(checkpoint, arguments, imported):

@@ -7,7 +7,7 @@ import pytest
 import switchrail
 import torch
 from switchrail.testing.conformance import Subject, run_case, select
-from switchrail.testing.diagnosis import hypotheses
+from switchrail.testing.diagnosis import report
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PATHS = {
@@ -53,8 +53,10 @@ def home(op, line):
 MUTANTS = {
     "k and v swapped": (
         "attention",
-        "layer.k_cache, layer.v_cache, out, lse_or, sinks_or, parts, weights),\n                    *(work.items",
-        "layer.v_cache, layer.k_cache, out, lse_or, sinks_or, parts, weights),\n                    *(work.items",
+        "layer.k_cache, layer.v_cache, out, lse_or, sinks_or, parts, weights),\n"
+        "                    *(work.items",
+        "layer.v_cache, layer.k_cache, out, lse_or, sinks_or, parts, weights),\n"
+        "                    *(work.items",
         ["prefill/float32/ragged"],
     ),
     "TF32 operands": (
@@ -451,27 +453,29 @@ needs_gpu = [
     pytest.mark.gpu,
     pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device; torch sees none"),
 ]
-each_case = pytest.mark.parametrize(
-    ("mutant", "case"),
-    [
-        *(
-            pytest.param(mutant, case, id=f"{what}-{case}")
-            for what, mutant in MUTANTS.items()
-            for case in mutant[3]
-        ),
-        *(
-            pytest.param(mutant, case, id=f"{what}-{case}", marks=needs_gpu)
-            for what, mutant in COMPILED.items()
-            for case in mutant[3]
-        ),
-    ],
-)
+
+
+def changed(mutants, marks=()):
+    """Each mutant with each case that shows it."""
+    return [
+        pytest.param(mutant, case, id=f"{what}-{case}", marks=marks)
+        for what, mutant in mutants.items()
+        for case in mutant[3]
+    ]
+
+
+def unchanged(mutants, marks=()):
+    """Each case of an op that shows a mutant, once, with a line that a mutant of the op changes."""
+    lines = {(op, case): old for op, old, _, cases in mutants.values() for case in cases}
+    return [
+        pytest.param(op, line, case, id=f"{op}/{case}", marks=marks) for (op, case), line in lines.items()
+    ]
 
 
 @pytest.fixture(autouse=True)
-def no_hypotheses(monkeypatch):
+def no_diagnosis(monkeypatch):
     """That a mutant is caught is the question here; what its report says is `test_mutants`'."""
-    monkeypatch.setattr(hypotheses, "MOST_ROWS", -1)
+    monkeypatch.setattr(report, "_GROUPS", ())
 
 
 @pytest.fixture(scope="module")
@@ -495,7 +499,7 @@ def find(claims, op, case, build):
     return found
 
 
-@each_case
+@pytest.mark.parametrize(("mutant", "case"), changed(MUTANTS) + changed(COMPILED, needs_gpu))
 def test_a_mutant_is_caught(mutate, claims, mutant, case):
     op, old, new, _ = mutant
     cls = mutate(home(op, old), old, new, path=PATHS[op], reloaded=frozenset({"switchrail_kernels"}))
@@ -504,9 +508,8 @@ def test_a_mutant_is_caught(mutate, claims, mutant, case):
     assert "it raised" not in outcome.message, outcome.message
 
 
-@each_case
-def test_the_same_kernel_unchanged_passes(mutate, claims, mutant, case):
-    op, old, _, _ = mutant
-    cls = mutate(home(op, old), old, old, path=PATHS[op], reloaded=frozenset({"switchrail_kernels"}))
+@pytest.mark.parametrize(("op", "line", "case"), unchanged(MUTANTS) + unchanged(COMPILED, needs_gpu))
+def test_the_same_kernel_unchanged_passes(mutate, claims, op, line, case):
+    cls = mutate(home(op, line), line, line, path=PATHS[op], reloaded=frozenset({"switchrail_kernels"}))
     outcome = run_case(find(claims, op, case, cls))
     assert outcome.status == "passed", outcome.message

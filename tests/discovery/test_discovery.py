@@ -245,7 +245,7 @@ def test_what_is_broken_hides_nothing(
             (info / name).parent.mkdir(parents=True, exist_ok=True)
             (info / name).write_bytes(contents)
     ours = found(paths)
-    told = {str(path) for path, _ in _core.discover(paths).problems}
+    told = {str(path) for path, _, _ in _core.discover(paths).problems}
     assert all(any(path.startswith(str(info)) for path in told) for info in infos)
     ours["entries"] = [entry for entry in ours["entries"] if not entry[1].startswith("br")]
     ours["versions"] = {name: v for name, v in ours["versions"].items() if not name.startswith("broken")}
@@ -302,7 +302,7 @@ def test_where_it_differs_from_importlib(case: str, oracles: dict[str, Any], tmp
     for version, oracle in oracles.items():
         assert oracle.ask([str(tmp_path)]).get("entries") == theirs, version
     assert found([str(tmp_path)])["entries"] == ours
-    told = [message for _, message in _core.discover([str(tmp_path)]).problems]
+    told = [message for _, _, message in _core.discover([str(tmp_path)]).problems]
     assert any(problem in message for message in told) if problem else not told
     documented = (Path(__file__).parents[2] / "docs" / "discovery.md").read_text("utf-8")
     assert f"| {case} |" in documented
@@ -315,7 +315,7 @@ def test_of_two_in_one_folder_the_first_by_name_counts(tmp_path: Path, oracles: 
     assert found([str(tmp_path)])["versions"] == {"acme": "1.0"}
     for version, oracle in oracles.items():
         assert oracle.ask([str(tmp_path)])["versions"]["acme"] in ("1.0", "2.0"), version
-    ((path, message),) = _core.discover([str(tmp_path)]).problems
+    ((path, _, message),) = _core.discover([str(tmp_path)]).problems
     assert path.endswith("acme-2.0.dist-info")
     assert "is passed over for" in message
 

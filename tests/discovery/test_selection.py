@@ -8,8 +8,6 @@ import pytest
 from switchrail import _core
 from switchrail.errors import PlatformError, UnknownPluginError
 
-BUILTIN = ["cuda", "cpu"]
-
 
 @pytest.fixture
 def plugins(tmp_path: Path) -> list[_core.Plugin]:
@@ -32,22 +30,22 @@ def _states(plugins: list[_core.Plugin]) -> dict[str, str]:
 
 
 def test_a_platform_leaves_out_the_plugins_of_another(plugins: list[_core.Plugin]) -> None:
-    selected = _core.select(plugins, platform="cuda", builtin_platforms=BUILTIN)
+    selected = _core.select(plugins, platform="cuda")
     assert _states(selected) == {"npu_ops": "blocked", "gdn": "discovered", "npu": "discovered"}
     reason = next(plugin.reason for plugin in selected if plugin.name == "npu_ops")
     assert reason == 'npu_vendor provides the platform "npu", and "cuda" is in use'
-    again = _core.select(selected, platform="npu", builtin_platforms=BUILTIN)
+    again = _core.select(selected, platform="npu")
     assert set(_states(again).values()) == {"discovered"}
 
 
 def test_the_allow_list_does_not_hide_platforms(plugins: list[_core.Plugin]) -> None:
-    selected = _core.select(plugins, ["gdn"], "npu_vendor:npu", BUILTIN)
+    selected = _core.select(plugins, ["gdn"], "npu_vendor:npu")
     assert _states(selected) == {"npu_ops": "blocked", "gdn": "discovered", "npu": "discovered"}
 
 
 def test_a_name_that_is_not_installed_is_told_its_nearest(plugins: list[_core.Plugin]) -> None:
     with pytest.raises(PlatformError) as platform:
-        _core.select(plugins, platform="cudaa", builtin_platforms=BUILTIN)
+        _core.select(plugins, platform="cudaa")
     assert (platform.value.found, platform.value.nearest[0]) == ("cudaa", "cuda")  # type: ignore[attr-defined]
     assert "npu_vendor:npu" in platform.value.valid
     with pytest.raises(UnknownPluginError) as plugin:

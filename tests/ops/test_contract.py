@@ -329,12 +329,12 @@ def test_registering_the_built_in_backends_imports_nothing():
     code = (
         "import importlib.util, sys\n"
         "from importlib.machinery import SourceFileLoader\n"
-        "import switchrail.ops\n"
+        "import switchrail.builtin_backends\n"
         "seen = []\n"
         "class Registry:\n"
         "    def register(self, name, target, **capabilities):\n"
         "        seen.append((name, capabilities['op']))\n"
-        "switchrail.ops.register_builtins(Registry())\n"
+        "switchrail.builtin_backends.register_builtins(Registry())\n"
         "assert len(seen) == 14, seen\n"
         "assert 'torch' not in sys.modules\n"
     )
@@ -350,7 +350,8 @@ class Registrations:
 
 
 def test_the_built_in_backends_are_what_their_registration_says():
-    from switchrail.ops import Backend, register_builtins
+    from switchrail.builtin_backends import register_builtins
+    from switchrail.ops import Backend
 
     registry = Registrations()
     register_builtins(registry)

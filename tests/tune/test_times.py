@@ -81,7 +81,7 @@ def test_what_was_measured_decides(runtime, platform, timings):
     assert timing.left_out["elsewhere"].startswith("does not run on cpu")
     assert "reference" not in timing.left_out
 
-    write_machine(times_path(), machine(runtime, platform, timings), runtime._loader.packages())
+    write_machine(times_path(), machine(runtime, platform, timings), runtime._loader.installed().packages)
     name, because = chosen(runtime, platform)
     assert name == "torch"
     told = re.fullmatch(r"fastest that fits, as measured here \((.*) us\)", because)
@@ -101,7 +101,7 @@ def test_what_was_measured_decides(runtime, platform, timings):
 
 
 def test_a_plan_takes_it_and_says_so(runtime, platform, timings):
-    write_machine(times_path(), machine(runtime, platform, timings), runtime._loader.packages())
+    write_machine(times_path(), machine(runtime, platform, timings), runtime._loader.installed().packages)
     config = {
         "model_type": "qwen3_next",
         "num_hidden_layers": 2,
@@ -135,12 +135,12 @@ def test_another_version_or_device_falls_back_to_priorities(runtime, platform, t
         found["device"]["name"] = "another"
     else:
         found["packages"]["torch"] = "0.1"
-    write_machine(times_path(), found, runtime._loader.packages())
+    write_machine(times_path(), found, runtime._loader.installed().packages)
     assert chosen(runtime, platform)[0] == "slow"
 
 
 def test_what_is_not_measured_again_stays(runtime, platform, timings):
-    installed = runtime._loader.packages()
+    installed = runtime._loader.installed().packages
     first = machine(runtime, platform, timings)
     write_machine(times_path(), first, installed)
     prefill = {**first, "measurements": [{**first["measurements"][0], "phase": "prefill"}]}
@@ -235,7 +235,7 @@ def test_what_is_no_measurement_is_refused(runtime, measurements):
 def test_what_an_older_version_wrote_counts_for_nothing_and_is_replaced(runtime, platform, timings):
     times_path().write_text('{"schema": 1, "machines": [{"device": {}}]}')
     assert chosen(runtime, platform)[0] == "slow"
-    write_machine(times_path(), machine(runtime, platform, timings), runtime._loader.packages())
+    write_machine(times_path(), machine(runtime, platform, timings), runtime._loader.installed().packages)
     assert chosen(runtime, platform)[0] == "torch"
 
 
@@ -316,7 +316,7 @@ def test_times_stay_where_nothing_could_be_timed_again(runtime, platform, timing
     def fail(*arguments):
         raise RuntimeError("the device is gone")
 
-    installed = runtime._loader.packages()
+    installed = runtime._loader.installed().packages
     write_machine(times_path(), machine(runtime, platform, timings), installed)
     before = measurements_for(platform, installed)
     monkeypatch.setattr("switchrail.tune.timing.time_calls", fail)
@@ -376,8 +376,8 @@ def test_what_stays_noisy_is_kept_said_and_counts_as_its_spread_longer(runtime, 
     kept = timing.to_dict()["samples"]
     assert kept[0]["nanoseconds"] == {"slow": 90_000, "torch": 100_000}
     assert kept[0]["spread"] == {"slow": 0.25, "torch": 0.0}
-    write_machine(times_path(), machine(runtime, platform, [timing]), runtime._loader.packages())
-    (counted,) = measurements_for(platform, runtime._loader.packages())
+    write_machine(times_path(), machine(runtime, platform, [timing]), runtime._loader.installed().packages)
+    (counted,) = measurements_for(platform, runtime._loader.installed().packages)
     assert counted["samples"][0] == {
         "rows": 1,
         "length": 1,

@@ -12,17 +12,11 @@ from switchrail.ops.batch import Bounds, PagedBatch
 from switchrail.ops.pages import check_pages
 
 from switchrail_kernels.decode import DecodePlan
-from switchrail_kernels.device import multiprocessors
+from switchrail_kernels.device import fitted, multiprocessors
 from switchrail_kernels.tables import all_to_device, ranges, split_rows
-
-PIECE = 256
-"""Keys of a piece at least."""
 
 MOST = 64
 """Pieces of a decode's cache at most."""
-
-RESIDENT = 2
-"""Programs of a decode that a multiprocessor should have at once."""
 
 SPARE = 4
 """How many times as many pieces a cache has within bounds, where most of the others may be short."""
@@ -32,9 +26,6 @@ _BLOCK = 32
 
 WIDEST = 2**30
 """Wider than any cache: what a wider window counts as, so that 32 bits hold it."""
-
-PROGRAMS = 128
-"""How many programs the tiles of one sequence are cut into where they are fewer and see many keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +89,20 @@ class Pieces(DecodePlan):
 
         Where there are more sequences than that, so that rounds of programs are full.
         """
-        most = MOST if window is None else min(MOST, window // PIECE + 2)
+        caches = fitted(device).caches
+        most = MOST if window is None else min(MOST, window // caches.piece + 2)
         keys = self.batch.kv_seqlens
         if window is not None:
             keys = tuple(min(n, window) for n in keys)
-        programs = max(1, RESIDENT * multiprocessors(device) // kv_heads)
+        programs = max(1, caches.resident * multiprocessors(device) // kv_heads)
         programs *= len(keys) // programs + 1
-        length = max(PIECE, -(-sum(keys) // (programs - len(keys))))
+        length = max(caches.piece, -(-sum(keys) // (programs - len(keys))))
         longest = max(keys, default=0)
         if self.bounds is not None:
-            return max(1, min(-(-SPARE * longest // length), -(-longest // PIECE), most)), PIECE
+            fewest = min(-(-SPARE * longest // length), -(-longest // caches.piece), most)
+            return max(1, fewest), caches.piece
         pieces = max(1, min(-(-longest // length), most))
-        return pieces, max(PIECE, -(-longest // (pieces * _BLOCK)) * _BLOCK)
+        return pieces, max(caches.piece, -(-longest // (pieces * _BLOCK)) * _BLOCK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +164,9 @@ class Tiles:
             keys = np.minimum(keys, window + rows)
         programs = -(-lengths // tokens)[sequence] * kv_heads
         # A part in float32 has as many bytes as its keys and values have where its rows are as many.
-        length = np.maximum(PIECE, 4 * group * rows)
-        pieces = np.maximum(np.minimum(PROGRAMS // programs, -(-keys // length)), 1)
+        caches = fitted(self.batch.cu_seqlens.device).caches
+        length = np.maximum(caches.piece, 4 * group * rows)
+        pieces = np.maximum(np.minimum(caches.programs // programs, -(-keys // length)), 1)
         parts = np.where(pieces > 1, pieces * rows, 0)
         slot = np.cumsum(parts) - parts
 
@@ -196,4 +190,4 @@ class Tiles:
         return Work(work, rows_merged, int(parts.sum()))
 
 
-__all__ = ["PROGRAMS", "WIDEST", "Pieces", "Room", "Tiles", "Work"]
+__all__ = ["WIDEST", "Pieces", "Room", "Tiles", "Work"]

@@ -8,7 +8,7 @@ from typing import ClassVar
 from switchrail.ops.batch import StateBatch
 from switchrail.ops.delta_call import DeltaCall
 
-from switchrail_kernels.delta.scan import COSTS, Prepared, scan
+from switchrail_kernels.delta.scan import Prepared, scan
 from switchrail_kernels.delta.solve import CHUNK
 from switchrail_kernels.delta.step import step
 from switchrail_kernels.delta.verify import verify
@@ -25,7 +25,7 @@ class TritonDelta(TritonRecurrent[DeltaCall]):
     """The delta rule."""
 
     chunk = CHUNK.value
-    costs = COSTS
+    costs = "delta"
     channels: ClassVar[bool]
     """Whether the decays of channels differ."""
 

@@ -21,7 +21,7 @@ from switchrail_kernels.delta.solve import CHUNK
 from switchrail_kernels.device import compute_capability, has_large_shared_memory, multiprocessors
 from switchrail_kernels.launch import Launcher, launch_options, padded
 from switchrail_kernels.replay import scratch
-from switchrail_kernels.segments import Chunks, Costs, Segments, locate
+from switchrail_kernels.segments import Chunks, Segments, locate
 
 
 @triton.jit
@@ -383,23 +383,6 @@ def _scan(
 _launch_scan = Launcher(_scan)
 
 
-def _pace(load: float) -> float:
-    """Two programs on a multiprocessor take nearly as long as one after the other."""
-    return max(0.61, min(1.15, 2 * load - 1.39), 0.586 * load)
-
-
-COSTS = Costs(
-    pace=_pace,
-    end=0.58,
-    compose=6.0,
-    parts=2,
-    end_parts=4,
-    first=0.85,
-    resident=2.0,
-    least=160,
-)
-
-
 class Prepared(NamedTuple):
     """What the walk reads of all chunks, none of which depends on a state.
 
@@ -449,7 +432,7 @@ def scan(call: DeltaCall, batch: StateBatch, chunks: Chunks, prepared: Prepared,
     )
     segments = Segments()
     if block_k <= 128 and large:
-        segments = chunks.split(value_heads, v.device, COSTS)
+        segments = chunks.split(value_heads, v.device, "delta")
     launch = hopper.launch_scan if is_hopper else _launch_scan
     options = launch_options(v.dtype)
     if is_hopper:
@@ -496,4 +479,4 @@ def scan(call: DeltaCall, batch: StateBatch, chunks: Chunks, prepared: Prepared,
         )
 
 
-__all__ = ["COSTS", "Prepared", "scan"]
+__all__ = ["Prepared", "scan"]

@@ -7,23 +7,13 @@ from switchrail.ops.lightning.contract import CONTRACT
 
 from switchrail_kernels.linear.backend import TritonLinear
 from switchrail_kernels.linear.operands import Operands
-from switchrail_kernels.segments import Costs
 
 
 class TritonLightning(TritonLinear[LightningCall], LightningBackend):
     """Lightning attention."""
 
     contract = CONTRACT
-    costs = Costs(
-        pace=lambda load: max(0.88, 0.66 * load),
-        end=0.5,
-        compose=1.0,
-        parts=2,
-        end_parts=2,
-        first=0.5,
-        resident=2.0,
-        least=96,
-    )
+    costs = "lightning"
 
     @staticmethod
     def operands(call: LightningCall) -> Operands:

@@ -18,11 +18,12 @@ from switchrail.ops.batch import StateBatch
 from switchrail_kernels.checkpoints import kept_states
 from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.device import has_large_shared_memory
+from switchrail_kernels.fitted import Walk
 from switchrail_kernels.launch import Launcher, launch_options, padded
 from switchrail_kernels.linear.operands import Operands
 from switchrail_kernels.linear.prepare import prepare
 from switchrail_kernels.replay import scratch
-from switchrail_kernels.segments import Chunks, Costs, Segments, locate
+from switchrail_kernels.segments import Chunks, Segments, locate
 
 
 @triton.jit
@@ -268,7 +269,7 @@ def _walk(
 _launch_walk = Launcher(_walk)
 
 
-def walk(it: Operands, batch: StateBatch, chunks: Chunks, chunk: int, costs: Costs) -> None:
+def walk(it: Operands, batch: StateBatch, chunks: Chunks, chunk: int, costs: Walk) -> None:
     """Walks the states over the chunks, in one launch, or in two where the time axis is split.
 
     Where there are time steps, a launch before these prepares all chunks.
@@ -278,7 +279,7 @@ def walk(it: Operands, batch: StateBatch, chunks: Chunks, chunk: int, costs: Cos
         batch: The batch.
         chunks: Its plan.
         chunk: Tokens a chunk.
-        costs: What a chunk takes.
+        costs: Name of the walk in the device's table.
     """
     sequences = chunks.sequences.shape[0]
     if sequences == 0:

@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-import math
-
 from switchrail.ops.mamba2.call import Mamba2Backend, Mamba2Call
 from switchrail.ops.mamba2.contract import CONTRACT
 
 from switchrail_kernels.linear.backend import TritonLinear
 from switchrail_kernels.linear.operands import Operands
-from switchrail_kernels.segments import Costs
 
 _MOST = 3e38
 """Instead of an infinite time step: float32 has no larger one."""
-
-
-def _pace(load: float) -> float:
-    """What a chunk takes: two programs on a multiprocessor hardly hold each other up."""
-    return 1.4 if load <= 1 else 1.55 if load <= 2 else 0.92 * math.ceil(load)
 
 
 class TritonMamba2(TritonLinear[Mamba2Call], Mamba2Backend):
     """Mamba 2."""
 
     contract = CONTRACT
-    costs = Costs(
-        pace=_pace,
-        end=0.5,
-        compose=1.0,
-        parts=1,
-        end_parts=1,
-        first=0.7,
-        resident=2.0,
-        least=64,
-    )
+    costs = "mamba2"
 
     @staticmethod
     def operands(call: Mamba2Call) -> Operands:

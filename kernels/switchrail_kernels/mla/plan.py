@@ -12,7 +12,7 @@ from switchrail.ops.mla.contract import CONTRACT
 from switchrail.ops.pages import check_pages
 
 from switchrail_kernels.decode import DecodePlan
-from switchrail_kernels.device import multiprocessors
+from switchrail_kernels.device import fitted, multiprocessors
 from switchrail_kernels.mla.project import PLACES
 from switchrail_kernels.tables import all_to_device, ranges, split_rows, to_device
 
@@ -26,25 +26,9 @@ Rounded once, queries that are multiplied on the way leave logits off by some 2^
 logits that is percents of a weight.
 """
 
-_MAKE = 0.85
-"""What a product takes that makes keys and values, of one that attends to latents: on an H200 these kernels
-compute some 460 and 390 TFLOP/s."""
-
-_ATTEND = 0.7
-"""What one takes that attends to keys and values: some 560 TFLOP/s."""
-
-_ROW = 250
-"""What a row takes that is absorbed, besides its keys, in keys: products with both weights, and a start."""
-
-_TILE = 300
-"""What a tile takes that attends to keys and values, besides its keys, in keys."""
-
-_CALL = 3.3e9
-"""What a call takes that attends to latents, besides, in products: 17 us, its launches and their tails."""
-
-FEWEST, FEWEST_NARROW = 48, 128
-"""Rows of a sequence at least for which keys and values are made: with fewer it never gains much, and
-absorbed queries of narrow latents give more exact logits (`SPLIT`)."""
+FEWEST_NARROW = 128
+"""Fewest rows of a sequence for which keys and values are made from latents of up to `SPLIT` numbers: their
+absorbed queries give more exact logits."""
 
 LEAST = 128
 """Keys of a piece at least."""
@@ -57,12 +41,6 @@ MOST = 64
 
 _USUAL = 8192
 """Keys of the caches for which the number of pieces is chosen."""
-
-_START = 192
-"""What a program takes before and after its keys, in keys."""
-
-_MERGE = 256
-"""What it takes to merge pieces, in keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +70,8 @@ class Cut:
         """
         counts = np.arange(1, MOST + 1)
         waves = -(-tiles * programs * counts // multiprocessors(device))
-        cost = waves * (_USUAL / counts + _START) + _MERGE * (counts > 1)
+        costs = fitted(device).latents
+        cost = waves * (_USUAL / counts + costs.start) + costs.merge * (counts > 1)
         base = int(counts[cost.argmin()])
         return cls(base, int(cls(base, MOST).pieces(np.array([longest]))[0]))
 
@@ -166,19 +145,23 @@ class Layer:
         """
         rows = np.asarray(batch.seqlens, dtype=np.float64)
         keys = np.asarray(batch.kv_seqlens, dtype=np.float64)
-        can = (keys > 0) & (rows >= (FEWEST if self.latent > SPLIT else FEWEST_NARROW))
+        device = batch.cu_seqlens.device
+        costs = fitted(device).latents
+        can = (keys > 0) & (rows >= (costs.fewest if self.latent > SPLIT else FEWEST_NARROW))
         if not can.any():
             return can
         live = np.count_nonzero(rows * keys)
         seen = keys - (rows - 1) / 2
-        absorbed = (2 * self.latent + self.rotated) * rows * (seen + _ROW) + _CALL / (self.heads * live)
-        made = _MAKE * self.latent * (self.plain + self.value) * np.ceil(keys / SPAN) * SPAN
+        absorbed = (2 * self.latent + self.rotated) * rows * (seen + costs.row) + costs.call / (
+            self.heads * live
+        )
+        made = costs.make * self.latent * (self.plain + self.value) * np.ceil(keys / SPAN) * SPAN
         tiles = np.ceil(rows / self.tile)
         seen = keys - np.maximum(rows - self.tile, 0) / 2
-        row = _ATTEND * (self.plain + self.rotated + self.value)
-        attended = row * tiles * self.tile * (seen + _TILE)
+        row = costs.attend * (self.plain + self.rotated + self.value)
+        attended = row * tiles * self.tile * (seen + costs.tile)
         some = tiles[can & (made + attended < absorbed)].sum()
-        idle = max(1.0, multiprocessors(batch.cu_seqlens.device) / (self.heads * max(some, 1.0)))
+        idle = max(1.0, multiprocessors(device) / (self.heads * max(some, 1.0)))
         gains: np.ndarray = can & (made + attended * idle < absorbed)
         return gains
 
@@ -396,7 +379,6 @@ class Tiles:
 
 
 __all__ = [
-    "FEWEST",
     "FEWEST_NARROW",
     "SPAN",
     "SPLIT",

@@ -23,7 +23,18 @@ from switchrail.foreign import in_lines
 
 INVALID, INTERRUPTED = 2, 130
 
-COMMANDS = ("run", "plugins", "backends", "explain", "lock", "new-plugin", "doctor", "check-backend", "tune")
+COMMANDS = (
+    "run",
+    "plugins",
+    "backends",
+    "plan",
+    "explain",
+    "lock",
+    "new-plugin",
+    "doctor",
+    "check-backend",
+    "tune",
+)
 
 
 class _FlagsAreFalse:

@@ -49,6 +49,14 @@ DeviceOption = Annotated[
         autocompletion=complete.devices,
     ),
 ]
+DescribedDeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--as",
+        metavar="KIND[:CAPABILITY]",
+        help="Instead of a device that is here: what would serve on one like it, such as cuda:9.0.",
+    ),
+]
 DtypeOption = Annotated[
     str | None,
     typer.Option(

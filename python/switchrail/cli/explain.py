@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import switchrail
-from switchrail import _core
 from switchrail.cli.checkpoint import DownloadOption
 from switchrail.cli.choices import (
     BackendOption,
     ConfigOption,
+    DescribedDeviceOption,
     DeviceOption,
     DtypeOption,
     JsonOption,
@@ -22,12 +21,13 @@ from switchrail.cli.choices import (
     read_choices,
 )
 from switchrail.cli.hooks import explain_hook
+from switchrail.cli.planning import NOT_IMPORTED, planned
 from switchrail.cli.show import console, platform_text, print_json, ranges, table, times_table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from switchrail import Platform, Route, Runtime
+    from switchrail import Route
 
 
 def explain(
@@ -52,14 +52,7 @@ def explain(
     backend: BackendOption = None,
     config: ConfigOption = None,
     device: DeviceOption = None,
-    described_device: Annotated[
-        str | None,
-        typer.Option(
-            "--as",
-            metavar="KIND[:CAPABILITY]",
-            help="Instead of a device that is here: what would serve on one like it, such as cuda:9.0.",
-        ),
-    ] = None,
+    described_device: DescribedDeviceOption = None,
     dtype: DtypeOption = None,
     download: DownloadOption = False,
     as_json: JsonOption = False,
@@ -71,27 +64,17 @@ def explain(
         return
     if hook is not None or checkpoint is None:
         raise typer.BadParameter("valid: either a checkpoint or --hook TARGET")
-    from switchrail.engine.dtypes import choose_dtype
-    from switchrail.engine.files import CONFIG, read_object
-    from switchrail.engine.hub import find_checkpoint
-    from switchrail.engine.options import options_on
-    from switchrail.engine.routes import plan_routes
-
-    checkpoint = find_checkpoint(checkpoint, download=download, files=[CONFIG])
-    layout = switchrail.Layout.from_config(checkpoint)
-    ids = [item.id for item in layout.layers] if layer is None else [layout.layer(layer).id]
-    runtime = loaded_runtime(choices)
-    platform = _platform(runtime, device, described_device)
-    config_values = read_object(checkpoint / CONFIG if checkpoint.is_dir() else checkpoint)
-    plan = plan_routes(
-        runtime,
-        layout,
-        platform=platform,
-        dtype=choose_dtype(dtype, config_values, platform.hardware),
-        page_size=options_on(platform, choices.engine).page_size,
-        preferences={key: name for key, name in choices.backends.items() if _is_for(key, phase)},
-        phases=("prefill", "decode") if phase is None else (phase,),
+    platform, plan = planned(
+        checkpoint,
+        choices,
+        device=device,
+        described_device=described_device,
+        dtype=dtype,
+        phase=phase,
+        download=download,
     )
+    layout = plan.layout
+    ids = [item.id for item in layout.layers] if layer is None else [layout.layer(layer).id]
     routes = [route for route in plan.routes if not set(route.layers).isdisjoint(ids)]
     if as_json:
         print_json(
@@ -105,6 +88,7 @@ def explain(
         return
     out = console()
     out.print(platform_text(platform))
+    out.print(NOT_IMPORTED)
     if not routes:
         out.print(f"layer {layer} is {layout.layers[ids[0]].kind}, which runs no op")
     for route in routes:
@@ -113,22 +97,6 @@ def explain(
         if len(route.decision.serving) > 1:
             out.print("microseconds of a call as measured here; between these they are interpolated")
             out.print(_classes(route))
-
-
-def _is_for(key: str, phase: str | None) -> bool:
-    """Whether a preference can say something of the only phase that is explained, if there is one."""
-    own = key.partition(".")[2]
-    return phase is None or own == phase or own not in _core.PHASES
-
-
-def _platform(runtime: Runtime, device: str | None, described_device: str | None) -> Platform:
-    if described_device is not None:
-        if device is not None:
-            raise typer.BadParameter("valid: either --device or --as")
-        from switchrail.platforms import described
-
-        return described(described_device)
-    return runtime.platform if device is None else runtime.find_platform(device)
 
 
 def _decision(route: Route) -> Table:

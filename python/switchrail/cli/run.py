@@ -167,8 +167,8 @@ def _check_prompts(
     folder: Path, prompts: Sequence[str], params: SamplingParams, options: EngineOptions
 ) -> None:
     """Refuses what the engine would refuse, before it loads the weights."""
+    from switchrail.checks import is_count
     from switchrail.engine.checkpoint import load_tokenizer, read_config
-    from switchrail.engine.checks import is_count
 
     longest = options.max_length or read_config(folder).get("max_position_embeddings")
     tokenizer = load_tokenizer(folder)

@@ -93,7 +93,8 @@ def tune(
             status.update(f"timing; done: {_title(timing)}")
             found.append(timing)
             result = machine(runtime, platform, found)
-            write_machine(path, result, runtime._loader.packages())  # at once: what follows may break off
+            # At once: what follows may break off.
+            write_machine(path, result, runtime._loader.installed().packages)
     for timing in found:
         if timing.noisy:
             spreads = ", ".join(f"{name} with {batch} ({spread:.0%})" for name, batch, spread in timing.noisy)

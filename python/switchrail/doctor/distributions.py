@@ -22,6 +22,13 @@ from switchrail.runtime import Runtime
 CORE, KERNELS = "switchrail", "switchrail-kernels"
 GROUPS = (GROUP, PLATFORMS)
 
+_AGAIN = "install its distribution again; where pip can't any more, remove it by hand"
+_ADVICE = {
+    "broken": _AGAIN,
+    "same_name": _AGAIN,
+    "left_over": "remove this folder by hand: it is what an installation left over",
+}
+
 
 def check_distributions(runtime: Runtime) -> Iterator[Finding]:
     """Metadata, copies, names and versions."""
@@ -33,13 +40,8 @@ def check_distributions(runtime: Runtime) -> Iterator[Finding]:
 
 
 def _metadata() -> Iterator[Finding]:
-    for path, problem in _core.discover(_folders(), thorough=True).problems:
-        advice = "install its distribution again; where pip can't any more, remove it by hand"
-        if problem.startswith("has no metadata"):
-            advice = (
-                "remove this folder by hand: it is what an installation left over, and the other one counts"
-            )
-        yield Finding("metadata", path, problem, advice)
+    for path, code, problem in _core.discover(_folders(), thorough=True).problems:
+        yield Finding("metadata", path, problem, _ADVICE[code])
 
 
 def _copies() -> Iterator[Finding]:
@@ -115,7 +117,7 @@ def _names(runtime: Runtime) -> Iterator[Finding]:
 
 
 def _versions(runtime: Runtime) -> Iterator[Finding]:
-    packages = runtime._loader.packages()
+    packages = runtime._loader.installed().packages
     core = _core.fingerprint(_core.Runtime(), [], [], []).inputs["switchrail"]
     for name, found in ((CORE, packages.get(CORE)), (KERNELS, packages.get(KERNELS))):
         if found is not None and found != core:

@@ -11,7 +11,6 @@ from switchrail.doctor.finding import Finding
 from switchrail.errors import SwitchrailError
 from switchrail.lock import Lock, lock_differences
 from switchrail.nearest import nearest
-from switchrail.platforms import KINDS
 from switchrail.plugins.environment import seconds_allowed
 from switchrail.runtime import Runtime
 from switchrail.times import read_machines, times_path
@@ -22,11 +21,11 @@ Read = Callable[[str, Sequence[Plugin]], object]
 
 READERS: Mapping[str, tuple[Read, str]] = {
     ALLOW_LIST: (
-        lambda text, plugins: _core.select(list(plugins), _core.parse_allow(text), None, list(KINDS)),
+        lambda text, plugins: _core.select(list(plugins), _core.parse_allow(text)),
         "name installed plugins, separated by commas, or unset it: then all may be loaded",
     ),
     PLATFORM: (
-        lambda text, plugins: _core.select(list(plugins), None, text.strip() or None, list(KINDS)),
+        lambda text, plugins: _core.select(list(plugins), None, text.strip() or None),
         "name a built-in kind or an installed platform, or unset it: then what is there is used",
     ),
     LOCK: (lambda path, _: Lock.read(path), "write the lock anew with `switchrail lock`, or unset it"),

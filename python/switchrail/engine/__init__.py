@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from switchrail.engine.engine import Engine
     from switchrail.engine.options import EngineOptions
-    from switchrail.engine.params import SamplingParams
     from switchrail.engine.request import Event, FinishReason, Output, Request
     from switchrail.engine.stats import Stats
+    from switchrail.params import SamplingParams
 
 _HOMES = {
-    "Engine": "engine",
-    "EngineOptions": "options",
-    "Event": "request",
-    "FinishReason": "request",
-    "Output": "request",
-    "Request": "request",
-    "SamplingParams": "params",
-    "Stats": "stats",
+    "Engine": ".engine",
+    "EngineOptions": ".options",
+    "Event": ".request",
+    "FinishReason": ".request",
+    "Output": ".request",
+    "Request": ".request",
+    "SamplingParams": "..params",
+    "Stats": ".stats",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(_HOMES[name], __name__), name)
 
 
 __all__ = ["Engine", "EngineOptions", "Event", "FinishReason", "Output", "Request", "SamplingParams", "Stats"]

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from switchrail.engine.checks import is_count
+from switchrail.checks import is_count
 from switchrail.engine.files import ADAPTER, CONFIG, GENERATION, check_files, read_object, read_weights
 from switchrail.engine.models.families import FAMILIES, Family
 from switchrail.engine.models.softmax import IMPLEMENTATION

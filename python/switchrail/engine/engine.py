@@ -19,15 +19,14 @@ import numpy as np
 import torch
 
 from switchrail._core import BoundPlan, Layout, RoutePlan
+from switchrail.checks import shown
 from switchrail.current import current_runtime
 from switchrail.engine.checkpoint import load, read_config
-from switchrail.engine.checks import shown
 from switchrail.engine.core import EngineCore
 from switchrail.engine.dtypes import STATE_DTYPE, choose_dtype
 from switchrail.engine.hub import find_checkpoint
 from switchrail.engine.memory import Pools
 from switchrail.engine.options import EngineOptions, options_on
-from switchrail.engine.params import SamplingParams
 from switchrail.engine.prompts import check_length, listed, token_ids, tokenize
 from switchrail.engine.request import Event, Output, Request
 from switchrail.engine.routes import plan_routes
@@ -36,6 +35,7 @@ from switchrail.engine.sequences import Sequences
 from switchrail.engine.stats import Stats
 from switchrail.engine.text import TextStream
 from switchrail.errors import ArgumentError, ConfigError, EngineError, RequestError
+from switchrail.params import SamplingParams
 from switchrail.platforms import Platform
 from switchrail.platforms.operations import ChooseTokens
 from switchrail.pools import pages_of

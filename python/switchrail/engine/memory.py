@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from switchrail.engine.checks import is_number
+from switchrail.checks import is_number
 from switchrail.engine.options import EngineOptions
 from switchrail.errors import ConfigError, PlatformError
 from switchrail.overrides import check_overrides

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from switchrail.engine.checks import is_count, is_number, refuse
+from switchrail.checks import is_count, is_number, refuse
 from switchrail.errors import ConfigError, PlatformError
 from switchrail.nearest import nearest
 

@@ -6,9 +6,9 @@ import operator
 from collections.abc import Mapping, Set, Sized
 from typing import Any
 
-from switchrail.engine.checks import shown
-from switchrail.engine.params import SamplingParams
+from switchrail.checks import shown
 from switchrail.errors import RequestError
+from switchrail.params import SamplingParams
 
 
 def listed(found: Any, expected: str) -> list[Any]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from switchrail.engine.params import SamplingParams
+from switchrail.params import SamplingParams
 
 
 def choose(

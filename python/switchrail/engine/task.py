@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from switchrail.engine.params import SamplingParams
 from switchrail.engine.sequence import Sequence
+from switchrail.params import SamplingParams
 
 if TYPE_CHECKING:
     import numpy as np

@@ -34,6 +34,10 @@ _KEPT: Final = frozenset(
 
 _SUPER: Final = "__switchrail_super"
 
+# What torch.compile calls the rest of a function after a break in its graph, which has other parameters. The
+# function itself calls it.
+_RESUMED: Final = "torch_dynamo_resume_in_"
+
 _ABSENT: Final = object()
 
 
@@ -275,6 +279,8 @@ def _renamed(code: CodeType) -> CodeType:
 def _super(*args: Any) -> Any:
     if not args:
         frame = sys._getframe(1)
+        while frame.f_code.co_name.startswith(_RESUMED) and frame.f_back is not None:
+            frame = frame.f_back
         args = frame.f_locals["__class__"], frame.f_locals[frame.f_code.co_varnames[0]]
     by, bound = args
     of = bound if isinstance(bound, type) else type(bound)
@@ -286,7 +292,10 @@ def _super(*args: Any) -> Any:
         if (replaced is not None and replaced.by is by) or not issubclass(of, by):
             if not _extends(by, cls):
                 return super(cls, bound)
-            return _Super((cls, bound, namespace_of(cls) if replaced is None else replaced.own))
+            own = namespace_of(cls) if replaced is None else replaced.own
+            # Not `_Super(...)`: torch.compile can't trace that, and a break of its graph in `super().name` is
+            # an error in torch itself from Python 3.12 on.
+            return tuple.__new__(_Super, (cls, bound, own))
     return super(by, bound)
 
 
@@ -301,7 +310,10 @@ class _Super(tuple[type, Any, "dict[str, Any]"]):
 
     def __getattribute__(self, name: str) -> Any:
         # Special methods asked for by name are those of the class that was replaced, not of this one.
-        cls, bound, own = self
+        try:
+            cls, bound, own = tuple.__iter__(self)
+        except ValueError:  # the empty one that torch.compile makes to look at
+            return object.__getattribute__(self, name)
         if name not in own:
             return getattr(super(cls, bound), name)
         found = own[name]

@@ -8,8 +8,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from switchrail.ops.builtins import register_builtins
-
 if TYPE_CHECKING:
     from switchrail.ops.attention.call import AttentionBackend, AttentionCall, AttentionLayer
     from switchrail.ops.backend import Backend
@@ -114,5 +112,4 @@ __all__ = [
     "StateBatch",
     "TensorSpec",
     "VerifyBatch",
-    "register_builtins",
 ]

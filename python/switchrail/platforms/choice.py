@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import threading
 import weakref
@@ -255,13 +254,7 @@ def _find(platform: Platform | str | torch.device, candidates: Sequence[Candidat
 
 
 def _candidate_of(name: str, candidates: Sequence[Candidate]) -> Candidate | None:
-    distribution, _, own = name.rpartition(":")
-    found = [
-        candidate
-        for candidate in candidates
-        if candidate.plugin.name == own
-        and _canonical(distribution) in ("", _canonical(candidate.plugin.distribution))
-    ]
+    found = [candidate for candidate in candidates if candidate.plugin.is_named(name)]
     if len(found) > 1:
         valid = _names(found)
         raise PlatformError(
@@ -270,10 +263,6 @@ def _candidate_of(name: str, candidates: Sequence[Candidate]) -> Candidate | Non
             valid=valid,
         )
     return found[0] if found else None
-
-
-def _canonical(distribution: str) -> str:
-    return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 def _names(candidates: Sequence[Candidate]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from switchrail.engine.params import SamplingParams
+    from switchrail.params import SamplingParams
 
 
 class Operation:

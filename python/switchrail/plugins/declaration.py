@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -66,31 +65,5 @@ def in_order(plugins: Sequence[Plugin], declarations: Sequence[Declaration]) -> 
     Raises:
         OrderError: The declarations form a cycle; its members are qualified names.
     """
-
-    def named(names: Sequence[str]) -> list[str]:
-        return [
-            other.qualified_name
-            for other in plugins
-            if any(
-                name in (other.name, other.qualified_name)
-                or _normalized(name) == _normalized(other.distribution)
-                for name in names
-            )
-        ]
-
-    return _core.order(
-        [
-            {
-                "key": plugin.qualified_name,
-                "source": _normalized(plugin.distribution),
-                "priority": declaration.priority,
-                "before": named(declaration.before),
-                "after": named(declaration.after),
-            }
-            for plugin, declaration in zip(plugins, declarations, strict=True)
-        ]
-    )
-
-
-def _normalized(distribution: str) -> str:
-    return re.sub(r"[-_.]+", "-", distribution).lower()
+    places = [(each.priority, list(each.before), list(each.after)) for each in declarations]
+    return _core.order_plugins(list(zip(plugins, places, strict=True)))

@@ -32,12 +32,9 @@ def allowed(allow: Sequence[str] | None) -> Sequence[str] | None:
 
 def platform_in_use(asked: str | None, plugins: Sequence[Plugin]) -> str | None:
     """The name of the platform in use, as selection takes it; None where none is chosen yet."""
-    installed = [plugin for plugin in plugins if plugin.group == PLATFORMS]
-    names = {name for plugin in installed for name in (plugin.name, plugin.qualified_name)}
     if asked is None:
         return os.environ.get(PLATFORM, "").strip() or None
-    family = asked.rpartition(":")[0]  # of a device: cuda:0
-    return next((name for name in (asked, family) if name in names or name in _core.DEVICES), None)
+    return _core.platform_of(asked, list(plugins))
 
 
 def seconds_allowed(timeout: float | None, default: float | None = None) -> float | None:

@@ -93,12 +93,12 @@ class Loader:
         """How long one plugin may take; None: as long as it takes. See `load`."""
         return seconds_allowed(timeout, self.default_timeout)
 
-    def packages(self) -> dict[str, str]:
-        """Installed distributions and their versions, as of the last look; looks if there was none."""
+    def installed(self) -> Discovery:
+        """What is installed, as of the last look; looks if there was none."""
         if self._discovery is None:
             self.discover()
         assert self._discovery is not None
-        return self._discovery.packages
+        return self._discovery
 
     def discover(self, paths: Iterable[str | os.PathLike[str]] | None = None) -> tuple[Plugin, ...]:
         """Looks for installed plugins; imports nothing.
@@ -224,7 +224,7 @@ class Loader:
             blamed_on(PLATFORM, PlatformError, given=platform),
             blamed_on(ALLOW_LIST, UnknownPluginError, given=given),
         ):
-            selected = _core.select(known, allow, platform_in_use(platform, known), list(_core.DEVICES))
+            selected = _core.select(known, allow, platform_in_use(platform, known))
         locked = self._locked(selected)
         self._plugins = {_key(plugin): plugin for plugin in locked}
         before = {_key(plugin): plugin.state for plugin in selected}

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from switchrail.processes.ranks import check_ranks
-from switchrail.processes.state import RuntimeState
+from switchrail.processes.runtime_state import RuntimeState
 
 __all__ = ["RuntimeState", "check_ranks"]

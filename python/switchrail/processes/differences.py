@@ -8,12 +8,12 @@ from hashlib import sha256
 from typing import Any
 
 from switchrail.plugins import GROUP
-from switchrail.processes.state import BackendState, HookState, PlanState, RuntimeState
+from switchrail.processes.state import BackendState, HookState, PlanState, State
 
 _Things = dict[str, Mapping[str, Any]]
 
 
-def differences(found: RuntimeState, expected: RuntimeState) -> tuple[str, ...]:
+def differences(found: State, expected: State) -> tuple[str, ...]:
     """Every way in which a runtime is not as another one is; where plugins are installed does not count."""
     lines = [*_compared(dict(_things(found)), dict(_things(expected)))]
     lines += _compared_orders(dict(_orders(found)), dict(_orders(expected)))
@@ -26,7 +26,7 @@ def differences(found: RuntimeState, expected: RuntimeState) -> tuple[str, ...]:
     )
 
 
-def digest(state: RuntimeState) -> str:
+def digest(state: State) -> str:
     """A text that two states share where nothing differs between them."""
     things = [dict(_things(state)), dict(_orders(state)), state.fingerprint]
     return sha256(json.dumps(things, sort_keys=True).encode()).hexdigest()
@@ -53,7 +53,7 @@ def _compared_orders(ours: Mapping[str, list[str]], theirs: Mapping[str, list[st
             yield f"order of {name}: it is {', '.join(mine)}, not {', '.join(other)}"
 
 
-def _things(state: RuntimeState) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _things(state: State) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Each thing that counts, by a name of its own, with its properties."""
     yield "switchrail", {"version": state.version}
     yield "platform", {"choice": state.platform}
@@ -74,7 +74,7 @@ def _things(state: RuntimeState) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield f"plan {number}", _plan(plan)
 
 
-def _orders(state: RuntimeState) -> Iterator[tuple[str, list[str]]]:
+def _orders(state: State) -> Iterator[tuple[str, list[str]]]:
     yield "plugins", [plugin.qualified_name for plugin in state.plugins if plugin.state == "loaded"]
     for target, hooks in state.chains:
         yield f"hooks on {target}", list(hooks)

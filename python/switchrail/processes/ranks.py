@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from switchrail.current import current_runtime
 from switchrail.errors import RankError
 from switchrail.processes.differences import differences, digest
-from switchrail.processes.state import RuntimeState, read
+from switchrail.processes.state import State, read
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class _Report:
     """What one rank has to say: a state, or why it has none. Reports of equal digests say the same."""
 
-    state: RuntimeState | None
+    state: State | None
     digest: str
     problem: str = ""
 

@@ -15,7 +15,7 @@ from switchrail.errors import InstallationError, SwitchrailError
 from switchrail.hooks import chain
 from switchrail.implementation import Implementation, check_class
 from switchrail.processes.differences import differences
-from switchrail.processes.state import BackendState, HookState, RuntimeState, read
+from switchrail.processes.state import BackendState, HookState, State, read
 from switchrail.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_reset_after_fork)
 
 
-def restore(state: RuntimeState) -> Runtime:
+def restore(state: State) -> Runtime:
     """See `RuntimeState.restore`."""
     with _lock:
         before = peek_current()
@@ -55,7 +55,7 @@ def restore(state: RuntimeState) -> Runtime:
         return runtime
 
 
-def make_plans(state: RuntimeState, runtime: Runtime) -> tuple[RoutePlan, ...]:
+def make_plans(state: State, runtime: Runtime) -> tuple[RoutePlan, ...]:
     """See `RuntimeState.make_plans`."""
     plans = tuple(runtime.plan(plan.layout, **plan.request) for plan in state.plans)
     _refuse(differences(read(runtime, plans)[0], state))
@@ -69,11 +69,11 @@ def _refuse(problems: Sequence[str]) -> None:
         )
 
 
-def _differences(runtime: Runtime, state: RuntimeState) -> tuple[str, ...]:
+def _differences(runtime: Runtime, state: State) -> tuple[str, ...]:
     return differences(read(runtime)[0], replace(state, plans=()))
 
 
-def _bring(runtime: Runtime, state: RuntimeState) -> Iterator[str]:
+def _bring(runtime: Runtime, state: State) -> Iterator[str]:
     """Brings a new runtime to a state, as far as that can be; yields what can't."""
     runtime.hooks.strict = state.strict_hooks
     try:
@@ -112,7 +112,7 @@ def _withdraw_cleared(runtime: Runtime, wanted: Collection[tuple[str, str, objec
                 staging.registrations.withdraw(registration)
 
 
-def _paths(state: RuntimeState) -> Iterator[str]:
+def _paths(state: State) -> Iterator[str]:
     for backend in state.backends:
         if backend.is_imported:
             yield backend.registration.path

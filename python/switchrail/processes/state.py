@@ -1,4 +1,4 @@
-"""A runtime as data, small enough to send to every worker."""
+"""What a runtime consists of, as data, and reading it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from switchrail import _core, arguments
-from switchrail.errors import InstallationError, UnpicklableError
+from switchrail import _core
+from switchrail.errors import InstallationError
 from switchrail.hooks import chain
 from switchrail.processes import named
 
@@ -86,11 +86,8 @@ class PlanState:
 
 
 @dataclass(frozen=True, slots=True)
-class RuntimeState:
-    """Everything that decides what a runtime does, by name: a small value that pickles.
-
-    A worker, however it was started, takes it as an argument and calls `restore`, or is given the bound
-    method `state.restore` as its initializer.
+class State:
+    """The data of a `RuntimeState`.
 
     Attributes:
         fingerprint: The runtime's, without plans.
@@ -118,63 +115,17 @@ class RuntimeState:
     platform: str | None
     plans: tuple[PlanState, ...]
 
+    def values(self) -> tuple[Any, ...]:
+        """The value of each attribute, in their order."""
+        return tuple(getattr(self, one.name) for one in fields(self))
+
     def __reduce__(self) -> tuple[Any, tuple[str, bytes]]:
-        # Another version may not even have these classes: it is to say so, rather than to fail at a field.
-        values = tuple(getattr(self, one.name) for one in fields(self))
-        return _open, (self.version, pickle.dumps(values))
-
-    @classmethod
-    def of(cls, runtime: Runtime, *plans: RoutePlan) -> RuntimeState:
-        """A runtime as data, and what plans were made from.
-
-        Raises:
-            UnpicklableError: Something in it can't be found by name in another process; the error names each
-                such thing, and why.
-        """
-        made = [arguments.instance("plan", plan, _core.RoutePlan) for plan in plans]
-        state, problems = read(runtime, made)
-        if problems:
-            raise UnpicklableError(
-                f"another process can't be given this runtime: {'; '.join(problems)}",
-                problems=tuple(problems),
-            )
-        return state
-
-    def restore(self) -> Runtime:
-        """Makes a runtime like the one that this is of the default one of this process; once.
-
-        What the default runtime had before is let go, its hooks are taken off. Where the default runtime is
-        like this one already, as in a forked child or at the second call, nothing happens. Call it before
-        other threads use the default runtime.
-
-        Returns:
-            The runtime.
-
-        Raises:
-            InstallationError: This process finds another installation, or something fails to load here that
-                did not there; the error lists every difference. The default runtime stays what it was.
-        """
-        from switchrail.processes.restore import restore
-
-        return restore(self)
-
-    def make_plans(self, runtime: Runtime) -> tuple[RoutePlan, ...]:
-        """Makes the plans that were given to `RuntimeState.of` again.
-
-        Args:
-            runtime: What `restore` returned.
-
-        Raises:
-            InstallationError: A plan has other routes or backends here; the error lists them.
-        """
-        from switchrail.processes.restore import make_plans
-
-        return make_plans(self, runtime)
+        return _open, (self.version, pickle.dumps(self.values()))
 
 
-def read(runtime: Runtime, plans: Sequence[RoutePlan] = ()) -> tuple[RuntimeState, list[str]]:
+def read(runtime: Runtime, plans: Sequence[RoutePlan] = ()) -> tuple[State, list[str]]:
     """A runtime as data, and what in it can't be found by name in another process."""
-    packages = runtime._loader.packages()
+    packages = runtime._loader.installed().packages
     while True:
         problems: list[str] = []
         snapshot = runtime._core.snapshot()
@@ -194,7 +145,7 @@ def read(runtime: Runtime, plans: Sequence[RoutePlan] = ()) -> tuple[RuntimeStat
             for hook in chain.added()
             if hook.owner is runtime.hooks
         )
-        state = RuntimeState(
+        state = State(
             fingerprint=fingerprint.digest,
             version=fingerprint.inputs["switchrail"],
             paths=runtime._loader.paths,
@@ -211,14 +162,24 @@ def read(runtime: Runtime, plans: Sequence[RoutePlan] = ()) -> tuple[RuntimeStat
             return state, problems
 
 
-def _open(version: str, values: bytes) -> RuntimeState:
+def opened(version: str, values: bytes) -> tuple[Any, ...]:
+    """The values of a state that was pickled.
+
+    Raises:
+        InstallationError: Another version of Switchrail pickled it, which may not even have these classes.
+    """
     here = _core.fingerprint(_core.Runtime(), [], [], []).inputs["switchrail"]
     if version != here:
         difference = f"switchrail: version is {here!r}, not {version!r}"
         raise InstallationError(
             f"this process finds another installation: {difference}", differences=(difference,)
         )
-    return RuntimeState(*pickle.loads(values))
+    found: tuple[Any, ...] = pickle.loads(values)
+    return found
+
+
+def _open(version: str, values: bytes) -> State:
+    return State(*opened(version, values))
 
 
 def _backend(

@@ -158,7 +158,7 @@ def _timings(
 
 def machine(runtime: Runtime, platform: Platform, timings: Sequence[Timing]) -> Machine:
     """What the file keeps: with the versions that the times hold for."""
-    installed = runtime._loader.packages()
+    installed = runtime._loader.installed().packages
     needed = {"switchrail", "torch"}
     for timing in timings:
         for name in timing.ways:

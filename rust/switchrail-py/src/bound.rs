@@ -13,7 +13,8 @@ use pyo3::{
 use switchrail::{BackendId, BatchTables, Entry, Op, Phase};
 
 use crate::{
-    errors::{exception, raise},
+    errors::raise,
+    exception::exception,
     objects::Calls,
     plan::{RoutePlan, layer_of, parse_any},
     registry::Runtime,

@@ -20,11 +20,13 @@ mirror! {
             self.0.packages().iter().map(|(name, version)| (name.to_owned(), version.to_owned())).collect()
         }
 
-        /// What could not be read: path and problem.
+        /// What could not be read or was passed over: path, code and message.
         #[getter]
-        fn problems(&self) -> Vec<(String, &str)> {
+        fn problems(&self) -> Vec<(String, &'static str, &str)> {
             let problems = self.0.problems.iter();
-            problems.map(|problem| (problem.path.to_string_lossy().into_owned(), problem.message.as_str())).collect()
+            problems
+                .map(|problem| (problem.path.to_string_lossy().into_owned(), problem.code.as_str(), problem.message.as_str()))
+                .collect()
         }
     }
 }

@@ -1,13 +1,13 @@
 //! The core's errors to the exceptions of `switchrail.errors`: code to class, fields to attributes.
 
-use pyo3::{
-    exceptions::PyException,
-    prelude::*,
-    types::{PyDict, PyType},
-};
+use pyo3::{prelude::*, types::PyDict};
 use switchrail::CoreError;
 
-use crate::{json, text::described};
+use crate::{
+    exception::{exception, let_pass_interrupts},
+    json,
+    text::described,
+};
 
 /// The class for each code. A code that is missing here becomes the base class, which a test refuses.
 fn class_of(code: &str) -> &'static str {
@@ -104,26 +104,4 @@ where
         };
         build().unwrap_or_else(|error| error)
     })
-}
-
-/// The error again, for whoever makes another of it; `Err` where it has to reach the caller as it is, as
-/// `KeyboardInterrupt` and `SystemExit` do.
-pub fn let_pass_interrupts(py: Python<'_>, error: PyErr) -> PyResult<PyErr> {
-    if error.is_instance_of::<PyException>(py) {
-        Ok(error)
-    } else {
-        Err(error)
-    }
-}
-
-/// An exception of `switchrail.errors` by the name of its class.
-pub fn exception(py: Python<'_>, class: &str, message: String, fields: Option<&Bound<'_, PyDict>>) -> PyErr {
-    let build = || -> PyResult<PyErr> {
-        let class = py
-            .import("switchrail.errors")?
-            .getattr(class)?
-            .cast_into::<PyType>()?;
-        Ok(PyErr::from_value(class.call((message,), fields)?))
-    };
-    build().unwrap_or_else(|error| error)
 }

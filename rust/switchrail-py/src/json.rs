@@ -11,7 +11,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Map, Number, Value};
 
 use crate::{
-    errors::{exception, let_pass_interrupts},
+    exception::{exception, let_pass_interrupts},
     text::described,
 };
 

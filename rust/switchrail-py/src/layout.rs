@@ -8,7 +8,8 @@ use pyo3::{
 };
 
 use crate::{
-    errors::{exception, let_pass_interrupts, raise},
+    errors::raise,
+    exception::{exception, let_pass_interrupts},
     json,
     mirror::mirror,
     op::parse,

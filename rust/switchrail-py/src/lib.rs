@@ -1,7 +1,8 @@
 //! Python binding of the `switchrail` core: a mirror, one file per file of the core, that decides nothing.
 //!
-//! Besides the mirror: `bound` holds the instances of a plan's backends, `objects` is the one place that stores and calls Python objects, `errors` the one that maps
-//! errors, `json` the one that converts data.
+//! Besides the mirror: `bound` holds the instances of a plan's backends, `objects` is the one place that stores and
+//! calls Python objects, `errors` the one that maps errors, `exception` the one that makes exceptions, `json` the one
+//! that converts data.
 #![allow(
     clippy::needless_pass_by_value,
     reason = "PyO3 hands arguments over by value, and so does map_err"
@@ -11,9 +12,11 @@ mod backend;
 mod bound;
 mod discovery;
 mod errors;
+mod exception;
 mod fingerprint;
 mod json;
 mod layout;
+mod load_order;
 mod lock;
 mod mirror;
 mod objects;
@@ -38,11 +41,12 @@ mod _core {
         discovery::{Discovery, discover},
         fingerprint::{Fingerprint, fingerprint},
         layout::{Layer, Layout},
+        load_order::order_plugins,
         lock::{Lock, LockDifference},
         op::parse_op,
         order::order,
         plan::{Route, RoutePlan},
-        plugin::{Plugin, parse_allow, select},
+        plugin::{Plugin, parse_allow, platform_of, select},
         registry::{Commit, Runtime, Snapshot, Transaction},
         resolve::{Decision, Rejection, load_of, preference_keys},
         suggest::nearest,

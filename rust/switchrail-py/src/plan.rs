@@ -7,7 +7,9 @@ use switchrail::{BackendId, CoreError, FingerprintInputs, PlanRequest, Preferenc
 
 use crate::{
     backend::Registration,
-    errors::{arguments, let_pass_interrupts, raise},
+    discovery::Discovery,
+    errors::{arguments, raise},
+    exception::let_pass_interrupts,
     json,
     layout::{Layout, read_id, refuse_id},
     mirror::mirror,
@@ -30,7 +32,7 @@ pub struct Request {
     preferences: BTreeMap<String, String>,
     state_layouts: BTreeMap<String, String>,
     features: BTreeMap<String, Vec<String>>,
-    packages: BTreeMap<String, String>,
+    installed: Py<Discovery>,
     no_decay: Vec<String>,
     measurements: Vec<Measurement>,
 }
@@ -54,7 +56,7 @@ impl Request {
             preferences: Preferences::parse(self.preferences).map_err(raise)?,
             state_layouts: layouts.collect::<PyResult<_>>()?,
             features: features.collect::<PyResult<_>>()?,
-            packages: self.packages.into_iter().collect(),
+            packages: self.installed.get().0.packages(),
             no_decay: parse_all(&self.no_decay)?,
             measurements: measurements(self.measurements)?,
         })

@@ -93,6 +93,11 @@ mirror! {
             self.0.traceback.as_deref()
         }
 
+        /// Whether an entry, `name` or `distribution:name`, means it.
+        fn is_named(&self, entry: &str) -> bool {
+            self.0.record.is_named(entry)
+        }
+
         /// The same plugin, loaded.
         fn loaded(&self) -> Self {
             Self(PluginRecord { state: PluginState::Loaded, ..self.0.record.clone() }.into())
@@ -119,19 +124,24 @@ mirror! {
 
 /// The plugins, those that the selection leaves out blocked.
 #[pyfunction]
-#[pyo3(signature = (plugins, allow=None, platform=None, builtin_platforms=Vec::new()))]
+#[pyo3(signature = (plugins, allow=None, platform=None))]
 pub fn select(
     plugins: Vec<Bound<'_, Plugin>>,
     allow: Option<Vec<String>>,
     platform: Option<String>,
-    builtin_platforms: Vec<String>,
 ) -> PyResult<Vec<Plugin>> {
-    let selection = Selection {
-        allow,
-        platform,
-        builtin_platforms,
-    };
+    let selection = Selection { allow, platform };
     changed(&plugins, |records| selection.apply(records).map_err(raise))
+}
+
+/// The platform that a program means by a platform or a device that it names.
+#[pyfunction]
+pub fn platform_of(named: &str, plugins: Vec<Bound<'_, Plugin>>) -> Option<String> {
+    let records: Vec<PluginRecord> = plugins
+        .iter()
+        .map(|plugin| plugin.get().0.record.clone())
+        .collect();
+    Selection::platform_of(named, &records).map(str::to_owned)
 }
 
 /// The plugins after a change of their records; tracebacks stay with theirs, and records may join.

@@ -6,11 +6,13 @@ use pyo3::{
     prelude::*,
     types::{PyDict, PySequence, PyString},
 };
-use switchrail::{HeadCount, Load, Packages, Preferences};
+use switchrail::{HeadCount, Load, Preferences};
 
 use crate::{
     backend::Heads,
-    errors::{exception, let_pass_interrupts, raise},
+    discovery::Discovery,
+    errors::raise,
+    exception::{exception, let_pass_interrupts},
     json,
     mirror::mirror,
     op::{DeviceForm, parse},
@@ -31,7 +33,7 @@ pub struct Query {
     state_layout: Option<String>,
     features: Vec<String>,
     preferences: BTreeMap<String, String>,
-    packages: BTreeMap<String, String>,
+    installed: Py<Discovery>,
     heads: Option<(u32, u32)>,
     no_decay: bool,
     measurements: Vec<Measurement>,
@@ -108,9 +110,8 @@ impl Query {
         };
         query.measured = switchrail::Measurement::of(&query, &measurements(self.measurements)?);
         let preferences = preferences(self.preferences, snapshot)?;
-        let packages: Packages = self.packages.into_iter().collect();
         snapshot
-            .resolve(&query, &preferences, &packages)
+            .resolve(&query, &preferences, &self.installed.get().0.packages())
             .map(Decision)
             .map_err(raise)
     }

@@ -6,7 +6,7 @@ use pyo3::{
     types::{PyDict, PyString},
 };
 
-use crate::errors::{exception, let_pass_interrupts};
+use crate::exception::{exception, let_pass_interrupts};
 
 /// One text.
 pub struct Text(pub String);

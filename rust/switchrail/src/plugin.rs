@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::schema::lossy_path;
+use crate::{normalized_name, schema::lossy_path};
 
 /// The two entry-point groups that Switchrail reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -98,5 +98,18 @@ impl PluginRecord {
     #[must_use]
     pub fn qualified_name(&self) -> String {
         format!("{}:{}", self.origin.distribution, self.name)
+    }
+
+    /// Whether an entry means this plugin: its name, or `distribution:name` with any spelling of the distribution.
+    #[must_use]
+    pub fn is_named(&self, entry: &str) -> bool {
+        let is_qualified = |(distribution, name)| name == self.name && self.is_of(distribution);
+        entry == self.name || entry.split_once(':').is_some_and(is_qualified)
+    }
+
+    /// Whether it comes from a distribution, by any spelling of its name.
+    #[must_use]
+    pub fn is_of(&self, distribution: &str) -> bool {
+        normalized_name(&self.origin.distribution) == normalized_name(distribution)
     }
 }

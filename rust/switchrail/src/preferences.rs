@@ -4,10 +4,7 @@ use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CoreError, Op, Phase, Snapshot, UnknownName};
-
-/// The backend name that means: decide by capabilities and priority.
-pub const AUTO: &str = "auto";
+use crate::{AUTO, CoreError, Op, Phase, Snapshot, UnknownName};
 
 const LINEAR: &str = "linear";
 

@@ -7,7 +7,9 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CoreError, PluginGroup, PluginRecord, PluginState, UnknownName, normalized_name, quoted};
+use crate::{
+    CoreError, DeviceKind, PluginGroup, PluginRecord, PluginState, UnknownName, normalized_name, quoted,
+};
 
 /// At most so many names of an allow list are in the reason of each plugin that it leaves out.
 const NAMED: usize = 10;
@@ -51,8 +53,6 @@ pub struct Selection {
     /// The platform in use, once it is chosen: then general plugins of distributions that provide only other platforms
     /// are left out.
     pub platform: Option<String>,
-    /// The platforms that the host brings itself.
-    pub builtin_platforms: Vec<String>,
 }
 
 impl Selection {
@@ -99,20 +99,25 @@ impl Selection {
         Ok(())
     }
 
+    /// The platform that a program means by a platform or a device that it names, such as `cuda` by `cuda:0`; none
+    /// where it is of no [`DeviceKind`] with a name of its own, and of no installed platform.
+    #[must_use]
+    pub fn platform_of<'a>(named: &'a str, plugins: &[PluginRecord]) -> Option<&'a str> {
+        let family = named.rsplit_once(':').map(|(family, _)| family);
+        [Some(named), family]
+            .into_iter()
+            .flatten()
+            .find(|name| is_platform(name, plugins))
+    }
+
     fn check_platform(&self, plugins: &[PluginRecord]) -> Result<(), SelectionError> {
         let Some(platform) = &self.platform else {
             return Ok(());
         };
-        let installed: Vec<&PluginRecord> = plugins
-            .iter()
-            .filter(|plugin| plugin.group == PluginGroup::Platforms)
-            .collect();
-        if self.builtin_platforms.contains(platform)
-            || installed.iter().any(|plugin| is_named(plugin, platform))
-        {
+        if is_platform(platform, plugins) {
             return Ok(());
         }
-        let valid = self.builtin_platforms.iter().cloned().chain(names(installed));
+        let valid = builtin().chain(names(platforms(plugins)));
         Err(SelectionError::UnknownPlatform(UnknownName::new(
             "platform", platform, valid,
         )))
@@ -125,12 +130,9 @@ impl Selection {
             .as_ref()
             .map(|allow| allow.iter().flat_map(|entry| entry_keys(entry)).collect());
         // Each plugin looks at the platforms of its own distribution alone: to look at all would be quadratic.
-        let mut platforms: BTreeMap<&Path, Vec<&PluginRecord>> = BTreeMap::new();
-        for plugin in plugins
-            .iter()
-            .filter(|plugin| plugin.group == PluginGroup::Platforms)
-        {
-            platforms.entry(&plugin.origin.path).or_default().push(plugin);
+        let mut by_origin: BTreeMap<&Path, Vec<&PluginRecord>> = BTreeMap::new();
+        for plugin in platforms(plugins) {
+            by_origin.entry(&plugin.origin.path).or_default().push(plugin);
         }
         let reason = |plugin: &PluginRecord| {
             if plugin.group == PluginGroup::Platforms {
@@ -142,8 +144,8 @@ impl Selection {
                 return Some(not_allowed(allow));
             }
             let platform = self.platform.as_ref()?;
-            let provided = platforms.get(plugin.origin.path.as_path())?;
-            let is_other = !provided.iter().any(|other| is_named(other, platform));
+            let provided = by_origin.get(plugin.origin.path.as_path())?;
+            let is_other = !provided.iter().any(|other| other.is_named(platform));
             is_other.then(|| {
                 let names: Vec<&str> = provided.iter().map(|other| other.name.as_str()).collect();
                 format!(
@@ -185,10 +187,20 @@ fn entry_keys(entry: &str) -> impl Iterator<Item = Key<'_>> {
     [(None, entry)].into_iter().chain(qualified)
 }
 
-/// Whether an entry means a plugin.
-fn is_named(plugin: &PluginRecord, entry: &str) -> bool {
-    let keys = plugin_keys(plugin);
-    entry_keys(entry).any(|key| keys.contains(&key))
+/// The platforms that are known without a plugin.
+fn builtin() -> impl Iterator<Item = String> {
+    DeviceKind::KNOWN.into_iter().map(|kind| kind.to_string())
+}
+
+fn platforms(plugins: &[PluginRecord]) -> impl Iterator<Item = &PluginRecord> {
+    plugins
+        .iter()
+        .filter(|plugin| plugin.group == PluginGroup::Platforms)
+}
+
+/// Whether a platform of this name is built in or installed.
+fn is_platform(name: &str, plugins: &[PluginRecord]) -> bool {
+    builtin().any(|kind| kind == name) || platforms(plugins).any(|plugin| plugin.is_named(name))
 }
 
 fn names<'a>(plugins: impl IntoIterator<Item = &'a PluginRecord>) -> Vec<String> {

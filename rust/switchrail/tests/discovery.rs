@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
-use switchrail::{Discovery, PluginGroup, PluginState, discover, discover_thoroughly};
+use switchrail::{Discovery, PluginGroup, PluginState, ProblemCode, discover, discover_thoroughly};
 
 fn write(path: PathBuf, contents: impl AsRef<[u8]>) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -206,6 +206,7 @@ fn two_of_a_name_in_one_folder_are_reported() {
         panic!("{found:?}")
     };
     assert_eq!(problem.path, site.path().join("acme-2.0.dist-info"));
+    assert_eq!(problem.code, ProblemCode::SameName);
     assert!(
         problem.message.contains("acme-1.0.dist-info"),
         "{}",
@@ -243,6 +244,7 @@ fn a_folder_without_metadata_never_hides_a_sound_one() {
                 .iter()
                 .find(|problem| problem.message.contains("passed over for"));
             assert_eq!(told.unwrap().path, first.join(left));
+            assert_eq!(told.unwrap().code, ProblemCode::LeftOver);
         }
     }
 }
@@ -277,6 +279,7 @@ fn a_thorough_look_lists_broken_metadata_of_any_distribution() {
         .map(|problem| problem.message.as_str())
         .collect();
     assert_eq!(told, ["its metadata has no Name"]);
+    assert_eq!(found.problems[0].code, ProblemCode::Broken);
     assert_eq!(found.problems[0].path, site.path().join("nameless-1.0.dist-info"));
 }
 

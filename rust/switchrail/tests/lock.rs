@@ -437,6 +437,13 @@ fn a_namespace_package_is_held_but_for_what_others_have_recorded() {
     // What is in a package of one's own is held, whoever has recorded it too.
     let difference = "acme differs from the lock: files added: space/pack/more.so";
     assert_eq!(told(&lock, &site), [difference]);
+    // Discovery finds metadata whatever the case of their ending: they are an owner's too.
+    fs::rename(
+        site.join("vendor-1.0.dist-info"),
+        site.join("vendor-1.0.DIST-INFO"),
+    )
+    .unwrap();
+    assert_eq!(told(&lock, &site), [difference]);
     fs::remove_dir_all(site.join("space")).unwrap();
     let difference = "acme differs from the lock: files missing: space/deep/tool.py, space/pack/__init__.py";
     assert_eq!(told(&lock, &site), [difference]);

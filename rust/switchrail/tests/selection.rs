@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use switchrail::{
-    CoreError, PluginGroup, PluginOrigin, PluginRecord, PluginState, Selection, SelectionError,
+    CoreError, DeviceKind, PluginGroup, PluginOrigin, PluginRecord, PluginState, Selection, SelectionError,
 };
 
 fn plugin(group: PluginGroup, distribution: &str, name: &str) -> PluginRecord {
@@ -51,7 +51,6 @@ fn allowing(names: &str) -> Selection {
 fn on(platform: &str) -> Selection {
     Selection {
         platform: Some(platform.to_owned()),
-        builtin_platforms: vec!["cpu".to_owned(), "cuda".to_owned()],
         ..Selection::default()
     }
 }
@@ -127,6 +126,32 @@ fn a_platform_leaves_out_the_plugins_of_the_others() {
             applied(&on(platform)).unwrap(),
             [&["Acme.Kernels:gdn", "other:gdn"][..], &PLATFORMS].concat()
         );
+    }
+}
+
+#[test]
+fn a_device_means_the_platform_of_its_kind_or_an_installed_one() {
+    let plugins = installed();
+    let platform_of = |named| Selection::platform_of(named, &plugins);
+    for (named, platform) in [
+        ("cuda", "cuda"),
+        ("cuda:0", "cuda"),
+        ("xpu", "xpu"),
+        ("npu:1", "npu"),
+        ("npu_vendor:npu", "npu_vendor:npu"),
+        ("tpu-vendor:tpu:3", "tpu-vendor:tpu"),
+    ] {
+        assert_eq!(platform_of(named), Some(platform));
+    }
+    for named in ["acme", "acme.platform:Acme", "", ":"] {
+        assert_eq!(platform_of(named), None);
+    }
+}
+
+#[test]
+fn every_kind_of_device_is_a_platform() {
+    for kind in DeviceKind::KNOWN {
+        assert!(applied(&on(&kind.to_string())).is_ok(), "{kind}");
     }
 }
 

@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::schema::lossy_path;
 use crate::shown::{cut, shown};
-use crate::{Packages, PluginGroup, PluginOrigin, PluginRecord, PluginState, Schema};
+use crate::{Packages, PluginGroup, PluginOrigin, PluginRecord, PluginState, Schema, normalized_name};
+use ProblemCode::{Broken, LeftOver, SameName};
 use entry_points::EntryPoint;
 use source::Source;
 
@@ -33,13 +34,40 @@ pub struct Distribution {
     pub path: PathBuf,
 }
 
-/// What discovery could not read.
+/// What kind of problem discovery found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum ProblemCode {
+    /// It cannot be read, or something in it is missing or wrong.
+    Broken,
+    /// Another distribution of the same name in the same folder comes before it.
+    SameName,
+    /// It is what an interrupted installation or removal left behind.
+    LeftOver,
+}
+
+impl ProblemCode {
+    /// The name in documents.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Broken => "broken",
+            Self::SameName => "same_name",
+            Self::LeftOver => "left_over",
+        }
+    }
+}
+
+/// What discovery could not read, or passed over.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct DiscoveryProblem {
     /// The file or folder.
     #[serde(serialize_with = "lossy_path")]
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// What kind of problem it is.
+    pub code: ProblemCode,
+    /// What is wrong with it, for people.
     pub message: String,
 }
 
@@ -68,19 +96,6 @@ impl Discovery {
             .filter_map(|found| Some((&found.name, found.version.as_deref()?)))
             .collect()
     }
-}
-
-/// A distribution's name as PEP 503 normalises it: lower case, and each run of `-`, `_` and `.` a single `-`.
-pub(crate) fn normalized_name(name: &str) -> String {
-    let mut normalized = String::with_capacity(name.len());
-    for letter in name.to_lowercase().chars() {
-        if !matches!(letter, '-' | '_' | '.') {
-            normalized.push(letter);
-        } else if !normalized.ends_with('-') {
-            normalized.push('-');
-        }
-    }
-    normalized
 }
 
 /// Finds the distributions on a path, and the plugins in them. Nothing is imported.
@@ -138,14 +153,16 @@ impl Found {
         let (source, names) = match Source::open(folder) {
             Ok(Some(opened)) => opened,
             Ok(None) => return,
-            Err(error) => return self.problem(folder, &format!("cannot be listed: {error}")),
+            Err(error) => return self.problem(folder, Broken, &format!("cannot be listed: {error}")),
         };
         let mut infos: Vec<OsString> = Vec::new();
         for name in names {
             match name {
                 Ok(name) if is_info(&name) => infos.push(name),
                 Ok(_) => {}
-                Err(error) => self.problem(folder, &format!("cannot be listed to its end: {error}")),
+                Err(error) => {
+                    self.problem(folder, Broken, &format!("cannot be listed to its end: {error}"));
+                }
             }
         }
         infos.sort_unstable();
@@ -167,13 +184,17 @@ impl Found {
         let headers = || headers::read(|file| source.read(&beside(&path, file), headers::MAX_HEAD));
         if name.is_empty() {
             let Some(spelled) = headers().name else {
-                return self.problem(&path, "has no name, neither of its own nor in its metadata");
+                return self.problem(
+                    &path,
+                    Broken,
+                    "has no name, neither of its own nor in its metadata",
+                );
             };
             name = normalized_name(&spelled);
         }
         if name.starts_with('~') {
             let message = "is what an interrupted installation left over, and is passed over";
-            return self.problem(&path, message);
+            return self.problem(&path, LeftOver, message);
         }
         if let Some((_, earlier)) = self.distributions.get(&name) {
             let earlier = earlier.clone();
@@ -186,8 +207,8 @@ impl Found {
             };
             if !is_left_over(&earlier) || !is_sound() {
                 if earlier.parent() == Some(folder) {
-                    let message = passed_over(&path, &earlier);
-                    self.problem(&path, &message);
+                    let (code, message) = passed_over(&path, &earlier);
+                    self.problem(&path, code, &message);
                 }
                 return;
             }
@@ -197,7 +218,7 @@ impl Found {
         if version.is_none() || !entry_points.is_empty() || self.thorough {
             let headers = headers();
             for problem in headers.problems {
-                self.problem(&path, &problem);
+                self.problem(&path, Broken, &problem);
             }
             version = headers.version.or(version);
             let origin = PluginOrigin {
@@ -218,6 +239,7 @@ impl Found {
             Ok(Some(bytes)) if bytes.len() as u64 > MAX_ENTRY_POINTS => {
                 self.problem(
                     path,
+                    Broken,
                     &format!("cannot be read: it has more than {MAX_ENTRY_POINTS} bytes"),
                 );
                 return Vec::new();
@@ -225,26 +247,27 @@ impl Found {
             Ok(Some(bytes)) => match String::from_utf8(bytes) {
                 Ok(text) => text,
                 Err(error) => {
-                    self.problem(path, &format!("is not UTF-8: {}", error.utf8_error()));
+                    self.problem(path, Broken, &format!("is not UTF-8: {}", error.utf8_error()));
                     String::from_utf8_lossy(error.as_bytes()).into_owned()
                 }
             },
             Ok(None) => return Vec::new(),
             Err(error) => {
-                self.problem(path, &format!("cannot be read: {error}"));
+                self.problem(path, Broken, &format!("cannot be read: {error}"));
                 return Vec::new();
             }
         };
         let (entries, problems) = entry_points::parse(&text);
         for problem in problems {
-            self.problem(path, &problem);
+            self.problem(path, Broken, &problem);
         }
         entries
     }
 
-    fn problem(&mut self, path: &Path, message: &str) {
+    fn problem(&mut self, path: &Path, code: ProblemCode, message: &str) {
         self.problems.push(DiscoveryProblem {
             path: path.to_owned(),
+            code,
             message: shown(message).into_owned(),
         });
     }
@@ -255,8 +278,8 @@ impl Found {
         self.problems
             .retain(|problem| !self.replaced.contains_key(&problem.path));
         for (path, sound) in mem::take(&mut self.replaced) {
-            let message = passed_over(&path, &sound);
-            self.problem(&path, &message);
+            let (code, message) = passed_over(&path, &sound);
+            self.problem(&path, code, &message);
         }
         self.plugins
             .sort_by(|(a_name, a), (b_name, b)| (a.group, a_name, &a.name).cmp(&(b.group, b_name, &b.name)));
@@ -302,24 +325,26 @@ impl Found {
     }
 }
 
-/// Whether a file name is that of metadata; asked of everything that is in a folder.
-fn is_info(file_name: &OsStr) -> bool {
+/// Whether a file name is that of metadata, in any case of letters; asked of everything that is in a folder.
+pub(crate) fn is_info(file_name: &OsStr) -> bool {
     let name = file_name.as_encoded_bytes();
-    name.len()
-        .checked_sub("-info".len())
-        .is_some_and(|start| name[start..].eq_ignore_ascii_case(b"-info"))
+    [&b".dist-info"[..], b".egg-info"].into_iter().any(|ending| {
+        let start = name.len().checked_sub(ending.len());
+        start.is_some_and(|start| name[start..].eq_ignore_ascii_case(ending))
+    }) || name.eq_ignore_ascii_case(b"egg-info")
 }
 
 /// Why a metadata folder does not count beside another of the same name.
-fn passed_over(info: &Path, other: &Path) -> String {
-    let left_over = if is_left_over(info) {
-        "has no metadata, and "
+fn passed_over(info: &Path, other: &Path) -> (ProblemCode, String) {
+    let (code, left_over) = if is_left_over(info) {
+        (LeftOver, "has no metadata, and ")
     } else {
-        ""
+        (SameName, "")
     };
-    format!(
-        "{left_over}is passed over for {}, of the same name",
-        other.display()
+    let other = other.display();
+    (
+        code,
+        format!("{left_over}is passed over for {other}, of the same name"),
     )
 }
 

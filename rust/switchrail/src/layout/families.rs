@@ -6,11 +6,10 @@ use super::LayerKind::{
 };
 use super::config::Config;
 use super::naming::{Naming, Words};
-use super::{LayoutError, Shape, shape};
-use crate::Op;
-
-/// The shapes of the ops in one kind of layer.
-pub(super) type KindShapes = Vec<(LayerKind, Op, Shape)>;
+use super::{
+    LayoutError,
+    shape::{self, KindShapes},
+};
 
 /// What is known of the models of one or more model types.
 pub(super) struct Family {

@@ -4,12 +4,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::LayerKind::{
-    FullAttention, GatedDelta, Hybrid, Kda, Lightning, Mamba1, Mamba2, Mla, RgLru, ShortConv,
+    self, FullAttention, GatedDelta, Hybrid, Kda, Lightning, Mamba1, Mamba2, Mla, RgLru, ShortConv,
     SlidingAttention,
 };
 use super::LayoutError;
 use super::config::Config;
-use super::families::KindShapes;
 use crate::Op;
 
 /// The sizes of an op in one kind of layer, as far as the config gives them.
@@ -49,6 +48,9 @@ pub struct Shape {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub width: Option<u32>,
 }
+
+/// The shapes of the ops in one kind of layer.
+pub(super) type KindShapes = Vec<(LayerKind, Op, Shape)>;
 
 type Size = Result<Option<u32>, LayoutError>;
 type Shapes = Result<KindShapes, LayoutError>;

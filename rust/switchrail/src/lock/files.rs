@@ -6,6 +6,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::discovery::is_info;
+
 /// Files by the name that a lock has for them: the path below the folder that they are imported from.
 pub(super) type Files = BTreeMap<String, PathBuf>;
 
@@ -120,7 +122,10 @@ impl Owners {
 
     fn of(site: &Path) -> Result<HashMap<String, Vec<String>>, Unreadable> {
         let mut owners: HashMap<String, Vec<String>> = HashMap::new();
-        for path in list(site)?.iter().filter(|path| is_info(path)) {
+        for path in list(site)?
+            .iter()
+            .filter(|path| path.file_name().is_some_and(is_info))
+        {
             let info = file_name(path);
             // Metadata that can't be read are no owner's.
             for file in recorded(site, &info).ok().flatten().unwrap_or_default() {
@@ -478,11 +483,6 @@ fn texts(line: &str) -> Vec<String> {
 /// Whether a path is a file of this extension in the site folder itself.
 fn is_top_level(path: &str, extension: &str) -> bool {
     !path.contains('/') && Path::new(path).extension() == Some(OsStr::new(extension))
-}
-
-fn is_info(path: &Path) -> bool {
-    let extension = path.extension().and_then(OsStr::to_str);
-    extension.is_some_and(|extension| ["dist-info", "egg-info"].contains(&extension))
 }
 
 fn is_imported(path: &Path) -> bool {

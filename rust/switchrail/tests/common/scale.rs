@@ -63,7 +63,6 @@ pub fn select(plugins: &mut [PluginRecord]) {
     let selection = Selection {
         allow: Some(half.map(PluginRecord::qualified_name).collect()),
         platform: Some("cpu".to_owned()),
-        builtin_platforms: vec!["cpu".to_owned()],
     };
     selection.apply(plugins).unwrap();
 }

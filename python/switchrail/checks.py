@@ -1,4 +1,4 @@
-"""How the engine's option objects refuse values."""
+"""How objects that hold a user's options refuse values."""
 
 from __future__ import annotations
 

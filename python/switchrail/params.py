@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from switchrail.engine.checks import is_count, is_integer, is_number, refuse
+from switchrail.checks import is_count, is_integer, is_number, refuse
 from switchrail.errors import RequestError
 
 MOST_SAMPLES = 1024

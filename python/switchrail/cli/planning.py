@@ -1,0 +1,72 @@
+"""The plan of a checkpoint as the engine would make it, without torch and without a backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+import switchrail
+from switchrail import _core
+from switchrail.cli.choices import Choices, loaded_runtime
+
+if TYPE_CHECKING:
+    from switchrail import Platform, RoutePlan, Runtime
+
+NOT_IMPORTED = "no backend was imported; `switchrail doctor` imports those for the device that is here"
+
+
+def planned(
+    checkpoint: Path,
+    choices: Choices,
+    *,
+    device: str | None,
+    described_device: str | None,
+    dtype: str | None,
+    phase: str | None,
+    download: bool,
+) -> tuple[Platform, RoutePlan]:
+    """Loads the plugins and plans a checkpoint; the arguments are the command's options of these names.
+
+    Raises:
+        SwitchrailError: The checkpoint is not there or means nothing, or as `Runtime.load`,
+            `Runtime.find_platform` and `Runtime.plan`.
+    """
+    from switchrail.engine.dtypes import choose_dtype
+    from switchrail.engine.files import CONFIG, read_object
+    from switchrail.engine.hub import find_checkpoint
+    from switchrail.engine.options import options_on
+    from switchrail.engine.routes import plan_routes
+
+    checkpoint = find_checkpoint(checkpoint, download=download, files=[CONFIG])
+    layout = switchrail.Layout.from_config(checkpoint)
+    runtime = loaded_runtime(choices)
+    platform = _platform(runtime, device, described_device)
+    config_values = read_object(checkpoint / CONFIG if checkpoint.is_dir() else checkpoint)
+    plan = plan_routes(
+        runtime,
+        layout,
+        platform=platform,
+        dtype=choose_dtype(dtype, config_values, platform.hardware),
+        page_size=options_on(platform, choices.engine).page_size,
+        preferences={key: name for key, name in choices.backends.items() if _is_for(key, phase)},
+        phases=("prefill", "decode") if phase is None else (phase,),
+    )
+    return platform, plan
+
+
+def _is_for(key: str, phase: str | None) -> bool:
+    """Whether a preference can say something of the only phase that is planned, if there is one."""
+    own = key.partition(".")[2]
+    return phase is None or own == phase or own not in _core.PHASES
+
+
+def _platform(runtime: Runtime, device: str | None, described_device: str | None) -> Platform:
+    if described_device is not None:
+        if device is not None:
+            raise typer.BadParameter("valid: either --device or --as")
+        from switchrail.platforms import described
+
+        return described(described_device)
+    return runtime.platform if device is None else runtime.find_platform(device)

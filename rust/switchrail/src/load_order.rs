@@ -1,0 +1,65 @@
+//! The order in which plugins register.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{OrderError, OrderItem, PluginRecord, normalized_name, order};
+
+/// What a plugin says of its place among the others.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PluginPlace {
+    /// Higher comes first.
+    pub priority: i32,
+    /// Plugins that it comes before: the name of one, `distribution:name`, or a distribution for all of its plugins.
+    /// What is not there constrains nothing.
+    pub before: Vec<String>,
+    /// Plugins that it comes after, in the same way.
+    pub after: Vec<String>,
+}
+
+/// Puts plugins in order, as [`order`] does; returns their indices. Of equal rank, those of the distribution whose
+/// normalised name is first come first.
+///
+/// ```
+/// # use switchrail::{PluginGroup, PluginOrigin, PluginPlace, PluginRecord, PluginState, order_plugins};
+/// # let plugin = |name: &str| PluginRecord {
+/// #     name: name.into(),
+/// #     group: PluginGroup::Plugins,
+/// #     target: "module:register".into(),
+/// #     extras: vec![],
+/// #     origin: PluginOrigin { distribution: "Acme.Kernels".into(), version: None, path: "/site".into() },
+/// #     state: PluginState::Discovered,
+/// # };
+/// let (first, second) = (plugin("first"), plugin("second"));
+/// let place = PluginPlace { after: vec!["acme_kernels:second".into()], ..PluginPlace::default() };
+/// assert_eq!(order_plugins([(&first, &place), (&second, &PluginPlace::default())])?, [1, 0]);
+/// # Ok::<(), switchrail::OrderError>(())
+/// ```
+///
+/// # Errors
+/// [`OrderError::Cycle`] where what they say contradicts; its members are qualified names.
+pub fn order_plugins<'a>(
+    plugins: impl IntoIterator<Item = (&'a PluginRecord, &'a PluginPlace)>,
+) -> Result<Vec<usize>, OrderError> {
+    let plugins: Vec<_> = plugins.into_iter().collect();
+    let meant = |names: &[String]| -> Vec<String> {
+        let is_meant = |plugin: &PluginRecord| {
+            names
+                .iter()
+                .any(|name| plugin.is_named(name) || plugin.is_of(name))
+        };
+        let others = plugins.iter().filter(|(plugin, _)| is_meant(plugin));
+        others.map(|(plugin, _)| plugin.qualified_name()).collect()
+    };
+    let items: Vec<OrderItem> = plugins
+        .iter()
+        .map(|(plugin, place)| OrderItem {
+            key: plugin.qualified_name(),
+            source: normalized_name(&plugin.origin.distribution),
+            priority: place.priority,
+            before: meant(&place.before),
+            after: meant(&place.after),
+        })
+        .collect();
+    order(&items)
+}

@@ -1,0 +1,174 @@
+//! Installed distributions by name and version, and what a backend requires of them.
+
+use std::{collections::BTreeMap, fmt, str::FromStr, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+
+use crate::CoreError;
+
+/// A distribution's name as PEP 503 normalises it: lower case, and each run of `-`, `_` and `.` a single `-`.
+pub(crate) fn normalized_name(name: &str) -> String {
+    let mut normalized = String::with_capacity(name.len());
+    for letter in name.to_lowercase().chars() {
+        if !matches!(letter, '-' | '_' | '.') {
+            normalized.push(letter);
+        } else if !normalized.ends_with('-') {
+            normalized.push('-');
+        }
+    }
+    normalized
+}
+
+/// A distribution that a backend needs: a name, and optionally versions as PEP 440 writes them.
+///
+/// ```
+/// use switchrail::PackageRequirement;
+///
+/// let requirement: PackageRequirement = "FlashInfer_Python >=0.6, <0.7".parse().unwrap();
+/// assert_eq!(requirement.name(), "flashinfer-python");
+/// assert!(requirement.accepts("0.6.13"));
+/// assert!(!requirement.accepts("0.7.0"));
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct PackageRequirement {
+    name: String,
+    specifiers: pep440_rs::VersionSpecifiers,
+}
+
+/// A text that is no package requirement.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RequirementError {
+    /// The name is not one that a distribution can have.
+    #[error("{found:?} does not start with the name of a distribution; write NAME or NAME>=VERSION")]
+    Name {
+        /// The text as it was given.
+        found: String,
+    },
+    /// What follows the name is no version specifier.
+    #[error("{found:?} is no package requirement: {reason}; write NAME or NAME>=VERSION,<VERSION")]
+    Specifier {
+        /// The text as it was given.
+        found: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+impl CoreError for RequirementError {
+    fn code(&self) -> &'static str {
+        match self {
+            Self::Name { .. } => "bad_requirement_name",
+            Self::Specifier { .. } => "bad_requirement_specifier",
+        }
+    }
+
+    fn fields(&self) -> serde_json::Value {
+        match self {
+            Self::Name { found } => serde_json::json!({"found": found}),
+            Self::Specifier { found, reason } => serde_json::json!({"found": found, "reason": reason}),
+        }
+    }
+}
+
+impl PackageRequirement {
+    /// The distribution's normalised name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether a version will do. One that is no PEP 440 version does only where any would.
+    #[must_use]
+    pub fn accepts(&self, version: &str) -> bool {
+        self.specifiers.is_empty()
+            || pep440_rs::Version::from_str(version).is_ok_and(|version| self.specifiers.contains(&version))
+    }
+}
+
+impl FromStr for PackageRequirement {
+    type Err = RequirementError;
+
+    fn from_str(found: &str) -> Result<Self, RequirementError> {
+        let text = found.trim();
+        let end = text
+            .find(|c: char| !(c.is_ascii_alphanumeric() || "-_.".contains(c)))
+            .unwrap_or(text.len());
+        let (name, rest) = text.split_at(end);
+        if !name.starts_with(|c: char| c.is_ascii_alphanumeric())
+            || !name.ends_with(|c: char| c.is_ascii_alphanumeric())
+        {
+            return Err(RequirementError::Name {
+                found: found.to_owned(),
+            });
+        }
+        let specifiers = rest
+            .trim()
+            .parse()
+            .map_err(
+                |error: pep440_rs::VersionSpecifiersParseError| RequirementError::Specifier {
+                    found: found.to_owned(),
+                    reason: error.to_string(),
+                },
+            )?;
+        Ok(Self {
+            name: normalized_name(name),
+            specifiers,
+        })
+    }
+}
+
+impl TryFrom<String> for PackageRequirement {
+    type Error = RequirementError;
+
+    fn try_from(found: String) -> Result<Self, RequirementError> {
+        found.parse()
+    }
+}
+
+impl From<PackageRequirement> for String {
+    fn from(requirement: PackageRequirement) -> Self {
+        requirement.to_string()
+    }
+}
+
+impl fmt::Display for PackageRequirement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.name, self.specifiers)
+    }
+}
+
+/// The distributions that are installed, by normalised name, for [`Capabilities::packages`](crate::Capabilities::packages). Cheap to clone.
+///
+/// The default is empty: backends that need a package are then refused.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Packages(Arc<BTreeMap<String, String>>);
+
+impl Packages {
+    /// The installed version of a distribution, by any spelling of its name.
+    #[must_use]
+    pub fn version(&self, name: &str) -> Option<&str> {
+        self.0.get(&normalized_name(name)).map(String::as_str)
+    }
+
+    /// Normalised names and versions, sorted by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0
+            .iter()
+            .map(|(name, version)| (name.as_str(), version.as_str()))
+    }
+}
+
+/// Names and versions; where two names normalise to one, the first wins.
+impl<N: AsRef<str>, V: Into<String>> FromIterator<(N, V)> for Packages {
+    fn from_iter<I: IntoIterator<Item = (N, V)>>(packages: I) -> Self {
+        let mut map = BTreeMap::new();
+        for (name, version) in packages {
+            map.entry(normalized_name(name.as_ref()))
+                .or_insert_with(|| version.into());
+        }
+        Self(Arc::new(map))
+    }
+}
