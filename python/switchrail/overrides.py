@@ -29,9 +29,7 @@ class Problem(NamedTuple):
     nearest: tuple[str, ...] = ()
 
 
-def check_overrides(
-    cls: type[Any], base: type[Any], *, like: Mapping[str, str] | None = None
-) -> list[Problem]:
+def check_overrides(cls: type[Any], base: type[Any]) -> list[Problem]:
     """The problems of a class's overrides.
 
     A public method is misspelt where our classes know no such name, and differs by a letter or two from a
@@ -40,7 +38,6 @@ def check_overrides(
     Args:
         cls: The class.
         base: The class of ours that it must derive from.
-        like: Method -> the method that is called with the same arguments, where the base leaves them open.
     """
     ours = [one for one in cls.__mro__ if one.__module__.partition(".")[0] == "switchrail"]
     theirs = [one for one in cls.__mro__ if one not in ours and one is not object]
@@ -53,8 +50,7 @@ def check_overrides(
     for name, found in given.items():
         where = f"{cls.__qualname__}.{name}"
         if name in known:
-            expected = known.get((like or {}).get(name, name), known[name])
-            problem = _mismatch(cls, found, expected)
+            problem = _mismatch(cls, found, known[name])
             if problem is not None:
                 problems.append(Problem(f"{where} {problem}"))
         elif name in derived and not name.startswith("_"):

@@ -2,9 +2,11 @@
 launches."""
 
 import dataclasses
+from contextlib import contextmanager
 
 import pytest
 import torch
+from switchrail.ops.batch import Bounds
 from switchrail.testing.compare import same_bits, verify
 from switchrail.testing.inputs import (
     attention_call,
@@ -72,8 +74,23 @@ def _replace(target, source):
         old[..., : new.shape[-1]].copy_(new[..., : old.shape[-1]])
 
 
+WITHIN = Bounds(sequences=3, rows=3, tokens=900)
+
+
+@contextmanager
+def no_waiting():
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["new-layer", "known-layer"])
 @pytest.mark.parametrize(("make", "backend"), OPS)
-def test_a_captured_decode_is_replayed_with_other_numbers_lengths_and_slots(make, backend):
+def test_a_captured_decode_is_replayed_with_other_numbers_lengths_and_slots(make, backend, known):
+    """Launched one by one while it is captured, and, where the layer has run, again from C."""
     backend = backend()
     first, second = make("decode", 0), make("decode", 1)
     for name in ("k_cache", "v_cache", "kv_cache"):
@@ -83,15 +100,19 @@ def test_a_captured_decode_is_replayed_with_other_numbers_lengths_and_slots(make
                 old = call.tensors[name]
                 call.tensors[name] = old.new_full((size, *old.shape[1:]), torch.nan)
                 call.tensors[name][: old.shape[0]] = old
-    first.clone().run(backend)
-    stream = torch.cuda.Stream()
+    plan = backend.plan("decode", first.batch, WITHIN)
+    run = first.bind(backend, plan)
+    warm = run if known else first.clone().bind(backend, plan)
+    warm()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        first.run(backend)
+    with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
+        run()
+    with no_waiting():
+        backend.refresh(plan, second.batch)
     _replace(first, second)
     graph.replay()
     eager = second.clone()
-    eager.run(backend)
+    eager.bind(backend, backend.plan("decode", eager.batch, WITHIN))()
     torch.cuda.synchronize()
     assert same_bits(first.out, eager.out)
     if "state" in first.tensors:
@@ -105,12 +126,8 @@ def test_the_host_never_waits(make, backend, phase):
     backend = backend()
     call = make(phase, 0)
     call.clone().run(backend)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         call.run(backend)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize(("make", "backend"), OPS)
@@ -139,15 +156,38 @@ def test_another_stream(make, backend):
         verify(backend(), call)
 
 
+class OneLayer:
+    """A backend whose calls are all of one layer, which is given the numbers of theirs."""
+
+    def __init__(self, backend):
+        self.backend, self.layer = backend, None
+
+    def plan(self, phase, batch):
+        return self.backend.plan(phase, batch)
+
+    def run(self, call, batch, plan):
+        values = {field.name: getattr(call.layer, field.name) for field in dataclasses.fields(call.layer)}
+        tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+        if self.layer is None:
+            own = {name: tensor.clone() for name, tensor in tensors.items()}
+            self.layer = dataclasses.replace(call.layer, **own)
+        for name, tensor in tensors.items():
+            getattr(self.layer, name).copy_(tensor)
+        record = self.backend.run(call._replace(layer=self.layer), batch, plan)
+        for name, tensor in tensors.items():
+            tensor.copy_(getattr(self.layer, name))
+        return record
+
+
 @pytest.mark.parametrize(("make", "backend"), OPS)
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_launches_after_the_first_and_tensors_of_other_alignment(make, backend, phase):
-    backend = backend()
+    backend = OneLayer(backend())
     fused = make(phase, 0)  # views of a buffer, aligned to 8 bytes
     dense = dataclasses.replace(
         fused,
         tensors={
-            name: tensor.contiguous() if name in fused.contract.positional[:3] else tensor
+            name: tensor.contiguous() if name in fused.contract.inputs[:3] else tensor
             for name, tensor in fused.tensors.items()
         },
     )

@@ -48,11 +48,8 @@ LAYOUT = switchrail.Layout.from_kinds("tiny", ["gated_delta"])
 
 
 class Acme(GatedDeltaBackend):
-    def prefill(self, *tensors: object, **arguments: object) -> str:  # type: ignore[override]
-        return "prefill"
-
-    def decode(self, *tensors: object, **arguments: object) -> str:  # type: ignore[override]
-        return "decode"
+    def run(self, *arguments: object) -> str:
+        return "ran"
 
 
 @pytest.fixture(autouse=True)

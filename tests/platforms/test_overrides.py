@@ -69,7 +69,7 @@ def base_of(cls: type) -> type:
 
 def problems_of(cls: type, **members: Any) -> list[str]:
     made = type("Acme", (cls,), members)
-    return [problem.text for problem in check_overrides(made, base_of(cls), like={"verify": "prefill"})]
+    return [problem.text for problem in check_overrides(made, base_of(cls))]
 
 
 @pytest.mark.parametrize(("cls", "name", "meant"), MISSPELT)
@@ -124,7 +124,7 @@ def test_values_are_not_taken_for_methods() -> None:
 
 def test_what_other_bases_bring_is_their_own() -> None:
     class Made(torch.nn.Module, GatedDeltaBackend):
-        prefill = decode = lambda self, *tensors, **arguments: None
+        run = lambda self, *arguments: None  # noqa: E731
 
     assert check_overrides(Made, Backend) == []
 
@@ -173,9 +173,11 @@ WRONG = [
     (MultiHeadPool, "page_bytes", classmethod(lambda cls, shapes: 1), "expected (shapes, page_size, dtype)"),
     (StatePool, "__init__", lambda self, shapes: None, "unexpected keyword argument"),
     (FreeList, "give", lambda self: None, "expected (numbers)"),
-    (GatedDeltaBackend, "decode", lambda self, q, k, v, *, g, beta, state, out: None, "'batch'"),
-    (GatedDeltaBackend, "verify", lambda self, q: None, "expected (q, k, v, *, g, beta"),
-    (GatedDeltaBackend, "plan", lambda self, phase: None, "expected (phase, batch)"),
+    (GatedDeltaBackend, "run", lambda self, call, plan: None, "too many positional arguments"),
+    (GatedDeltaBackend, "commit", lambda self, call: None, "expected (call, batch, plan, record, accepted)"),
+    (GatedDeltaBackend, "plan", lambda self, phase: None, "expected (phase, batch, bounds=None)"),
+    (GatedDeltaBackend, "plan", lambda self, phase, batch: None, "expected (phase, batch, bounds=None)"),
+    (GatedDeltaBackend, "refresh", lambda self, plan: None, "expected (plan, batch)"),
 ]
 
 
@@ -203,7 +205,8 @@ def test_an_override_that_can_not_be_called_is_found(cls: type, name: str, membe
         (CpuPlatform, "name", functools.cached_property(lambda self: "Acme")),
         (MultiHeadPool, "write", lambda self, layer, rows, k, v: None),
         (FreeList, "__init__", lambda self, numbers: None),
-        (GatedDeltaBackend, "decode", lambda self, *tensors, out, **rest: None),
+        (GatedDeltaBackend, "run", lambda self, *arguments: None),
+        (GatedDeltaBackend, "run", lambda self, call, batch, plan, stream=None: None),
         (GatedDeltaBackend, "__init__", lambda self, config: None),
     ],
 )
@@ -234,7 +237,7 @@ def test_every_backend_fits(runtime: Runtime) -> None:
                 cls = getattr(__import__(module, fromlist=[name]), name)
             except ImportError:
                 continue
-            assert check_overrides(cls, Backend, like={"verify": "prefill"}) == []
+            assert check_overrides(cls, Backend) == []
 
 
 # --- where classes are taken
@@ -359,14 +362,14 @@ def test_functions_for_operations(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_backend_with_a_misspelt_override_is_refused_at_registration(runtime: Runtime) -> None:
     def any_call(self: Any, *tensors: Any, **arguments: Any) -> None: ...
 
-    phases = {"prefill": any_call, "decode": any_call}
-    misspelt = type("Acme", (GatedDeltaBackend,), {**phases, "comit": any_call})
+    methods = {"run": any_call}
+    misspelt = type("Acme", (GatedDeltaBackend,), {**methods, "comit": any_call})
     with pytest.raises(BackendImportError, match=r"Acme.comit overrides nothing; nearest: commit"):
         runtime.register("acme", misspelt, op="gated_delta")
-    wrong = type("Acme", (GatedDeltaBackend,), {**phases, "plan": lambda self: None})
+    wrong = type("Acme", (GatedDeltaBackend,), {**methods, "plan": lambda self: None})
     with pytest.raises(
-        BackendImportError, match=r"Acme.plan has parameters \(\): .*expected \(phase, batch\)"
+        BackendImportError, match=r"Acme.plan has parameters \(\): .*expected \(phase, batch, bounds=None\)"
     ):
         runtime.register("acme", wrong, op="gated_delta")
     assert "acme" not in [backend.name for backend in runtime.backends("gated_delta")]
-    runtime.register("acme", type("Acme", (GatedDeltaBackend,), phases), op="gated_delta")
+    runtime.register("acme", type("Acme", (GatedDeltaBackend,), methods), op="gated_delta")

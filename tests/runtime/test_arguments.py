@@ -20,10 +20,7 @@ LAYOUT = Layout.from_kinds("tiny", ["gated_delta", "full_attention"])
 
 
 class Acme(GatedDeltaBackend):
-    def prefill(self, *args: Any, **kwargs: Any) -> Any:
-        return None
-
-    def decode(self, *args: Any, **kwargs: Any) -> Any:
+    def run(self, *args: Any, **kwargs: Any) -> Any:
         return None
 
 

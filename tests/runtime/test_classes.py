@@ -134,7 +134,7 @@ def test_a_batch_goes_to_the_backend_that_is_fastest_for_its_like(runtime, seqle
     for layer in range(3):
         call = routes.lookup("gated_delta", layer)
         assert type(call.__self__) is kind
-        assert call.__func__ is kind.prefill
+        assert call.__func__ is kind.run
         assert routes.backend("gated_delta", layer) is call.__self__
     assert [op for op, _ in routes.backends] == ["short_conv", "gated_delta", "attention"]
     assert [type(backend) for op, backend in routes.backends if op == "gated_delta"] == [kind]
@@ -153,7 +153,7 @@ def test_what_rows_see_decides_for_a_paged_op(runtime):
     assert names == ["torch", "torch", "far", "far"]
     assert name_of(plan.at("decode", (1,) * 32), "attention") == "torch"
     assert name_of(plan.at("decode", (1,) * 32)) == "split"  # not measured: the first by origin and name
-    assert plan.lookup("attention", "decode", 3).__func__ is TorchAttention.decode
+    assert plan.lookup("attention", "decode", 3).__func__ is TorchAttention.run
 
 
 def of_as_many(count):

@@ -43,10 +43,7 @@ class Model(BaseModel):
 
 
 class Acme(GatedDeltaBackend):
-    def prefill(self, *args: Any, **kwargs: Any) -> Any:
-        return self.config
-
-    def decode(self, *args: Any, **kwargs: Any) -> Any:
+    def run(self, *args: Any, **kwargs: Any) -> Any:
         return self.config
 
 

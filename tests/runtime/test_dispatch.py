@@ -26,19 +26,13 @@ LINEAR, FULL = (0, 1, 2, 4, 5, 6), (3, 7)
 
 
 class Linear(GatedDeltaBackend):
-    def prefill(self, *args: Any, **kwargs: Any) -> Any:
-        return "linear", "prefill", args, kwargs
-
-    def decode(self, *args: Any, **kwargs: Any) -> Any:
-        return "linear", "decode", args, kwargs
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        return "linear", args, kwargs
 
 
 class Full(AttentionBackend):
-    def prefill(self, *args: Any, **kwargs: Any) -> Any:
-        return "full", "prefill", args, kwargs
-
-    def decode(self, *args: Any, **kwargs: Any) -> Any:
-        return "full", "decode", args, kwargs
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        return "full", args, kwargs
 
 
 @pytest.fixture
@@ -58,10 +52,10 @@ def test_each_layer_is_led_to_its_backend(make_plan: Any) -> None:
     plan = make_plan()
     for phase in ("prefill", "decode"):
         for layer in LINEAR:
-            assert plan.lookup("gated_delta", phase, layer)(1, a=2) == ("linear", phase, (1,), {"a": 2})
+            assert plan.lookup("gated_delta", phase, layer)(1, a=2) == ("linear", (1,), {"a": 2})
             assert type(plan.backend("short_conv", phase, layer)).__name__ == "TorchShortConv"
         for layer in FULL:
-            assert plan.lookup("attention", phase, layer)(1, a=2) == ("full", phase, (1,), {"a": 2})
+            assert plan.lookup("attention", phase, layer)(1, a=2) == ("full", (1,), {"a": 2})
     assert len({id(plan.backend("gated_delta", "decode", layer)) for layer in LINEAR}) == 1
     assert plan.plan.table[:2] == [
         (0, "short_conv", "prefill", "torch"),
@@ -83,7 +77,7 @@ def test_all_ways_to_name_a_layer_agree(make_plan: Any) -> None:
 def test_the_objects_own_id_wins(make_plan: Any) -> None:
     plan = make_plan()
     layer = SimpleNamespace(layer_id=2, layer_idx=3)
-    assert plan.lookup("gated_delta", "decode", 3, layer)() == ("linear", "decode", (), {})
+    assert plan.lookup("gated_delta", "decode", 3, layer)() == ("linear", (), {})
     with pytest.raises(NoRouteError, match="layer 3 of tiny"):
         plan.lookup("gated_delta", "decode", 2, SimpleNamespace(layer_id=3))
     with pytest.raises(LayerTypeError, match="True"):

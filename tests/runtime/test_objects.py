@@ -17,8 +17,7 @@ LAYOUT = switchrail.Layout.from_kinds("tiny", ["gated_delta"])
 
 
 def make_class(**attributes: Any) -> type[GatedDeltaBackend]:
-    methods = {"prefill": lambda self, *_, **__: "prefill", "decode": lambda self, *_, **__: "decode"}
-    return type("Acme", (GatedDeltaBackend,), {**methods, **attributes})
+    return type("Acme", (GatedDeltaBackend,), {"run": lambda self, *_, **__: "ran", **attributes})
 
 
 def make_plan(runtime: Runtime) -> switchrail.BoundPlan:
@@ -66,7 +65,7 @@ def test_a_plan_keeps_its_instances(runtime: Runtime) -> None:
     runtime.clear("gated_delta", "acme")
     for _ in range(3):
         gc.collect()
-    assert plan.lookup("gated_delta", "decode", 0)() == "decode"
+    assert plan.lookup("gated_delta", "decode", 0)() == "ran"
     assert instance() is not None
     del plan
     gc.collect()
@@ -114,7 +113,7 @@ def test_collecting_in_the_middle_of_things_empties_nothing(runtime: Runtime) ->
             runtime.register("acme", make_class(round_=round_), op="gated_delta", override=True)
             plan = make_plan(runtime)
             assert plan.backend("gated_delta", "decode", 0).round_ == round_
-            assert plan.lookup("gated_delta", "prefill", 0)() == "prefill"
+            assert plan.lookup("gated_delta", "prefill", 0)() == "ran"
     finally:
         gc.set_threshold(*threshold)
 

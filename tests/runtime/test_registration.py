@@ -32,11 +32,8 @@ def bind(runtime: Runtime, **preferences: str) -> switchrail.BoundPlan:
 
 
 class Acme(GatedDeltaBackend):
-    def prefill(self, *args: Any, **kwargs: Any) -> Any:
-        return "acme prefill", args, kwargs
-
-    def decode(self, *args: Any, **kwargs: Any) -> Any:
-        return "acme decode", args, kwargs
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        return "acme", args, kwargs
 
 
 class Other(Acme):
@@ -63,8 +60,7 @@ def test_a_path_imports_nothing_until_it_is_chosen(
     (tmp_path / "lazy_acme.py").write_text(
         "from switchrail.ops import GatedDeltaBackend\n"
         "class Acme(GatedDeltaBackend):\n"
-        "    def prefill(self, *args, **kwargs): return 'lazy'\n"
-        "    def decode(self, *args, **kwargs): return 'lazy'\n"
+        "    def run(self, *args, **kwargs): return 'lazy'\n"
     )
     runtime.register("lazy", "lazy_acme:Acme", op="gated_delta", priority=-1)
     assert runtime.backend("gated_delta", "lazy").path == "lazy_acme:Acme"
@@ -81,8 +77,17 @@ class NoBackend:
     op = "gated_delta"
 
 
-class PrefillOnly(GatedDeltaBackend):
-    def prefill(self, *args: Any, **kwargs: Any) -> Any:
+class Empty(GatedDeltaBackend):
+    pass
+
+
+class OldStyle(GatedDeltaBackend):
+    """As backends were before calls had two halves."""
+
+    def prefill(self, q: Any, k: Any, v: Any, **arguments: Any) -> None:
+        return None
+
+    def decode(self, q: Any, k: Any, v: Any, **arguments: Any) -> None:
         return None
 
 
@@ -102,7 +107,8 @@ HERE = sys.modules[__name__]
         ("acme_tests:text", "it is 'text'", None),
         ("acme_tests:NoBackend", "isn't derived from", None),
         ("acme_tests:OfAnotherOp", "it is a backend for 'kda'", None),
-        ("acme_tests:PrefillOnly", "registered for decode but has no method 'decode'", None),
+        ("acme_tests:Empty", "it has no method 'run'", None),
+        ("acme_tests:OldStyle", "it has 'prefill' and 'decode', which nobody calls any more", None),
         ("acme_broken:Acme", "RuntimeError('half-way')", RuntimeError),
         ("acme_exits:Acme", "SystemExit(3)", SystemExit),
     ],
@@ -115,7 +121,7 @@ def test_a_path_that_leads_nowhere(
     problem: str,
     cause: type[BaseException] | None,
 ) -> None:
-    names = {name: getattr(HERE, name) for name in ("Acme", "NoBackend", "OfAnotherOp", "PrefillOnly")}
+    names = {name: getattr(HERE, name) for name in ("Acme", "Empty", "NoBackend", "OfAnotherOp", "OldStyle")}
     monkeypatch.setitem(sys.modules, "acme_tests", SimpleNamespace(text="text", **names))
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "acme_broken.py").write_text("raise RuntimeError('half-way')\n")
@@ -155,26 +161,34 @@ def test_a_class_that_can_not_be_constructed(runtime: Runtime) -> None:
 
 
 def test_what_verifies_a_state_must_commit_it(runtime: Runtime) -> None:
-    class Verifies(Acme):
-        def verify(self, *args: Any, **kwargs: Any) -> object:
-            return None
+    with pytest.raises(BackendImportError, match="has no method 'commit'"):
+        runtime.register("acme", Acme, op="gated_delta", phases=("verify",))
 
-    with pytest.raises(BackendImportError, match="registered for verify but has no method 'commit'"):
-        runtime.register("acme", Verifies, op="gated_delta", phases=("verify",))
-
-    class Commits(Verifies):
+    class Commits(Acme):
         def commit(self, *args: Any, **kwargs: Any) -> None:
             return None
 
     runtime.register("acme", Commits, op="gated_delta", phases=("verify",))
 
 
-@pytest.mark.parametrize("cls", [NoBackend, PrefillOnly, OfAnotherOp, Backend])
+@pytest.mark.parametrize("cls", [NoBackend, Empty, OldStyle, OfAnotherOp, Backend])
 def test_a_class_is_checked_when_it_is_registered(runtime: Runtime, cls: type) -> None:
     before = runtime.backends()
     with pytest.raises(BackendImportError):
         runtime.register("wrong", cls, op="gated_delta")
     assert runtime.backends() == before
+
+
+def test_an_old_style_class_is_told_what_to_change(runtime: Runtime) -> None:
+    with pytest.raises(BackendImportError) as caught:
+        runtime.register("old", OldStyle, op="gated_delta")
+    for word in (
+        "'prefill' and 'decode'",
+        "run(call, batch, plan)",
+        "call.layer",
+        "commit(call, batch, plan",
+    ):
+        assert word in str(caught.value)
 
 
 def test_a_taken_name_needs_override(runtime: Runtime) -> None:
@@ -215,6 +229,8 @@ def test_two_names_with_one_path_stay_distinct(runtime: Runtime) -> None:
     routes = bind(runtime, **{"gated_delta.prefill": "one", "gated_delta.decode": "two"})
     backends = [routes.backend("gated_delta", phase, 0) for phase in ("prefill", "decode")]
     assert backends[0] is not backends[1]
+    calls = [routes.lookup("gated_delta", phase, 0) for phase in ("prefill", "decode")]
+    assert [call.__self__ for call in calls] == backends
 
 
 def test_a_plan_keeps_what_it_was_made_from(runtime: Runtime) -> None:
@@ -226,7 +242,7 @@ def test_a_plan_keeps_what_it_was_made_from(runtime: Runtime) -> None:
     assert routes.is_stale()
     assert routes.plan.table == table
     assert routes.lookup("gated_delta", "decode", 0) is call
-    assert call(1)[0] == "acme decode"
+    assert call(1)[0] == "acme"
 
 
 def test_a_transaction_is_whole_or_not_at_all(runtime: Runtime) -> None:

@@ -148,9 +148,9 @@ def test_a_taken_name_names_its_owner(runtime: Runtime, mla: Any, install: Calla
     assert served(runtime) == BUILTIN
 
 
-def test_what_does_not_serve_the_phase_is_refused(runtime: Runtime, mla: Any) -> None:
-    with pytest.raises(BackendImportError, match="has no method 'prefill'"):
-        runtime.register("torch", mla.DecodeOnly, **PREFILL, override=True)
+def test_what_serves_nothing_is_refused(runtime: Runtime, mla: Any) -> None:
+    with pytest.raises(BackendImportError, match="has no method 'run'"):
+        runtime.register("torch", mla.Nothing, **PREFILL, override=True)
     assert not runtime.is_overridden(*MLA)
     with pytest.raises(UnknownPhaseError, match="prefill"):
         runtime.is_overridden(*MLA, "prefil")

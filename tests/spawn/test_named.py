@@ -15,10 +15,10 @@ from switchrail.errors import UnpicklableError
 
 SOURCE = """
 from dataclasses import dataclass
-from switchrail.ops.backend import ShortConvBackend
+from switchrail.ops import ShortConvBackend
 
 class Mine(ShortConvBackend):
-    def decode(self, *arguments, **options): pass
+    def run(self, *arguments): pass
 
 @dataclass
 class Settings:

@@ -149,10 +149,10 @@ def test_what_a_module_registers_when_it_is_imported(
 ) -> None:
     (tmp_path / "userland_module.py").write_text(
         "import switchrail\n"
-        "from switchrail.ops.backend import GatedDeltaBackend\n"
+        "from switchrail.ops import GatedDeltaBackend\n"
         "@switchrail.register('mine', op='gated_delta', phases=['decode'])\n"
         "class Mine(GatedDeltaBackend):\n"
-        "    def decode(self, *arguments, **options): pass\n"
+        "    def run(self, *arguments): pass\n"
         "@switchrail.hook('userland.target')\n"
         "def before(value): return (value + 1,), {}\n"
     )

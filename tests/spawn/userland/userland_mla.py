@@ -13,9 +13,8 @@ class Other(TorchMla):
     pass
 
 
-class DecodeOnly(MlaBackend):
-    def decode(self, *tensors, **arguments):
-        pass
+class Nothing(MlaBackend):
+    pass
 
 
 def report(state):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+from switchrail.ops import GatedDeltaCall, StateBatch
 from switchrail.ops.gated_delta.torch import TorchGatedDelta
 
 
@@ -13,16 +13,9 @@ class AcmeGatedDelta(TorchGatedDelta):
 
     calls = 0
 
-    def prefill(self, *tensors: torch.Tensor, out: torch.Tensor, **rest: Any) -> None:
-        """As `GatedDeltaBackend.prefill`."""
-        super().prefill(*tensors, out=out, **rest)
-        self._finish(out)
-
-    def decode(self, *tensors: torch.Tensor, out: torch.Tensor, **rest: Any) -> None:
-        """As `GatedDeltaBackend.decode`."""
-        super().decode(*tensors, out=out, **rest)
-        self._finish(out)
-
-    def _finish(self, out: torch.Tensor) -> None:
+    def run(self, call: GatedDeltaCall, batch: StateBatch, plan: Any) -> Any:
+        """As `Backend.run`."""
+        record = super().run(call, batch, plan)
         self.calls += 1
-        out.mul_(self.config.scale)
+        call.out.mul_(self.config.scale)
+        return record
