@@ -6,6 +6,9 @@ arguments, checks of the batch's mode, two scans of a list for the layer id. Eac
 right backend before it is timed. The path counts as equivalent when the ratio of its times for the two
 layouts is that of the real one.
 
+Then whole steps of 48 layers: each layer makes its call and has it dispatched, as a model's layers do in a
+step of one part. It is held against a direct call by position and keyword of as many arguments.
+
     python benchmarks/dispatch.py [--json FILE]
 
 The exit status is 1 where a bound does not hold.
@@ -26,9 +29,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import switchrail.testing
+import torch
 from rich.console import Console
 from rich.table import Table
-from switchrail.ops import AttentionBackend, GatedDeltaBackend
+from switchrail.dispatch import Dispatcher, Part
+from switchrail.ops import AttentionBackend, GatedDeltaBackend, GatedDeltaCall, GatedDeltaLayer, StateBatch
 
 CALLS, ROUNDS = 2_000, 101
 SIZES = (48, 320)
@@ -45,21 +50,21 @@ def is_full(layer: int) -> bool:
 class Linear(GatedDeltaBackend):
     """Tells that it was reached."""
 
-    def prefill(self, q, k, v, *, g, beta, state, out, batch, plan, scale, qk_l2norm):  # type: ignore[override]
-        return "linear prefill"
+    def plan(self, phase, batch, bounds=None):
+        return phase
 
-    def decode(self, q, k, v, *, g, beta, state, out, batch, plan, scale, qk_l2norm):  # type: ignore[override]
-        return "linear decode"
+    def run(self, call, batch, plan):
+        return "linear", plan
 
 
 class Full(AttentionBackend):
     """Tells that it was reached."""
 
-    def prefill(self, q, k_cache, v_cache, *, out, batch, plan, scale):  # type: ignore[override]
-        return "full prefill"
+    def plan(self, phase, batch, bounds=None):
+        return phase
 
-    def decode(self, q, k_cache, v_cache, *, out, batch, plan, scale):  # type: ignore[override]
-        return "full decode"
+    def run(self, call, batch, plan):
+        return "full", plan
 
 
 class Mode(enum.IntEnum):
@@ -168,24 +173,20 @@ def make_case(layers: int, layer: int) -> Case:
     check(plan, dispatch, kinds)
 
     op = "attention" if is_full(layer) else "gated_delta"
-    arguments = (
-        "x, x, x, out=x, batch=x, plan=x, scale=1.0"
-        if is_full(layer)
-        else "x, x, x, g=x, beta=x, state=x, out=x, batch=x, plan=x, scale=1.0, qk_l2norm=True"
-    )
     listed = f"q=x, k=x, v=x, {LISTED_FULL}" if is_full(layer) else LISTED_LINEAR
     listed_direct = f"x, x, x, {LISTED_FULL}" if is_full(layer) else f"None, None, None, {LISTED_LINEAR}"
     return Case(
         layers=layers,
         layer=layer,
-        direct=f"call({arguments})",
-        lookup=f"lookup({op!r}, 'decode', layer_id)({arguments})",
-        by_keyword=f"lookup({op!r}, 'decode', layer_id=layer_id)({arguments})",
-        by_object=f"lookup({op!r}, 'decode', layer=layer)({arguments})",
+        direct="run(call, batch, None)",
+        lookup=f"lookup({op!r}, 'decode', layer_id)(call, batch, None)",
+        by_keyword=f"lookup({op!r}, 'decode', layer_id=layer_id)(call, batch, None)",
+        by_object=f"lookup({op!r}, 'decode', layer=layer)(call, batch, None)",
         listed_direct=f"listed_call({listed_direct})",
         listed=f"forward({listed})",
         names={
-            "call": plan.lookup(op, "decode", layer),
+            "run": plan.lookup(op, "decode", layer),
+            "call": object(),
             "lookup": plan.lookup,
             "layer_id": layer,
             "layer": SimpleNamespace(layer_id=layer),
@@ -207,11 +208,8 @@ def check(plan: switchrail.BoundPlan, dispatch: ListedDispatch, kinds: list[str]
             reached = dispatch.forward(layer=SimpleNamespace(layer_id=layer), forward_batch=batch, **given)
             passed = (layer, 1, 2, 3) if name == "full" else (layer, {"mixed_qkv": 4, "a": 5, "b": 6})
             assert reached == (f"{name} {phase}", *passed)
-            keywords = ["out", "batch", "plan", "scale"]
-            keywords += ["g", "beta", "state", "qk_l2norm"] if name == "linear" else []
-            arguments = dict.fromkeys(keywords)
             by_id = plan.lookup(op, phase, layer)
-            assert by_id(1, 2, 3, **arguments) == f"{name} {phase}"
+            assert by_id(None, None, phase) == (name, phase)
             assert plan.lookup(op, phase, layer=SimpleNamespace(layer_id=layer)) is by_id
 
 
@@ -229,6 +227,45 @@ def measure(cases: dict[str, Case], forms: list[str]) -> dict[str, dict[str, flo
     found: dict[str, dict[str, float]] = {name: {} for name in cases}
     for (name, form), values in times.items():
         found[name][form] = statistics.median(values)
+    return found
+
+
+def keywords(q, k, v, *, g, beta, state, out, batch, plan, scale, qk_l2norm):
+    """What a layer's call is without an object for it."""
+
+
+def measure_steps(layers: int = 48) -> dict[str, float]:
+    """Least nanoseconds of CPU time a layer, over rounds of whole steps."""
+    x = torch.zeros(1)
+    with switchrail.testing.isolated() as runtime:
+        runtime.register("linear", Linear, op="gated_delta")
+        layout = switchrail.Layout.from_kinds("bench", ["gated_delta"] * layers)
+        dispatcher = Dispatcher(runtime.bind(runtime.plan(layout, device="cpu", dtype="float32")))
+    halves = [GatedDeltaLayer(state=x, scale=1.0, qk_l2norm=True) for _ in range(layers)]
+    for index, half in enumerate(halves):
+        dispatcher.add(index, half)
+    states = StateBatch(cu_seqlens=x, seqlens=(1,), read_slots=x, write_slots=x, has_initial_state=x)
+    parts = [Part(phase="decode", rows=slice(0, 1), states=states)]
+    run = Linear().run
+
+    def by_keyword() -> None:
+        for _ in halves:
+            keywords(*(x, x, x), g=x, beta=x, state=x, out=x, batch=x, plan=None, scale=1.0, qk_l2norm=True)
+
+    def made() -> None:
+        for half in halves:
+            run(GatedDeltaCall(half, x, x, x, x, x, x), states, None)
+
+    def dispatched() -> None:
+        with dispatcher.running(parts):
+            for half in halves:
+                dispatcher.dispatch(GatedDeltaCall(half, x, x, x, x, x, x))
+
+    found: dict[str, float] = {}
+    for _ in range(ROUNDS):
+        for step in (by_keyword, made, dispatched):
+            took = timeit.timeit(step, timer=time.thread_time, number=20) / 20 / layers * 1e9
+            found[step.__name__] = min(took, found.get(step.__name__, took))
     return found
 
 
@@ -287,10 +324,19 @@ def main() -> int:
         cases[f"linear of {size}"] = make_case(size, size - 2)
         cases[f"full of {size}"] = make_case(size, size - 1)
     rows = measure(cases, ["direct", "lookup", "by_keyword", "by_object", "listed_direct", "listed"])
+    steps = measure_steps()
     bounds = judge(rows)
     show(rows, bounds)
+    listed = ", ".join(f"{name.replace('_', ' ')} {value:.0f}" for name, value in steps.items())
+    print(f"ns a layer, in steps of 48 layers: {listed}")
     if options.json:
-        document = {"python": sys.version.split()[0], "unit": "ns", "rows": rows, "bounds": bounds}
+        document = {
+            "python": sys.version.split()[0],
+            "unit": "ns",
+            "rows": rows,
+            "steps": steps,
+            "bounds": bounds,
+        }
         options.json.write_text(json.dumps(document, indent=1) + "\n")
     return 0 if all(bound["holds"] for bound in bounds.values()) else 1
 

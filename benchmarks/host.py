@@ -7,15 +7,14 @@ Heads and head sizes are those of models; the lengths are short, since the host'
 but where they decide on a second launch. Of a call in microseconds: `again`, made again with other tensors of
 the same shapes, as the layers of a step are (calls in blocks of 50 between synchronisations, so that the
 device's queue is never full; garbage collection off): lower quartile and median over the blocks, and the
-median of the thread's CPU time. `first`, the first one with a plan of lengths that were not there before,
-kernels compiled, as the first layer of a step is; `plan`, making that plan, once a step; `check`, the
-contract's alone, of what it has not seen. Before it is timed, a repeated call is held to the bits of the
+median of the thread's CPU time, the making of the call included. `first`, the first one of a layer, with a
+plan of lengths that were not there before, kernels compiled; `plan`, making that plan, once a step; `check`,
+the contract's alone, of what it has not seen. Before it is timed, a repeated call is held to the bits of the
 first one."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import datetime
 import gc
 import json
@@ -23,6 +22,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from typing import Any
 import switchrail
 import torch
 import triton
-from switchrail.ops.backend import Backend
+from switchrail.ops.backend import AnyBackend
 from switchrail.ops.batch import Phase
 from switchrail.testing.compare import same_bits
 from switchrail.testing.inputs import GENERATORS, Call
@@ -99,14 +99,14 @@ def cases(ops: list[str]) -> list[Case]:
     return found
 
 
-def measure(case: Case, backend: Backend) -> dict[str, float]:
+def measure(case: Case, backend: AnyBackend) -> dict[str, float]:
     pair = [case.make(case.lengths) for _ in range(2)]
     expected = pair[0].clone()
     plan = backend.plan(case.phase, pair[0].batch)
     expected.bind(backend, plan)()
-    calls = [call.bind(backend, plan) for call in pair]
-    for call, made in zip(pair, calls, strict=True):
-        made()
+    calls = [_anew(backend, call, plan) for call in pair]
+    for call, run in zip(pair, calls, strict=True):
+        run()
         if not same_bits(call.out, expected.out):
             raise SystemExit(f"{case.op} {case.phase}: a repeated call has other bits than the first")
     wall, cpu = [], []
@@ -134,10 +134,9 @@ def measure(case: Case, backend: Backend) -> dict[str, float]:
         planned.append((start - begun) / 1e3)
         first.append((ended - start) / 1e3)
     for call in firsts:
-        contract = dataclasses.replace(call.contract)  # which has seen nothing yet
-        arguments = {**call.tensors, **call.options}
+        made, features = call.made, tuple(call.contract.features)  # a layer of which nothing was seen yet
         start = time.perf_counter_ns()
-        contract.check_arguments(call.batch, arguments)
+        call.contract.check_call(made, call.batch, features)
         checked.append((time.perf_counter_ns() - start) / 1e3)
     torch.cuda.synchronize()
     return {
@@ -148,6 +147,12 @@ def measure(case: Case, backend: Backend) -> dict[str, float]:
         "plan": statistics.median(planned),
         "check": statistics.median(checked),
     }
+
+
+def _anew(backend: AnyBackend, call: Call, plan: object) -> Callable[[], object]:
+    """The call as a layer makes it: anew each time."""
+    make, arguments, batch, run = type(call.made), tuple(call.made), call.batch, backend.run
+    return lambda: run(make(*arguments), batch, plan)
 
 
 def main() -> int:

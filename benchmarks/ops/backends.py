@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from switchrail.errors import BackendUnfitError, SwitchrailError
-from switchrail.ops.backend import Backend
+from switchrail.ops.backend import AnyBackend
 from switchrail.platforms import Platform
 from switchrail.runtime import Runtime
 from switchrail.testing.compare import BOUNDS, verify
@@ -65,11 +65,11 @@ class Backends:
         self._platform = platform
         self._dtype = dtype
         self._only = only
-        self._built: dict[tuple[str, str], Backend] = {}
+        self._built: dict[tuple[str, str], AnyBackend] = {}
 
-    def fitting(self, case: Case) -> tuple[dict[str, Backend], dict[str, str]]:
+    def fitting(self, case: Case) -> tuple[dict[str, AnyBackend], dict[str, str]]:
         """The backends that fit a case, by name; and why each other one doesn't."""
-        found: dict[str, Backend] = {}
+        found: dict[str, AnyBackend] = {}
         reasons: dict[str, str] = {}
         chosen = None if self._only else self.auto(case)[0]
         for registration in self._runtime.backends(case.op):
@@ -87,7 +87,7 @@ class Backends:
                 reasons[name] = str(error).partition("\n")[0]
         return found, reasons
 
-    def build(self, op: str, name: str) -> Backend:
+    def build(self, op: str, name: str) -> AnyBackend:
         """A backend by name."""
         if (op, name) not in self._built:
             self._built[op, name] = self._runtime.build(op, name)
@@ -123,7 +123,7 @@ class Backends:
         return query
 
 
-def check(backend: Backend, case: Case, dtype: torch.dtype, device: torch.device) -> str:
+def check(backend: AnyBackend, case: Case, dtype: torch.dtype, device: torch.device) -> str:
     """Holds a backend against the oracle on ragged inputs with the sizes that are timed.
 
     Returns:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from switchrail.ops.backend import Backend
+from switchrail.ops.backend import AnyBackend
 from switchrail.testing.inputs import Call
 
 from benchmarks.ops.backends import Backends, agree, check
@@ -104,7 +104,7 @@ class Bench:
                     reasons[name] = told(failure)
             yield result
 
-    def _check(self, name: str, backend: Backend, case: Case) -> str:
+    def _check(self, name: str, backend: AnyBackend, case: Case) -> str:
         key = (name, case.op, case.phase, tuple(sorted(case.sizes.items())))
         if key not in self._errors:
             self._errors[key] = check(backend, case, self._dtype, self._clock.device)
@@ -153,7 +153,7 @@ class Bench:
         }
 
 
-def _probe(backend: Backend, call: Call) -> torch.Tensor:
+def _probe(backend: AnyBackend, call: Call) -> torch.Tensor:
     """The output of a call on a copy of its own."""
     copy = call.clone()
     copy.run(backend)

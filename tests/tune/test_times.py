@@ -24,15 +24,15 @@ from switchrail.tune.clock import Time
 
 
 class Slow(TorchShortConv):
-    def run(self, *tensors, **arguments):
+    def run(self, call, batch, plan):
         time.sleep(0.02)
-        return super().run(*tensors, **arguments)
+        return super().run(call, batch, plan)
 
 
 class Wrong(TorchShortConv):
-    def run(self, *tensors, out, **arguments):
-        super().run(*tensors, out=out, **arguments)
-        out.mul_(1.01)
+    def run(self, call, batch, plan):
+        super().run(call, batch, plan)
+        call.out.mul_(1.01)
 
 
 @pytest.fixture
