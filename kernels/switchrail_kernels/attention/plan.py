@@ -64,8 +64,10 @@ class Pieces(DecodePlan):
         super().__init__(CONTRACT, batch, bounds)
         self.rooms: dict[tuple[object, ...], Room] = {}
 
-    def known_room(self, layer: AttentionLayer, q: torch.Tensor) -> Room | None:
+    def known_room(self, layer: AttentionLayer, q: torch.Tensor, batch: PagedBatch) -> Room | None:
         """The room of a layer that asked before; of what is given nothing is checked yet."""
+        if batch.seqlens is not self.seqlens and batch.seqlens != self.seqlens:
+            return None
         try:
             return self.rooms.get((q.shape, layer.k_cache.shape, layer.window))
         except (AttributeError, TypeError):
@@ -80,7 +82,7 @@ class Pieces(DecodePlan):
         _, page, kv_heads, _ = layer.k_cache.shape
         key = (q.shape, layer.k_cache.shape, layer.window)
         if key not in self.rooms:
-            check_pages(CONTRACT, self.batch, page)
+            self.check_pages(page)
             self.rooms[key] = Room.of(*self._cut(kv_heads, layer.window, q.device), q)
         return self.rooms[key]
 
@@ -92,7 +94,7 @@ class Pieces(DecodePlan):
         """
         caches = fitted(device).caches
         most = MOST if window is None else min(MOST, window // caches.piece + 2)
-        keys = self.batch.kv_seqlens
+        keys = self.lengths
         if window is not None:
             keys = tuple(min(n, window) for n in keys)
         longest = max(keys, default=0)
