@@ -77,6 +77,12 @@ def test_it_has_all_three() -> None:
     assert sum(len(list(commands(block))) for language, block in BLOCKS if language == "console") >= 15
 
 
+def test_a_backend_is_short() -> None:
+    (kernel,) = (block for _, block in BLOCKS if block.startswith("# acme_gdn/kernel.py"))
+    _, _, body = kernel.partition("class ")
+    assert 20 < body.count("\n") < 40
+
+
 def test_every_block(environment: dict[str, str], tmp_path: Path) -> None:
     for language, block in BLOCKS:
         if language == "console":

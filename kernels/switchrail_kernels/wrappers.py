@@ -65,6 +65,7 @@ class WrapperPlan:
         lengths = rows[self._present]
         keys = np.where(self._is_padding, lengths, keys[self._present])
         self.phase = phase
+        self.seqlens = batch.seqlens
         self.rows = _starts(lengths)
         """[M + 1] int32 on the host, the first row of each sequence that has rows, and their number."""
         self.keys = torch.from_numpy(keys.astype(np.int32))

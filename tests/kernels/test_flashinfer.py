@@ -482,7 +482,7 @@ def test_a_plan_of_another_backend_is_refused(make, op):
     assert call.out.isnan().all()
 
 
-@pytest.mark.parametrize("op", ["gated_delta", "kda"])
+@pytest.mark.parametrize("op", NAMES)
 def test_a_plan_for_other_lengths_is_refused(make, op):
     backend = make(op, f"FlashInfer{NAMES[op]}")
     decode = GENERATORS[op]([1] * 3, phase="decode")

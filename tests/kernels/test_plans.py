@@ -63,7 +63,7 @@ def test_a_record_of_another_backend_is_refused(runtime, op, name):
 
 
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("op", [op for op in GENERATORS if op not in ("attention", "mla")])
+@pytest.mark.parametrize("op", GENERATORS)
 def test_a_plan_for_other_lengths_is_refused(runtime, device, op, phase):
     backend = runtime.build(op, "triton")
     call = GENERATORS[op](LENGTHS[phase], phase=phase, device=device)

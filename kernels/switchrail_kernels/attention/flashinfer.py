@@ -56,7 +56,7 @@ class FlashInferAttention(AttentionBackend):
     def run(self, call: AttentionCall, batch: PagedBatch, plan: object) -> None:
         """Attends T packed query rows of N sequences of any length."""
         CONTRACT.check_call(call, batch, FEATURES)
-        if not isinstance(plan, WrapperPlan):
+        if not isinstance(plan, WrapperPlan) or plan.seqlens != batch.seqlens:
             raise foreign("plan", plan)
         layer, q, out, lse = call
         k_cache, v_cache, scale = layer.k_cache, layer.v_cache, layer.scale

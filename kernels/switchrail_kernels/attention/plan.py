@@ -19,7 +19,7 @@ MOST = 64
 """Pieces of a decode's cache at most."""
 
 SPARE = 4
-"""How many times as many pieces a cache has within bounds, where most of the others may be short."""
+"""How many times as many programs there may be within bounds: where most caches are short, others are cut."""
 
 _BLOCK = 32
 """What the keys of a piece are a multiple of, where there are several."""
@@ -64,8 +64,10 @@ class Pieces(DecodePlan):
         super().__init__(CONTRACT, batch, bounds)
         self.rooms: dict[tuple[object, ...], Room] = {}
 
-    def known_room(self, layer: AttentionLayer, q: torch.Tensor) -> Room | None:
+    def known_room(self, layer: AttentionLayer, q: torch.Tensor, batch: PagedBatch) -> Room | None:
         """The room of a layer that asked before; of what is given nothing is checked yet."""
+        if batch.seqlens is not self.seqlens and batch.seqlens != self.seqlens:
+            return None
         try:
             return self.rooms.get((q.shape, layer.k_cache.shape, layer.window))
         except (AttributeError, TypeError):
@@ -80,27 +82,28 @@ class Pieces(DecodePlan):
         _, page, kv_heads, _ = layer.k_cache.shape
         key = (q.shape, layer.k_cache.shape, layer.window)
         if key not in self.rooms:
-            check_pages(CONTRACT, self.batch, page)
+            self.check_pages(page)
             self.rooms[key] = Room.of(*self._cut(kv_heads, layer.window, q.device), q)
         return self.rooms[key]
 
     def _cut(self, kv_heads: int, window: int | None, device: torch.device) -> tuple[int, int]:
         """The pieces of the longest cache and the keys of a piece, so that all programs run at once.
 
-        Where there are more sequences than that, so that rounds of programs are full.
+        Where there are more sequences than that, so that rounds of programs are full. Within bounds most
+        caches may be short, and a piece may have as few keys as pays.
         """
         caches = fitted(device).caches
         most = MOST if window is None else min(MOST, window // caches.piece + 2)
-        keys = self.batch.kv_seqlens
+        keys = self.lengths
         if window is not None:
             keys = tuple(min(n, window) for n in keys)
+        longest = max(keys, default=0)
         programs = max(1, caches.resident * multiprocessors(device) // kv_heads)
+        if self.bounds is not None:
+            pieces = min(-(-SPARE * programs // len(keys)), -(-longest // caches.piece), most)
+            return max(1, pieces), caches.piece
         programs *= len(keys) // programs + 1
         length = max(caches.piece, -(-sum(keys) // (programs - len(keys))))
-        longest = max(keys, default=0)
-        if self.bounds is not None:
-            fewest = min(-(-SPARE * longest // length), -(-longest // caches.piece), most)
-            return max(1, fewest), caches.piece
         pieces = max(1, min(-(-longest // length), most))
         return pieces, max(caches.piece, -(-longest // (pieces * _BLOCK)) * _BLOCK)
 

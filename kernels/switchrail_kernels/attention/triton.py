@@ -90,13 +90,13 @@ class TritonAttention(AttentionBackend):
             return
         layer, q, out, lse = call
         brought = (q, out, lse, batch.page_table, batch.kv_lens, batch.cu_seqlens)
-        known = plan.known_room(layer, q)
+        known = plan.known_room(layer, q, batch)
         if known is not None and calls_of(layer, self).again(
             (*brought, *known.tensors), (len(batch.seqlens), known.pieces, known.least)
         ):
             return
         CONTRACT.check_call(call, batch, FEATURES)
-        if batch.seqlens.count(1) != len(batch.seqlens):
+        if plan.seqlens != batch.seqlens:
             raise foreign("plan", plan)
         if q.shape[0] == 0:
             return

@@ -34,7 +34,7 @@ class FlashInferMla(MlaBackend):
     def run(self, call: MlaCall, batch: PagedBatch, plan: object) -> None:
         """Attends T packed query rows of N sequences of any length."""
         CONTRACT.check_call(call, batch, FEATURES)
-        if not isinstance(plan, WrapperPlan):
+        if not isinstance(plan, WrapperPlan) or plan.seqlens != batch.seqlens:
             raise foreign("plan", plan)
         layer, q_nope, q_rope, out, lse = call
         kv_cache, w_k, w_v, scale = layer.kv_cache, layer.w_k, layer.w_v, layer.scale

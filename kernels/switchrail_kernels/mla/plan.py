@@ -93,8 +93,10 @@ class Pieces(DecodePlan):
         super().__init__(CONTRACT, batch, bounds)
         self.cuts: dict[tuple[object, ...], Cut] = {}
 
-    def known(self, layer: MlaLayer, q_rope: torch.Tensor) -> Cut | None:
+    def known(self, layer: MlaLayer, q_rope: torch.Tensor, batch: PagedBatch) -> Cut | None:
         """How a layer's keys are cut that asked before; of what is given nothing is checked yet."""
+        if batch.seqlens is not self.seqlens and batch.seqlens != self.seqlens:
+            return None
         try:
             return self.cuts.get((q_rope.shape, layer.kv_cache.shape, layer.kv_cache.dtype))
         except AttributeError:
@@ -111,9 +113,9 @@ class Pieces(DecodePlan):
         cache = layer.kv_cache
         key = (q_rope.shape, cache.shape, cache.dtype)
         if key not in self.cuts:
-            check_pages(CONTRACT, self.batch, cache.shape[1])
-            lengths = self.batch.kv_seqlens
-            self.cuts[key] = Cut.of(len(lengths), programs, max(lengths, default=0), cache.device)
+            self.check_pages(cache.shape[1])
+            longest = max(self.lengths, default=0)
+            self.cuts[key] = Cut.of(len(self.lengths), programs, longest, cache.device)
         return self.cuts[key]
 
 

@@ -138,13 +138,13 @@ class TritonMla(MlaBackend):
             return
         layer, q_nope, q_rope, out, lse = call
         tensors = (q_nope, q_rope, out, lse, batch.cu_seqlens, batch.page_table, batch.kv_lens)
-        known = plan.known(layer, q_rope)
+        known = plan.known(layer, q_rope, batch)
         if known is not None and calls_of(layer, self).again(
             tensors, (len(batch.seqlens), known.base, known.most)
         ):
             return
         CONTRACT.check_call(call, batch, FEATURES)
-        if batch.seqlens.count(1) != len(batch.seqlens):
+        if plan.seqlens != batch.seqlens:
             raise foreign("plan", plan)
         if out.numel() == 0:
             return

@@ -11,7 +11,7 @@ import torch
 
 from switchrail.ops.batch import StateBatch
 from switchrail.ops.chunks import After, ChunkPlan, Group
-from switchrail.ops.delta_call import DeltaCall, DeltaLayer
+from switchrail.ops.delta_call import DeltaCallT, DeltaLayer
 from switchrail.ops.recurrent import TorchRecurrent, TreePlan, check_plan, run_single, run_tree
 
 FEATURES = ("checkpoints", "raw_gates")
@@ -41,7 +41,7 @@ class Tokens:
         return Tokens(*picked)
 
 
-class TorchDelta(TorchRecurrent[DeltaCall]):
+class TorchDelta(TorchRecurrent[DeltaCallT]):
     """Chunks where sequences are long, the recurrence where each has one token, and both for drafted ones."""
 
     gate_dtype: ClassVar[torch.dtype | None] = None
@@ -69,7 +69,7 @@ class TorchDelta(TorchRecurrent[DeltaCall]):
             [n * C, HV, V], the results by place.
         """
 
-    def run(self, call: DeltaCall, batch: StateBatch, plan: ChunkPlan | TreePlan) -> torch.Tensor | None:
+    def run(self, call: DeltaCallT, batch: StateBatch, plan: ChunkPlan | TreePlan) -> torch.Tensor | None:
         """Runs T packed tokens of N sequences of any length, drafted ones where the plan is for them."""
         self.contract.check_call(call, batch, FEATURES)
         check_plan(plan, batch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -37,4 +37,6 @@ class DeltaCall(NamedTuple):
     out: torch.Tensor
 
 
-__all__ = ["DeltaCall", "DeltaLayer"]
+DeltaCallT = TypeVar("DeltaCallT", bound=DeltaCall)
+
+__all__ = ["DeltaCall", "DeltaCallT", "DeltaLayer"]

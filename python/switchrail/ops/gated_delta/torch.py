@@ -6,7 +6,7 @@ import torch
 
 from switchrail.ops.chunks import After, Group, invert_unit_lower, scan
 from switchrail.ops.delta import Tokens, TorchDelta
-from switchrail.ops.gated_delta.call import GatedDeltaBackend
+from switchrail.ops.gated_delta.call import GatedDeltaBackend, GatedDeltaCall
 from switchrail.ops.gated_delta.contract import CONTRACT
 
 CHUNK = 32
@@ -16,7 +16,7 @@ _NO_DECAY_LEFT = -1e3
 """exp of it is 0 in every dtype; finite, so that a sum of gates keeps the difference of what follows."""
 
 
-class TorchGatedDelta(TorchDelta, GatedDeltaBackend):
+class TorchGatedDelta(TorchDelta[GatedDeltaCall], GatedDeltaBackend):
     """The chunked form in float32 (float64 for float64 inputs), derived from the recurrence.
 
     With b_i the sum of the gates g_1 to g_i of a chunk, S_0 the state before it and u_i = beta_i (v_i -

@@ -6,14 +6,14 @@ import torch
 
 from switchrail.ops.chunks import After, Group, invert_unit_lower, scan
 from switchrail.ops.delta import Tokens, TorchDelta
-from switchrail.ops.kda.call import KdaBackend
+from switchrail.ops.kda.call import KdaBackend, KdaCall
 from switchrail.ops.kda.contract import CONTRACT
 
 CHUNK = 32
 """Tokens a chunk, a power of 2. Of 16, 32, 64 and 128 the fastest on a CPU for head sizes 32 and 128."""
 
 
-class TorchKda(TorchDelta, KdaBackend):
+class TorchKda(TorchDelta[KdaCall], KdaBackend):
     """The chunked form in float32 (float64 for float64 inputs), derived from the recurrence.
 
     With b_i the sums of the gates g_1 to g_i of a chunk, one a channel, and u_i what token i writes, the
