@@ -250,7 +250,7 @@ def measure_steps(layers: int = 48) -> dict[str, float]:
 
     def by_keyword() -> None:
         for _ in halves:
-            keywords(*(x, x, x), g=x, beta=x, state=x, out=x, batch=x, plan=None, scale=1.0, qk_l2norm=True)
+            keywords(x, x, x, g=x, beta=x, state=x, out=x, batch=x, plan=None, scale=1.0, qk_l2norm=True)
 
     def made() -> None:
         for half in halves:
