@@ -1,4 +1,4 @@
-"""Whether a plan is the one that was made for a batch, of the ops with a state."""
+"""Check of the plan that a call is given, for the ops with a state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from switchrail.ops.batch import StateBatch, VerifyBatch
 
 
 class Planned(Protocol):
-    """A plan that tells whose it is."""
+    """A plan that knows the lengths it was made for."""
 
     @property
     def seqlens(self) -> tuple[int, ...]:

@@ -290,7 +290,7 @@ def test_names_are_logged_once_as_typed(run, caplog, tmp_path):
 
 
 class Broken(TorchGatedDelta):
-    """Fails in its fourth call, or in a step's plan."""
+    """Fails in its fourth call, or in a step's plan; serves decode alone."""
 
     error = OSError("no such kernel")
     in_plan = False
@@ -342,10 +342,10 @@ def test_a_backend_that_fails(checkpoint, monkeypatch, as_json, error, in_plan, 
         "--prompt",
         PROMPTS[0],
         "--backend",
-        "linear=broken",
+        "linear.decode=broken",
     ]
     with isolated() as runtime:
-        runtime.register("broken", Broken, op="gated_delta")
+        runtime.register("broken", Broken, op="gated_delta", phases=["decode"])
         done = CliRunner().invoke(app, [*command, *(["--json"] if as_json else [])])
     assert done.exit_code == code
     assert message in done.stderr

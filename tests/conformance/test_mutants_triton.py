@@ -23,7 +23,7 @@ SHARED = {
     "attention": tuple(f"switchrail_kernels.attention.{name}" for name in ("attend", "merge", "plan")),
     **dict.fromkeys(
         ("gated_delta", "kda"),
-        tuple(f"switchrail_kernels.delta.{name}" for name in ("scan", "step", "gates", "verify")),
+        tuple(f"switchrail_kernels.delta.{name}" for name in ("scan", "step", "call", "gates", "verify")),
     ),
     "lightning": (
         "switchrail_kernels.linear.walk",

@@ -16,6 +16,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 from switchrail.errors import ArgumentError, ContractError
+from switchrail.ops.batch import Bounds
 from switchrail.testing.compare import Error, verify
 from switchrail.testing.inputs import (
     GENERATORS,
@@ -499,6 +500,17 @@ def test_single_tokens_of_a_prefill_are_none_of_a_decode(make):
     """What tells the two apart is the plan: a sequence without a state starts from zero."""
     backend = make("gated_delta", "FlashInferGatedDelta")
     verify(backend, gated_delta_call([1] * 3, initial="none", dtype=torch.float32, **DELTA))
+
+
+@pytest.mark.parametrize("op", ["attention", "mla"])
+def test_a_plan_that_the_library_makes_on_the_host_is_not_refreshed_so_not_captured(make, op):
+    backend = make(op, f"FlashInfer{NAMES[op]}")
+    call = GENERATORS[op]([1, 1], phase="decode", dtype=torch.float32)
+    plan = backend.plan("decode", call.batch, Bounds(sequences=2, rows=2, tokens=9))
+    with pytest.raises(NotImplementedError):
+        backend.refresh(plan, call.batch)
+    call.bind(backend, plan)()
+    torch.testing.assert_close(call.out, run_reference(call).out.float(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("op", NAMES)

@@ -9,7 +9,7 @@ import pytest
 import switchrail.testing
 import switchrail_kernels
 from switchrail.errors import BackendUnfitError
-from switchrail.ops.backend import (
+from switchrail.ops import (
     AttentionBackend,
     GatedDeltaBackend,
     KdaBackend,

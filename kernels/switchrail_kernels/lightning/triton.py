@@ -17,7 +17,7 @@ class TritonLightning(TritonLinear[LightningCall], LightningBackend):
 
     @staticmethod
     def operands(call: LightningCall) -> Operands:
-        """Those of a call, which has no time steps."""
+        """The call, without time steps."""
         layer, q, k, v, out = call
         return Operands(q, k, v, layer.g, layer.g, layer.g, layer.g, layer.state, out, layer.scale)
 

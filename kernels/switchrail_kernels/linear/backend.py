@@ -1,4 +1,4 @@
-"""What the backends of `lightning` and `mamba2` share: all but whose tensors are whose."""
+"""Common base of the Triton backends of `lightning` and `mamba2`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TritonLinear(TritonRecurrent[CallT]):
     @staticmethod
     @abstractmethod
     def operands(call: CallT) -> Operands:
-        """What the kernels take of a call."""
+        """The call under the names that the kernels use."""
 
     def run(self, call: CallT, batch: StateBatch, plan: Chunks | Drafts | None) -> Record | None:
         """Runs T packed tokens of N sequences of any length, drafted ones, or one each without a plan."""
@@ -40,18 +40,18 @@ class TritonLinear(TritonRecurrent[CallT]):
             return None
         self.contract.check_call(call, batch, FEATURES)
         check_plan(plan, batch, Chunks, Drafts)
-        it = self.operands(call)
+        operands = self.operands(call)
         if plan is None:
             with calls.record(layer, tensors, options):
-                step(it, batch)
+                step(operands, batch)
             return None
         if isinstance(plan, Drafts):
-            return verify(it, batch, plan)
-        planned, cut = plan.arguments(batch, it.v.shape[1], it.v.device, self.costs)
+            return verify(operands, batch, plan)
+        planned, cut = plan.arguments(batch, operands.v.shape[1], operands.v.device, self.costs)
         tensors, options = (*tensors, *planned), (*options, *cut)
         if not calls.again(tensors, options):
             with calls.record(layer, tensors, options):
-                walk(it, batch, plan, self.chunk, self.costs)
+                walk(operands, batch, plan, self.chunk, self.costs)
         return None
 
 

@@ -1,4 +1,4 @@
-"""What the kernels of linear attention take of a call of `lightning` or `mamba2`."""
+"""Calls of `lightning` and `mamba2` under the names that their shared kernels use."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """A call's tensors by what is done with them; anything stands for a tensor that there is none of.
+    """One call. In place of an optional tensor that is absent stands any other one, which no kernel reads.
 
     Attributes:
-        q: [T, G, K], what is read with; `mamba2` has C.
-        k: [T, G, K], what is written with; B.
-        v: [T, H, V], what is written; x.
-        rate: [H] float32, the log of the decay of a token, or in a unit of time; A.
+        q: [T, G, K], the queries; C in `mamba2`.
+        k: [T, G, K], the keys; B in `mamba2`.
+        v: [T, H, V], the values; x in `mamba2`.
+        rate: [H] float32, the log of the decay per token, or per unit of time; A in `mamba2`.
         dt: [T, H], the time steps.
-        bias: [H], theirs.
-        skip: [H], the factor of v in the output; D.
+        bias: [H], the bias of the time steps.
+        skip: [H], the factor of v in the output; D in `mamba2`.
         state: [slots, H, V, K], the pool.
         out: [T, H, V].
         scale: The factor of the queries.
@@ -41,7 +41,7 @@ class Operands:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """All, in this order."""
+        """All tensors, in the order of the attributes."""
         return (
             *(self.q, self.k, self.v, self.rate, self.dt, self.bias, self.skip),
             *(self.state, self.out),
@@ -49,17 +49,17 @@ class Operands:
 
     @property
     def row_strides(self) -> tuple[int, ...]:
-        """Of q, k and v, from row to row and from head to head."""
+        """Strides of q, k and v along rows and along heads."""
         return (*self.q.stride()[:2], *self.k.stride()[:2], *self.v.stride()[:2])
 
     @property
     def dt_strides(self) -> tuple[int, ...]:
-        """Of the time steps."""
+        """Strides of the time steps; zeros without any."""
         return self.dt.stride() if self.flags[0] else (0, 0)
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """The heads, the heads of a group, and the sizes of a state's rows and columns, K and V."""
+        """H, the heads of a group, K and V."""
         _, groups, key_size = self.k.shape
         _, heads, value_size = self.v.shape
         return heads, heads // groups, key_size, value_size

@@ -87,7 +87,7 @@ def _prepare(
 _launch_prepare = Launcher(_prepare)
 
 
-def prepare(it: Operands, chunks: Chunks, chunk: int) -> tuple[torch.Tensor, torch.Tensor]:
+def prepare(operands: Operands, chunks: Chunks, chunk: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Launches the preparation, with `chunk` tokens a chunk.
 
     Returns:
@@ -96,20 +96,20 @@ def prepare(it: Operands, chunks: Chunks, chunk: int) -> tuple[torch.Tensor, tor
         to the chunk's end, and the decay from its start.
     """
     count = chunks.blocks.shape[0]
-    heads, group, key_size, _ = it.sizes
+    heads, group, key_size, _ = operands.sizes
     groups = heads // group
     # float16 has no room for products of large inputs, which the gates may make small again.
-    dtype = torch.bfloat16 if it.k.dtype == torch.bfloat16 else torch.float32
-    scores = scratch((count, groups, chunk, chunk), dtype, it.k.device)
-    gates = scratch((count, heads, 5, chunk), torch.float32, it.k.device)
-    _, has_bias, softplus, _ = it.flags
+    dtype = torch.bfloat16 if operands.k.dtype == torch.bfloat16 else torch.float32
+    scores = scratch((count, groups, chunk, chunk), dtype, operands.k.device)
+    gates = scratch((count, heads, 5, chunk), torch.float32, operands.k.device)
+    _, has_bias, softplus, _ = operands.flags
     _launch_prepare(
         (count, groups, 1),
-        (it.q, it.k, it.rate, it.dt, it.bias, scores, gates, chunks.blocks),
-        (*it.limits, *it.dt_strides, *it.q.stride()[:2], *it.k.stride()[:2]),
+        (operands.q, operands.k, operands.rate, operands.dt, operands.bias, scores, gates, chunks.blocks),
+        (*operands.limits, *operands.dt_strides, *operands.q.stride()[:2], *operands.k.stride()[:2]),
         (groups, group, padded(group), key_size, padded(key_size, 16), chunk, has_bias, softplus),
         num_warps=4,
-        **launch_options(it.k.dtype),
+        **launch_options(operands.k.dtype),
     )
     return scores, gates
 

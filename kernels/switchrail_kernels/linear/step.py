@@ -88,18 +88,25 @@ def _step(
 _launch_step = Launcher(_step)
 
 
-def step(it: Operands, batch: StateBatch) -> None:
+def step(operands: Operands, batch: StateBatch) -> None:
     """One token a sequence."""
-    sequences = it.out.shape[0]
+    sequences = operands.out.shape[0]
     if sequences == 0:
         return
-    heads, group, key_size, value_size = it.sizes
+    heads, group, key_size, value_size = operands.sizes
     block_v = min(4 if sequences == 1 else 8, padded(value_size))
     _launch_step(
         (-(-value_size // block_v), heads, sequences),
-        (*it.tensors, batch.read_slots, batch.write_slots),
-        (it.scale, *it.limits, *it.row_strides, *it.dt_strides, it.state.stride(0), heads),
-        (group, key_size, value_size, padded(key_size), block_v, *it.flags),
+        (*operands.tensors, batch.read_slots, batch.write_slots),
+        (
+            operands.scale,
+            *operands.limits,
+            *operands.row_strides,
+            *operands.dt_strides,
+            operands.state.stride(0),
+            heads,
+        ),
+        (group, key_size, value_size, padded(key_size), block_v, *operands.flags),
         num_warps=1,
     )
 

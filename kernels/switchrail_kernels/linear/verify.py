@@ -162,23 +162,23 @@ def _verify(
 _launch_verify = Launcher(_verify)
 
 
-def verify(it: Operands, batch: StateBatch, drafts: Drafts) -> Record:
+def verify(operands: Operands, batch: StateBatch, drafts: Drafts) -> Record:
     """Runs drafted rows in one launch, which leaves the states as they are."""
-    record = Record.empty(it.k, it.v, dtype=it.k.dtype)
+    record = Record.empty(operands.k, operands.v, dtype=operands.k.dtype)
     if len(drafts.tiles) == 0:
         return record
-    heads, group, key_size, value_size = it.sizes
+    heads, group, key_size, value_size = operands.sizes
     block_k = padded(key_size, 16)
     block_v = min(padded(value_size, 16), max(8192 // block_k, 16))
     slots = (batch.read_slots, batch.write_slots, batch.has_initial_state)
-    strides = (*it.row_strides, *it.dt_strides, it.state.stride(0))
+    strides = (*operands.row_strides, *operands.dt_strides, operands.state.stride(0))
     _launch_verify(
         (-(-value_size // block_v), heads, len(drafts.tiles)),
-        (*it.tensors, record.u, record.k, record.g, drafts.tiles, drafts.paths, *slots),
-        (it.scale, *it.limits, *strides, drafts.paths.shape[1], heads),
-        (group, key_size, value_size, block_k, block_v, *it.flags),
+        (*operands.tensors, record.u, record.k, record.g, drafts.tiles, drafts.paths, *slots),
+        (operands.scale, *operands.limits, *strides, drafts.paths.shape[1], heads),
+        (group, key_size, value_size, block_k, block_v, *operands.flags),
         num_warps=4,
-        **launch_options(it.v.dtype),
+        **launch_options(operands.v.dtype),
     )
     return record
 

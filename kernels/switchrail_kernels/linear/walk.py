@@ -269,13 +269,13 @@ def _walk(
 _launch_walk = Launcher(_walk)
 
 
-def walk(it: Operands, batch: StateBatch, chunks: Chunks, chunk: int, costs: Walk) -> None:
+def walk(operands: Operands, batch: StateBatch, chunks: Chunks, chunk: int, costs: Walk) -> None:
     """Walks the states over the chunks, in one launch, or in two where the time axis is split.
 
     Where there are time steps, a launch before these prepares all chunks.
 
     Args:
-        it: The operands.
+        operands: The call.
         batch: The batch.
         chunks: Its plan.
         chunk: Tokens a chunk.
@@ -284,9 +284,9 @@ def walk(it: Operands, batch: StateBatch, chunks: Chunks, chunk: int, costs: Wal
     sequences = chunks.sequences.shape[0]
     if sequences == 0:
         return
-    heads, group, key_size, value_size = it.sizes
-    dtype, device = it.v.dtype, it.v.device
-    has_steps, _, _, has_skip = it.flags
+    heads, group, key_size, value_size = operands.sizes
+    dtype, device = operands.v.dtype, operands.v.device
+    has_steps, _, _, has_skip = operands.flags
     # Triton 3.6 miscompiles the products of scaled keys with 64 rows of a state where a head has 16 channels.
     block_k, block_v = padded(key_size, 16 if has_steps else 32), padded(value_size, 16)
     large = has_large_shared_memory(device)
@@ -300,9 +300,9 @@ def walk(it: Operands, batch: StateBatch, chunks: Chunks, chunk: int, costs: Wal
         block_v, warps, stages = min(block_v, 64), 4, 4
     value_blocks = -(-value_size // block_v)
     segments = chunks.split(heads, device, costs) if large else Segments()
-    ends = scores = gates = it.rate
+    ends = scores = gates = operands.rate
     if has_steps:
-        scores, gates = prepare(it, chunks, chunk)
+        scores, gates = prepare(operands, chunks, chunk)
     if segments.split:
         size = (value_blocks * block_v + 1) * block_k
         ends = scratch((segments.split, segments.most - 1, heads, size), torch.float32, device)
@@ -314,11 +314,21 @@ def walk(it: Operands, batch: StateBatch, chunks: Chunks, chunk: int, costs: Wal
         _launch_walk(
             (value_blocks, heads, programs),
             (
-                *(it.q, it.k, it.v, it.rate, it.skip, scores, gates, it.state, it.out),
+                *(
+                    operands.q,
+                    operands.k,
+                    operands.v,
+                    operands.rate,
+                    operands.skip,
+                    scores,
+                    gates,
+                    operands.state,
+                    operands.out,
+                ),
                 *(ends, chunks.sequences, *slots),
             ),
-            (it.scale, it.state.stride(0), *kept, sequences, *lengths),
-            (*it.row_strides, *sizes, has_steps, has_skip, kept[0] > 0, number, stages),
+            (operands.scale, operands.state.stride(0), *kept, sequences, *lengths),
+            (*operands.row_strides, *sizes, has_steps, has_skip, kept[0] > 0, number, stages),
             num_warps=warps,
             num_stages=stages,
             **launch_options(dtype),

@@ -20,7 +20,7 @@ class TritonMamba2(TritonLinear[Mamba2Call], Mamba2Backend):
 
     @staticmethod
     def operands(call: Mamba2Call) -> Operands:
-        """Those of a call, with its time steps."""
+        """The call, with C, B and x as queries, keys and values."""
         layer, x, B, C, dt, out = call
         bias, skip = layer.dt_bias, layer.D
         return Operands(
