@@ -9,9 +9,10 @@ from functools import partial
 from switchrail.doctor.finding import Finding
 from switchrail.errors import SwitchrailError
 from switchrail.hooks.target import modules_of
+from switchrail.plugins.place import placed_reason
 from switchrail.runtime import Runtime
 from switchrail.variables import ALLOW_LIST, TIMEOUT
-from switchrail.waiting import within
+from switchrail.waiting import patience, within
 
 _ADVICE = {
     "failed": "ask its vendor, with the traceback that `switchrail plugins --json` shows; until then "
@@ -31,7 +32,7 @@ def check_plugins(runtime: Runtime) -> Iterator[Finding]:
     for plugin in runtime.plugins:
         name, reason = plugin.qualified_name, plugin.reason or ""
         if plugin.state in _ADVICE:
-            yield Finding("plugins", name, f"{plugin.state}: {reason}", _ADVICE[plugin.state])
+            yield Finding("plugins", name, f"{plugin.state}: {placed_reason(plugin)}", _ADVICE[plugin.state])
         elif plugin.state == "blocked" and "lock" not in reason:  # that is the lock's finding
             yield Finding("plugins", name, f"left out: {reason}", "nothing, where that is meant", False)
     yield from _hooks(runtime)
@@ -43,7 +44,7 @@ def _hooks(runtime: Runtime) -> Iterator[Finding]:
         for module in modules_of(hook.path or ""):
             try:
                 work = partial(importlib.import_module, module)
-                within(runtime._loader.seconds(), work, f"module {module}", "its import")
+                within(patience(runtime._loader.seconds()), work, f"module {module}", "its import")
             except ModuleNotFoundError:
                 break  # from here on the path names what is in a module
             except (Exception, SystemExit) as error:

@@ -179,6 +179,7 @@ impl fmt::Display for DeviceSupport {
             (None, None) => Ok(()),
             (Some(min), None) => write!(f, " {min} or later"),
             (None, Some(max)) => write!(f, " up to {max}"),
+            (Some(min), Some(max)) if min == max => write!(f, " {min}"),
             (Some(min), Some(max)) => write!(f, " {min} to {max}"),
         }
     }
