@@ -224,9 +224,10 @@ def test_two_plugins_of_one_name(install, find):
     assert "ill-one:ill and ill-two:ill" in finding.advice
 
 
-def test_two_copies(install, find, tmp_path, monkeypatch):
-    install("ill-gdn")
-    install("ill-gdn", version="2.0", site="other")
+@pytest.mark.parametrize("name", ["ill-gdn", "ill--gdn"])
+def test_two_copies(install, find, tmp_path, monkeypatch, name):
+    install(name)
+    install(name, version="2.0", site="other")
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "other"), str(tmp_path / "other" / ".")])
     finding = find("copies", "ill-gdn")
     assert finding.problem == f"2.0 in {tmp_path / 'other'} is hidden by 1.0 in {tmp_path / 'site'}"
@@ -310,6 +311,20 @@ def test_the_lock_differs(install, find, tmp_path, monkeypatch):
     finding = find("lock", "ill-gdn")
     assert "ill_gdn.py" in finding.problem
     assert f"switchrail lock --output {lock}" in finding.advice
+
+
+def test_what_the_lock_leaves_out_is_its_finding_alone(install, tmp_path, monkeypatch):
+    install("ill-gdn")
+    install("ill-lockstep")
+    install("ill-other")
+    lock = tmp_path / "lock.json"
+    write_lock(lock)
+    (tmp_path / "site" / "ill_gdn.py").write_text(f"{NOTHING}  # but otherwise\n")
+    monkeypatch.setenv("SWITCHRAIL_LOCK", str(lock))
+    monkeypatch.setenv("SWITCHRAIL_PLUGINS", "ill-gdn, ill-lockstep")
+    found = {(finding.check, finding.subject) for finding in diagnose()}
+    assert {("lock", "ill-gdn"), ("plugins", "ill-other:ill-other")} <= found
+    assert not found & {("plugins", "ill-gdn:ill-gdn"), ("lock", "ill-other")}
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 
 from switchrail.doctor.finding import Finding
@@ -22,19 +22,26 @@ _ADVICE = {
 }
 
 
-def check_plugins(runtime: Runtime) -> Iterator[Finding]:
-    """Loads the plugins that may be loaded."""
+def check_plugins(runtime: Runtime, differing: Collection[str]) -> Iterator[Finding]:
+    """Loads the plugins that may be loaded.
+
+    Args:
+        runtime: Where they are loaded.
+        differing: The distributions that differ from the lock, which is a finding already.
+    """
     try:
         runtime.load()
     except SwitchrailError as error:
         yield Finding("plugins", "all", str(error), "see the message; nothing is loaded until then")
         return
     for plugin in runtime.plugins:
-        name, reason = plugin.qualified_name, plugin.reason or ""
+        name = plugin.qualified_name
         if plugin.state in _ADVICE:
             yield Finding("plugins", name, f"{plugin.state}: {placed_reason(plugin)}", _ADVICE[plugin.state])
-        elif plugin.state == "blocked" and "lock" not in reason:  # that is the lock's finding
-            yield Finding("plugins", name, f"left out: {reason}", "nothing, where that is meant", False)
+        elif plugin.state == "blocked" and not any(map(plugin.is_of, differing)):
+            yield Finding(
+                "plugins", name, f"left out: {plugin.reason}", "nothing, where that is meant", False
+            )
     yield from _hooks(runtime)
 
 
