@@ -21,6 +21,8 @@ PY := $(abspath $(VENV))/bin/python
 BIN := $(abspath $(VENV))/bin
 # Compiling all modules takes a minute, and few of them are ever imported.
 PIP := $(PY) -m pip install --no-compile
+# Many of the tests' processes import these, and where PYTHONDONTWRITEBYTECODE is set, each would compile them again.
+SLOW := import pytest, setuptools, torch._dynamo, torch.distributed.tensor, transformers; transformers.Qwen3NextForCausalLM
 STAMPS := $(VENV)/.switchrail
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Cargo.toml)
 # maturin and cargo build PyO3 with different settings: one target directory would make each rebuild after the other.
@@ -41,7 +43,7 @@ soak: build
 	$(PY) tests/soak.py --rounds 3
 	$(PY) tests/soak.py --rounds 50 --racing
 
-build: $(STAMPS)/package $(STAMPS)/kernels
+build: $(STAMPS)/package $(STAMPS)/kernels $(STAMPS)/compiled
 
 $(STAMPS)/requirements: pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV_FLAGS) $(VENV)
@@ -53,6 +55,10 @@ $(STAMPS)/requirements: pyproject.toml
 
 $(STAMPS)/package: $(STAMPS)/requirements $(RUST_SOURCES)
 	$(MATURIN) develop --release
+	touch $@
+
+$(STAMPS)/compiled: $(STAMPS)/requirements | $(STAMPS)/package
+	env -u PYTHONDONTWRITEBYTECODE $(PY) -c '$(SLOW)'
 	touch $@
 
 $(STAMPS)/kernels: $(STAMPS)/package kernels/pyproject.toml

@@ -4,15 +4,40 @@ from __future__ import annotations
 
 import operator
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from inspect import signature
 from typing import Any, TypeVar
 
 from switchrail.errors import ArgumentError
+from switchrail.nearest import nearest
 
+F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 MOST = 2**32 - 1
 """The largest size and count that the core keeps."""
+
+
+def names_checked(function: F) -> F:
+    """Decorates a function: a keyword that it doesn't have is an `ArgumentError` with the nearest ones."""
+    valid = tuple(signature(function).parameters)[1:]  # without self
+
+    @wraps(function)
+    def checked(*values: Any, **named: Any) -> Any:
+        for name in named:
+            if name not in valid:
+                near, hint = nearest(name, valid)
+                raise ArgumentError(
+                    f"{function.__name__}() has no argument {name!r}{hint}; valid: {', '.join(valid)}",
+                    argument=name,
+                    found=name,
+                    valid=valid,
+                    nearest=near,
+                )
+        return function(*values, **named)
+
+    return checked  # type: ignore[return-value]
 
 
 def refused(argument: str, found: object, valid: str) -> ArgumentError:

@@ -59,7 +59,7 @@ class RegistrationError(SwitchrailError, ValueError):
 
 
 class ArgumentError(SwitchrailError, TypeError):
-    """A value of a type that the argument doesn't take. Fields: `argument`, `found`."""
+    """A value of a type that the argument doesn't take, or no such argument. Fields: `argument`, `found`."""
 
 
 class NameTakenError(RegistrationError):
@@ -92,7 +92,11 @@ class NoBackendError(SwitchrailError, LookupError):
 
 
 class BackendImportError(SwitchrailError, ImportError):
-    """The chosen backend's path doesn't lead to a backend for its op. Fields: `backend`, `op`, `path`."""
+    """The chosen backend's path doesn't lead to a backend for its op.
+
+    Fields: `backend`, `op`, `path`; `missing`, the part of the path that does not exist, or None; when it was
+    to be constructed, `problem`, the message without the ways out.
+    """
 
 
 class ConfigError(SwitchrailError, ValueError):

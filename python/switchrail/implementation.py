@@ -96,10 +96,11 @@ def _with_ways_out(error: BackendImportError, registration: Registration) -> Bac
     """The error with who registered the backend, and what the user can do about it."""
     ways = [f"choose another backend with {registration.op}=NAME"]
     if plugin := registration.to_dict()["origin"].get("plugin"):
-        ways.append(f"leave plugin {plugin!r} out of SWITCHRAIL_PLUGINS")
+        ways.append(f"set SWITCHRAIL_PLUGINS to the plugins that may be loaded, without {plugin!r}")
     return BackendImportError(
         f"{error}; it was registered by {registration.origin}; to go on without it, {', or '.join(ways)}",
         **error.fields,
+        problem=error.message,
     )
 
 
@@ -108,16 +109,21 @@ def _import(name: str, op: str, path: str) -> Any:
     try:
         found: Any = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
-        raise _error(name, op, path, f"importing {module_name!r} failed: {error!r}") from error
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if not f"{module_name}.".startswith(f"{missing}."):  # the module is there, and needs one that isn't
+            missing = None
+        problem = f"importing {module_name!r} failed: {error!r}"
+        raise _error(name, op, path, problem, missing=missing) from error
     for part in qualified_name.split("."):
         try:
             found = getattr(found, part)
         except AttributeError as error:
             _, hint = nearest(part, map(str, vars(found)) if hasattr(found, "__dict__") else ())
-            raise _error(name, op, path, f"{found!r} has no attribute {part!r}{hint}") from error
+            problem = f"{found!r} has no attribute {part!r}{hint}"
+            raise _error(name, op, path, problem, missing=part) from error
     return found
 
 
-def _error(name: str, op: str, path: str, problem: str) -> BackendImportError:
+def _error(name: str, op: str, path: str, problem: str, *, missing: str | None = None) -> BackendImportError:
     message = f"{op} backend {name!r} can't be imported from {path!r}: {problem}"
-    return BackendImportError(message, backend=name, op=op, path=path)
+    return BackendImportError(message, backend=name, op=op, path=path, missing=missing)

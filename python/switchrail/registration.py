@@ -118,6 +118,7 @@ class Registrar(ABC):
         override: bool = ...,
     ) -> None: ...
 
+    @arguments.names_checked
     def register(
         self,
         name: str,
@@ -165,7 +166,7 @@ class Registrar(ABC):
             NameTakenError: The name is taken and `override` is False.
             BackendImportError: The class is no backend for that op and these phases.
             ConfigError: `config` is nothing of the kind.
-            ArgumentError: An argument has another type.
+            ArgumentError: An argument has another type, or there is none of that name.
             RegistrationError: Another argument can't be meant; unknown names have errors of their own.
             TransactionClosedError: The transaction has ended.
         """

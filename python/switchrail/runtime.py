@@ -222,6 +222,7 @@ class Runtime(Registrar):
         implementation: Implementation = self._core.object(registration.id)
         return implementation.build(registration)
 
+    @arguments.names_checked
     def resolve(
         self,
         op: str,
@@ -288,6 +289,7 @@ class Runtime(Registrar):
             }
         )
 
+    @arguments.names_checked
     def plan(
         self,
         layout: Layout,

@@ -51,13 +51,14 @@ class Staging:
         self,
         core: _core.Runtime,
         hooks: Hooks,
-        origin: Mapping[str, str | None],
+        origin: _core.Plugin | Mapping[str, str | None],
         *,
         strict: bool | None = None,
     ) -> None:
         self.hooks = hooks
-        self._core, self._origin, self._strict = core, dict(origin), strict
-        self._transaction = core.begin(self._origin)
+        self._core, self._strict = core, strict
+        self._transaction = core.begin(origin)
+        self._origin = self._transaction.origin
         self._staged: list[Hook] | None = []
         self._committed: Sequence[Hook] = ()
 
@@ -172,11 +173,8 @@ class Staging:
         Hooks.remove(self.hooks, *self._committed)  # also where a plugin's thread has forked, and does it
         if not self.is_committed:
             return
-        backends = self._core.snapshot().backends
-        ours = [backend for backend in backends if backend.to_dict()["origin"] == self._origin]
         transaction = self._core.begin(self._origin)
-        for backend in ours:
-            transaction.withdraw(backend)
+        transaction.withdraw_own()
         transaction.commit()
 
     def _closed(self) -> TransactionClosedError:

@@ -47,6 +47,11 @@ PATIENCE = 60.0
 """Seconds that the command gives foreign code where the environment says nothing of it."""
 
 
+def patience(seconds: float | None) -> float | None:
+    """Seconds for code that no plugin brings: as many as a plugin may take, and no fewer than `PATIENCE`."""
+    return None if seconds is None else max(seconds, PATIENCE)
+
+
 def within(
     seconds: float | None, work: Callable[[], T], name: str, what: str, limit: float | None = None
 ) -> T:

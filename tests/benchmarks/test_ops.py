@@ -20,6 +20,7 @@ from benchmarks.ops import document, plots, tables
 from benchmarks.ops.__main__ import main
 from benchmarks.ops.backends import Backends
 from benchmarks.ops.cases import OPS, cases, tiny
+from benchmarks.ops.clock import Clock, summary
 from benchmarks.ops.inputs import make_call
 from benchmarks.ops.peers import libraries, peers
 
@@ -86,7 +87,15 @@ def test_a_peer_that_is_wrong_is_left_out(monkeypatch, tmp_path):
 def test_a_backend_alone_is_held_to_plain_torch_at_the_shape_that_is_timed(monkeypatch, tmp_path, capsys):
     chosen = ["--op", "lightning", "--phase", "decode", "--shape", "B=1", "--no-peers"]
     command = ["--tiny", "--device", "cpu", "--backend", "triton", *chosen]
+    timed = []
+
+    def measure(self, runs):  # on a CPU the kernel is interpreted, and each call takes a third of a second
+        timed.append(len(runs))
+        return {"eager_s": summary([1e-6, 2e-6]), "host_s": 1e-6}
+
+    monkeypatch.setattr(Clock, "measure", measure)
     assert main([*command, "--json", str(tmp_path / "right.json")]) == 0
+    assert timed == [2]
     right = TritonLightning.decode
 
     def wrong(self, *args, out, **kwargs):
@@ -96,6 +105,7 @@ def test_a_backend_alone_is_held_to_plain_torch_at_the_shape_that_is_timed(monke
 
     monkeypatch.setattr(TritonLightning, "decode", wrong)
     assert main([*command, "--json", str(tmp_path / "wrong.json")]) == 1
+    assert timed == [2], "what is wrong is not timed"
     assert "wrong: triton in lightning decode B=1: 1.0e-02 away from torch" in capsys.readouterr().err
 
 

@@ -150,6 +150,22 @@ print(sorted(heavy & (set(sys.modules) - before)), file=sys.stderr)
         assert "it declines" in done.stdout
 
 
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["plugins"], ["plugins", "--json"], ["explain", "{checkpoint}"]]
+)
+def test_output_that_nobody_reads_ends_the_command_as_it_ends_others(checkpoint, arguments):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *(word.format(checkpoint=checkpoint) for word in arguments)],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 @pytest.mark.parametrize("command", ["plugins", "doctor"])
 def test_one_line_for_a_plugin_that_fails(tmp_path, command):
     info = tmp_path / "ill_gdn-1.0.dist-info"

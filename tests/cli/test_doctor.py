@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -120,6 +122,7 @@ def test_a_broken_plugin(install, find, code, problem):
     install("ill-gdn", code)
     finding = find("plugins", "ill-gdn:ill-gdn")
     assert finding.problem.startswith(problem)
+    assert ("ill_gdn.py:1)" in finding.problem) == (problem != "failed: EntryPointError: ")
     assert "switchrail plugins --json" in finding.advice
 
 
@@ -173,6 +176,46 @@ def test_a_backend_that_is_not_there(install, find):
     assert 'it is from plugin "ill-gdn" of ill-gdn 1.0' in finding.advice
 
 
+def test_a_mistake_in_a_class_path_is_no_reason_to_leave_the_plugin_out(install, find):
+    code = "class Torch: pass\ndef register(registry): registry.register('ill', 'ill_gdn:Trch', op='kda')\n"
+    install("ill-gdn", code)
+    finding = find("backends", "kda backend ill")
+    assert finding.problem.endswith("has no attribute 'Trch'; nearest: Torch")
+    assert "SWITCHRAIL_PLUGINS" not in finding.problem + finding.advice
+    assert "there is no 'Trch': correct the path where it is registered" in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [
+        ("ill_gdm:Torch", "there is no 'ill_gdm': correct the path"),
+        ("ill_late:Torch", "install what the message says is missing"),
+    ],
+)
+def test_a_module_that_is_not_there_and_one_that_lacks_another(install, find, tmp_path, path, advice):
+    install("ill-gdn", f"def register(registry): registry.register('ill', {path!r}, op='kda')")
+    (tmp_path / "site" / "ill_late.py").write_text("import ill_absent")
+    assert advice in find("backends", "kda backend ill").advice
+
+
+def test_little_time_for_plugins_is_not_little_time_for_torch(install, monkeypatch):
+    """Also not for the modules of backends, and for those that hooks wait for."""
+    monkeypatch.setenv("SWITCHRAIL_LOAD_TIMEOUT", "0.2")
+    slow = "import time\ntime.sleep(0.5)\n"
+    monkeypatch.setattr("switchrail.doctor.check_device", lambda: time.sleep(0.5) or [])
+    install(
+        "ill-gdn",
+        "def register(registry):\n"
+        "    registry.register('ill', 'ill_slow:Slow', op='kda')\n"
+        "    registry.hook('ill_target.function', print)\n",
+    )
+    (Path(sys.path[0]) / "ill_target.py").write_text(f"{slow}def function(*values): pass\n")
+    (Path(sys.path[0]) / "ill_slow.py").write_text(
+        f"{slow}from switchrail.ops.kda.torch import TorchKda as Slow\n"
+    )
+    assert [finding for finding in diagnose() if "takes longer" in finding.problem] == []
+
+
 def test_two_plugins_of_one_name(install, find):
     install("ill-one", plugin="ill")
     install("ill-two", plugin="ill")
@@ -181,9 +224,10 @@ def test_two_plugins_of_one_name(install, find):
     assert "ill-one:ill and ill-two:ill" in finding.advice
 
 
-def test_two_copies(install, find, tmp_path, monkeypatch):
-    install("ill-gdn")
-    install("ill-gdn", version="2.0", site="other")
+@pytest.mark.parametrize("name", ["ill-gdn", "ill--gdn"])
+def test_two_copies(install, find, tmp_path, monkeypatch, name):
+    install(name)
+    install(name, version="2.0", site="other")
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "other"), str(tmp_path / "other" / ".")])
     finding = find("copies", "ill-gdn")
     assert finding.problem == f"2.0 in {tmp_path / 'other'} is hidden by 1.0 in {tmp_path / 'site'}"
@@ -267,6 +311,20 @@ def test_the_lock_differs(install, find, tmp_path, monkeypatch):
     finding = find("lock", "ill-gdn")
     assert "ill_gdn.py" in finding.problem
     assert f"switchrail lock --output {lock}" in finding.advice
+
+
+def test_what_the_lock_leaves_out_is_its_finding_alone(install, tmp_path, monkeypatch):
+    install("ill-gdn")
+    install("ill-lockstep")
+    install("ill-other")
+    lock = tmp_path / "lock.json"
+    write_lock(lock)
+    (tmp_path / "site" / "ill_gdn.py").write_text(f"{NOTHING}  # but otherwise\n")
+    monkeypatch.setenv("SWITCHRAIL_LOCK", str(lock))
+    monkeypatch.setenv("SWITCHRAIL_PLUGINS", "ill-gdn, ill-lockstep")
+    found = {(finding.check, finding.subject) for finding in diagnose()}
+    assert {("lock", "ill-gdn"), ("plugins", "ill-other:ill-other")} <= found
+    assert not found & {("plugins", "ill-gdn:ill-gdn"), ("lock", "ill-other")}
 
 
 @pytest.mark.parametrize(
@@ -373,12 +431,13 @@ def test_the_driver_is_asked():
     assert found is None or found >= (11, 0)
 
 
-def test_the_command(install, switchrail):
+def test_the_command(install, switchrail, tmp_path):
     install("ill-gdn", "raise OSError('no driver')")
+    place = tmp_path / "site" / "ill_gdn.py"
     done = switchrail("doctor")
     assert done.exit_code == 1
     problem, advice = done.stdout.splitlines()
-    assert problem == "problem: plugins, ill-gdn:ill-gdn: failed: OSError: no driver"
+    assert problem == f"problem: plugins, ill-gdn:ill-gdn: failed: OSError: no driver ({place}:1)"
     assert advice.startswith("    ask its vendor")
     done = switchrail("doctor", "--json")
     assert done.exit_code == 1

@@ -41,6 +41,7 @@ def test_plugins(switchrail, plugins):
     broken = next(line for line in lines if line[0] == "broken")
     assert broken[1:5] == ["plugin", "broken-gdn", "1.0", "failed"]
     assert "no driver" in broken[5]
+    assert "broken_gdn.py:1)" in "".join(done.output.split())
     found = {plugin["name"]: plugin for plugin in json.loads(switchrail("plugins", "--json").output)}
     assert found["boreal"]["state"] == "loaded"
     assert found["broken"]["state"] == "failed"
@@ -174,6 +175,12 @@ def test_explain_for_a_device_that_is_not_here(switchrail, plugins, checkpoint):
     assert {query["page_size"] for query in queries if query["op"] == "attention"} == {64}
     chosen = {r["decision"]["chosen"]["name"] for r in document["routes"] if "chosen" in r["decision"]}
     assert chosen
+    absent = switchrail("explain", checkpoint, "--device", "cuda:77")
+    assert absent.exit_code == 2
+    assert "there is no device 'cuda:77' here" in absent.stderr
+    assert "--as cuda:9.0 plans for a device that is not here" in absent.stderr
+    unknown = switchrail("explain", checkpoint, "--device", "acme")
+    assert "--as" not in unknown.stderr
     refused = switchrail("explain", checkpoint, "--as", "cuda")
     assert refused.exit_code == 2
     assert "describes no device" in refused.stderr

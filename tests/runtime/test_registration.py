@@ -341,3 +341,19 @@ def test_arguments_of_other_types_are_named(runtime: Runtime) -> None:
 def test_a_misspelt_argument_is_refused(runtime: Runtime) -> None:
     with pytest.raises(TypeError, match="priorty"):
         runtime.register("acme", Acme, op="gated_delta", priorty=1)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("given", "nearest"),
+    [({"device": ("cpu",)}, ("devices",)), ({"opp": "kda"}, ("op",)), ({"overide": True}, ("override",))],
+)
+def test_a_misspelt_argument_has_the_nearest(runtime, given, nearest):
+    for register in (runtime.register, switchrail.register):
+        with pytest.raises(ArgumentError) as caught:
+            register("ill", "ill:Ill", **{"op": "kda", **given})
+        assert (caught.value.found, caught.value.nearest) == (*given, nearest)
+        assert f"register() has no argument {next(iter(given))!r}; nearest: {nearest[0]}" in str(caught.value)
+    with pytest.raises(ArgumentError, match="resolve\\(\\) has no argument 'devise'; nearest: device"):
+        runtime.resolve("kda", "decode", devise="cpu", dtype="float32")
+    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'op'"):
+        runtime.register("ill", "ill:Ill")

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 # One process for all: two builds at once take each other's files away.
 
 
+@cache
 def interpreters() -> dict[str, Path]:
     """One CPython for each minor version from 3.10 on, by version."""
     folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep)]

@@ -21,7 +21,7 @@ from switchrail.cli.output import others_aside
 from switchrail.errors import SwitchrailError
 from switchrail.foreign import in_lines
 
-INVALID, INTERRUPTED = 2, 130
+INVALID, INTERRUPTED, UNREAD = 2, 130, 141
 
 COMMANDS = (
     "run",
@@ -79,6 +79,15 @@ class _Commands(_FlagsAreFalse, TyperGroup):
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
         single.command(name, cls=_Command)(getattr(import_module(f"switchrail.cli.{module}"), module))
         return get_command(single)
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        """As click's; ends as if by SIGPIPE where nobody reads the output any more."""
+        try:
+            return super().main(*arguments, **options)
+        except SystemExit as end:
+            if isinstance(end.__context__, BrokenPipeError):
+                raise SystemExit(UNREAD) from None
+            raise
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -10,6 +10,7 @@ import typer
 import switchrail
 from switchrail import _core
 from switchrail.cli.choices import Choices, loaded_runtime
+from switchrail.errors import PlatformError
 
 if TYPE_CHECKING:
     from switchrail import Platform, RoutePlan, Runtime
@@ -63,10 +64,18 @@ def _is_for(key: str, phase: str | None) -> bool:
 
 
 def _platform(runtime: Runtime, device: str | None, described_device: str | None) -> Platform:
+    from switchrail.platforms import described
+    from switchrail.platforms.builtin import is_builtin
+
     if described_device is not None:
         if device is not None:
             raise typer.BadParameter("valid: either --device or --as")
-        from switchrail.platforms import described
-
         return described(described_device)
-    return runtime.platform if device is None else runtime.find_platform(device)
+    if device is None:
+        return runtime.platform
+    try:
+        return runtime.find_platform(device)
+    except PlatformError as error:
+        if is_builtin(device):
+            error.__notes__ = ["--as cuda:9.0 plans for a device that is not here"]  # type: ignore[attr-defined]
+        raise

@@ -14,6 +14,7 @@ from rich.text import Text
 from switchrail.cli.output import output, say
 from switchrail.foreign import in_lines, json_escaped, one_line
 from switchrail.plugins import GROUP
+from switchrail.plugins.place import placed_reason
 
 if TYPE_CHECKING:
     from switchrail import Platform, Plugin, RoutePlan
@@ -26,6 +27,10 @@ class _Plain(Console):
     def render_str(self, text: str, **options: Any) -> Text:
         """Text without markup; foreign text in it is escaped."""
         return super().render_str(in_lines(text), **{**options, "markup": False, "emoji": False})
+
+    def on_broken_pipe(self) -> None:
+        """Leaves the error to the command's entry point."""
+        raise
 
 
 def console(*, stderr: bool = False, quiet: bool = False) -> Console:
@@ -115,7 +120,7 @@ def plugin_table(plugins: Sequence[Plugin]) -> Table | Text:
             p.distribution,
             p.version or "",
             p.state,
-            p.reason or "",
+            placed_reason(p),
         )
         for p in plugins
     ]

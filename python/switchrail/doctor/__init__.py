@@ -13,7 +13,7 @@ from switchrail.doctor.finding import Finding
 from switchrail.doctor.plugins import check_plugins
 from switchrail.runtime import Runtime
 from switchrail.variables import PLATFORM
-from switchrail.waiting import PATIENCE, HungError, within
+from switchrail.waiting import PATIENCE, HungError, patience, within
 
 
 def diagnose() -> list[Finding]:
@@ -28,8 +28,8 @@ def diagnose() -> list[Finding]:
         found = list(check_environment(runtime))
         with _without({finding.subject for finding in found}):
             found += check_distributions(runtime)
-            found += check_plugins(runtime)
-            seconds = runtime._loader.seconds()
+            found += check_plugins(runtime, {finding.subject for finding in found if finding.check == "lock"})
+            seconds = patience(runtime._loader.seconds())
             try:
                 found += within(seconds, lambda: list(check_device()), "torch", "looking for the device")
             except HungError as error:  # whatever asks for the device next would hang too

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from switchrail._core import Registration
 from switchrail.doctor.finding import Finding
+from switchrail.errors import BackendImportError
 from switchrail.runtime import Runtime
 from switchrail.variables import PLATFORM
-from switchrail.waiting import within
+from switchrail.waiting import patience, within
 
 DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -61,11 +63,11 @@ def check_platform(runtime: Runtime) -> Iterator[Finding]:
             "platform", "the platform", str(error), f"set {PLATFORM} to one that works, such as cpu"
         )
         return
-    subject = f"platform {platform.kind}"
+    subject, seconds = f"platform {platform.kind}", patience(runtime._loader.seconds())
     for what in ("name", "capability", "total_memory", "current_memory_usage", "supported_dtypes"):
         try:
             work = getattr(platform.hardware, what)
-            within(runtime._loader.seconds(), work, subject, f"its method {what}")
+            within(seconds, work, subject, f"its method {what}")
         except Exception as error:  # a vendor's code raises anything
             advice = "ask its vendor: every platform must say that"
             yield Finding("platform", subject, f"{what} raised {type(error).__name__}: {error}", advice)
@@ -75,14 +77,23 @@ def check_platform(runtime: Runtime) -> Iterator[Finding]:
         try:
             name = f"{backend.op} backend {backend.name} of {backend.origin}"
             work = partial(runtime.build, backend.op, backend.name)
-            within(runtime._loader.seconds(), work, name, "its construction")
+            within(seconds, work, name, "its construction")
         except Exception as error:  # whatever its module or its constructor raises
-            yield Finding(
-                "backends",
-                f"{backend.op} backend {backend.name}",
-                f"it can't be constructed: {error}",
-                f"it is from {backend.origin}: install what the message says is missing, or ask its vendor",
+            yield _not_constructed(backend, error)
+
+
+def _not_constructed(backend: Registration, error: Exception) -> Finding:
+    problem: object = error
+    advice = f"it is from {backend.origin}: install what the message says is missing, or ask its vendor"
+    if isinstance(error, BackendImportError):
+        problem = error.fields["problem"]
+        if (missing := error.fields["missing"]) is not None:
+            advice = (
+                f"it is from {backend.origin}, and there is no {missing!r}: correct the path where it is "
+                "registered, or ask its vendor"
             )
+    subject = f"{backend.op} backend {backend.name}"
+    return Finding("backends", subject, f"it can't be constructed: {problem}", advice)
 
 
 def driver_cuda() -> tuple[int, int] | None:

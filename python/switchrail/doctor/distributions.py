@@ -50,9 +50,10 @@ def _copies() -> Iterator[Finding]:
     ours = {CORE, KERNELS}
     for folder in _folders():
         found = _core.discover([folder])
-        ours.update(_normalized(plugin.distribution) for plugin in found.plugins)
         for name, version in found.packages.items():
             copies[name].append((folder, version))
+            if any(plugin.is_of(name) for plugin in found.plugins):
+                ours.add(name)
     for name in sorted(ours & copies.keys()):
         first, *hidden = copies[name]
         for folder, version in hidden:
@@ -134,7 +135,3 @@ def _folders() -> list[str]:
     """The places on sys.path, each once."""
     places = {os.path.realpath(path or "."): path for path in reversed(sys.path) if isinstance(path, str)}
     return list(reversed(places.values()))
-
-
-def _normalized(name: str) -> str:
-    return name.replace("_", "-").replace(".", "-").lower()

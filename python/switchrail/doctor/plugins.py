@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 
 from switchrail.doctor.finding import Finding
 from switchrail.errors import SwitchrailError
 from switchrail.hooks.target import modules_of
+from switchrail.plugins.place import placed_reason
 from switchrail.runtime import Runtime
 from switchrail.variables import ALLOW_LIST, TIMEOUT
-from switchrail.waiting import within
+from switchrail.waiting import patience, within
 
 _ADVICE = {
     "failed": "ask its vendor, with the traceback that `switchrail plugins --json` shows; until then "
@@ -21,19 +22,26 @@ _ADVICE = {
 }
 
 
-def check_plugins(runtime: Runtime) -> Iterator[Finding]:
-    """Loads the plugins that may be loaded."""
+def check_plugins(runtime: Runtime, differing: Collection[str]) -> Iterator[Finding]:
+    """Loads the plugins that may be loaded.
+
+    Args:
+        runtime: Where they are loaded.
+        differing: The distributions that differ from the lock, which is a finding already.
+    """
     try:
         runtime.load()
     except SwitchrailError as error:
         yield Finding("plugins", "all", str(error), "see the message; nothing is loaded until then")
         return
     for plugin in runtime.plugins:
-        name, reason = plugin.qualified_name, plugin.reason or ""
+        name = plugin.qualified_name
         if plugin.state in _ADVICE:
-            yield Finding("plugins", name, f"{plugin.state}: {reason}", _ADVICE[plugin.state])
-        elif plugin.state == "blocked" and "lock" not in reason:  # that is the lock's finding
-            yield Finding("plugins", name, f"left out: {reason}", "nothing, where that is meant", False)
+            yield Finding("plugins", name, f"{plugin.state}: {placed_reason(plugin)}", _ADVICE[plugin.state])
+        elif plugin.state == "blocked" and not any(map(plugin.is_of, differing)):
+            yield Finding(
+                "plugins", name, f"left out: {plugin.reason}", "nothing, where that is meant", False
+            )
     yield from _hooks(runtime)
 
 
@@ -43,7 +51,7 @@ def _hooks(runtime: Runtime) -> Iterator[Finding]:
         for module in modules_of(hook.path or ""):
             try:
                 work = partial(importlib.import_module, module)
-                within(runtime._loader.seconds(), work, f"module {module}", "its import")
+                within(patience(runtime._loader.seconds()), work, f"module {module}", "its import")
             except ModuleNotFoundError:
                 break  # from here on the path names what is in a module
             except (Exception, SystemExit) as error:

@@ -178,8 +178,7 @@ class EngineCore:
         with self._hardware.active():
             logits = runner.run(schedule, sequences.page_table)
             sequences.advance([*zip(schedule.decode, repeat(1)), *schedule.prefill])
-            ends = [task for task, _ in schedule.prefill if task.length == len(task.ids)]
-            ready = schedule.decode + ends
+            ready = [*schedule.decode, *filter(_is_through, (task for task, _ in schedule.prefill))]
             if schedule.forks:
                 row = {task: number for number, task in enumerate(ready)}
                 logits = logits[[*range(len(ready)), *(row[leader] for leader, _ in schedule.forks)]]
@@ -195,6 +194,11 @@ class EngineCore:
         pages = [pair for leader, task in forks for pair in self.sequences.fork(leader, task)]
         runner.pools.copy(pages, [(leader.slot, task.slot) for leader, task in forks])
         return [task for _, task in forks]
+
+
+def _is_through(task: Task) -> bool:
+    """Whether all of its prompt is done."""
+    return task.length == len(task.ids)
 
 
 __all__ = ["EngineCore"]

@@ -216,8 +216,7 @@ class Engine(AbstractContextManager["Engine"]):
         requests: list[Request] = []
         try:
             self._enqueue(requests, prompts, params, deque())
-            while self._go_on(requests):
-                self._advance()
+            self._run(requests)
         finally:
             self._core.unwanted += requests  # first, and without a call, so that no exception can prevent it
             self._settle()
@@ -245,12 +244,7 @@ class Engine(AbstractContextManager["Engine"]):
         events: deque[Event] = deque()
         try:
             self._enqueue(requests, prompts, params, events)
-            while self._go_on(requests) or events:
-                with self._lock:
-                    if not events:
-                        self._advance()
-                while events:
-                    yield events.popleft()
+            yield from self._events_of(requests, events)
         finally:
             self._core.unwanted += requests  # as in `generate`
             self._settle()
@@ -373,6 +367,20 @@ class Engine(AbstractContextManager["Engine"]):
         if os.getpid() == self._process:
             with self._lock:
                 self._core.settle()
+
+    # From Python 3.13 on, what a signal's handler raises at the end of a `while` loop passes by the `finally`
+    # of the same function. So these have functions of their own.
+    def _run(self, requests: Sequence[Request]) -> None:
+        while self._go_on(requests):
+            self._advance()
+
+    def _events_of(self, requests: Sequence[Request], events: deque[Event]) -> Iterator[Event]:
+        while self._go_on(requests) or events:
+            with self._lock:
+                if not events:
+                    self._advance()
+            while events:
+                yield events.popleft()
 
     def _advance(self) -> None:
         """Runs the next step; one that raised ended others' requests, or `_go_on` raises."""

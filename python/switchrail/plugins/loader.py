@@ -247,18 +247,10 @@ class Loader:
     def _imported(self, plugins: Sequence[Plugin], *, strict: bool, seconds: float | None) -> list[Attempt]:
         importlib.invalidate_caches()  # a plugin may have been installed since the process began
         self._attempts = [
-            Attempt(plugin, self._staging(plugin, strict=strict), seconds) for plugin in plugins
+            Attempt(plugin, Staging(self._core, self._hooks, plugin, strict=strict or None), seconds)
+            for plugin in plugins
         ]
         return [attempt for attempt in self._attempts if self._step(attempt, attempt.find)]
-
-    def _staging(self, plugin: Plugin, *, strict: bool) -> Staging:
-        origin = {
-            "kind": "plugin",
-            "distribution": plugin.distribution,
-            "version": plugin.version,
-            "plugin": plugin.name,
-        }
-        return Staging(self._core, self._hooks, origin, strict=strict or None)
 
     def _ordered(self, attempts: list[Attempt]) -> list[Attempt]:
         """Puts plugins in the order that they declare; those whose own declarations form a cycle fail."""

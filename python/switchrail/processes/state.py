@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
@@ -125,7 +124,7 @@ class State:
 
 def read(runtime: Runtime, plans: Sequence[RoutePlan] = ()) -> tuple[State, list[str]]:
     """A runtime as data, and what in it can't be found by name in another process."""
-    packages = runtime._loader.installed().packages
+    installed = runtime._loader.installed()
     while True:
         problems: list[str] = []
         snapshot = runtime._core.snapshot()
@@ -134,7 +133,6 @@ def read(runtime: Runtime, plans: Sequence[RoutePlan] = ()) -> tuple[State, list
             for registration in snapshot.backends
         )
         fingerprint = runtime._fingerprint()
-        needed = sorted({_distribution(text) for state in backends for text in _packages(state)})
         loaded = {
             (plugin.distribution, plugin.name)
             for plugin in runtime._loader.plugins
@@ -150,7 +148,7 @@ def read(runtime: Runtime, plans: Sequence[RoutePlan] = ()) -> tuple[State, list
             version=fingerprint.inputs["switchrail"],
             paths=runtime._loader.paths,
             plugins=runtime._loader.in_order(),
-            packages={name: packages.get(name) for name in needed},
+            packages=installed.required(snapshot.backends),
             backends=backends,
             hooks=hooks,
             chains=tuple((target, tuple(hooks)) for target, hooks in runtime.hooks.chains()),
@@ -253,13 +251,3 @@ def _plan(plan: RoutePlan) -> PlanState:
     del request["packages"]  # those of the process that makes the plan count
     request |= {"device": device["kind"], "capability": device["capability"]}
     return PlanState(plan.layout, request, tuple(plan.table), plan.fingerprint)
-
-
-def _packages(state: BackendState) -> Sequence[str]:
-    texts: Sequence[str] = state.registration.capabilities["packages"]
-    return texts
-
-
-def _distribution(requirement: str) -> str:
-    found = re.match(r"[A-Za-z0-9._-]+", requirement)
-    return re.sub(r"[-_.]+", "-", found.group() if found else requirement).lower()

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use pyo3::prelude::*;
 
-use crate::{mirror::mirror, plugin::Plugin};
+use crate::{backend::Registration, mirror::mirror, plugin::Plugin};
 
 mirror! {
     /// What is installed on a path.
@@ -18,6 +18,15 @@ mirror! {
         #[getter]
         fn packages(&self) -> BTreeMap<String, String> {
             self.0.packages().iter().map(|(name, version)| (name.to_owned(), version.to_owned())).collect()
+        }
+
+        /// The installed version of each distribution that backends require, None where it is not installed.
+        fn required(&self, backends: Vec<Bound<'_, Registration>>) -> BTreeMap<String, Option<String>> {
+            let packages = self.0.packages();
+            let required = backends.iter().flat_map(|backend| &backend.get().0.spec.capabilities.packages);
+            required
+                .map(|needed| (needed.name().to_owned(), packages.version(needed.name()).map(str::to_owned)))
+                .collect()
         }
 
         /// What could not be read or was passed over: path, code and message.

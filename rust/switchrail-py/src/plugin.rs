@@ -98,6 +98,11 @@ mirror! {
             self.0.record.is_named(entry)
         }
 
+        /// Whether it comes from a distribution, by any spelling of its name.
+        fn is_of(&self, distribution: &str) -> bool {
+            self.0.record.is_of(distribution)
+        }
+
         /// The same plugin, loaded.
         fn loaded(&self) -> Self {
             Self(PluginRecord { state: PluginState::Loaded, ..self.0.record.clone() }.into())

@@ -12,6 +12,7 @@ use crate::{
     mirror::mirror,
     objects::Objects,
     op::parse,
+    plugin::Plugin,
     resolve::{Decision, Query},
     text::Text,
 };
@@ -98,10 +99,13 @@ impl Runtime {
         self.objects.get(py, registration.id)
     }
 
-    /// Opens a transaction in the name of an origin, given in the core's JSON form.
+    /// Opens a transaction in the name of a plugin, or of an origin in the core's JSON form.
     fn begin(slf: &Bound<'_, Self>, origin: &Bound<'_, PyAny>) -> PyResult<Transaction> {
-        let origin: Origin = json::load("Origin", origin)?;
-        let transaction = slf.get().core.begin(origin);
+        let origin: Origin = match origin.cast::<Plugin>() {
+            Ok(plugin) => (&plugin.get().0.record).into(),
+            Err(_) => json::load("Origin", origin)?,
+        };
+        let transaction = slf.get().core.begin(origin.clone());
         let staged = Staged {
             transaction: Some(transaction),
             ids: Vec::new(),
@@ -109,6 +113,7 @@ impl Runtime {
         };
         Ok(Transaction {
             runtime: slf.clone().unbind(),
+            origin,
             staged: Mutex::new(staged),
         })
     }
@@ -128,6 +133,7 @@ impl Runtime {
 #[pyclass(frozen, module = "switchrail._core")]
 pub struct Transaction {
     runtime: Py<Runtime>,
+    origin: Origin,
     /// Locked for the core's work alone: no Python code runs and no object is dropped under it.
     staged: Mutex<Staged>,
 }
@@ -145,6 +151,12 @@ impl Transaction {
     #[getter]
     fn is_open(&self) -> bool {
         self.lock().transaction.is_some()
+    }
+
+    /// In whose name it is, as a document.
+    #[getter]
+    fn origin<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        json::dump(py, &self.origin)
     }
 
     /// Whether it was published: tells a caller that was interrupted while it committed.
@@ -179,6 +191,11 @@ impl Transaction {
     /// Stages the removal of one registration.
     fn withdraw(&self, registration: &Registration) -> PyResult<()> {
         self.stage(|registrar| registrar.withdraw(registration.0.id))
+    }
+
+    /// Stages the removal of every registration of its origin.
+    fn withdraw_own(&self) -> PyResult<()> {
+        self.stage(Registrar::withdraw_own)
     }
 
     /// Stages the user's values for the uppermost backend of an op and name.

@@ -5,7 +5,7 @@ use std::{any::Any, collections::BTreeSet, fmt, num::NonZeroU64, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 use crate::shown::{cut, shown};
-use crate::{ComputeCapability, DeviceKind, Dtype, Op, PackageRequirement, Phase};
+use crate::{ComputeCapability, DeviceKind, Dtype, Op, PackageRequirement, Phase, PluginRecord};
 
 /// What a user says in the place of a backend's name to mean: decide by capabilities and priority. No backend has it.
 pub const AUTO: &str = "auto";
@@ -69,6 +69,16 @@ impl Origin {
     #[must_use]
     pub fn may_change(&self, owner: &Self) -> bool {
         !matches!(self, Self::Plugin { .. }) || self == owner
+    }
+}
+
+impl From<&PluginRecord> for Origin {
+    fn from(record: &PluginRecord) -> Self {
+        Self::Plugin {
+            distribution: record.origin.distribution.clone(),
+            version: record.origin.version.clone(),
+            plugin: record.name.clone(),
+        }
     }
 }
 
@@ -179,6 +189,7 @@ impl fmt::Display for DeviceSupport {
             (None, None) => Ok(()),
             (Some(min), None) => write!(f, " {min} or later"),
             (None, Some(max)) => write!(f, " up to {max}"),
+            (Some(min), Some(max)) if min == max => write!(f, " {min}"),
             (Some(min), Some(max)) => write!(f, " {min} to {max}"),
         }
     }

@@ -73,6 +73,23 @@ fn dropping_aborts_and_closes_every_handle() {
 }
 
 #[test]
+fn an_origin_takes_out_what_is_its_own() {
+    let runtime = runtime_with_torch();
+    let built_in = runtime.snapshot().backends().len();
+    for (owner, name) in [("acme", "a"), ("acme", "b"), ("other", "c")] {
+        register(&runtime, plugin(owner), spec(OP, name), false);
+    }
+    let transaction = runtime.begin(plugin("acme"));
+    let handle = transaction.registrar().clone();
+    handle.withdraw_own().unwrap();
+    transaction.commit().unwrap();
+    let snapshot = runtime.snapshot();
+    assert_eq!(snapshot.backends().len(), built_in + 1);
+    assert!(snapshot.find(OP, "a").is_none() && snapshot.find(OP, "c").is_some());
+    assert_eq!(handle.withdraw_own(), Err(RegisterError::Closed));
+}
+
+#[test]
 fn a_committed_transaction_refuses_late_writes() {
     let runtime = Runtime::new();
     let transaction = runtime.begin(plugin("acme"));

@@ -136,6 +136,11 @@ fn reason_capability() {
             format!("does not run on capability {asked}, only on cuda 9.0 to 9.9")
         );
     }
+    let one = DeviceSupport {
+        max_capability: Some(ComputeCapability(9, 0)),
+        ..hopper_only()
+    };
+    assert_eq!(one.to_string(), "cuda 9.0");
 }
 
 #[test]

@@ -178,6 +178,21 @@ impl Registrar {
         self.stage(Request::Withdraw { id })
     }
 
+    /// Stages the removal of every registration of this origin.
+    ///
+    /// # Errors
+    /// [`RegisterError::Closed`].
+    pub fn withdraw_own(&self) -> Result<(), RegisterError> {
+        let own = self.preview(|state| {
+            let own = state
+                .backends()
+                .iter()
+                .filter(|found| found.origin == self.origin);
+            Ok(own.map(|found| found.id).collect::<Vec<_>>())
+        })?;
+        own.into_iter().try_for_each(|id| self.withdraw(id))
+    }
+
     /// Stages the user's values for the uppermost backend of an op and name. They replace those given before, if any.
     ///
     /// # Errors
