@@ -54,13 +54,13 @@ def test_every_case_is_verified_and_timed(kept):
 
 
 def test_a_backend_that_is_wrong_is_not_timed(monkeypatch, tmp_path, capsys):
-    right = TorchGatedDelta.prefill
+    right = TorchGatedDelta.run
 
-    def wrong(self, *args, out, **kwargs):
-        right(self, *args, out=out, **kwargs)
-        out.mul_(1.01)
+    def wrong(self, call, batch, plan):
+        right(self, call, batch, plan)
+        call.out.mul_(1.01)
 
-    monkeypatch.setattr(TorchGatedDelta, "prefill", wrong)
+    monkeypatch.setattr(TorchGatedDelta, "run", wrong)
     path = tmp_path / "times.json"
     chosen = ["--op", "gated_delta", "--phase", "prefill", "--shape", "T=2048"]
     assert main([*TINY, *chosen, "--json", str(path)]) == 1
@@ -96,14 +96,14 @@ def test_a_backend_alone_is_held_to_plain_torch_at_the_shape_that_is_timed(monke
     monkeypatch.setattr(Clock, "measure", measure)
     assert main([*command, "--json", str(tmp_path / "right.json")]) == 0
     assert timed == [2]
-    right = TritonLightning.decode
+    right = TritonLightning.run
 
-    def wrong(self, *args, out, **kwargs):
-        right(self, *args, out=out, **kwargs)
-        if out.shape[0] == 1:  # not those that the oracle sees
-            out.mul_(1.01)
+    def wrong(self, call, batch, plan):
+        right(self, call, batch, plan)
+        if call.out.shape[0] == 1:  # not those that the oracle sees
+            call.out.mul_(1.01)
 
-    monkeypatch.setattr(TritonLightning, "decode", wrong)
+    monkeypatch.setattr(TritonLightning, "run", wrong)
     assert main([*command, "--json", str(tmp_path / "wrong.json")]) == 1
     assert timed == [2], "what is wrong is not timed"
     assert "wrong: triton in lightning decode B=1: 1.0e-02 away from torch" in capsys.readouterr().err
@@ -344,7 +344,7 @@ def test_calls_keep_the_contract_with_states_and_caches_of_the_sizes_that_are_co
     for op in OPS:
         for case in map(tiny, cases(op)):
             call = make_call(case, torch.device("cpu"), torch.float32)
-            call.contract.check(call.phase, call.batch, {**call.tensors, **call.options})
+            call.contract.check(call.phase, call.made, call.batch)
             assert {name for name, t in call.tensors.items() if t is not None} == set(case.shapes)
             assert all(tuple(call.tensors[name].shape) == shape for name, (shape, _) in case.shapes.items())
             assert list(libraries(call.out.device)) == ["torch"]

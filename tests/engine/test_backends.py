@@ -27,8 +27,8 @@ class Watched(TorchGatedDelta):
         self.plans: list[tuple[str, Any, object]] = []
         self.calls: list[tuple[str, Any, object]] = []
 
-    def plan(self, phase: Any, batch: Any) -> object:
-        plan = super().plan(phase, batch)
+    def plan(self, phase: Any, batch: Any, bounds: Any = None) -> object:
+        plan = super().plan(phase, batch, bounds)
         self.plans.append((phase, batch, plan))
         return plan
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from switchrail.errors import UnknownLayerError
-from switchrail.ops.batch import PagedBatch
+from switchrail.ops import MlaCall, MlaLayer, PagedBatch
 from switchrail.ops.mla.torch import TorchMla
 from switchrail.pools import (
     ConvShape,
@@ -92,17 +92,9 @@ def test_latent_attention_reads_the_pool() -> None:
         kv_seqlens=(7,),
     )
     backend = TorchMla()
-    backend.decode(
-        q_nope,
-        q_rope,
-        *pool.caches(2),
-        w_k=w_k,
-        w_v=w_v,
-        out=out,
-        batch=batch,
-        plan=backend.plan("decode", batch),
-        scale=0.3,
-    )
+    (kv_cache,) = pool.caches(2)
+    layer = MlaLayer(kv_cache=kv_cache, w_k=w_k, w_v=w_v, scale=0.3)
+    backend.run(MlaCall(layer, q_nope, q_rope, out), batch, backend.plan("decode", batch))
     keys = torch.cat([torch.einsum("hdr,tr->thd", w_k, c), r[:, None].expand(-1, heads, -1)], dim=-1)
     scores = torch.einsum("hd,thd->ht", torch.cat([q_nope, q_rope], dim=-1)[0], keys) * 0.3
     expected = torch.einsum("ht,hvr,tr->hv", scores.softmax(-1), w_v, c)
