@@ -185,15 +185,34 @@ fn numbers_of_any_size_are_read() {
 }
 
 #[test]
-fn between_two_numbers_of_rows_the_nearer_decides() {
+fn the_second_everywhere_may_be_the_first_between() {
     let samples = vec![
         sample(1_024, 1_024, &[("a", 100), ("b", 120), ("c", 1_000)]),
         sample(65_536, 65_536, &[("a", 1_000), ("b", 120), ("c", 100)]),
     ];
     let decision = decide(&["a", "b", "c"], samples);
-    let found = [1_024, 8_191, 8_192, 65_536].map(|rows| at(&decision, rows, rows));
-    assert_eq!(found, ["a", "a", "c", "c"]);
-    assert_eq!(decision.serving().len(), 2);
+    let found = [1_024, 8_192, 65_536].map(|rows| at(&decision, rows, rows));
+    assert_eq!(found, ["a", "b", "c"]);
+    assert_eq!(decision.serving().len(), 3);
+}
+
+#[test]
+fn a_time_counts_at_its_own_load_whatever_its_neighbours_lack() {
+    let samples = vec![
+        sample(1_024, 1_024, &[("slow", 500)]),
+        sample(1_024, 256, &[("fast", 100), ("slow", 500)]),
+        sample(4_096, 4_096, &[("fast", 100), ("slow", 500)]),
+        sample(4_096, 1_024, &[("fast", 100), ("slow", 500)]),
+    ];
+    let decision = decide(&["fast", "slow"], samples);
+    assert_eq!(
+        [(1_024, 1_024), (2_048, 2_048)].map(|(rows, length)| at(&decision, rows, length)),
+        ["slow", "slow"]
+    );
+    assert_eq!(
+        [(1_024, 256), (2_048, 512)].map(|(rows, length)| at(&decision, rows, length)),
+        ["fast", "fast"]
+    );
 }
 
 #[test]
@@ -703,7 +722,7 @@ proptest! {
     }
 
     #[test]
-    fn between_two_numbers_of_rows_only_what_was_timed_at_both_serves(low in 0_u64..3, high in 0_u64..3, rows in 1_u64 << 8..1 << 12) {
+    fn between_two_numbers_of_rows_only_what_was_timed_at_both_serves(low in 0_u64..3, high in 0_u64..3, rows in 300_u64..1 << 12) {
         let all = [("plain", 200), ("split", 200), ("wide", 200)];
         let but = |lacking: u64, fast: usize| {
             let mut times = all;
@@ -718,10 +737,8 @@ proptest! {
             sample(1 << 12, 1 << 12, &but(low, fast_high)),
         ];
         let decision = decide(&["plain", "split", "wide"], samples);
-        if rows > 1 << 8 {
-            let serving = at(&decision, rows, rows);
-            prop_assert_ne!(serving, all[fast_low].0);
-        }
+        let serving = at(&decision, rows, rows);
+        prop_assert_ne!(serving, all[fast_low].0);
         prop_assert_eq!(at(&decision, 1 << 8, 1 << 8), all[fast_low].0);
     }
 }

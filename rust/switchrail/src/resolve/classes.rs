@@ -10,9 +10,12 @@ use super::{
 };
 use crate::{Op, Phase};
 
-/// Thresholds that follow from times are multiples of an eighth of an octave, 9 %, so that times that hardly differ give
-/// the same ones.
+/// Bands are an eighth of an octave apart, 9 %, and thresholds multiples of it, so that times that hardly differ give the
+/// same ones.
 const STEP: i64 = OCTAVE / 8;
+
+/// Below every place.
+const LEAST: i64 = -(1 << 7) * OCTAVE;
 
 /// Times that are no further apart count as equal: 1 %, which is less than two runs of one backend differ by.
 const EQUAL: i64 = OCTAVE * 144 / 10_000;
@@ -158,25 +161,46 @@ impl Plane {
         }
     }
 
-    /// The fastest backends by load. A band reaches half-way to the next number of rows that was measured; one with a
-    /// backend that was not timed there ends before, and leaves what lies between to the other, which was.
+    /// The fastest backends by load: a band for each line, measured or interpolated, and one for equal neighbours.
     fn bands(&self) -> Thresholds<Thresholds<usize>> {
         let mut bands: Thresholds<Thresholds<usize>> = Vec::new();
-        for (index, (rows, line)) in self.lines.iter().enumerate() {
-            let own = thresholds(line);
-            let from = bands.last().map_or(*rows, |(_, before)| {
-                let (below, line_below) = &self.lines[index - 1];
-                if lacks(line, before) {
-                    below + 1
-                } else if lacks(line_below, &own) {
-                    *rows
-                } else {
-                    below.midpoint(*rows)
-                }
-            });
-            bands.push((from, own));
+        let mut last = None;
+        for (rows, line) in self.filled() {
+            let own = thresholds(&line);
+            if bands.last().is_none_or(|(_, before)| *before != own) {
+                bands.push((last.map_or(LEAST, |last: i64| last.midpoint(rows)), own));
+            }
+            last = Some(rows);
         }
         bands
+    }
+
+    /// The lines, and between each two of them interpolated ones a [`STEP`] apart.
+    fn filled(&self) -> Vec<(i64, Line)> {
+        let mut filled = Vec::new();
+        for (index, (rows, line)) in self.lines.iter().enumerate() {
+            if let Some((below, low)) = index.checked_sub(1).map(|index| &self.lines[index]) {
+                let places: BTreeSet<i64> = low.iter().chain(line).map(|(place, _)| *place).collect();
+                let sides: Vec<_> = places
+                    .into_iter()
+                    .map(|place| (place, along(low, place), along(line, place)))
+                    .collect();
+                let whole = rows - below;
+                for part in (1..whole / STEP).map(|step| step * STEP) {
+                    let times = sides
+                        .iter()
+                        .map(|(place, low, high)| (*place, between(low, high, part, whole)));
+                    let line: Line = times
+                        .filter(|(_, times)| times.iter().any(Option::is_some))
+                        .collect();
+                    if !line.is_empty() {
+                        filled.push((below + part, line));
+                    }
+                }
+            }
+            filled.push((*rows, line.clone()));
+        }
+        filled
     }
 
     fn samples(&self) -> impl Iterator<Item = &Times> {
@@ -210,16 +234,29 @@ impl Plane {
     }
 }
 
-/// Whether a backend that serves some load was not timed at some place of a line.
-fn lacks(line: &Line, serving: &Thresholds<usize>) -> bool {
-    let timed = |backend: usize| line.iter().all(|(_, times)| times[backend].is_some());
-    serving.iter().any(|(_, backend)| !timed(*backend))
+/// The logarithms of the times of all backends at a place of a line, linear between the measured ones.
+fn along(line: &Line, place: i64) -> Times {
+    let above = line.partition_point(|(other, _)| *other < place);
+    match (above.checked_sub(1).map(|below| &line[below]), line.get(above)) {
+        (Some((low, below)), Some((high, above))) if *high > place => {
+            between(below, above, place - low, high - low)
+        }
+        (_, Some((_, times))) | (Some((_, times)), None) => times.clone(),
+        (None, None) => Times::new(),
+    }
+}
+
+/// What lies `part` of `whole` of the way between times; none where one of them is not known.
+fn between(below: &Times, above: &Times, part: i64, whole: i64) -> Times {
+    let ends = below.iter().zip(above);
+    ends.map(|(below, above)| Some((*below)? + ((*above)? - (*below)?) * part / whole))
+        .collect()
 }
 
 /// The fastest backends along a line.
 fn thresholds(line: &Line) -> Thresholds<usize> {
     let fastest: Vec<usize> = line.iter().map(|(_, times)| fastest(times)).collect();
-    let mut found = vec![(line[0].0, fastest[0])];
+    let mut found = vec![(LEAST, fastest[0])];
     for (sides, winners) in line.windows(2).zip(fastest.windows(2)) {
         if winners[0] != winners[1] {
             found.push((crossing(&sides[0], &sides[1], winners[0], winners[1]), winners[1]));
