@@ -64,11 +64,9 @@ pub(super) fn log2(number: u64) -> i64 {
     let mut bits = i64::from(63 - zeros);
     for _ in 0..OCTAVE.trailing_zeros() {
         mantissa = (mantissa * mantissa) >> 63;
-        bits <<= 1;
-        if mantissa >= 1 << 64 {
-            mantissa >>= 1;
-            bits |= 1;
-        }
+        let carry = mantissa >> 64 == 1; // a branch would be guessed wrong every other time
+        mantissa >>= u32::from(carry);
+        bits = (bits << 1) | i64::from(carry);
     }
     bits
 }

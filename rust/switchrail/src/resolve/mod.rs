@@ -275,8 +275,8 @@ impl Snapshot {
     /// The user's choice counts, if there is one ([`Preferences::choice`]); it is never replaced by another. Else, of
     /// the active backends that fit, the one of the highest priority, then the first by [`Origin`], then by name. Where
     /// that one was measured ([`Query::measured`]), the fastest of those that fit and were measured takes its place, at
-    /// each load the fastest there ([`Classes`]): between the loads that were measured thresholds say which one's
-    /// choice holds; of those within 1 % of the fastest the first counts.
+    /// each load the fastest there ([`Classes`]): times between the loads that were measured are interpolated, linearly
+    /// in logarithms; of those within 1 % of the fastest the first counts.
     ///
     /// # Errors
     /// [`ResolveError`]; it carries the reasons of every candidate.
