@@ -16,7 +16,7 @@ import pytest
 from switchrail import Runtime, RuntimeState, current_runtime
 from switchrail.errors import InstallationError, SwitchrailError
 from switchrail.hooks import chain
-from switchrail.processes import state as states
+from switchrail.processes import runtime_state
 from switchrail.processes.differences import differences, digest
 
 ONE = """
@@ -205,7 +205,7 @@ def test_another_version_of_switchrail(runtime: Runtime) -> None:
     with pytest.raises(InstallationError, match=f"switchrail: version is '{version}', not '9.9'") as caught:
         make("9.9", b"that only 9.9 can read")
     assert isinstance(caught.value, RuntimeError)
-    assert make is states._open
+    assert make is runtime_state._open
     assert make(version, values) == RuntimeState.of(runtime)
 
 

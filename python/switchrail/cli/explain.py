@@ -95,7 +95,7 @@ def explain(
         out.print()
         out.print(_decision(route))
         if len(route.decision.serving) > 1:
-            out.print("microseconds of a call as measured here; between these they are interpolated")
+            out.print("microseconds of a call as measured here; batches between these go by thresholds")
             out.print(_classes(route))
 
 

@@ -106,7 +106,7 @@ _DRAFTS = 4
 _PREFILL_ROWS = (512, 2048, 8192, 32768)
 _PREFILL_COUNTS = (1, 2, 4, 8, 16, 64)
 _DECODE_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-_PAGED_ROWS = (64, 512, 2048, 8192, 32768)
+_PAGED_ROWS = (64, 512, 1024, 2048, 8192, 32768)
 _PAGED_COUNTS = (1, 8, 32, 128)
 _CACHED = (512, 2048, 8192, 32768)
 _MOST_CACHED = 2**20
@@ -120,9 +120,9 @@ def batches(op: str, phase: Phase, large: bool) -> tuple[Batch, ...]:
     """The grid of an op in a phase, of powers of two.
 
     Without a cache: totals of rows, in 1 to 64 sequences of equal length. With one: rows, and what is in the
-    cache with them, an eighth more than the rows among it: some are much faster where nothing came before
-    the rows, and what follows that is not to be guessed from it. In decode and verification: numbers of
-    sequences.
+    cache with them, the rows alone and an eighth more among it: some are much faster where nothing came
+    before the rows, and what follows that is not to be guessed from it. In decode and verification: numbers
+    of sequences.
 
     Args:
         op: The op.
@@ -140,8 +140,8 @@ def batches(op: str, phase: Phase, large: bool) -> tuple[Batch, ...]:
     elif phase == "prefill":
         for rows in (rows // scale for rows in _PAGED_ROWS):
             kept = [cached // scale for cached in _CACHED]
-            after = [rows * 9 // 8] if rows >= kept[0] else []
-            for cached in sorted([*kept, *after]):
+            own = [rows, rows * 9 // 8] if rows >= kept[0] else []
+            for cached in sorted({*kept, *own}):
                 count = max(1, rows // cached)
                 found[Batch(lengths=(rows // count,) * count, cached=(cached,) * count)] = None
     else:

@@ -142,8 +142,7 @@ fn classes_json(route: &Route) -> Option<Value> {
         "phase": query.phase,
         "window": query.window,
         "backends": classes.backends().iter().map(|backend| &backend.name).collect::<Vec<_>>(),
-        "bounds": classes.bounds(),
-        "runs": classes.runs(),
+        "bands": classes.bands(),
     }))
 }
 

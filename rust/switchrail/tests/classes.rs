@@ -197,6 +197,90 @@ fn the_second_everywhere_may_be_the_first_between() {
 }
 
 #[test]
+fn a_time_counts_at_its_own_load_whatever_its_neighbours_lack() {
+    let samples = vec![
+        sample(1_024, 1_024, &[("slow", 500)]),
+        sample(1_024, 256, &[("fast", 100), ("slow", 500)]),
+        sample(4_096, 4_096, &[("fast", 100), ("slow", 500)]),
+        sample(4_096, 1_024, &[("fast", 100), ("slow", 500)]),
+    ];
+    let decision = decide(&["fast", "slow"], samples);
+    assert_eq!(
+        [(1_024, 1_024), (2_048, 2_048)].map(|(rows, length)| at(&decision, rows, length)),
+        ["slow", "slow"]
+    );
+    assert_eq!(
+        [(1_024, 256), (2_048, 512)].map(|(rows, length)| at(&decision, rows, length)),
+        ["fast", "fast"]
+    );
+}
+
+#[test]
+fn along_a_number_of_rows_the_change_is_where_the_times_cross() {
+    // `a` leads by one octave, then `b` by three: they cross a quarter of the way from 1 to 256 sequences, at 4
+    let samples = vec![
+        sample(65_536, 65_536, &[("a", 100), ("b", 200)]),
+        sample(65_536, 256, &[("a", 800), ("b", 100)]),
+    ];
+    let decision = decide(&["a", "b"], samples);
+    let sequences = [1, 3, 4, 5, 200].map(|count| at(&decision, 65_536, 65_536 / count));
+    assert_eq!(sequences, ["a", "a", "b", "b", "b"]);
+}
+
+#[test]
+fn times_that_hardly_differ_decide_the_same() {
+    let decision = |time| {
+        let samples = vec![
+            sample(65_536, 65_536, &[("a", 100_000), ("b", 200_000)]),
+            sample(65_536, 256, &[("a", time), ("b", 100_000)]),
+        ];
+        decide(&["a", "b"], samples).classes
+    };
+    assert_eq!(decision(800_000), decision(803_000));
+    assert_ne!(decision(800_000), decision(1_200_000));
+}
+
+#[test]
+fn keys_that_are_read_tell_decodes_apart_and_what_is_shared_tells_prefills() {
+    let decision = |phase, samples| {
+        let runtime = Runtime::new();
+        for name in ["near", "far"] {
+            register(&runtime, plugin("acme"), spec(Op::Mla, name), false);
+        }
+        let query = Query {
+            phase,
+            measured: samples,
+            ..query(Op::Mla)
+        };
+        let found = runtime
+            .snapshot()
+            .resolve(&query, &Preferences::default(), &Packages::default());
+        found.unwrap()
+    };
+    let times = [("near", 10), ("far", 20)];
+    let turned = [("near", 20), ("far", 10)];
+    let decode = decision(
+        Phase::Decode,
+        vec![sample(32, 512, &times), sample(32, 32_768, &turned)],
+    );
+    // in all 131,072 tokens are where the times cross
+    assert_eq!([at(&decode, 16, 8_191), at(&decode, 16, 8_192)], ["near", "far"]);
+    assert_eq!([at(&decode, 64, 2_047), at(&decode, 64, 2_048)], ["near", "far"]);
+    let prefill = decision(
+        Phase::Prefill,
+        vec![sample(4_096, 2_048, &times), sample(4_096, 32_768, &turned)],
+    );
+    assert_eq!(
+        [at(&prefill, 4_000, 2_000), at(&prefill, 5_000, 2_500)],
+        ["near", "near"]
+    );
+    assert_eq!(
+        [at(&prefill, 4_000, 30_000), at(&prefill, 5_000, 40_000)],
+        ["far", "far"]
+    );
+}
+
+#[test]
 fn equal_times_go_to_the_first_by_precedence() {
     let times = [("a", 700_000), ("b", 705_000)];
     let samples = vec![sample(1, 1, &times), sample(64, 64, &times)];
@@ -463,15 +547,29 @@ fn a_document_keeps_the_classes_and_the_fingerprint_covers_them() {
     }
     assert_ne!(digest(&plan(other)), digest(&first));
 
-    let mut broken: serde_json::Value = serde_json::from_str(&text).unwrap();
-    let routes = broken["routes"].as_array_mut().unwrap();
-    let route = routes
-        .iter_mut()
-        .find(|route| route["decision"]["classes"].is_object())
-        .unwrap();
-    route["decision"]["classes"]["runs"][0] = json!([0, 1]);
-    let error = serde_json::from_value::<RoutePlan>(broken.clone()).unwrap_err();
-    assert!(error.to_string().contains("the cells of the classes"), "{error}");
+    let bands = json!([[0, [[0, 0], [1, 1]]]]);
+    let broken = [
+        json!([]),
+        json!([[0, []]]),
+        json!([[0, [[0, 9]]]]),
+        json!([[0, [[1, 0], [1, 1]]]]),
+        json!([[1, [[0, 0]]], [0, [[0, 1]]]]),
+    ];
+    let read = |bands: &serde_json::Value| {
+        let mut document: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let routes = document["routes"].as_array_mut().unwrap();
+        let route = routes
+            .iter_mut()
+            .find(|route| route["decision"]["classes"].is_object())
+            .unwrap();
+        route["decision"]["classes"]["bands"] = bands.clone();
+        serde_json::from_value::<RoutePlan>(document)
+    };
+    assert!(read(&bands).is_ok());
+    for bands in &broken {
+        let error = read(bands).unwrap_err().to_string();
+        assert!(error.contains("the thresholds of the classes"), "{error}");
+    }
 }
 
 /// A backend with states of one layout.
@@ -598,5 +696,49 @@ proptest! {
                 prop_assert!(found == least || found * 1_000 <= least * 1_011 + 1_000, "{found} {least}");
             }
         }
+    }
+
+    #[test]
+    fn between_two_samples_one_takes_over_from_the_other(times in prop::collection::vec(prop::array::uniform3(1_u64..1_000_000_000), 2..8)) {
+        let samples = |factor: u64| -> Vec<Sample> {
+            let names = ["plain", "split", "wide"];
+            let of = |(index, times): (usize, &[u64; 3])| {
+                let times = [0, 1, 2].map(|each| (names[each], factor * times[each]));
+                sample(1 << 20, 1 << (20 - 2 * index), &times)
+            };
+            times.iter().enumerate().map(of).collect()
+        };
+        let names = ["plain", "split", "wide"];
+        let decision = decide(&names, samples(1));
+        prop_assert_eq!(&decision.classes, &decide(&names, samples(2)).classes);
+        for index in 0..times.len() - 1 {
+            let (long, short) = (1_u64 << (20 - 2 * index), 1_u64 << (18 - 2 * index));
+            let lengths = (0..=12).map(|step| long - (long - short) * step / 12);
+            let mut found: Vec<&str> = lengths.map(|length| at(&decision, 1 << 20, length)).collect();
+            let ends = [found[0], found[12]];
+            found.dedup();
+            prop_assert_eq!(found, if ends[0] == ends[1] { vec![ends[0]] } else { ends.to_vec() });
+        }
+    }
+
+    #[test]
+    fn between_two_numbers_of_rows_only_what_was_timed_at_both_serves(low in 0_u64..3, high in 0_u64..3, rows in 300_u64..1 << 12) {
+        let all = [("plain", 200), ("split", 200), ("wide", 200)];
+        let but = |lacking: u64, fast: usize| {
+            let mut times = all;
+            times[fast].1 = 100;
+            let kept = (0..).zip(times).filter(|(index, _)| *index != lacking).map(|(_, time)| time);
+            kept.collect::<Vec<_>>()
+        };
+        // the fastest below is not timed above, or the other way round
+        let (fast_low, fast_high) = (usize::try_from(low).unwrap(), usize::try_from(high).unwrap());
+        let samples = vec![
+            sample(1 << 8, 1 << 8, &but(9, fast_low)),
+            sample(1 << 12, 1 << 12, &but(low, fast_high)),
+        ];
+        let decision = decide(&["plain", "split", "wide"], samples);
+        let serving = at(&decision, rows, rows);
+        prop_assert_ne!(serving, all[fast_low].0);
+        prop_assert_eq!(at(&decision, 1 << 8, 1 << 8), all[fast_low].0);
     }
 }

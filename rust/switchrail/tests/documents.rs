@@ -222,15 +222,12 @@ fn a_plan_that_contradicts_itself_is_refused() {
         },
         "has two routes of",
     );
-    let (bounds, backend) = (json!({"first": 0, "last": 1}), json["backends"][0]["id"].clone());
+    let backend = json["backends"][0]["id"].clone();
     let every = vec![json!({"id": backend, "name": "a", "origin": {"kind": "user"}}); 1 << 10];
     refuse(
         &|json| {
             let mut route = json["routes"][0].clone();
-            route["decision"]["classes"] = json!({
-                "op": route["decision"]["query"]["op"], "rows": bounds, "other": bounds, "runs": [[0, 4]],
-                "backends": every,
-            });
+            route["decision"]["classes"] = json!({"backends": every, "bands": [[0, [[0, 0]]]]});
             route["layers"] = json!([]);
             let routes = json["routes"].as_array_mut().unwrap();
             routes.extend(vec![route; 7]);

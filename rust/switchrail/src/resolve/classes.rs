@@ -5,37 +5,39 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BackendRef, Load, Sample,
+    BackendRef, Sample,
     load::{OCTAVE, log2},
 };
-use crate::Op;
+use crate::{Op, Phase};
 
-/// How far apart the middles of two neighbouring classes are: an eighth of an octave, 9 %.
+/// Bands are an eighth of an octave apart, 9 %, and thresholds multiples of it, so that times that hardly differ give the
+/// same ones.
 const STEP: i64 = OCTAVE / 8;
 
-/// So many classes at most; what others would serve goes to the first.
-const MOST_CLASSES: usize = 1 << 10;
+/// Below every place.
+const LEAST: i64 = -(1 << 7) * OCTAVE;
 
 /// Times that are no further apart count as equal: 1 %, which is less than two runs of one backend differ by.
 const EQUAL: i64 = OCTAVE * 144 / 10_000;
 
-/// What is slower than another by more than this is never within [`EQUAL`] of it, however it is rounded.
-const SLOWER: i64 = EQUAL + 2;
+/// Ascending places, each with what holds from there up to the next one; the first one's holds below it too.
+type Thresholds<T> = Vec<(i64, T)>;
+
+fn at<T>(thresholds: &Thresholds<T>, place: i64) -> &T {
+    let reached = thresholds.partition_point(|(from, _)| *from <= place);
+    &thresholds[reached.saturating_sub(1)].1
+}
 
 /// The classes of calls that one decision is for, and which backend serves each of them.
 ///
-/// The plane of loads is cut into cells of an eighth of an octave in either direction, as far as was measured; what lies
-/// outside belongs to the nearest cell. A class is the cells that one backend serves.
+/// Two numbers tell loads apart, each by sorted thresholds: the rows pick a band, and within it the second number, which
+/// depends on op and phase, picks the class. A class is the loads that one backend serves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Document", into = "Document")]
+#[serde(try_from = "Unchecked")]
 pub struct Classes {
-    op: Op,
     /// The backends, one a class; the first serves where the batch is not known.
     backends: Vec<BackendRef>,
-    rows: Axis,
-    other: Axis,
-    /// The class of each cell, line by line.
-    cells: Box<[u16]>,
+    bands: Thresholds<Thresholds<usize>>,
 }
 
 impl Classes {
@@ -45,64 +47,43 @@ impl Classes {
         &self.backends
     }
 
-    /// The class of a load: which of the backends serves it.
-    #[must_use]
-    pub fn at(&self, load: Load) -> usize {
-        let (rows, other) = load.place(self.op);
-        let cell = self.rows.cell(rows) * self.other.count() + self.other.cell(other);
-        usize::from(self.cells[cell])
+    /// The class of the loads at a place ([`Load::place`](super::Load::place)): which of the backends serves them.
+    pub(super) fn at(&self, (rows, second): (i64, i64)) -> usize {
+        *at(at(&self.bands, rows), second)
     }
 
-    /// How many cells in a row are of one class, and which, over all of them: the same where the classes are.
-    pub(crate) fn runs(&self) -> Vec<(u16, u32)> {
-        let mut runs: Vec<(u16, u32)> = Vec::new();
-        for class in &self.cells {
-            match runs.last_mut() {
-                Some((last, count)) if last == class => *count += 1,
-                _ => runs.push((*class, 1)),
-            }
-        }
-        runs
-    }
-
-    /// The bounds of the cells, to compare.
-    pub(crate) const fn bounds(&self) -> [i32; 4] {
-        [self.rows.first, self.rows.last, self.other.first, self.other.last]
+    /// The thresholds, to compare.
+    pub(crate) const fn bands(&self) -> &Thresholds<Thresholds<usize>> {
+        &self.bands
     }
 }
 
-/// The cells along one direction, by the [`STEP`]s of their middles.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// Classes as they are read.
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Axis {
-    first: i32,
-    last: i32,
+struct Unchecked {
+    backends: Vec<BackendRef>,
+    bands: Thresholds<Thresholds<usize>>,
 }
 
-impl Axis {
-    fn over(places: impl Iterator<Item = i64> + Clone) -> Option<Self> {
-        Some(Self {
-            first: Self::step(places.clone().min()?),
-            last: Self::step(places.max()?),
-        })
-    }
+/// Classes that contradict themselves, though each of their parts can be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the thresholds of the classes are none, do not ascend, or are of a class without a backend")]
+pub struct ClassesError;
 
-    fn step(place: i64) -> i32 {
-        i32::try_from((place + STEP / 2).div_euclid(STEP)).expect("logarithms are small")
-    }
+impl TryFrom<Unchecked> for Classes {
+    type Error = ClassesError;
 
-    const fn count(self) -> usize {
-        self.last.abs_diff(self.first) as usize + 1
-    }
-
-    fn cell(self, place: i64) -> usize {
-        Self::step(place)
-            .clamp(self.first, self.last)
-            .abs_diff(self.first) as usize
-    }
-
-    fn middles(self) -> impl Iterator<Item = i64> {
-        (self.first..=self.last).map(|step| i64::from(step) * STEP)
+    fn try_from(document: Unchecked) -> Result<Self, ClassesError> {
+        fn ascends<T>(thresholds: &Thresholds<T>) -> bool {
+            !thresholds.is_empty() && thresholds.is_sorted_by(|(one, _), (next, _)| one < next)
+        }
+        let Unchecked { backends, bands } = document;
+        let known = |band: &Thresholds<usize>| band.iter().all(|(_, class)| *class < backends.len());
+        if !ascends(&bands) || !bands.iter().all(|(_, band)| ascends(band) && known(band)) {
+            return Err(ClassesError);
+        }
+        Ok(Self { backends, bands })
     }
 }
 
@@ -113,58 +94,37 @@ pub(super) struct Verdict {
     pub winners: Vec<usize>,
     /// Nanoseconds of each backend, the geometric mean over the loads at which all were timed.
     pub typical: Vec<Option<u64>>,
-    cells: Vec<Option<usize>>,
-    rows: Axis,
-    other: Axis,
+    /// The numbers of the fastest backends.
+    bands: Thresholds<Thresholds<usize>>,
 }
 
 impl Verdict {
     /// The verdict of samples on backends, which are numbered in order of precedence and without a name where they
     /// don't count; none where no time is known.
-    pub fn new(op: Op, samples: &[Sample], names: &[Option<&str>]) -> Option<Self> {
-        let plane = Plane::new(op, samples, names);
-        let rows = Axis::over(plane.lines.iter().map(|(rows, _)| *rows))?;
-        let others = plane
-            .lines
+    pub fn new(op: Op, phase: Phase, samples: &[Sample], names: &[Option<&str>]) -> Option<Self> {
+        let plane = Plane::new(op, phase, samples, names);
+        let bands = plane.bands();
+        let serving = bands
             .iter()
-            .flat_map(|(_, line)| line.iter().map(|(other, _)| *other));
-        let other = Axis::over(others)?;
-        let cells = plane.cells(rows, other);
-        let mut winners: Vec<usize> = cells
-            .iter()
-            .flatten()
-            .copied()
-            .collect::<BTreeSet<_>>()
-            .into_iter()
-            .collect();
+            .flat_map(|(_, band)| band.iter().map(|(_, backend)| *backend));
+        let mut winners: Vec<usize> = serving.collect::<BTreeSet<_>>().into_iter().collect();
         let means = plane.means(names.len());
         winners.sort_by_cached_key(|index| (plane.gaps(*index), means[*index]));
-        winners.truncate(MOST_CLASSES);
-        if winners.is_empty() {
-            return None;
-        }
-        Some(Self {
+        (!winners.is_empty()).then(|| Self {
             winners,
             typical: means.into_iter().map(|mean| mean.map(exp2)).collect(),
-            cells,
-            rows,
-            other,
+            bands,
         })
     }
 
     /// The classes, where there are several; `backends` are those of `winners`.
-    pub fn classes(&self, op: Op, backends: Vec<BackendRef>) -> Option<Classes> {
-        let numbers: HashMap<usize, u16> = self.winners.iter().copied().zip(0..).collect();
-        let class = |winner: &Option<usize>| {
-            let found = winner.and_then(|winner| numbers.get(&winner));
-            found.copied().unwrap_or_default()
-        };
+    pub fn classes(&self, backends: Vec<BackendRef>) -> Option<Classes> {
+        let numbers: HashMap<usize, usize> = self.winners.iter().copied().zip(0..).collect();
+        let class = |(from, backend): &(i64, usize)| (*from, numbers[backend]);
+        let band = |(from, band): &(i64, Thresholds<usize>)| (*from, band.iter().map(class).collect());
         (backends.len() > 1).then(|| Classes {
-            op,
             backends,
-            rows: self.rows,
-            other: self.other,
-            cells: self.cells.iter().map(class).collect(),
+            bands: self.bands.iter().map(band).collect(),
         })
     }
 }
@@ -172,55 +132,75 @@ impl Verdict {
 /// Logarithms of times by backend; none where it was not timed.
 type Times = Vec<Option<i64>>;
 
-/// Samples of one number of rows, each with its other coordinate.
+/// Samples of one number of rows, each with its second number.
 type Line = Vec<(i64, Times)>;
 
-/// The measured times: lines of one number of rows each.
+/// The measured times: lines of one number of rows each, of the samples at which any of the backends was timed.
 struct Plane {
     lines: Vec<(i64, Line)>,
 }
 
 impl Plane {
-    fn new(op: Op, samples: &[Sample], names: &[Option<&str>]) -> Self {
+    fn new(op: Op, phase: Phase, samples: &[Sample], names: &[Option<&str>]) -> Self {
         let mut lines: BTreeMap<i64, BTreeMap<i64, Times>> = BTreeMap::new();
         for sample in samples {
-            let (x, y) = sample.load.place(op);
+            let (rows, second) = sample.load.place(op, phase);
             let times = names
                 .iter()
                 .map(|name| sample.nanoseconds.get((*name)?).map(|time| log2(*time)));
-            lines.entry(x).or_default().insert(y, times.collect());
+            let times: Times = times.collect();
+            if times.iter().any(Option::is_some) {
+                lines.entry(rows).or_default().insert(second, times);
+            }
         }
-        let lines = lines.into_iter().map(|(x, line)| (x, line.into_iter().collect()));
+        let lines = lines
+            .into_iter()
+            .map(|(rows, line)| (rows, line.into_iter().collect()));
         Self {
             lines: lines.collect(),
         }
     }
 
-    /// The fastest backend of each cell, line by line; none where no time is known.
-    fn cells(&self, rows: Axis, other: Axis) -> Vec<Option<usize>> {
-        let mut cells = Vec::with_capacity(rows.count() * other.count());
-        // The same for all cells between two lines.
-        let (mut sides, mut contenders) = (None, Vec::new());
-        for x in rows.middles() {
-            let (below, above) = self.around(x);
-            let (low, high) = (&self.lines[below], &self.lines[above]);
-            if sides.replace((below, above)) != Some((below, above)) {
-                let at = |y| Contender::all(&along(&low.1, y), &along(&high.1, y));
-                contenders = other.middles().map(at).collect();
+    /// The fastest backends by load: a band for each line, measured or interpolated, and one for equal neighbours.
+    fn bands(&self) -> Thresholds<Thresholds<usize>> {
+        let mut bands: Thresholds<Thresholds<usize>> = Vec::new();
+        let mut last = None;
+        for (rows, line) in self.filled() {
+            let own = thresholds(&line);
+            if bands.last().is_none_or(|(_, before)| *before != own) {
+                bands.push((last.map_or(LEAST, |last: i64| last.midpoint(rows)), own));
             }
-            cells.extend(contenders.iter().map(|at| fastest(at, x - low.0, high.0 - low.0)));
+            last = Some(rows);
         }
-        cells
+        bands
     }
 
-    /// The lines on both sides of a number of rows; twice the one that it lies on or is nearest to.
-    fn around(&self, x: i64) -> (usize, usize) {
-        let above = self.lines.partition_point(|(line, _)| *line < x);
-        match (above.checked_sub(1), self.lines.get(above)) {
-            (Some(below), Some(line)) if line.0 > x => (below, above),
-            (_, Some(_)) => (above, above),
-            (below, None) => (below.unwrap_or_default(), below.unwrap_or_default()),
+    /// The lines, and between each two of them interpolated ones a [`STEP`] apart.
+    fn filled(&self) -> Vec<(i64, Line)> {
+        let mut filled = Vec::new();
+        for (index, (rows, line)) in self.lines.iter().enumerate() {
+            if let Some((below, low)) = index.checked_sub(1).map(|index| &self.lines[index]) {
+                let places: BTreeSet<i64> = low.iter().chain(line).map(|(place, _)| *place).collect();
+                let sides: Vec<_> = places
+                    .into_iter()
+                    .map(|place| (place, along(low, place), along(line, place)))
+                    .collect();
+                let whole = rows - below;
+                for part in (1..whole / STEP).map(|step| step * STEP) {
+                    let times = sides
+                        .iter()
+                        .map(|(place, low, high)| (*place, between(low, high, part, whole)));
+                    let line: Line = times
+                        .filter(|(_, times)| times.iter().any(Option::is_some))
+                        .collect();
+                    if !line.is_empty() {
+                        filled.push((below + part, line));
+                    }
+                }
+            }
+            filled.push((*rows, line.clone()));
         }
+        filled
     }
 
     fn samples(&self) -> impl Iterator<Item = &Times> {
@@ -231,9 +211,7 @@ impl Plane {
 
     /// At how many loads another backend was timed, and this one was not.
     fn gaps(&self, index: usize) -> usize {
-        self.samples()
-            .filter(|times| times[index].is_none() && times.iter().any(Option::is_some))
-            .count()
+        self.samples().filter(|times| times[index].is_none()).count()
     }
 
     /// The logarithm of each backend's geometric mean over the loads at which all of those with a time were timed;
@@ -256,89 +234,59 @@ impl Plane {
     }
 }
 
-/// A backend that may be the fastest somewhere between two lines, and its times on them.
-#[derive(Debug, Clone, Copy)]
-struct Contender {
-    backend: usize,
-    below: i64,
-    above: i64,
-}
-
-impl Contender {
-    /// Those of the backends with a time on both lines that are not slower than another one on both, in order of
-    /// precedence: of hundreds of backends these are a few.
-    fn all(below: &Times, above: &Times) -> Vec<Self> {
-        let ends = below.iter().zip(above).enumerate();
-        let mut timed: Vec<Self> = ends
-            .filter_map(|(backend, (below, above))| {
-                let (below, above) = ((*below)?, (*above)?);
-                Some(Self {
-                    backend,
-                    below,
-                    above,
-                })
-            })
-            .collect();
-        timed.sort_unstable_by_key(|each| each.below);
-        let (mut faster, mut least_above) = (timed.iter(), i64::MAX);
-        let mut kept: Vec<Self> = timed
-            .iter()
-            .filter(|each| {
-                while let Some(other) = faster.as_slice().first()
-                    && other.below + SLOWER < each.below
-                {
-                    least_above = least_above.min(other.above + SLOWER);
-                    faster.next();
-                }
-                each.above <= least_above
-            })
-            .copied()
-            .collect();
-        kept.sort_unstable_by_key(|each| each.backend);
-        kept
-    }
-
-    /// The logarithm of its time, `part` of `whole` of the way from the line below to that above.
-    const fn time(self, part: i64, whole: i64) -> i64 {
-        if whole > 0 {
-            between(self.below, self.above, part, whole)
-        } else {
-            self.below
-        }
-    }
-}
-
-/// The first of the backends whose time is within [`EQUAL`] of the least; none where no time is known.
-fn fastest(contenders: &[Contender], part: i64, whole: i64) -> Option<usize> {
-    let times = || {
-        contenders
-            .iter()
-            .map(|each| (each.backend, each.time(part, whole)))
-    };
-    let least = times().map(|(_, time)| time).min()?;
-    times()
-        .find(|(_, time)| *time <= least + EQUAL)
-        .map(|(backend, _)| backend)
-}
-
-/// The logarithms of the times of all backends at a place of a line, linear between the measured ones; none where one
-/// that it takes is not known.
-fn along(line: &Line, y: i64) -> Times {
-    let above = line.partition_point(|(place, _)| *place < y);
-    let below = above.checked_sub(1).map(|index| &line[index]);
-    match (below, line.get(above)) {
-        (Some((low, below)), Some((high, above))) if *high > y => {
-            let ends = below.iter().zip(above);
-            ends.map(|(below, above)| Some(between((*below)?, (*above)?, y - low, high - low)))
-                .collect()
+/// The logarithms of the times of all backends at a place of a line, linear between the measured ones.
+fn along(line: &Line, place: i64) -> Times {
+    let above = line.partition_point(|(other, _)| *other < place);
+    match (above.checked_sub(1).map(|below| &line[below]), line.get(above)) {
+        (Some((low, below)), Some((high, above))) if *high > place => {
+            between(below, above, place - low, high - low)
         }
         (_, Some((_, times))) | (Some((_, times)), None) => times.clone(),
         (None, None) => Times::new(),
     }
 }
 
-const fn between(below: i64, above: i64, part: i64, whole: i64) -> i64 {
-    below + (above - below) * part / whole
+/// What lies `part` of `whole` of the way between times; none where one of them is not known.
+fn between(below: &Times, above: &Times, part: i64, whole: i64) -> Times {
+    let ends = below.iter().zip(above);
+    ends.map(|(below, above)| Some((*below)? + ((*above)? - (*below)?) * part / whole))
+        .collect()
+}
+
+/// The fastest backends along a line.
+fn thresholds(line: &Line) -> Thresholds<usize> {
+    let fastest: Vec<usize> = line.iter().map(|(_, times)| fastest(times)).collect();
+    let mut found = vec![(LEAST, fastest[0])];
+    for (sides, winners) in line.windows(2).zip(fastest.windows(2)) {
+        if winners[0] != winners[1] {
+            found.push((crossing(&sides[0], &sides[1], winners[0], winners[1]), winners[1]));
+        }
+    }
+    found
+}
+
+/// The first of the backends whose time is within [`EQUAL`] of the least.
+fn fastest(times: &Times) -> usize {
+    let least = times.iter().flatten().min().expect("one was timed");
+    let among = |time: &Option<i64>| time.is_some_and(|time| time <= least + EQUAL);
+    times.iter().position(among).expect("one takes the least")
+}
+
+/// Where the backend that is fastest at one place is overtaken by that of the next one: where the lines between their
+/// logarithms cross, and at once where one of them was not timed at both.
+fn crossing((low, below): &(i64, Times), (high, above): &(i64, Times), left: usize, right: usize) -> i64 {
+    let lead = |times: &Times, one: usize, other: usize| Some((times[other]? - times[one]?).max(0));
+    let Some(behind) = lead(above, right, left) else {
+        return low + 1;
+    };
+    let Some(ahead) = lead(below, left, right) else {
+        return *high;
+    };
+    let part = ((high - low) * ahead)
+        .checked_div(ahead + behind)
+        .unwrap_or((high - low) / 2);
+    let rounded = (low + part + STEP / 2).div_euclid(STEP) * STEP;
+    rounded.clamp(low + 1, *high)
 }
 
 /// The number that a logarithm in [`OCTAVE`]s is of, for people.
@@ -350,68 +298,4 @@ const fn between(below: i64, above: i64, part: i64, whole: i64) -> i64 {
 )]
 fn exp2(logarithm: i64) -> u64 {
     (logarithm as f64 / OCTAVE as f64).exp2().round() as u64
-}
-
-/// The JSON form of [`Classes`]: the cells as runs of one class.
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Document {
-    op: Op,
-    backends: Vec<BackendRef>,
-    rows: Axis,
-    other: Axis,
-    runs: Vec<(u16, u32)>,
-}
-
-impl From<Classes> for Document {
-    fn from(classes: Classes) -> Self {
-        Self {
-            runs: classes.runs(),
-            op: classes.op,
-            backends: classes.backends,
-            rows: classes.rows,
-            other: classes.other,
-        }
-    }
-}
-
-/// Classes that contradict themselves, though each of their parts can be read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the cells of the classes are not as many as their bounds say, or of a class without a backend")]
-pub struct ClassesError;
-
-impl TryFrom<Document> for Classes {
-    type Error = ClassesError;
-
-    fn try_from(document: Document) -> Result<Self, ClassesError> {
-        let Document {
-            op,
-            backends,
-            rows,
-            other,
-            runs,
-        } = document;
-        // as many as logarithms of 64 bits can be apart, in either direction
-        let bounded = |axis: Axis| axis.first <= axis.last && axis.count() <= 130 * 8;
-        let count = runs.iter().map(|(_, count)| u64::from(*count)).sum::<u64>();
-        if !bounded(rows)
-            || !bounded(other)
-            || count != (rows.count() * other.count()) as u64
-            || runs
-                .iter()
-                .any(|(class, _)| usize::from(*class) >= backends.len())
-        {
-            return Err(ClassesError);
-        }
-        let cells = runs
-            .iter()
-            .flat_map(|(class, count)| std::iter::repeat_n(*class, *count as usize));
-        Ok(Self {
-            cells: cells.collect(),
-            op,
-            backends,
-            rows,
-            other,
-        })
-    }
 }

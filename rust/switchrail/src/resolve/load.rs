@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Op;
+use crate::{Op, Phase};
 
 /// One octave in the fixed-point logarithms, which are the same on every machine.
 pub(super) const OCTAVE: i64 = 1 << 24;
@@ -45,11 +45,15 @@ impl Load {
         Self { rows, length }
     }
 
-    /// Where the load lies among others: the logarithm of its rows; and of a paged op that of its length, of any other
-    /// how many sequences of the longest one's length it comes to.
-    pub(super) fn place(self, op: Op) -> (i64, i64) {
+    /// Where the load lies among others: the logarithms of its rows and of a second number.
+    ///
+    /// That is the rows over the length: how many sequences of the longest one's length they make, or in prefill of a
+    /// paged op how many rows share a token that they see, twice as many as sequences where nothing came before. In its
+    /// decode and verification it is the product: how many tokens are read.
+    pub(super) fn place(self, op: Op, phase: Phase) -> (i64, i64) {
         let (rows, length) = (log2(self.rows), log2(self.length));
-        (rows, if op.is_paged() { length } else { rows - length })
+        let is_product = op.is_paged() && phase != Phase::Prefill;
+        (rows, if is_product { rows + length } else { rows - length })
     }
 }
 
@@ -60,11 +64,9 @@ pub(super) fn log2(number: u64) -> i64 {
     let mut bits = i64::from(63 - zeros);
     for _ in 0..OCTAVE.trailing_zeros() {
         mantissa = (mantissa * mantissa) >> 63;
-        bits <<= 1;
-        if mantissa >= 1 << 64 {
-            mantissa >>= 1;
-            bits |= 1;
-        }
+        let carry = mantissa >> 64 == 1; // a branch would be guessed wrong every other time
+        mantissa >>= u32::from(carry);
+        bits = (bits << 1) | i64::from(carry);
     }
     bits
 }
@@ -111,7 +113,7 @@ mod tests {
     fn an_empty_batch_has_a_place() {
         let empty = Load::of(Op::Kda, []);
         assert_eq!(
-            (empty, empty.place(Op::Kda)),
+            (empty, empty.place(Op::Kda, Phase::Prefill)),
             (Load { rows: 0, length: 0 }, (0, 0))
         );
         assert_eq!(log2(0), 0);
@@ -124,6 +126,6 @@ mod tests {
         assert!((load.rows, load.length >= most / 4) == (2, true), "{load:?}");
         let load = Load::of(Op::Mla, [(most, most), (most, 0)]);
         assert_eq!(load.rows, most);
-        assert!(load.place(Op::Mla).0 < 64 * OCTAVE);
+        assert!(load.place(Op::Mla, Phase::Decode).0 < 64 * OCTAVE);
     }
 }

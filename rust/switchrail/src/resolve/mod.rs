@@ -179,7 +179,10 @@ impl Decision {
         if let Some(window) = self.query.window {
             load.length = load.length.min(window.into());
         }
-        self.classes.as_ref().map_or(0, |classes| classes.at(load))
+        let classes = self.classes.as_ref();
+        classes.map_or(0, |classes| {
+            classes.at(load.place(self.query.op, self.query.phase))
+        })
     }
 }
 
@@ -324,7 +327,7 @@ impl Snapshot {
         let reference = |index: &usize| BackendRef::from(&**ranked[*index].0);
         let classes = verdict
             .as_ref()
-            .and_then(|verdict| verdict.classes(query.op, serving.iter().map(reference).collect()));
+            .and_then(|verdict| verdict.classes(serving.iter().map(reference).collect()));
         let typical = |index: usize| verdict.as_ref().and_then(|verdict| verdict.typical[index]);
         let measured = verdict.as_ref().and(position).and_then(typical);
         let priority = position.map(|position| ranked[position].0.spec.priority);
@@ -454,7 +457,7 @@ fn verdict(ranked: &[Candidate<'_>], query: &Query) -> Option<Verdict> {
     {
         return None;
     }
-    Verdict::new(query.op, &query.measured, &names)
+    Verdict::new(query.op, query.phase, &query.measured, &names)
 }
 
 /// Every reason why a backend can't serve a query.
