@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 import torch
 from switchrail.errors import ContractError
-from switchrail.ops.attention.call import AttentionLayer
+from switchrail.ops.attention.contract import AttentionLayer
 from switchrail.ops.batch import PagedBatch
 from switchrail.testing.compare import BOUNDS, measure, same_bits, verify
 from switchrail.testing.inputs import attention_call, run_reference

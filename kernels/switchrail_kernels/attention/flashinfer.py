@@ -6,8 +6,7 @@ import math
 
 import torch
 from flashinfer import BatchPrefillWithPagedKVCacheWrapper
-from switchrail.ops.attention.call import AttentionBackend, AttentionCall
-from switchrail.ops.attention.contract import CONTRACT
+from switchrail.ops.attention.contract import CONTRACT, AttentionBackend, AttentionCall
 from switchrail.ops.backend import foreign
 from switchrail.ops.batch import Bounds, PagedBatch, Phase
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from switchrail.ops.attention.call import AttentionLayer
-from switchrail.ops.attention.contract import CONTRACT
+from switchrail.ops.attention.contract import CONTRACT, AttentionLayer
 from switchrail.ops.batch import Bounds, PagedBatch
 from switchrail.ops.pages import check_pages
 

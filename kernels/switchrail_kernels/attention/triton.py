@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from switchrail.ops.attention.call import AttentionBackend, AttentionCall
-from switchrail.ops.attention.contract import CONTRACT
+from switchrail.ops.attention.contract import CONTRACT, AttentionBackend, AttentionCall
 from switchrail.ops.backend import foreign
 from switchrail.ops.batch import Bounds, PagedBatch, PagedTreeBatch, Phase
 from switchrail.ops.pages import check_lengths

@@ -12,8 +12,7 @@ from cutlass import cute
 from switchrail.ops.backend import foreign
 from switchrail.ops.batch import StateBatch
 from switchrail.ops.delta_call import DeltaCall
-from switchrail.ops.gated_delta.call import GatedDeltaBackend
-from switchrail.ops.gated_delta.contract import CONTRACT
+from switchrail.ops.gated_delta.contract import CONTRACT, GatedDeltaBackend
 
 from switchrail_kernels.alignment import check_pool
 from switchrail_kernels.delta.adapter import DeltaAdapter

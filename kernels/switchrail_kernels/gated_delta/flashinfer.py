@@ -16,8 +16,7 @@ from flashinfer import chunk_gated_delta_rule
 from flashinfer.gdn_decode import gated_delta_rule_decode_pretranspose
 from switchrail.ops.batch import Bounds, Phase, StateBatch
 from switchrail.ops.delta_call import DeltaCall
-from switchrail.ops.gated_delta.call import GatedDeltaBackend
-from switchrail.ops.gated_delta.contract import CONTRACT
+from switchrail.ops.gated_delta.contract import CONTRACT, GatedDeltaBackend
 
 from switchrail_kernels.alignment import check_pool, is_aligned
 from switchrail_kernels.constants import LN2

@@ -19,8 +19,7 @@ from flash_qla.ops.gated_delta_rule.chunk.hopper.fused_fwd import tilelang_fused
 from flash_qla.utils.index import prepare_chunk_offsets, prepare_varlen_metadata
 from switchrail.ops.batch import Bounds, Phase, StateBatch
 from switchrail.ops.delta_call import DeltaCall
-from switchrail.ops.gated_delta.call import GatedDeltaBackend
-from switchrail.ops.gated_delta.contract import CONTRACT
+from switchrail.ops.gated_delta.contract import CONTRACT, GatedDeltaBackend
 
 from switchrail_kernels.delta.adapter import DeltaAdapter
 from switchrail_kernels.device import multiprocessors

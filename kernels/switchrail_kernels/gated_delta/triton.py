@@ -17,8 +17,7 @@ import torch
 import triton
 import triton.language as tl
 from switchrail.ops.delta_call import DeltaCall
-from switchrail.ops.gated_delta.call import GatedDeltaBackend
-from switchrail.ops.gated_delta.contract import CONTRACT
+from switchrail.ops.gated_delta.contract import CONTRACT, GatedDeltaBackend
 
 from switchrail_kernels.delta.backend import TritonDelta
 from switchrail_kernels.delta.call import gate_constants, gate_numbers, gate_tensors, outer_strides

@@ -18,8 +18,7 @@ from cutlass import cute
 from flashinfer import recurrent_kda
 from switchrail.ops.batch import StateBatch
 from switchrail.ops.delta_call import DeltaCall
-from switchrail.ops.kda.call import KdaBackend
-from switchrail.ops.kda.contract import CONTRACT
+from switchrail.ops.kda.contract import CONTRACT, KdaBackend
 
 from switchrail_kernels.alignment import check_pool, is_aligned
 from switchrail_kernels.constants import LN2

@@ -19,8 +19,7 @@ import torch
 import triton
 import triton.language as tl
 from switchrail.ops.delta_call import DeltaCall
-from switchrail.ops.kda.call import KdaBackend
-from switchrail.ops.kda.contract import CONTRACT
+from switchrail.ops.kda.contract import CONTRACT, KdaBackend
 
 from switchrail_kernels.delta.backend import TritonDelta
 from switchrail_kernels.delta.call import gate_constants, gate_numbers, gate_tensors, outer_strides

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from switchrail.ops.lightning.call import LightningBackend, LightningCall
-from switchrail.ops.lightning.contract import CONTRACT
+from switchrail.ops.lightning.contract import CONTRACT, LightningBackend, LightningCall
 
 from switchrail_kernels.linear.backend import TritonLinear
 from switchrail_kernels.linear.operands import Operands

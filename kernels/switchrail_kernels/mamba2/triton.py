@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from switchrail.ops.mamba2.call import Mamba2Backend, Mamba2Call
-from switchrail.ops.mamba2.contract import CONTRACT
+from switchrail.ops.mamba2.contract import CONTRACT, Mamba2Backend, Mamba2Call
 
 from switchrail_kernels.linear.backend import TritonLinear
 from switchrail_kernels.linear.operands import Operands

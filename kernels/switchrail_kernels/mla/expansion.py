@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from switchrail.ops.batch import PagedBatch
-from switchrail.ops.mla.call import MlaCall
+from switchrail.ops.mla.contract import MlaCall
 
 from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.device import has_large_shared_memory

@@ -6,8 +6,7 @@ import torch
 from flashinfer.mla import BatchMLAPagedAttentionWrapper
 from switchrail.ops.backend import foreign
 from switchrail.ops.batch import Bounds, PagedBatch, Phase
-from switchrail.ops.mla.call import MlaBackend, MlaCall
-from switchrail.ops.mla.contract import CONTRACT
+from switchrail.ops.mla.contract import CONTRACT, MlaBackend, MlaCall
 
 from switchrail_kernels.alignment import check_pool, fit, is_aligned
 from switchrail_kernels.device import multiprocessors

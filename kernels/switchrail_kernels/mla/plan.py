@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from switchrail.ops.batch import Bounds, PagedBatch
-from switchrail.ops.mla.call import MlaLayer
-from switchrail.ops.mla.contract import CONTRACT
+from switchrail.ops.mla.contract import CONTRACT, MlaLayer
 from switchrail.ops.pages import check_pages
 
 from switchrail_kernels.decode import DecodePlan

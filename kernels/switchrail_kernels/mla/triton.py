@@ -8,8 +8,7 @@ from functools import lru_cache
 import torch
 from switchrail.ops.backend import foreign
 from switchrail.ops.batch import Bounds, PagedBatch, PagedTreeBatch, Phase
-from switchrail.ops.mla.call import MlaBackend, MlaCall
-from switchrail.ops.mla.contract import CONTRACT
+from switchrail.ops.mla.contract import CONTRACT, MlaBackend, MlaCall
 from switchrail.ops.pages import check_lengths
 
 from switchrail_kernels.constants import LOG2E

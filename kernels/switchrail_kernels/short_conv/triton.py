@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from switchrail.ops.backend import foreign
 from switchrail.ops.batch import Bounds, Phase, StateBatch, VerifyBatch
-from switchrail.ops.short_conv.call import ShortConvBackend, ShortConvCall
-from switchrail.ops.short_conv.contract import CONTRACT
+from switchrail.ops.short_conv.contract import CONTRACT, ShortConvBackend, ShortConvCall
 
 from switchrail_kernels.checkpoints import kept_states
 from switchrail_kernels.launch import Launcher, padded

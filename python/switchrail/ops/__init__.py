@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from switchrail.ops.attention.call import AttentionBackend, AttentionCall, AttentionLayer
+    from switchrail.ops.attention.contract import AttentionBackend, AttentionCall, AttentionLayer
     from switchrail.ops.backend import Backend
     from switchrail.ops.batch import (
         Bounds,
@@ -24,46 +24,46 @@ if TYPE_CHECKING:
     from switchrail.ops.call import Layer
     from switchrail.ops.catalog import CONTRACTS
     from switchrail.ops.contract import Contract, OptionSpec, TensorSpec
-    from switchrail.ops.gated_delta.call import GatedDeltaBackend, GatedDeltaCall, GatedDeltaLayer
-    from switchrail.ops.kda.call import KdaBackend, KdaCall, KdaLayer
-    from switchrail.ops.lightning.call import LightningBackend, LightningCall, LightningLayer
-    from switchrail.ops.mamba2.call import Mamba2Backend, Mamba2Call, Mamba2Layer
-    from switchrail.ops.mla.call import MlaBackend, MlaCall, MlaLayer
-    from switchrail.ops.short_conv.call import ShortConvBackend, ShortConvCall, ShortConvLayer
+    from switchrail.ops.gated_delta.contract import GatedDeltaBackend, GatedDeltaCall, GatedDeltaLayer
+    from switchrail.ops.kda.contract import KdaBackend, KdaCall, KdaLayer
+    from switchrail.ops.lightning.contract import LightningBackend, LightningCall, LightningLayer
+    from switchrail.ops.mamba2.contract import Mamba2Backend, Mamba2Call, Mamba2Layer
+    from switchrail.ops.mla.contract import MlaBackend, MlaCall, MlaLayer
+    from switchrail.ops.short_conv.contract import ShortConvBackend, ShortConvCall, ShortConvLayer
 
 _HOMES = {
-    "AttentionBackend": "attention.call",
-    "AttentionCall": "attention.call",
-    "AttentionLayer": "attention.call",
+    "AttentionBackend": "attention.contract",
+    "AttentionCall": "attention.contract",
+    "AttentionLayer": "attention.contract",
     "Backend": "backend",
     "Bounds": "batch",
     "CONTRACTS": "catalog",
     "CheckpointBatch": "batch",
     "Contract": "contract",
-    "GatedDeltaBackend": "gated_delta.call",
-    "GatedDeltaCall": "gated_delta.call",
-    "GatedDeltaLayer": "gated_delta.call",
-    "KdaBackend": "kda.call",
-    "KdaCall": "kda.call",
-    "KdaLayer": "kda.call",
+    "GatedDeltaBackend": "gated_delta.contract",
+    "GatedDeltaCall": "gated_delta.contract",
+    "GatedDeltaLayer": "gated_delta.contract",
+    "KdaBackend": "kda.contract",
+    "KdaCall": "kda.contract",
+    "KdaLayer": "kda.contract",
     "Layer": "call",
-    "LightningBackend": "lightning.call",
-    "LightningCall": "lightning.call",
-    "LightningLayer": "lightning.call",
-    "Mamba2Backend": "mamba2.call",
-    "Mamba2Call": "mamba2.call",
-    "Mamba2Layer": "mamba2.call",
-    "MlaBackend": "mla.call",
-    "MlaCall": "mla.call",
-    "MlaLayer": "mla.call",
+    "LightningBackend": "lightning.contract",
+    "LightningCall": "lightning.contract",
+    "LightningLayer": "lightning.contract",
+    "Mamba2Backend": "mamba2.contract",
+    "Mamba2Call": "mamba2.contract",
+    "Mamba2Layer": "mamba2.contract",
+    "MlaBackend": "mla.contract",
+    "MlaCall": "mla.contract",
+    "MlaLayer": "mla.contract",
     "OptionSpec": "contract",
     "PagedBatch": "batch",
     "PagedTreeBatch": "batch",
     "Phase": "batch",
     "SequenceBatch": "batch",
-    "ShortConvBackend": "short_conv.call",
-    "ShortConvCall": "short_conv.call",
-    "ShortConvLayer": "short_conv.call",
+    "ShortConvBackend": "short_conv.contract",
+    "ShortConvCall": "short_conv.contract",
+    "ShortConvLayer": "short_conv.contract",
     "StateBatch": "batch",
     "TensorSpec": "contract",
     "VerifyBatch": "batch",

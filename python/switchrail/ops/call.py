@@ -1,6 +1,6 @@
 """What the calls of all ops have in common: a layer's half, which never changes, and what a call brings.
 
-Each op's folder has the two halves in its `call.py`, beside the interface of its backends. A call is a tuple
+Each op's `contract.py` has the two halves, beside the interface of its backends. A call is a tuple
 of its layer and of tensors with a row a token; it is made anew each time, the layer's half once.
 """
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from switchrail.ops.attention.call import AttentionBackend, AttentionCall
-from switchrail.ops.attention.contract import CONTRACT
+from switchrail.ops.attention.contract import CONTRACT, AttentionBackend, AttentionCall
 from switchrail.ops.batch import PagedBatch, PagedTreeBatch
 from switchrail.ops.oracle import seen_by
 

@@ -6,8 +6,7 @@ import torch
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.functional import scaled_dot_product_attention
 
-from switchrail.ops.attention.call import AttentionBackend, AttentionCall
-from switchrail.ops.attention.contract import CONTRACT
+from switchrail.ops.attention.contract import CONTRACT, AttentionBackend, AttentionCall
 from switchrail.ops.backend import foreign
 from switchrail.ops.batch import Bounds, PagedBatch, Phase
 from switchrail.ops.pages import PagedPlan

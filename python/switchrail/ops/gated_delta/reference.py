@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from switchrail.ops.delta_reference import ReferenceDelta
-from switchrail.ops.gated_delta.call import GatedDeltaBackend
-from switchrail.ops.gated_delta.contract import CONTRACT
+from switchrail.ops.gated_delta.contract import CONTRACT, GatedDeltaBackend
 
 
 class ReferenceGatedDelta(ReferenceDelta, GatedDeltaBackend):

@@ -6,8 +6,7 @@ import torch
 
 from switchrail.ops.chunks import After, Group, invert_unit_lower, scan
 from switchrail.ops.delta import Tokens, TorchDelta
-from switchrail.ops.gated_delta.call import GatedDeltaBackend, GatedDeltaCall
-from switchrail.ops.gated_delta.contract import CONTRACT
+from switchrail.ops.gated_delta.contract import CONTRACT, GatedDeltaBackend, GatedDeltaCall
 
 CHUNK = 32
 """Tokens a chunk. Of 16, 32 and 64 the fastest on a CPU for head sizes from 32 to 128."""

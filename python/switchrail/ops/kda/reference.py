@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from switchrail.ops.delta_reference import ReferenceDelta
-from switchrail.ops.kda.call import KdaBackend
-from switchrail.ops.kda.contract import CONTRACT
+from switchrail.ops.kda.contract import CONTRACT, KdaBackend
 
 
 class ReferenceKda(ReferenceDelta, KdaBackend):

@@ -6,8 +6,7 @@ import torch
 
 from switchrail.ops.chunks import After, Group, invert_unit_lower, scan
 from switchrail.ops.delta import Tokens, TorchDelta
-from switchrail.ops.kda.call import KdaBackend, KdaCall
-from switchrail.ops.kda.contract import CONTRACT
+from switchrail.ops.kda.contract import CONTRACT, KdaBackend, KdaCall
 
 CHUNK = 32
 """Tokens a chunk, a power of 2. Of 16, 32, 64 and 128 the fastest on a CPU for head sizes 32 and 128."""

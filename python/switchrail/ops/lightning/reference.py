@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from switchrail.ops.batch import StateBatch, VerifyBatch
-from switchrail.ops.lightning.call import LightningBackend, LightningCall
-from switchrail.ops.lightning.contract import CONTRACT
+from switchrail.ops.lightning.contract import CONTRACT, LightningBackend, LightningCall
 from switchrail.ops.oracle import ReferenceRecurrent, walk
 
 

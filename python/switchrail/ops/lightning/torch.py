@@ -8,8 +8,7 @@ import torch
 
 from switchrail.ops.batch import StateBatch
 from switchrail.ops.chunks import After, ChunkPlan, Group, scan
-from switchrail.ops.lightning.call import LightningBackend, LightningCall
-from switchrail.ops.lightning.contract import CONTRACT
+from switchrail.ops.lightning.contract import CONTRACT, LightningBackend, LightningCall
 from switchrail.ops.recurrent import TorchRecurrent, TreePlan, check_plan, run_single, run_tree
 
 CHUNK = 32

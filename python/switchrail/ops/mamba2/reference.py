@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from switchrail.ops.batch import StateBatch, VerifyBatch
-from switchrail.ops.mamba2.call import Mamba2Backend, Mamba2Call
-from switchrail.ops.mamba2.contract import CONTRACT
+from switchrail.ops.mamba2.contract import CONTRACT, Mamba2Backend, Mamba2Call
 from switchrail.ops.oracle import ReferenceRecurrent, walk
 
 

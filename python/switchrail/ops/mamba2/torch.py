@@ -8,8 +8,7 @@ import torch
 
 from switchrail.ops.batch import StateBatch
 from switchrail.ops.chunks import After, ChunkPlan, Group, scan
-from switchrail.ops.mamba2.call import Mamba2Backend, Mamba2Call, Mamba2Layer
-from switchrail.ops.mamba2.contract import CONTRACT
+from switchrail.ops.mamba2.contract import CONTRACT, Mamba2Backend, Mamba2Call, Mamba2Layer
 from switchrail.ops.recurrent import TorchRecurrent, TreePlan, check_plan, run_single, run_tree
 
 CHUNK = 32

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from switchrail.ops.batch import PagedBatch, PagedTreeBatch
-from switchrail.ops.mla.call import MlaBackend, MlaCall
-from switchrail.ops.mla.contract import CONTRACT
+from switchrail.ops.mla.contract import CONTRACT, MlaBackend, MlaCall
 from switchrail.ops.oracle import seen_by
 
 

@@ -6,8 +6,7 @@ import torch
 
 from switchrail.ops.backend import foreign
 from switchrail.ops.batch import Bounds, PagedBatch, Phase
-from switchrail.ops.mla.call import MlaBackend, MlaCall
-from switchrail.ops.mla.contract import CONTRACT
+from switchrail.ops.mla.contract import CONTRACT, MlaBackend, MlaCall
 from switchrail.ops.pages import ManyRows, PagedPlan
 from switchrail.ops.softmax import attend, merge
 

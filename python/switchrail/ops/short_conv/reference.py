@@ -6,8 +6,7 @@ import torch
 
 from switchrail.ops.batch import StateBatch, VerifyBatch
 from switchrail.ops.oracle import ReferenceRecurrent, walk
-from switchrail.ops.short_conv.call import ShortConvBackend, ShortConvCall
-from switchrail.ops.short_conv.contract import CONTRACT
+from switchrail.ops.short_conv.contract import CONTRACT, ShortConvBackend, ShortConvCall
 
 
 class ReferenceShortConv(ReferenceRecurrent[ShortConvCall], ShortConvBackend):

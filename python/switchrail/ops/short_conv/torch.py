@@ -9,8 +9,7 @@ import torch
 
 from switchrail.ops.batch import Bounds, CheckpointBatch, Phase, StateBatch
 from switchrail.ops.recurrent import TorchRecurrent, TreePlan, check_plan, plan_tree, run_tree
-from switchrail.ops.short_conv.call import ShortConvBackend, ShortConvCall
-from switchrail.ops.short_conv.contract import CONTRACT
+from switchrail.ops.short_conv.contract import CONTRACT, ShortConvBackend, ShortConvCall
 from switchrail.ops.slots import Slots, indices
 
 BLOCK_NUMBERS = 2**17
