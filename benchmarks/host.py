@@ -33,7 +33,7 @@ import triton
 from switchrail.ops.backend import AnyBackend
 from switchrail.ops.batch import Phase
 from switchrail.testing.compare import same_bits
-from switchrail.testing.inputs import GENERATORS, Call
+from switchrail.testing.inputs import GENERATORS, Sample
 
 BLOCKS, CALLS, FIRSTS = 80, 50, 12
 ASKED = {"decode": 15.0, "prefill": 60.0}
@@ -74,7 +74,7 @@ class Case:
         rows = f"B={len(self.lengths)}" if self.phase == "decode" else f"T={sum(self.lengths)}"
         return f"{rows} of {self.past}" if self.past else rows
 
-    def make(self, lengths: list[int]) -> Call:
+    def make(self, lengths: list[int]) -> Sample:
         sizes = SIZES[self.op]
         if lengths[0] >= LONG:
             sizes = {name: FEW.get(name, size) for name, size in sizes.items()}

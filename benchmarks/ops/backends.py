@@ -7,45 +7,19 @@ from functools import cache
 from typing import Any
 
 import torch
+from switchrail._core import LINEAR_OPS
 from switchrail.errors import BackendUnfitError, SwitchrailError
 from switchrail.ops.backend import AnyBackend
+from switchrail.ops.catalog import DEFINITIONS
 from switchrail.platforms import Platform
 from switchrail.runtime import Runtime
 from switchrail.testing.compare import BOUNDS, verify
-from switchrail.testing.conformance.setting import head_size_pair
-from switchrail.testing.inputs import GENERATORS, Call, run_reference
+from switchrail.testing.conformance.setting import DELTA
+from switchrail.testing.inputs import Sample, run_reference
 from switchrail.tune import way_of
 from switchrail.tune.clock import Way
 
 from benchmarks.ops.cases import Case
-
-ARGUMENTS = {
-    "attention": {"H": "heads", "HKV": "kv_heads", "D": "head_size", "page": "page"},
-    "gated_delta": {"H": "heads", "HV": "value_heads", "K": "key_size", "V": "value_size"},
-    "kda": {"H": "heads", "HV": "value_heads", "K": "key_size", "V": "value_size"},
-    "lightning": {"H": "heads", "K": "key_size", "V": "value_size"},
-    "mamba2": {"H": "heads", "G": "groups", "P": "head_size", "S": "state_size"},
-    "mla": {
-        "H": "heads",
-        "D": "nope_size",
-        "E": "rope_size",
-        "R": "latent_size",
-        "V": "value_size",
-        "page": "page",
-    },
-    "short_conv": {"C": "channels", "W": "width"},
-}
-"""What the generators of the tests call an axis."""
-
-HEADS = {
-    "attention": ("H", "HKV"),
-    "gated_delta": ("H", "HV"),
-    "kda": ("H", "HV"),
-    "lightning": ("H", "H"),
-    "mamba2": ("G", "H"),
-    "mla": ("H", "one"),
-}
-"""The axes that are the number of heads of q and of v."""
 
 
 class Backends:
@@ -101,8 +75,9 @@ class Backends:
     def auto(self, case: Case) -> tuple[str, str]:
         """The backend that `auto` has for such a batch, by this machine's times where there are any; why."""
         query = {**self._query(case), "no_decay": not case.decays}
-        if case.op in HEADS:
-            query["heads"] = tuple(case.sizes.get(axis, 1) for axis in HEADS[case.op])
+        heads = DEFINITIONS[case.op].heads
+        if heads is not None:
+            query["heads"] = tuple(1 if axis is None else case.sizes[axis] for axis in heads)
         decision = self._runtime.resolve(case.op, case.phase, **query)
         seen = [length + case.past for length in case.lengths]
         return decision.at(case.lengths, seen), decision.because
@@ -112,14 +87,11 @@ class Backends:
         axes = case.axes
         if "page" in axes:
             query["page_size"] = axes["page"]
-        elif case.op != "short_conv":
+        elif case.op in LINEAR_OPS:
             query["state_dtype"] = "float32"
-        if case.op == "mla":
-            query["head_size"] = (axes["L"], axes["R"])
-        elif case.op == "mamba2":
-            query["head_size"] = (axes["S"], axes["P"])
-        elif case.op != "short_conv":
-            query["head_size"] = head_size_pair(axes["D"] if "D" in axes else (axes["K"], axes["V"]))
+        head_size = DEFINITIONS[case.op].head_size
+        if head_size is not None:
+            query["head_size"] = tuple(axes[axis] for axis in head_size)
         return query
 
 
@@ -133,7 +105,7 @@ def check(backend: AnyBackend, case: Case, dtype: torch.dtype, device: torch.dev
         AssertionError: It is beyond the bound.
     """
     worst = None
-    for decays in (True, False) if case.op in ("gated_delta", "kda") else (True,):
+    for decays in (True, False) if case.op in DELTA else (True,):
         call, expected = _oracle(
             case.op, case.phase, tuple(sorted(case.sizes.items())), decays, dtype, device
         )
@@ -150,16 +122,17 @@ def _oracle(
     decays: bool,
     dtype: torch.dtype,
     device: torch.device,
-) -> tuple[Call, Call]:
-    arguments: dict[str, Any] = {ARGUMENTS[op][axis]: size for axis, size in sizes}
+) -> tuple[Sample, Sample]:
+    definition = DEFINITIONS[op]
+    arguments: dict[str, Any] = definition.generated(dict(sizes))
     lengths = [1] * 5 if phase == "decode" else [1, 0, 150, 64, 63]
-    if op in ("attention", "mla"):
+    if definition.paged:
         arguments["kv_lengths"] = [1, 700, 3000, 64, 65] if phase == "decode" else [1, 0, 333, 64, 100]
     if op == "mla":
         arguments["absorbed"] = dict(sizes)["D"] == dict(sizes)["R"]
     if not decays:
         arguments["gate"] = "one"
-    call = GENERATORS[op](lengths, phase=phase, dtype=dtype, device=device, **arguments)
+    call = definition.generator(lengths, phase=phase, dtype=dtype, device=device, **arguments)
     return call, run_reference(call)
 
 

@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 from switchrail.ops.batch import PagedBatch, SequenceBatch, StateBatch
-from switchrail.ops.catalog import CONTRACTS
-from switchrail.testing.inputs import Call
+from switchrail.ops.catalog import DEFINITIONS
+from switchrail.testing.inputs import Sample
 
 from benchmarks.ops.cases import Case
 from benchmarks.ops.tensors import tensors_of
 
 
-def make_call(case: Case, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Call:
+def make_call(case: Case, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Sample:
     """A random call of a case; q, k and v and the like are views of one buffer, as projections leave them."""
     torch.manual_seed(seed)
-    contract = CONTRACTS[case.op]
+    contract = DEFINITIONS[case.op].contract
     wanted = tensors_of(case.op, case.axes, dtype)
     views = [
         name
@@ -45,12 +45,16 @@ def make_call(case: Case, device: torch.device, dtype: torch.dtype, seed: int = 
         order = [spec.axes.index(axis) for axis in spec.memory or spec.axes]
         dense = _fill(name, [shape[axis] for axis in order], kind, device, case)
         tensors[name] = dense.permute([order.index(axis) for axis in range(len(shape))])
-    return Call(
-        op=case.op, phase=case.phase, tensors=tensors, options=_options(case), batch=_batch(case, device)
+    return Sample(
+        contract=contract,
+        phase=case.phase,
+        tensors=tensors,
+        options=_options(case),
+        batch=_batch(case, device),
     )
 
 
-def with_pools_of_its_own(call: Call) -> Call:
+def with_pools_of_its_own(call: Sample) -> Sample:
     """The same call on another state or cache of the same size: a model's next layer."""
     pools = {
         name: torch.randn_like(tensor)
@@ -74,23 +78,17 @@ def _fill(
 
 
 def _options(case: Case) -> dict[str, Any]:
-    if case.op == "mamba2":
-        return {"dt_softplus": True, "dt_min": 0.0, "dt_max": math.inf}
-    if case.op == "short_conv":
-        return {"activation": "silu"}
-    if case.op == "mla":  # of the heads before they were absorbed
-        return {"scale": (128 + case.sizes["E"]) ** -0.5}
-    options: dict[str, Any] = {"scale": case.sizes["D" if case.op == "attention" else "K"] ** -0.5}
-    if case.op in ("gated_delta", "kda"):
-        options["qk_l2norm"] = True
-    return options
+    """Those of a sample of such heads."""
+    definition = DEFINITIONS[case.op]
+    sizes = {axis: size for axis, size in case.sizes.items() if axis not in (definition.heads or ())}
+    return definition.generator([1], **definition.generated(sizes)).options
 
 
 def _batch(case: Case, device: torch.device) -> SequenceBatch:
     lengths = case.lengths
     starts = torch.tensor([0, *lengths]).cumsum(0).int()
     common: dict[str, Any] = {"cu_seqlens": starts.to(device), "seqlens": lengths}
-    if CONTRACTS[case.op].batch_type is StateBatch:
+    if not DEFINITIONS[case.op].paged:
         slots = (torch.randperm(len(lengths)) + 1).to(device)
         started = torch.ones(len(lengths), dtype=torch.bool, device=device)
         return StateBatch(**common, read_slots=slots, write_slots=slots, has_initial_state=started)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from switchrail.testing.conformance.setting import PAGED, RECURRENT
+
 from benchmarks.ops.document import rows_of
 from benchmarks.ops.run import usual
 
@@ -29,9 +31,9 @@ OTHER = ("#000000", "x")
 """Those of everything else."""
 
 FIGURES = {
-    "prefill": [(op, "prefill") for op in ("gated_delta", "kda", "lightning", "mamba2", "short_conv")],
-    "decode": [(op, "decode") for op in ("gated_delta", "kda", "lightning", "mamba2", "short_conv")],
-    "attention": [(op, phase) for op in ("attention", "mla") for phase in ("prefill", "decode")],
+    "prefill": [(op, "prefill") for op in RECURRENT],
+    "decode": [(op, "decode") for op in RECURRENT],
+    "attention": [(op, phase) for op in PAGED for phase in ("prefill", "decode")],
 }
 """The ops and phases of each figure."""
 

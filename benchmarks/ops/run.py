@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from switchrail.ops.backend import AnyBackend
-from switchrail.testing.inputs import Call
+from switchrail.testing.inputs import Sample
 
 from benchmarks.ops.backends import Backends, agree, check
 from benchmarks.ops.cases import Case
@@ -110,7 +110,7 @@ class Bench:
             self._errors[key] = check(backend, case, self._dtype, self._clock.device)
         return self._errors[key]
 
-    def _calls(self, case: Case) -> list[Call]:
+    def _calls(self, case: Case) -> list[Sample]:
         """Calls of one batch that share nothing else; in decode as many as a model has layers."""
         device = self._clock.device
         first = make_call(case, device, self._dtype)
@@ -122,8 +122,8 @@ class Bench:
     def _peers(
         self,
         case: Case,
-        calls: list[Call],
-        unused: Call,
+        calls: list[Sample],
+        unused: Sample,
         first: tuple[str, torch.Tensor] | None,
         left_out: dict[str, str],
     ) -> dict[str, list[Run]]:
@@ -153,7 +153,7 @@ class Bench:
         }
 
 
-def _probe(backend: AnyBackend, call: Call) -> torch.Tensor:
+def _probe(backend: AnyBackend, call: Sample) -> torch.Tensor:
     """The output of a call on a copy of its own."""
     copy = call.clone()
     copy.run(backend)

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from switchrail.ops.catalog import DEFINITIONS
+from switchrail.ops.definition import FLOATS
 
 if TYPE_CHECKING:
     from switchrail.registration import Registry
-
-FLOATS = ("float64", "float32", "float16", "bfloat16")
-
-_RECURRENT = {
-    "state_dtypes": ("float64", "float32", "bfloat16"),
-    "state_layouts": ("VK",),
-    "features": ("checkpoints",),
-}
-
-_CAPABILITIES: dict[str, dict[str, Any]] = {
-    "attention": {"features": ("lse", "sinks", "soft_cap", "trees", "window")},
-    "gated_delta": {**_RECURRENT, "features": ("checkpoints", "raw_gates")},
-    "kda": {**_RECURRENT, "features": ("checkpoints", "raw_gates")},
-    "lightning": _RECURRENT,
-    "mamba2": _RECURRENT,
-    "mla": {"features": ("lse", "trees")},
-    "short_conv": {"state_dtypes": FLOATS, "features": ("checkpoints",)},
-}
 
 
 def register_builtins(registry: Registry) -> None:
@@ -32,18 +17,17 @@ def register_builtins(registry: Registry) -> None:
     Args:
         registry: An open transaction.
     """
-    for op, capabilities in _CAPABILITIES.items():
-        for name, prefix, priority in (("torch", "Torch", 0), ("reference", "Reference", -100)):
-            suffix = "".join(part.capitalize() for part in op.split("_"))
+    for op, definition in DEFINITIONS.items():
+        for name, priority in (("torch", 0), ("reference", -100)):
             registry.register(
                 name,
-                f"switchrail.ops.{op}.{name}:{prefix}{suffix}",
+                f"switchrail.ops.{op}.{name}:{name.capitalize()}{definition.stem}",
                 op=op,
                 phases=("prefill", "decode", "verify"),
                 devices=("cpu", "cuda"),
                 dtypes=FLOATS,
                 priority=priority,
-                **capabilities,
+                **definition.claims,
             )
 
 

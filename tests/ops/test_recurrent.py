@@ -325,7 +325,7 @@ def test_checkpoints_of_more_tokens_than_are_worked_on_at_once(op):
 @every_stateful
 def test_a_checkpoint_is_where_a_shorter_call_ends(op):
     backend, make = STATEFUL[op]
-    call = make([96], initial="all", strided="none" if op == "short_conv" else False, seed=9)
+    call = make([96], initial="all", strided=False, seed=9)
     whole = call.with_checkpoints(32)
     slot = whole.state.shape[0] - 1
     batch = dataclasses.replace(whole.batch, checkpoint_slots=torch.tensor([[-1, slot, -1]]))

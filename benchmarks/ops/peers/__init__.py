@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
-    from switchrail.testing.inputs import Call
+    from switchrail.testing.inputs import Sample
 
     from benchmarks.ops.cases import Case
     from benchmarks.ops.clock import Run
@@ -37,7 +37,7 @@ def libraries(device: torch.device) -> Iterator[str]:
             yield name
 
 
-def peers(library: str, case: Case, call: Call) -> dict[str, Run]:
+def peers(library: str, case: Case, call: Sample) -> dict[str, Run]:
     """The calls of a library."""
     found: dict[str, Run] = import_module(f"benchmarks.ops.peers.{library}").peers(case, call)
     return found

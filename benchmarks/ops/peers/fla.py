@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import torch
-from switchrail.testing.inputs import Call
+from switchrail.testing.inputs import Sample
 
 from benchmarks.ops.cases import Case
 from benchmarks.ops.clock import Run
@@ -27,7 +27,7 @@ DELTA = {
 GLA = {"prefill": chunk_simple_gla, "decode": fused_recurrent_simple_gla}
 
 
-def peers(case: Case, call: Call) -> dict[str, Run]:
+def peers(case: Case, call: Sample) -> dict[str, Run]:
     """`FLA` and `FLA bare`, of the ops that it has; in decode the latter alone."""
     if case.op in ("gated_delta", "kda"):
         both = _delta(call)
@@ -44,7 +44,7 @@ def peers(case: Case, call: Call) -> dict[str, Run]:
     return both
 
 
-def _common(call: Call) -> dict[str, object]:
+def _common(call: Sample) -> dict[str, object]:
     return {
         "output_final_state": True,
         "state_v_first": True,
@@ -53,7 +53,7 @@ def _common(call: Call) -> dict[str, object]:
     }
 
 
-def _delta(call: Call) -> dict[str, Run]:
+def _delta(call: Sample) -> dict[str, Run]:
     function, common = DELTA[call.op, call.phase], _common(call)
     q, k, v, g, beta = (call.tensors[name][None] for name in ("q", "k", "v", "g", "beta"))
     dense = [normalised(q), normalised(k), v.contiguous()]
@@ -67,7 +67,7 @@ def _delta(call: Call) -> dict[str, Run]:
     return {"FLA": with_slots(call, whole), "FLA bare": on_own_states(call, bare)}
 
 
-def _lightning(call: Call) -> dict[str, Run]:
+def _lightning(call: Sample) -> dict[str, Run]:
     function, common = GLA[call.phase], _common(call)
     views = [call.tensors[name][None] for name in ("q", "k", "v")]
     dense = [view.contiguous() for view in views]
@@ -82,7 +82,7 @@ def _lightning(call: Call) -> dict[str, Run]:
     return {"FLA": with_slots(call, whole), "FLA bare": on_own_states(call, bare)}
 
 
-def _mamba2(call: Call) -> dict[str, Run]:
+def _mamba2(call: Sample) -> dict[str, Run]:
     """simple_gla is the nearest that it has: groups become heads, time steps gates and factors of x."""
     function, common = GLA[call.phase], _common(call)
     x, b, c, dt = (call.tensors[name] for name in ("x", "B", "C", "dt"))
@@ -112,7 +112,7 @@ def _mamba2(call: Call) -> dict[str, Run]:
     return {"FLA": whole_run, "FLA bare": without_result}
 
 
-def _short_conv(call: Call) -> dict[str, Run]:
+def _short_conv(call: Sample) -> dict[str, Run]:
     """Its states have a column more, which a call does not look at."""
     x, weight, bias = (call.tensors[name] for name in ("x", "weight", "bias"))
     starts = call.batch.cu_seqlens

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 from flash_qla import chunk_gated_delta_rule
-from switchrail.testing.inputs import Call
+from switchrail.testing.inputs import Sample
 
 from benchmarks.ops.cases import Case
 from benchmarks.ops.clock import Run
 from benchmarks.ops.peers.states import normalised, on_own_states
 
 
-def peers(case: Case, call: Call) -> dict[str, Run]:
+def peers(case: Case, call: Sample) -> dict[str, Run]:
     """`FlashQLA bare`."""
     if (case.op, case.phase) != ("gated_delta", "prefill"):
         return {}

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import torch
 from switchrail.ops.batch import StateBatch
-from switchrail.testing.inputs import Call
+from switchrail.testing.inputs import Sample
 
 from benchmarks.ops.cases import Case
 from benchmarks.ops.clock import Run
@@ -27,7 +27,7 @@ CHUNK = 256
 """What its models set."""
 
 
-def peers(case: Case, call: Call) -> dict[str, Run]:
+def peers(case: Case, call: Sample) -> dict[str, Run]:
     """`mamba_ssm`, and of prefills `mamba_ssm bare`.
 
     It takes no initial states of packed sequences, so those of a batch have equal lengths, and an axis.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 from switchrail.ops.batch import StateBatch
-from switchrail.testing.inputs import Call
+from switchrail.testing.inputs import Sample
 
 from benchmarks.ops.clock import Run
 
@@ -14,7 +14,7 @@ Step = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """From the states before the batch to the output, and the states after it."""
 
 
-def with_slots(call: Call, step: Step) -> Run:
+def with_slots(call: Sample, step: Step) -> Run:
     """The step on states that are taken from their slots and put back."""
     batch, state = call.batch, call.state
     assert isinstance(batch, StateBatch)
@@ -28,7 +28,7 @@ def with_slots(call: Call, step: Step) -> Run:
     return run
 
 
-def on_own_states(call: Call, step: Step) -> Run:
+def on_own_states(call: Sample, step: Step) -> Run:
     """The step on states of the batch's own, left as they are."""
     batch = call.batch
     assert isinstance(batch, StateBatch)

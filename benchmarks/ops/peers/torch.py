@@ -6,13 +6,13 @@ from functools import partial
 
 import torch
 from switchrail.ops.batch import PagedBatch
-from switchrail.testing.inputs import Call
+from switchrail.testing.inputs import Sample
 
 from benchmarks.ops.cases import Case
 from benchmarks.ops.clock import Run
 
 
-def peers(case: Case, call: Call) -> dict[str, Run]:
+def peers(case: Case, call: Sample) -> dict[str, Run]:
     """`SDPA bare` of prefills of equal length without a past; `mul_ bare` of decode on states."""
     if call.phase == "decode" and "state" in call.tensors and case.op != "short_conv":
         state = call.state[1:]
@@ -33,7 +33,7 @@ def peers(case: Case, call: Call) -> dict[str, Run]:
     return {"SDPA bare": lambda: run().transpose(1, 2).flatten(0, 1)}
 
 
-def dense_cache(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+def dense_cache(call: Sample) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of all sequences, one after another: [sum of lengths, HKV, D]."""
     batch = call.batch
     assert isinstance(batch, PagedBatch)

@@ -1,20 +1,42 @@
-"""Every contract, by its op."""
+"""Every op's definition, and single parts of them, by op."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, TypeVar
 
-from switchrail.ops.attention.contract import CONTRACT as ATTENTION
-from switchrail.ops.contract import Contract
-from switchrail.ops.gated_delta.contract import CONTRACT as GATED_DELTA
-from switchrail.ops.kda.contract import CONTRACT as KDA
-from switchrail.ops.lightning.contract import CONTRACT as LIGHTNING
-from switchrail.ops.mamba2.contract import CONTRACT as MAMBA2
-from switchrail.ops.mla.contract import CONTRACT as MLA
-from switchrail.ops.short_conv.contract import CONTRACT as SHORT_CONV
+from switchrail._core import OPS
+from switchrail.ops.definition import OpDefinition
 
-CONTRACTS: Mapping[str, Contract] = {
-    contract.op: contract for contract in (ATTENTION, MLA, GATED_DELTA, KDA, LIGHTNING, MAMBA2, SHORT_CONV)
-}
+if TYPE_CHECKING:
+    from switchrail.ops.contract import Contract
 
-__all__ = ["CONTRACTS"]
+T = TypeVar("T")
+
+DEFINITIONS: Mapping[str, OpDefinition] = {op: import_module(f"switchrail.ops.{op}").DEFINITION for op in OPS}
+
+
+class OfEach(Mapping[str, T]):
+    """One part of each definition, by op, imported when it is looked up.
+
+    Args:
+        part: Takes it from a definition.
+    """
+
+    def __init__(self, part: Callable[[OpDefinition], T]) -> None:
+        self._part = part
+
+    def __getitem__(self, op: str) -> T:
+        return self._part(DEFINITIONS[op])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(DEFINITIONS)
+
+    def __len__(self) -> int:
+        return len(DEFINITIONS)
+
+
+CONTRACTS: Mapping[str, Contract] = OfEach(lambda definition: definition.contract)
+
+__all__ = ["CONTRACTS", "DEFINITIONS", "OfEach"]

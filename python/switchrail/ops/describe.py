@@ -5,9 +5,8 @@ from __future__ import annotations
 import inspect
 import sys
 
-from switchrail.ops import backend
 from switchrail.ops.batch import CheckpointBatch, VerifyBatch
-from switchrail.ops.catalog import CONTRACTS
+from switchrail.ops.catalog import CONTRACTS, DEFINITIONS
 from switchrail.ops.contract import CHECKPOINTS, COMPUTE, INPUT, PARENTS, Contract, OptionSpec, TensorSpec
 
 _HEAD = """# Contracts
@@ -32,11 +31,7 @@ tested with.
 
 def describe(contract: Contract) -> str:
     """One contract as Markdown."""
-    interface = next(
-        cls
-        for cls in vars(backend).values()
-        if inspect.isclass(cls) and getattr(cls, "op", None) == contract.op
-    )
+    interface = DEFINITIONS[contract.op].interface
     parts = [f"## `{contract.op}`", inspect.cleandoc(interface.__doc__ or "")]
     tensors = [_tensor_row(name, spec, contract) for name, spec in contract.tensors.items()]
     parts.append(_table(("tensor", "axes", "dtypes", "memory", "about"), tensors))

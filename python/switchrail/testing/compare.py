@@ -17,12 +17,12 @@ from switchrail.testing.diagnosis import (
     of_states,
     stray_slots,
 )
-from switchrail.testing.inputs import REFERENCES, Call, run_reference
+from switchrail.testing.inputs import REFERENCES, Sample, run_reference
 from switchrail.testing.measure import BOUNDS, FLOOR, Error, measure, same_bits
 
 
 def verify(
-    backend: AnyBackend, call: Call, *, bound: Error | None = None, expected: Call | None = None
+    backend: AnyBackend, call: Sample, *, bound: Error | None = None, expected: Sample | None = None
 ) -> Error:
     """Runs a backend on a copy of a call and holds all that it did against the oracle.
 
@@ -49,7 +49,7 @@ def verify(
     problems = [*_changed_inputs(call, actual)]
     error = Error(0.0, 0.0)
 
-    def rerun(again: Call) -> Call:
+    def rerun(again: Sample) -> Sample:
         again.run(backend)
         return again
 
@@ -96,7 +96,7 @@ def verify(
     return error
 
 
-def verify_commit(backend: AnyBackend, call: Call, *, bound: Error | None = None) -> Error:
+def verify_commit(backend: AnyBackend, call: Sample, *, bound: Error | None = None) -> Error:
     """Runs a verification, as `verify` does, and commits it with every number of accepted rows.
 
     Args:
@@ -166,11 +166,11 @@ def verify_commit(backend: AnyBackend, call: Call, *, bound: Error | None = None
     return error
 
 
-def _accepted(call: Call, last: int) -> torch.Tensor:
+def _accepted(call: Sample, last: int) -> torch.Tensor:
     return torch.tensor([min(last, length - 1) for length in call.batch.seqlens], dtype=torch.int64)
 
 
-def _changed_inputs(call: Call, actual: Call) -> Iterator[Problem]:
+def _changed_inputs(call: Sample, actual: Sample) -> Iterator[Problem]:
     """The inputs and the tensors of the batch that are not as they were given."""
     inputs = {
         name: (tensor, after)
@@ -203,7 +203,7 @@ def _changed_slots(before: torch.Tensor, after: torch.Tensor, written: list[int]
 
 
 def _padding_problem(
-    call: Call, name: str, result: torch.Tensor, is_padding: torch.Tensor, nothing: float
+    call: Sample, name: str, result: torch.Tensor, is_padding: torch.Tensor, nothing: float
 ) -> Problem:
     bad = (result != nothing) & is_padding.view(-1, *[1] * (result.ndim - 1))
     cause = (

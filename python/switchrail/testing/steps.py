@@ -9,12 +9,12 @@ import torch
 
 from switchrail.ops.backend import AnyBackend
 from switchrail.ops.batch import PagedBatch, Phase, StateBatch
-from switchrail.testing.inputs import Call
+from switchrail.testing.inputs import Sample
 
 
 def run_in_steps(
-    backend: AnyBackend, call: Call, schedule: Sequence[Sequence[int]], phase: Phase = "prefill"
-) -> Call:
+    backend: AnyBackend, call: Sample, schedule: Sequence[Sequence[int]], phase: Phase = "prefill"
+) -> Sample:
     """Makes a prefill call of N sequences as one call a step.
 
     Args:
@@ -50,7 +50,7 @@ def run_in_steps(
     return whole
 
 
-def _batch(call: Call, counts: Sequence[int], cursor: Sequence[int]) -> StateBatch | PagedBatch:
+def _batch(call: Sample, counts: Sequence[int], cursor: Sequence[int]) -> StateBatch | PagedBatch:
     """The batch of a step that takes `counts` rows and leaves each sequence's next row at `cursor`."""
     batch = call.batch
     cu_seqlens = torch.zeros_like(batch.cu_seqlens)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from switchrail.testing.conformance.setting import PAGED
+from switchrail.ops.catalog import DEFINITIONS
+from switchrail.ops.definition import OpDefinition
 
 if TYPE_CHECKING:
     from switchrail._core import Layout
@@ -31,14 +32,10 @@ class Size:
         """The generator's arguments but for the head size."""
         if self.heads is None:
             return {} if self.channels is None else {"channels": self.channels}
-        q_heads, v_heads = self.heads
-        names = {
-            "attention": {"heads": q_heads, "kv_heads": v_heads},
-            "mamba2": {"heads": v_heads, "groups": q_heads},
-            "mla": {"heads": q_heads},
-            "lightning": {"heads": q_heads},
-        }
-        return names.get(op, {"heads": q_heads, "value_heads": v_heads})
+        axes = DEFINITIONS[op].heads or ()
+        return DEFINITIONS[op].generated(
+            {axis: count for axis, count in zip(axes, self.heads, strict=True) if axis is not None}
+        )
 
     def small(self) -> Size:
         """An eighth of the heads or channels."""
@@ -49,18 +46,17 @@ class Size:
         )
 
 
+def _size(definition: OpDefinition, axes: Mapping[str, int]) -> Size:
+    head_size, heads = definition.head_size, definition.heads
+    return Size(
+        head_size=head_size and (axes[head_size[0]], axes[head_size[1]]),
+        heads=heads and (axes[heads[0]], axes[heads[1]] if heads[1] else 1),
+        channels=axes.get("C"),
+    )
+
+
 SIZES: Mapping[str, tuple[Size, ...]] = {
-    "attention": (
-        Size(head_size=(64, 64), heads=(64, 8)),
-        Size(head_size=(128, 128), heads=(32, 8)),
-        Size(head_size=(256, 256), heads=(16, 2)),
-    ),
-    "gated_delta": (Size(head_size=(128, 128), heads=(16, 32)),),
-    "kda": (Size(head_size=(128, 128), heads=(32, 32)),),
-    "lightning": (Size(head_size=(128, 128), heads=(64, 64)),),
-    "mamba2": (Size(head_size=(128, 64), heads=(8, 128)),),
-    "mla": (Size(head_size=(576, 512), heads=(128, 1)),),
-    "short_conv": (Size(channels=8192),),
+    op: tuple(_size(definition, axes) for axes in definition.sizes) for op, definition in DEFINITIONS.items()
 }
 """Those of widespread models, for a GPU; elsewhere an eighth of the heads and channels."""
 
@@ -130,7 +126,7 @@ def batches(op: str, phase: Phase, large: bool) -> tuple[Batch, ...]:
         large: Whether for a GPU.
     """
     scale = 1 if large else _SMALLER
-    paged = op in PAGED
+    paged = DEFINITIONS[op].paged
     found: dict[Batch, None] = {}
     if phase == "prefill" and not paged:
         for rows in (rows // scale for rows in _PREFILL_ROWS):

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from switchrail.ops.batch import PagedBatch, SequenceBatch, StateBatch, VerifyBatch
-from switchrail.testing.inputs import Call
+from switchrail.testing.inputs import Sample
 from switchrail.tune.grid import Batch
 
 
-def enlarged(call: Call, size: Batch) -> Call:
+def enlarged(call: Sample, size: Batch) -> Sample:
     """A call like another in everything but its batch.
 
     The rows are those of the small call over and over. Where they or the weights are set off from multiples
@@ -40,12 +40,12 @@ def enlarged(call: Call, size: Batch) -> Call:
     return dataclasses.replace(call, tensors=tensors, batch=batch, padding=frozenset())
 
 
-def copies(call: Call, count: int) -> list[Call]:
+def copies(call: Sample, count: int) -> list[Sample]:
     """The call, and as many copies of it with memory of their own as make `count`."""
     return [call, *(dataclasses.replace(call.clone(), batch=call.batch) for _ in range(count - 1))]
 
 
-def bytes_of(call: Call) -> int:
+def bytes_of(call: Sample) -> int:
     """The memory of a call's tensors."""
     storages = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
@@ -80,7 +80,7 @@ def _pool(tensor: torch.Tensor, places: int) -> torch.Tensor:
     return memory.normal_(0, 0.5).permute([order.index(axis) for axis in range(tensor.dim())])
 
 
-def _batch(call: Call, size: Batch) -> tuple[SequenceBatch, int]:
+def _batch(call: Sample, size: Batch) -> tuple[SequenceBatch, int]:
     """The batch, and how many slots or pages its pool has."""
     device, lengths = call.out.device, size.lengths
     starts = torch.zeros(len(lengths) + 1, dtype=torch.int32)

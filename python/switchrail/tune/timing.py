@@ -18,7 +18,7 @@ from switchrail.ops.backend import AnyBackend
 from switchrail.ops.batch import Phase, VerifyBatch
 from switchrail.testing.conformance import Outcome, Setting, Subject, run_case, select
 from switchrail.testing.conformance.setting import DELTA, PAGED
-from switchrail.testing.inputs import Call
+from switchrail.testing.inputs import Sample
 from switchrail.times import NOISY, Machine, device_of
 from switchrail.tune.clock import LAYERS, Way, time_calls
 from switchrail.tune.grid import SIZES, Batch, Size, batches
@@ -236,7 +236,7 @@ def _time(platform: Platform, timing: Timing, fitting: Mapping[str, Setting], la
     for batch in batches(timing.op, timing.phase, large):
         times = timing.samples[batch] = {}
         spreads = timing.spreads[batch] = {}
-        made: dict[tuple[Any, ...], list[Call]] = {}
+        made: dict[tuple[Any, ...], list[Sample]] = {}
         waiting = list(fitting)
         # A disturbance may last, so the other backends are measured before this one is measured again.
         for _ in range(ATTEMPTS):
@@ -261,7 +261,7 @@ def _time(platform: Platform, timing: Timing, fitting: Mapping[str, Setting], la
         timing.left_out[name] = f"with {batch}{others}: {shorten(repr(first), _MOST_SAID)}"
 
 
-def _template(timing: Timing, setting: Setting, page: int) -> Call:
+def _template(timing: Timing, setting: Setting, page: int) -> Sample:
     arguments = timing.size.arguments(timing.op)
     if timing.size.head_size is not None:
         arguments |= setting.of_head_size(timing.size.head_size)
@@ -279,7 +279,7 @@ def _template(timing: Timing, setting: Setting, page: int) -> Call:
     return setting.call(lengths, **arguments)
 
 
-def _calls(platform: Platform, call: Call) -> list[Call]:
+def _calls(platform: Platform, call: Sample) -> list[Sample]:
     """So many copies that a round of them leaves nothing of the first in the L2 cache."""
     device = torch.device(platform.device)
     if device.type != "cuda":
@@ -288,12 +288,12 @@ def _calls(platform: Platform, call: Call) -> list[Call]:
     return copies(call, min(LAYERS, max(1, -(-2 * cache // bytes_of(call)))))
 
 
-def _runs(backend: AnyBackend, calls: Sequence[Call]) -> list[Callable[[], None]]:
+def _runs(backend: AnyBackend, calls: Sequence[Sample]) -> list[Callable[[], None]]:
     first = calls[0]
     plan = backend.plan(first.phase, first.batch)
     lasts = torch.tensor([length - 1 for length in first.batch.seqlens], device=first.out.device)
 
-    def run(call: Call) -> Callable[[], None]:
+    def run(call: Sample) -> Callable[[], None]:
         official = call.made
 
         def once() -> None:

@@ -1,1 +1,12 @@
 """The depthwise causal convolution with state that linear layers run before their recurrence."""
+
+from switchrail.ops.definition import FLOATS, OpDefinition
+
+DEFINITION = OpDefinition(
+    op="short_conv",
+    claims={"state_dtypes": FLOATS, "features": ("checkpoints",)},
+    arguments={"C": "channels", "W": "width"},
+    sizes=({"C": 8192, "W": 4},),
+)
+
+__all__ = ["DEFINITION"]

@@ -14,7 +14,7 @@ from switchrail.testing.conformance.bounds import BOUNDS, GROWTH
 from switchrail.testing.conformance.parts import alone, caches, mismatch, require_same_bits, spoilt
 from switchrail.testing.conformance.setting import GATED, RECURRENT, Measured, Setting
 from switchrail.testing.diagnosis import Finding, Mismatch, Problem
-from switchrail.testing.inputs import Call, run_reference
+from switchrail.testing.inputs import Sample, run_reference
 from switchrail.testing.steps import run_in_steps
 
 _LENGTHS = (40, 70, 3, 33)
@@ -194,7 +194,7 @@ def merged(setting: Setting) -> Measured:
     return worst
 
 
-def _in_steps(setting: Setting, call: Call, schedules: list[list[list[int]]]) -> Measured:
+def _in_steps(setting: Setting, call: Sample, schedules: list[list[list[int]]]) -> Measured:
     expected = run_reference(call)
     worst = Measured(Error(0.0, 0.0), BOUNDS["usual"][setting.dtype])
     for schedule in schedules:
@@ -202,7 +202,7 @@ def _in_steps(setting: Setting, call: Call, schedules: list[list[list[int]]]) ->
     return worst
 
 
-def _same_sequence(clean: Call, dirty: Call, n: int, why: str) -> None:
+def _same_sequence(clean: Sample, dirty: Sample, n: int, why: str) -> None:
     for name, output in alone(clean, n).results.items():
         other = alone(dirty, n).results[name]
         if not same_bits(output, other):

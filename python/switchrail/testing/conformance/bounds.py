@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 
+from switchrail.ops.samples.scenario import Hardness
 from switchrail.testing.compare import BOUNDS as USUAL
 from switchrail.testing.compare import Error
-
-Hardness = Literal["usual", "hard", "bfloat16_state", "company"]
 
 BOUNDS: dict[Hardness, dict[torch.dtype, Error]] = {
     "usual": USUAL,
@@ -46,4 +43,4 @@ BOUNDS: dict[Hardness, dict[torch.dtype, Error]] = {
 GROWTH = 4.0
 """How many times larger the error of the last quarter of a long sequence may be than that of the first."""
 
-__all__ = ["BOUNDS", "GROWTH", "Hardness"]
+__all__ = ["BOUNDS", "GROWTH"]

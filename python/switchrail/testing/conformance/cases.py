@@ -11,6 +11,7 @@ import torch
 from switchrail.errors import SwitchrailError, UnknownBackendError, UnknownDtypeError, UnknownPhaseError
 from switchrail.nearest import nearest
 from switchrail.ops.batch import Phase
+from switchrail.ops.catalog import DEFINITIONS
 from switchrail.testing.conformance.checks import (
     CHECKS,
     Check,
@@ -189,14 +190,10 @@ _DTYPE_ORDER = ("float32", "bfloat16", "float16", "float64")
 
 def _checks(subject: Subject) -> Iterator[Check]:
     yield from CHECKS
-    if subject.op != "short_conv":
-        sizes = [head_size_pair(size) for size in subject.claims("head_sizes")] or _HEAD_SIZES
-        if subject.op == "attention":
-            sizes = [(k, v) for k, v in sizes if k == v]
-        if subject.op == "mla":
-            sizes = [(k, v) for k, v in sizes if k > v]
-        for number, size in enumerate(sizes):
-            yield head_size_check(size, quick=number < _QUICK_HEAD_SIZES)
+    definition = DEFINITIONS[subject.op]
+    sizes = [head_size_pair(size) for size in subject.claims("head_sizes")] or _HEAD_SIZES
+    for number, size in enumerate(size for size in sizes if definition.has_head_size(*size)):
+        yield head_size_check(size, quick=number < _QUICK_HEAD_SIZES)
     if subject.op in PAGED:
         for page in subject.claims("page_sizes") or _PAGE_SIZES:
             yield page_size_check(page)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from switchrail._core import OPS
+from switchrail.ops.samples.scenario import Scenario
 from switchrail.testing.conformance import behaviour, host, memory, special
 from switchrail.testing.conformance.refusals import refusals
-from switchrail.testing.conformance.scenarios import EVERY, SCENARIOS, Scenario
+from switchrail.testing.conformance.scenarios import SCENARIOS
 from switchrail.testing.conformance.setting import (
     DELTA,
     GATED,
@@ -42,7 +44,7 @@ class Check:
     name: str
     about: str
     run: Callable[[Setting], Measured | None]
-    ops: tuple[str, ...] = EVERY
+    ops: tuple[str, ...] = OPS
     phases: tuple[str, ...] = EVERY_PHASE
     features: tuple[str, ...] = ()
     serves: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ import torch
 from switchrail.testing.conformance.memory import Unavailable
 from switchrail.testing.conformance.parts import caches, require_same_bits
 from switchrail.testing.conformance.setting import RECURRENT, Measured, Setting
-from switchrail.testing.inputs import Call
+from switchrail.testing.inputs import Sample
 
 
 def no_waiting(setting: Setting) -> None:
@@ -72,7 +72,7 @@ def another_device(setting: Setting) -> Measured:
     return setting.verify(setting.call((70, 3, 9), device=f"cuda:{(index + 1) % count}"))
 
 
-def _pair(setting: Setting) -> tuple[Call, Call]:
+def _pair(setting: Setting) -> tuple[Sample, Sample]:
     """Two calls of decode that differ in all that is no shape, with pools of one size."""
     lengths = (1,) * 3
     calls = []

@@ -9,20 +9,20 @@ import torch
 
 from switchrail.ops.batch import PagedBatch, StateBatch, VerifyBatch
 from switchrail.testing.diagnosis import Finding, Mismatch, Problem, diagnose, of_output, of_states
-from switchrail.testing.inputs import Call
+from switchrail.testing.inputs import Sample
 from switchrail.testing.measure import Error, same_bits
 
 EXACT = Error(0.0, 0.0)
 """The bound where bits are compared."""
 
 
-def rows_of(call: Call, n: int) -> slice:
+def rows_of(call: Sample, n: int) -> slice:
     """The packed rows of a sequence."""
     first = sum(call.batch.seqlens[:n])
     return slice(first, first + call.batch.seqlens[n])
 
 
-def token_inputs(call: Call) -> list[str]:
+def token_inputs(call: Sample) -> list[str]:
     """The names of the inputs with a row a token."""
     specs = call.contract.tensors
     return [
@@ -32,7 +32,7 @@ def token_inputs(call: Call) -> list[str]:
     ]
 
 
-def alone(call: Call, n: int) -> Call:
+def alone(call: Sample, n: int) -> Sample:
     """The call of one sequence of a call, on the same memory."""
     rows = rows_of(call, n)
     specs = call.contract.tensors
@@ -61,7 +61,7 @@ def alone(call: Call, n: int) -> Call:
     )
 
 
-def spoilt(call: Call, n: int) -> Call:
+def spoilt(call: Sample, n: int) -> Sample:
     """A copy in which everything that belongs to one sequence alone is NaN."""
     copy = call.clone()
     for name in token_inputs(copy):
@@ -79,12 +79,12 @@ def spoilt(call: Call, n: int) -> Call:
     return copy
 
 
-def caches(call: Call) -> list[str]:
+def caches(call: Sample) -> list[str]:
     """The names of the pools of pages."""
     return [name for name, spec in call.contract.tensors.items() if spec.axes[0] == "pages"]
 
 
-def require_same_bits(actual: Call, expected: Call, cause: str) -> None:
+def require_same_bits(actual: Sample, expected: Sample, cause: str) -> None:
     """Requires that two calls have written the same bits; `cause` explains a difference.
 
     Raises:
@@ -96,7 +96,7 @@ def require_same_bits(actual: Call, expected: Call, cause: str) -> None:
 
 
 def mismatch(
-    call: Call,
+    call: Sample,
     name: str,
     got: torch.Tensor,
     expected: torch.Tensor,

@@ -9,19 +9,23 @@ from typing import Any
 
 import torch
 
+from switchrail._core import LINEAR_OPS, PAGED_OPS
 from switchrail.ops.backend import AnyBackend
 from switchrail.ops.batch import Phase
+from switchrail.ops.catalog import DEFINITIONS
 from switchrail.ops.contract import Contract
+from switchrail.ops.definition import OpDefinition
+from switchrail.ops.samples.scenario import Hardness
 from switchrail.testing.compare import Error, measure, verify, verify_commit
-from switchrail.testing.conformance.bounds import BOUNDS, Hardness
+from switchrail.testing.conformance.bounds import BOUNDS
 from switchrail.testing.conformance.parts import mismatch
 from switchrail.testing.conformance.subject import Subject
-from switchrail.testing.inputs import CONTRACTS, GENERATORS, Call
+from switchrail.testing.inputs import Sample
 
-DELTA = ("gated_delta", "kda")
-GATED = (*DELTA, "lightning", "mamba2")
-RECURRENT = (*GATED, "short_conv")
-PAGED = ("attention", "mla")
+PAGED = PAGED_OPS
+GATED = LINEAR_OPS
+RECURRENT = tuple(op for op, definition in DEFINITIONS.items() if not definition.paged)
+DELTA = tuple(op for op, definition in DEFINITIONS.items() if "raw_gates" in definition.claims["features"])
 
 _SMALL = 16
 """The head size, and the tokens of a page, of calls that don't ask for others, where they are claimed."""
@@ -73,16 +77,21 @@ class Setting:
         return self.subject.op
 
     @property
+    def definition(self) -> OpDefinition:
+        """The op's definition."""
+        return DEFINITIONS[self.op]
+
+    @property
     def contract(self) -> Contract:
         """The op's contract."""
-        return CONTRACTS[self.op]
+        return self.definition.contract
 
     @cached_property
     def backend(self) -> AnyBackend:
         """The backend, constructed once for this setting."""
         return self.subject.build()
 
-    def call(self, lengths: Sequence[int], *, past: bool | None = None, **arguments: Any) -> Call:
+    def call(self, lengths: Sequence[int], *, past: bool | None = None, **arguments: Any) -> Sample:
         """A random call of the sizes that the backend claims, unless `arguments` name others.
 
         Args:
@@ -102,9 +111,9 @@ class Setting:
             pasts = [_PASTS[n % len(_PASTS)] for n in range(len(lengths))]
             arguments["kv_lengths"] = [length + past for length, past in zip(lengths, pasts, strict=True)]
         given = {"phase": phase, "dtype": self.dtype, "device": self.device, **self._sizes(), **arguments}
-        return GENERATORS[self.op](lengths, **given)
+        return self.definition.generator(lengths, **given)
 
-    def verify(self, call: Call, hardness: Hardness = "usual") -> Measured:
+    def verify(self, call: Sample, hardness: Hardness = "usual") -> Measured:
         """Holds a call against the oracle, in verify with every number of accepted rows.
 
         Raises:
@@ -115,7 +124,7 @@ class Setting:
             return Measured(verify_commit(self.backend, call, bound=bound), bound)
         return Measured(verify(self.backend, call, bound=bound), bound)
 
-    def compare(self, actual: Call, expected: Call) -> Measured:
+    def compare(self, actual: Sample, expected: Sample) -> Measured:
         """Holds what a call has written against the oracle's copy of it.
 
         Raises:
@@ -130,7 +139,7 @@ class Setting:
             worst |= Measured(error, worst.bound)
         return worst
 
-    def run(self, call: Call) -> Call:
+    def run(self, call: Sample) -> Sample:
         """A copy of a call, made."""
         done = call.clone()
         done.run(self.backend)
@@ -154,14 +163,9 @@ class Setting:
 
     def of_head_size(self, pair: tuple[int, int]) -> dict[str, Any]:
         """The generator's arguments for a head size (of q and k, of v)."""
-        key_size, value_size = pair
-        if self.op == "attention":
-            return {"head_size": key_size}
-        if self.op == "mla":
-            return {"latent_size": value_size, "rope_size": key_size - value_size}
-        if self.op == "mamba2":
-            return {"state_size": key_size, "head_size": value_size}
-        return {"key_size": key_size, "value_size": value_size}
+        axes = self.definition.head_size
+        assert axes is not None
+        return self.definition.generated(dict(zip(axes, pair, strict=True)))
 
 
 def head_size_pair(size: int | Sequence[int]) -> tuple[int, int]:

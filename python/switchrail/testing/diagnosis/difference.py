@@ -9,10 +9,10 @@ from functools import cached_property
 import torch
 
 from switchrail.ops.batch import CheckpointBatch, StateBatch
-from switchrail.testing.inputs import Call
+from switchrail.testing.inputs import Sample
 from switchrail.testing.measure import BOUNDS, FLOOR, Error, measure
 
-Rerun = Callable[[Call], Call]
+Rerun = Callable[[Sample], Sample]
 """Makes a copy of a call, and returns it."""
 
 HEADS = ("H", "HV", "HKV", "G")
@@ -41,7 +41,7 @@ class Difference:
         is_oracles: Whether `expected` is what the oracle makes of `call`.
     """
 
-    call: Call
+    call: Sample
     name: str
     index: torch.Tensor
     owners: tuple[int, ...]
@@ -108,7 +108,7 @@ class Difference:
         value = torch.tensor(_POISON, dtype=tensor.dtype).double()
         return left | (poison & (self.result(self.rerun(poisoned)) == value))
 
-    def result(self, made: Call) -> torch.Tensor:
+    def result(self, made: Sample) -> torch.Tensor:
         """[R, ...], the numbers of another call at the places of `got`."""
         tensor = made.tensors[self.name]
         assert tensor is not None
@@ -141,7 +141,7 @@ def axis_names(axes: Sequence[str], at: Sequence[int]) -> list[str]:
 
 
 def of_output(
-    call: Call,
+    call: Sample,
     name: str,
     got: torch.Tensor,
     expected: torch.Tensor,
@@ -168,7 +168,7 @@ def of_output(
 
 
 def of_states(
-    call: Call,
+    call: Sample,
     slots: Sequence[int],
     got: torch.Tensor,
     expected: torch.Tensor,
@@ -202,7 +202,7 @@ def count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def owners_of_slots(call: Call) -> dict[int, int]:
+def owners_of_slots(call: Sample) -> dict[int, int]:
     """The sequence that writes each slot."""
     batch = call.batch
     assert isinstance(batch, StateBatch)

@@ -13,7 +13,7 @@ from switchrail.errors import ContractError
 from switchrail.ops.batch import PagedBatch, PagedTreeBatch, StateBatch, VerifyBatch
 from switchrail.testing.diagnosis.difference import Difference
 from switchrail.testing.diagnosis.findings import Finding
-from switchrail.testing.inputs import Call, run_reference
+from switchrail.testing.inputs import Sample, run_reference
 
 MOST_ROWS = 512
 """Of a call with more rows the oracle would take too long."""
@@ -32,7 +32,7 @@ class Hypothesis:
     """
 
     about: str
-    call: Call
+    call: Sample
     later: int = 0
 
 
@@ -69,7 +69,7 @@ def _explained_share(d: Difference, told: torch.Tensor) -> float:
     return sum(same) / len(same)
 
 
-def _with(call: Call, about: str, **changed: Any) -> Hypothesis:
+def _with(call: Sample, about: str, **changed: Any) -> Hypothesis:
     """A mistake in tensors, options or fields of the batch."""
     tensors = {name: changed.get(name, tensor) for name, tensor in call.tensors.items()}
     options = {name: changed.get(name, value) for name, value in call.options.items()}
@@ -80,7 +80,7 @@ def _with(call: Call, about: str, **changed: Any) -> Hypothesis:
     )
 
 
-def _states(call: Call) -> Iterator[Hypothesis]:
+def _states(call: Sample) -> Iterator[Hypothesis]:
     batch = call.batch
     if not isinstance(batch, StateBatch):
         return
@@ -102,8 +102,8 @@ def _states(call: Call) -> Iterator[Hypothesis]:
         yield _with(call, "sequences run on into the next", cu_seqlens=ends, seqlens=(rows,), **first)
 
 
-def _gates(call: Call) -> Iterator[Hypothesis]:
-    name = "A" if call.op == "mamba2" else "g"
+def _gates(call: Sample) -> Iterator[Hypothesis]:
+    name = "A" if "A" in call.tensors else "g"
     gate = call.tensors.get(name)
     if gate is not None and not call.options.get("gate"):
         yield _with(call, "the decay is ignored", **{name: torch.zeros_like(gate)})
@@ -116,7 +116,7 @@ def _gates(call: Call) -> Iterator[Hypothesis]:
             yield _with(call, f"{name} is ignored", **{name: torch.zeros_like(tensor)})
 
 
-def _weights(call: Call) -> Iterator[Hypothesis]:
+def _weights(call: Sample) -> Iterator[Hypothesis]:
     beta = call.tensors.get("beta")
     if beta is not None and call.options.get("beta_scale") is None:
         yield _with(call, "beta is ignored", beta=torch.ones_like(beta))
@@ -128,7 +128,7 @@ def _weights(call: Call) -> Iterator[Hypothesis]:
         yield _with(call, "the taps are taken newest first", weight=weight.flip(1))
 
 
-def _options(call: Call) -> Iterator[Hypothesis]:
+def _options(call: Sample) -> Iterator[Hypothesis]:
     options = call.options
     if "qk_l2norm" in options:
         given = options["qk_l2norm"]
@@ -154,7 +154,7 @@ def _options(call: Call) -> Iterator[Hypothesis]:
         yield _with(call, "dt_min is ignored", dt_min=0.0)
 
 
-def _swapped(call: Call) -> Iterator[Hypothesis]:
+def _swapped(call: Sample) -> Iterator[Hypothesis]:
     inputs = [
         (name, tensor)
         for name, spec in call.contract.tensors.items()
@@ -166,7 +166,7 @@ def _swapped(call: Call) -> Iterator[Hypothesis]:
                 yield _with(call, f"{name} and {other_name} are swapped", **{name: other, other_name: tensor})
 
 
-def _groups(call: Call) -> Iterator[Hypothesis]:
+def _groups(call: Sample) -> Iterator[Hypothesis]:
     """Heads that share another head, `i % n` for `i // (m / n)`."""
     specs = call.contract.tensors
     for many, few in call.contract.multiples:
@@ -188,7 +188,7 @@ def _groups(call: Call) -> Iterator[Hypothesis]:
         yield _with(call, about, **changed)
 
 
-def _masks(call: Call) -> Iterator[Hypothesis]:
+def _masks(call: Sample) -> Iterator[Hypothesis]:
     """Rows that see a token too many or too few."""
     batch = call.batch
     if isinstance(batch, (PagedTreeBatch, VerifyBatch)):
@@ -208,7 +208,7 @@ def _masks(call: Call) -> Iterator[Hypothesis]:
             yield _seeing(call, "tokens of earlier calls in the cache are not counted", lambda n, i: i + 1)
 
 
-def _states_before(call: Call) -> Iterator[Hypothesis]:
+def _states_before(call: Sample) -> Iterator[Hypothesis]:
     """Rows that read the state before their own token: a row's query in the row before it reads that."""
     about = "rows don't read their own token: the causal mask is off by one"
     double = call.double()
@@ -230,7 +230,7 @@ def _states_before(call: Call) -> Iterator[Hypothesis]:
     yield dataclasses.replace(_with(double, about, q=q.roll(-1, 0), k=k, **options), later=1)
 
 
-def _seeing(call: Call, about: str, seen: Callable[[int, int], int]) -> Hypothesis:
+def _seeing(call: Sample, about: str, seen: Callable[[int, int], int]) -> Hypothesis:
     """Each row as a sequence of its own, which sees `seen(n, i)` positions of its sequence at most."""
     batch = call.batch
     assert isinstance(batch, PagedBatch)
@@ -247,7 +247,7 @@ def _seeing(call: Call, about: str, seen: Callable[[int, int], int]) -> Hypothes
     )
 
 
-def _pages(call: Call) -> Iterator[Hypothesis]:
+def _pages(call: Sample) -> Iterator[Hypothesis]:
     batch = call.batch
     if not isinstance(batch, PagedBatch):
         return
@@ -263,7 +263,7 @@ def _pages(call: Call) -> Iterator[Hypothesis]:
     yield _with(call, "every token is looked up in the first page of its sequence", page_table=same)
 
 
-def _ends(call: Call) -> Iterator[Hypothesis]:
+def _ends(call: Sample) -> Iterator[Hypothesis]:
     """States without the last rows; outputs show that by the rows that are wrong."""
     batch = call.batch
     if call.phase != "prefill" or not isinstance(batch, StateBatch):
@@ -280,7 +280,7 @@ def _ends(call: Call) -> Iterator[Hypothesis]:
         yield _cut(call, f"the state leaves out the last chunk of {' or '.join(chunks)}", kept)
 
 
-def _cut(call: Call, about: str, lengths: Sequence[int]) -> Hypothesis:
+def _cut(call: Sample, about: str, lengths: Sequence[int]) -> Hypothesis:
     rows: list[int] = []
     first = 0
     for length, kept in zip(call.batch.seqlens, lengths, strict=True):

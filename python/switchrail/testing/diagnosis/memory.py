@@ -9,13 +9,13 @@ import torch
 from switchrail.ops.batch import StateBatch
 from switchrail.testing.diagnosis.difference import axis_names, owners_of_slots
 from switchrail.testing.diagnosis.findings import Finding
-from switchrail.testing.inputs import Call
+from switchrail.testing.inputs import Sample
 from switchrail.testing.measure import Error, measure
 
 _MOST_TOLD = 4
 
 
-def changed_input(call: Call, name: str, before: torch.Tensor, after: torch.Tensor) -> list[Finding]:
+def changed_input(call: Sample, name: str, before: torch.Tensor, after: torch.Tensor) -> list[Finding]:
     """Where an input, or a tensor of the batch, was first changed."""
     old, new = (tensor.detach().cpu() for tensor in (before, after))
     changed = ((old != new) & ~(old.isnan() & new.isnan())).nonzero()
@@ -38,7 +38,7 @@ def changed_input(call: Call, name: str, before: torch.Tensor, after: torch.Tens
 
 
 def stray_slots(
-    call: Call, changed: Sequence[int], states: torch.Tensor, expected: torch.Tensor, bound: Error
+    call: Sample, changed: Sequence[int], states: torch.Tensor, expected: torch.Tensor, bound: Error
 ) -> list[Finding]:
     """The role of each slot that was written although no sequence writes it, and its contents.
 
@@ -86,7 +86,7 @@ def stray_slots(
     return [Finding("; ".join(sorted(roles)), "; ".join(told[:_MOST_TOLD]) + rest)]
 
 
-def _owner(call: Call, row: int) -> tuple[int, int]:
+def _owner(call: Sample, row: int) -> tuple[int, int]:
     for n, length in enumerate(call.batch.seqlens):
         if row < length:
             return n, row

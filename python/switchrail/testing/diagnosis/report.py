@@ -11,7 +11,7 @@ from switchrail.testing.diagnosis.findings import Finding
 from switchrail.testing.diagnosis.hypotheses import explained
 from switchrail.testing.diagnosis.places import columns_in_common, heads_in_common, rows_in_common
 from switchrail.testing.diagnosis.values import EXACT, VAGUE
-from switchrail.testing.inputs import Call
+from switchrail.testing.inputs import Sample
 
 Diagnoser = Callable[[Difference], Finding | None]
 
@@ -90,7 +90,7 @@ def not_finite(d: Difference) -> Finding | None:
     return Finding(f"{what} is written", counted)
 
 
-def _unreadable(call: Call) -> dict[str, list[str]]:
+def _unreadable(call: Sample) -> dict[str, list[str]]:
     """Memory that must not be read, by kind, with the names of its tensors."""
     found: dict[str, list[str]] = {}
     for name, tensor in call.tensors.items():

@@ -1,15 +1,18 @@
-"""Random calls of `mla`."""
+"""Random samples of `mla`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
 from switchrail.ops.batch import Phase
-from switchrail.testing.inputs.call import Call
-from switchrail.testing.inputs.common import Random, compute_dtype, views
-from switchrail.testing.inputs.pages import paged_batch
+from switchrail.ops.mla import DEFINITION
+from switchrail.ops.mla.contract import CONTRACT
+from switchrail.ops.samples.pages import paged_batch
+from switchrail.ops.samples.random import Random, compute_dtype, views
+from switchrail.ops.samples.sample import Sample
+from switchrail.ops.samples.scenario import Scenario, Timed, heads, timed
 
 
 def mla_call(
@@ -31,8 +34,8 @@ def mla_call(
     padding: Collection[int] = (),
     norm: float = 1.0,
     seed: int = 0,
-) -> Call:
-    """A random call of `mla`.
+) -> Sample:
+    """A random sample of `mla`.
 
     Args:
         lengths: The number of query rows of each sequence; in decode each is 1.
@@ -75,15 +78,53 @@ def mla_call(
     }
     if lse:
         tensors["lse"] = torch.full((rows, heads), torch.nan, dtype=compute_dtype(dtype))
-    call = Call(
-        op="mla",
+    sample = Sample(
+        contract=CONTRACT,
         phase=phase,
         tensors=tensors,
         options={"scale": (nope_size + rope_size) ** -0.5},
         batch=batch,
         padding=frozenset(padding),
     )
-    return call.to(device)
+    return sample.to(device)
 
 
-__all__ = ["mla_call"]
+SCENARIOS = (
+    *heads({"heads": 1}, {"heads": 3}),
+    Scenario(
+        name="absorbed",
+        about="queries come absorbed, and latents leave",
+        past=True,
+        arguments={"absorbed": True},
+        core=True,
+    ),
+    Scenario(
+        name="log-sum-exp",
+        about="the log-sum-exp is asked for",
+        past=True,
+        arguments={"lse": True},
+        features=("lse",),
+    ),
+)
+
+_EXPANDED = {**DEFINITION.sizes[0], "page": 64}
+_ABSORBED = {**_EXPANDED, "D": 512, "V": 512}
+
+TIMED = (
+    *timed("prefill", _EXPANDED, (8192,), (1024,) * 8),
+    *timed("prefill", _EXPANDED, (1024,), past=7168),
+    *timed("decode", _ABSORBED, (1,), (1,) * 32, past=8191),
+    *timed("decode", _ABSORBED, (1,) * 128, past=1023),
+)
+
+
+def flops(case: Timed, axes: Mapping[str, int]) -> float:
+    """Operations on tensor cores: in decode of absorbed queries, else with keys and values made once."""
+    if case.phase == "decode":
+        return case.seen * 2 * axes["H"] * (2 * axes["R"] + axes["E"])
+    cached = sum(length + case.past for length in case.lengths)
+    expand = cached * 2 * axes["R"] * (axes["D"] + axes["V"])
+    return axes["H"] * (case.seen * 2 * (axes["D"] + axes["E"] + axes["V"]) + expand)
+
+
+__all__ = ["SCENARIOS", "TIMED", "flops", "mla_call"]

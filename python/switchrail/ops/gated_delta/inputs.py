@@ -1,16 +1,18 @@
-"""Random calls of the ops with the delta rule: `gated_delta` and `kda`."""
+"""Random samples of `gated_delta`, and of other ops with the delta rule."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any, Literal
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from switchrail.ops.batch import Phase
+from switchrail.ops.contract import Contract
+from switchrail.ops.gated_delta import DEFINITION
+from switchrail.ops.gated_delta.contract import CONTRACT
 from switchrail.ops.gates import GateKind
-from switchrail.testing.inputs.call import Call
-from switchrail.testing.inputs.common import (
+from switchrail.ops.samples.random import (
     Gate,
     Initial,
     Random,
@@ -20,12 +22,14 @@ from switchrail.testing.inputs.common import (
     unread,
     views,
 )
+from switchrail.ops.samples.sample import Sample
+from switchrail.ops.samples.scenario import GATES, Scenario, Timed, heads, timed
 
 
 def gated_delta_call(
     lengths: Sequence[int],
     *,
-    op: Literal["gated_delta", "kda"] = "gated_delta",
+    contract: Contract = CONTRACT,
     phase: Phase = "prefill",
     heads: int = 2,
     value_heads: int = 4,
@@ -47,12 +51,12 @@ def gated_delta_call(
     padding: Collection[int] = (),
     norm: float = 1.0,
     seed: int = 0,
-) -> Call:
-    """A random call of `gated_delta`.
+) -> Sample:
+    """A random sample of `gated_delta`.
 
     Args:
         lengths: The number of tokens of each sequence; in decode each is 1.
-        op: The op; `kda_call` chooses the other.
+        contract: Of the op; with the axis K in its gates, each channel has one of its own.
         phase: The phase.
         heads: H, the number of q/k heads.
         value_heads: HV, the number of value heads.
@@ -92,7 +96,7 @@ def gated_delta_call(
     else:
         q, k = q * norm, k * norm
     v = random.normal(rows, value_heads, value_size) * norm
-    channels = [key_size] if op == "kda" else []
+    channels = [key_size] if "K" in contract.tensors["g"].axes else []
     g = log_decay(random, gate, rows, value_heads, *channels)
     beta = random.uniform(rows, value_heads) * beta_max
     options: dict[str, Any] = {"scale": key_size**-0.5, "qk_l2norm": qk_l2norm}
@@ -118,8 +122,10 @@ def gated_delta_call(
     (tensors["beta"],) = views([beta], dtype, strided)
     tensors["state"] = state.to(state_dtype or compute)
     tensors["out"] = torch.full((rows, value_heads, value_size), torch.nan, dtype=dtype)
-    call = Call(op=op, phase=phase, tensors=tensors, options=options, batch=batch, padding=padded)
-    return call.to(device)
+    sample = Sample(
+        contract=contract, phase=phase, tensors=tensors, options=options, batch=batch, padding=padded
+    )
+    return sample.to(device)
 
 
 def _raw_gate(g: torch.Tensor, raw: GateKind, rate: torch.Tensor) -> torch.Tensor:
@@ -131,9 +137,61 @@ def _raw_gate(g: torch.Tensor, raw: GateKind, rate: torch.Tensor) -> torch.Tenso
     return torch.log(share / (1 - share)) / rate
 
 
-def kda_call(lengths: Sequence[int], **arguments: Any) -> Call:
-    """A random call of `kda`, which takes what `gated_delta_call` takes."""
-    return gated_delta_call(lengths, op="kda", **arguments)
+SCENARIOS = (
+    *heads({"heads": 1, "value_heads": 1}, {"heads": 1, "value_heads": 3}, {"heads": 3, "value_heads": 3}),
+    *(
+        Scenario(
+            name=f"hard-{gate}",
+            about=f"beta up to 2 and keys that nearly agree, with {text}",
+            prefill=(100, 64),
+            arguments={"gate": gate, "beta_max": 2.0, "correlated": True},
+            hardness="hard",
+            core=gate == "mixed",
+        )
+        for gate, text in GATES.items()
+    ),
+    Scenario(name="large-norms", about="large inputs and states", arguments={"norm": 30.0}),
+    *(
+        Scenario(
+            name=name,
+            about="small beta and decays near 1, so that the end still remembers the beginning",
+            prefill=lengths,
+            decode=None,
+            verify=None,
+            arguments={"gate": "near_one", "beta_max": 1e-3, "initial": "all"},
+            quick=quick,
+        )
+        for name, lengths, quick in (("remembering", (8192, 3), False), ("remembering-quick", (300, 3), True))
+    ),
+    Scenario(name="normalised", about="q and k come normalised", arguments={"qk_l2norm": False}),
+    Scenario(name="beta-2", about="beta up to 2", arguments={"beta_max": 2.0}, hardness="hard"),
+    *(
+        Scenario(
+            name=f"raw-{kind}",
+            about=f"raw gates of the kind {kind}, and raw betas",
+            arguments={"raw": kind, "beta_scale": scale, "gate": "mixed", "initial": "all"},
+            hardness="hard",
+            features=("raw_gates",),
+            core=kind == "softplus",
+        )
+        for kind, scale in (("softplus", 1.0), ("sigmoid", 2.0))
+    ),
+)
+
+(_SIZES,) = DEFINITION.sizes
+
+TIMED = (
+    *timed("prefill", _SIZES, (2048,), (8192,), (1024,) * 8, (32768,), (4096,) * 8, (2048,) * 16),
+    *timed("prefill", _SIZES, (32768,), (2048,) * 16, decays=False),
+    *timed("prefill", _SIZES, (28672, 4096), (30000, *(32,) * 64), held_out=True),
+    *timed("decode", _SIZES, *((1,) * count for count in (1, 8, 32, 128, 256))),
+)
 
 
-__all__ = ["gated_delta_call", "kda_call"]
+def flops(case: Timed, axes: Mapping[str, int]) -> float:
+    """Operations on tensor cores in chunks of 64."""
+    key, value = axes["K"], axes["V"]
+    return sum(case.lengths) * axes["HV"] * (2 * 64 * (3 * key + 2 * value) + 6 * key * value)
+
+
+__all__ = ["SCENARIOS", "TIMED", "flops", "gated_delta_call"]

@@ -1,4 +1,4 @@
-"""One call of an op, its copies, and what the oracle makes of it."""
+"""A sample: one call of an op with all that it takes, and its copies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from switchrail.ops.attention.reference import ReferenceAttention
 from switchrail.ops.backend import AnyBackend
 from switchrail.ops.batch import (
     CheckpointBatch,
@@ -21,33 +20,16 @@ from switchrail.ops.batch import (
     StateBatch,
     VerifyBatch,
 )
-from switchrail.ops.catalog import CONTRACTS
 from switchrail.ops.contract import Contract
-from switchrail.ops.gated_delta.reference import ReferenceGatedDelta
-from switchrail.ops.kda.reference import ReferenceKda
-from switchrail.ops.lightning.reference import ReferenceLightning
-from switchrail.ops.mamba2.reference import ReferenceMamba2
-from switchrail.ops.mla.reference import ReferenceMla
-from switchrail.ops.short_conv.reference import ReferenceShortConv
-from switchrail.testing.inputs.common import Random
-
-REFERENCES: dict[str, type[AnyBackend]] = {
-    "attention": ReferenceAttention,
-    "gated_delta": ReferenceGatedDelta,
-    "kda": ReferenceKda,
-    "lightning": ReferenceLightning,
-    "mamba2": ReferenceMamba2,
-    "mla": ReferenceMla,
-    "short_conv": ReferenceShortConv,
-}
+from switchrail.ops.samples.random import Random
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
-    """One call of an op: everything a backend is given.
+class Sample:
+    """One call of an op with its batch, as tensors and options by name: everything a backend is given.
 
     Attributes:
-        op: The op's name.
+        contract: The op's contract.
         phase: The phase.
         tensors: The tensor arguments by name, `out` included.
         options: The other arguments by name.
@@ -55,7 +37,7 @@ class Call:
         padding: The indices of the sequences that are padding.
     """
 
-    op: str
+    contract: Contract
     phase: Phase
     tensors: dict[str, torch.Tensor | None]
     options: dict[str, Any]
@@ -63,9 +45,9 @@ class Call:
     padding: frozenset[int] = frozenset()
 
     @property
-    def contract(self) -> Contract:
-        """The op's contract."""
-        return CONTRACTS[self.op]
+    def op(self) -> str:
+        """The op's name."""
+        return self.contract.op
 
     @property
     def out(self) -> torch.Tensor:
@@ -140,7 +122,7 @@ class Call:
         """The call, ready to be made any number of times."""
         return partial(backend.run, self.made, self.batch, plan)
 
-    def with_checkpoints(self, every: int, seed: int = 0) -> Call:
+    def with_checkpoints(self, every: int, seed: int = 0) -> Sample:
         """The same prefill with about two states in three kept on the way, in further slots of a new pool."""
         batch = self.batch
         assert isinstance(batch, StateBatch)
@@ -169,7 +151,7 @@ class Call:
             ),
         )
 
-    def with_trees(self, seed: int = 0) -> Call:
+    def with_trees(self, seed: int = 0) -> Sample:
         """The same verification with random trees: a row follows any of its sequence before it, or none."""
         batch = self.batch
         random = Random(seed)
@@ -181,11 +163,11 @@ class Call:
         kind = PagedTreeBatch if isinstance(batch, PagedBatch) else VerifyBatch
         return dataclasses.replace(self, batch=kind(**fields))
 
-    def clone(self) -> Call:
+    def clone(self) -> Sample:
         """A copy on the same device: `to` that device."""
         return self.to(self.out.device)
 
-    def to(self, device: torch.device | str) -> Call:
+    def to(self, device: torch.device | str) -> Sample:
         """A copy on a device, with memory of its own and the same strides; views of one buffer stay so."""
         tensors: dict[str, torch.Tensor | None] = {}
         storages: dict[int, torch.UntypedStorage] = {}
@@ -205,7 +187,7 @@ class Call:
         }
         return dataclasses.replace(self, tensors=tensors, batch=dataclasses.replace(self.batch, **moved))
 
-    def double(self) -> Call:
+    def double(self) -> Sample:
         """A copy in float64 of the numbers as they were rounded, on the same device, the outputs poisoned."""
         tensors = {
             name: tensor.double() if tensor is not None else None for name, tensor in self.tensors.items()
@@ -232,7 +214,7 @@ class Verification:
         record: What it returned.
     """
 
-    inputs: Call
+    inputs: Sample
     call: Any
     backend: AnyBackend
     plan: object
@@ -245,15 +227,4 @@ class Verification:
         self.backend.commit(call, self.inputs.batch, self.plan, self.record, accepted)
 
 
-def run_reference(call: Call) -> Call:
-    """Computes the float64 oracle of a call on the same (rounded) inputs, on the CPU.
-
-    Returns:
-        A float64 copy of the call with `out` and the state filled in; `call` itself is left alone.
-    """
-    oracle = call.to("cpu").double()
-    oracle.run(REFERENCES[call.op]())
-    return oracle
-
-
-__all__ = ["CONTRACTS", "REFERENCES", "Call", "Verification", "run_reference"]
+__all__ = ["Sample", "Verification"]

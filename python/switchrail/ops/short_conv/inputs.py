@@ -1,4 +1,4 @@
-"""Random calls of `short_conv`."""
+"""Random samples of `short_conv`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Literal
 import torch
 
 from switchrail.ops.batch import Phase
-from switchrail.testing.inputs.call import Call
-from switchrail.testing.inputs.common import Initial, Random, state_batch, unread, views
+from switchrail.ops.samples.random import Initial, Random, state_batch, unread, views
+from switchrail.ops.samples.sample import Sample
+from switchrail.ops.samples.scenario import Scenario, timed
+from switchrail.ops.short_conv import DEFINITION
+from switchrail.ops.short_conv.contract import CONTRACT
 
 
 def short_conv_call(
@@ -23,13 +26,13 @@ def short_conv_call(
     device: torch.device | str = "cpu",
     bias: bool = False,
     activation: Literal["silu"] | None = "silu",
-    strided: Literal["channels", "time", "none"] = "channels",
+    strided: bool | Literal["time"] = True,
     initial: Initial = "some",
     in_place: bool = True,
     padding: Collection[int] = (),
     seed: int = 0,
-) -> Call:
-    """A random call of `short_conv`.
+) -> Sample:
+    """A random sample of `short_conv`.
 
     Args:
         lengths: The number of rows of each sequence; in decode each is 1.
@@ -41,8 +44,7 @@ def short_conv_call(
         device: Where the tensors are.
         bias: Whether there is a bias.
         activation: The argument of that name.
-        strided: Whether x is a view of a wider buffer with contiguous channels, a view with contiguous time,
-            or dense.
+        strided: Whether x is a view of a wider buffer; with "time", one with contiguous time.
         initial: Which sequences start from a state; in decode all with a slot do.
         in_place: Whether a sequence reads the slot that it writes.
         padding: The indices of the sequences that are padding.
@@ -54,7 +56,7 @@ def short_conv_call(
     if strided == "time":
         x_view = x.to(dtype).T.contiguous().T
     else:
-        (x_view,) = views([x], dtype, strided == "channels")
+        (x_view,) = views([x], dtype, strided)
     weight = random.normal(channels, width) * width**-0.5
     batch, slots, padded = state_batch(random, lengths, phase, initial, in_place, padding)
     state = random.normal(slots, width - 1, channels)
@@ -67,8 +69,28 @@ def short_conv_call(
         "out": torch.full((rows, channels), torch.nan, dtype=dtype),
     }
     options = {"activation": activation}
-    call = Call(op="short_conv", phase=phase, tensors=tensors, options=options, batch=batch, padding=padded)
-    return call.to(device)
+    sample = Sample(
+        contract=CONTRACT, phase=phase, tensors=tensors, options=options, batch=batch, padding=padded
+    )
+    return sample.to(device)
 
 
-__all__ = ["short_conv_call"]
+SCENARIOS = (
+    Scenario(name="bias", about="a bias", arguments={"bias": True}),
+    Scenario(name="linear", about="no activation", arguments={"activation": None}),
+    Scenario(name="time-innermost", about="time innermost", arguments={"strided": "time"}),
+    *(Scenario(name=f"taps-{n}", about=f"{n} taps", arguments={"width": n}) for n in (2, 3, 7)),
+    *(
+        Scenario(name=f"channels-{n}", about=f"{n} channels", arguments={"channels": n})
+        for n in (1, 100, 300)
+    ),
+)
+
+(_SIZES,) = DEFINITION.sizes
+
+TIMED = (
+    *timed("prefill", _SIZES, (2048,), (32768,), (2048,) * 16),
+    *timed("decode", _SIZES, (1,), (1,) * 32, (1,) * 256),
+)
+
+__all__ = ["SCENARIOS", "TIMED", "short_conv_call"]

@@ -1,14 +1,15 @@
-"""Random calls of `lightning`."""
+"""Random samples of `lightning`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
 from switchrail.ops.batch import Phase
-from switchrail.testing.inputs.call import Call
-from switchrail.testing.inputs.common import (
+from switchrail.ops.lightning import DEFINITION
+from switchrail.ops.lightning.contract import CONTRACT
+from switchrail.ops.samples.random import (
     Gate,
     Initial,
     Random,
@@ -18,6 +19,8 @@ from switchrail.testing.inputs.common import (
     unread,
     views,
 )
+from switchrail.ops.samples.sample import Sample
+from switchrail.ops.samples.scenario import Scenario, Timed, heads, timed
 
 
 def lightning_call(
@@ -38,8 +41,8 @@ def lightning_call(
     padding: Collection[int] = (),
     norm: float = 1.0,
     seed: int = 0,
-) -> Call:
-    """A random call of `lightning`.
+) -> Sample:
+    """A random sample of `lightning`.
 
     Args:
         lengths: The number of tokens of each sequence; in decode each is 1.
@@ -78,8 +81,30 @@ def lightning_call(
     tensors["state"] = state.to(state_dtype or compute)
     tensors["out"] = torch.full((rows, heads, value_size), torch.nan, dtype=dtype)
     options = {"scale": key_size**-0.5}
-    call = Call(op="lightning", phase=phase, tensors=tensors, options=options, batch=batch, padding=padded)
-    return call.to(device)
+    sample = Sample(
+        contract=CONTRACT, phase=phase, tensors=tensors, options=options, batch=batch, padding=padded
+    )
+    return sample.to(device)
 
 
-__all__ = ["lightning_call"]
+SCENARIOS = (
+    *heads({"heads": 1}, {"heads": 3}),
+    Scenario(name="large-norms", about="large inputs and states", arguments={"norm": 6.0}),
+)
+
+(_SIZES,) = DEFINITION.sizes
+
+TIMED = (
+    *timed("prefill", _SIZES, (8192,), (32768,), (2048,) * 16),
+    *timed("prefill", _SIZES, (32768,), decays=False),
+    *timed("decode", _SIZES, (1,), (1,) * 32),
+)
+
+
+def flops(case: Timed, axes: Mapping[str, int]) -> float:
+    """Operations on tensor cores in chunks of 64."""
+    key, value = axes["K"], axes["V"]
+    return sum(case.lengths) * axes["H"] * (2 * 64 * (key + value) + 4 * key * value)
+
+
+__all__ = ["SCENARIOS", "TIMED", "flops", "lightning_call"]

@@ -1,14 +1,15 @@
-"""Random calls of `mamba2`."""
+"""Random samples of `mamba2`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
 from switchrail.ops.batch import Phase
-from switchrail.testing.inputs.call import Call
-from switchrail.testing.inputs.common import (
+from switchrail.ops.mamba2 import DEFINITION
+from switchrail.ops.mamba2.contract import CONTRACT
+from switchrail.ops.samples.random import (
     Gate,
     Initial,
     Random,
@@ -18,6 +19,8 @@ from switchrail.testing.inputs.common import (
     unread,
     views,
 )
+from switchrail.ops.samples.sample import Sample
+from switchrail.ops.samples.scenario import Scenario, Timed, heads, timed
 
 
 def mamba2_call(
@@ -43,8 +46,8 @@ def mamba2_call(
     padding: Collection[int] = (),
     norm: float = 1.0,
     seed: int = 0,
-) -> Call:
-    """A random call of `mamba2`.
+) -> Sample:
+    """A random sample of `mamba2`.
 
     Args:
         lengths: The number of tokens of each sequence; in decode each is 1.
@@ -96,8 +99,41 @@ def mamba2_call(
     tensors["state"] = state.to(state_dtype or compute)
     tensors["out"] = torch.full((rows, heads, head_size), torch.nan, dtype=dtype)
     options = {"dt_softplus": dt_softplus, "dt_min": dt_limits[0], "dt_max": dt_limits[1]}
-    call = Call(op="mamba2", phase=phase, tensors=tensors, options=options, batch=batch, padding=padded)
-    return call.to(device)
+    sample = Sample(
+        contract=CONTRACT, phase=phase, tensors=tensors, options=options, batch=batch, padding=padded
+    )
+    return sample.to(device)
 
 
-__all__ = ["mamba2_call"]
+SCENARIOS = (
+    *heads({"heads": 1, "groups": 1}, {"heads": 3, "groups": 1}, {"heads": 3, "groups": 3}),
+    Scenario(name="large-norms", about="large inputs and states", arguments={"norm": 30.0}),
+    Scenario(name="activated-steps", about="time steps come activated", arguments={"dt_softplus": False}),
+    Scenario(
+        name="limited-steps",
+        about="time steps are limited on both sides",
+        arguments={"dt_limits": (0.1, 1.5)},
+    ),
+    Scenario(name="plain", about="no bias and no skip", arguments={"bias": False, "skip": False}),
+)
+
+(_SIZES,) = DEFINITION.sizes
+
+TIMED = tuple(
+    each
+    for model, sizes in (("Nemotron-H", _SIZES), ("Bamba", {**_SIZES, "G": 1}))
+    for each in (
+        *timed("prefill", sizes, (8192,), (2048,) * 16, model=model),
+        *timed("decode", sizes, (1,), (1,) * 32, model=model),
+    )
+)
+
+
+def flops(case: Timed, axes: Mapping[str, int]) -> float:
+    """Operations on tensor cores in chunks of 64."""
+    heads, size, state = axes["H"], axes["P"], axes["S"]
+    chunk = 2 * 64 * (state * axes["G"] / heads + size)
+    return sum(case.lengths) * heads * (chunk + 4 * size * state)
+
+
+__all__ = ["SCENARIOS", "TIMED", "flops", "mamba2_call"]

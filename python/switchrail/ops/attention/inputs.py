@@ -1,16 +1,19 @@
-"""Random calls of `attention`."""
+"""Random samples of `attention`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from switchrail.ops.attention import DEFINITION
+from switchrail.ops.attention.contract import CONTRACT
 from switchrail.ops.batch import Phase
-from switchrail.testing.inputs.call import Call
-from switchrail.testing.inputs.common import Random, compute_dtype, views
-from switchrail.testing.inputs.pages import paged_batch
+from switchrail.ops.samples.pages import paged_batch
+from switchrail.ops.samples.random import Random, compute_dtype, views
+from switchrail.ops.samples.sample import Sample
+from switchrail.ops.samples.scenario import Scenario, Timed, heads, timed
 
 
 def attention_call(
@@ -32,8 +35,8 @@ def attention_call(
     padding: Collection[int] = (),
     norm: float = 1.0,
     seed: int = 0,
-) -> Call:
-    """A random call of `attention`.
+) -> Sample:
+    """A random sample of `attention`.
 
     Args:
         lengths: The number of query rows of each sequence; in decode each is 1.
@@ -82,15 +85,59 @@ def attention_call(
         options["window"] = window
     if soft_cap is not None:
         options["soft_cap"] = soft_cap
-    call = Call(
-        op="attention",
+    sample = Sample(
+        contract=CONTRACT,
         phase=phase,
         tensors=tensors,
         options=options,
         batch=batch,
         padding=frozenset(padding),
     )
-    return call.to(device)
+    return sample.to(device)
 
 
-__all__ = ["attention_call"]
+SCENARIOS = tuple(
+    Scenario(
+        name=name,
+        about=about,
+        prefill=(40, 1, 17, 70),
+        past=True,
+        decode=6,
+        arguments=arguments,
+        features=tuple(arguments),
+    )
+    for name, about, arguments in (
+        ("window-1", "each row sees itself only", {"window": 1}),
+        ("window-16", "a window of one block", {"window": 16}),
+        ("window-33", "a window that ends within a block", {"window": 33}),
+        ("window-1000", "a window wider than all", {"window": 1000}),
+        ("soft-cap", "capped logits", {"soft_cap": 5.0}),
+        ("soft-cap-large", "a cap far above the logits", {"soft_cap": 1e5}),
+        ("sinks", "a sink a head", {"sinks": True}),
+        ("log-sum-exp", "the log-sum-exp is asked for", {"lse": True}),
+        (
+            "features",
+            "all features together",
+            {"window": 33, "soft_cap": 5.0, "sinks": True, "lse": True},
+        ),
+    )
+) + heads({"heads": 1, "kv_heads": 1}, {"heads": 8, "kv_heads": 1}, {"heads": 6, "kv_heads": 2})
+
+_SIZES = {**DEFINITION.sizes[-1], "page": 64}
+
+TIMED = (
+    *timed("prefill", _SIZES, (8192,), (2048,) * 16),
+    *timed("prefill", _SIZES, (512,), past=32256),
+    *timed("decode", _SIZES, (1,), past=8191),
+    *timed("decode", _SIZES, (1,), past=32767),
+    *timed("decode", _SIZES, (1,) * 32, past=8191),
+    *timed("decode", _SIZES, (1,) * 128, past=1023),
+)
+
+
+def flops(case: Timed, axes: Mapping[str, int]) -> float:
+    """Operations on tensor cores."""
+    return case.seen * 4 * axes["H"] * axes["D"]
+
+
+__all__ = ["SCENARIOS", "TIMED", "attention_call", "flops"]

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import torch
 
 from switchrail.ops.batch import PagedBatch
-from switchrail.testing.inputs.common import Random, sequences
+from switchrail.ops.samples.random import Random, sequences
 
 UNDEFINED_PAGE = 2**30
 """What stands in a page table past the last used page."""

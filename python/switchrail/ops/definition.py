@@ -1,0 +1,136 @@
+"""What an op is to the tables that iterate over all ops: its names, its sizes, and where its parts stand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from switchrail._core import PAGED_OPS
+
+if TYPE_CHECKING:
+    from switchrail.ops.backend import AnyBackend
+    from switchrail.ops.contract import Contract
+    from switchrail.ops.samples.sample import Sample
+    from switchrail.ops.samples.scenario import Scenario, Timed
+
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+
+RECURRENT: Mapping[str, Any] = {
+    "state_dtypes": ("float64", "float32", "bfloat16"),
+    "state_layouts": ("VK",),
+    "features": ("checkpoints",),
+}
+"""The claims of an op with a recurrent state of heads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpDefinition:
+    """An op, as its folder exports it; parts are imported when they are first asked for.
+
+    Attributes:
+        op: The op's name, which is the core's and the folder's.
+        claims: What its `torch` and `reference` backends claim besides what those of all ops do.
+        arguments: By axis of the contract, the argument of the generator that sets its size.
+        head_size: The axes that a head size names: of q and k, and of v; None for an op without heads.
+        heads: The axes that are the numbers of heads of q and of v, as layouts count them, an
+            axis being None where it is always one; None likewise.
+        sizes: Sizes in widespread models, by axis.
+    """
+
+    op: str
+    claims: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, str]
+    head_size: tuple[str, str] | None = None
+    heads: tuple[str, str | None] | None = None
+    sizes: tuple[Mapping[str, int], ...] = ()
+
+    @property
+    def paged(self) -> bool:
+        """Whether it reads a paged cache; else it has a state."""
+        return self.op in PAGED_OPS
+
+    @property
+    def stem(self) -> str:
+        """Its name in those of classes, such as `GatedDelta`."""
+        return "".join(part.capitalize() for part in self.op.split("_"))
+
+    @cached_property
+    def contract(self) -> Contract:
+        """The contract."""
+        contract: Contract = self._module("contract").CONTRACT
+        return contract
+
+    @cached_property
+    def interface(self) -> type[AnyBackend]:
+        """The class that its backends derive from."""
+        return self._class("contract", f"{self.stem}Backend")
+
+    @cached_property
+    def reference(self) -> type[AnyBackend]:
+        """The float64-capable reference."""
+        return self._class("reference", f"Reference{self.stem}")
+
+    @cached_property
+    def torch(self) -> type[AnyBackend]:
+        """The backend in plain torch."""
+        return self._class("torch", f"Torch{self.stem}")
+
+    @cached_property
+    def generator(self) -> Callable[..., Sample]:
+        """The function that makes random samples."""
+        generator: Callable[..., Sample] = getattr(self._module("inputs"), f"{self.op}_call")
+        return generator
+
+    @property
+    def scenarios(self) -> tuple[Scenario, ...]:
+        """What the conformance suite tries with this op only."""
+        scenarios: tuple[Scenario, ...] = getattr(self._module("inputs"), "SCENARIOS", ())
+        return scenarios
+
+    @property
+    def timed(self) -> tuple[Timed, ...]:
+        """What the benchmarks time."""
+        timed: tuple[Timed, ...] = getattr(self._module("inputs"), "TIMED", ())
+        return timed
+
+    def flops(self, case: Timed, axes: Mapping[str, int]) -> float:
+        """Operations on tensor cores that a timed batch takes at least; 0 where there are none.
+
+        Args:
+            case: The batch.
+            axes: The size of every axis.
+        """
+        flops = getattr(self._module("inputs"), "flops", None)
+        return 0.0 if flops is None else flops(case, axes)
+
+    def generated(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """The generator's arguments for sizes of axes; of a sum, the one part that is not given."""
+        sizes = dict(sizes)
+        for whole, *parts in self.contract.sums:
+            missing = [part for part in parts if part not in sizes]
+            if whole in sizes and len(missing) == 1:
+                sizes[missing[0]] = sizes[whole] - sum(sizes.get(part, 0) for part in parts)
+        return {name: sizes[axis] for axis, name in self.arguments.items() if axis in sizes}
+
+    def has_head_size(self, key: int, value: int) -> bool:
+        """Whether there are such heads: both sizes are one axis', or one is a part of the other."""
+        if self.head_size is None or self.head_size[0] == self.head_size[1]:
+            return self.head_size is not None and key == value
+        first, second = self.head_size
+        return key > value or not any(
+            first == whole and second in parts for whole, *parts in self.contract.sums
+        )
+
+    def _module(self, name: str) -> ModuleType:
+        return import_module(f"switchrail.ops.{self.op}.{name}")
+
+    def _class(self, module: str, name: str) -> type[AnyBackend]:
+        found: type[AnyBackend] = getattr(self._module(module), name)
+        return found
+
+
+__all__ = ["FLOATS", "RECURRENT", "OpDefinition"]
