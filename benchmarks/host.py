@@ -149,7 +149,7 @@ def measure(case: Case, backend: AnyBackend) -> dict[str, float]:
     }
 
 
-def _anew(backend: AnyBackend, call: Call, plan: object) -> Callable[[], object]:
+def _anew(backend: AnyBackend, call: Sample, plan: object) -> Callable[[], object]:
     """The call as a layer makes it: anew each time."""
     make, arguments, batch, run = type(call.made), tuple(call.made), call.batch, backend.run
     return lambda: run(make(*arguments), batch, plan)

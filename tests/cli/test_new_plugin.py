@@ -6,11 +6,11 @@ import sys
 
 import pytest
 from switchrail import Engine, SamplingParams
+from switchrail._core import OPS
 from switchrail.cli.new_plugin import write_plugin
 from switchrail.errors import NewPluginError, UnknownOpError
 from switchrail.testing import isolated
 
-OPS = ["attention", "mla", "gated_delta", "kda", "lightning", "mamba2", "short_conv"]
 RUN = ["attention", "gated_delta", "short_conv"]
 """The ops of the checkpoint."""
 WITH_PLATFORM, WITH_HOOK = ["attention", "gated_delta", "mla"], ["gated_delta", "kda", "mla"]

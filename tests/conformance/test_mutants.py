@@ -2,19 +2,14 @@
 
 import pytest
 import switchrail
+from switchrail.ops.catalog import DEFINITIONS
 from switchrail.testing.conformance import Subject, run_case, select
 
 SHARED = frozenset(
     f"switchrail.ops.{name}" for name in ("pages", "softmax", "slots", "chunks", "recurrent", "delta")
 )
 PATHS = {
-    "attention": "switchrail.ops.attention.torch:TorchAttention",
-    "gated_delta": "switchrail.ops.gated_delta.torch:TorchGatedDelta",
-    "kda": "switchrail.ops.kda.torch:TorchKda",
-    "lightning": "switchrail.ops.lightning.torch:TorchLightning",
-    "mamba2": "switchrail.ops.mamba2.torch:TorchMamba2",
-    "mla": "switchrail.ops.mla.torch:TorchMla",
-    "short_conv": "switchrail.ops.short_conv.torch:TorchShortConv",
+    op: f"{definition.torch.__module__}:{definition.torch.__name__}" for op, definition in DEFINITIONS.items()
 }
 ROUNDED = "({}.contiguous().view(torch.int32) & -8192).view(torch.float32)"
 """As TF32 rounds what it multiplies."""

@@ -8,16 +8,13 @@ import switchrail
 import torch
 from switchrail.testing.conformance import Subject, run_case, select
 from switchrail.testing.diagnosis import report
+from switchrail_kernels import BACKENDS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PATHS = {
-    "attention": "switchrail_kernels.attention.triton:TritonAttention",
-    "gated_delta": "switchrail_kernels.gated_delta.triton:TritonGatedDelta",
-    "kda": "switchrail_kernels.kda.triton:TritonKda",
-    "lightning": "switchrail_kernels.lightning.triton:TritonLightning",
-    "mamba2": "switchrail_kernels.mamba2.triton:TritonMamba2",
-    "mla": "switchrail_kernels.mla.triton:TritonMla",
-    "short_conv": "switchrail_kernels.short_conv.triton:TritonShortConv",
+    op: f"switchrail_kernels.{op}.triton:{cls}"
+    for (op, name), (cls, _) in BACKENDS.items()
+    if name == "triton"
 }
 SHARED = {
     "attention": tuple(f"switchrail_kernels.attention.{name}" for name in ("attend", "merge", "plan")),

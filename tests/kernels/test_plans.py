@@ -3,6 +3,7 @@
 import pytest
 import switchrail
 import torch
+from switchrail._core import PAGED_OPS as PAGED
 from switchrail.errors import ArgumentError, BackendImportError
 from switchrail.ops import Backend, Bounds
 from switchrail.testing.compare import same_bits
@@ -11,7 +12,6 @@ from switchrail_kernels import BACKENDS
 
 pytest.importorskip("triton")
 
-PAGED = ("attention", "mla")
 GRAPHS = [which for which, (_, claims) in BACKENDS.items() if "cuda_graph" in claims["features"]]
 
 PHASES = ("prefill", "decode", "verify")

@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 import torch
 from switchrail.errors import ArgumentError, ContractError
-from switchrail.ops.attention.call import AttentionLayer
+from switchrail.ops.attention.contract import AttentionLayer
 from switchrail.ops.batch import Bounds, PagedBatch
+from switchrail.ops.samples.pages import UNDEFINED_PAGE
 from switchrail.testing.compare import BOUNDS, measure, same_bits
 from switchrail.testing.inputs import attention_call, mla_call, run_reference
-from switchrail.testing.inputs.pages import UNDEFINED_PAGE
 from switchrail_kernels.attention.triton import TritonAttention
 from switchrail_kernels.mla.triton import TritonMla
 

@@ -9,15 +9,8 @@ import pytest
 import switchrail.testing
 import switchrail_kernels
 from switchrail.errors import BackendUnfitError
-from switchrail.ops import (
-    AttentionBackend,
-    GatedDeltaBackend,
-    KdaBackend,
-    LightningBackend,
-    Mamba2Backend,
-    MlaBackend,
-    ShortConvBackend,
-)
+from switchrail.ops.catalog import DEFINITIONS
+from switchrail_kernels.claims import COMMON
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -26,15 +19,7 @@ else:
 
 ROOT = Path(__file__).parents[2]
 
-BASES = {
-    "attention": AttentionBackend,
-    "gated_delta": GatedDeltaBackend,
-    "kda": KdaBackend,
-    "lightning": LightningBackend,
-    "mamba2": Mamba2Backend,
-    "mla": MlaBackend,
-    "short_conv": ShortConvBackend,
-}
+BASES = {op: DEFINITIONS[op].interface for op, name in switchrail_kernels.BACKENDS if name == "triton"}
 
 
 class Recorder:
@@ -101,7 +86,7 @@ def test_the_extra_of_each_library_brings_what_its_backends_need():
         project = tomllib.load(file)["project"]
     needed = {}
     for (_, name), (_, own) in switchrail_kernels.BACKENDS.items():
-        packages = {**switchrail_kernels.COMMON[name], **own}["packages"]
+        packages = {**COMMON[name], **own}["packages"]
         needed.setdefault(name, set()).update(packages)
     triton = needed.pop("triton")
     assert {requirement.partition(";")[0] for requirement in project["dependencies"]} >= triton

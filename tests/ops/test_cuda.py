@@ -2,13 +2,9 @@
 
 import pytest
 import torch
+from switchrail._core import PAGED_OPS
 from switchrail.ops.attention.torch import TorchAttention
-from switchrail.ops.gated_delta.torch import TorchGatedDelta
-from switchrail.ops.kda.torch import TorchKda
-from switchrail.ops.lightning.torch import TorchLightning
-from switchrail.ops.mamba2.torch import TorchMamba2
-from switchrail.ops.mla.torch import TorchMla
-from switchrail.ops.short_conv.torch import TorchShortConv
+from switchrail.ops.catalog import OfEach
 from switchrail.testing.compare import verify, verify_commit
 from switchrail.testing.inputs import GENERATORS, attention_call
 
@@ -17,15 +13,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none"),
 ]
 
-TORCH = {
-    "attention": TorchAttention,
-    "gated_delta": TorchGatedDelta,
-    "kda": TorchKda,
-    "lightning": TorchLightning,
-    "mamba2": TorchMamba2,
-    "mla": TorchMla,
-    "short_conv": TorchShortConv,
-}
+TORCH = OfEach(lambda definition: definition.torch)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -47,7 +35,7 @@ def test_attention_after_a_past(dtype, head_size):
     verify(TorchAttention(), call)
 
 
-STATEFUL = [op for op in TORCH if op not in ("attention", "mla")]
+STATEFUL = [op for op in TORCH if op not in PAGED_OPS]
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode", "verify"])

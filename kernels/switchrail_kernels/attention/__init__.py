@@ -1,1 +1,27 @@
 """Kernels of paged softmax attention."""
+
+from switchrail_kernels.claims import EVERY_PHASE, Backends
+
+HEAD_SIZES = (8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+"""Of attention: those that models have, and that are tested; the kernels pad others as well."""
+
+BACKENDS: Backends = {
+    "triton": (
+        "TritonAttention",
+        {
+            "phases": EVERY_PHASE,
+            "head_sizes": HEAD_SIZES,
+            "features": ("cuda_graph", "window", "soft_cap", "sinks", "lse", "trees"),
+        },
+    ),
+    "flashinfer": (
+        "FlashInferAttention",
+        {
+            "phases": EVERY_PHASE,
+            "head_sizes": (128, 256),
+            "features": ("lse",),
+        },
+    ),
+}
+
+__all__ = ["BACKENDS"]

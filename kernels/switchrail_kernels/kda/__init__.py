@@ -1,1 +1,27 @@
 """Kimi delta attention."""
+
+from switchrail_kernels.claims import CUTEDSL, EVERY_PHASE, FLASHINFER, RECURRENT, STATES, Backends
+
+BACKENDS: Backends = {
+    "triton": (
+        "TritonKda",
+        {
+            **RECURRENT,
+            "phases": EVERY_PHASE,
+            "features": ("cuda_graph", "raw_gates", "checkpoints"),
+        },
+    ),
+    "flashinfer": (
+        "FlashInferKda",
+        {
+            **STATES,
+            "phases": ("decode",),
+            "head_sizes": ((64, 64), (128, 128)),
+            "state_dtypes": ("bfloat16",),
+            "packages": (*FLASHINFER, CUTEDSL),
+            "features": ("raw_gates",),
+        },
+    ),
+}
+
+__all__ = ["BACKENDS"]

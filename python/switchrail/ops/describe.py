@@ -23,9 +23,11 @@ tested with.
 - A feature is something that not every backend of the op has. What belongs to one is left out of a call, or
   None, where it isn't used; only a backend that declares the feature is given it, and one that doesn't is
   refused with that reason.
-- `switchrail.ops.CONTRACTS["attention"].check(phase, batch, arguments)` raises a `ContractError` for a call
-  that breaks the contract, `arguments` being tensors and options by name.
-- `prefill` and `decode` return nothing. `verify` takes what `prefill` takes and returns what `commit` needs.
+- What is *of the layer* never changes for a layer; the other tensors come with each call, with a
+  row a token.
+- `switchrail.ops.CONTRACTS["attention"].check(phase, call, batch)` raises a `ContractError` for a call that
+  breaks the contract; `make(arguments)` makes the call of tensors and options by name.
+- `run` returns nothing, but in verify what `commit` needs.
 """
 
 

@@ -1,0 +1,86 @@
+"""What registrations claim: what several ops' have in common."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    from switchrail.registration import DeviceSupport
+
+
+class Claims(TypedDict, total=False):
+    """What a backend's registration says of it; `Registrar.register` has the meanings."""
+
+    phases: tuple[str, ...]
+    devices: tuple[str | DeviceSupport, ...]
+    dtypes: tuple[str, ...]
+    state_dtypes: tuple[str, ...]
+    head_sizes: tuple[int | tuple[int, int], ...]
+    page_sizes: tuple[int, ...]
+    state_layouts: tuple[str, ...]
+    features: tuple[str, ...]
+    packages: tuple[str, ...]
+    priority: int
+
+
+_SIZES = (16, 24, 32, 48, 64, 96, 128, 192, 256)
+RECURRENT_SIZES = tuple((k, v) for k in _SIZES for v in _SIZES)
+"""Of q and k, and of v, in the ops with a recurrent state."""
+
+STATES: Claims = {"state_dtypes": ("float32", "bfloat16"), "state_layouts": ("VK",)}
+RECURRENT: Claims = {**STATES, "head_sizes": RECURRENT_SIZES}
+
+CUTEDSL = "nvidia-cutlass-dsl>=4.8.1"
+FLASHINFER = ("flashinfer-python>=0.6.13,<0.7", "triton>=3.6")
+
+EVERY_PHASE = ("prefill", "decode", "verify")
+
+CAPABILITIES: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
+    "triton": ((8, 0), None),
+    "cutedsl": ((9, 0), (9, 0)),
+    "flashinfer": ((9, 0), (9, 0)),
+    "flashqla": ((9, 0), (9, 0)),
+}
+"""By backend: the compute capabilities from which and up to which, itself included, it runs."""
+
+COMMON: dict[str, Claims] = {
+    "triton": {
+        "dtypes": ("float32", "float16", "bfloat16"),
+        "packages": ("triton>=3.6",),
+        "priority": 100,
+    },
+    "cutedsl": {
+        "dtypes": ("float32", "float16", "bfloat16"),
+        "packages": (CUTEDSL, "apache-tvm-ffi>=0.1.12"),
+        "priority": 50,
+    },
+    "flashinfer": {
+        "dtypes": ("bfloat16",),
+        "packages": FLASHINFER,
+        "priority": 50,
+    },
+    "flashqla": {
+        "dtypes": ("float16", "bfloat16"),
+        "packages": ("flash-qla>=0.1.3,<0.2", "tilelang>=0.1.15", "triton>=3.6"),
+        "priority": 50,
+    },
+}
+"""By backend: what is claimed for each op, unless its folder says otherwise."""
+
+INTERPRETED: Claims = {"devices": ("cpu",), "dtypes": ("float32", "float16"), "priority": -1000}
+
+Backends = dict[str, tuple[str, Claims]]
+"""An op's, by name: the class in the module of that name, and what it claims."""
+
+__all__ = [
+    "CAPABILITIES",
+    "COMMON",
+    "CUTEDSL",
+    "EVERY_PHASE",
+    "FLASHINFER",
+    "INTERPRETED",
+    "RECURRENT",
+    "STATES",
+    "Backends",
+    "Claims",
+]
