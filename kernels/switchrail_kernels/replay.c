@@ -1,14 +1,17 @@
 /* Repeats the launches of an earlier call where a call's arguments agree with that call's.
  *
- * A table of such calls, each found by what its arguments are: of every tensor the shape, strides, dtype,
- * device, whether its address is aligned, and which earlier argument it is the same object as; of everything
- * else type and value. Tensors are read through DLPack's exchange interface, which torch.Tensor offers: no
- * object is made for any of this.
+ * A Table has the calls of all layers of one kind, each found by what its arguments are: of every tensor the
+ * shape, strides, dtype, device, whether its address is aligned, and which earlier argument it is the same
+ * object as; of everything else type and value. Tensors are read through DLPack's exchange interface, which
+ * torch.Tensor offers: no object is made for any of this.
+ *
+ * Calls are those of one layer: its kind's table, and the addresses of its own tensors, which never change.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include <ATen/dlpack.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -19,7 +22,8 @@
 #define MOST_CALLS 1024 /* where shapes never repeat, the table would grow without end */
 #define ALIGNMENT 16    /* which kernels are compiled for */
 
-enum { CONSTANT = -1, SCRATCH = -2 }; /* what a parameter is that is the address of no tensor */
+/* What a parameter is that is the address of no tensor that a call brings; KEPT is that of a layer's. */
+enum { CONSTANT = -1, SCRATCH = -2, KEPT = -3 };
 
 typedef int (*LaunchKernel)(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                             unsigned block_y, unsigned block_z, unsigned shared, void *stream, void **parameters,
@@ -27,7 +31,7 @@ typedef int (*LaunchKernel)(void *function, unsigned grid_x, unsigned grid_y, un
 typedef int (*CurrentDevice)(int *device);
 
 typedef struct {
-  uint64_t value; /* of a constant its bits, of scratch the offset */
+  uint64_t value; /* of a constant its bits, of scratch the offset, of a layer's tensor its place */
   long long tensor;
 } Parameter;
 
@@ -45,6 +49,7 @@ typedef struct Record {
   int64_t *signature;
   PyObject *options;
   PyObject *kernels; /* whose binaries must stay loaded */
+  Py_ssize_t kept;   /* tensors of the layer */
   int32_t device;
   int64_t scratch; /* bytes */
   Py_ssize_t launches;
@@ -60,6 +65,12 @@ typedef struct {
   CurrentDevice current_device;
   Py_ssize_t records;
   Record *buckets[BUCKETS];
+} Table;
+
+typedef struct {
+  PyObject_VAR_HEAD /* whose size is the number of the layer's tensors */
+  Table *table;
+  uint64_t addresses[];
 } Calls;
 
 /* What a call's tensors are, and where. */
@@ -85,7 +96,7 @@ static void record_release(Record *record) {
   PyMem_Free(record);
 }
 
-static void calls_empty(Calls *self) {
+static void table_empty(Table *self) {
   Record *records = NULL;
   for (int i = 0; i < BUCKETS; i++) {
     while (self->buckets[i] != NULL) {
@@ -104,7 +115,7 @@ static void calls_empty(Calls *self) {
 }
 
 /* Describes the tensors; 0 where one is no tensor, or is none that DLPack can describe. */
-static int describe(Calls *self, PyObject *tensors, Given *given) {
+static int describe(const Table *self, PyObject *tensors, Given *given) {
   given->count = PyTuple_GET_SIZE(tensors);
   given->words = 0;
   given->hash = 1469598103934665603u;
@@ -176,10 +187,10 @@ static int same_options(PyObject *left, PyObject *right) {
   return 1;
 }
 
-static Record *find(Calls *self, const Given *given, PyObject *options) {
-  Record *record = self->buckets[given->hash % BUCKETS];
+static Record *find(const Calls *self, const Given *given, PyObject *options) {
+  Record *record = self->table->buckets[given->hash % BUCKETS];
   for (; record != NULL; record = record->next) {
-    if (record->hash == given->hash && record->words == given->words &&
+    if (record->hash == given->hash && record->words == given->words && record->kept == Py_SIZE(self) &&
         memcmp(record->signature, given->signature, given->words * sizeof(int64_t)) == 0 &&
         same_options(record->options, options))
       break;
@@ -188,7 +199,7 @@ static Record *find(Calls *self, const Given *given, PyObject *options) {
 }
 
 /* Whether hooks on Triton's launches are set (a profiler's), which must see every launch. */
-static int has_hooks(Calls *self) {
+static int has_hooks(const Table *self) {
   PyObject *names[] = {name_enter, name_exit};
   for (int i = 0; i < 2; i++) {
     PyObject *chain = PyObject_GetAttr(self->knobs, names[i]);
@@ -211,7 +222,7 @@ static void set_error(void *context, const char *kind, const char *message) {
 
 /* Launches a record's kernels on the current stream: 1; -1 with an exception set where that failed; 0 where
  * there is no memory, which torch, asked the usual way, says in its own words. */
-static int launch(Calls *self, const Record *record, const Given *given) {
+static int launch(const Calls *self, const Record *record, const Given *given) {
   void *stream = NULL;
   if (exchange->current_work_stream(given->device.device_type, given->device.device_id, &stream) != 0) {
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "the current stream can't be had");
@@ -238,11 +249,12 @@ static int launch(Calls *self, const Record *record, const Given *given) {
     for (Py_ssize_t j = 0; j < one->parameters; j++, parameter++) {
       values[j] = parameter->value;
       if (parameter->tensor == SCRATCH) values[j] += base;
+      if (parameter->tensor == KEPT) values[j] = self->addresses[parameter->value];
       if (parameter->tensor >= 0) values[j] = given->addresses[parameter->tensor];
       pointers[j] = values + j;
     }
-    failure = self->launch(one->function, one->grid[0], one->grid[1], one->grid[2], one->threads, 1, 1,
-                           one->shared, stream, pointers, NULL);
+    failure = self->table->launch(one->function, one->grid[0], one->grid[1], one->grid[2], one->threads, 1, 1,
+                                  one->shared, stream, pointers, NULL);
   }
   Py_END_ALLOW_THREADS
   /* The stream orders what uses the memory next behind these launches. */
@@ -260,12 +272,12 @@ static int parse_call(PyObject *const *args, Py_ssize_t count, Py_ssize_t expect
 static PyObject *calls_again(Calls *self, PyObject *const *args, Py_ssize_t count) {
   if (!parse_call(args, count, 2)) return NULL;
   Given given;
-  if (!describe(self, args[0], &given)) Py_RETURN_FALSE;
+  if (!describe(self->table, args[0], &given)) Py_RETURN_FALSE;
   Record *record = find(self, &given, args[1]);
   if (record == NULL) Py_RETURN_FALSE;
   record->owners++; /* the table may be emptied while the launches run */
   int device, done = 0;
-  if (self->current_device(&device) == 0 && device == record->device && !has_hooks(self))
+  if (self->table->current_device(&device) == 0 && device == record->device && !has_hooks(self->table))
     done = launch(self, record, &given);
   record_release(record);
   if (done < 0) return NULL;
@@ -309,8 +321,9 @@ static int add_launch(Record *record, PyObject *described, Py_ssize_t tensors) {
       return 0;
     }
     if (!PyArg_ParseTuple(pair, "LK", &parameter->tensor, &value)) return 0;
-    if (parameter->tensor < SCRATCH || parameter->tensor >= tensors) {
-      PyErr_SetString(PyExc_ValueError, "a parameter of a tensor that the call lacks");
+    if (parameter->tensor < KEPT || parameter->tensor >= tensors ||
+        (parameter->tensor == KEPT && value >= (unsigned long long)record->kept)) {
+      PyErr_SetString(PyExc_ValueError, "a parameter of a tensor that the call or its layer lacks");
       return 0;
     }
     parameter->value = value;
@@ -322,7 +335,7 @@ static int add_launch(Record *record, PyObject *described, Py_ssize_t tensors) {
 static PyObject *calls_add(Calls *self, PyObject *const *args, Py_ssize_t count) {
   if (!parse_call(args, count, 5)) return NULL;
   Given given;
-  if (!describe(self, args[0], &given)) Py_RETURN_FALSE;
+  if (!describe(self->table, args[0], &given)) Py_RETURN_FALSE;
   PyObject *launches = args[2], *kernels = args[4];
   long long scratch = PyLong_AsLongLong(args[3]);
   if (scratch == -1 && PyErr_Occurred()) return NULL;
@@ -334,7 +347,7 @@ static PyObject *calls_add(Calls *self, PyObject *const *args, Py_ssize_t count)
     PyErr_SetString(PyExc_TypeError, "the other arguments are None, bool, int, float or str");
     return NULL;
   }
-  if (find(self, &given, args[1]) != NULL) Py_RETURN_TRUE; /* another thread made the same call */
+  if (find(self, &given, args[1]) != NULL) Py_RETURN_TRUE; /* another thread or layer made it */
   Record *record = PyMem_Calloc(1, sizeof(Record));
   if (record == NULL) return PyErr_NoMemory();
   record->owners = 1;
@@ -342,6 +355,7 @@ static PyObject *calls_add(Calls *self, PyObject *const *args, Py_ssize_t count)
   record->words = given.words;
   record->options = Py_NewRef(args[1]);
   record->kernels = Py_NewRef(kernels);
+  record->kept = Py_SIZE(self);
   record->device = given.device.device_id;
   record->scratch = scratch;
   record->signature = PyMem_Malloc(given.words * sizeof(int64_t));
@@ -357,27 +371,25 @@ static PyObject *calls_add(Calls *self, PyObject *const *args, Py_ssize_t count)
       return NULL;
     }
   }
-  if (self->records == MOST_CALLS) calls_empty(self);
-  Record **bucket = &self->buckets[record->hash % BUCKETS];
+  Table *table = self->table;
+  if (table->records == MOST_CALLS) table_empty(table);
+  Record **bucket = &table->buckets[record->hash % BUCKETS];
   record->next = *bucket;
   *bucket = record;
-  self->records++;
+  table->records++;
   Py_RETURN_TRUE;
 }
 
-static Py_ssize_t calls_length(PyObject *self) { return ((Calls *)self)->records; }
+static Py_ssize_t table_length(PyObject *self) { return ((Table *)self)->records; }
 
-static PyObject *calls_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+  static char *names[] = {"", "", "", "", "", NULL};
   PyObject *tensor_type, *parameter_type, *knobs;
   unsigned long long launch_kernel, current_device;
-  if (keywords != NULL && PyDict_GET_SIZE(keywords) > 0) {
-    PyErr_SetString(PyExc_TypeError, "Calls takes no keywords");
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!O!OKK", names, &PyType_Type, &tensor_type, &PyType_Type,
+                                   &parameter_type, &knobs, &launch_kernel, &current_device))
     return NULL;
-  }
-  if (!PyArg_ParseTuple(args, "O!O!OKK", &PyType_Type, &tensor_type, &PyType_Type, &parameter_type, &knobs,
-                        &launch_kernel, &current_device))
-    return NULL;
-  Calls *self = (Calls *)type->tp_alloc(type, 0);
+  Table *self = (Table *)type->tp_alloc(type, 0);
   if (self == NULL) return NULL;
   self->tensor_type = (PyTypeObject *)Py_NewRef(tensor_type);
   self->parameter_type = (PyTypeObject *)Py_NewRef(parameter_type);
@@ -387,11 +399,45 @@ static PyObject *calls_new(PyTypeObject *type, PyObject *args, PyObject *keyword
   return (PyObject *)self;
 }
 
-static void calls_dealloc(Calls *self) {
-  calls_empty(self);
+static void table_dealloc(Table *self) {
+  table_empty(self);
   Py_XDECREF(self->tensor_type);
   Py_XDECREF(self->parameter_type);
   Py_XDECREF(self->knobs);
+  Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PySequenceMethods table_sequence = {.sq_length = table_length};
+
+static PyTypeObject table_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "switchrail_replay.Table",
+    .tp_basicsize = sizeof(Table),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = table_new,
+    .tp_dealloc = (destructor)table_dealloc,
+    .tp_as_sequence = &table_sequence,
+};
+
+static PyObject *calls_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+  static char *names[] = {"", "", NULL};
+  PyObject *table, *addresses;
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!O!", names, &table_type, &table, &PyTuple_Type, &addresses)) return NULL;
+  Py_ssize_t count = PyTuple_GET_SIZE(addresses);
+  Calls *self = (Calls *)type->tp_alloc(type, count);
+  if (self == NULL) return NULL;
+  self->table = (Table *)Py_NewRef(table);
+  for (Py_ssize_t i = 0; i < count; i++) {
+    self->addresses[i] = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(addresses, i));
+    if (self->addresses[i] == (uint64_t)-1 && PyErr_Occurred()) {
+      Py_DECREF(self);
+      return NULL;
+    }
+  }
+  return (PyObject *)self;
+}
+
+static void calls_dealloc(Calls *self) {
+  Py_XDECREF(self->table);
   Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
@@ -401,16 +447,14 @@ static PyMethodDef calls_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PySequenceMethods calls_sequence = {.sq_length = calls_length};
-
 static PyTypeObject calls_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "switchrail_replay.Calls",
-    .tp_basicsize = sizeof(Calls),
+    .tp_basicsize = offsetof(Calls, addresses),
+    .tp_itemsize = sizeof(uint64_t),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_new = calls_new,
     .tp_dealloc = (destructor)calls_dealloc,
     .tp_methods = calls_methods,
-    .tp_as_sequence = &calls_sequence,
 };
 
 static PyObject *replay_connect(PyObject *Py_UNUSED(module), PyObject *capsule) {
@@ -437,11 +481,15 @@ PyMODINIT_FUNC PyInit_switchrail_replay(void) {
   name_enter = PyUnicode_InternFromString("launch_enter_hook");
   name_exit = PyUnicode_InternFromString("launch_exit_hook");
   name_calls = PyUnicode_InternFromString("calls");
-  if (name_enter == NULL || name_exit == NULL || name_calls == NULL || PyType_Ready(&calls_type) < 0) return NULL;
+  if (name_enter == NULL || name_exit == NULL || name_calls == NULL || PyType_Ready(&table_type) < 0 ||
+      PyType_Ready(&calls_type) < 0)
+    return NULL;
   PyObject *made = PyModule_Create(&module);
 #ifdef Py_GIL_DISABLED
   if (made != NULL) PyUnstable_Module_SetGIL(made, Py_MOD_GIL_USED); /* which guards the table */
 #endif
-  if (made != NULL && PyModule_AddObjectRef(made, "Calls", (PyObject *)&calls_type) < 0) Py_CLEAR(made);
+  if (made != NULL && (PyModule_AddObjectRef(made, "Table", (PyObject *)&table_type) < 0 ||
+                       PyModule_AddObjectRef(made, "Calls", (PyObject *)&calls_type) < 0))
+    Py_CLEAR(made);
   return made;
 }

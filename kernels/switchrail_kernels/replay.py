@@ -1,10 +1,11 @@
 """Calls that launch a second time for less.
 
 Triton looks at every argument of a launch, and a contract at every tensor of a call: tens of microseconds, in
-each layer. What both of them find follows from the layer, and from the `tensors` and `options` that a call
-brings. So a call that agrees with an earlier one of its layer in these is right if that was, and launches the
-same kernels with the same numbers, which `replay.c` does in C, on this call's addresses and with scratch of
-its own. What is known of a layer's calls is kept with the layer, and goes with it.
+each layer. What both of them find follows from the kind of layer, which is its options and what its tensors
+are, and from the `tensors` and `options` that a call brings. So a call that agrees with an earlier one of a
+layer of its kind in these is right if that was, and launches the same kernels with the same numbers, which
+`replay.c` does in C, on the addresses of this call and this layer and with scratch of its own. What is known
+of a kind goes with its last layer.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from switchrail.ops.call import Layer
@@ -30,7 +32,7 @@ ALIGNMENT = 16
 """Of the addresses that the kernels are compiled for, in bytes."""
 
 _SCRATCH_ALIGNMENT = 256
-_CONSTANT, _SCRATCH = -1, -2
+_CONSTANT, _SCRATCH, _KEPT = -1, -2, -3
 
 Tensors = tuple[torch.Tensor | None, ...]
 Options = tuple[int | float | str | None, ...]
@@ -74,14 +76,66 @@ def _nothing_yet(tensors: Tensors, options: Options) -> bool:
     return False
 
 
+class _Table:
+    """What is known of the calls of all layers of one kind.
+
+    Attributes:
+        records: The table of `replay.c`; None as long as nothing is known.
+    """
+
+    def __init__(self) -> None:
+        self.records: Any = None
+
+
+_tables: WeakValueDictionary[tuple[object, ...], _Table] = WeakValueDictionary()
+_lock = threading.Lock()
+
+_OPTIONS = (type(None), bool, int, float, str)
+
+
+def _values(layer: Layer) -> list[Any]:
+    return [getattr(layer, each.name) for each in fields(layer) if each.init]
+
+
+def _own_tensors(layer: Layer) -> list[torch.Tensor]:
+    return [value for value in _values(layer) if isinstance(value, torch.Tensor)]
+
+
+def _kind(layer: Layer) -> tuple[object, ...] | None:
+    """All that the launches of a layer's calls follow from but addresses; None where it can't be told."""
+    kind: list[object] = [type(layer)]
+    seen: dict[int, int] = {}
+    for value in _values(layer):
+        if isinstance(value, torch.Tensor):
+            if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+                return None  # it may have no memory of its own, as fake tensors have none
+            try:
+                aligned = value.data_ptr() % ALIGNMENT == 0
+                which = seen.setdefault(id(value), len(seen))
+                kind.append((value.shape, value.stride(), value.dtype, value.device, aligned, which))
+            except RuntimeError:  # one without strides
+                return None
+        elif type(value) in _OPTIONS:
+            kind.append((type(value), repr(value)))  # 1, 1.0 and True, and 0.0 and -0.0, are equal
+        else:
+            return None
+    return tuple(kind)
+
+
 def calls_of(layer: Layer, owner: object) -> Calls:
-    """A layer's calls that have launched what the owner launches."""
-    calls: Calls = layer.kept.get(owner) or layer.kept.setdefault(owner, Calls())
+    """A layer's calls that have launched what the owner launches.
+
+    Args:
+        layer: The layer.
+        owner: A backend's class, or a pair of it and a name; of one owner, launches follow from the kind of
+            layer and what a call brings.
+    """
+    calls: Calls = layer.kept.get(owner) or layer.kept.setdefault(owner, Calls(layer, owner))
     return calls
 
 
 class Calls:
-    """The calls of one layer that have launched.
+    """The calls of one layer, which has those of all layers of its kind in common with them.
 
     Attributes:
         again: Given tensors and options, launches what an equal call launched, and tells whether there was
@@ -90,16 +144,28 @@ class Calls:
             set (a profiler's), or another device is current, it launches nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, layer: Layer, owner: object) -> None:
         self.again: Callable[[Tensors, Options], bool] = _nothing_yet
-        self._table: Any = None
-        self._lock = threading.Lock()
+        self._calls: Any = None
+        kind = _kind(layer)
+        self._table: _Table | None = None
+        if kind is None:
+            return
+        self._addresses = tuple(tensor.data_ptr() for tensor in _own_tensors(layer))
+        with _lock:
+            self._table = _tables.setdefault((owner, *kind), _Table())
+        if self._table.records is not None:
+            self._connect(self._table.records)
+
+    def _connect(self, records: Any) -> None:
+        self._calls = _native().Calls(records, self._addresses)
+        self.again = self._calls.again
 
     def record(self, layer: Layer, tensors: Tensors, options: Options) -> Recording:
         """Remembers what is launched inside of `with`, once it has been without an error.
 
         Args:
-            layer: The layer, whose tensors stay where they are.
+            layer: The layer.
             tensors: All others that the kernels are given but scratch; those that are lacking as None.
             options: Whatever else decides what is launched, or whether the contract holds, and is no layer's.
         """
@@ -107,16 +173,19 @@ class Calls:
 
     def remember(self, tensors: Tensors, options: Options, *record: object) -> None:
         """Adds a call, as `replay.c` asks it."""
-        with self._lock:
-            if self._table is None:
-                native = _native()
-                if native is None:
-                    return
-                addresses = (_driver("cuLaunchKernel"), _driver("cuCtxGetDevice"))
-                types = (torch.Tensor, torch.nn.Parameter)
-                self._table = native.Calls(*types, knobs.runtime, *addresses)
-                self.again = self._table.again
-        self._table.add(tensors, options, *record)
+        if self._table is None:
+            return
+        native = _native()
+        if native is None:
+            return
+        if self._calls is None:
+            addresses = (_driver("cuLaunchKernel"), _driver("cuCtxGetDevice"))
+            types = (torch.Tensor, torch.nn.Parameter)
+            with _lock:
+                if self._table.records is None:
+                    self._table.records = native.Table(*types, knobs.runtime, *addresses)
+            self._connect(self._table.records)
+        self._calls.add(tensors, options, *record)
 
 
 class Recording:
@@ -126,14 +195,15 @@ class Recording:
         self._calls = calls
         self._tensors = tensors
         self._options = options
-        kept = [getattr(layer, field.name) for field in fields(layer)]
-        self._places = {id(t): (_CONSTANT, t.data_ptr()) for t in kept if isinstance(t, torch.Tensor)}
-        self._places |= {id(tensor): (i, 0) for i, tensor in enumerate(tensors) if tensor is not None}
+        self._places = {id(tensor): (_KEPT, i) for i, tensor in enumerate(_own_tensors(layer))}
+        brought = {id(tensor): (i, 0) for i, tensor in enumerate(tensors) if tensor is not None}
+        # Another call may bring a tensor of its own where this one brings one of its layer's.
+        self._known = brought.keys().isdisjoint(self._places)
+        self._places |= brought
         self._scratch: list[torch.Tensor] = []
         self._bytes = 0
         self._launches: list[object] = []
         self._kernels: list[object] = []
-        self._known = True
 
     def __enter__(self) -> Recording:
         if recording() is not None:

@@ -4,10 +4,12 @@ Kernels are noted instead of launched, and so is what the driver is asked to lau
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import dataclasses
 import gc
 import importlib
+import math
 import random
 import struct
 import weakref
@@ -80,7 +82,8 @@ class Gpu:
 
     def __init__(self, monkeypatch):
         self.slow, self.fast = [], []
-        self.layers = {}
+        self.layers, self.counts = {}, {}
+        monkeypatch.setattr(replay, "_tables", weakref.WeakValueDictionary())
         self._functions = LAUNCH(self.launch), DEVICE(first_device)
         names = ("cuLaunchKernel", "cuCtxGetDevice")
         addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in self._functions]
@@ -104,6 +107,7 @@ class Gpu:
                 n if isinstance(n, int) else struct.unpack("<I", struct.pack("<f", n))[0] for n in numbers
             ]
             bits = [bit for bit, n in zip(bits, numbers, strict=True) if type(n) is float or n != 1]
+            gpu.counts[binary.function] = len(addresses) + len(bits)
             shape = (*grid, 128, 1, 1, 1024)
             gpu.slow.append((binary.function, shape, [*addresses, *bits], offsets))
             return binary
@@ -113,7 +117,7 @@ class Gpu:
     def launch(self, function, *rest):
         *shape, _, parameters, _ = rest
         self.fast.append((function, tuple(shape), parameters))
-        self.values.append([parameters[i][0] for i in range(self.counts[len(self.values)])])
+        self.values.append([parameters[i][0] for i in range(self.counts[function])])
         return 0
 
     def layer(self, backend, call):
@@ -131,8 +135,9 @@ class Gpu:
     def expect(self, backend, call, plan, layer=None):
         """What it launches where nothing is; it is remembered from then on."""
         layer = self.layer(backend, call) if layer is None else layer
+        known, replay._tables = replay._tables, weakref.WeakValueDictionary()
         expected = self.run(backend, call, plan, dataclasses.replace(layer))
-        self.counts = [len(values) for _, _, values, _ in expected]
+        replay._tables = known
         self.run(backend, call, plan, layer)
         return expected
 
@@ -282,58 +287,169 @@ def test_a_layers_own_tensors_are_not_looked_at_again(gpu, op, phase):
     assert not own & {id(tensor) for tensor in seen}
 
 
+def copies(layer, count):
+    """Layers like a layer, whose tensors lie elsewhere."""
+    memo = {}
+    for _ in range(count):
+        memo.clear()  # what is one object is so in the copy
+        own = {
+            field.name: copy.deepcopy(getattr(layer, field.name), memo)
+            for field in dataclasses.fields(layer)
+            if field.init
+        }
+        yield dataclasses.replace(layer, **own)
+
+
 @EACH
 @PHASES
-def test_another_layer_never_meets_a_layers_record(gpu, op, phase):
-    """Layers of the same shapes and options, and one of another option, one after the other and in turn."""
+def test_layers_of_one_kind_share_their_records_and_launch_on_their_own_addresses(gpu, op, phase):
+    """Whichever of them came first, for each of two batches, and in any order after."""
+    chance = random.Random(1)
+    backend = make_backend(op)
+    made = [
+        make(op, phase, [1] * n if phase == "decode" else [70, 3, 9][:n], (0, 307, 14)[:n]) for n in (2, 3)
+    ]
+    layers = list(copies(made[0].made.layer, 5))
+    calls, expected = [], {}
+    for call in made:
+        plan = backend.plan(phase, call.batch)
+        calls.append((call, plan))
+        first = chance.randrange(5)
+        assert gpu.run(backend, call, plan, layers[first])
+        for i, layer in enumerate(layers):
+            assert not gpu.run(backend, call, plan, layer)
+            assert gpu.fast
+            expected[i, len(calls) - 1] = gpu.expect(backend, call, plan, layer)
+    assert len({str(launches) for launches in expected.values()}) == len(expected) == 10
+    for i, j in chance.choices(list(expected), k=40):
+        gpu.run(backend, *calls[j], layers[i])
+        gpu.check(expected[i, j])
+
+
+def moved(tensor):
+    """A tensor of the same shape and strides, one element behind an aligned address."""
+    size = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    room = tensor.new_empty(size + 16)
+    start = next(i for i in range(16) if room[i:].data_ptr() % 16 == 0) + 1
+    return room.as_strided(tensor.shape, tensor.stride(), start).copy_(tensor)
+
+
+def spread(tensor):
+    """A tensor of the same shape whose first axis lies in memory as one twice as wide."""
+    return torch.stack([tensor, tensor], dim=1)[:, 0]
+
+
+def unlike(layer):
+    """Layers that differ from a layer in one thing each."""
+    values = {field.name: getattr(layer, field.name) for field in dataclasses.fields(layer) if field.init}
+    others = {
+        bool: lambda value: [not value],
+        float: lambda value: [0.5 if math.isinf(value) else value + 0.5, -value],
+        int: lambda value: [value + 1],
+        str: lambda value: [None],
+    }
+    own = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+    for name, value in values.items():
+        if name not in own:
+            for other in others.get(type(value), lambda value: [0.5, 7])(value):
+                yield {name: other}
+            continue
+        yield {name: None}
+        yield {name: moved(value)}
+        yield {name: spread(value)}
+        yield {name: torch.cat([value, value])}
+        for dtype in (torch.float32, torch.bfloat16):
+            if value.dtype != dtype:
+                yield {name: value.to(dtype)}
+        for same, other in own.items():
+            if same > name and other.shape == value.shape:
+                yield {same: value}
+
+
+@EACH
+@PHASES
+def test_layers_that_differ_in_anything_never_share_a_record(gpu, op, phase):
+    """In an option, or in what a tensor is; both ways round, and in turn."""
     backend = make_backend(op)
     call = make(op, phase, [1] * 3 if phase == "decode" else [70, 3, 9])
     plan = backend.plan(phase, call.batch)
     first = call.made.layer
-    layers = [first, call.clone().made.layer]
-    if hasattr(first, "scale"):
-        layers.append(dataclasses.replace(first, scale=0.3))
-    expected = []
-    for layer in layers:
-        assert gpu.run(backend, call, plan, layer)
+    launches = gpu.expect(backend, call, plan, first)
+    tried = set()
+    for change in unlike(first):
+        other = dataclasses.replace(first, **change)
+        try:
+            assert gpu.run(backend, call, plan, other)
+        except ContractError:
+            assert not gpu.fast
+            continue
         assert not gpu.fast
-        expected.append(gpu.expect(backend, call, plan, layer))
-    assert len({str(launches) for launches in expected}) == len(layers)
-    for _ in range(2):
-        for layer, launches in zip(layers, expected, strict=True):
+        tried |= change.keys()
+        mine = gpu.expect(backend, call, plan, other)
+        [again] = copies(first, 1)
+        gpu.run(backend, call, plan, again)
+        assert not gpu.slow
+        for layer, wanted in ((first, launches), (other, mine), (first, launches), (other, mine)):
             gpu.run(backend, call, plan, layer)
-            gpu.check(launches)
+            gpu.check(wanted)
+        known, replay._tables = replay._tables, weakref.WeakValueDictionary()
+        [other_first, then] = dataclasses.replace(other), dataclasses.replace(first)
+        assert gpu.run(backend, call, plan, other_first)
+        assert gpu.run(backend, call, plan, then)
+        assert not gpu.fast
+        replay._tables = known
+    assert len(tried) > 1
 
 
 @EACH
 @PHASES
-def test_a_record_of_another_instance_of_the_backend_is_never_used(gpu, op, phase):
+def test_a_record_serves_all_instances_of_a_backend_and_no_other_class(gpu, op, phase):
     call = make(op, phase, [1] * 3 if phase == "decode" else [70, 3, 9])
     layer = call.made.layer
-    for _ in range(3):  # the one before is gone but for what the layer keeps
-        backend = make_backend(op)
-        plan = backend.plan(phase, call.batch)
-        assert gpu.run(backend, call, plan, layer)
-        assert not gpu.fast
-        gpu.expect(backend, call, plan, layer)
-        assert not gpu.run(backend, call, plan, layer)
+    backend = make_backend(op)
+    plan = backend.plan(phase, call.batch)
+    expected = gpu.expect(backend, call, plan, layer)
+    gpu.run(make_backend(op), call, plan, layer)
+    gpu.check(expected)
+    derived = type("Derived", (type(backend),), {})()
+    assert gpu.run(derived, call, derived.plan(phase, call.batch), layer)
+    assert not gpu.fast
 
 
 @EACH
 @PHASES
-def test_a_layer_that_is_dropped_takes_its_records_and_its_tensors_with_it(gpu, op, phase):
+def test_a_layer_keeps_no_backend_alive(gpu, op, phase):
+    backend = make_backend(op)
+    call = make(op, phase, [1] * 3 if phase == "decode" else [70, 3, 9])
+    layer = call.made.layer
+    gpu.expect(backend, call, backend.plan(phase, call.batch), layer)
+    gone = weakref.ref(backend)
+    del backend
+    assert gone() is None
+
+
+@EACH
+@PHASES
+def test_a_layer_that_is_dropped_frees_its_tensors_and_the_last_of_a_kind_its_records(gpu, op, phase):
     backend = make_backend(op)
     call = make(op, phase, [1] * 3 if phase == "decode" else [70, 3, 9])
     plan = backend.plan(phase, call.batch)
-    gpu.expect(backend, call, plan)
-    assert not gpu.run(backend, call, plan)
-    layer = gpu.layers.pop(backend)
-    kept = [weakref.ref(item) for item in (*own_tensors(layer), *tables(layer))]
-    assert len(kept) > len(own_tensors(layer)) > 0
+    layers = list(copies(call.made.layer, 3))
+    for layer in layers:
+        gpu.expect(backend, call, plan, layer)
+        assert not gpu.run(backend, call, plan, layer)
+    del layer
+    assert len(replay._tables) == 1
     gc.collect()
     gc.disable()
     try:
-        del call, layer
-        assert not [item for item in kept if item() is not None]
+        while layers:
+            kept = [weakref.ref(item) for item in (*own_tensors(layers[-1]), *tables(layers[-1]))]
+            assert len(kept) > len(own_tensors(layers[-1])) > 0
+            layers.pop()
+            assert not [item for item in kept if item() is not None]
+            assert len(replay._tables) == (1 if layers else 0)
+            if layers:
+                assert not gpu.run(backend, call, plan, layers[-1])
     finally:
         gc.enable()

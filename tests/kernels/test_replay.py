@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import struct
 import threading
 import weakref
@@ -31,7 +32,7 @@ LAUNCH = ctypes.CFUNCTYPE(
 )
 DEVICE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
 FUNCTION = 0xABC0
-CONSTANT, SCRATCH = -1, -2
+CONSTANT, SCRATCH, KEPT = -1, -2, -3
 
 
 class Driver:
@@ -43,11 +44,17 @@ class Driver:
         self.device = 0
         self.parameters = 0
         self.hooks = SimpleNamespace(calls=[])
-        knobs = SimpleNamespace(launch_enter_hook=self.hooks, launch_exit_hook=SimpleNamespace(calls=[]))
+        others = SimpleNamespace(calls=[])
+        self.knobs = SimpleNamespace(launch_enter_hook=self.hooks, launch_exit_hook=others)
         self._launch = LAUNCH(self.launch)
         self._current = DEVICE(self.current)
-        addresses = [ctypes.cast(f, ctypes.c_void_p).value for f in (self._launch, self._current)]
-        self.calls = _native().Calls(torch.Tensor, torch.nn.Parameter, knobs, *addresses)
+        self.addresses = [ctypes.cast(f, ctypes.c_void_p).value for f in (self._launch, self._current)]
+        self.table = _native().Table(torch.Tensor, torch.nn.Parameter, self.knobs, *self.addresses)
+        self.calls = self.layer()
+
+    def layer(self, *addresses: int) -> Any:
+        """The calls of a layer with tensors there."""
+        return _native().Calls(self.table, addresses)
 
     def launch(self, function: int, *rest: Any) -> int:
         *shape, _stream, parameters, _extra = rest
@@ -204,7 +211,8 @@ def test_a_launch_that_fails(driver: Driver) -> None:
         (("x",), TypeError),
         ((((FUNCTION, 1, 1), ()),), TypeError),
         ((((FUNCTION, 1, 1, 1, 32, 0), ((1, 0),)),), ValueError),
-        ((((FUNCTION, 1, 1, 1, 32, 0), ((-3, 0),)),), ValueError),
+        ((((FUNCTION, 1, 1, 1, 32, 0), ((KEPT, 0),)),), ValueError),
+        ((((FUNCTION, 1, 1, 1, 32, 0), ((-4, 0),)),), ValueError),
         ((((FUNCTION, 1, 1, 1, 32, 0), (0,)),), TypeError),
         ((((FUNCTION, 1, 1, 1, 32, 0), ((CONSTANT, 0),) * 129),), ValueError),
     ],
@@ -212,13 +220,13 @@ def test_a_launch_that_fails(driver: Driver) -> None:
 def test_a_launch_that_cant_be_read_is_not_added(driver: Driver, launches: Any, error: Any) -> None:
     with pytest.raises(error):
         driver.calls.add((torch.zeros(16),), (), launches, 0, ())
-    assert len(driver.calls) == 0
+    assert len(driver.table) == 0
 
 
 @pytest.mark.parametrize("tensors", [(torch.zeros(16),) * 33, (torch.zeros((1,) * 60),) * 5, (None,), (1,)])
 def test_tensors_that_cant_be_described_are_not_added(driver: Driver, tensors: Any) -> None:
     assert not driver.calls.add(tensors, (), (), 0, ())
-    assert len(driver.calls) == 0
+    assert len(driver.table) == 0
     assert not driver.calls.again(tensors, ())
 
 
@@ -232,7 +240,7 @@ def test_the_table_does_not_grow_without_end(driver: Driver) -> None:
     x = torch.zeros(16)
     for i in range(1025):
         driver.add((x,), (i,), (CONSTANT, i))
-    assert len(driver.calls) == 1
+    assert len(driver.table) == 1
     assert not driver.calls.again((x,), (1023,))
     assert driver.calls.again((x,), (1024,))
 
@@ -247,7 +255,7 @@ def test_keeps_what_it_launches_loaded(driver: Driver) -> None:
     driver.calls.add((x,), (), (), 0, (kernel,))
     del kernel
     assert not gone.is_set()
-    del driver.calls
+    del driver.calls, driver.table
     assert gone.is_set()
 
 
@@ -255,9 +263,58 @@ def make_layer(**options: Any) -> DeltaLayer:
     return DeltaLayer(**{"state": torch.zeros(8), "scale": 1.0, "qk_l2norm": True, **options})
 
 
+def make_calls(layer: DeltaLayer | None = None) -> Recorder:
+    return calls_of(make_layer() if layer is None else layer, object())
+
+
+def test_a_layers_own_tensors_are_where_the_layer_has_them(driver: Driver) -> None:
+    x = torch.zeros(4)
+    driver.parameters = 4
+    first, second = driver.layer(100, 2**64 - 2), driver.layer(300, 400)
+    launch = ((FUNCTION, 1, 1, 1, 32, 0), ((KEPT, 1), (0, 0), (KEPT, 0), (CONSTANT, 5)))
+    assert first.add((x,), (), (launch,), 0, ())
+    for _ in range(2):
+        assert second.again((x,), ())
+        assert first.again((x,), ())
+    here = x.data_ptr()
+    wanted = [[400, here, 300, 5], [2**64 - 2, here, 100, 5]]
+    assert [values for _, _, values in driver.launched] == [*wanted, *wanted]
+
+
+def test_a_record_never_serves_a_layer_of_another_number_of_tensors(driver: Driver) -> None:
+    x = torch.zeros(4)
+    driver.parameters = 1
+    layers = [driver.layer(*range(1, count + 1)) for count in range(4)]
+    for count, layer in enumerate(layers):
+        assert not layer.again((x,), ())
+        assert layer.add((x,), (), (((FUNCTION, 1, 1, 1, 32, 0), ((CONSTANT, count),)),), 0, ())
+    for layer in layers:
+        assert layer.again((x,), ())
+    assert [values for _, _, values in driver.launched] == [[0], [1], [2], [3]]
+    wrong = (((FUNCTION, 1, 1, 1, 32, 0), ((KEPT, 2),)),)
+    with pytest.raises(ValueError, match="lacks"):
+        layers[2].add((x,), (1,), wrong, 0, ())
+    assert layers[3].add((x,), (1,), wrong, 0, ())
+
+
+@pytest.mark.parametrize("addresses", [(-1,), (2**64,), ("x",), (1.0,)])
+def test_what_is_no_address_is_refused(driver: Driver, addresses: Any) -> None:
+    with pytest.raises((TypeError, OverflowError)):
+        driver.layer(*addresses)
+
+
+def test_a_layers_calls_keep_the_table_and_the_table_no_layer(driver: Driver) -> None:
+    x = torch.zeros(4)
+    driver.parameters = 1
+    driver.add((x,), (), (0, 0))
+    layer = driver.layer()
+    del driver.calls, driver.table
+    assert layer.again((x,), ())
+
+
 def test_a_recording_is_its_threads() -> None:
-    calls = Recorder()
     layer = make_layer()
+    calls = make_calls(layer)
     x = torch.zeros(4)
     with calls.record(layer, (x, None), ()) as call:
         assert recording() is call
@@ -278,24 +335,172 @@ def test_a_recording_is_its_threads() -> None:
 
 
 def test_nothing_is_remembered_of_a_call_that_failed() -> None:
-    calls = Recorder()
+    layer = make_layer()
+    calls = make_calls(layer)
     tensors = (torch.zeros(4),)
-    with pytest.raises(ValueError, match="in a launch"), calls.record(make_layer(), tensors, ()):
+    with pytest.raises(ValueError, match="in a launch"), calls.record(layer, tensors, ()):
         raise ValueError("in a launch")
     assert recording() is None
 
 
-def test_a_layers_tensors_are_constants_but_where_the_call_brings_them_as_well() -> None:
+class Plain:
+    """A kernel that is given one address."""
+
+    is_plain, function, threads, shared = True, FUNCTION, 32, 0
+
+    def parameters(self, places: list[tuple[int, int]], values: tuple[float, ...]) -> Any:
+        return tuple(places)
+
+
+@pytest.fixture
+def gpu(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    """The driver, for calls that are recorded."""
+    names = ("cuLaunchKernel", "cuCtxGetDevice")
+    monkeypatch.setattr(replay, "_driver", lambda name: driver.addresses[names.index(name)])
+    monkeypatch.setattr(replay, "knobs", SimpleNamespace(runtime=driver.knobs))
+    monkeypatch.setattr(replay, "_tables", weakref.WeakValueDictionary())
+    driver.parameters = 1
+    return driver
+
+
+def record(layer: DeltaLayer, owner: object, given: torch.Tensor, *tensors: torch.Tensor | None) -> None:
+    """One launch of a kernel on one of the tensors."""
+    with calls_of(layer, owner).record(layer, tensors, ()) as call:
+        call.add((1, 1, 1), Plain(), call.places((given,)), ())  # type: ignore[arg-type]
+
+
+def test_a_layers_tensors_are_its_own_but_where_the_call_brings_them_as_well(gpu: Driver) -> None:
     rates = torch.zeros(4)
     layer = make_layer(A_log=rates)
     x = torch.zeros(4)
-    with Recorder().record(layer, (x, rates), ()) as call:
-        assert call.places((layer.state, x)) == [(CONSTANT, layer.state.data_ptr()), (0, 0)]
+    with make_calls().record(layer, (x, rates), ()) as call:
+        assert call.places((layer.state, x)) == [(KEPT, 0), (0, 0)]
         assert call.places((rates,)) == [(1, 0)]
         with pytest.raises(KeyError):
             call.places((make_layer().state,))
-    with Recorder().record(layer, (x,), ()) as call:
-        assert call.places((rates,)) == [(CONSTANT, rates.data_ptr())]
+    with make_calls().record(layer, (x,), ()) as call:
+        assert call.places((rates,)) == [(KEPT, 1)]
+
+
+def test_a_call_that_brings_a_tensor_of_its_layers_is_not_repeated(gpu: Driver) -> None:
+    """Another call, which brings another tensor, would have that in both places."""
+    layer, owner = make_layer(A_log=torch.zeros(4)), object()
+    assert layer.A_log is not None
+    record(layer, owner, layer.A_log, layer.A_log)
+    assert not calls_of(layer, owner).again((torch.zeros(4),), ())
+    assert not calls_of(layer, owner).again((layer.A_log,), ())
+    record(layer, owner, layer.A_log, torch.zeros(4))
+    assert calls_of(layer, owner).again((layer.A_log,), ())
+    assert gpu.launched[0][2] == [layer.A_log.data_ptr()]
+
+
+def test_layers_of_one_kind_share_what_is_remembered_by_one_owner(gpu: Driver) -> None:
+    x, owner = torch.zeros(4), object()
+    layers = [make_layer() for _ in range(3)]
+    early = calls_of(layers[2], owner)  # before anything is known
+    record(layers[0], owner, layers[0].state, x)
+    for layer in layers[:2]:
+        assert calls_of(layer, owner).again((x,), ())
+        assert not calls_of(layer, object()).again((x,), ())
+    assert [values for _, _, values in gpu.launched] == [[layer.state.data_ptr()] for layer in layers[:2]]
+    assert not early.again((x,), ())  # costs one slow launch
+    record(layers[2], owner, layers[2].state, x)
+    assert early.again((x,), ())
+    assert gpu.launched[-1][2] == [layers[2].state.data_ptr()]
+    assert len(replay._tables) == 3  # the owner's, and one each of those that had nothing, while they last
+
+
+def unlike() -> dict[str, DeltaLayer]:
+    """Layers that differ in one thing each from that of `test_layers_that_differ_share_nothing`."""
+    rates = torch.zeros(8)
+    room = torch.zeros(17)
+    return {
+        "option": make_layer(scale=2.0),
+        "type of an option": make_layer(scale=1),
+        "bool and int": make_layer(qk_l2norm=1),
+        "option that isn't None": make_layer(lower_bound=0.0),
+        "text": make_layer(gate="softplus"),
+        "shape": make_layer(state=torch.zeros(9)),
+        "rank": make_layer(state=torch.zeros(8, 1)),
+        "strides": make_layer(state=torch.zeros(16)[::2]),
+        "dtype": make_layer(state=torch.zeros(8, dtype=torch.int32)),
+        "device": make_layer(state=torch.zeros(8, device="meta")),
+        "alignment": make_layer(state=room[1:9] if room.data_ptr() % 16 == 0 else room[:8]),
+        "given": make_layer(A_log=rates),
+        "two given": make_layer(A_log=rates, dt_bias=torch.zeros(8)),
+        "one object": make_layer(A_log=rates, dt_bias=rates),
+        "another object": make_layer(state=rates, dt_bias=rates),
+        "in another place": make_layer(dt_bias=rates),
+        "another class": type("Other", (DeltaLayer,), {})(state=rates, scale=1.0, qk_l2norm=True),
+        "sparse": make_layer(state=torch.zeros(8).to_sparse()),
+        "no tensor": make_layer(state=[0.0] * 8),
+        "no plain option": make_layer(scale=(1.0,)),
+    }
+
+
+@pytest.mark.parametrize("name", unlike())
+def test_layers_that_differ_share_nothing(gpu: Driver, name: str) -> None:
+    x, owner = torch.zeros(4), object()
+    layers = {"": make_layer(), **unlike()}
+    record(layers[""], owner, x, x)
+    assert not calls_of(layers[name], owner).again((x,), ())
+    record(layers[name], owner, x, x)
+    for other in layers.keys() - {"", name}:
+        assert not calls_of(layers[other], owner).again((x,), ())
+
+
+def test_zeros_of_either_sign_are_not_one_option(gpu: Driver) -> None:
+    x, owner = torch.zeros(4), object()
+    layers = [make_layer(lower_bound=bound) for bound in (0.0, -0.0)]
+    record(layers[0], owner, x, x)
+    assert not calls_of(layers[1], owner).again((x,), ())
+
+
+@pytest.mark.parametrize("name", ["sparse", "no tensor", "no plain option", "fake"])
+def test_a_layer_that_cant_be_told_from_others_is_not_repeated(gpu: Driver, name: str) -> None:
+    x, owner = torch.zeros(4), object()
+    with FakeTensorMode():
+        fake = make_layer()
+    layer = {**unlike(), "fake": fake}[name]
+    record(layer, owner, x, x)
+    assert not calls_of(layer, owner).again((x,), ())
+
+
+def test_parameters_of_a_class_of_their_own_are_tensors_like_others(gpu: Driver) -> None:
+    class Weight(torch.nn.Parameter):
+        pass
+
+    x, owner = torch.zeros(4), object()
+    layers = [make_layer(state=make(torch.zeros(8))) for make in (Weight, torch.nn.Parameter, torch.Tensor)]
+    record(layers[0], owner, layers[0].state, x)
+    assert all(calls_of(layer, owner).again((x,), ()) for layer in layers)
+    assert [values for _, _, values in gpu.launched] == [[layer.state.data_ptr()] for layer in layers]
+
+
+def test_what_is_remembered_goes_with_the_last_layer_of_its_kind(gpu: Driver) -> None:
+    class Kernel(Plain):
+        pass
+
+    x, owner = torch.zeros(4), object()
+    layers = [make_layer() for _ in range(3)]
+    kernel, gone = Kernel(), threading.Event()
+    weakref.finalize(kernel, gone.set)
+    with calls_of(layers[0], owner).record(layers[0], (x,), ()) as call:
+        call.add((1, 1, 1), kernel, call.places((x,)), ())  # type: ignore[arg-type]
+    del kernel, call
+    gc.collect()
+    gc.disable()
+    try:
+        while layers:
+            assert calls_of(layers[-1], owner).again((x,), ())
+            state = weakref.ref(layers[-1].state)
+            assert not gone.is_set()
+            layers.pop()
+            assert state() is None
+        assert gone.is_set()
+        assert not replay._tables
+    finally:
+        gc.enable()
 
 
 def test_each_layer_and_each_owner_has_calls_of_its_own() -> None:
@@ -326,7 +531,7 @@ def test_works_without_the_table_and_says_why(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(replay, "_build", fail)
     _native.cache_clear()
-    calls = Recorder()
+    calls = make_calls()
     tensors = (torch.zeros(4),)
     try:
         with pytest.warns(RuntimeWarning, match="no compiler"):

@@ -90,7 +90,7 @@ class TritonAttention(AttentionBackend):
         layer, q, out, lse = call
         brought = (q, out, lse, batch.page_table, batch.kv_lens, batch.cu_seqlens)
         known = plan.known_room(layer, q, batch)
-        if known is not None and calls_of(layer, self).again(
+        if known is not None and calls_of(layer, type(self)).again(
             (*brought, *known.tensors), (len(batch.seqlens), known.pieces, known.least)
         ):
             return
@@ -101,7 +101,7 @@ class TritonAttention(AttentionBackend):
             return
         room = plan.room(layer, q)
         tensors, options = (*brought, *room.tensors), (len(batch.seqlens), room.pieces, room.least)
-        calls = calls_of(layer, self)
+        calls = calls_of(layer, type(self))
         if known is None and calls.again(tensors, options):  # a new step's first layer
             return
         shape = _Shape.of(call, batch)
@@ -170,7 +170,7 @@ class TritonAttention(AttentionBackend):
         table, lengths = batch.page_table, batch.kv_lens
         tensors = (q, out, lse, work.items, work.rows, batch.cu_seqlens, parents, table, lengths)
         options = (len(batch.seqlens), work.slots)
-        calls = calls_of(layer, self)
+        calls = calls_of(layer, type(self))
         if calls.again(tensors, options):
             return
         with calls.record(layer, tensors, options):

@@ -36,10 +36,10 @@ class TritonDelta(TritonRecurrent[DeltaCall]):
 
     def run(self, call: DeltaCall, batch: StateBatch, plan: Chunks | Drafts | None) -> Record | None:
         """Runs T packed tokens of N sequences of any length, or one each where there is no plan."""
-        calls = call.layer.kept.get(self)
+        calls = call.layer.kept.get(type(self))
         if calls is None:
             self.contract.check_call(call, batch, FEATURES)
-            calls = calls_of(call.layer, self)
+            calls = calls_of(call.layer, type(self))
         layer, q, k, v, g, beta, out = call
         tensors: Tensors = (q, k, v, g, beta, out, batch.read_slots, batch.write_slots)
         options: Options = (len(batch.seqlens),)

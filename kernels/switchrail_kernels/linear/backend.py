@@ -33,7 +33,7 @@ class TritonLinear(TritonRecurrent[CallT]):
     def run(self, call: CallT, batch: StateBatch, plan: Chunks | Drafts | None) -> Record | None:
         """Runs T packed tokens of N sequences of any length, drafted ones, or one each without a plan."""
         layer, *brought = call
-        calls = calls_of(layer, self)
+        calls = calls_of(layer, type(self))
         tensors: Tensors = (*brought, batch.read_slots, batch.write_slots)
         options: Options = (len(batch.seqlens),)
         if plan is None and calls.again(tensors, options):

@@ -138,7 +138,7 @@ class TritonMla(MlaBackend):
         layer, q_nope, q_rope, out, lse = call
         tensors = (q_nope, q_rope, out, lse, batch.cu_seqlens, batch.page_table, batch.kv_lens)
         known = plan.known(layer, q_rope, batch)
-        if known is not None and calls_of(layer, self).again(
+        if known is not None and calls_of(layer, type(self)).again(
             tensors, (len(batch.seqlens), known.base, known.most)
         ):
             return
@@ -150,7 +150,7 @@ class TritonMla(MlaBackend):
         shape = _shape_of(call, decode=True, trees=False)
         cut = plan.cut(layer, q_rope, shape.programs)
         options = (len(batch.seqlens), cut.base, cut.most)
-        calls = calls_of(layer, self)
+        calls = calls_of(layer, type(self))
         if known is None and calls.again(tensors, options):  # a new step's first layer
             return
         with calls.record(layer, tensors, options):
@@ -185,7 +185,7 @@ class TritonMla(MlaBackend):
             *(() if rest is None else (rest.rows,)),
             *(() if work is None else (work.slots, work.base)),
         )
-        calls = calls_of(layer, self)
+        calls = calls_of(layer, type(self))
         if calls.again(tensors, options):
             return
         with calls.record(layer, tensors, options):

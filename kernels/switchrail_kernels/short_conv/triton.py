@@ -75,7 +75,7 @@ class TritonShortConv(ShortConvBackend):
             Of drafted rows their inputs, which `commit` makes states of.
         """
         layer, x, out = call
-        calls = calls_of(layer, self)
+        calls = calls_of(layer, type(self))
         given: Tensors = (x, out, batch.read_slots, batch.write_slots)
         options: Options = (len(batch.seqlens),)
         if plan is None and calls.again(given, options):
