@@ -83,8 +83,7 @@ class Dispatcher:
         Raises:
             ContractError: An option breaks the op's contract, or needs a feature that a backend lacks which
                 the plan has for the op.
-            DispatchError: The layer has that op already.
-            NoRouteError: The plan has no such op of that layer.
+            DispatchError: The plan has no such op of that layer, or it was added already.
         """
         op = _OPS[type(layer)]
         serving = [set(one.capabilities["features"]) for one in self.bound.plan.backends if one.op == op]
@@ -92,6 +91,14 @@ class Dispatcher:
         CONTRACTS[op].check_layer(layer, common)
         if (layer_id, op) in self._layers.values():
             raise DispatchError(f"layer {layer_id} has its {op} already", layer=layer_id, op=op, found=2)
+        layers = sorted({known for known, served, _, _ in self.bound.plan.table if served == op})
+        if layer_id not in layers:
+            raise DispatchError(
+                f"the plan has no {op} of layer {layer_id!r}; valid: {', '.join(map(str, layers)) or 'none'}",
+                layer=layer_id,
+                op=op,
+                found=0,
+            )
         self._layers[layer] = layer_id, op
         self._tables.clear()
 

@@ -1,0 +1,311 @@
+"""A step's calls reach the backends of their parts, once each; no engine is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from switchrail import Layout, Runtime
+from switchrail.dispatch import Dispatcher, Part
+from switchrail.errors import ContractError, DispatchError
+from switchrail.ops import (
+    AttentionCall,
+    AttentionLayer,
+    GatedDeltaBackend,
+    GatedDeltaCall,
+    GatedDeltaLayer,
+    PagedBatch,
+    StateBatch,
+    VerifyBatch,
+)
+from switchrail.ops.gated_delta.torch import TorchGatedDelta
+from switchrail.testing.compare import same_bits
+from switchrail.testing.inputs import gated_delta_call, kda_call
+
+HEADS, SIZE = 2, 16
+
+
+@pytest.fixture
+def runtime() -> Runtime:
+    return Runtime()
+
+
+class Told(GatedDeltaBackend):
+    """Notes what it is asked."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        self.planned: list[tuple[str, Any]] = []
+        self.ran: list[tuple[Any, Any, Any]] = []
+
+    def plan(self, phase: Any, batch: Any, bounds: Any = None) -> Any:
+        self.planned.append((phase, batch))
+        return f"plan of {phase} {len(self.planned)}"
+
+    def run(self, call: Any, batch: Any, plan: Any) -> Any:
+        self.ran.append((call, batch, plan))
+        call.out.fill_(len(self.ran))
+
+
+class Other(Told):
+    pass
+
+
+class Failing(Told):
+    def run(self, call: Any, batch: Any, plan: Any) -> Any:
+        raise RuntimeError("no such kernel")
+
+
+class FailingPlan(Told):
+    def plan(self, phase: Any, batch: Any, bounds: Any = None) -> Any:
+        raise RuntimeError("no such batch")
+
+
+def half(**options: Any) -> GatedDeltaLayer:
+    state = torch.zeros(8, HEADS, SIZE, SIZE)
+    return GatedDeltaLayer(**{"state": state, "scale": 1.0, "qk_l2norm": False, **options})
+
+
+def call_of(layer: GatedDeltaLayer, rows: int) -> GatedDeltaCall:
+    x = torch.arange(rows).float()[:, None, None].expand(rows, HEADS, SIZE)
+    g = torch.zeros(rows, HEADS)
+    return GatedDeltaCall(layer, x, x, x, g, g, torch.full((rows, HEADS, SIZE), torch.nan))
+
+
+def states(*lengths: int) -> StateBatch:
+    count = len(lengths)
+    return StateBatch(
+        cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).int(),
+        seqlens=lengths,
+        read_slots=torch.arange(1, count + 1),
+        write_slots=torch.arange(1, count + 1),
+        has_initial_state=torch.ones(count, dtype=torch.bool),
+    )
+
+
+def both() -> list[Part]:
+    """Three rows of decode, then a prompt of four."""
+    return [
+        Part(phase="decode", rows=slice(0, 3), states=states(1, 1, 1)),
+        Part(phase="prefill", rows=slice(3, 7), states=states(4)),
+    ]
+
+
+@pytest.fixture
+def make(runtime: Runtime) -> Callable[..., Dispatcher]:
+    def make(*, count: int = 2, phases: Any = ("prefill", "decode"), **preferences: Any) -> Dispatcher:
+        for cls in (Told, Other, Failing, FailingPlan):
+            runtime.register(cls.__name__.lower(), cls, op="gated_delta", phases=phases, priority=-1)
+        plan = runtime.plan(
+            Layout.from_kinds("tiny", ["gated_delta"] * count + ["full_attention"]),
+            device="cpu",
+            dtype="float32",
+            phases=phases,
+            preferences={key.replace("__", "."): name for key, name in preferences.items()},
+        )
+        return Dispatcher(runtime.bind(plan))
+
+    return make
+
+
+def test_each_part_runs_on_its_own_backend_with_its_own_rows_batch_and_plan(make: Any) -> None:
+    dispatcher = make(gated_delta__decode="told", gated_delta__prefill="other")
+    layers = [half(), half()]
+    for layer_id, layer in enumerate(layers):
+        dispatcher.add(layer_id, layer)
+    parts, calls = both(), [call_of(layer, 7) for layer in layers]
+    with dispatcher.running(parts):
+        for call in calls:
+            dispatcher.dispatch(call)
+    for part, name in zip(parts, ("decode", "prefill"), strict=True):
+        backend = dispatcher.bound.backend("gated_delta", name, 0)
+        assert backend.planned == [(name, part.states)]
+        assert [(call.layer, batch, plan) for call, batch, plan in backend.ran] == [
+            (layer, part.states, f"plan of {name} 1") for layer in layers
+        ]
+        for made, (call, _, _) in zip(calls, backend.ran, strict=True):
+            assert torch.equal(call.q, made.q[part.rows])
+            assert call.out.data_ptr() == made.out[part.rows].data_ptr()
+    assert not any(call.out.isnan().any() for call in calls)
+
+
+def test_one_backend_plans_each_part_once_and_one_part_is_run_as_it_is(make: Any) -> None:
+    dispatcher = make(gated_delta="told")
+    layers = [half(), half()]
+    for layer_id, layer in enumerate(layers):
+        dispatcher.add(layer_id, layer)
+    backend = dispatcher.bound.backend("gated_delta", "decode", 0)
+    for parts in (both(), both()[:1]):
+        backend.planned.clear(), backend.ran.clear()
+        rows = parts[-1].rows.stop
+        calls = [call_of(layer, rows) for layer in layers]
+        with dispatcher.running(parts):
+            for call in calls:
+                dispatcher.dispatch(call)
+        assert [phase for phase, _ in backend.planned] == [part.phase for part in parts]
+        if len(parts) == 1:
+            assert all(ran is call for (ran, _, _), call in zip(backend.ran, calls, strict=True))
+
+
+def test_tables_are_made_once_for_each_combination_of_routes(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatcher = make(gated_delta="told")
+    layer = half()
+    dispatcher.add(0, layer)
+    made: list[object] = []
+    table = Dispatcher._table
+
+    def counted(self: Dispatcher, routes: Any) -> Any:
+        made.append(routes)
+        return table(self, routes)
+
+    monkeypatch.setattr(Dispatcher, "_table", counted)
+    for parts in (both(), both()[:1], both()[1:], both(), both()[:1]):
+        rows = sum(sum(part.lengths) for part in parts)
+        parts = [
+            Part(phase=p.phase, rows=slice(p.rows.start - parts[0].rows.start, p.rows.stop), states=p.states)
+            for p in parts
+        ]
+        with dispatcher.running(parts):
+            dispatcher.dispatch(call_of(layer, rows))
+    assert len(made) == 3
+    other = half()
+    dispatcher.add(1, other)
+    with dispatcher.running(both()):
+        dispatcher.dispatch(call_of(layer, 7))
+        dispatcher.dispatch(call_of(other, 7))
+    assert len(made) == 4
+
+
+def test_each_layer_is_called_once_a_step(make: Any) -> None:
+    dispatcher = make(gated_delta="told")
+    layers = [half(), half()]
+    for layer_id, layer in enumerate(layers):
+        dispatcher.add(layer_id, layer)
+    first, second = (call_of(layer, 7) for layer in layers)
+    with (
+        pytest.raises(DispatchError, match=r"layer 1 did not run its gated_delta .*1 calls are missing"),
+        dispatcher.running(both()),
+    ):
+        dispatcher.dispatch(first)
+    with dispatcher.running(both()):
+        dispatcher.dispatch(first)
+        dispatcher.dispatch(second)
+        with pytest.raises(DispatchError, match="layer 0 ran its gated_delta twice in one step"):
+            dispatcher.dispatch(first)
+    with pytest.raises(DispatchError, match="layer 0 ran its gated_delta outside of a step"):
+        dispatcher.dispatch(first)
+    with (
+        pytest.raises(DispatchError, match="a GatedDeltaLayer that was not added"),
+        dispatcher.running(both()),
+    ):
+        dispatcher.dispatch(call_of(half(), 7))
+    with dispatcher.running(both()):
+        with pytest.raises(DispatchError, match="a step runs already"), dispatcher.running(both()):
+            pass  # pragma: no cover
+        dispatcher.dispatch(first)
+        dispatcher.dispatch(second)
+
+
+def test_what_can_be_added(make: Any) -> None:
+    dispatcher = make(gated_delta="told")
+    dispatcher.add(0, half())
+    with pytest.raises(DispatchError, match="layer 0 has its gated_delta already"):
+        dispatcher.add(0, half())
+    with pytest.raises(ContractError, match=r"scale: got 0\.0"):
+        dispatcher.add(1, half(scale=0.0))
+    with pytest.raises(
+        ContractError, match=r"A_log: got a value; asked is None: .* lacks the feature raw_gates"
+    ):
+        dispatcher.add(1, half(gate="softplus", A_log=torch.zeros(HEADS)))
+    caches = torch.zeros(2, 16, HEADS, SIZE)
+    attention = AttentionLayer(k_cache=caches, v_cache=caches, scale=1.0)
+    for layer_id in (0, 7, -1, "2", None):
+        with pytest.raises(DispatchError, match=rf"no attention of layer {layer_id!r}; valid: 2$"):
+            dispatcher.add(layer_id, attention)
+    dispatcher.add(2, attention)
+    with pytest.raises(DispatchError, match="no kda of layer 0; valid: none"):
+        dispatcher.add(0, kda_call([1]).made.layer)
+
+
+def test_a_part_has_the_batch_that_an_op_takes(make: Any) -> None:
+    dispatcher = make(gated_delta="told")
+    caches = torch.zeros(2, 16, HEADS, SIZE)
+    layer = AttentionLayer(k_cache=caches, v_cache=caches, scale=1.0)
+    dispatcher.add(2, layer)
+    with (
+        pytest.raises(DispatchError, match="the part of decode has no pages, which attention takes"),
+        dispatcher.running(both()[:1]),
+    ):
+        pass  # pragma: no cover
+    with pytest.raises(DispatchError, match="the part of decode has no sequences"):
+        Part(phase="decode", rows=slice(0, 1)).lengths  # noqa: B018
+    pages = PagedBatch(
+        cu_seqlens=torch.tensor([0, 1], dtype=torch.int32),
+        seqlens=(1,),
+        page_table=torch.ones(1, 1, dtype=torch.int32),
+        kv_lens=torch.tensor([5], dtype=torch.int32),
+        kv_seqlens=(5,),
+    )
+    q = torch.ones(1, HEADS, SIZE)
+    out = torch.full_like(q, torch.nan)
+    with dispatcher.running([Part(phase="decode", rows=slice(0, 1), pages=pages)]):
+        dispatcher.dispatch(AttentionCall(layer, q, out))
+    assert torch.equal(out, torch.zeros_like(out))
+
+
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        ("failing", "backend failing failed in gated_delta prefill of layer 0"),
+        ("failingplan", "backend failingplan failed in planning gated_delta prefill"),
+    ],
+)
+def test_what_a_backend_raises_says_where(make: Any, name: str, note: str) -> None:
+    dispatcher = make(gated_delta__decode="told", gated_delta__prefill=name)
+    layer = half()
+    dispatcher.add(0, layer)
+    with pytest.raises(RuntimeError, match="no such") as caught, dispatcher.running(both()):
+        dispatcher.dispatch(call_of(layer, 7))
+    assert caught.value.__notes__ == [note]  # type: ignore[attr-defined]
+    with dispatcher.running(both()[:1]):
+        dispatcher.dispatch(call_of(layer, 3))
+
+
+def test_a_verification_is_committed_in_all_layers(runtime: Runtime) -> None:
+    """Against the backend called directly, with the states of two layers."""
+    samples = [gated_delta_call([3, 2], phase="verify", seed=seed).with_trees() for seed in (1, 2)]
+    plan = runtime.plan(
+        Layout.from_kinds("tiny", ["gated_delta"] * 2), device="cpu", dtype="float32", phases=("verify",)
+    )
+    dispatcher = Dispatcher(runtime.bind(plan))
+    calls = [sample.made for sample in samples]
+    batch = samples[0].batch
+    assert isinstance(batch, VerifyBatch)
+    for layer_id, call in enumerate(calls):
+        dispatcher.add(layer_id, call.layer)
+    accepted = torch.tensor([2, -1])
+    expected = []
+    for sample in samples:
+        alone = sample.clone()
+        backend = TorchGatedDelta()
+        call = alone.made
+            planned: Any = backend.plan("verify", batch)
+        backend.commit(call, batch, planned, backend.run(call, batch, planned), accepted)
+        expected.append((alone.out, alone.state))
+    before = [call.layer.state.clone() for call in calls]
+    with dispatcher.running([Part(phase="verify", rows=slice(0, 5), states=batch)]):
+        for call in calls:
+            dispatcher.dispatch(call)
+    for call, state in zip(calls, before, strict=True):
+        assert same_bits(call.layer.state, state)
+    dispatcher.commit(accepted)
+    for call, (out, state) in zip(calls, expected, strict=True):
+        assert same_bits(call.out, out)
+        assert same_bits(call.layer.state, state)
+    changed = [call.layer.state.clone() for call in calls]
+    dispatcher.commit(accepted)  # once is enough
+    assert all(same_bits(call.layer.state, state) for call, state in zip(calls, changed, strict=True))
