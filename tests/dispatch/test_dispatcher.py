@@ -293,7 +293,7 @@ def test_a_verification_is_committed_in_all_layers(runtime: Runtime) -> None:
         alone = sample.clone()
         backend = TorchGatedDelta()
         call = alone.made
-            planned: Any = backend.plan("verify", batch)
+        planned: Any = backend.plan("verify", batch)
         backend.commit(call, batch, planned, backend.run(call, batch, planned), accepted)
         expected.append((alone.out, alone.state))
     before = [call.layer.state.clone() for call in calls]
