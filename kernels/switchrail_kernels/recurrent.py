@@ -12,6 +12,7 @@ from switchrail.ops.contract import Contract
 
 from switchrail_kernels.drafts import Drafts, Record, replay
 from switchrail_kernels.fitted import Walk
+from switchrail_kernels.plans import Decode, refresh_decode
 from switchrail_kernels.segments import Chunks
 
 
@@ -26,21 +27,23 @@ class TritonRecurrent(Backend[CallT, StateBatch]):
     costs: ClassVar[Walk]
     """Name of its walk in a device's table."""
 
-    def plan(self, phase: Phase, batch: StateBatch, bounds: Bounds | None = None) -> Chunks | Drafts | None:
+    def plan(self, phase: Phase, batch: StateBatch, bounds: Bounds | None = None) -> Decode | Chunks | Drafts:
         """Cuts the sequences of a prefill into chunks, or finds the paths of drafted rows."""
         self.contract.check_batch(phase, batch, ("checkpoints",))
         if isinstance(batch, VerifyBatch):
             return Drafts.of(batch)
-        return None if phase == "decode" else Chunks.of(batch, self.chunk, self.per_block)
+        if phase == "decode":
+            return Decode(len(batch.seqlens))
+        return Chunks.of(batch, self.chunk, self.per_block)
 
     def refresh(self, plan: Any, batch: StateBatch) -> None:
-        """Of decode, which has no plan.
+        """Of decode: another batch of as many sequences.
 
         Raises:
             ArgumentError: The plan is another phase's.
+            ContractError: The batch is no such one.
         """
-        if plan is not None:
-            raise foreign("plan", plan)
+        refresh_decode(self.contract, plan, batch)
 
     def commit(
         self, call: CallT, batch: VerifyBatch, plan: object, record: object, accepted: torch.Tensor

@@ -227,14 +227,21 @@ def test_a_wrong_call_is_refused_where_a_right_one_is_remembered(gpu, op, phase)
 def test_a_prefill_without_a_plan_is_not_taken_for_a_decode(gpu, op):
     backend = make_backend(op)
     decoded = make(op, "decode", [1] * 3)
-    gpu.expect(backend, decoded, None)
-    assert not gpu.run(backend, decoded, None)
+    plan = backend.plan("decode", decoded.batch)
+    gpu.expect(backend, decoded, plan)
+    assert not gpu.run(backend, decoded, plan)
+    for phase in ("prefill", "verify", "decode"):
+        with pytest.raises(ArgumentError, match="plan"):
+            gpu.run(backend, make(op, phase, [1] * 3), None)
+        assert not gpu.fast
+        assert not gpu.slow
     for phase in ("prefill", "verify"):
         for lengths in ([1, 2], [1, 1, 2], [3]):
-            with pytest.raises(ArgumentError, match="plan"):
-                gpu.run(backend, make(op, phase, lengths), None)
-            assert not gpu.fast
-            assert not gpu.slow
+            for other in (None, plan):
+                with pytest.raises(ArgumentError, match="plan"):
+                    gpu.run(backend, make(op, phase, lengths), other)
+                assert not gpu.fast
+                assert not gpu.slow
 
 
 @pytest.mark.parametrize("op", PAGED)

@@ -4,7 +4,7 @@ import pytest
 import switchrail
 import torch
 from switchrail._core import PAGED_OPS as PAGED
-from switchrail.errors import ArgumentError, BackendImportError
+from switchrail.errors import ArgumentError, BackendImportError, ContractError
 from switchrail.ops import Backend, Bounds
 from switchrail.testing.compare import same_bits
 from switchrail.testing.inputs import GENERATORS
@@ -115,6 +115,23 @@ def test_a_refreshed_plan_is_the_equal_of_a_new_one(runtime, device, op, name):
         anew.bind(backend, backend.plan("decode", anew.batch, bounds))()
         for result, expected in zip(refreshed.results.values(), anew.results.values(), strict=True):
             assert same_bits(result, expected)
+
+
+@pytest.mark.parametrize("op", [op for op in GENERATORS if op not in PAGED])
+def test_a_decodes_plan_is_for_as_many_sequences_and_no_other_phase(runtime, op):
+    backend = runtime.build(op, "triton")
+    calls = {n: GENERATORS[op]([1] * n, phase="decode") for n in (2, 3)}
+    plan = backend.plan("decode", calls[2].batch, Bounds(sequences=2, rows=2, tokens=9))
+    with pytest.raises(ContractError, match="3 sequences; asked is 2"):
+        backend.refresh(plan, calls[3].batch)
+    with pytest.raises(ContractError, match="decode"):
+        backend.refresh(plan, GENERATORS[op]([2, 1]).batch)
+    with pytest.raises(ArgumentError, match="plan: got NoneType"):
+        backend.refresh(None, calls[2].batch)
+    for call in (calls[3], GENERATORS[op]([1, 1], phase="verify"), GENERATORS[op]([2, 1])):
+        with pytest.raises(ArgumentError, match="plan: got Decode"):
+            call.bind(backend, plan)()
+    calls[2].bind(backend, plan)()
 
 
 @pytest.mark.parametrize("phase", ["prefill", "verify"])

@@ -6,12 +6,12 @@ from abc import abstractmethod
 from typing import Any, ClassVar
 
 import torch
-from switchrail.ops.backend import Backend, foreign
+from switchrail.ops.backend import Backend
 from switchrail.ops.batch import Bounds, Phase, StateBatch
 from switchrail.ops.contract import Contract
 from switchrail.ops.delta_call import DeltaCall
 
-from switchrail_kernels.plans import Planned, check_plan
+from switchrail_kernels.plans import Decode, Planned, check_plan
 
 FEATURES = ("raw_gates",)
 
@@ -20,12 +20,13 @@ class DeltaAdapter(Backend[DeltaCall, StateBatch]):
     """A library's kernels behind the contract."""
 
     contract: ClassVar[Contract]
-    planned: ClassVar[type[Planned] | None] = None
-    """The type of the backend's plans; None where it has decode alone, which needs none."""
+    planned: ClassVar[type[Planned]] = Decode
+    """The type of the backend's plans."""
 
     def plan(self, phase: Phase, batch: StateBatch, bounds: Bounds | None = None) -> Any:
         """Holds the batch to the contract."""
         self.contract.check_batch(phase, batch)
+        return Decode(len(batch.seqlens))
 
     @abstractmethod
     def launch(self, call: DeltaCall, batch: StateBatch, plan: Any) -> None:
@@ -34,9 +35,7 @@ class DeltaAdapter(Backend[DeltaCall, StateBatch]):
     def run(self, call: DeltaCall, batch: StateBatch, plan: object) -> None:
         """Runs T packed tokens of N sequences."""
         self.contract.check_call(call, batch, FEATURES)
-        if plan is None and self.planned is not None:
-            raise foreign("plan", plan)
-        check_plan(plan, batch, self.planned, None)
+        check_plan(plan, batch, (self.planned,))
         if call.q.shape[0]:
             with torch.cuda.device(call.q.get_device()):
                 self.launch(call, batch, plan)

@@ -13,7 +13,7 @@ from switchrail_kernels.delta.solve import CHUNK
 from switchrail_kernels.delta.step import step
 from switchrail_kernels.delta.verify import verify
 from switchrail_kernels.drafts import Drafts, Record
-from switchrail_kernels.plans import check_plan
+from switchrail_kernels.plans import Decode, check_plan
 from switchrail_kernels.recurrent import TritonRecurrent
 from switchrail_kernels.replay import Options, Tensors, calls_of
 from switchrail_kernels.segments import Chunks
@@ -34,8 +34,8 @@ class TritonDelta(TritonRecurrent[DeltaCall]):
     def prepare(call: DeltaCall, plan: Chunks) -> Prepared:
         """Computes what the walk reads of one block of chunks or more."""
 
-    def run(self, call: DeltaCall, batch: StateBatch, plan: Chunks | Drafts | None) -> Record | None:
-        """Runs T packed tokens of N sequences of any length, or one each where there is no plan."""
+    def run(self, call: DeltaCall, batch: StateBatch, plan: Decode | Chunks | Drafts) -> Record | None:
+        """Runs T packed tokens of N sequences of any length, drafted ones, or one each."""
         calls = call.layer.kept.get(type(self))
         if calls is None:
             self.contract.check_call(call, batch, FEATURES)
@@ -43,9 +43,9 @@ class TritonDelta(TritonRecurrent[DeltaCall]):
         layer, q, k, v, g, beta, out = call
         tensors: Tensors = (q, k, v, g, beta, out, batch.read_slots, batch.write_slots)
         options: Options = (len(batch.seqlens),)
-        if plan is None and calls.again(tensors, options):
+        if plan.__class__ is Decode and calls.again(tensors, options):
             return None
-        check_plan(plan, batch, Chunks, Drafts)
+        check_plan(plan, batch, (Decode, Chunks), Drafts)
         if isinstance(plan, Chunks):
             planned, cut = plan.arguments(batch, layer.state.shape[1], layer.state.device, self.costs)
             tensors, options = (*tensors, *planned), (*options, *cut, plan.abreast)
@@ -55,7 +55,7 @@ class TritonDelta(TritonRecurrent[DeltaCall]):
         if isinstance(plan, Drafts):
             return verify(call, batch, plan, channels=self.channels)
         with calls.record(layer, tensors, options):
-            if plan is None:
+            if isinstance(plan, Decode):
                 step(call, batch, channels=self.channels)
             elif len(plan.blocks):
                 scan(call, batch, plan, self.prepare(call, plan), channels=self.channels)

@@ -9,7 +9,6 @@ import cuda.bindings.driver as cuda
 import cutlass
 import torch
 from cutlass import cute
-from switchrail.ops.backend import foreign
 from switchrail.ops.batch import StateBatch
 from switchrail.ops.delta_call import DeltaCall
 from switchrail.ops.gated_delta.contract import CONTRACT, GatedDeltaBackend
@@ -18,6 +17,7 @@ from switchrail_kernels.alignment import check_pool
 from switchrail_kernels.delta.adapter import DeltaAdapter
 from switchrail_kernels.delta.call import gate_constants, gate_numbers, gate_tensors, outer_strides
 from switchrail_kernels.gated_delta.step_cute import Step
+from switchrail_kernels.plans import Decode, refresh_decode
 
 _TYPES = {
     torch.float32: cutlass.Float32,
@@ -67,15 +67,15 @@ class CuteGatedDelta(DeltaAdapter, GatedDeltaBackend):
     contract = CONTRACT
 
     def refresh(self, plan: object, batch: StateBatch) -> None:
-        """There is nothing in a plan.
+        """Makes the plan one for another batch of as many sequences.
 
         Raises:
             ArgumentError: The plan is another backend's.
+            ContractError: The batch is no such one.
         """
-        if plan is not None:
-            raise foreign("plan", plan)
+        refresh_decode(CONTRACT, plan, batch)
 
-    def launch(self, call: DeltaCall, batch: StateBatch, plan: None) -> None:
+    def launch(self, call: DeltaCall, batch: StateBatch, plan: Decode) -> None:
         """Runs one token a sequence."""
         layer, q, k, v, g, beta, out = call
         check_pool(CONTRACT, "state", layer.state)

@@ -26,6 +26,7 @@ from switchrail_kernels.delta.adapter import DeltaAdapter
 from switchrail_kernels.delta.call import gate_constants, gate_numbers, gate_tensors, outer_strides
 from switchrail_kernels.delta.gates import log2_decay, write_weight
 from switchrail_kernels.launch import Launcher
+from switchrail_kernels.plans import Decode
 
 ALIGNMENT = 32
 """Bytes at multiples of which the library's kernel takes tensors to begin."""
@@ -131,7 +132,7 @@ class FlashInferKda(DeltaAdapter, KdaBackend):
 
     contract = CONTRACT
 
-    def launch(self, call: DeltaCall, batch: StateBatch, plan: None) -> None:
+    def launch(self, call: DeltaCall, batch: StateBatch, plan: Decode) -> None:
         """Runs one token a sequence."""
         layer, q, k, v, g, beta, out = call
         check_pool(CONTRACT, "state", layer.state, ALIGNMENT)

@@ -12,7 +12,7 @@ from switchrail_kernels.linear.operands import Operands
 from switchrail_kernels.linear.step import step
 from switchrail_kernels.linear.verify import verify
 from switchrail_kernels.linear.walk import walk
-from switchrail_kernels.plans import check_plan
+from switchrail_kernels.plans import Decode, check_plan
 from switchrail_kernels.recurrent import TritonRecurrent
 from switchrail_kernels.replay import Options, Tensors, calls_of
 from switchrail_kernels.segments import Chunks
@@ -30,18 +30,18 @@ class TritonLinear(TritonRecurrent[CallT]):
     def operands(call: CallT) -> Operands:
         """The call under the names that the kernels use."""
 
-    def run(self, call: CallT, batch: StateBatch, plan: Chunks | Drafts | None) -> Record | None:
-        """Runs T packed tokens of N sequences of any length, drafted ones, or one each without a plan."""
+    def run(self, call: CallT, batch: StateBatch, plan: Decode | Chunks | Drafts) -> Record | None:
+        """Runs T packed tokens of N sequences of any length, drafted ones, or one each."""
         layer, *brought = call
         calls = calls_of(layer, type(self))
         tensors: Tensors = (*brought, batch.read_slots, batch.write_slots)
         options: Options = (len(batch.seqlens),)
-        if plan is None and calls.again(tensors, options):
+        if plan.__class__ is Decode and calls.again(tensors, options):
             return None
         self.contract.check_call(call, batch, FEATURES)
-        check_plan(plan, batch, Chunks, Drafts)
+        check_plan(plan, batch, (Decode, Chunks), Drafts)
         operands = self.operands(call)
-        if plan is None:
+        if isinstance(plan, Decode):
             with calls.record(layer, tensors, options):
                 step(operands, batch)
             return None

@@ -12,7 +12,7 @@ from switchrail.ops.short_conv.contract import CONTRACT, ShortConvBackend, Short
 
 from switchrail_kernels.checkpoints import kept_states
 from switchrail_kernels.launch import Launcher, padded
-from switchrail_kernels.plans import check_plan
+from switchrail_kernels.plans import Decode, check_plan, refresh_decode
 from switchrail_kernels.replay import Options, Tensors, calls_of
 from switchrail_kernels.short_conv.convolve import convolve, step
 from switchrail_kernels.short_conv.drafts import DRAFT_ROWS, REACH, Drafts, replay, verify
@@ -48,28 +48,28 @@ class Pieces:
 class TritonShortConv(ShortConvBackend):
     """The short convolution for compute capability 8.0 and later; up to 17 taps."""
 
-    def plan(self, phase: Phase, batch: StateBatch, bounds: Bounds | None = None) -> Pieces | Drafts | None:
+    def plan(self, phase: Phase, batch: StateBatch, bounds: Bounds | None = None) -> Decode | Pieces | Drafts:
         """Cuts the sequences of a prefill into pieces, or follows drafted rows back."""
         CONTRACT.check_batch(phase, batch, FEATURES)
         if isinstance(batch, VerifyBatch):
             return Drafts.of(batch)
         if phase == "decode":
-            return None
+            return Decode(len(batch.seqlens))
         return Pieces(to_device(split_rows(batch.seqlens, PIECE), batch.cu_seqlens.device), batch.seqlens)
 
     def refresh(self, plan: Any, batch: StateBatch) -> None:
-        """Of decode, which has no plan.
+        """Of decode: another batch of as many sequences.
 
         Raises:
             ArgumentError: The plan is another phase's.
+            ContractError: The batch is no such one.
         """
-        if plan is not None:
-            raise foreign("plan", plan)
+        refresh_decode(CONTRACT, plan, batch)
 
     def run(
-        self, call: ShortConvCall, batch: StateBatch, plan: Pieces | Drafts | None
+        self, call: ShortConvCall, batch: StateBatch, plan: Decode | Pieces | Drafts
     ) -> torch.Tensor | None:
-        """Runs T packed rows of N sequences of any length, drafted ones, or one each without a plan.
+        """Runs T packed rows of N sequences of any length, drafted ones, or one each.
 
         Returns:
             Of drafted rows their inputs, which `commit` makes states of.
@@ -78,13 +78,13 @@ class TritonShortConv(ShortConvBackend):
         calls = calls_of(layer, type(self))
         given: Tensors = (x, out, batch.read_slots, batch.write_slots)
         options: Options = (len(batch.seqlens),)
-        if plan is None and calls.again(given, options):
+        if plan.__class__ is Decode and calls.again(given, options):
             return None
         CONTRACT.check_call(call, batch, FEATURES)
-        check_plan(plan, batch, Pieces, Drafts)
+        check_plan(plan, batch, (Decode, Pieces), Drafts)
         weight, bias, state = layer.weight, layer.bias, layer.state
         channels, width = weight.shape
-        if plan is not None and width > REACH + 1:
+        if not isinstance(plan, Decode) and width > REACH + 1:
             raise CONTRACT.error("weight", f"W = {width}", f"2 to {REACH + 1} for the backend 'triton'")
         tensors = (x, weight, weight if bias is None else bias, state, out)
         numbers = (*x.stride(), state.stride(0), channels)
@@ -104,7 +104,7 @@ class TritonShortConv(ShortConvBackend):
             return kept
         if x.shape[0] == 0:
             return None
-        if plan is None:
+        if isinstance(plan, Decode):
             block = min(256, padded(channels))
             with calls.record(layer, given, options):
                 _launch_step(

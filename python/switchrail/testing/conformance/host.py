@@ -2,56 +2,88 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from switchrail.ops.backend import Backend
+from switchrail.ops.batch import Bounds
 from switchrail.testing.conformance.memory import Unavailable
 from switchrail.testing.conformance.parts import caches, require_same_bits
 from switchrail.testing.conformance.setting import RECURRENT, Measured, Setting
-from switchrail.testing.inputs import Sample
+from switchrail.testing.inputs import Sample, run_reference
+
+_CACHES = ((900, 3, 257), (700, 258, 900))
+"""Tokens in the caches of two batches."""
+
+_WITHIN = Bounds(sequences=3, rows=3, tokens=900)
+"""Bounds of both."""
 
 
 def no_waiting(setting: Setting) -> None:
     """The host never waits for the device."""
     call = setting.call((70, 3, 9), padding=(1,))
     call.clone().run(setting.backend)
-    torch.cuda.synchronize(setting.device)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with _refuse_waiting(setting):
         call.run(setting.backend)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def graph(setting: Setting) -> Measured:
-    """A captured call is replayed with other numbers, lengths, slots and pages, and asks for no memory."""
+    """A captured call is replayed for another batch, after `refresh`, and asks for no memory.
+
+    As an engine does it: `run` alone is captured, with a plan within bounds, once it has run. Then the call's
+    tensors get other numbers, and the batch's other lengths, slots and pages.
+    """
+    backend = setting.backend
+    if type(backend).refresh is Backend.refresh:
+        raise AssertionError(
+            f"it claims cuda_graph, but {type(backend).__name__} has no `refresh`: without it a backend is "
+            f"never captured in a graph"
+        )
     first, second = _pair(setting)
+    eager = second.clone()
+    eager.bind(backend, backend.plan("decode", eager.batch, _WITHIN))()
+    plan = backend.plan("decode", first.batch, _WITHIN)
+    run = first.bind(backend, plan)
     stream = torch.cuda.Stream(setting.device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(setting.device))
     with torch.cuda.stream(stream):
-        first.clone().run(setting.backend)
+        run()
     stream.synchronize()
     warm = torch.cuda.CUDAGraph()
     with torch.cuda.graph(warm, stream=stream):
-        first.run(setting.backend)
+        run()
     captured = torch.cuda.CUDAGraph()
     before = torch.cuda.memory_stats(setting.device)["num_device_alloc"]
     with torch.cuda.graph(captured, pool=warm.pool(), stream=stream):
-        first.run(setting.backend)
+        run()
     after = torch.cuda.memory_stats(setting.device)["num_device_alloc"]
     assert after == before, f"memory was asked of the driver {after - before} times while it was captured"
-    eager = setting.run(second)
     for name, tensor in second.tensors.items():
         own = first.tensors[name]
         if tensor is not None and own is not None:
             own.copy_(tensor)
     for name in first.contract.batch:
         getattr(first.batch, name).copy_(getattr(second.batch, name))
+    with _refuse_waiting(setting):
+        backend.refresh(plan, second.batch)
     captured.replay()
     torch.cuda.synchronize(setting.device)
     require_same_bits(first, eager, "a replayed graph has other results than a call")
-    return setting.verify(second)
+    return setting.compare(eager, run_reference(second)) | setting.verify(second)
+
+
+@contextmanager
+def _refuse_waiting(setting: Setting) -> Iterator[None]:
+    """What makes the host wait for the device is an error."""
+    torch.cuda.synchronize(setting.device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def another_stream(setting: Setting) -> Measured:
@@ -79,7 +111,7 @@ def _pair(setting: Setting) -> tuple[Sample, Sample]:
     for seed in (0, 1):
         arguments: dict[str, Any] = {"padding": (seed,)} if setting.op in RECURRENT else {}
         if setting.op not in RECURRENT:
-            arguments["kv_lengths"] = [(900, 3, 257), (700, 258, 900)][seed]
+            arguments["kv_lengths"] = _CACHES[seed]
         calls.append(setting.call(lengths, seed=seed, **arguments))
     first, second = calls
     for name in caches(first):
