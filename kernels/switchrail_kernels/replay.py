@@ -116,7 +116,7 @@ def _kind(layer: Layer) -> tuple[object, ...] | None:
             except RuntimeError:  # one without strides
                 return None
         elif type(value) in _OPTIONS:
-            kind.append((type(value), repr(value)))  # 1, 1.0 and True, and 0.0 and -0.0, are equal
+            kind.append(repr(value))  # 1, 1.0 and True are equal, and so are 0.0 and -0.0
         else:
             return None
     return tuple(kind)
