@@ -1,6 +1,7 @@
 # make run    environment, build, and the main job: a hybrid model speaks, each layer routed to a kernel
 # make test   all tests: Rust, Python, documents
 # make lint   formatting, clippy, rustdoc, licences and circles of the crates, ruff, layers, mypy, stubs; CI runs it too
+# make toy-op adds an op to a copy, as CONTRIBUTING.md says, and runs it; a job of its own in CI
 # make soak   the tests again and again in random order, beside busy processes
 #
 # VENV=DIR         the environment to use (default .venv); an existing one is kept, and so is the torch in it
@@ -28,7 +29,7 @@ RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Ca
 # maturin and cargo build PyO3 with different settings: one target directory would make each rebuild after the other.
 MATURIN := VIRTUAL_ENV=$(abspath $(VENV)) CARGO_TARGET_DIR=$(abspath target/maturin) $(BIN)/maturin
 
-.PHONY: run test lint soak build wheel test-rust lint-rust test-python lint-python bench clean
+.PHONY: run test lint toy-op soak build wheel test-rust lint-rust test-python lint-python bench clean
 
 run: build
 	$(BIN)/switchrail run $(CHECKPOINT) --max-new-tokens 48 \
@@ -37,6 +38,9 @@ run: build
 test: test-rust test-python
 
 lint: lint-rust lint-python
+
+toy-op: build
+	$(PY) tests/add_an_op.py
 
 # Three times all of it, and fifty times what has threads, processes, signals or order in it.
 soak: build

@@ -30,10 +30,12 @@ from typing import Any
 import switchrail
 import torch
 import triton
+from switchrail._core import LINEAR_OPS, OPS, PAGED_OPS
 from switchrail.ops.backend import AnyBackend
 from switchrail.ops.batch import Phase
+from switchrail.ops.catalog import DEFINITIONS
 from switchrail.testing.compare import same_bits
-from switchrail.testing.inputs import GENERATORS, Sample
+from switchrail.testing.inputs import Sample
 
 BLOCKS, CALLS, FIRSTS = 80, 50, 12
 ASKED = {"decode": 15.0, "prefill": 60.0}
@@ -41,23 +43,8 @@ LENGTHS = {"decode": [1] * 8, "prefill": [160, 80]}
 LONG, FEW = 8192, {"heads": 4, "value_heads": 8, "groups": 1}
 """One sequence of this length in layers of so few heads has its time axis split."""
 
-SIZES: dict[str, dict[str, Any]] = {
-    "attention": {"heads": 16, "kv_heads": 2, "head_size": 256, "page": 64},
-    "gated_delta": {"heads": 16, "value_heads": 32, "key_size": 128, "value_size": 128},
-    "kda": {"heads": 32, "value_heads": 32, "key_size": 128, "value_size": 128},
-    "lightning": {"heads": 64, "key_size": 128, "value_size": 128},
-    "mamba2": {"heads": 128, "groups": 8, "head_size": 64, "state_size": 128},
-    "mla": {
-        "heads": 16,
-        "nope_size": 128,
-        "rope_size": 64,
-        "latent_size": 512,
-        "value_size": 128,
-        "page": 64,
-    },
-    "short_conv": {"channels": 8192},
-}
-PAGED = ("attention", "mla")
+FEWER = {"mla": {"H": 16}}
+"""Axes of an op, where the host waits for a GPU with those of a model."""
 
 
 @dataclass
@@ -75,26 +62,27 @@ class Case:
         return f"{rows} of {self.past}" if self.past else rows
 
     def make(self, lengths: list[int]) -> Sample:
-        sizes = SIZES[self.op]
+        definition = DEFINITIONS[self.op]
+        sizes = definition.generated({**definition.sizes[-1], "page": 64, **FEWER.get(self.op, {})})
         if lengths[0] >= LONG:
             sizes = {name: FEW.get(name, size) for name, size in sizes.items()}
-        caches: dict[str, Any] = {"initial": "all", "strided": "none" if self.op == "short_conv" else False}
-        if self.op in PAGED:
-            caches = {"kv_lengths": [n + self.past for n in lengths], "strided": False}
-        return GENERATORS[self.op](
-            lengths, phase=self.phase, dtype=torch.bfloat16, device="cuda", **caches, **sizes
+        caches: dict[str, Any] = {"initial": "all"}
+        if definition.paged:
+            caches = {"kv_lengths": [n + self.past for n in lengths]}
+        return definition.generator(
+            lengths, phase=self.phase, dtype=torch.bfloat16, device="cuda", strided=False, **caches, **sizes
         )
 
 
 def cases(ops: list[str]) -> list[Case]:
     found = []
     for op in ops:
-        if op in PAGED:
+        if op in PAGED_OPS:
             found += [Case(op, "decode", LENGTHS["decode"], past) for past in (100, 4000)]
         else:
             found.append(Case(op, "decode", LENGTHS["decode"]))
         found.append(Case(op, "prefill", LENGTHS["prefill"]))
-        if op not in (*PAGED, "short_conv"):
+        if op in LINEAR_OPS:
             found.append(Case(op, "prefill", [LONG]))
     return found
 
@@ -159,14 +147,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--op", action="append", choices=sorted(SIZES), help="only these ops")
+    parser.add_argument("--op", action="append", choices=sorted(OPS), help="only these ops")
     parser.add_argument("--backend", default="triton")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the results")
     options = parser.parse_args()
     runtime = switchrail.Runtime()
     runtime.load()
-    registered = {op for op in SIZES if options.backend in {b.name for b in runtime.backends(op)}}
-    ops = [op for op in options.op or SIZES if op in registered]
+    registered = {op for op in OPS if options.backend in {b.name for b in runtime.backends(op)}}
+    ops = [op for op in options.op or OPS if op in registered]
     if not ops:
         parser.error(f"no {options.backend} is registered for any of these ops")
     rows: list[dict[str, Any]] = []

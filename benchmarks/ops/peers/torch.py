@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+from switchrail._core import LINEAR_OPS
 from switchrail.ops.batch import PagedBatch
 from switchrail.testing.inputs import Sample
 
@@ -14,7 +15,7 @@ from benchmarks.ops.clock import Run
 
 def peers(case: Case, call: Sample) -> dict[str, Run]:
     """`SDPA bare` of prefills of equal length without a past; `mul_ bare` of decode on states."""
-    if call.phase == "decode" and "state" in call.tensors and case.op != "short_conv":
+    if call.phase == "decode" and case.op in LINEAR_OPS:
         state = call.state[1:]
         return {"mul_ bare": lambda: _nothing(state.mul_(0.999))}
     if case.op != "attention" or call.phase != "prefill" or case.past or len(set(case.lengths)) > 1:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from switchrail._core import PAGED_OPS
 from switchrail.cli.output import output, say
 from switchrail.foreign import in_lines, json_escaped, one_line
 from switchrail.plugins import GROUP
@@ -71,7 +72,7 @@ def table(
 def times_table(op: str, samples: Sequence[Mapping[str, Any]]) -> Table:
     """Microseconds by load, a column a backend; of several the fastest of each line is marked."""
     names = list(dict.fromkeys(name for sample in samples for name in sample["nanoseconds"]))
-    length = "a row sees" if op in ("attention", "mla") else "longest"
+    length = "a row sees" if op in PAGED_OPS else "longest"
     rows = []
     for sample in sorted(samples, key=lambda sample: (sample["rows"], sample["length"])):
         times = sample["nanoseconds"]

@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from switchrail.ops.catalog import DEFINITIONS
+
 if TYPE_CHECKING:
     from switchrail.ops.attention.contract import AttentionBackend, AttentionCall, AttentionLayer
     from switchrail.ops.backend import Backend
@@ -32,41 +34,25 @@ if TYPE_CHECKING:
     from switchrail.ops.short_conv.contract import ShortConvBackend, ShortConvCall, ShortConvLayer
 
 _HOMES = {
-    "AttentionBackend": "attention.contract",
-    "AttentionCall": "attention.contract",
-    "AttentionLayer": "attention.contract",
     "Backend": "backend",
     "Bounds": "batch",
     "CONTRACTS": "catalog",
     "CheckpointBatch": "batch",
     "Contract": "contract",
-    "GatedDeltaBackend": "gated_delta.contract",
-    "GatedDeltaCall": "gated_delta.contract",
-    "GatedDeltaLayer": "gated_delta.contract",
-    "KdaBackend": "kda.contract",
-    "KdaCall": "kda.contract",
-    "KdaLayer": "kda.contract",
     "Layer": "call",
-    "LightningBackend": "lightning.contract",
-    "LightningCall": "lightning.contract",
-    "LightningLayer": "lightning.contract",
-    "Mamba2Backend": "mamba2.contract",
-    "Mamba2Call": "mamba2.contract",
-    "Mamba2Layer": "mamba2.contract",
-    "MlaBackend": "mla.contract",
-    "MlaCall": "mla.contract",
-    "MlaLayer": "mla.contract",
     "OptionSpec": "contract",
     "PagedBatch": "batch",
     "PagedTreeBatch": "batch",
     "Phase": "batch",
     "SequenceBatch": "batch",
-    "ShortConvBackend": "short_conv.contract",
-    "ShortConvCall": "short_conv.contract",
-    "ShortConvLayer": "short_conv.contract",
     "StateBatch": "batch",
     "TensorSpec": "contract",
     "VerifyBatch": "batch",
+    **{
+        f"{definition.stem}{part}": f"{op}.contract"
+        for op, definition in DEFINITIONS.items()
+        for part in ("Backend", "Call", "Layer")
+    },
 }
 
 

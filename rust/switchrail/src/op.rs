@@ -26,16 +26,48 @@ names! {
     }
 }
 
+/// What an op keeps of a sequence from call to call.
+enum Memory {
+    /// Pages of keys and values, or of latents.
+    Pages,
+    /// A state of heads, which linear attention reads and writes.
+    Heads,
+    /// A state of another form.
+    Channels,
+}
+
 impl Op {
-    /// Whether the op carries a recurrent state instead of a cache of keys and values.
+    /// All that the core knows of an op: its memory, and what not every backend of it can do.
+    const fn facts(self) -> (Memory, &'static [&'static str]) {
+        match self {
+            Self::Attention => (
+                Memory::Pages,
+                &[
+                    "batch_invariant",
+                    "cuda_graph",
+                    "lse",
+                    "sinks",
+                    "soft_cap",
+                    "trees",
+                    "window",
+                ],
+            ),
+            Self::Mla => (Memory::Pages, &["batch_invariant", "cuda_graph", "lse", "trees"]),
+            Self::GatedDelta | Self::Kda => (
+                Memory::Heads,
+                &["batch_invariant", "checkpoints", "cuda_graph", "raw_gates"],
+            ),
+            Self::Lightning | Self::Mamba2 => (Memory::Heads, STATEFUL),
+            Self::ShortConv => (Memory::Channels, STATEFUL),
+        }
+    }
+
+    /// Whether the op carries a recurrent state of heads instead of a cache of keys and values.
     ///
     /// These four are what the preference key `linear` stands for; the convolution is not one of them.
     #[must_use]
     pub const fn is_linear(self) -> bool {
-        matches!(
-            self,
-            Self::GatedDelta | Self::Kda | Self::Lightning | Self::Mamba2
-        )
+        matches!(self.facts().0, Memory::Heads)
     }
 
     /// What not every backend of the op can do, by the names that registrations claim and queries ask for.
@@ -43,30 +75,18 @@ impl Op {
     /// A plugin's own are written `oot:NAME` (out of tree), so that a misspelt name is never taken for a new one.
     #[must_use]
     pub const fn features(self) -> &'static [&'static str] {
-        match self {
-            Self::Attention => &[
-                "batch_invariant",
-                "cuda_graph",
-                "lse",
-                "sinks",
-                "soft_cap",
-                "trees",
-                "window",
-            ],
-            Self::Mla => &["batch_invariant", "cuda_graph", "lse", "trees"],
-            Self::GatedDelta | Self::Kda => &["batch_invariant", "checkpoints", "cuda_graph", "raw_gates"],
-            Self::Lightning | Self::Mamba2 | Self::ShortConv => {
-                &["batch_invariant", "checkpoints", "cuda_graph"]
-            }
-        }
+        self.facts().1
     }
 
     /// Whether the op reads a paged cache of keys and values (or latents).
     #[must_use]
     pub const fn is_paged(self) -> bool {
-        matches!(self, Self::Attention | Self::Mla)
+        matches!(self.facts().0, Memory::Pages)
     }
 }
+
+/// The features of an op with a state that has none of its own.
+const STATEFUL: &[&str] = &["batch_invariant", "checkpoints", "cuda_graph"];
 
 /// The axis orders of a recurrent state, as its last two axes lie; any other is written `oot:NAME`.
 pub const STATE_LAYOUTS: [&str; 2] = ["KV", "VK"];

@@ -25,7 +25,9 @@ from switchrail.testing.inputs import Sample
 PAGED = PAGED_OPS
 GATED = LINEAR_OPS
 RECURRENT = tuple(op for op, definition in DEFINITIONS.items() if not definition.paged)
-DELTA = tuple(op for op, definition in DEFINITIONS.items() if "raw_gates" in definition.claims["features"])
+DELTA = tuple(
+    op for op, definition in DEFINITIONS.items() if "raw_gates" in definition.claims.get("features", ())
+)
 
 _SMALL = 16
 """The head size, and the tokens of a page, of calls that don't ask for others, where they are claimed."""

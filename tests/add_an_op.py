@@ -1,0 +1,95 @@
+"""Adds the toy op of CONTRIBUTING.md to a copy of this repository, as it stands there: `make toy-op`.
+
+Each block below a path is that file, a `diff` a change of it; then the core is compiled, and the commands of
+the last block are run. It fails where one does, and where more files are touched than are promised.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
+MOST_FILES = 8
+CHECKS = (
+    ["ruff", "check"],
+    ["ruff", "format", "--check"],
+    ["mypy"],
+    ["pytest", "-q", "tests/ops/test_contract.py", "-k", "ema or built_in or imports_nothing"],
+    ["pytest", "-q", "tests/kernels/test_register.py", "tests/kernels/test_plans.py", "-k", "ema or path"],
+)
+"""What a new op must leave as it is; its own cases are among the tests'."""
+
+
+def section() -> tuple[list[tuple[str, str, str]], str]:
+    """The changes, as path, language and text, and the commands."""
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    text = re.split(r"^## ", text.partition("\n## Adding an op\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+    changes = re.findall(r"`([\w./]+)`:\n\n```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (commands,) = re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return changes, commands
+
+
+def main() -> None:
+    """Does it all in `target/toy-op`."""
+    copy = ROOT / "target" / "toy-op"
+    shutil.rmtree(copy, ignore_errors=True)
+    environment = {
+        **os.environ,
+        "CARGO_TARGET_DIR": os.environ.get("CARGO_TARGET_DIR", str(ROOT / "target" / "maturin")),
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": f"{copy / 'python'}{os.pathsep}{copy / 'kernels'}",
+        "VIRTUAL_ENV": str(BIN.parent),
+    }
+
+    def run(*command: str, text: str | None = None) -> str:
+        print("+", *command, flush=True)
+        done = subprocess.run(
+            command, cwd=copy, env=environment, input=text, stdout=subprocess.PIPE, text=True
+        )
+        print(done.stdout[-4000:], flush=True)
+        if done.returncode:
+            raise SystemExit(f"{command[0]} ended with status {done.returncode}")
+        return done.stdout
+
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.run(listed, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout.split(b"\0"):
+        source = ROOT / os.fsdecode(name)
+        if name and source.is_file():
+            target = copy / os.fsdecode(name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target)
+    run("git", "init", "--quiet")
+    run("git", "add", "--all")
+
+    changes, commands = section()
+    for path, language, text in changes:
+        if language == "diff":
+            run("git", "apply", "--recount", "-", text=f"--- a/{path}\n+++ b/{path}\n{text}")
+        else:
+            (copy / path).parent.mkdir(parents=True, exist_ok=True)
+            (copy / path).write_text(text, "utf-8")
+    touched = run("git", "ls-files", "--modified", "--others", "--exclude-standard").splitlines()
+    if sorted(touched) != sorted(path for path, _, _ in changes) or len(touched) > MOST_FILES:
+        raise SystemExit(f"touched: {', '.join(touched)}; at most {MOST_FILES} files, those that are named")
+
+    run("maturin", "build", "--release", "--quiet", "--out", "target/wheels")
+    (wheel,) = copy.glob("target/wheels/*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extract("switchrail/_core.abi3.so", copy / "python")
+    for check in CHECKS:
+        run(*check)
+    if "ema" not in run("python", "-c", "import switchrail._core as core; print(core.OPS)"):
+        raise SystemExit("the copy was not imported")
+    run("sh", "-ec", commands)
+    print(f"{len(touched)} files touched: {', '.join(touched)}")
+
+
+if __name__ == "__main__":
+    main()
