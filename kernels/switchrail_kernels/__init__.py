@@ -35,6 +35,7 @@ def register(registry: Registry) -> None:
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     for (op, name), (attribute, own) in BACKENDS.items():
         claims: Claims = {
+            "phases": ("prefill", "decode", "verify"),
             "devices": (DeviceSupport("cuda", *CAPABILITIES[name]),),
             **COMMON[name],
             **own,

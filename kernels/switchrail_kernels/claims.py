@@ -33,8 +33,6 @@ RECURRENT: Claims = {**STATES, "head_sizes": RECURRENT_SIZES}
 CUTEDSL = "nvidia-cutlass-dsl>=4.8.1"
 FLASHINFER = ("flashinfer-python>=0.6.13,<0.7", "triton>=3.6")
 
-EVERY_PHASE = ("prefill", "decode", "verify")
-
 CAPABILITIES: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
     "triton": ((8, 0), None),
     "cutedsl": ((9, 0), (9, 0)),
@@ -65,7 +63,7 @@ COMMON: dict[str, Claims] = {
         "priority": 50,
     },
 }
-"""By backend: what is claimed for each op, unless its folder says otherwise."""
+"""By backend: what is claimed for each op, in all phases, unless its folder says otherwise."""
 
 INTERPRETED: Claims = {"devices": ("cpu",), "dtypes": ("float32", "float16"), "priority": -1000}
 
@@ -76,7 +74,6 @@ __all__ = [
     "CAPABILITIES",
     "COMMON",
     "CUTEDSL",
-    "EVERY_PHASE",
     "FLASHINFER",
     "INTERPRETED",
     "RECURRENT",

@@ -1,6 +1,6 @@
 """Kernels of paged softmax attention."""
 
-from switchrail_kernels.claims import EVERY_PHASE, Backends
+from switchrail_kernels.claims import Backends
 
 HEAD_SIZES = (8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 """Of attention: those that models have, and that are tested; the kernels pad others as well."""
@@ -8,20 +8,9 @@ HEAD_SIZES = (8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 BACKENDS: Backends = {
     "triton": (
         "TritonAttention",
-        {
-            "phases": EVERY_PHASE,
-            "head_sizes": HEAD_SIZES,
-            "features": ("cuda_graph", "window", "soft_cap", "sinks", "lse", "trees"),
-        },
+        {"head_sizes": HEAD_SIZES, "features": ("cuda_graph", "window", "soft_cap", "sinks", "lse", "trees")},
     ),
-    "flashinfer": (
-        "FlashInferAttention",
-        {
-            "phases": EVERY_PHASE,
-            "head_sizes": (128, 256),
-            "features": ("lse",),
-        },
-    ),
+    "flashinfer": ("FlashInferAttention", {"head_sizes": (128, 256), "features": ("lse",)}),
 }
 
 __all__ = ["BACKENDS"]

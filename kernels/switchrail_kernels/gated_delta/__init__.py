@@ -1,16 +1,9 @@
 """Kernels of the gated delta rule."""
 
-from switchrail_kernels.claims import CUTEDSL, EVERY_PHASE, FLASHINFER, RECURRENT, STATES, Backends
+from switchrail_kernels.claims import CUTEDSL, FLASHINFER, RECURRENT, STATES, Backends
 
 BACKENDS: Backends = {
-    "triton": (
-        "TritonGatedDelta",
-        {
-            **RECURRENT,
-            "phases": EVERY_PHASE,
-            "features": ("cuda_graph", "raw_gates", "checkpoints"),
-        },
-    ),
+    "triton": ("TritonGatedDelta", {**RECURRENT, "features": ("cuda_graph", "raw_gates", "checkpoints")}),
     "cutedsl": (
         "CuteGatedDelta",
         {
@@ -32,12 +25,7 @@ BACKENDS: Backends = {
     ),
     "flashqla": (
         "FlashQlaGatedDelta",
-        {
-            **STATES,
-            "phases": ("prefill",),
-            "head_sizes": ((128, 128),),
-            "features": ("raw_gates",),
-        },
+        {**STATES, "phases": ("prefill",), "head_sizes": ((128, 128),), "features": ("raw_gates",)},
     ),
 }
 

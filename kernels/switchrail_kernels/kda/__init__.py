@@ -1,16 +1,9 @@
 """Kimi delta attention."""
 
-from switchrail_kernels.claims import CUTEDSL, EVERY_PHASE, FLASHINFER, RECURRENT, STATES, Backends
+from switchrail_kernels.claims import CUTEDSL, FLASHINFER, RECURRENT, STATES, Backends
 
 BACKENDS: Backends = {
-    "triton": (
-        "TritonKda",
-        {
-            **RECURRENT,
-            "phases": EVERY_PHASE,
-            "features": ("cuda_graph", "raw_gates", "checkpoints"),
-        },
-    ),
+    "triton": ("TritonKda", {**RECURRENT, "features": ("cuda_graph", "raw_gates", "checkpoints")}),
     "flashinfer": (
         "FlashInferKda",
         {

@@ -1,16 +1,7 @@
 """Lightning attention."""
 
-from switchrail_kernels.claims import EVERY_PHASE, RECURRENT, Backends
+from switchrail_kernels.claims import RECURRENT, Backends
 
-BACKENDS: Backends = {
-    "triton": (
-        "TritonLightning",
-        {
-            **RECURRENT,
-            "phases": EVERY_PHASE,
-            "features": ("cuda_graph", "checkpoints"),
-        },
-    ),
-}
+BACKENDS: Backends = {"triton": ("TritonLightning", {**RECURRENT, "features": ("cuda_graph", "checkpoints")})}
 
 __all__ = ["BACKENDS"]

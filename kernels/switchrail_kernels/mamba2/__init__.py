@@ -1,16 +1,7 @@
 """The selective state space of Mamba 2."""
 
-from switchrail_kernels.claims import EVERY_PHASE, RECURRENT, Backends
+from switchrail_kernels.claims import RECURRENT, Backends
 
-BACKENDS: Backends = {
-    "triton": (
-        "TritonMamba2",
-        {
-            **RECURRENT,
-            "phases": EVERY_PHASE,
-            "features": ("cuda_graph", "checkpoints"),
-        },
-    ),
-}
+BACKENDS: Backends = {"triton": ("TritonMamba2", {**RECURRENT, "features": ("cuda_graph", "checkpoints")})}
 
 __all__ = ["BACKENDS"]

@@ -1,28 +1,14 @@
 """Kernels of multi-head latent attention."""
 
-from switchrail_kernels.claims import EVERY_PHASE, Backends
+from switchrail_kernels.claims import Backends
 
 LATENT_SIZES = ((40, 32), (96, 64), (160, 128), (192, 128), (288, 256), (320, 256), (576, 512))
 """Of `mla`: a latent and the rotated part of its key together, and a latent; other latents up to 512 are
 padded."""
 
 BACKENDS: Backends = {
-    "triton": (
-        "TritonMla",
-        {
-            "phases": EVERY_PHASE,
-            "head_sizes": LATENT_SIZES,
-            "features": ("cuda_graph", "lse", "trees"),
-        },
-    ),
-    "flashinfer": (
-        "FlashInferMla",
-        {
-            "phases": EVERY_PHASE,
-            "head_sizes": ((576, 512),),
-            "features": ("lse",),
-        },
-    ),
+    "triton": ("TritonMla", {"head_sizes": LATENT_SIZES, "features": ("cuda_graph", "lse", "trees")}),
+    "flashinfer": ("FlashInferMla", {"head_sizes": ((576, 512),), "features": ("lse",)}),
 }
 
 __all__ = ["BACKENDS"]
