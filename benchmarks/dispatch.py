@@ -240,7 +240,9 @@ def measure_steps(layers: int = 48) -> dict[str, float]:
     with switchrail.testing.isolated() as runtime:
         runtime.register("linear", Linear, op="gated_delta")
         layout = switchrail.Layout.from_kinds("bench", ["gated_delta"] * layers)
-        dispatcher = Dispatcher(runtime.bind(runtime.plan(layout, device="cpu", dtype="float32")))
+        dispatcher = Dispatcher(
+            runtime.bind(runtime.plan(layout, device="cpu", dtype="float32")), ["gated_delta"]
+        )
     halves = [GatedDeltaLayer(state=x, scale=1.0, qk_l2norm=True) for _ in range(layers)]
     for index, half in enumerate(halves):
         dispatcher.add(index, half)

@@ -68,8 +68,11 @@ def check_class(cls: object, name: str, op: str, path: str, phases: Iterable[str
     found = getattr(cls, "op", None)
     if found != op:
         raise _error(name, op, path, f"it is a backend for {found!r}; valid: a class whose `op` is {op!r}")
+    old = _phases_without_run(cls)
+    if old:
+        raise _error(name, op, path, old)
     if cls.run is backend.Backend.run:
-        raise _error(name, op, path, _no_run(cls))
+        raise _error(name, op, path, "it has no method 'run'")
     if "verify" in phases and cls.has_state and cls.commit is backend.Backend.commit:
         raise _error(name, op, path, "it is registered for verify but has no method 'commit'")
     problems = check_overrides(cls, backend.Backend)
@@ -78,11 +81,12 @@ def check_class(cls: object, name: str, op: str, path: str, phases: Iterable[str
     return cls
 
 
-def _no_run(cls: type[AnyBackend]) -> str:
-    """Says that `run` is missing; of a class as they were before there was one, what to change."""
-    old = [phase for phase in PHASES if callable(getattr(cls, phase, None))]
+def _phases_without_run(cls: type[AnyBackend]) -> str:
+    """What to change in a class as they were before there was `run`; empty where it isn't one."""
+    mine = cls.__mro__[: next(i for i, one in enumerate(cls.__mro__) if "run" in vars(one))]
+    old = [phase for phase in PHASES if any(callable(vars(one).get(phase)) for one in mine)]
     if not old:
-        return "it has no method 'run'"
+        return ""
     found = " and ".join(map(repr, old))
     return (
         f"it has {found}, which nobody calls any more; valid: one method for all phases, "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -95,7 +97,13 @@ def both() -> list[Part]:
 
 @pytest.fixture
 def make(runtime: Runtime) -> Callable[..., Dispatcher]:
-    def make(*, count: int = 2, phases: Any = ("prefill", "decode"), **preferences: Any) -> Dispatcher:
+    def make(
+        *,
+        count: int = 2,
+        ops: Any = ("gated_delta",),
+        phases: Any = ("prefill", "decode"),
+        **preferences: Any,
+    ) -> Dispatcher:
         for cls in (Told, Other, Failing, FailingPlan):
             runtime.register(cls.__name__.lower(), cls, op="gated_delta", phases=phases, priority=-1)
         plan = runtime.plan(
@@ -105,7 +113,7 @@ def make(runtime: Runtime) -> Callable[..., Dispatcher]:
             phases=phases,
             preferences={key.replace("__", "."): name for key, name in preferences.items()},
         )
-        return Dispatcher(runtime.bind(plan))
+        return Dispatcher(runtime.bind(plan), ops)
 
     return make
 
@@ -152,7 +160,7 @@ def test_one_backend_plans_each_part_once_and_one_part_is_run_as_it_is(make: Any
 def test_tables_are_made_once_for_each_combination_of_routes(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dispatcher = make(gated_delta="told")
+    dispatcher = make(count=1, gated_delta="told")
     layer = half()
     dispatcher.add(0, layer)
     made: list[object] = []
@@ -165,19 +173,11 @@ def test_tables_are_made_once_for_each_combination_of_routes(
     monkeypatch.setattr(Dispatcher, "_table", counted)
     for parts in (both(), both()[:1], both()[1:], both(), both()[:1]):
         rows = sum(sum(part.lengths) for part in parts)
-        parts = [
-            Part(phase=p.phase, rows=slice(p.rows.start - parts[0].rows.start, p.rows.stop), states=p.states)
-            for p in parts
-        ]
+        first = parts[0].rows.start
+        parts = [dataclasses.replace(p, rows=slice(p.rows.start - first, p.rows.stop - first)) for p in parts]
         with dispatcher.running(parts):
             dispatcher.dispatch(call_of(layer, rows))
     assert len(made) == 3
-    other = half()
-    dispatcher.add(1, other)
-    with dispatcher.running(both()):
-        dispatcher.dispatch(call_of(layer, 7))
-        dispatcher.dispatch(call_of(other, 7))
-    assert len(made) == 4
 
 
 def test_each_layer_is_called_once_a_step(make: Any) -> None:
@@ -203,15 +203,75 @@ def test_each_layer_is_called_once_a_step(make: Any) -> None:
         dispatcher.running(both()),
     ):
         dispatcher.dispatch(call_of(half(), 7))
-    with dispatcher.running(both()):
-        with pytest.raises(DispatchError, match="a step runs already"), dispatcher.running(both()):
+
+
+def test_a_step_that_was_left_behind_is_over(make: Any) -> None:
+    """As where an interrupt comes between the end of the step and the end of its `with`."""
+    dispatcher = make(count=1, gated_delta="told")
+    layer = half()
+    dispatcher.add(0, layer)
+    left_behind = dispatcher.running(both())
+    left_behind.__enter__()
+    with dispatcher.running(both()[:1]):
+        dispatcher.dispatch(call_of(layer, 3))
+    with pytest.raises(DispatchError, match="layer 0 ran its gated_delta outside of a step"):
+        dispatcher.dispatch(call_of(layer, 7))
+    with pytest.raises(DispatchError, match="did not run"):
+        left_behind.__exit__(None, None, None)
+
+
+def test_a_call_whose_error_is_swallowed_counts_as_none(make: Any) -> None:
+    dispatcher = make(count=1, gated_delta="failing")
+    layer = half()
+    dispatcher.add(0, layer)
+    with (
+        pytest.raises(DispatchError, match="layer 0 did not run its gated_delta"),
+        dispatcher.running(both()),
+        pytest.raises(RuntimeError, match="no such kernel"),
+    ):
+        dispatcher.dispatch(call_of(layer, 7))
+
+
+def test_every_layer_of_the_plan_is_added(make: Any) -> None:
+    dispatcher = make(gated_delta="told")
+    dispatcher.add(1, half())
+    missing = "the plan has gated_delta of layer 0, which was not added"
+    with pytest.raises(DispatchError, match=missing), dispatcher.running(both()):
+        pass  # pragma: no cover
+
+
+STARTS = {
+    "a gap": (0, 3, 4, 8),
+    "an overlap": (0, 3, 2, 6),
+    "too few": (0, 2, 3, 7),
+    "not from 0": (1, 4, 4, 8),
+}
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_parts_have_all_rows_one_after_the_other(make: Any, name: str) -> None:
+    dispatcher = make(count=1, gated_delta="told")
+    dispatcher.add(0, half())
+    a, b, c, d = STARTS[name]
+    first, second = both()
+    parts = [dataclasses.replace(first, rows=slice(a, b)), dataclasses.replace(second, rows=slice(c, d))]
+    for wrong in (parts, []):
+        with pytest.raises(DispatchError, match=r"rows|one part"), dispatcher.running(wrong):
             pass  # pragma: no cover
-        dispatcher.dispatch(first)
-        dispatcher.dispatch(second)
+
+
+def test_a_copy_of_a_layer_is_another_one() -> None:
+    layer = half()
+    layer.checked.add("seen")
+    layer.kept["owner"] = "addresses"
+    for other in (copy.copy(layer), copy.deepcopy(layer), dataclasses.replace(layer)):
+        assert other is not layer
+        assert other != layer
+        assert (other.checked, other.kept, other.scale) == (set(), {}, layer.scale)
 
 
 def test_what_can_be_added(make: Any) -> None:
-    dispatcher = make(gated_delta="told")
+    dispatcher = make(gated_delta="told", ops=None)
     dispatcher.add(0, half())
     with pytest.raises(DispatchError, match="layer 0 has its gated_delta already"):
         dispatcher.add(0, half())
@@ -227,12 +287,26 @@ def test_what_can_be_added(make: Any) -> None:
         with pytest.raises(DispatchError, match=rf"no attention of layer {layer_id!r}; valid: 2$"):
             dispatcher.add(layer_id, attention)
     dispatcher.add(2, attention)
+    known = half()
+    dispatcher.add(1, known)
+    with pytest.raises(DispatchError, match="it is the gated_delta of layer 1 already"):
+        dispatcher.add(2, known)
+    with pytest.raises(DispatchError, match="got a object, expected one of AttentionLayer"):
+        dispatcher.add(0, object())
+    for state, message in (
+        (None, "state: got NoneType"),
+        (torch.zeros(8, HEADS, SIZE, SIZE, dtype=torch.int32), "state: got dtype int32"),
+        (torch.zeros(8, SIZE, SIZE), "state: got shape"),
+        (torch.zeros(8, HEADS, SIZE, SIZE).mT, "state: got strides"),
+    ):
+        with pytest.raises(ContractError, match=message):
+            dispatcher.add(1, half(state=state))
     with pytest.raises(DispatchError, match="no kda of layer 0; valid: none"):
         dispatcher.add(0, kda_call([1]).made.layer)
 
 
 def test_a_part_has_the_batch_that_an_op_takes(make: Any) -> None:
-    dispatcher = make(gated_delta="told")
+    dispatcher = make(gated_delta="told", ops=("attention",))
     caches = torch.zeros(2, 16, HEADS, SIZE)
     layer = AttentionLayer(k_cache=caches, v_cache=caches, scale=1.0)
     dispatcher.add(2, layer)
@@ -265,7 +339,7 @@ def test_a_part_has_the_batch_that_an_op_takes(make: Any) -> None:
     ],
 )
 def test_what_a_backend_raises_says_where(make: Any, name: str, note: str) -> None:
-    dispatcher = make(gated_delta__decode="told", gated_delta__prefill=name)
+    dispatcher = make(count=1, gated_delta__decode="told", gated_delta__prefill=name)
     layer = half()
     dispatcher.add(0, layer)
     with pytest.raises(RuntimeError, match="no such") as caught, dispatcher.running(both()):
@@ -281,7 +355,7 @@ def test_a_verification_is_committed_in_all_layers(runtime: Runtime) -> None:
     plan = runtime.plan(
         Layout.from_kinds("tiny", ["gated_delta"] * 2), device="cpu", dtype="float32", phases=("verify",)
     )
-    dispatcher = Dispatcher(runtime.bind(plan))
+    dispatcher = Dispatcher(runtime.bind(plan), ["gated_delta"])
     calls = [sample.made for sample in samples]
     batch = samples[0].batch
     assert isinstance(batch, VerifyBatch)
@@ -309,3 +383,39 @@ def test_a_verification_is_committed_in_all_layers(runtime: Runtime) -> None:
     changed = [call.layer.state.clone() for call in calls]
     dispatcher.commit(accepted)  # once is enough
     assert all(same_bits(call.layer.state, state) for call, state in zip(calls, changed, strict=True))
+
+
+def test_what_a_verification_returns_decides_nothing_and_must_be_there(runtime: Runtime) -> None:
+    class Forgets(TorchGatedDelta):
+        def run(self, call: Any, batch: Any, plan: Any) -> Any:
+            super().run(call, batch, plan)
+
+    class Returns(TorchGatedDelta):
+        def run(self, call: Any, batch: Any, plan: Any) -> Any:
+            super().run(call, batch, plan)
+            return call.out
+
+    layout = Layout.from_kinds("tiny", ["gated_delta"])
+    for cls, phase in ((Forgets, "verify"), (Returns, "decode")):
+        runtime.register(cls.__name__.lower(), cls, op="gated_delta", phases=(phase,))
+        plan = runtime.plan(
+            layout,
+            device="cpu",
+            dtype="float32",
+            phases=(phase,),
+            preferences={"gated_delta": cls.__name__.lower()},
+        )
+        dispatcher = Dispatcher(runtime.bind(plan), ["gated_delta"])
+        sample = gated_delta_call([1, 1], phase=phase)  # type: ignore[arg-type]
+        call = sample.made
+        dispatcher.add(0, call.layer)
+        part = Part(phase=phase, rows=slice(0, 2), states=sample.batch)  # type: ignore[arg-type]
+        if phase == "verify":
+            with pytest.raises(DispatchError, match="it returned no record"), dispatcher.running([part]):
+                dispatcher.dispatch(call)
+            continue
+        with dispatcher.running([part]):
+            dispatcher.dispatch(call)
+        state = call.layer.state.clone()
+        dispatcher.commit(torch.zeros(2, dtype=torch.int64))
+        assert same_bits(call.layer.state, state)

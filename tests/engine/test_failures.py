@@ -72,9 +72,9 @@ class Saboteur:
             self.fail = None
             raise Broken("a backend")
 
-        def failing_run(call: Any, target: Any) -> None:
+        def failing_run(step: Any, call: Any, target: Any) -> None:
             fails = self.fail == "backend" and dispatcher._layers[call.layer] == (2, "gated_delta")
-            run(call, (failing, target[1]) if fails else target)
+            run(step, call, (failing, target[1]) if fails else target)
 
         def failing_decode(ids: list[int]) -> str:
             if self.fail == "text":
@@ -160,14 +160,14 @@ def test_cancelling_from_within_a_step_waits_for_its_end(engine: Engine) -> None
     run = dispatcher._run
     pages = []
 
-    def cancelling_run(call: Any, target: Any) -> None:
-        phase = dispatcher._parts[dispatcher._users[target[1]].part].phase
+    def cancelling_run(step: Any, call: Any, target: Any) -> None:
+        phase = step.parts[step.users[target[1]].part].phase
         if dispatcher._layers[call.layer] == (2, "gated_delta") and phase == "decode" and not pages:
             pages.append([list(request.pages) for request in running])
             for request in (running[0], running[1], running[3]):
                 assert engine.cancel(request)
             assert [list(request.pages) for request in running] == pages[-1]
-        run(call, target)
+        run(step, call, target)
 
     dispatcher._run = cancelling_run  # type: ignore[method-assign]
     engine.step()

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import switchrail
 import torch
+from switchrail import dispatch, pools
 from switchrail import engine as package
-from switchrail import pools
 from switchrail.engine import Engine, Request, SamplingParams
 
 from .places import Place, name, recorded, visiting
@@ -34,7 +34,7 @@ OTHERS = {
     "contract",
     "__init__",
 }
-FOLDERS = [Path(module.__file__).parent for module in (package, pools)]
+FOLDERS = [Path(module.__file__).parent for module in (package, pools, dispatch)]
 FILES = [path for folder in FOLDERS for path in folder.rglob("*.py") if path.stem not in OTHERS]
 PAGE = 4
 SMALL = {"max_sequences": 3, "num_pages": 14, "page_size": PAGE, "max_tokens_per_step": 8}
@@ -57,7 +57,7 @@ class Model:
     def __call__(
         self, *, input_ids: torch.Tensor, logits_to_keep: torch.Tensor, **_: object
     ) -> SimpleNamespace:
-        self.runner.dispatcher._left = {}
+        self.runner.dispatcher._step.left.clear()  # type: ignore[union-attr]
         if self.fail:
             self.fail = False
             raise Broken

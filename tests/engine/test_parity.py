@@ -99,9 +99,9 @@ class Recorder:
             self.steps += 1
             return output
 
-        def count(call: Any, target: Any) -> None:
+        def count(step: Any, call: Any, target: Any) -> None:
             self._calls[dispatcher._layers[call.layer]] += 1
-            run(call, target)
+            run(step, call, target)
 
         model.forward = record
         dispatcher._run = count  # type: ignore[method-assign]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from switchrail._core import BatchRoutes, BoundPlan
-from switchrail.dispatch.part import Part
+from switchrail.dispatch.part import Part, check_rows
 from switchrail.errors import DispatchError
 from switchrail.ops.backend import AnyBackend
 from switchrail.ops.batch import SequenceBatch
@@ -20,7 +20,7 @@ from switchrail.ops.catalog import CONTRACTS
 _OPS = {contract.layer: op for op, contract in CONTRACTS.items()}
 
 Target = tuple[Callable[[Any, Any, Any], Any], int]
-"""A backend's `run`, and which of the step's plans it is given."""
+"""A backend's `run`, and the number of the user of the step's plans that it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,14 @@ class _User:
         op: The op.
         backend: The backend.
         name: Its name.
+        commits: Whether what it returns is for its commit.
     """
 
     part: int
     op: str
     backend: AnyBackend
     name: str
+    commits: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,65 +55,93 @@ class _Table:
     targets: dict[Layer, tuple[Target, ...]]
 
 
+@dataclass(slots=True)
+class _Step:
+    """A step that runs, or was verified and is to be committed.
+
+    Attributes:
+        parts: Its parts.
+        users: Whose plans it has.
+        planned: Of each user the batch and what it planned.
+        left: The layers that are still to be called.
+        verified: Of each call that is to be committed the user's number, the call and the record.
+    """
+
+    parts: Sequence[Part]
+    users: tuple[_User, ...]
+    planned: list[tuple[SequenceBatch, object]]
+    left: dict[Layer, tuple[Target, ...]]
+    verified: list[tuple[int, Any, object]]
+
+
 class Dispatcher:
     """Runs the calls of one model's layers on the backends that its route plan chose.
 
-    In each step every layer that was added must come by exactly once: a model definition that skips one, or
+    In each step every layer of the plan must come by exactly once: a model definition that skips one, or
     takes another path through its code, would otherwise mix sequences without a word. What a step needs
     besides its plans is found out once for each combination of route tables, and kept.
     """
 
-    def __init__(self, bound: BoundPlan) -> None:
-        """Serves the layers of a plan that are added.
+    def __init__(self, bound: BoundPlan, ops: Collection[str] | None = None) -> None:
+        """Serves the layers of a plan, each of which is to be added.
 
         Args:
             bound: The route plan with its backends.
+            ops: The ops whose calls come here; None: all of the plan. Others are somebody else's.
         """
         self.bound = bound
+        self._ids: dict[str, set[int]] = {}
+        for layer_id, op, _, _ in bound.plan.table:
+            if ops is None or op in ops:
+                self._ids.setdefault(op, set()).add(layer_id)
         self._layers: dict[Layer, tuple[int, str]] = {}
         self._tables: dict[tuple[BatchRoutes, ...], _Table] = {}
-        self._parts: Sequence[Part] = ()
-        self._users: tuple[_User, ...] = ()
-        self._planned: list[tuple[SequenceBatch, object]] = []
-        self._left: dict[Layer, tuple[Target, ...]] = {}
-        self._verified: list[tuple[int, Any, object]] = []
-        self._is_running = False
+        self._step: _Step | None = None
+        self._verified: _Step | None = None
 
     def add(self, layer_id: int, layer: Layer) -> None:
         """Adds what never changes for an op of a layer; calls of it can be dispatched from then on.
 
         Raises:
-            ContractError: An option breaks the op's contract, or needs a feature that a backend lacks which
-                the plan has for the op.
-            DispatchError: The plan has no such op of that layer, or it was added already.
+            ContractError: A tensor or an option breaks the op's contract, or needs a feature that a backend
+                lacks which the plan has for the op.
+            DispatchError: It is no layer, the plan has no such op of that layer, or one was added already.
         """
-        op = _OPS[type(layer)]
+        op = _OPS.get(type(layer))
+        if op is None:
+            valid = ", ".join(kind.__name__ for kind in _OPS)
+            raise DispatchError(f"got a {type(layer).__name__}, expected one of {valid}", found=layer)
         serving = [set(one.capabilities["features"]) for one in self.bound.plan.backends if one.op == op]
         common = set.intersection(*serving) if serving else set()
         CONTRACTS[op].check_layer(layer, common)
         if (layer_id, op) in self._layers.values():
             raise DispatchError(f"layer {layer_id} has its {op} already", layer=layer_id, op=op, found=2)
-        layers = sorted({known for known, served, _, _ in self.bound.plan.table if served == op})
-        if layer_id not in layers:
+        if layer in self._layers:
+            raise DispatchError(f"it is the {op} of layer {self._layers[layer][0]} already", op=op, found=2)
+        ids = self._ids.get(op, set())
+        if layer_id not in ids:
+            valid = ", ".join(map(str, sorted(ids))) or "none"
             raise DispatchError(
-                f"the plan has no {op} of layer {layer_id!r}; valid: {', '.join(map(str, layers)) or 'none'}",
-                layer=layer_id,
-                op=op,
-                found=0,
+                f"the plan has no {op} of layer {layer_id!r}; valid: {valid}", layer=layer_id, op=op, found=0
             )
         self._layers[layer] = layer_id, op
-        self._tables.clear()
 
     @contextmanager
     def running(self, parts: Sequence[Part]) -> Iterator[None]:
         """Lets the calls in the block belong to a step; each backend in use plans it once a part.
 
+        A step that was left before its end, as an interrupt can leave it, is over.
+
+        Args:
+            parts: Whose rows follow one another from the step's first to its last.
+
         Raises:
-            DispatchError: A step runs already; or the block ended, and a layer was not called.
+            DispatchError: A layer of the plan was not added, rows are in no part or in several, or the block
+                ended, and a layer was not called.
             Exception: What a backend raised, with a note (PEP 678) that says which one, and where.
         """
-        if self._is_running:
-            raise DispatchError("a step runs already; another one can run when it has ended")
+        check_rows(parts)
+        self._verified = None
         routes = tuple(
             self.bound.at(part.phase, part.lengths, None if part.pages is None else part.pages.kv_seqlens)
             for part in parts
@@ -128,72 +158,105 @@ class Dispatcher:
             except Exception as error:
                 _note(error, f"backend {user.name} failed in planning {user.op} {part.phase}")
                 raise
+        step = _Step(parts, table.users, planned, dict(table.targets), [])
         try:
-            self._parts, self._users, self._planned, self._verified = parts, table.users, planned, []
-            self._left, self._is_running = dict(table.targets), True
+            self._step = step
             yield
-            left = [self._layers[layer] for layer in self._left]
         finally:
-            self._left, self._is_running = {}, False
-        if left:
-            layer_id, op = min(left)
+            if self._step is step:
+                self._step = None
+        if step.left:
+            layer_id, op = min(self._layers[layer] for layer in step.left)
             raise DispatchError(
-                f"layer {layer_id} did not run its {op} in this step ({len(left)} calls are missing); the "
-                "model definition took a path that nobody sees",
+                f"layer {layer_id} did not run its {op} in this step ({len(step.left)} calls are missing); "
+                "the model definition took a path that nobody sees",
                 layer=layer_id,
                 op=op,
                 found=0,
             )
+        if step.verified:
+            self._verified = step
 
     def dispatch(self, call: Any) -> None:
         """Runs a layer's call, which has all rows of the step, on the backend of each part.
 
         Raises:
-            DispatchError: No step runs, the layer was called in it already, or it was never added.
+            DispatchError: No step runs, the layer was called in it already, it was never added, or its
+                backend returned no record in verify.
             Exception: What the backend raised, with a note (PEP 678) that says which one, and where.
         """
-        layer = call[0]
-        targets = self._left.pop(layer, None)
-        if targets is None:
+        layer, step = call[0], self._step
+        targets = None if step is None else step.left.get(layer)
+        if step is None or targets is None:
             raise self._refusal(layer)
         if len(targets) == 1:
-            self._run(call, targets[0])
-            return
-        for part, target in zip(self._parts, targets, strict=True):
-            self._run(take_rows(call, part.rows), target)
+            self._run(step, call, targets[0])
+        else:
+            for part, target in zip(step.parts, targets, strict=True):
+                self._run(step, take_rows(call, part.rows), target)
+        del step.left[layer]
 
     def commit(self, accepted: torch.Tensor) -> None:
         """Writes the states after the accepted tokens of the last step's verification, in all layers.
 
+        Each layer's is written once, also where a backend fails and this is called again. Another step
+        drops what was not committed.
+
         Args:
             accepted: As `Backend.commit` takes it.
         """
-        verified, self._verified = self._verified, []
-        for index, call, record in verified:
-            batch, plan = self._planned[index]
-            self._users[index].backend.commit(call, batch, plan, record, accepted)
+        step = self._verified
+        while step is not None and step.verified:
+            index, call, record = step.verified[-1]
+            batch, plan = step.planned[index]
+            step.users[index].backend.commit(call, batch, plan, record, accepted)
+            step.verified.pop()
+        self._verified = None
 
-    def _run(self, call: Any, target: Target) -> None:
+    def _run(self, step: _Step, call: Any, target: Target) -> None:
         run, index = target
-        batch, plan = self._planned[index]
+        batch, plan = step.planned[index]
         try:
             record = run(call, batch, plan)
         except Exception as error:
-            layer_id, op = self._layers[call[0]]
-            user = self._users[index]
-            phase = self._parts[user.part].phase
-            _note(error, f"backend {user.name} failed in {op} {phase} of layer {layer_id}")
+            layer_id, _ = self._layers[call[0]]
+            _note(error, f"{self._place(step, index)} of layer {layer_id}")
             raise
-        if record is not None:
-            self._verified.append((index, call, record))
+        user = step.users[index]
+        if user.commits:
+            if record is None:
+                layer_id, op = self._layers[call[0]]
+                raise DispatchError(
+                    f"{self._place(step, index)} of layer {layer_id}: it returned no record, which its "
+                    "commit needs",
+                    layer=layer_id,
+                    op=op,
+                )
+            step.verified.append((index, call, record))
+
+    @staticmethod
+    def _place(step: _Step, index: int) -> str:
+        user = step.users[index]
+        return f"backend {user.name} failed in {user.op} {step.parts[user.part].phase}"
 
     def _table(self, routes: tuple[BatchRoutes, ...]) -> _Table:
+        missing = {(id, op) for op, ids in self._ids.items() for id in ids} - set(self._layers.values())
+        if missing:
+            layer_id, op = min(missing)
+            raise DispatchError(
+                f"the plan has {op} of layer {layer_id}, which was not added ({len(missing)} are missing)",
+                layer=layer_id,
+                op=op,
+                found=0,
+            )
         users: list[_User] = []
         targets: dict[Layer, list[Target]] = {layer: [] for layer in self._layers}
         for index, route in enumerate(routes):
             names = {(layer, op): name for layer, op, name in route.table}
             for layer, (layer_id, op) in self._layers.items():
-                user = _User(index, op, route.backend(op, layer_id), names[layer_id, op])
+                backend = route.backend(op, layer_id)
+                commits = route.phase == "verify" and backend.has_state
+                user = _User(index, op, backend, names[layer_id, op], commits)
                 if user not in users:
                     users.append(user)
                 targets[layer].append((route.lookup(op, layer_id), users.index(user)))
@@ -203,7 +266,7 @@ class Dispatcher:
         if layer not in self._layers:
             return DispatchError(f"a call of a {type(layer).__name__} that was not added to the dispatcher")
         layer_id, op = self._layers[layer]
-        if not self._is_running:
+        if self._step is None:
             return DispatchError(
                 f"layer {layer_id} ran its {op} outside of a step; a model whose calls are dispatched is "
                 "called by what runs its steps",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from switchrail._core import PAGED_OPS
@@ -15,7 +16,7 @@ class Part:
 
     Attributes:
         phase: Theirs.
-        rows: Which rows of the step.
+        rows: Which rows of the step, from the first to the last.
         pages: The sequences as ops with a paged cache see them; None where the model has no such op.
         states: The sequences as ops with a state see them; None likewise.
     """
@@ -46,4 +47,28 @@ class Part:
         return batch.seqlens
 
 
-__all__ = ["Part"]
+def check_rows(parts: Sequence[Part]) -> None:
+    """Checks that parts have the rows of a step, one after the other.
+
+    Raises:
+        DispatchError: A part's rows are not as many as its sequences have or don't follow those before it,
+            its pages and states differ, or there is no part.
+    """
+    if not parts:
+        raise DispatchError("a step has one part at least")
+    end = 0
+    for part in parts:
+        start, end = end, end + sum(part.lengths)
+        if part.rows != slice(start, end):
+            raise DispatchError(
+                f"the part of {part.phase} has {part.rows}, expected {slice(start, end)}, the rows of its "
+                "sequences behind those of the parts before it"
+            )
+        if part.pages is not None and part.states is not None and part.pages.seqlens != part.states.seqlens:
+            raise DispatchError(
+                f"the part of {part.phase} has pages of sequences of {part.pages.seqlens} rows, and states "
+                f"of sequences of {part.states.seqlens}"
+            )
+
+
+__all__ = ["Part", "check_rows"]

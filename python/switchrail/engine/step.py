@@ -142,7 +142,7 @@ class StepBuilder:
             first = slice(0, n_decode)
             parts.append(part("decode", first, first, self._count[: n_decode + 1], self._yes[:n_decode]))
         if prompts:
-            rest = slice(n_decode, None)
+            rest = slice(n_decode, int(ends[-1]))
             parts.append(part("prefill", rest, rest, cu_seqlens, started))
         return Step(
             input_ids=ids.unsqueeze(0),

@@ -6,7 +6,7 @@ of its layer and of tensors with a row a token; it is made anew each time, the l
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 CallT = TypeVar("CallT", bound=tuple[Any, ...])
@@ -26,6 +26,14 @@ class Layer:
 
     checked: set[object] = field(default_factory=set, init=False)
     kept: dict[Any, Any] = field(default_factory=dict, init=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy is another layer, of which nothing is known."""
+        return _remake, (type(self), {one.name: getattr(self, one.name) for one in fields(self) if one.init})
+
+
+def _remake(kind: type[Layer], values: dict[str, Any]) -> Layer:
+    return kind(**values)
 
 
 def take_rows(call: CallT, rows: slice) -> CallT:

@@ -286,14 +286,28 @@ class Contract:
         layer.checked.add(key)
 
     def check_layer(self, layer: Any, features: Collection[str]) -> None:
-        """Checks the options of a layer, and that it needs no feature that its backend lacks.
+        """Checks what can be said of a layer without a call, and that it needs no feature that is lacking.
 
         Raises:
-            ContractError: An option is not as the contract asks, or belongs to a feature that is lacking.
+            ContractError: An option or a tensor is not as the contract asks, or belongs to such a feature.
         """
         if type(layer) is not self.layer:
             raise self.error("layer", type(layer).__name__, f"a {self.layer.__name__}")
-        self._check_options({name: getattr(layer, name) for name in self.kept}, features)
+        values = {name: getattr(layer, name) for name in self.kept}
+        self._check_options(values, features)
+        sizes: dict[str, int] = {}
+        owners: dict[str, str] = {}
+        device = None
+        for name in [name for name in self.kept if name in self.tensors]:
+            tensor, spec = values[name], self.tensors[name]
+            if tensor is None and (spec.optional or spec.feature is not None):
+                continue
+            if isinstance(tensor, torch.Tensor) and tensor.dtype not in _FLOAT_DTYPES:
+                raise self.error(name, f"dtype {dtype_name(tensor.dtype)}", f"one of {', '.join(FLOATS)}")
+            self._check_tensor(name, spec, tensor, tensor, sizes, owners)
+            if device not in (None, tensor.device):
+                raise self.error(name, f"device {tensor.device}", f"{device}, that of the others")
+            device = tensor.device
 
     def _check_options(self, arguments: Mapping[str, Any], features: Collection[str]) -> None:
         for feature, names in self.features.items():
