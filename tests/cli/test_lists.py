@@ -241,7 +241,7 @@ def test_imports_no_more_than_it_needs(checkpoint, arguments, imported):
 import sys
 from switchrail.cli.app import app
 app({arguments!r}, standalone_mode=False)
-heavy = {{"torch", "numpy", "transformers", "triton", "switchrail_kernels.attention"}}
+heavy = {{"torch", "numpy", "transformers", "triton", "switchrail_kernels.attention.triton"}}
 print(heavy & set(sys.modules), file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

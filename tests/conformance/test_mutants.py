@@ -284,19 +284,19 @@ MUTANTS = {
     "the decay applied twice": (
         "delta",
         "log_decay = activate_gate(g, layer, compute)",
-        "log_decay = activate_gate(2 * g, gate, A_log, dt_bias, lower_bound, compute)",
+        "log_decay = activate_gate(2 * g, layer, compute)",
         ["gated_delta/prefill/float32/gate-decaying", "kda/decode/bfloat16/ragged"],
     ),
     "the decay ignored": (
         "delta",
         "log_decay = activate_gate(g, layer, compute)",
-        "log_decay = activate_gate(0 * g, gate, A_log, dt_bias, lower_bound, compute)",
+        "log_decay = activate_gate(0 * g, layer, compute)",
         ["gated_delta/decode/bfloat16/ragged", "kda/prefill/float32/gate-decaying"],
     ),
     "q and k not normalised": (
         "delta",
         "        if layer.qk_l2norm:\n",
-        "        if qk_l2norm and False:\n",
+        "        if layer.qk_l2norm and False:\n",
         ["gated_delta/prefill/float32/ragged", "kda/decode/bfloat16/ragged"],
     ),
     "states written transposed": (

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from switchrail.ops import CONTRACTS
 from switchrail.testing.compare import Error, measure
 from switchrail.testing.inputs import (
     attention_call,
@@ -198,7 +199,9 @@ def test_kda_with_one_decay_for_all_channels_is_gated_delta():
     call = kda_call([40], initial="all", dtype=torch.float64)
     call.tensors["g"][:] = call.tensors["g"][:, :, :1]
     same = dataclasses.replace(
-        call, op="gated_delta", tensors={**call.tensors, "g": call.tensors["g"][:, :, 0].contiguous()}
+        call,
+        contract=CONTRACTS["gated_delta"],
+        tensors={**call.tensors, "g": call.tensors["g"][:, :, 0].contiguous()},
     )
     oracle, other = run_reference(call), run_reference(same)
     assert measure(oracle.out, other.out).within(FLOAT64)
