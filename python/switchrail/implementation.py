@@ -52,7 +52,7 @@ class Implementation:
 
 
 def check_class(cls: object, name: str, op: str, path: str, phases: Iterable[str]) -> type[AnyBackend]:
-    """The class, which is a backend for an op, has a method of its own for each phase, and fits its base.
+    """The class, which is a backend for an op, has a `run` of its own, and fits its base.
 
     Raises:
         BackendImportError: It is not, or has not.

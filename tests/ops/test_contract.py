@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from switchrail.errors import ContractError, SwitchrailError
+from switchrail.errors import ArgumentError, ContractError, SwitchrailError
 from switchrail.ops.call import take_rows
 from switchrail.ops.catalog import OfEach
 from switchrail.ops.contract import REMEMBERED, TensorSpec, parse_axis
@@ -141,6 +141,17 @@ def test_a_missing_and_an_unknown_argument():
         ContractError, match="bias: got an argument that the contract lacks; asked is one of A_log, beta"
     ):
         call.contract.make({**arguments, "bias": None})
+
+
+@pytest.mark.parametrize("phase", ["prefill", "verify"])
+@pytest.mark.parametrize("op", GENERATORS)
+def test_a_plan_of_another_batch_is_refused(op, phase):
+    call, other = (GENERATORS[op](lengths, phase=phase) for lengths in ([3, 5], [5, 3]))
+    backend = TORCH[op]()
+    plan = backend.plan(phase, other.batch)
+    with pytest.raises(ArgumentError, match="plan: got"):
+        backend.run(call.made, call.batch, plan)
+    assert call.out.isnan().all()
 
 
 def test_what_is_no_call_of_the_op():

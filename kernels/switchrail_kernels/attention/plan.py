@@ -137,11 +137,10 @@ class Tiles:
     works: dict[tuple[int, int, int, int, int | None], Work] = field(default_factory=dict)
 
     def work(self, tokens: int, group: int, kv_heads: int, page: int, window: int | None) -> Work:
-        """The programs, made at the first call, which must come before a capture.
+        """The programs, made at the first call.
 
         How a sequence is cut depends on its own lengths alone, so that its result does not depend on its
-        neighbours. The device finds the keys of a piece by the lengths that it has, so that a captured call
-        may be replayed with other lengths of the caches, in as many pieces.
+        neighbours.
 
         Args:
             tokens: Tokens in a tile at most.

@@ -43,6 +43,7 @@ class ChunkPlan:
     """What all layers of a step share.
 
     Attributes:
+        seqlens: The rows of the sequences that it was made for.
         slots: The states of the sequences that are not empty, longest first; in decode in order.
         chunk: C, tokens a chunk.
         groups: The chunks.
@@ -53,6 +54,7 @@ class ChunkPlan:
             are written to after their chunks of that number.
     """
 
+    seqlens: tuple[int, ...]
     slots: Slots
     chunk: int
     groups: tuple[Group, ...]
@@ -117,9 +119,9 @@ def plan_chunks(contract: Contract, phase: Phase, batch: StateBatch, size: int) 
             reached = sum(batch.seqlens[n] >= (index + 1) * every for n in sequences)
             kept[(index + 1) * every // chunk - 1] = ordered[:reached, index]
     if longest == 1:
-        return ChunkPlan(slots, 1, (), None, padding_rows, kept)
+        return ChunkPlan(batch.seqlens, slots, 1, (), None, padding_rows, kept)
     groups, places = _cut([(starts[n], starts[n + 1]) for n in sequences], chunk, device)
-    return ChunkPlan(slots, chunk, groups, places, padding_rows, kept)
+    return ChunkPlan(batch.seqlens, slots, chunk, groups, places, padding_rows, kept)
 
 
 def _cut(

@@ -94,6 +94,8 @@ class PagedPlan:
         contract.check_batch(phase, batch, ("trees",))
         self._contract = contract
         self._batch = batch
+        self.lengths = batch.seqlens, batch.kv_seqlens
+        """The lengths that it was made for, of rows and of caches."""
         self._parts: dict[tuple[int, int | None, bool, bool], Parts] = {}
         self._starts = [0]
         for length in batch.seqlens:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -28,6 +28,7 @@ class TreePlan:
     The states are kept in a bank: M initial ones, then one for each of the T rows.
 
     Attributes:
+        seqlens: The rows of the sequences that it was made for.
         slots: The initial states of the M sequences that are not empty.
         sequences: [M] int64, their numbers in the batch.
         starts: [M] int64, their first rows.
@@ -36,6 +37,7 @@ class TreePlan:
         padding_rows: [T] bool, the rows of padding; None where it is known that there is none.
     """
 
+    seqlens: tuple[int, ...]
     slots: Slots
     sequences: torch.Tensor
     starts: torch.Tensor
@@ -75,6 +77,7 @@ def plan_tree(contract: Contract, batch: StateBatch) -> TreePlan:
     if slots.padding is not None:
         padding_rows = torch.repeat_interleave(slots.padding, lengths, output_size=len(depths))
     return TreePlan(
+        batch.seqlens,
         slots,
         indices(sequences, device),
         indices(starts, device),
@@ -84,13 +87,14 @@ def plan_tree(contract: Contract, batch: StateBatch) -> TreePlan:
     )
 
 
-def check_plan(plan: object, batch: StateBatch, other: type = ChunkPlan) -> None:
-    """Refuses a plan of another backend or phase; `other` is what plans are but those of verification.
+def check_plan(plan: Any, batch: StateBatch, other: type = ChunkPlan) -> None:
+    """Refuses a plan of another backend, phase or batch; `other` is what plans are but those of verification.
 
     Raises:
         ArgumentError: It is not one for such a batch.
     """
-    if not isinstance(plan, TreePlan if isinstance(batch, VerifyBatch) else other):
+    kind: type[Any] = TreePlan if isinstance(batch, VerifyBatch) else other
+    if not isinstance(plan, kind) or plan.seqlens != batch.seqlens:
         raise foreign("plan", plan)
 
 

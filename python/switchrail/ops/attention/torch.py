@@ -33,7 +33,7 @@ class TorchAttention(AttentionBackend):
         """Attends T packed query rows of N sequences of any length."""
         CONTRACT.check_call(call, batch, FEATURES)
         layer = call.layer
-        if not isinstance(plan, PagedPlan):
+        if not isinstance(plan, PagedPlan) or plan.lengths != (batch.seqlens, batch.kv_seqlens):
             raise foreign("plan", plan)
         if layer.soft_cap is None and layer.sinks is None and call.lse is None:
             _attend_fused(plan, call)

@@ -32,7 +32,7 @@ class TorchMla(MlaBackend):
         CONTRACT.check_call(call, batch, ("lse", "trees"))
         layer, q_nope, q_rope, out, lse = call
         kv_cache, w_k, w_v, scale = layer.kv_cache, layer.w_k, layer.w_v, layer.scale
-        if not isinstance(plan, PagedPlan):
+        if not isinstance(plan, PagedPlan) or plan.lengths != (batch.seqlens, batch.kv_seqlens):
             raise foreign("plan", plan)
         parts = plan.parts(kv_cache.shape[1], causal=False)
         compute = torch.promote_types(q_nope.dtype, torch.float32)

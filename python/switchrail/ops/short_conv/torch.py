@@ -43,6 +43,7 @@ class _Plan:
 
     def __init__(self, batch: StateBatch) -> None:
         sequences = [n for n, length in enumerate(batch.seqlens) if length]
+        self.seqlens = batch.seqlens
         self.slots = Slots(CONTRACT, batch, sequences)
         self._counts = [batch.seqlens[n] for n in sequences]
         self.single = all(count == 1 for count in self._counts)
