@@ -243,7 +243,8 @@ def measure_steps(layers: int = 48) -> dict[str, float]:
         dispatcher = Dispatcher(
             runtime.bind(runtime.plan(layout, device="cpu", dtype="float32")), ["gated_delta"]
         )
-    halves = [GatedDeltaLayer(state=x, scale=1.0, qk_l2norm=True) for _ in range(layers)]
+    state = torch.zeros(2, 1, 1, 1)
+    halves = [GatedDeltaLayer(state=state, scale=1.0, qk_l2norm=True) for _ in range(layers)]
     for index, half in enumerate(halves):
         dispatcher.add(index, half)
     states = StateBatch(cu_seqlens=x, seqlens=(1,), read_slots=x, write_slots=x, has_initial_state=x)
