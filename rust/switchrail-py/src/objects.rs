@@ -6,7 +6,7 @@ use std::{
 };
 
 use pyo3::{PyTraverseError, PyVisit, intern, prelude::*};
-use switchrail::{BackendId, Phase, RoutePlan};
+use switchrail::{BackendId, RoutePlan};
 
 use crate::backend::Registration;
 
@@ -81,10 +81,10 @@ impl Calls {
             methods.insert(registration.id, instance.getattr("run")?);
             instances.insert(registration.id, instance.unbind());
         }
-        let method = |cell: Option<(Phase, BackendId)>| Some(methods.get(&cell?.1)?.clone().unbind());
+        let method = |cell: &Option<BackendId>| Some(methods.get(&(*cell)?)?.clone().unbind());
         Ok(Self {
             instances,
-            methods: plan.cells().map(method).collect(),
+            methods: plan.cells().iter().map(method).collect(),
             layers: plan.layout().layers().len(),
         })
     }

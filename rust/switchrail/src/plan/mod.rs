@@ -365,9 +365,10 @@ impl RoutePlan {
         self.tables.start(op, phase)
     }
 
-    /// All tables, one after the other: in which phase and by which backend each cell is served. The cell of a layer is
-    /// as many behind a table's start as its id says.
-    pub fn cells(&self) -> impl Iterator<Item = Option<(Phase, BackendId)>> {
+    /// All tables, one after the other: by which backend each cell is served. The cell of a layer is as many behind a
+    /// table's start as its id says.
+    #[must_use]
+    pub fn cells(&self) -> &[Option<BackendId>] {
         self.tables.cells()
     }
 

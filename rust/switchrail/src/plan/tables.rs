@@ -38,8 +38,6 @@ pub(super) struct Tables {
     cells: Box<[Option<BackendId>]>,
     layers: usize,
     starts: [[usize; Phase::ALL.len()]; Op::ALL.len()],
-    /// The phase of each table.
-    phases: Vec<Phase>,
     /// The routes with classes, and how far apart the tables of two neighbouring classes are.
     strides: Vec<(usize, usize)>,
 }
@@ -51,7 +49,7 @@ impl Tables {
         let layers = layout.layers().len();
         let mut cells = vec![None; layers];
         let mut starts = [[0; Phase::ALL.len()]; Op::ALL.len()];
-        let (mut phases, mut strides) = (vec![Phase::Prefill], Vec::new());
+        let mut strides = Vec::new();
         let mut groups: BTreeMap<(Op, Phase), Vec<usize>> = BTreeMap::new();
         for (index, route) in routes.iter().enumerate() {
             let query = &route.decision.query;
@@ -73,7 +71,6 @@ impl Tables {
             }
             cells.resize(start + tables * layers, None);
             for table in 0..tables {
-                phases.push(phase);
                 let mut rest = table;
                 for index in &group {
                     let serving = routes[*index].decision.serving();
@@ -89,7 +86,6 @@ impl Tables {
             cells: cells.into(),
             layers,
             starts,
-            phases,
             strides,
         })
     }
@@ -119,11 +115,7 @@ impl Tables {
         BatchTables { phase, starts }
     }
 
-    pub fn cells(&self) -> impl Iterator<Item = Option<(Phase, BackendId)>> {
-        let phase = |index: usize| self.phases[index / self.layers.max(1)];
-        self.cells
-            .iter()
-            .enumerate()
-            .map(move |(index, id)| id.map(|id| (phase(index), id)))
+    pub fn cells(&self) -> &[Option<BackendId>] {
+        &self.cells
     }
 }
