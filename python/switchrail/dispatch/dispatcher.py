@@ -90,6 +90,10 @@ class Dispatcher:
             ops: The ops whose calls come here; None: all of the plan. Others are somebody else's.
         """
         self.bound = bound
+        self._features: dict[str, set[str]] = {}  # of each op what all its backends claim
+        for backend in bound.plan.backends:
+            claimed = set(backend.capabilities["features"])
+            self._features[backend.op] = self._features.get(backend.op, claimed) & claimed
         self._ids: dict[str, set[int]] = {}
         for layer_id, op, _, _ in bound.plan.table:
             if ops is None or op in ops:
@@ -111,9 +115,7 @@ class Dispatcher:
         if op is None:
             valid = ", ".join(kind.__name__ for kind in _OPS)
             raise DispatchError(f"got a {type(layer).__name__}, expected one of {valid}", found=layer)
-        serving = [set(one.capabilities["features"]) for one in self.bound.plan.backends if one.op == op]
-        common = set.intersection(*serving) if serving else set()
-        CONTRACTS[op].check_layer(layer, common)
+        CONTRACTS[op].check_layer(layer, self._features.get(op, ()))
         if (layer_id, op) in self._layers.values():
             raise DispatchError(f"layer {layer_id} has its {op} already", layer=layer_id, op=op, found=2)
         if layer in self._layers:
