@@ -7,7 +7,7 @@ import math
 import torch
 from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 from switchrail.ops.attention.contract import CONTRACT, AttentionBackend, AttentionCall
-from switchrail.ops.backend import foreign
+from switchrail.ops.backend import check_plan
 from switchrail.ops.batch import Bounds, PagedBatch, Phase
 
 from switchrail_kernels.alignment import check_pool, fit, is_aligned
@@ -52,11 +52,10 @@ class FlashInferAttention(AttentionBackend):
         """Prepares the tables; the library's own plan is made with the first layer of each shape."""
         return WrapperPlan(CONTRACT, phase, batch)
 
-    def run(self, call: AttentionCall, batch: PagedBatch, plan: object) -> None:
+    def run(self, call: AttentionCall, batch: PagedBatch, plan: WrapperPlan) -> None:
         """Attends T packed query rows of N sequences of any length."""
         CONTRACT.check_call(call, batch, FEATURES)
-        if not isinstance(plan, WrapperPlan) or plan.seqlens != batch.seqlens:
-            raise foreign("plan", plan)
+        check_plan(plan, batch, (WrapperPlan,))
         layer, q, out, lse = call
         k_cache, v_cache, scale = layer.k_cache, layer.v_cache, layer.scale
         if plan.is_empty:

@@ -6,12 +6,12 @@ from abc import abstractmethod
 from typing import Any, ClassVar
 
 import torch
-from switchrail.ops.backend import Backend
+from switchrail.ops.backend import Backend, Planned, check_plan
 from switchrail.ops.batch import Bounds, Phase, StateBatch
 from switchrail.ops.contract import Contract
 from switchrail.ops.delta_call import DeltaCall
 
-from switchrail_kernels.plans import Decode, Planned, check_plan
+from switchrail_kernels.plans import Decode
 
 FEATURES = ("raw_gates",)
 

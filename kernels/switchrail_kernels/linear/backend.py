@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
+from switchrail.ops.backend import check_plan
 from switchrail.ops.batch import StateBatch
 from switchrail.ops.call import CallT
 
@@ -12,7 +13,7 @@ from switchrail_kernels.linear.operands import Operands
 from switchrail_kernels.linear.step import step
 from switchrail_kernels.linear.verify import verify
 from switchrail_kernels.linear.walk import walk
-from switchrail_kernels.plans import Decode, check_plan
+from switchrail_kernels.plans import Decode
 from switchrail_kernels.recurrent import TritonRecurrent
 from switchrail_kernels.replay import Options, Tensors, calls_of
 from switchrail_kernels.segments import Chunks

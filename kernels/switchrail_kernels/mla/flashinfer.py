@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from flashinfer.mla import BatchMLAPagedAttentionWrapper
-from switchrail.ops.backend import foreign
+from switchrail.ops.backend import check_plan
 from switchrail.ops.batch import Bounds, PagedBatch, Phase
 from switchrail.ops.mla.contract import CONTRACT, MlaBackend, MlaCall
 
@@ -30,11 +30,10 @@ class FlashInferMla(MlaBackend):
         """Prepares the tables; the library's own plan is made with the first layer of each shape."""
         return WrapperPlan(CONTRACT, phase, batch)
 
-    def run(self, call: MlaCall, batch: PagedBatch, plan: object) -> None:
+    def run(self, call: MlaCall, batch: PagedBatch, plan: WrapperPlan) -> None:
         """Attends T packed query rows of N sequences of any length."""
         CONTRACT.check_call(call, batch, FEATURES)
-        if not isinstance(plan, WrapperPlan) or plan.seqlens != batch.seqlens:
-            raise foreign("plan", plan)
+        check_plan(plan, batch, (WrapperPlan,))
         layer, q_nope, q_rope, out, lse = call
         kv_cache, w_k, w_v, scale = layer.kv_cache, layer.w_k, layer.w_v, layer.scale
         if plan.is_empty:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from switchrail.ops.backend import foreign
+from switchrail.ops.backend import check_plan, foreign
 from switchrail.ops.batch import Bounds, Phase, StateBatch, VerifyBatch
 from switchrail.ops.short_conv.contract import CONTRACT, ShortConvBackend, ShortConvCall
 
 from switchrail_kernels.checkpoints import kept_states
 from switchrail_kernels.launch import Launcher, padded
-from switchrail_kernels.plans import Decode, check_plan, refresh_decode
+from switchrail_kernels.plans import Decode, refresh_decode
 from switchrail_kernels.replay import Options, Tensors, calls_of
 from switchrail_kernels.short_conv.convolve import convolve, step
 from switchrail_kernels.short_conv.drafts import DRAFT_ROWS, REACH, Drafts, replay, verify

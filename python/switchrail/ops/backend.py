@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import torch
 
 from switchrail.errors import ArgumentError
-from switchrail.ops.batch import Bounds, Phase, SequenceBatch
+from switchrail.ops.batch import Bounds, Phase, SequenceBatch, VerifyBatch
 from switchrail.ops.call import CallT
 
 BatchT = TypeVar("BatchT", bound=SequenceBatch)
@@ -23,6 +23,38 @@ def foreign(argument: Literal["plan", "record"], found: object) -> ArgumentError
         argument=argument,
         found=name,
     )
+
+
+class Planned(Protocol):
+    """A plan that knows the lengths it was made for."""
+
+    @property
+    def seqlens(self) -> tuple[int, ...]:
+        """The lengths of its batch's sequences."""
+
+
+def check_plan(
+    plan: object,
+    batch: SequenceBatch,
+    made: tuple[type[Planned], ...],
+    verify: type[Planned] | None = None,
+) -> None:
+    """Refuses a plan that was made by another backend, or for another phase or other lengths.
+
+    Args:
+        plan: The plan.
+        batch: The batch.
+        made: What the backend's plans are but for a `VerifyBatch`.
+        verify: What those are; None where the backend makes none.
+
+    Raises:
+        ArgumentError: It is not the batch's.
+    """
+    kinds = made
+    if isinstance(batch, VerifyBatch):
+        kinds = () if verify is None else (verify,)
+    if not isinstance(plan, kinds) or plan.seqlens != batch.seqlens:
+        raise foreign("plan", plan)
 
 
 class Backend(Generic[CallT, BatchT]):
@@ -99,4 +131,4 @@ class Backend(Generic[CallT, BatchT]):
 AnyBackend = Backend[Any, Any]
 """A backend of any op."""
 
-__all__ = ["AnyBackend", "Backend", "foreign"]
+__all__ = ["AnyBackend", "Backend", "Planned", "check_plan", "foreign"]

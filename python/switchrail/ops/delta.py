@@ -9,10 +9,11 @@ from typing import ClassVar
 
 import torch
 
+from switchrail.ops.backend import check_plan
 from switchrail.ops.batch import StateBatch
 from switchrail.ops.chunks import After, ChunkPlan, Group
 from switchrail.ops.delta_call import DeltaCallT, DeltaLayer
-from switchrail.ops.recurrent import TorchRecurrent, TreePlan, check_plan, run_single, run_tree
+from switchrail.ops.recurrent import TorchRecurrent, TreePlan, run_single, run_tree
 
 FEATURES = ("checkpoints", "raw_gates")
 
@@ -72,7 +73,7 @@ class TorchDelta(TorchRecurrent[DeltaCallT]):
     def run(self, call: DeltaCallT, batch: StateBatch, plan: ChunkPlan | TreePlan) -> torch.Tensor | None:
         """Runs T packed tokens of N sequences of any length, drafted ones where the plan is for them."""
         self.contract.check_call(call, batch, FEATURES)
-        check_plan(plan, batch)
+        check_plan(plan, batch, (ChunkPlan,), TreePlan)
         layer, q, k, v, g, beta, out = call
         state = layer.state
         compute = torch.promote_types(q.dtype, torch.float32)

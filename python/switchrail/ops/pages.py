@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from switchrail.ops.backend import check_plan, foreign
 from switchrail.ops.batch import PagedBatch, PagedTreeBatch, Phase
 from switchrail.ops.contract import Contract
 from switchrail.ops.slots import indices
@@ -94,8 +95,6 @@ class PagedPlan:
         contract.check_batch(phase, batch, ("trees",))
         self._contract = contract
         self._batch = batch
-        self.lengths = batch.seqlens, batch.kv_seqlens
-        """The lengths that it was made for, of rows and of caches."""
         self._parts: dict[tuple[int, int | None, bool, bool], Parts] = {}
         self._starts = [0]
         for length in batch.seqlens:
@@ -111,6 +110,16 @@ class PagedPlan:
         """int64; None where there is no padding."""
         if padding:
             self._padding_rows = indices(padding, batch.page_table.device)
+
+    @property
+    def seqlens(self) -> tuple[int, ...]:
+        """The rows of its batch's sequences."""
+        return self._batch.seqlens
+
+    @property
+    def kv_seqlens(self) -> tuple[int, ...]:
+        """The tokens that they have in the cache."""
+        return self._batch.kv_seqlens
 
     def clear_padding(self, out: torch.Tensor, lse: torch.Tensor | None) -> None:
         """Writes what the rows of padding are to hold: results of 0, and log-sum-exps of nothing."""
@@ -254,6 +263,17 @@ def check_pages(contract: Contract, batch: PagedBatch, page: int) -> None:
         )
 
 
+def check_paged_plan(plan: PagedPlan, batch: PagedBatch) -> None:
+    """Refuses a plan of another backend, or for other lengths of rows or of caches.
+
+    Raises:
+        ArgumentError: It is not the batch's.
+    """
+    check_plan(plan, batch, (PagedPlan,))
+    if plan.kv_seqlens != batch.kv_seqlens:
+        raise foreign("plan", plan)
+
+
 __all__ = [
     "BLOCK",
     "WASTE",
@@ -263,5 +283,6 @@ __all__ = [
     "Parts",
     "SingleRows",
     "check_lengths",
+    "check_paged_plan",
     "check_pages",
 ]

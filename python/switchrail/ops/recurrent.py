@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -87,17 +87,6 @@ def plan_tree(contract: Contract, batch: StateBatch) -> TreePlan:
     )
 
 
-def check_plan(plan: Any, batch: StateBatch, other: type = ChunkPlan) -> None:
-    """Refuses a plan of another backend, phase or batch; `other` is what plans are but those of verification.
-
-    Raises:
-        ArgumentError: It is not one for such a batch.
-    """
-    kind: type[Any] = TreePlan if isinstance(batch, VerifyBatch) else other
-    if not isinstance(plan, kind) or plan.seqlens != batch.seqlens:
-        raise foreign("plan", plan)
-
-
 class TorchRecurrent(Backend[CallT, StateBatch]):
     """The plans of an op with a state: its chunks, and the levels of drafted rows."""
 
@@ -170,4 +159,4 @@ def run_tree(
     return bank
 
 
-__all__ = ["Step", "TorchRecurrent", "TreePlan", "check_plan", "plan_tree", "run_single", "run_tree"]
+__all__ = ["Step", "TorchRecurrent", "TreePlan", "plan_tree", "run_single", "run_tree"]

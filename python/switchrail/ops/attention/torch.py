@@ -7,9 +7,8 @@ from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from switchrail.ops.attention.contract import CONTRACT, AttentionBackend, AttentionCall
-from switchrail.ops.backend import foreign
 from switchrail.ops.batch import Bounds, PagedBatch, Phase
-from switchrail.ops.pages import PagedPlan
+from switchrail.ops.pages import PagedPlan, check_paged_plan
 from switchrail.ops.softmax import attend
 
 FEATURES = ("lse", "sinks", "soft_cap", "trees", "window")
@@ -33,8 +32,7 @@ class TorchAttention(AttentionBackend):
         """Attends T packed query rows of N sequences of any length."""
         CONTRACT.check_call(call, batch, FEATURES)
         layer = call.layer
-        if not isinstance(plan, PagedPlan) or plan.lengths != (batch.seqlens, batch.kv_seqlens):
-            raise foreign("plan", plan)
+        check_paged_plan(plan, batch)
         if layer.soft_cap is None and layer.sinks is None and call.lse is None:
             _attend_fused(plan, call)
         else:

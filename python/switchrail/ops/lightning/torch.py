@@ -6,10 +6,11 @@ from functools import partial
 
 import torch
 
+from switchrail.ops.backend import check_plan
 from switchrail.ops.batch import StateBatch
 from switchrail.ops.chunks import After, ChunkPlan, Group, scan
 from switchrail.ops.lightning.contract import CONTRACT, LightningBackend, LightningCall
-from switchrail.ops.recurrent import TorchRecurrent, TreePlan, check_plan, run_single, run_tree
+from switchrail.ops.recurrent import TorchRecurrent, TreePlan, run_single, run_tree
 
 CHUNK = 32
 """Tokens a chunk. On a CPU 16, 32 and 64 take about the same time, 128 takes longer."""
@@ -35,7 +36,7 @@ class TorchLightning(TorchRecurrent[LightningCall], LightningBackend):
     def run(self, call: LightningCall, batch: StateBatch, plan: ChunkPlan | TreePlan) -> torch.Tensor | None:
         """Runs T packed tokens of N sequences of any length, drafted ones where the plan is for them."""
         CONTRACT.check_call(call, batch, ("checkpoints",))
-        check_plan(plan, batch)
+        check_plan(plan, batch, (ChunkPlan,), TreePlan)
         layer, q, k, v, out = call
         g, state, scale = layer.g, layer.state, layer.scale
         compute = torch.promote_types(q.dtype, torch.float32)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from switchrail.ops.backend import foreign
 from switchrail.ops.batch import Bounds, PagedBatch, Phase
 from switchrail.ops.mla.contract import CONTRACT, MlaBackend, MlaCall
-from switchrail.ops.pages import ManyRows, PagedPlan
+from switchrail.ops.pages import ManyRows, PagedPlan, check_paged_plan
 from switchrail.ops.softmax import attend, merge
 
 KEYS = 512
@@ -32,8 +31,7 @@ class TorchMla(MlaBackend):
         CONTRACT.check_call(call, batch, ("lse", "trees"))
         layer, q_nope, q_rope, out, lse = call
         kv_cache, w_k, w_v, scale = layer.kv_cache, layer.w_k, layer.w_v, layer.scale
-        if not isinstance(plan, PagedPlan) or plan.lengths != (batch.seqlens, batch.kv_seqlens):
-            raise foreign("plan", plan)
+        check_paged_plan(plan, batch)
         parts = plan.parts(kv_cache.shape[1], causal=False)
         compute = torch.promote_types(q_nope.dtype, torch.float32)
         cached = kv_cache.flatten(0, 1)

@@ -7,8 +7,9 @@ from typing import Literal
 
 import torch
 
+from switchrail.ops.backend import check_plan
 from switchrail.ops.batch import Bounds, CheckpointBatch, Phase, StateBatch
-from switchrail.ops.recurrent import TorchRecurrent, TreePlan, check_plan, plan_tree, run_tree
+from switchrail.ops.recurrent import TorchRecurrent, TreePlan, plan_tree, run_tree
 from switchrail.ops.short_conv.contract import CONTRACT, ShortConvBackend, ShortConvCall
 from switchrail.ops.slots import Slots, indices
 
@@ -124,7 +125,7 @@ class TorchShortConv(TorchRecurrent[ShortConvCall], ShortConvBackend):
     def run(self, call: ShortConvCall, batch: StateBatch, plan: _Plan | TreePlan) -> torch.Tensor | None:
         """Runs T packed rows of N sequences of any length, drafted ones where the plan is for them."""
         CONTRACT.check_call(call, batch, ("checkpoints",))
-        check_plan(plan, batch, _Plan)
+        check_plan(plan, batch, (_Plan,), TreePlan)
         layer, x, out = call
         bias, activation, pool = layer.bias, layer.activation, self.pool(call)
         compute = torch.promote_types(x.dtype, torch.float32)
