@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from switchrail import Runtime
+from switchrail import Runtime, forks
 from switchrail.errors import TransactionClosedError
 from switchrail.hooks import chain
-from switchrail.plugins import loader
 from switchrail.registration import Registry
 from switchrail.staging import Staging
 
@@ -129,6 +128,6 @@ def test_one_loads_and_the_other(install: Install, other: str) -> None:
         return load, work[other], check
 
     def locks() -> list[tuple[Any, str]]:
-        return [(each, "_lock") for each in loader._loaders]
+        return [(each, "_lock") for each in forks._flights]
 
     assert every_interleaving(make, ["plugins", "staging.py"], locks) > 50

@@ -338,8 +338,8 @@ def test_a_wait_for_another_thread_can_be_interrupted(
     thread.start()
     assert entered.wait(20)
     before = state_of(host)
-    lock = Told(host._loader._lock)
-    monkeypatch.setattr(host._loader, "_lock", lock)
+    lock = Told(host._loader._flight._lock)
+    monkeypatch.setattr(host._loader._flight, "_lock", lock)
 
     heard = threading.Event()
 

@@ -203,10 +203,10 @@ def test_what_differs_from_the_lock_is_not_imported(
 
 def test_reentry_is_refused_and_does_not_stick(runtime: Runtime, install: Install, find: Find) -> None:
     install("acme-good", GOOD)
-    runtime._loader._loading = threading.get_ident()
+    runtime._loader._flight.thread = threading.get_ident()
     with pytest.raises(LoadReentryError):
         runtime.load()
-    runtime._loader._loading = None
+    runtime._loader._flight.thread = None
     runtime.load()
     assert find("acme-good").state == "loaded"
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from switchrail.errors import PlatformError
+from switchrail.forks import SingleFlight
 from switchrail.nearest import nearest
 from switchrail.platforms.accelerator import is_importable
 from switchrail.platforms.builtin import KINDS, detect, is_builtin, no_such_device, platform_class
@@ -55,8 +54,7 @@ class PlatformChoice:
         self._asked: str | None = None
         self._records: Mapping[str, Plugin] = {}
         self._made: dict[tuple[type[Platform], str], Platform] = {}
-        self._lock = threading.Lock()
-        _choices.add(self)
+        self._flight = SingleFlight()
 
     @property
     def asked(self) -> str | None:
@@ -165,39 +163,13 @@ class PlatformChoice:
             if candidate.record is not candidate.plugin
         }
 
-    # No generator: an interrupt could come between one and the block of its `with`, and leave the lock taken.
     def _alone(self, work: Callable[[], T]) -> T:
         self._choosing.refuse("asked for the platform")
-        with self._lock:
-            try:
-                self._choosing.here = True
-                return work()
-            finally:
-                self._choosing.here = False
+        return self._flight.run(lambda: self._choosing.run(work))
 
     def _limited(self, work: Callable[[], T], name: str, what: str) -> T:
         """Does a plugin's work; where its time is limited, in a thread that may choose no platform either."""
-
-        def run() -> T:
-            self._choosing.here = True
-            return work()
-
-        return within(self._seconds(), carried(run), name, what)
-
-    def _reset(self) -> None:
-        self._lock = threading.Lock()
-
-
-_choices: weakref.WeakSet[PlatformChoice] = weakref.WeakSet()
-
-
-def _reset_after_fork() -> None:
-    for choice in _choices:
-        choice._reset()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_after_fork)
+        return within(self._seconds(), carried(lambda: self._choosing.run(work)), name, what)
 
 
 def _may_be_asked(plugin: Plugin) -> bool:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from typing import Any, ClassVar
 
+from switchrail.forks import SingleFlight
 from switchrail.platforms.hardware import Hardware
 from switchrail.platforms.identity import (
     OUT_OF_TREE,
@@ -16,16 +15,7 @@ from switchrail.platforms.identity import (
 )
 from switchrail.platforms.serving import Serving
 
-_initializing = threading.RLock()
-
-
-def _reset_after_fork() -> None:
-    global _initializing
-    _initializing = threading.RLock()  # a thread that the child doesn't have could hold its parent's
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_after_fork)
+_initializing = SingleFlight()
 
 
 class Platform:
@@ -102,10 +92,12 @@ class Platform:
 
     def initialize(self) -> None:
         """Lets the serving part prepare the process, unless it has; a failure is tried again next time."""
-        with _initializing:
-            if not self._initialized:
-                self.serving.initialize()
-                self._initialized = True
+        _initializing.run(self._initialize)
+
+    def _initialize(self) -> None:
+        if not self._initialized:
+            self.serving.initialize()
+            self._initialized = True
 
     def is_cuda(self) -> bool:
         """Whether it is an NVIDIA GPU."""

@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import TypeVar
 
 from switchrail.errors import PlatformReentryError
 
+T = TypeVar("T")
+
 
 class Choosing(threading.local):
-    """Of one runtime, for each thread.
+    """Whether this thread chooses the platform of one runtime.
 
     A plugin that is being loaded may ask for the platform. So a platform plugin that is being asked may not
     wait for the loader: each could wait for the other.
-
-    Attributes:
-        here: Whether this thread chooses the runtime's platform.
     """
 
-    here: bool = False
+    _here: bool = False
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Does work that chooses the platform, or a part of it."""
+        try:
+            self._here = True
+            return work()
+        finally:
+            self._here = False
 
     def refuse(self, what: str) -> None:
-        """Refuses a thread that chooses.
+        """Refuses a call from a platform plugin that is being asked.
 
         Args:
-            what: What it does, such as `asked for the platform`.
+            what: What the plugin did, such as `asked for the platform`.
 
         Raises:
-            PlatformReentryError: This thread chooses.
+            PlatformReentryError: This thread chooses the platform.
         """
-        if self.here:
+        if self._here:
             raise PlatformReentryError(f"a platform plugin {what} while it was asked itself")

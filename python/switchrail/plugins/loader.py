@@ -6,8 +6,6 @@ import importlib
 import logging
 import os
 import sys
-import threading
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
@@ -23,6 +21,7 @@ from switchrail.errors import (
     UnknownPluginError,
 )
 from switchrail.foreign import in_lines, one_line
+from switchrail.forks import SingleFlight
 from switchrail.hooks import Hooks
 from switchrail.lock import Lock
 from switchrail.plugins.attempt import Attempt, handlers, is_interrupt
@@ -65,9 +64,7 @@ class Loader:
         self._is_selected = False
         self.paths: tuple[str, ...] | None = None
         self.default_timeout: float | None = None
-        self._lock = threading.Lock()
-        self._loading: int | None = None
-        _loaders.add(self)
+        self._flight = SingleFlight(self._abandon)
 
     @property
     def plugins(self) -> tuple[Plugin, ...]:
@@ -319,21 +316,15 @@ class Loader:
             known[_key(found)] = plugin if is_through else found
         return known | {key: plugin for key, plugin in self._plugins.items() if plugin.state == "loaded"}
 
-    # No generators: an interrupt could come between one and the block of its `with`, and leave it suspended.
     def _alone(self, work: Callable[[], T]) -> T:
         """Does something while no other thread does; waits for that. What raises changes nothing."""
         self._choosing.refuse("looked for plugins or loaded plugins")
-        if self._loading == threading.get_ident() or staging_of(self._hooks) is not None:
+        if self._flight.is_running_here() or staging_of(self._hooks) is not None:
             raise LoadReentryError(
                 "a plugin asked for plugins while it was being loaded itself; valid: to register with the "
                 "registry that its function is given, and to leave loading to the program"
             )
-        with self._lock:
-            try:
-                self._loading = threading.get_ident()
-                return self._whole(work)
-            finally:
-                self._loading = None
+        return self._flight.run(lambda: self._whole(work))
 
     def _whole(self, work: Callable[[], T]) -> T:
         before = self._plugins, self._order, self._discovery, self.paths, self._is_selected
@@ -349,26 +340,12 @@ class Loader:
         finally:
             self._attempts = ()
 
-    def _reset(self) -> None:
-        # Where another thread loads, it isn't there: what it began won't end.
-        if self._loading != threading.get_ident():
-            for attempt in self._attempts:
-                if self._plugins[_key(attempt.plugin)].state != "loaded":
-                    attempt.staging.undo()
-            self._attempts = ()
-        self._lock, self._loading = threading.Lock(), None
-
-
-_loaders: weakref.WeakSet[Loader] = weakref.WeakSet()
-
-
-def _reset_after_fork() -> None:
-    for loader in list(_loaders):
-        loader._reset()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_after_fork)
+    def _abandon(self) -> None:
+        """Takes out what another thread of the parent was loading when this child was forked."""
+        for attempt in self._attempts:
+            if self._plugins[_key(attempt.plugin)].state != "loaded":
+                attempt.staging.undo()
+        self._attempts = ()
 
 
 def _key(plugin: Plugin) -> tuple[str, str]:

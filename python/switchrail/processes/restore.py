@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pkgutil
-import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from switchrail import config as configs
 from switchrail.current import peek_current, swap_current
 from switchrail.errors import InstallationError, SwitchrailError
+from switchrail.forks import SingleFlight
 from switchrail.hooks import chain
 from switchrail.implementation import Implementation, check_class
 from switchrail.processes.differences import differences
@@ -22,23 +21,14 @@ if TYPE_CHECKING:
     from switchrail._core import Registration, RoutePlan
     from switchrail.hooks import Hook
 
-# Of two threads of a worker that begin with it the second finds what the first one made. A fork doesn't wait
-# for it: a plugin that is being loaded here may fork, in a thread of its own.
-_lock = threading.RLock()
-
-
-def _reset_after_fork() -> None:
-    global _lock
-    _lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_after_fork)
+# If two threads of a worker restore at once, the second finds the runtime that the first one made.
+_restoring = SingleFlight()
 
 
 def restore(state: State) -> Runtime:
     """See `RuntimeState.restore`."""
-    with _lock:
+
+    def work() -> Runtime:
         before = peek_current()
         if before is not None and not _differences(before, state):
             return before
@@ -53,6 +43,8 @@ def restore(state: State) -> Runtime:
         if before is not None:
             before.hooks.clear()
         return runtime
+
+    return _restoring.run(work)
 
 
 def make_plans(state: State, runtime: Runtime) -> tuple[RoutePlan, ...]:
