@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import operator
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import wraps
-from inspect import signature
+from inspect import Parameter, signature
 from typing import Any, TypeVar
 
 from switchrail.errors import ArgumentError
@@ -25,19 +25,50 @@ def names_checked(function: F) -> F:
 
     @wraps(function)
     def checked(*values: Any, **named: Any) -> Any:
-        for name in named:
-            if name not in valid:
-                near, hint = nearest(name, valid)
-                raise ArgumentError(
-                    f"{function.__name__}() has no argument {name!r}{hint}; valid: {', '.join(valid)}",
-                    argument=name,
-                    found=name,
-                    valid=valid,
-                    nearest=near,
-                )
+        check_names(function.__name__, named, valid)
         return function(*values, **named)
 
     return checked  # type: ignore[return-value]
+
+
+def check_names(function: str, given: Iterable[str], valid: Collection[str]) -> None:
+    """Refuses keywords that a function doesn't have.
+
+    Raises:
+        ArgumentError: One of them is not valid; the error has the nearest ones.
+    """
+    for name in given:
+        if name not in valid:
+            near, hint = nearest(name, valid)
+            raise ArgumentError(
+                f"{function}() has no argument {name!r}{hint}; valid: {', '.join(valid)}",
+                argument=name,
+                found=name,
+                valid=tuple(valid),
+                nearest=near,
+            )
+
+
+def lists_options(options: type, defaults: Mapping[str, Any]) -> Callable[[F], F]:
+    """Decorates a function that takes `**options`: its signature, which `help` shows, lists them one by one.
+
+    Args:
+        options: The `TypedDict` of the options.
+        defaults: Their defaults, in the order of the signature.
+    """
+
+    def decorate(function: F) -> F:
+        whole = signature(function)
+        *explicit, _ = whole.parameters.values()
+        types = options.__annotations__
+        listed = [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=types[name].__forward_arg__)
+            for name, default in defaults.items()
+        ]
+        function.__signature__ = whole.replace(parameters=[*explicit, *listed])  # type: ignore[attr-defined]
+        return function
+
+    return decorate
 
 
 def refused(argument: str, found: object, valid: str) -> ArgumentError:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, overload
 
 from switchrail import _core, arguments
 from switchrail import config as configs
+from switchrail.hooks.hook import HOOK_ORDER, Hook, HookOrder, Kind
 from switchrail.implementation import Implementation, check_class
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Unpack
 
-    from switchrail.hooks import Hook, Kind
     from switchrail.staging import Staging
 
 C = TypeVar("C", bound=type[Any])
@@ -69,6 +70,39 @@ def capability(argument: str, found: object) -> tuple[int, int] | None:
     return None if found is None else arguments.pair(argument, found, meaning="None, or (major, minor)")
 
 
+class BackendOptions(TypedDict, total=False):
+    """What a registration says of a backend besides its op; `Registrar.register` says what each means."""
+
+    phases: Iterable[str]
+    devices: Iterable[str | DeviceSupport]
+    dtypes: Iterable[str | torch.dtype] | None
+    state_dtypes: Iterable[str | torch.dtype] | None
+    head_sizes: Iterable[int | tuple[int, int]] | None
+    page_sizes: Iterable[int] | None
+    state_layouts: Iterable[str] | None
+    features: Iterable[str]
+    packages: Iterable[str]
+    priority: int
+    config: Any
+    override: bool
+
+
+_DEFAULTS: Final[BackendOptions] = {
+    "phases": ("prefill", "decode"),
+    "devices": ("cpu",),
+    "dtypes": None,
+    "state_dtypes": None,
+    "head_sizes": None,
+    "page_sizes": None,
+    "state_layouts": None,
+    "features": (),
+    "packages": (),
+    "priority": 0,
+    "config": None,
+    "override": False,
+}
+
+
 class Registrar(ABC):
     """What backends and hooks can be registered with: a runtime, or an open transaction of one."""
 
@@ -78,65 +112,18 @@ class Registrar(ABC):
 
     @overload
     def register(
-        self,
-        name: str,
-        target: None = None,
-        *,
-        op: str,
-        phases: Iterable[str] = ...,
-        devices: Iterable[str | DeviceSupport] = ...,
-        dtypes: Iterable[str | torch.dtype] | None = ...,
-        state_dtypes: Iterable[str | torch.dtype] | None = ...,
-        head_sizes: Iterable[int | tuple[int, int]] | None = ...,
-        page_sizes: Iterable[int] | None = ...,
-        state_layouts: Iterable[str] | None = ...,
-        features: Iterable[str] = ...,
-        packages: Iterable[str] = ...,
-        priority: int = ...,
-        config: Any = ...,
-        override: bool = ...,
+        self, name: str, target: None = None, *, op: str, **options: Unpack[BackendOptions]
     ) -> Callable[[C], C]: ...
 
     @overload
     def register(
-        self,
-        name: str,
-        target: type[Any] | str,
-        *,
-        op: str,
-        phases: Iterable[str] = ...,
-        devices: Iterable[str | DeviceSupport] = ...,
-        dtypes: Iterable[str | torch.dtype] | None = ...,
-        state_dtypes: Iterable[str | torch.dtype] | None = ...,
-        head_sizes: Iterable[int | tuple[int, int]] | None = ...,
-        page_sizes: Iterable[int] | None = ...,
-        state_layouts: Iterable[str] | None = ...,
-        features: Iterable[str] = ...,
-        packages: Iterable[str] = ...,
-        priority: int = ...,
-        config: Any = ...,
-        override: bool = ...,
+        self, name: str, target: type[Any] | str, *, op: str, **options: Unpack[BackendOptions]
     ) -> None: ...
 
     @arguments.names_checked
+    @arguments.lists_options(BackendOptions, _DEFAULTS)
     def register(
-        self,
-        name: str,
-        target: type[Any] | str | None = None,
-        *,
-        op: str,
-        phases: Iterable[str] = ("prefill", "decode"),
-        devices: Iterable[str | DeviceSupport] = ("cpu",),
-        dtypes: Iterable[str | torch.dtype] | None = None,
-        state_dtypes: Iterable[str | torch.dtype] | None = None,
-        head_sizes: Iterable[int | tuple[int, int]] | None = None,
-        page_sizes: Iterable[int] | None = None,
-        state_layouts: Iterable[str] | None = None,
-        features: Iterable[str] = (),
-        packages: Iterable[str] = (),
-        priority: int = 0,
-        config: Any = None,
-        override: bool = False,
+        self, name: str, target: type[Any] | str | None = None, *, op: str, **options: Unpack[BackendOptions]
     ) -> Callable[[C], C] | None:
         """Registers a backend under a name, unique for its op. Without `target` it is a class decorator.
 
@@ -172,23 +159,24 @@ class Registrar(ABC):
         """
         name = arguments.text("name", name)
         op = _core.parse_op(arguments.text("op", op))
-        override = arguments.flag("override", override)
+        given: BackendOptions = {**_DEFAULTS, **options}
+        override = arguments.flag("override", given["override"])
         where = f"configuration of {op} backend {name!r}"
-        config_type, defaults = configs.read_defaults(config, where)
-        phases = arguments.texts("phases", phases)
+        config_type, defaults = configs.read_defaults(given["config"], where)
+        phases = arguments.texts("phases", given["phases"])
         spec = {
             "name": name,
             "op": op,
             "phases": phases,
-            "devices": _each("devices", devices, _support),
-            "dtypes": _each("dtypes", dtypes, dtype_name, optional=True),
-            "state_dtypes": _each("state_dtypes", state_dtypes, dtype_name, optional=True),
-            "head_sizes": _each("head_sizes", head_sizes, head_size, optional=True),
-            "page_sizes": _each("page_sizes", page_sizes, arguments.whole, optional=True),
-            "state_layouts": arguments.texts("state_layouts", state_layouts, optional=True),
-            "features": arguments.texts("features", features),
-            "packages": arguments.texts("packages", packages),
-            "priority": arguments.whole("priority", priority, -(2**31), 2**31 - 1),
+            "devices": _each("devices", given["devices"], _support),
+            "dtypes": _each("dtypes", given["dtypes"], dtype_name, optional=True),
+            "state_dtypes": _each("state_dtypes", given["state_dtypes"], dtype_name, optional=True),
+            "head_sizes": _each("head_sizes", given["head_sizes"], head_size, optional=True),
+            "page_sizes": _each("page_sizes", given["page_sizes"], arguments.whole, optional=True),
+            "state_layouts": arguments.texts("state_layouts", given["state_layouts"], optional=True),
+            "features": arguments.texts("features", given["features"]),
+            "packages": arguments.texts("packages", given["packages"]),
+            "priority": arguments.whole("priority", given["priority"], -(2**31), 2**31 - 1),
             "config": defaults,
         }
 
@@ -232,37 +220,21 @@ class Registrar(ABC):
 
     @overload
     def hook(
-        self,
-        target: object,
-        fn: None = None,
-        kind: Kind = "before",
-        *,
-        priority: int = 0,
-        before: Sequence[str] = (),
-        after: Sequence[str] = (),
+        self, target: object, fn: None = None, kind: Kind = "before", **order: Unpack[HookOrder]
     ) -> Callable[[F], F]: ...
 
     @overload
     def hook(
-        self,
-        target: object,
-        fn: Callable[..., Any],
-        kind: Kind = "before",
-        *,
-        priority: int = 0,
-        before: Sequence[str] = (),
-        after: Sequence[str] = (),
+        self, target: object, fn: Callable[..., Any], kind: Kind = "before", **order: Unpack[HookOrder]
     ) -> Hook: ...
 
+    @arguments.lists_options(HookOrder, HOOK_ORDER)
     def hook(
         self,
         target: object,
         fn: Callable[..., Any] | None = None,
         kind: Kind = "before",
-        *,
-        priority: int = 0,
-        before: Sequence[str] = (),
-        after: Sequence[str] = (),
+        **order: Unpack[HookOrder],
     ) -> Hook | Callable[[F], F]:
         """Puts a hook on a target; without `fn` it is a decorator. `Hooks.add` says what the arguments mean.
 
@@ -275,16 +247,16 @@ class Registrar(ABC):
             OrderError: The constraints of the hooks on the target form a cycle; at the commit.
             TransactionClosedError: The transaction has ended.
         """
-        options: dict[str, Any] = {"priority": priority, "before": before, "after": after}
+        arguments.check_names("hook", order, HOOK_ORDER)
         if fn is None:
-            return self._hook_decorator(target, kind, options)
+            return self._hook_decorator(target, kind, order)
         with self._open() as staging:
-            return staging.hook(target, fn, kind, **options)
+            return staging.hook(target, fn, kind, **order)
 
-    def _hook_decorator(self, target: object, kind: Kind, options: dict[str, Any]) -> Callable[[F], F]:
+    def _hook_decorator(self, target: object, kind: Kind, order: HookOrder) -> Callable[[F], F]:
         # Not within `hook`: its variables would be cells, which look like holders of the target.
         def decorate(fn: F) -> F:
-            self.hook(target, fn, kind, **options)
+            self.hook(target, fn, kind, **order)
             return fn
 
         return decorate

@@ -6,11 +6,15 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from switchrail.arguments import lists_options
 from switchrail.errors import HookError, TransactionClosedError
 from switchrail.forks import lock_across_forks
 from switchrail.hooks import Hook, Hooks, Kind
+from switchrail.hooks.hook import HOOK_OPTIONS, HookOptions, HookOrder, HookSource
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from switchrail import _core
 
 T = TypeVar("T")
@@ -79,8 +83,8 @@ class Staging:
         return self._transaction.is_committed
 
     @property
-    def source(self) -> dict[str, str | None]:
-        """What hooks are told of where they come from."""
+    def source(self) -> HookSource:
+        """What its hooks say of where they come from."""
         if self._origin["kind"] != "plugin":
             return {}
         return {
@@ -89,10 +93,9 @@ class Staging:
             "version": self._origin["version"],
         }
 
-    def hook(self, target: object, fn: Callable[..., Any], kind: Kind, **options: Any) -> Hook:
+    def hook(self, target: object, fn: Callable[..., Any], kind: Kind, **order: Unpack[HookOrder]) -> Hook:
         """Makes, checks and stages a hook; see `Registrar.hook`."""
-        options = {**self.source, "strict": self._strict, **options}
-        hook = self.hooks.prepare(target, fn, kind, **options)
+        hook = self.hooks.prepare(target, fn, kind, **self.source, strict=self._strict, **order)
         self.stage(hook)
         return hook
 
@@ -206,28 +209,15 @@ class StagedHooks(Hooks):
             )
         self._strict = value
 
+    @lists_options(HookOptions, HOOK_OPTIONS)
     def prepare(
-        self,
-        target: object,
-        fn: Callable[..., Any],
-        kind: Kind = "before",
-        *,
-        source: str = "user",
-        plugin: str | None = None,
-        version: str | None = None,
-        priority: int = 0,
-        before: Sequence[str] = (),
-        after: Sequence[str] = (),
-        strict: bool | None = None,
+        self, target: object, fn: Callable[..., Any], kind: Kind = "before", **options: Unpack[HookOptions]
     ) -> Hook:
         """Makes and checks a hook; its source is the plugin that is being loaded, unless another is given."""
         staging = staging_of(self)
-        origin: dict[str, Any] = {"source": source, "plugin": plugin, "version": version}
-        if staging is not None and source == "user":
-            origin = staging.source
-        return super().prepare(
-            target, fn, kind, priority=priority, before=before, after=after, strict=strict, **origin
-        )
+        if staging is not None and options.get("source", "user") == "user":
+            options = {**options, **staging.source}
+        return super().prepare(target, fn, kind, **options)
 
     def commit(self, hooks: Sequence[Hook], *, strict: bool | None = None) -> None:
         """Puts prepared hooks in force; those of a plugin that is being loaded, with its transaction."""

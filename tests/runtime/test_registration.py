@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import inspect
+import pydoc
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -357,3 +359,46 @@ def test_a_misspelt_argument_has_the_nearest(runtime, given, nearest):
         runtime.resolve("kda", "decode", devise="cpu", dtype="float32")
     with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'op'"):
         runtime.register("ill", "ill:Ill")
+
+
+REGISTER = """
+    (self, name: 'str', target: 'type[Any] | str | None' = None, *, op: 'str',
+    phases: 'Iterable[str]' = ('prefill', 'decode'), devices: 'Iterable[str | DeviceSupport]' = ('cpu',),
+    dtypes: 'Iterable[str | torch.dtype] | None' = None,
+    state_dtypes: 'Iterable[str | torch.dtype] | None' = None,
+    head_sizes: 'Iterable[int | tuple[int, int]] | None' = None,
+    page_sizes: 'Iterable[int] | None' = None, state_layouts: 'Iterable[str] | None' = None,
+    features: 'Iterable[str]' = (), packages: 'Iterable[str]' = (), priority: 'int' = 0, config: 'Any' = None,
+    override: 'bool' = False) -> 'Callable[[C], C] | None'
+"""
+HOOK = """
+    (self, target: 'object', fn: 'Callable[..., Any] | None' = None, kind: 'Kind' = 'before', *,
+    priority: 'int' = 0, before: 'Sequence[str]' = (), after: 'Sequence[str]' = ())
+    -> 'Hook | Callable[[F], F]'
+"""
+
+
+@pytest.mark.parametrize(("name", "expected"), [("register", REGISTER), ("hook", HOOK)])
+def test_signatures_list_every_option(name: str, expected: str) -> None:
+    """As `help` shows them, though the code names the options in one place."""
+    signature = inspect.signature(getattr(Runtime, name))
+    if sys.version_info < (3, 14):  # which writes types without quotes
+        assert str(signature) == " ".join(expected.split())
+    bound = signature.replace(parameters=[*signature.parameters.values()][1:])
+    assert inspect.signature(getattr(switchrail, name)) == bound
+    assert str(bound) in pydoc.plain(pydoc.render_doc(getattr(switchrail, name)))
+
+
+def test_a_misspelt_option_of_a_hook_has_the_nearest(runtime: Runtime) -> None:
+    for hook in (runtime.hook, switchrail.hook):
+        for fn in (print, None):
+            with pytest.raises(ArgumentError) as caught:
+                hook("json.dumps", fn, **{"priorty": 1})  # type: ignore[call-overload]
+            assert (caught.value.found, caught.value.nearest) == ("priorty", ("priority",))
+            assert "hook() has no argument 'priorty'; nearest: priority; valid: " in str(caught.value)
+        with pytest.raises(ArgumentError, match=r"hook\(\) has no argument 'source'"):
+            hook("json.dumps", print, **{"source": "somebody"})  # type: ignore[call-overload]
+    for method in (runtime.hooks.add, runtime.hooks.prepare):
+        expected = rf"{method.__name__}\(\) has no argument 'befor'; nearest: before"
+        with pytest.raises(ArgumentError, match=expected):
+            method("json.dumps", print, **{"befor": ("a",)})

@@ -6,7 +6,7 @@ import enum
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, TypedDict, get_args
 
 from switchrail import _core
 from switchrail.errors import HookError
@@ -15,6 +15,39 @@ from switchrail.foreign import one_line
 Kind = Literal["before", "after", "around", "replace"]
 
 KINDS: Final[tuple[str, ...]] = get_args(Kind)
+
+
+class HookOrder(TypedDict, total=False):
+    """What decides a hook's place in the running order; `Hooks.add` says what each means."""
+
+    priority: int
+    before: Sequence[str]
+    after: Sequence[str]
+
+
+class HookSource(TypedDict, total=False):
+    """Where a hook comes from; `Hooks.add` says what each means."""
+
+    source: str
+    plugin: str | None
+    version: str | None
+
+
+class HookOptions(HookSource, HookOrder, total=False):
+    """All options of a hook."""
+
+    strict: bool | None
+
+
+HOOK_ORDER: Final[HookOrder] = {"priority": 0, "before": (), "after": ()}
+
+HOOK_OPTIONS: Final[HookOptions] = {
+    "source": "user",
+    "plugin": None,
+    "version": None,
+    **HOOK_ORDER,
+    "strict": None,
+}
 
 
 class _Sentinel(enum.Enum):

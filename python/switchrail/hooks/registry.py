@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
-from switchrail.arguments import several
+from switchrail.arguments import check_names, lists_options, several
 from switchrail.errors import HookError, OrderError
 from switchrail.hooks import chain, explain, imports, waiting
 from switchrail.hooks.explain import Explanation
-from switchrail.hooks.hook import Hook, Kind, ordered
+from switchrail.hooks.hook import HOOK_OPTIONS, Hook, HookOptions, Kind, ordered
 from switchrail.hooks.site import Site
 from switchrail.hooks.target import Awaited, MissingTargetError, resolve
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _log: Final = logging.getLogger(__name__)
 
@@ -47,22 +50,14 @@ class Hooks:
     def __init__(self, *, strict: bool = False) -> None:
         self.strict = strict
 
+    @lists_options(HookOptions, HOOK_OPTIONS)
     def prepare(
-        self,
-        target: object,
-        fn: Callable[..., Any],
-        kind: Kind = "before",
-        *,
-        source: str = "user",
-        plugin: str | None = None,
-        version: str | None = None,
-        priority: int = 0,
-        before: Sequence[str] = (),
-        after: Sequence[str] = (),
-        strict: bool | None = None,
+        self, target: object, fn: Callable[..., Any], kind: Kind = "before", **options: Unpack[HookOptions]
     ) -> Hook:
         """Makes and checks a hook that is not in force yet, for `commit`; see `add`."""
-        strict = self.strict if strict is None else strict
+        check_names("prepare", options, HOOK_OPTIONS)
+        given: HookOptions = {**HOOK_OPTIONS, **options}
+        strict = self.strict if given["strict"] is None else given["strict"]
         if isinstance(target, str):
             imports.watch(target)  # before the look: an import that another thread begins now is noticed
         place: Site | None = None
@@ -80,15 +75,15 @@ class Hooks:
             target_name=name,
             fn=fn,
             kind=kind,
-            source=source,
-            priority=priority,
-            before=(*several("before", before),),
-            after=(*several("after", after),),
+            source=given["source"],
+            priority=given["priority"],
+            before=(*several("before", given["before"]),),
+            after=(*several("after", given["after"]),),
             owner=self,
             site=place,
             path=path,
-            plugin=plugin,
-            version=version,
+            plugin=given["plugin"],
+            version=given["version"],
             strict=strict,
         )
         problem = place.problem_of(hook) if place is not None else None
@@ -127,49 +122,21 @@ class Hooks:
 
     @overload
     def add(
-        self,
-        target: object,
-        fn: None = None,
-        kind: Kind = "before",
-        *,
-        source: str = "user",
-        plugin: str | None = None,
-        version: str | None = None,
-        priority: int = 0,
-        before: Sequence[str] = (),
-        after: Sequence[str] = (),
-        strict: bool | None = None,
+        self, target: object, fn: None = None, kind: Kind = "before", **options: Unpack[HookOptions]
     ) -> Callable[[_Fn], _Fn]: ...
 
     @overload
     def add(
-        self,
-        target: object,
-        fn: Callable[..., Any],
-        kind: Kind = "before",
-        *,
-        source: str = "user",
-        plugin: str | None = None,
-        version: str | None = None,
-        priority: int = 0,
-        before: Sequence[str] = (),
-        after: Sequence[str] = (),
-        strict: bool | None = None,
+        self, target: object, fn: Callable[..., Any], kind: Kind = "before", **options: Unpack[HookOptions]
     ) -> Hook: ...
 
+    @lists_options(HookOptions, HOOK_OPTIONS)
     def add(
         self,
         target: object,
         fn: Callable[..., Any] | None = None,
         kind: Kind = "before",
-        *,
-        source: str = "user",
-        plugin: str | None = None,
-        version: str | None = None,
-        priority: int = 0,
-        before: Sequence[str] = (),
-        after: Sequence[str] = (),
-        strict: bool | None = None,
+        **options: Unpack[HookOptions],
     ) -> Hook | Callable[[_Fn], _Fn]:
         """Puts a hook in force, for every call that starts after this returns.
 
@@ -198,22 +165,14 @@ class Hooks:
             OrderError: The constraints of the hooks on the target form a cycle.
             ArgumentError: `before` or `after` is one name, not several.
         """
-        options: dict[str, Any] = {
-            "source": source,
-            "plugin": plugin,
-            "version": version,
-            "priority": priority,
-            "before": before,
-            "after": after,
-            "strict": strict,
-        }
+        check_names("add", options, HOOK_OPTIONS)
         if fn is None:
             return self._decorator(target, kind, options)
         hook = self.prepare(target, fn, kind, **options)
-        self.commit([hook], strict=strict)
+        self.commit([hook], strict=options.get("strict"))
         return hook
 
-    def _decorator(self, target: object, kind: Kind, options: dict[str, Any]) -> Callable[[_Fn], _Fn]:
+    def _decorator(self, target: object, kind: Kind, options: HookOptions) -> Callable[[_Fn], _Fn]:
         # Not within `add`: its variables would be cells, which look like holders of the target.
         def decorator(fn: _Fn) -> _Fn:
             self.add(target, fn, kind, **options)
