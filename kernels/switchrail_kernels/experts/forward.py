@@ -1,0 +1,175 @@
+"""The operation `experts` of `switchrail.platforms` in Triton, for compute capability 8.0 and later.
+
+Nothing here waits for the device, and all sizes follow from shapes: a call can be captured.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from switchrail.errors import ArgumentError
+
+from switchrail_kernels.experts.products import down_pairs, down_tiles, gate_up_pairs, gate_up_tiles, weigh
+from switchrail_kernels.experts.route import add_up, choose, order
+from switchrail_kernels.experts.tiles import MOST_PAIRS, Tiles, tiles
+from switchrail_kernels.launch import Launcher, launch_options, padded
+
+_choose, _add_up, _order = Launcher(choose), Launcher(add_up), Launcher(order)
+_gate_up_tiles, _down_tiles, _weigh = Launcher(gate_up_tiles), Launcher(down_tiles), Launcher(weigh)
+_gate_up_pairs, _down_pairs = Launcher(gate_up_pairs), Launcher(down_pairs)
+
+_LOGITS = 8192
+"""Logits that one program chooses from, at most."""
+
+
+def experts(
+    x: torch.Tensor,
+    logits: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    *,
+    top_k: int,
+    normalize: bool,
+    shared: int = 0,
+    rows: torch.Tensor | None = None,
+    sizes: Tiles | None = None,
+) -> torch.Tensor:
+    """Runs the experts; see `switchrail.platforms.operations.Experts`.
+
+    Args:
+        x: [T, H].
+        logits: [T, E].
+        gate_up: [E, 2 I, H].
+        down: [E, H, I].
+        top_k: Experts of a row, the shared ones not counted.
+        normalize: Whether the weights of a row's experts sum to 1.
+        shared: How many of the experts, the last ones, every row has.
+        rows: [1] int32, on the device: rows from there on are padding.
+        sizes: Tiles for all of it; None: those that were found to be the fastest.
+
+    Raises:
+        ArgumentError: Shapes or dtypes don't fit together.
+    """
+    _check(x, logits, gate_up, down, top_k, shared)
+    t, h = x.shape
+    count, _, inner = down.shape
+    out = torch.empty((t, h), dtype=x.dtype, device=x.device)
+    if t == 0:
+        return out
+    own, each = count - shared, top_k + shared
+    pairs = t * each
+    limit = x if rows is None else rows
+    alone = pairs <= MOST_PAIRS and sizes is None
+    ep, kp = padded(own), padded(top_k)
+    if alone:
+        bm, bt, chunks, blocks = 1, 1, t, 0
+        lengths = (pairs, *[0] * 6)
+    else:
+        sizes = sizes or tiles(t * top_k / own, x.dtype, x.device)
+        bm, bt = sizes.rows, min(padded(t), max(_LOGITS // ep, 1))
+        chunks = triton.cdiv(t, bt)
+        blocks = min(t * top_k, t * top_k // bm + own) + shared * triton.cdiv(t, bm)
+        lengths = (pairs, pairs, (chunks + 1) * own, chunks * 2 * own, pairs, 3 * blocks, 1)
+    weights = torch.empty(pairs, dtype=torch.float32, device=x.device)
+    work = torch.empty(sum(lengths), dtype=torch.int32, device=x.device)
+    chosen, ranks, counts, places, order_of, table, used = work.split(lengths)
+    padding = rows is not None
+    _choose(
+        (chunks, 1, 1),
+        (logits, limit, chosen, weights, ranks, counts, places, order_of, table, used),
+        (logits.stride(0), t),
+        (own, shared, top_k, ep, kp, bt, bm, normalize, padding, not alone, chunks == 1),
+        num_warps=min(max(bt * ep // 1024, 1), 8),
+    )
+    options = launch_options(x.dtype)
+    values = torch.empty((pairs, inner), dtype=x.dtype, device=x.device)
+    if alone:
+        _gate_up_pairs(
+            (pairs * triton.cdiv(inner, 8), 1, 1),
+            (x, gate_up, chosen, limit, values),
+            (x.stride(0),),
+            (h, inner, each, 8, min(padded(h), 512), padding),
+            num_warps=4,
+        )
+        _down_pairs(
+            (t * triton.cdiv(h, 8), 1, 1),
+            (values, down, chosen, weights, limit, out),
+            (),
+            (h, inner, each, 8, min(padded(inner), 512), padding),
+            num_warps=4,
+        )
+        return out
+    assert sizes is not None
+    if chunks > 1:
+        _add_up((triton.cdiv(own, 16), 1, 1), (counts,), (chunks,), (own, 64, 16), num_warps=4)
+        _order(
+            (chunks, 1, 1),
+            (limit, chosen, ranks, counts, places, order_of, table, used),
+            (t, chunks),
+            (own, shared, top_k, ep, kp, bt, bm, padding),
+            num_warps=4,
+        )
+    precision = "ieee" if x.dtype == torch.float32 else "tf32"
+    first, second = sizes.gate_up, sizes.down
+    _gate_up_tiles(
+        (blocks * triton.cdiv(inner, first.columns), 1, 1),
+        (x, gate_up, order_of, table, used, values),
+        (x.stride(0),),
+        (h, inner, each, bm, first.columns, first.depth, precision),
+        num_warps=first.warps,
+        num_stages=first.stages,
+        **options,
+    )
+    y = torch.empty((pairs, h), dtype=x.dtype, device=x.device)
+    _down_tiles(
+        (blocks * triton.cdiv(h, second.columns), 1, 1),
+        (values, down, order_of, table, used, y),
+        (),
+        (h, inner, bm, second.columns, second.depth, precision),
+        num_warps=second.warps,
+        num_stages=second.stages,
+        **options,
+    )
+    bn = min(padded(h), 1024)
+    _weigh(
+        (t, triton.cdiv(h, bn), 1),
+        (y, weights, limit, out),
+        (t,),
+        (h, each, bn, padding),
+        num_warps=4,
+    )
+    return out
+
+
+def _check(
+    x: torch.Tensor,
+    logits: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    top_k: int,
+    shared: int,
+) -> None:
+    t, h = x.shape
+    count, _, inner = down.shape
+    if not (
+        logits.shape == (t, count)
+        and gate_up.shape == (count, 2 * inner, h)
+        and down.shape == (count, h, inner)
+        and 0 < top_k <= count - shared
+        and x.stride(1) == 1
+        and logits.stride(1) == 1
+        and gate_up.is_contiguous()
+        and down.is_contiguous()
+        and x.dtype == gate_up.dtype == down.dtype
+    ):
+        raise ArgumentError(
+            f"experts can't run x {tuple(x.shape)} {x.dtype} with logits {tuple(logits.shape)}, gate_up "
+            f"{tuple(gate_up.shape)} {gate_up.dtype}, down {tuple(down.shape)} {down.dtype}, top_k {top_k} and "
+            f"{shared} shared; expected [T, H], [T, E], [E, 2 I, H], [E, H, I], of one dtype, weights "
+            "contiguous, and top_k from 1 to E less the shared ones",
+            argument="x",
+            found=tuple(x.shape),
+        )
+
+
+__all__ = ["experts"]
