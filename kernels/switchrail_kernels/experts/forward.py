@@ -63,23 +63,23 @@ def experts(
     ep, kp = padded(own), padded(top_k)
     if alone:
         bm, bt, chunks, blocks = 1, 1, t, 0
-        lengths = (pairs, *[0] * 6)
+        lengths = [pairs, *[0] * 6]
     else:
         sizes = sizes or tiles(t * top_k / own, x.dtype, x.device)
         bm, bt = sizes.rows, min(padded(t), max(_LOGITS // ep, 1))
         chunks = triton.cdiv(t, bt)
         blocks = min(t * top_k, t * top_k // bm + own) + shared * triton.cdiv(t, bm)
-        lengths = (pairs, pairs, (chunks + 1) * own, chunks * 2 * own, pairs, 3 * blocks, 1)
+        lengths = [pairs, pairs, (chunks + 1) * own, chunks * 2 * own, pairs, 3 * blocks, 1]
     weights = torch.empty(pairs, dtype=torch.float32, device=x.device)
     work = torch.empty(sum(lengths), dtype=torch.int32, device=x.device)
-    chosen, ranks, counts, places, order_of, table, used = work.split(lengths)
+    chosen, ranks, counts, places, order_of, table, used = torch.split(work, lengths)
     padding = rows is not None
     _choose(
         (chunks, 1, 1),
         (logits, limit, chosen, weights, ranks, counts, places, order_of, table, used),
         (logits.stride(0), t),
         (own, shared, top_k, ep, kp, bt, bm, normalize, padding, not alone, chunks == 1),
-        num_warps=min(max(bt * ep // 1024, 1), 8),
+        num_warps=min(max(bt * ep // 512, 1), 16),
     )
     options = launch_options(x.dtype)
     values = torch.empty((pairs, inner), dtype=x.dtype, device=x.device)
@@ -109,13 +109,12 @@ def experts(
             (own, shared, top_k, ep, kp, bt, bm, padding),
             num_warps=4,
         )
-    precision = "ieee" if x.dtype == torch.float32 else "tf32"
     first, second = sizes.gate_up, sizes.down
     _gate_up_tiles(
         (blocks * triton.cdiv(inner, first.columns), 1, 1),
         (x, gate_up, order_of, table, used, values),
         (x.stride(0),),
-        (h, inner, each, bm, first.columns, first.depth, precision),
+        (h, inner, each, bm, first.columns, first.depth),
         num_warps=first.warps,
         num_stages=first.stages,
         **options,
@@ -125,7 +124,7 @@ def experts(
         (blocks * triton.cdiv(h, second.columns), 1, 1),
         (values, down, order_of, table, used, y),
         (),
-        (h, inner, bm, second.columns, second.depth, precision),
+        (h, inner, bm, second.columns, second.depth),
         num_warps=second.warps,
         num_stages=second.stages,
         **options,
@@ -164,8 +163,8 @@ def _check(
     ):
         raise ArgumentError(
             f"experts can't run x {tuple(x.shape)} {x.dtype} with logits {tuple(logits.shape)}, gate_up "
-            f"{tuple(gate_up.shape)} {gate_up.dtype}, down {tuple(down.shape)} {down.dtype}, top_k {top_k} and "
-            f"{shared} shared; expected [T, H], [T, E], [E, 2 I, H], [E, H, I], of one dtype, weights "
+            f"{tuple(gate_up.shape)} {gate_up.dtype}, down {tuple(down.shape)} {down.dtype}, top_k {top_k} "
+            f"and {shared} shared; expected [T, H], [T, E], [E, 2 I, H], [E, H, I], of one dtype, weights "
             "contiguous, and top_k from 1 to E less the shared ones",
             argument="x",
             found=tuple(x.shape),

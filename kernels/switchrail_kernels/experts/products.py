@@ -1,7 +1,7 @@
 """The products of experts: by tiles of pairs that have one expert, and by single pairs for very few rows."""
 
 # Triton reads the types of a kernel's arguments at the call.
-# ruff: noqa: ANN001, ANN202
+# ruff: noqa: ANN001, ANN201, ANN202, SIM102
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ def gate_up_tiles(
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """silu(x gate) (x up) of a block of pairs, for `BN` of the inner channels; rows by place."""
     i_b = tl.program_id(0) // tl.cdiv(I, BN)
@@ -61,8 +60,8 @@ def gate_up_tiles(
             b_a = tl.load(p_a + k, mask=m_m[:, None] & m_k[None, :], other=0.0)
             b_wg = tl.load(p_gate + k, mask=m_k[:, None], other=0.0)
             b_wu = tl.load(p_up + k, mask=m_k[:, None], other=0.0)
-        b_gate = tl.dot(b_a, b_wg, b_gate, input_precision=PRECISION)
-        b_up = tl.dot(b_a, b_wu, b_up, input_precision=PRECISION)
+        b_gate = tl.dot(b_a, b_wg, b_gate, input_precision="ieee")
+        b_up = tl.dot(b_a, b_wu, b_up, input_precision="ieee")
     tl.store(
         p_inner + (first + o_m).to(tl.int64)[:, None] * I + o_n[None, :],
         _silu_and_mul(b_gate, b_up).to(p_inner.dtype.element_ty),
@@ -83,7 +82,6 @@ def down_tiles(
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """The product with `down` of a block of pairs, for `BN` of the outputs; rows by pair."""
     i_b = tl.program_id(0) // tl.cdiv(H, BN)
@@ -110,7 +108,7 @@ def down_tiles(
             m_k = k + o_k < I
             b_a = tl.load(p_a + k, mask=m_m[:, None] & m_k[None, :], other=0.0)
             b_w = tl.load(p_b + k, mask=m_k[:, None], other=0.0)
-        b_y = tl.dot(b_a, b_w, b_y, input_precision=PRECISION)
+        b_y = tl.dot(b_a, b_w, b_y, input_precision="ieee")
     tl.store(
         p_each + b_pair.to(tl.int64)[:, None] * H + o_n[None, :],
         b_y.to(p_each.dtype.element_ty),

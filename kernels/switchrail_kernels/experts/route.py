@@ -5,7 +5,7 @@ these counts and those of the chunks before. Nothing depends on which program is
 """
 
 # Triton reads the types of a kernel's arguments at the call.
-# ruff: noqa: ANN001, ANN202
+# ruff: noqa: ANN001, ANN201, ANN202
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def choose(
     m_l = m_t[:, None] & m_e[None, :]
     b_l = tl.load(p_l, mask=m_l, other=0.0).to(tl.float32)
     # Integers in the order of the logits, NaN first.
-    b_key = b_l.to(tl.int32, bitcast=True)
+    b_key = tl.where(b_l == 0.0, 0.0, b_l).to(tl.int32, bitcast=True)  # of either sign
     b_key = tl.where(b_l == b_l, b_key ^ ((b_key >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
     b_key = tl.where(m_e[None, :], b_key, _LEAST)
     b_slot = tl.full((BT, EP), -1, tl.int32)
