@@ -161,7 +161,7 @@ def test_cancelling_from_within_a_step_waits_for_its_end(engine: Engine) -> None
     pages = []
 
     def cancelling_run(step: Any, call: Any, target: Any) -> None:
-        phase = step.parts[step.users[target[1]].part].phase
+        phase = step.prepared.parts[step.prepared.users[target[1]].part].phase
         if dispatcher._layers[call.layer] == (2, "gated_delta") and phase == "decode" and not pages:
             pages.append([list(request.pages) for request in running])
             for request in (running[0], running[1], running[3]):

@@ -13,7 +13,7 @@ from switchrail._core import BatchRoutes, BoundPlan
 from switchrail.dispatch.part import Part, check_rows
 from switchrail.errors import DispatchError
 from switchrail.ops.backend import AnyBackend
-from switchrail.ops.batch import SequenceBatch
+from switchrail.ops.batch import Bounds, SequenceBatch
 from switchrail.ops.call import Layer, take_rows
 from switchrail.ops.catalog import CONTRACTS
 
@@ -41,6 +41,10 @@ class _User:
     name: str
     commits: bool
 
+    def place(self, parts: Sequence[Part]) -> str:
+        """What it serves, in words."""
+        return f"{self.op} {parts[self.part].phase}"
+
 
 @dataclass(frozen=True, slots=True)
 class _Table:
@@ -55,21 +59,34 @@ class _Table:
     targets: dict[Layer, tuple[Target, ...]]
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A step that every backend in use has planned.
+
+    Attributes:
+        parts: Its parts.
+        users: Whose plans it has.
+        targets: Of each layer the target of each part.
+        planned: Of each user the batch and what it planned.
+    """
+
+    parts: tuple[Part, ...]
+    users: tuple[_User, ...]
+    targets: dict[Layer, tuple[Target, ...]]
+    planned: list[tuple[SequenceBatch, object]]
+
+
 @dataclass(slots=True)
 class _Step:
     """A step that runs, or was verified and is to be committed.
 
     Attributes:
-        parts: Its parts.
-        users: Whose plans it has.
-        planned: Of each user the batch and what it planned.
+        prepared: Its parts, and who planned them.
         left: The layers that are still to be called.
         verified: Of each call that is to be committed the user's number, the call and the record.
     """
 
-    parts: Sequence[Part]
-    users: tuple[_User, ...]
-    planned: list[tuple[SequenceBatch, object]]
+    prepared: Prepared
     left: dict[Layer, tuple[Target, ...]]
     verified: list[tuple[int, Any, object]]
 
@@ -128,24 +145,25 @@ class Dispatcher:
             )
         self._layers[layer] = layer_id, op
 
-    @contextmanager
-    def running(self, parts: Sequence[Part]) -> Iterator[None]:
-        """Lets the calls in the block belong to a step; each backend in use plans it once a part.
-
-        A step that was left before its end, as an interrupt can leave it, is over.
+    def prepare(
+        self, parts: Sequence[Part], bounds: Bounds | None = None, bound: BoundPlan | None = None
+    ) -> Prepared:
+        """Has each backend in use plan a step, once a part.
 
         Args:
             parts: Whose rows follow one another from the step's first to its last.
+            bounds: How large the steps are that the result is refreshed for; None: this one alone.
+            bound: The routes; None: the dispatcher's own.
 
         Raises:
-            DispatchError: A layer of the plan was not added, rows are in no part or in several, or the block
-                ended, and a layer was not called.
+            DispatchError: A layer of the plan was not added, or rows are in no part or in several.
             Exception: What a backend raised, with a note (PEP 678) that says which one, and where.
         """
         check_rows(parts)
-        self._verified = None
         routes = tuple(
-            self.bound.at(part.phase, part.lengths, None if part.pages is None else part.pages.kv_seqlens)
+            (bound or self.bound).at(
+                part.phase, part.lengths, None if part.pages is None else part.pages.kv_seqlens
+            )
             for part in parts
         )
         table = self._tables.get(routes)
@@ -153,14 +171,47 @@ class Dispatcher:
             table = self._tables[routes] = self._table(routes)
         planned: list[tuple[SequenceBatch, object]] = []
         for user in table.users:
-            part = parts[user.part]
-            batch = part.batch(user.op)
+            batch = parts[user.part].batch(user.op)
             try:
-                planned.append((batch, user.backend.plan(part.phase, batch)))
+                plan = user.backend.plan(parts[user.part].phase, batch, bounds)
             except Exception as error:
-                _note(error, f"backend {user.name} failed in planning {user.op} {part.phase}")
+                _note(error, f"backend {user.name} failed in planning {user.place(parts)}")
                 raise
-        step = _Step(parts, table.users, planned, dict(table.targets), [])
+            planned.append((batch, plan))
+        return Prepared(tuple(parts), table.users, table.targets, planned)
+
+    def refresh(self, prepared: Prepared, parts: Sequence[Part]) -> None:
+        """Has each backend fill the plan that it made within bounds for another step, in place.
+
+        Raises:
+            Exception: What a backend raised, with a note (PEP 678) that says which one, and where.
+        """
+        for index, user in enumerate(prepared.users):
+            batch = parts[user.part].batch(user.op)
+            plan = prepared.planned[index][1]
+            try:
+                user.backend.refresh(plan, batch)
+            except Exception as error:
+                _note(error, f"backend {user.name} failed in refreshing its plan of {user.place(parts)}")
+                raise
+            prepared.planned[index] = batch, plan
+
+    @contextmanager
+    def running(self, parts: Sequence[Part] | Prepared) -> Iterator[None]:
+        """Lets the calls in the block belong to a step.
+
+        A step that was left before its end, as an interrupt can leave it, is over.
+
+        Args:
+            parts: As `prepare` takes them, or what it returned.
+
+        Raises:
+            DispatchError: As `prepare`; or the block ended, and a layer was not called.
+            Exception: What a backend raised, with a note (PEP 678) that says which one, and where.
+        """
+        prepared = parts if isinstance(parts, Prepared) else self.prepare(parts)
+        self._verified = None
+        step = _Step(prepared, dict(prepared.targets), [])
         try:
             self._step = step
             yield
@@ -194,7 +245,7 @@ class Dispatcher:
         if len(targets) == 1:
             self._run(step, call, targets[0])
         else:
-            for part, target in zip(step.parts, targets, strict=True):
+            for part, target in zip(step.prepared.parts, targets, strict=True):
                 self._run(step, take_rows(call, part.rows), target)
         del step.left[layer]
 
@@ -210,22 +261,21 @@ class Dispatcher:
         step = self._verified
         while step is not None and step.verified:
             index, call, record = step.verified[-1]
-            batch, plan = step.planned[index]
-            step.users[index].backend.commit(call, batch, plan, record, accepted)
+            batch, plan = step.prepared.planned[index]
+            step.prepared.users[index].backend.commit(call, batch, plan, record, accepted)
             step.verified.pop()
         self._verified = None
 
     def _run(self, step: _Step, call: Any, target: Target) -> None:
         run, index = target
-        batch, plan = step.planned[index]
+        batch, plan = step.prepared.planned[index]
         try:
             record = run(call, batch, plan)
         except Exception as error:
             layer_id, _ = self._layers[call[0]]
             _note(error, f"{self._place(step, index)} of layer {layer_id}")
             raise
-        user = step.users[index]
-        if user.commits:
+        if step.prepared.users[index].commits:
             if record is None:
                 layer_id, op = self._layers[call[0]]
                 raise DispatchError(
@@ -238,8 +288,8 @@ class Dispatcher:
 
     @staticmethod
     def _place(step: _Step, index: int) -> str:
-        user = step.users[index]
-        return f"backend {user.name} failed in {user.op} {step.parts[user.part].phase}"
+        user = step.prepared.users[index]
+        return f"backend {user.name} failed in {user.place(step.prepared.parts)}"
 
     def _table(self, routes: tuple[BatchRoutes, ...]) -> _Table:
         missing = {(id, op) for op, ids in self._ids.items() for id in ids} - set(self._layers.values())
@@ -285,4 +335,4 @@ def _note(error: Exception, text: str) -> None:
     error.__notes__ = [*getattr(error, "__notes__", ()), text]  # type: ignore[attr-defined]
 
 
-__all__ = ["Dispatcher"]
+__all__ = ["Dispatcher", "Prepared"]

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,14 @@ from switchrail.engine.runner import Runner
 from switchrail.engine.sequences import Sequences
 from switchrail.engine.stats import Stats
 from switchrail.engine.text import TextStream
-from switchrail.errors import ArgumentError, ConfigError, EngineError, RequestError
+from switchrail.errors import (
+    ArgumentError,
+    BackendUnfitError,
+    ConfigError,
+    EngineError,
+    NoBackendError,
+    RequestError,
+)
 from switchrail.params import SamplingParams
 from switchrail.platforms import Platform
 from switchrail.platforms.operations import ChooseTokens
@@ -121,6 +129,8 @@ class Engine(AbstractContextManager["Engine"]):
                 max_pages=pages_of(self.max_length, self.options.page_size),
                 device=self.device,
             )
+            if self.options.capture == "decode":
+                self._capture(runtime, backends, sequences.page_table)
         self._core = EngineCore(
             self._runner,
             sequences,
@@ -140,14 +150,14 @@ class Engine(AbstractContextManager["Engine"]):
         """Plans the routes, loads the model and makes what runs it."""
         if self.options.seed is not None:
             self.platform.hardware.seed(self.options.seed)
-        self.plan: RoutePlan = plan_routes(
-            runtime,
-            Layout.from_config(path),
+        self._plan = partial(
+            plan_routes,
+            layout=Layout.from_config(path),
             platform=self.platform,
             dtype=str(self.dtype),
             page_size=self.options.page_size,
-            preferences=backends,
         )
+        self.plan: RoutePlan = self._plan(runtime, preferences=backends)
         names = dict.fromkeys(f"{op}.{phase}={name}" for _, op, phase, name in self.plan.table)
         _log.info("backends: %s", " ".join(names))
         self.bound: BoundPlan = runtime.bind(self.plan)
@@ -174,6 +184,20 @@ class Engine(AbstractContextManager["Engine"]):
             state_dtype=getattr(torch, STATE_DTYPE),
             max_length=self.max_length,
         )
+
+    def _capture(
+        self, runtime: Runtime, backends: Mapping[str, str] | None, page_table: torch.Tensor
+    ) -> None:
+        """Captures decodes, where the platform can and there are backends for it."""
+        if self.platform.serving.graph_class() is None:
+            return
+        chosen = {key: name for key, name in (backends or {}).items() if not key.endswith(".prefill")}
+        try:
+            plan = self._plan(runtime, preferences=chosen, phases=("decode",), features=("cuda_graph",))
+        except (BackendUnfitError, NoBackendError) as error:
+            _log.warning("decodes run eagerly: %s", error)
+            return
+        self._runner.capture(runtime.bind(plan), page_table)
 
     @property
     def pools(self) -> Pools:

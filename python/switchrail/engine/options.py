@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from switchrail.checks import is_count, is_number, refuse
 from switchrail.errors import ConfigError, PlatformError
@@ -34,6 +34,8 @@ class EngineOptions:
             for.
         memory_fraction: The part that the pools may take of the memory which is free with the weights loaded.
             None: 0.85; on a host 0.25.
+        capture: What is captured in graphs, which the host then launches as a whole: `decode`, where the
+            platform can, or `off`.
         seed: Start of the random numbers of torch, on host and device, which backends may draw; None: they
             are left as they are. Sampling has seeds of its own, in SamplingParams.
 
@@ -48,6 +50,7 @@ class EngineOptions:
     num_pages: int | None = None
     max_length: int | None = None
     memory_fraction: float | None = None
+    capture: Literal["decode", "off"] = "decode"
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -79,6 +82,7 @@ class EngineOptions:
                     fraction is None or (is_number(fraction) and 0 < fraction <= 1),
                     "None or a number above 0 and at most 1",
                 ),
+                ("capture", self.capture, self.capture in ("decode", "off"), "'decode' or 'off'"),
                 ("seed", self.seed, optional(self.seed, 0), "None or an integer of at least 0"),
             ],
         )

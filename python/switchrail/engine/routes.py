@@ -27,11 +27,12 @@ def plan_routes(
     page_size: int,
     preferences: Mapping[str, str] | None,
     phases: Iterable[str] = ("prefill", "decode"),
+    features: Iterable[str] = (),
 ) -> RoutePlan:
     """Plans a model on what an engine's pools hold; see `Runtime.plan`.
 
     The platform's default backends count where the user has chosen none. One that can't serve is an error
-    that says whose choice it was.
+    that says whose choice it was. `features` are what every backend must be able to do besides.
 
     Raises:
         PreferenceError: A choice can have no effect: the model runs none of its ops, or not in its phase.
@@ -59,6 +60,7 @@ def plan_routes(
             state_dtype=STATE_DTYPE,
             page_size=page_size,
             state_layouts={"gated_delta": "VK"},
+            features=dict.fromkeys(ops, features),
             preferences={**defaults, **chosen},
             phases=phases,
         )

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+
 import torch
 
 from switchrail._core import BoundPlan
-from switchrail.dispatch import Dispatcher
+from switchrail.dispatch import Dispatcher, Part, Prepared
 from switchrail.engine.checkpoint import Checkpoint
+from switchrail.engine.graphs import Graphs, Key
+from switchrail.engine.inputs import DecodeInputs
 from switchrail.engine.memory import Pools
 from switchrail.engine.models.binding import Connection, connect, find_mixers, read_shapes
 from switchrail.engine.options import EngineOptions
 from switchrail.engine.scheduler import Schedule
-from switchrail.engine.step import Running, StepBuilder
+from switchrail.engine.step import Running, Step, StepBuilder
 from switchrail.platforms import Platform
 
 
@@ -24,6 +28,7 @@ class Runner:
         dispatcher: Where the model's layers reach their backends.
         running: The step that runs.
         builder: What makes a step of a schedule.
+        graphs: The decodes that were captured; None: none is.
         hooks: What stands on the modelling module, to be cleared when the model is done with.
     """
 
@@ -58,6 +63,10 @@ class Runner:
         mixers = find_mixers(checkpoint.model, checkpoint.family, bound.plan.layout.layers)
         shapes = read_shapes(mixers)
         self.model = checkpoint.model
+        self.graphs: Graphs | None = None
+        self._platform = platform
+        self._options = options
+        self._max_length = max_length
         self.pools = Pools(
             shapes,
             options,
@@ -82,20 +91,63 @@ class Runner:
             platform.serving,
         )
 
+    @torch.inference_mode()
+    def capture(
+        self,
+        bound: BoundPlan,
+        page_table: torch.Tensor,
+        progress: Callable[[Iterable[Key]], Iterable[Key]] = iter,
+    ) -> None:
+        """Captures decodes, where the platform can.
+
+        Args:
+            bound: The routes of decodes that are captured.
+            page_table: [slots, pages] int32, the pages of the sequence in each slot.
+            progress: Passes the keys of graphs on, one when the one before it is done.
+        """
+        graph_class = self._platform.serving.graph_class()
+        if graph_class is None:
+            return
+        inputs = DecodeInputs(
+            page_table,
+            sequences=self._options.max_sequences,
+            page_size=self._options.page_size,
+            device=torch.device(self._platform.device),
+            pin_memory=self._platform.hardware.pin_memory_available(),
+        )
+        self.graphs = Graphs(
+            self._forward,
+            self.dispatcher,
+            bound,
+            inputs,
+            sequences=self._options.max_sequences,
+            tokens=self._max_length,
+            graph_class=graph_class,
+        )
+        self.graphs.capture(progress)
+
     def run(self, schedule: Schedule, page_table: torch.Tensor) -> torch.Tensor:
-        """Runs a schedule's tokens.
+        """Runs a schedule's tokens: from a graph where one serves them.
 
         Args:
             schedule: What to run.
             page_table: [slots, pages] int32, the pages of the sequence in each slot.
 
         Returns:
-            [R, vocabulary]: a row for each decoding task, then for each whose prompt ends in this step.
+            [R, vocabulary]: a row for each decoding task, then for each whose prompt ends in this step; the
+            next step may overwrite it.
         """
+        if self.graphs is not None and not schedule.prefill:
+            logits = self.graphs.run(schedule.decode)
+            if logits is not None:
+                return logits
         step = self.builder.build(schedule, page_table)
+        return self._forward(step, step.parts)
+
+    def _forward(self, step: Step, parts: Sequence[Part] | Prepared) -> torch.Tensor:
         try:
             self.running.now = step
-            with self.dispatcher.running(step.parts):
+            with self.dispatcher.running(parts):
                 logits: torch.Tensor = self.model(
                     input_ids=step.input_ids,
                     attention_mask=None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from switchrail.platforms.accelerator import Accelerator
 from switchrail.platforms.build import built_for
@@ -12,6 +12,9 @@ from switchrail.platforms.driver import Gpu, gpus
 from switchrail.platforms.identity import DeviceCapability
 from switchrail.platforms.platform import Platform
 from switchrail.platforms.serving import Serving
+
+if TYPE_CHECKING:
+    from switchrail.platforms.graph import Graph
 
 
 class _Gpu(Accelerator):
@@ -82,7 +85,17 @@ class RocmHardware(_Gpu):
         return DeviceCapability(properties.major, properties.minor)
 
 
-class CudaServing(Serving):
+class _GpuServing(Serving):
+    """What torch drives through `torch.cuda` captures steps."""
+
+    def graph_class(self) -> type[Graph]:
+        """Torch's own."""
+        from switchrail.platforms.cuda_graph import CudaGraph
+
+        return CudaGraph
+
+
+class CudaServing(_GpuServing):
     """The built-in parts."""
 
     def engine_defaults(self) -> Mapping[str, Any]:
@@ -101,6 +114,7 @@ class RocmPlatform(Platform):
     """AMD GPUs."""
 
     hardware_class = RocmHardware
+    serving_class = _GpuServing
 
 
 __all__ = ["CudaHardware", "CudaPlatform", "CudaServing", "RocmHardware", "RocmPlatform"]

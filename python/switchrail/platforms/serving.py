@@ -15,6 +15,7 @@ from switchrail.platforms.operations import OPERATIONS, Operation
 if TYPE_CHECKING:
     from torch import nn
 
+    from switchrail.platforms.graph import Graph
     from switchrail.platforms.hardware import Hardware
     from switchrail.pools import FreeList, KVKind, KVPool, StatePool
 
@@ -70,6 +71,10 @@ class Serving:
         from switchrail.pools import FreeList
 
         return FreeList
+
+    def graph_class(self) -> type[Graph] | None:
+        """The class that captures a step and runs it again as a whole; None: nothing is captured."""
+        return None
 
     def dispatch_key(self) -> str:
         """Which `forward_<dispatch key>` of an operation serves; the family's name, unless changed.

@@ -1,0 +1,126 @@
+"""What captured decodes read: tensors that stay where they are, and are filled anew for each step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from switchrail.dispatch import Part
+from switchrail.engine.step import Step
+from switchrail.engine.task import Task
+from switchrail.ops.batch import PagedBatch, StateBatch
+from switchrail.pools import pages_of
+
+_IDS, _POSITIONS, _SLOTS, _LENGTHS = range(4)
+
+
+class DecodeInputs:
+    """A row for each sequence; rows behind the step's last are padding, which has no slot and no tokens.
+
+    What follows from these numbers and the page table is computed on the device (`derive`), so that one small
+    transfer is all that a step needs.
+    """
+
+    def __init__(
+        self,
+        page_table: torch.Tensor,
+        *,
+        sequences: int,
+        page_size: int,
+        device: torch.device,
+        pin_memory: bool,
+    ) -> None:
+        """Allocates them.
+
+        Args:
+            page_table: [slots, pages] int32, the pages of the sequence in each slot.
+            sequences: Rows, at most.
+            page_size: Tokens in a page.
+            device: Where the model runs.
+            pin_memory: Whether it copies from pinned memory without the host waiting.
+        """
+        self._page_table = page_table
+        self._page_size = page_size
+        self._pin_memory = pin_memory
+        self._rows = torch.zeros(4, sequences, dtype=torch.int64, device=device)
+        self._rows[_SLOTS] = -1
+        self._kv_lens = torch.zeros(sequences, dtype=torch.int32, device=device)
+        self._kv_rows = torch.zeros(sequences, dtype=torch.int64, device=device)
+        self._sequence_ids = torch.zeros(sequences, dtype=torch.int32, device=device)
+        self._count = torch.arange(sequences + 1, dtype=torch.int64, device=device)
+        self._cu_seqlens = self._count.int()
+        self._yes = torch.ones(sequences, dtype=torch.bool, device=device)
+
+    def fill(self, tasks: Sequence[Task]) -> None:
+        """Tells the device which tasks run their last token, without waiting for it."""
+        host = torch.zeros(self._rows.shape, dtype=torch.int64, pin_memory=self._pin_memory)
+        rows = host.numpy()
+        rows[_SLOTS] = -1
+        rows[:, : len(tasks)] = [
+            [task.last for task in tasks],
+            [task.length for task in tasks],
+            [task.slot for task in tasks],
+            [task.length + 1 for task in tasks],
+        ]
+        self._rows.copy_(host, non_blocking=True)
+
+    def step(self, sequences: int, tokens: int) -> Step:
+        """The step of the first rows, over caches of at most so many tokens; until it is filled, padding."""
+        table = self._page_table.new_zeros(sequences, pages_of(tokens, self._page_size))
+        rows = slice(0, sequences)
+        return Step(
+            input_ids=self._rows[_IDS, rows].unsqueeze(0),
+            position_ids=self._rows[_POSITIONS, rows].unsqueeze(0),
+            sequence_ids=self._sequence_ids[rows].unsqueeze(0),
+            kv_rows=self._kv_rows[rows],
+            logit_rows=self._count[rows],
+            parts=(self._part(table, (0,) * sequences),),
+        )
+
+    def part(self, step: Step, tasks: Sequence[Task]) -> Part:
+        """The part of a step that was made here, with the lengths that the host knows of."""
+        (made,) = step.parts
+        assert made.pages is not None
+        padding = (0,) * (len(made.lengths) - len(tasks))
+        return self._part(made.pages.page_table, (*(task.length + 1 for task in tasks), *padding))
+
+    def derive(self, step: Step) -> None:
+        """Computes on the device what follows from the rows."""
+        (part,) = step.parts
+        assert part.pages is not None
+        slots, positions = self._rows[_SLOTS, part.rows], self._rows[_POSITIONS, part.rows]
+        table = part.pages.page_table
+        # the pages of padding are slot 0's, which is never given out: all of them are page 0
+        torch.index_select(self._page_table[:, : table.shape[1]], 0, slots.clamp(min=0), out=table)
+        page = table.gather(1, (positions // self._page_size).unsqueeze(1)).squeeze(1).long()
+        torch.add(page * self._page_size, positions % self._page_size, out=step.kv_rows)
+        part.pages.kv_lens.copy_(self._rows[_LENGTHS, part.rows])
+        step.sequence_ids.copy_(slots)
+
+    def _part(self, table: torch.Tensor, lengths: tuple[int, ...]) -> Part:
+        rows = slice(0, len(lengths))
+        slots = self._rows[_SLOTS, rows]
+        seqlens = (1,) * len(lengths)
+        cu_seqlens = self._cu_seqlens[: len(lengths) + 1]
+        return Part(
+            phase="decode",
+            rows=rows,
+            states=StateBatch(
+                cu_seqlens=cu_seqlens,
+                seqlens=seqlens,
+                read_slots=slots,
+                write_slots=slots,
+                has_initial_state=self._yes[rows],
+            ),
+            pages=PagedBatch(
+                cu_seqlens=cu_seqlens,
+                seqlens=seqlens,
+                page_table=table,
+                kv_lens=self._kv_lens[rows],
+                kv_seqlens=lengths,
+            ),
+        )
+
+
+__all__ = ["DecodeInputs"]

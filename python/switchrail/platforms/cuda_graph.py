@@ -1,0 +1,41 @@
+"""CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from switchrail.platforms.graph import Graph
+
+
+class CudaGraph(Graph):
+    """A `torch.cuda.CUDAGraph`. Meanwhile other threads can launch and allocate what they like."""
+
+    def __init__(self, shares: Graph | None = None) -> None:
+        super().__init__(shares)
+        self._graph = torch.cuda.CUDAGraph()
+        # cuBLAS keeps memory of its own for each stream: so graphs that share memory share the stream too
+        together = shares if isinstance(shares, CudaGraph) else None
+        self._stream: Any = together._stream if together else torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._pool: Any = together._pool if together else torch.cuda.graph_pool_handle()
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        """On a stream of its own; nothing of it runs."""
+        torch.cuda.synchronize()
+        with torch.cuda.stream(self._stream):
+            self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                yield
+            finally:
+                self._graph.capture_end()
+
+    def replay(self) -> None:
+        """On the current stream."""
+        self._graph.replay()
+
+
+__all__ = ["CudaGraph"]
