@@ -13,6 +13,8 @@ PATHS = {
 }
 ROUNDED = "({}.contiguous().view(torch.int32) & -8192).view(torch.float32)"
 """As TF32 rounds what it multiplies."""
+PHASES = ("prefill", "decode", "verify")
+CHECKED = "        self.contract.check_call(call, batch, FEATURES)\n"
 
 # what is wrong: (the module below switchrail.ops, what stands there, what stands there instead, cases)
 MUTANTS = {
@@ -241,7 +243,7 @@ MUTANTS = {
     ),
     "nothing checked": (
         "delta",
-        "        self.contract.check_call(call, batch, FEATURES)\n",
+        CHECKED,
         "",
         ["gated_delta/prefill/float32/refusals"],
     ),
@@ -386,6 +388,86 @@ MUTANTS = {
         "tokens = table.gather(1, (positions - 1).clamp_min(0) // page) * page + positions % page",
         ["attention/decode/float32/past-around-16"],
     ),
+    "betas of a layer's first call": (
+        "delta",
+        "weight = activate_beta(beta, layer.beta_scale, compute)",
+        "weight = layer.kept.setdefault(beta.shape, activate_beta(beta, layer.beta_scale, compute))",
+        [f"{op}/{phase}/float32/one-layer" for op in ("gated_delta", "kda") for phase in PHASES],
+    ),
+    "betas remembered by their address": (
+        "delta",
+        "weight = activate_beta(beta, layer.beta_scale, compute)",
+        "weight = activate_beta(beta, layer.beta_scale, compute).clone()\n"
+        "        weight = layer.kept.setdefault((beta.data_ptr(), beta.shape), weight)",
+        [f"{op}/{phase}/float32/one-layer" for op in ("gated_delta", "kda") for phase in PHASES],
+    ),
+    **{
+        f"activations of a layer's first call, {op}": (
+            f"{op}.torch",
+            f"layer, {first}",
+            f"layer, {first}; {name} = layer.kept.setdefault({name}.shape, {name})",
+            [f"{op}/{phase}/float32/one-layer" for phase in PHASES],
+        )
+        for op, name, first in (
+            ("attention", "q", "q, out, _ = call"),
+            ("mla", "q_rope", "q_nope, q_rope, out, lse = call"),
+            ("lightning", "v", "q, k, v, out = call"),
+            ("mamba2", "dt", "x, B, C, dt, out = call"),
+            ("short_conv", "x", "x, out = call"),
+        )
+    },
+    "the plan of a layer's first call": (
+        "delta",
+        "        check_plan(plan, batch, (ChunkPlan,), TreePlan)\n",
+        "        check_plan(plan, batch, (ChunkPlan,), TreePlan)\n"
+        "        plan = call[0].kept.setdefault((type(plan), plan.seqlens), plan)\n",
+        [f"gated_delta/{phase}/float32/one-layer" for phase in PHASES],
+    ),
+    "the pages of a layer's first call": (
+        "attention.torch",
+        "    parts = plan.parts(page, window=window, longer=_has_flash(q, keys, values))\n",
+        "    parts = plan.parts(page, window=window, longer=_has_flash(q, keys, values))\n"
+        "    parts = layer.kept.setdefault(plan.seqlens, parts)\n",
+        [f"attention/{phase}/float32/one-layer" for phase in PHASES],
+    ),
+    "the phase of a layer's first call": (
+        "delta",
+        "        if plan.places is None:\n",
+        "        if layer.kept.setdefault('single', plan.places is None):\n",
+        ["gated_delta/prefill/float32/one-layer", "kda/decode/float32/one-layer"],
+    ),
+    "the record of a layer's first verification": (
+        "recurrent",
+        "        last = accepted.index_select(0, plan.sequences)\n",
+        "        last = accepted.index_select(0, plan.sequences)\n"
+        "        record = call[0].kept.setdefault(record.shape, record)\n",
+        [f"{op}/verify/float32/one-layer" for op in ("gated_delta", "lightning", "mamba2", "short_conv")],
+    ),
+    "only a layer's first call checked": (
+        "delta",
+        CHECKED,
+        "        call[0].kept.get('checked') or call[0].kept.setdefault(\n"
+        "            'checked', self.contract.check_call(call, batch, FEATURES) or True\n"
+        "        )\n",
+        [f"{op}/{phase}/float32/refusals" for op in ("gated_delta", "kda") for phase in PHASES],
+    ),
+    "only the first call of each number of rows checked": (
+        "delta",
+        CHECKED,
+        "        call[0].kept.get(len(call[1])) or call[0].kept.setdefault(\n"
+        "            len(call[1]), self.contract.check_call(call, batch, FEATURES) or True\n"
+        "        )\n",
+        ["gated_delta/prefill/float32/refusals", "kda/verify/float32/refusals"],
+    ),
+    "checked without the batch": (
+        "delta",
+        CHECKED,
+        "        seen = tuple((x.shape, x.dtype, x.stride()) for x in call[1:])\n"
+        "        call[0].kept.get(seen) or call[0].kept.setdefault(\n"
+        "            seen, self.contract.check_call(call, batch, FEATURES) or True\n"
+        "        )\n",
+        [f"gated_delta/{phase}/float32/refusals" for phase in PHASES],
+    ),
     "a plan that is used up": (
         "recurrent",
         "    plan.write_rows(step(states, None), out)\n",
@@ -393,6 +475,8 @@ MUTANTS = {
         ["gated_delta/decode/float32/again"],
     ),
 }
+
+AGAIN = "a layer that was called before has another result than a new one"
 
 # words of the report that lead to what is wrong
 REPORTS = {
@@ -429,6 +513,15 @@ REPORTS = {
     "an input modified": ["an input is modified: beta, first at sequence 0, row 0, head 0:"],
     "a number written beyond the output": ["numbers are written beside out: 1 number, the nearest 1 before"],
     "nothing checked": ["an input that breaks the contract is not refused"],
+    "betas of a layer's first call": [AGAIN],
+    "betas remembered by their address": [AGAIN, "a call whose tensors were given other numbers"],
+    "the plan of a layer's first call": [AGAIN],
+    "the pages of a layer's first call": [AGAIN],
+    "the record of a layer's first verification": [AGAIN],
+    "only a layer's first call checked": [
+        " of a layer that was called before: it was not refused",
+        "an input that breaks the contract is not refused",
+    ],
     "a commit one row late": ["what is there is the state after the row after the accepted one"],
     "a tree of states taken for a chain": ["the tree is taken for a chain"],
     "live states written by a verification": ["a slot is written that is only read: slot"],

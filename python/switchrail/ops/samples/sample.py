@@ -136,11 +136,7 @@ class Sample:
         # what lies beyond an end is not to be looked at
         beyond = torch.arange(most) >= torch.tensor(batch.seqlens).reshape(-1, 1) // every
         slots[beyond & ~wanted] = -7
-        shape = (self.state.shape[0] + len(order), *self.state.shape[1:])
-        axes = sorted(range(self.state.ndim), key=self.state.stride, reverse=True)
-        state = torch.full([shape[axis] for axis in axes], torch.nan, dtype=self.state.dtype)
-        state = state.to(self.out.device).permute([axes.index(axis) for axis in range(len(axes))])
-        state[: self.state.shape[0]] = self.state
+        state = widened(self.state, len(self.state) + len(order))
         return dataclasses.replace(
             self,
             tensors={**self.tensors, "state": state},
@@ -202,6 +198,16 @@ class Sample:
         return tensor
 
 
+def widened(pool: torch.Tensor, count: int) -> torch.Tensor:
+    """A copy of a pool with `count` slots or pages and the same order of axes; the new ones hold NaN."""
+    order = sorted(range(pool.ndim), key=pool.stride, reverse=True)
+    shape = (count, *pool.shape[1:])
+    wide = torch.full([shape[axis] for axis in order], torch.nan, dtype=pool.dtype, device=pool.device)
+    wide = wide.permute([order.index(axis) for axis in range(pool.ndim)])
+    wide[: len(pool)] = pool
+    return wide
+
+
 @dataclass(frozen=True, slots=True)
 class Verification:
     """A verification that was run, to be committed.
@@ -227,4 +233,4 @@ class Verification:
         self.backend.commit(call, self.inputs.batch, self.plan, self.record, accepted)
 
 
-__all__ = ["Sample", "Verification"]
+__all__ = ["Sample", "Verification", "widened"]

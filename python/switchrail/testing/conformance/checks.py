@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from switchrail._core import OPS
 from switchrail.ops.samples.scenario import Scenario
 from switchrail.testing.conformance import behaviour, host, memory, special
+from switchrail.testing.conformance.one_layer import calls_of_one_layer
 from switchrail.testing.conformance.refusals import refusals
 from switchrail.testing.conformance.scenarios import SCENARIOS
 from switchrail.testing.conformance.setting import (
@@ -180,6 +181,11 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         name="again", about="the same call has the same bits, also with one plan for two", run=behaviour.again
+    ),
+    Check(
+        name="one-layer",
+        about="a layer called again with other numbers, rows and phases has the results of a new one",
+        run=calls_of_one_layer,
     ),
     Check(
         name="in-chunks",

@@ -10,6 +10,7 @@ import torch
 
 from switchrail.ops.backend import Backend
 from switchrail.ops.batch import Bounds
+from switchrail.ops.samples.sample import widened
 from switchrail.testing.conformance.memory import Unavailable
 from switchrail.testing.conformance.parts import caches, require_same_bits
 from switchrail.testing.conformance.setting import RECURRENT, Measured, Setting
@@ -119,9 +120,7 @@ def _pair(setting: Setting) -> tuple[Sample, Sample]:
         size = max(len(pool) for pool in pools if pool is not None)
         for call, pool in zip(calls, pools, strict=True):
             assert pool is not None
-            wide = pool.new_full((size, *pool.shape[1:]), torch.nan)
-            wide[: len(pool)] = pool
-            call.tensors[name] = wide
+            call.tensors[name] = widened(pool, size)
     return first, second
 
 

@@ -9,19 +9,27 @@ from typing import Any
 import torch
 
 from switchrail.errors import ContractError
+from switchrail.ops.backend import AnyBackend
 from switchrail.testing.compare import same_bits
+from switchrail.testing.conformance.one_layer import on_one_layer
 from switchrail.testing.conformance.setting import Setting
 from switchrail.testing.diagnosis import Finding, Mismatch, Problem
 from switchrail.testing.inputs import Sample
 
 
 def refusals(setting: Setting) -> None:
-    """Every input that breaks the contract is a `ContractError`, and nothing is written."""
-    call = setting.call((5, 3), strided=False)
-    for _ in range(2):  # what a backend remembers of a call that was right must not let a wrong one pass
-        call.clone().run(setting.backend)
+    """Every input that breaks the contract is a `ContractError`, and nothing is written.
+
+    Each is tried with a layer of its own and with one that has had right calls: what a backend remembers of
+    them must not let a wrong one pass.
+    """
+    call, another = (setting.call(rows, strided=False) for rows in ((5, 3), (4, 3, 2)))
+    layers = {"": setting.backend, " of a layer that was called before": on_one_layer(setting).backend}
+    for right in (call, call, another):
+        for backend in layers.values():
+            right.clone().run(backend)
     tried = 0
-    for what, broken in _broken(call):
+    for what, broken in _broken(call, another):
         try:
             _check(broken)
         except ContractError:
@@ -29,30 +37,35 @@ def refusals(setting: Setting) -> None:
         else:
             continue  # the contract allows it
         tried += 1
-        copy = dataclasses.replace(broken.clone(), batch=broken.batch)  # whose strides a copy would lose
-        try:
-            copy.run(setting.backend)
-        except ContractError:
-            pass
-        except Exception as error:
-            cause = f"an input that breaks the contract raises {type(error).__name__}, not ContractError"
-            headline = f"{what}: got {error!r}; asked is a ContractError"
-            raise Mismatch([Problem(headline, (Finding(cause),))]) from error
-        else:
-            finding = Finding("an input that breaks the contract is not refused", "CONTRACT.check refuses it")
-            raise Mismatch([Problem(f"{what}: it was not refused", (finding,))])
-        for name in call.contract.mutated:
-            before, after = broken.tensors.get(name), copy.tensors.get(name)
-            if before is not None and after is not None:
-                assert same_bits(before, after), f"{what}: {name} was written before it was refused"
+        for whose, backend in layers.items():
+            _refused(what + whose, broken, backend)
     assert tried > len(call.tensors), f"only {tried} inputs were tried"
+
+
+def _refused(what: str, broken: Sample, backend: AnyBackend) -> None:
+    copy = dataclasses.replace(broken.clone(), batch=broken.batch)  # whose strides a copy would lose
+    try:
+        copy.run(backend)
+    except ContractError:
+        pass
+    except Exception as error:
+        cause = f"an input that breaks the contract raises {type(error).__name__}, not ContractError"
+        headline = f"{what}: got {error!r}; asked is a ContractError"
+        raise Mismatch([Problem(headline, (Finding(cause),))]) from error
+    else:
+        finding = Finding("an input that breaks the contract is not refused", "CONTRACT.check refuses it")
+        raise Mismatch([Problem(f"{what}: it was not refused", (finding,))])
+    for name in broken.contract.mutated:
+        before, after = broken.tensors.get(name), copy.tensors.get(name)
+        if before is not None and after is not None:
+            assert same_bits(before, after), f"{what}: {name} was written before it was refused"
 
 
 def _check(call: Sample) -> None:
     call.contract.check(call.phase, call.made, call.batch)
 
 
-def _broken(call: Sample) -> Iterator[tuple[str, Sample]]:
+def _broken(call: Sample, another: Sample) -> Iterator[tuple[str, Sample]]:
     for name, tensor in call.tensors.items():
         if tensor is None:
             continue
@@ -71,6 +84,8 @@ def _broken(call: Sample) -> Iterator[tuple[str, Sample]]:
             yield f"batch.{name} {what}", dataclasses.replace(call, batch=batch)
     negative = dataclasses.replace(call.batch, seqlens=(-1, *call.batch.seqlens[1:]))
     yield "a length of -1", dataclasses.replace(call, batch=negative)
+    yield "fewer rows than the batch has", dataclasses.replace(call, batch=another.batch)
+    yield "more rows than the batch has", dataclasses.replace(another, batch=call.batch)
 
 
 def _broken_tensors(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,0 +1,177 @@
+"""One layer that is called again and again, as in an engine; most checks call each layer once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from switchrail.ops.backend import AnyBackend, Backend
+from switchrail.ops.batch import Bounds, Phase, SequenceBatch
+from switchrail.ops.call import Layer
+from switchrail.ops.samples.sample import widened
+from switchrail.testing.conformance.setting import PAGED, Measured, Setting
+from switchrail.testing.diagnosis import Finding, Mismatch, Problem
+from switchrail.testing.inputs import Sample, run_reference
+
+_ROWS: dict[Phase, tuple[tuple[int, ...], ...]] = {
+    "prefill": ((70, 9, 0, 2), (70, 9, 0, 2), (5, 3), (1,), (33, 9, 1, 5)),
+    "decode": ((1,) * 4, (1,) * 4, (1,) * 7, (1,), (1,) * 4),
+    "verify": ((3, 5, 0, 1), (3, 5, 0, 1), (2,), (1,) * 3, (1, 5, 3, 0)),
+}
+"""The rows of each call's sequences: the same again, more and fewer, one, and others of the first number."""
+
+_CAUSE = "a layer that was called before has another result than a new one"
+
+
+class OneLayer(Backend[Any, Any]):
+    """Makes the calls of all layers of a kind as calls of the first of them.
+
+    Before each call the numbers of its own layer are copied into that one, and afterwards back. Layers are of
+    a kind whose tensors agree in all but their numbers, and whose options are equal.
+    """
+
+    def __init__(self, backend: AnyBackend) -> None:
+        super().__init__(backend.config)
+        self._backend = backend
+        self._layers: dict[tuple[object, ...], Layer] = {}
+        self._past: list[object] = []
+        """All calls, so that none has the memory of one before."""
+
+    def plan(self, phase: Phase, batch: SequenceBatch, bounds: Bounds | None = None) -> Any:
+        """The backend's own."""
+        return self._backend.plan(phase, batch, bounds)
+
+    def run(self, call: Any, batch: SequenceBatch, plan: Any) -> Any:
+        """Runs a call as one of the first layer of its kind."""
+        self._past.append((call, batch, plan))
+        with self._first(call.layer) as layer:
+            return self._backend.run(call._replace(layer=layer), batch, plan)
+
+    def commit(self, call: Any, batch: Any, plan: Any, record: Any, accepted: torch.Tensor) -> None:
+        """Commits likewise."""
+        with self._first(call.layer) as layer:
+            self._backend.commit(call._replace(layer=layer), batch, plan, record, accepted)
+
+    @contextmanager
+    def _first(self, layer: Layer) -> Iterator[Layer]:
+        """The first layer of a layer's kind, with its numbers."""
+        values = {field.name: getattr(layer, field.name) for field in dataclasses.fields(layer) if field.init}
+        kind = tuple(
+            (value.shape, value.stride(), value.dtype, value.device)
+            if isinstance(value, torch.Tensor)
+            else repr(value)
+            for value in values.values()
+        )
+        first = self._layers.setdefault((type(layer), *kind), layer)
+        tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+        for name, tensor in tensors.items():
+            getattr(first, name).copy_(tensor)
+        try:
+            yield first
+        finally:
+            for name, tensor in tensors.items():
+                tensor.copy_(getattr(first, name))
+
+
+def on_one_layer(setting: Setting) -> Setting:
+    """The same setting, whose backend makes the calls of all layers of a kind as calls of one."""
+    subject = setting.subject
+    return dataclasses.replace(
+        setting, subject=dataclasses.replace(subject, build=lambda: OneLayer(subject.build()))
+    )
+
+
+def calls_of_one_layer(setting: Setting) -> Measured:
+    """A layer is called again with other numbers, batches and rows, also after calls of other phases.
+
+    Its weights and options stay, as they do in an engine.
+    """
+    called_before = on_one_layer(setting)
+    first, *calls = _of_one_size([*_calls(setting, setting.phase), *_others(setting)])
+    second = calls[0]
+    calls.sort(key=lambda call: call.phase == setting.phase)
+    measured = called_before.verify(first)
+    for number, call in enumerate(calls, 2):
+        with _right_with_a_new_layer(setting, call, f"call {number} of a layer"):
+            if call.phase == setting.phase:
+                measured |= called_before.verify(call)
+            else:
+                called_before.run(call)
+    with _right_with_a_new_layer(setting, second, "a call whose tensors were given other numbers"):
+        measured |= _refilled(setting, first, second)
+    return measured
+
+
+@contextmanager
+def _right_with_a_new_layer(setting: Setting, call: Sample, which: str) -> Iterator[None]:
+    """Says so where only what was called before makes a call fail."""
+    try:
+        yield
+    except Exception as failure:
+        setting.verify(call)  # one that is wrong with a new layer too has its own report
+        headline = f"{setting.op}: {which} is wrong, with a new layer it is right"
+        if not isinstance(failure, AssertionError):
+            headline += f": {failure!r}"
+        problems = failure.problems if isinstance(failure, Mismatch) else ()
+        raise Mismatch([Problem(headline, (Finding(_CAUSE),)), *problems]) from failure
+
+
+def _refilled(setting: Setting, first: Sample, second: Sample) -> Measured:
+    """A call is made a second time with other numbers in the same memory."""
+    done = first.clone()
+    call = done.made
+    for sample in (first, second):
+        for name, tensor in sample.tensors.items():
+            own = done.tensors[name]
+            if tensor is not None and own is not None:
+                own.copy_(tensor)
+        setting.backend.run(call, sample.batch, setting.backend.plan(setting.phase, sample.batch))
+    return setting.compare(dataclasses.replace(done, batch=second.batch), run_reference(second))
+
+
+def _calls(setting: Setting, phase: Phase) -> Iterator[Sample]:
+    for seed, lengths in enumerate(_ROWS[phase]):
+        arguments: dict[str, Any] = {"phase": phase, "seed": seed}
+        if setting.op in PAGED:
+            arguments["kv_lengths"] = [length + 13 * (n + seed) for n, length in enumerate(lengths)]
+        if seed == len(_ROWS[phase]) - 1:
+            arguments["padding"] = (1,)
+        yield setting.call(lengths, **arguments)
+
+
+def _others(setting: Setting) -> Iterator[Sample]:
+    """A call of each other phase that the backend serves."""
+    dtype = str(setting.dtype).removeprefix("torch.")
+    for phase in _ROWS:
+        is_other = phase != setting.phase and phase in setting.subject.phases
+        if is_other and setting.subject.misfit(phase, dtype) is None:
+            yield next(_calls(setting, phase))
+
+
+def _of_one_size(calls: list[Sample]) -> list[Sample]:
+    """The calls with the first one's weights, and pools as long as the longest."""
+    first = calls[0]
+    specs = first.contract.tensors
+    weights, pools = {}, []
+    for name in first.contract.kept:
+        if (tensor := first.tensors.get(name)) is not None:
+            if specs[name].axes[0] in ("slots", "pages"):
+                pools.append(name)
+            else:
+                weights[name] = tensor
+    found = [{name: tensor for name in pools if (tensor := call.tensors[name]) is not None} for call in calls]
+    most = max(len(tensor) for tensors in found for tensor in tensors.values())
+    return [
+        dataclasses.replace(
+            call,
+            tensors=call.tensors | weights | {name: widened(pool, most) for name, pool in tensors.items()},
+        )
+        for call, tensors in zip(calls, found, strict=True)
+    ]
+
+
+__all__ = ["OneLayer", "calls_of_one_layer", "on_one_layer"]
