@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 import pytest
 from switchrail.errors import HookError
-from switchrail.hooks import classes as module_classes
+from switchrail.hooks.classes import namespaces
 
 SOURCE = """
 import functools
@@ -125,7 +125,7 @@ def test_a_method_is_hooked_in_either_order(hooks, mod, first, make):
     assert mod.Target().m() == ["m", 1, 1, "hooked"]
     hooks.clear()
     assert mod.Target().m() == ["m", 1, 1]
-    assert module_classes._replaced == {}
+    assert namespaces.replaced == {}
 
 
 def test_a_further_replace_of_a_method_is_reported(hooks, mod, caplog):

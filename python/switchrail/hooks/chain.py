@@ -1,6 +1,9 @@
-"""Which places are hooked in this process, and the swaps that put a chain there.
+"""Which places are hooked in this process, and the change of that.
 
-A function's code belongs to the process, so this table does too, whatever number of runtimes add hooks to it.
+A function's code belongs to the process, so this table does too, however many runtimes add hooks to it.
+
+A change has three steps. `_wanted` says which hooks are to stand at each place. `_difference` compares this
+with the table, and compiles trampolines for the places that get another chain. `_apply` puts these there.
 """
 
 from __future__ import annotations
@@ -8,47 +11,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MethodType
-from typing import Any, Final
+from typing import Final
 
 from switchrail.errors import HookError
-from switchrail.hooks import bypass
-from switchrail.hooks.classes import Class, redirected
 from switchrail.hooks.hook import Hook, ordered
 from switchrail.hooks.lock import change_lock, warnings
-from switchrail.hooks.moves import moves
-from switchrail.hooks.site import Function, Site
+from switchrail.hooks.report import report
+from switchrail.hooks.site import Site
+from switchrail.hooks.table import Chain, Table
 
 _log: Final = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Chain:
-    """The hooks of one place."""
-
-    own: Any
-    """What stood there before the first hook, put back with the last."""
-    installed: Any
-    """What stands there, unless somebody else has swapped it."""
-    hooks: tuple[Hook, ...]
-    """In the order in which they were added, which decides between equals."""
-    running: tuple[Hook, ...]
-    """Those not disabled, in their running order."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """All hooks of this process."""
-
-    sites: Mapping[Hook, tuple[Site, ...]]
-    """Where each hook stands, in the order of addition; nowhere yet for one whose target isn't there."""
-    disabled: frozenset[Hook]
-    chains: Mapping[Site, Chain]
-    moved: Mapping[Site, Site]
-    """From the methods of replaced classes to those that stand in their place, and carry their chains."""
-    lost: Mapping[Site, Hook]
-    """The methods of replaced classes that have none in their place, and what replaces the class."""
-
 
 # A finalizer can run inside a change, on the same thread, and may want to remove hooks of its own.
 _changing = False
@@ -81,7 +53,7 @@ def running(site: Site | None = None) -> tuple[Hook, ...]:
 
 
 def added() -> Mapping[Hook, tuple[Site, ...]]:
-    """All hooks in the order of their addition, disabled and waiting ones too, and where they stand."""
+    """All hooks in the order of their addition, disabled and waiting ones too, and where they were put."""
     return _table.sites
 
 
@@ -101,14 +73,12 @@ def change(
 ) -> None:
     """Changes which hooks there are, where they stand and which of them run: all of it, or nothing.
 
-    Every call of a target runs the chain from before the change or the one from after it. All trampolines are
-    compiled first, then the table is published, then each function's code is swapped by one assignment; where
-    one fails, all are put back.
+    Every call of a target runs the chain from before the change or the one from after it.
 
     Args:
         add: New hooks, and where they stand.
         remove: Hooks that go; those that aren't there are left out.
-        attach: Further places of hooks; of those that have gone, nothing.
+        attach: Further places of hooks; hooks that have gone meanwhile get none.
         disable: Hooks that stay, but don't run.
         enable: Hooks that run again.
         strict: Whether a second `replace` at one place is refused, not only reported.
@@ -131,23 +101,10 @@ def change(
             try:
                 before = _table
                 try:
-                    new = {**before.sites}
-                    for hook, sites in (add or {}).items():
-                        if hook in new:
-                            raise HookError(f"{hook!r} is there already", target=hook.target_name)
-                        new[hook] = tuple(sites)
-                    for hook, site in (attach or {}).items():
-                        if hook in new and site not in new[hook]:
-                            new[hook] = (*new[hook], site)
-                    for hook in remove:
-                        new.pop(hook, None)
-                    disabled = (before.disabled | {*disable}) - {*enable}
-                    _change(new, disabled & new.keys(), strict=strict)
+                    sites = _changed(before.sites, add or {}, remove, attach or {})
+                    _put(sites, (before.disabled | {*disable}) - {*enable}, strict=strict)
                 finally:
-                    while _removed_meanwhile:
-                        gone = _removed_meanwhile.pop()
-                        rest = {hook: sites for hook, sites in _table.sites.items() if hook is not gone}
-                        _change(rest, _table.disabled - {gone})
+                    _remove_meanwhile()
             finally:
                 _changing = False
                 told = [*warnings]
@@ -156,128 +113,154 @@ def change(
     finally:
         for message in told:
             _log.warning("%s", message)
-    _report(before, after)
+    report(before, after)
 
 
-def _report(before: Table, after: Table) -> None:
-    replacing = {*after.moved.values()}
-    for site, chain in after.chains.items():
-        replaces = [hook for hook in chain.running if hook.kind == "replace"]
-        known = before.chains[site].running if site in before.chains else ()
-        if site in replacing and replaces and replaces[0] not in known:
-            _log.warning("%r replaces a method of a class that has been replaced: %s", replaces[0], site.name)
-        for hook in replaces[1:]:
-            if not {hook, replaces[0]} <= {*known}:
-                _log.warning("%r never runs: %r stands before it", hook, replaces[0])
-    for hook, sites in after.sites.items():
-        for site in sites:
-            by, new = after.lost.get(site), site not in before.sites.get(hook, ())
-            if by is not None and (new or site not in before.lost):
-                _log.warning("%r never runs: %r has no function of this name", hook, by)
-            if new:
-                for note in bypass.nearby(site):
-                    _log.warning("%r: %s", hook, note)
+# Loops stand outside of `try` and `with`: from CPython 3.13 on, an interrupt at their end may pass these by.
+def _changed(
+    before: Mapping[Hook, tuple[Site, ...]],
+    add: Mapping[Hook, Sequence[Site]],
+    remove: Sequence[Hook],
+    attach: Mapping[Hook, Site],
+) -> Mapping[Hook, tuple[Site, ...]]:
+    sites = dict(before)
+    for hook, places in add.items():
+        if hook in sites:
+            raise HookError(f"{hook!r} is there already", target=hook.target_name)
+        sites[hook] = tuple(places)
+    for hook, site in attach.items():
+        if hook in sites and site not in sites[hook]:
+            sites[hook] = (*sites[hook], site)
+    for hook in remove:
+        sites.pop(hook, None)
+    return sites
 
 
-def _change(
-    sites: Mapping[Hook, tuple[Site, ...]], disabled: frozenset[Hook], *, strict: bool = False
-) -> None:
-    global _table
-    before = _table
-    moved, lost = moves(sites, disabled)
-    waiting: dict[str, list[Hook]] = {}
-    for hook, places in sites.items():
-        if not places and hook not in disabled:
-            waiting.setdefault(hook.target_name, []).append(hook)
-    for hooks in waiting.values():
-        if not all(hook in before.sites for hook in hooks):
-            ordered(hooks)  # no order now is none later
-    wanted: dict[Site, list[Hook]] = {}
+def _remove_meanwhile() -> None:
+    while _removed_meanwhile:
+        gone = _removed_meanwhile.pop()
+        _put({hook: sites for hook, sites in _table.sites.items() if hook is not gone}, _table.disabled)
+
+
+def _put(sites: Mapping[Hook, tuple[Site, ...]], disabled: frozenset[Hook], *, strict: bool = False) -> None:
+    wanted = _wanted(sites, disabled & sites.keys())
+    table, swaps = _difference(_table, wanted, strict=strict)
+    _apply(table, swaps)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The first step's result: `Table` says what each field is, but for `hooks`."""
+
+    sites: Mapping[Hook, tuple[Site, ...]]
+    disabled: frozenset[Hook]
+    moved: Mapping[Site, Site]
+    lost: Mapping[Site, Hook]
+    hooks: Mapping[Site, Sequence[Hook]]
+    """The hooks that are to stand at each place, in the order of addition."""
+
+
+def _wanted(sites: Mapping[Hook, tuple[Site, ...]], disabled: frozenset[Hook]) -> Wanted:
+    """Step 1: which hooks are to stand at each place."""
+    moved: dict[Site, Site] = {}
+    lost: dict[Site, Hook] = {}
+    put = _by_site(sites, {})
+    for site in put:
+        running = ordered([hook for hook in put[site] if hook not in disabled]) if site.leads else ()
+        for old, new in site.moves(running[0], put) if running else ():
+            if new is None:
+                lost[old] = running[0]
+            else:
+                moved[old] = new
+    return Wanted(sites, disabled, moved, lost, _by_site(sites, moved))
+
+
+def _by_site(
+    sites: Mapping[Hook, tuple[Site, ...]], moved: Mapping[Site, Site]
+) -> Mapping[Site, Sequence[Hook]]:
+    hooks: dict[Site, list[Hook]] = {}
     for hook, places in sites.items():
         for site in dict.fromkeys(moved.get(site, site) for site in places):
-            wanted.setdefault(site, []).append(hook)
+            hooks.setdefault(site, []).append(hook)
+    return hooks
+
+
+@dataclass(frozen=True)
+class Swap:
+    """A place that gets another chain."""
+
+    site: Site
+    old: Chain
+    new: Chain
+
+    @property
+    def turn(self) -> int:
+        """What calls are led to comes first, then what leads them (a class), then what they leave."""
+        return 1 if self.site.leads else 0 if self.new.running else 2
+
+    def do(self) -> None:
+        """Puts the new chain there."""
+        self.site.install(self.new.installed, hooked=bool(self.new.running))
+
+    def undo(self) -> None:
+        """Puts the old chain there, if the new one is."""
+        if self.site.found() is self.new.installed:
+            self.site.install(self.old.installed, hooked=bool(self.old.running))
+
+
+def _difference(before: Table, wanted: Wanted, *, strict: bool) -> tuple[Table, Sequence[Swap]]:
+    """Step 2: the table after the change, and the places that get another chain; refuses what can't be."""
+    _refuse_cycles_of_waiting(wanted, before)
     chains = dict(before.chains)
-    swaps: list[tuple[Site, Any, bool, Any, bool]] = []
-    # Classes come first: what is made of the code of their methods has to be there when these are hooked.
-    for site in sorted(dict.fromkeys([*before.chains, *wanted]), key=lambda site: type(site) is not Class):
-        hooks = wanted.get(site, [])
-        chain = before.chains.get(site)
-        enabled = [hook for hook in hooks if hook not in disabled]
-        own: Any = chain.own if chain else site.found()
-        if isinstance(site, Function):
-            own = redirected(site.function, own)
-        same = chain is not None and own is chain.own
-        if chain and same and (*hooks,) == chain.hooks and {*enabled} == {*chain.running}:
-            continue
+    swaps = []
+    # Classes come first, for they change the own code of methods.
+    for site in sorted(dict.fromkeys([*before.chains, *wanted.hooks]), key=lambda site: not site.leads):
         found = site.found()
-        chain = chain or Chain(found, found, (), ())
-        swapped = found is not chain.installed
-        for i, hook in enumerate(hooks):
-            if hook not in chain.hooks:
-                _refuse_unfit(hook, site, hooks[:i], swapped=swapped)
-                if isinstance(site, Class):
-                    _refuse_linked(hook, site, wanted)
-        order = ordered(enabled)
-        if strict:
-            _refuse_second_replace(site, order, chain.running)
-        if swapped:
-            installed = chain.installed
-            warnings.append(f"{site.name} keeps its code: it was swapped since it was hooked")
-        elif same and order == chain.running:
-            installed = chain.installed
-        else:
-            installed = site.made(own, order) if order else own
-            swaps.append((site, found, bool(chain.running), installed, bool(order)))
-        chains.pop(site, None)
-        if hooks:
-            chains[site] = Chain(own, installed, tuple(hooks), order)
-    # What takes hooks over comes before the classes, which lead calls there; what gives them up, after.
-    swaps.sort(key=lambda swap: 1 if isinstance(swap[0], Class) else 0 if swap[4] else 2)
-    _table = Table(sites, disabled, chains, moved, lost)
-    done: list[tuple[Site, Any, bool, Any, bool]] = []
-    try:
-        for swap in swaps:
-            site, _, _, new, hooked = swap
-            done.append(swap)
-            site.install(new, hooked=hooked)
-    except BaseException:  # an audit hook may refuse, a signal may come between
-        for site, old, was_hooked, new, _ in reversed(done):
-            if site.found() is new:
-                site.install(old, hooked=was_hooked)
-        _table = before
-        raise
-
-
-def _refuse_unfit(hook: Hook, site: Site, hooks: Sequence[Hook], *, swapped: bool) -> None:
-    if swapped:
-        problem: str | None = "somebody else has swapped the target's code since it was hooked"
-    elif any(other.owner is hook.owner and other.kind == hook.kind and _same(other, hook) for other in hooks):
-        problem = "the target has it already"
-    else:
-        problem = site.problem_of(hook)
-    if problem is not None:
-        raise hook.refusal(problem)
-
-
-def _refuse_linked(hook: Hook, site: Class, wanted: Mapping[Site, Sequence[Hook]]) -> None:
-    """Refuses a class that is replaced itself, or replaces two: its methods would carry the hooks of both."""
-    for place, others in wanted.items():
-        if not isinstance(place, Class) or hook in others:  # there too, if its module was imported again
+        old = before.chains.get(site) or Chain(found, found, (), ())
+        new = _chain(site, old, wanted, strict=strict)
+        if new is old:
             continue
-        for other in others:
-            if other.fn is hook.fn:
-                raise hook.refusal(f"the class replaces {place.name} already; valid: a class for each")
-            if other.fn is site.cls:
-                raise hook.refusal(f"the target replaces {place.name}; valid: to replace {place.name}")
-            if place.cls is hook.fn:
-                raise hook.refusal(f"the class is replaced itself, by {other.name}; valid: {other.name}")
+        chains.pop(site, None)
+        if new.hooks:
+            chains[site] = new
+        if new.installed is not old.installed:
+            swaps.append(Swap(site, old, new))
+    table = Table(wanted.sites, wanted.disabled, wanted.moved, wanted.lost, chains)
+    return table, sorted(swaps, key=lambda swap: swap.turn)
 
 
-def _same(one: Hook, other: Hook) -> bool:
-    a, b = one.fn, other.fn
-    if isinstance(a, MethodType) and isinstance(b, MethodType):  # made anew by each look at the attribute
-        return a.__self__ is b.__self__ and a.__func__ is b.__func__
-    return a is b
+def _chain(site: Site, old: Chain, wanted: Wanted, *, strict: bool) -> Chain:
+    """The chain that a place gets; the old one if nothing changes there."""
+    hooks = (*wanted.hooks.get(site, ()),)
+    enabled = [hook for hook in hooks if hook not in wanted.disabled]
+    own = site.own(old.own)
+    if own is old.own and hooks == old.hooks and {*enabled} == {*old.running}:
+        return old
+    is_swapped = site.found() is not old.installed
+    for i, hook in enumerate(hooks):
+        if hook not in old.hooks:
+            problem = _problem_of(hook, site, hooks[:i], wanted, is_swapped=is_swapped)
+            if problem is not None:
+                raise hook.refusal(problem)
+    running = ordered(enabled)
+    if strict:
+        _refuse_second_replace(site, running, old.running)
+    installed = old.installed
+    if is_swapped:
+        warnings.append(f"{site.name} keeps its code: it was swapped since it was hooked")
+    elif own is not old.own or running != old.running:
+        installed = site.made(own, running) if running else own
+    return Chain(own, installed, hooks, running)
+
+
+def _problem_of(
+    hook: Hook, site: Site, others: Sequence[Hook], wanted: Wanted, *, is_swapped: bool
+) -> str | None:
+    if is_swapped:
+        return "somebody else has swapped the target's code since it was hooked"
+    if any(map(hook.repeats, others)):
+        return "the target has it already"
+    return site.problem_of(hook, wanted.hooks)
 
 
 def _refuse_second_replace(site: Site, ordered: Sequence[Hook], known: Sequence[Hook]) -> None:
@@ -288,3 +271,30 @@ def _refuse_second_replace(site: Site, ordered: Sequence[Hook], known: Sequence[
             "valid in strict mode: one replace hook",
             target=site.name,
         )
+
+
+def _refuse_cycles_of_waiting(wanted: Wanted, before: Table) -> None:
+    """Refuses new hooks that wait and have no order, rather than when their target comes."""
+    waiting: dict[str, list[Hook]] = {}
+    for hook, places in wanted.sites.items():
+        if not places and hook not in wanted.disabled:
+            waiting.setdefault(hook.target_name, []).append(hook)
+    for hooks in waiting.values():
+        if any(hook not in before.sites for hook in hooks):
+            ordered(hooks)
+
+
+def _apply(table: Table, swaps: Sequence[Swap]) -> None:
+    """Step 3: publishes the table, then swaps; where one swap fails, all are put back."""
+    global _table
+    before, done = _table, []
+    _table = table
+    try:
+        for swap in swaps:
+            done.append(swap)
+            swap.do()
+    except BaseException:  # an audit hook may refuse, a signal may come between
+        for swap in reversed(done):
+            swap.undo()
+        _table = before
+        raise

@@ -8,11 +8,11 @@ from typing import Any, Final, Literal
 
 from switchrail.errors import HookError
 from switchrail.hooks import bypass, chain, waiting
-from switchrail.hooks.chain import Chain, Table
 from switchrail.hooks.hook import Hook
 from switchrail.hooks.lock import change_lock
 from switchrail.hooks.site import Function, Site
 from switchrail.hooks.standin import Replaced
+from switchrail.hooks.table import Chain, Table
 from switchrail.hooks.target import Awaited, resolve
 
 State = Literal["runs", "disabled", "ignored", "waiting"]
@@ -86,24 +86,18 @@ def of(target: object) -> Explanation:
         HookError: The target is not there, and nothing waits for it; or it can't be hooked.
     """
     reasons = waiting.retry()
-    site: Site | Awaited | None = None
+    found: Site | Awaited | None = None
     problem = None
     try:
-        site = resolve(target)
+        found = resolve(target)
     except HookError as error:
         problem = error
-    name = target if isinstance(target, str) else ""
-    with change_lock:  # what the table says, and what stands there
+    path = target if isinstance(target, str) else ""
+    with change_lock:  # the table, and what stands there with it
         table = chain.table()
-        named = [(hook, sites) for hook, sites in table.sites.items() if hook.path == name]
-        hooks = [hook for hook, sites in named if not sites]
-        explained = Explanation(name, (), None)
-        if site is None or isinstance(site, Awaited):  # it may have come since
-            site = next((sites[-1] for _, sites in named if sites), None)
-        if site is not None:
-            site = table.moved.get(site, site)
-            found = table.chains.get(site)
-            explained = Explanation(site.name, (), site) if found is None else _explained(table, site, found)
+        site = _put_by(table, path) if found is None or isinstance(found, Awaited) else found
+        explained = Explanation(path, (), None) if site is None else _explained(table, site)
+    hooks = [hook for hook, sites in table.sites.items() if hook.path == path and not sites]
     if problem is not None and not hooks and site is None:
         raise problem
     return replace(explained, steps=explained.steps + _waiting(table, hooks, reasons))
@@ -114,7 +108,7 @@ def everything() -> tuple[Explanation, ...]:
     reasons = waiting.retry()
     with change_lock:
         table = chain.table()
-        found = [_explained(table, *item) for item in table.chains.items()]
+        found = [_explained(table, site) for site in table.chains]
     absent: dict[str, list[Hook]] = {}
     for hook, sites in table.sites.items():
         if not sites:
@@ -123,6 +117,11 @@ def everything() -> tuple[Explanation, ...]:
     # A module that was imported again has left functions of the same name, with the same hooks.
     once = {(each.target, each.steps): each for each in found}
     return tuple(sorted(once.values(), key=lambda each: each.target))
+
+
+def _put_by(table: Table, path: str) -> Site | None:
+    """The latest place of a hook with this path: the target may have come since it was looked up."""
+    return next((sites[-1] for hook, sites in table.sites.items() if hook.path == path and sites), None)
 
 
 def _waiting(
@@ -140,10 +139,13 @@ def _reason(why: Awaited | Exception | None) -> str:
     return why.reason if isinstance(why, Awaited) else str(why)
 
 
-def _explained(table: Table, site: Site, found: Chain) -> Explanation:
+def _explained(table: Table, site: Site) -> Explanation:
+    site = table.moved.get(site, site)
+    found = table.chains.get(site)
+    if found is None:
+        return Explanation(site.name, (), site)
     # Two objects of one class have the same name; the paths that lead to them tell them apart.
-    nameless = isinstance(site, Function) and isinstance(site.placement, Replaced)
-    if nameless:
+    if isinstance(site, Function) and isinstance(site.placement, Replaced):
         target = min(hook.target_name for hook in found.hooks)
     else:  # methods of a replaced class are called what they stand for
         target = next((old.name for old, new in table.moved.items() if new == site), site.name)

@@ -6,6 +6,7 @@ import enum
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any, Final, Literal, TypedDict, get_args
 
 from switchrail import _core
@@ -157,6 +158,15 @@ class Hook:
             )
         object.__setattr__(self, "nature", nature_of(self.fn))
         object.__setattr__(self, "signature", self._told())
+
+    def repeats(self, other: Hook) -> bool:
+        """Whether both are of one owner and kind, and call the same."""
+        a, b = self.fn, other.fn
+        if isinstance(a, MethodType) and isinstance(b, MethodType):  # made anew by each look at the attribute
+            is_same = a.__self__ is b.__self__ and a.__func__ is b.__func__
+        else:
+            is_same = a is b
+        return is_same and self.owner is other.owner and self.kind == other.kind
 
     def refusal(self, why: str) -> HookError:
         """The error that says why this hook can't be."""

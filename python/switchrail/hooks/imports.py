@@ -23,10 +23,15 @@ def watch(path: str | None) -> None:
     with _lock:
         _watched.update(modules_of(path or ""))
         if sys.meta_path[:1] != [_finder]:
-            sys.meta_path.insert(0, _finder)
-            for i in range(len(sys.meta_path) - 1, 0, -1):
-                if sys.meta_path[i] is _finder:
-                    del sys.meta_path[i]
+            _come_first()
+
+
+def _come_first() -> None:
+    """Puts the finder before the others; at no moment is there none, for another thread may import."""
+    sys.meta_path.insert(0, _finder)
+    for i in range(len(sys.meta_path) - 1, 0, -1):
+        if sys.meta_path[i] is _finder:
+            del sys.meta_path[i]
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -35,17 +40,20 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         _asking().add(fullname)
         try:
-            for finder in tuple(sys.meta_path):
-                find = getattr(finder, "find_spec", None)
-                if finder is self or find is None:
-                    continue
-                spec: ModuleSpec | None = find(fullname, path, target)
-                if spec is not None:
-                    if hasattr(spec.loader, "exec_module"):
-                        spec.loader = _Loader(spec.loader)
-                    return spec
+            spec = self._found_by_others(fullname, path, target)
         finally:
             _asking().discard(fullname)
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+    def _found_by_others(self, *module: Any) -> ModuleSpec | None:
+        for finder in tuple(sys.meta_path):
+            find = getattr(finder, "find_spec", None)
+            if finder is not self and find is not None:
+                spec: ModuleSpec | None = find(*module)
+                if spec is not None:
+                    return spec
         return None
 
 

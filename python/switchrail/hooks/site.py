@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from switchrail.hooks.hook import Hook, name_of, nature_of
 from switchrail.hooks.parameters import Parameters
+from switchrail.hooks.redirect import redirected
 from switchrail.hooks.trampoline import build
 
 _FIRST: Final[dict[str, tuple[str, ...]]] = {"after": ("result",), "around": ("original",)}
@@ -24,28 +26,49 @@ class Placement(Protocol):
         """Undoes it, where it is still ours."""
 
 
-class Site(Protocol):
-    """Something that a chain can be put on. Equal ones are the same place."""
+class Site(ABC):
+    """A place where a chain can stand. Equal ones are the same place."""
+
+    leads: ClassVar[bool] = False
+    """Whether hooks here lead calls, and the hooks of other places, elsewhere: see `moves`."""
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """For people."""
 
+    @abstractmethod
     def found(self) -> object:
         """What stands there now."""
 
+    def own(self, first: Any) -> Any:
+        """What is to stand there without hooks; `first` stood there before the first one."""
+        return first
+
+    @abstractmethod
     def made(self, own: Any, hooks: Sequence[Hook]) -> object:
-        """What is to stand there for a chain, in its running order, one or more; `own` stood there first."""
+        """What is to stand there for one or more hooks in their running order, in place of `own`."""
 
+    @abstractmethod
     def install(self, state: Any, *, hooked: bool) -> None:
-        """Lets what `found` or `made` returned stand there; `hooked` says that a chain runs there."""
+        """Puts there what `found`, `own` or `made` returned; `hooked` says whether a chain runs then."""
 
-    def problem_of(self, hook: Hook) -> str | None:
-        """Why a hook can't stand here; None if it can."""
+    @abstractmethod
+    def problem_of(self, hook: Hook, wanted: Mapping[Site, Sequence[Hook]] | None = None) -> str | None:
+        """Why a hook can't stand here, given which hooks are wanted at all places; None if it can."""
+
+    def moves(self, hook: Hook, sites: Iterable[Site]) -> Iterable[tuple[Site, Site | None]]:
+        """The places whose hooks go elsewhere while `hook` runs here first, and where to; None: nowhere.
+
+        Args:
+            hook: The hook.
+            sites: All places that hooks were put on.
+        """
+        return ()
 
 
 @dataclass(frozen=True)
-class Function:
+class Function(Site):
     """A function of this process; its chain is its code."""
 
     function: FunctionType
@@ -62,6 +85,10 @@ class Function:
         """Its code."""
         return self.function.__code__
 
+    def own(self, first: CodeType) -> CodeType:
+        """Its own code; a method of a replacing class asks for `super` by another name."""
+        return redirected(self.function, first)
+
     def made(self, own: CodeType, hooks: Sequence[Hook]) -> CodeType:
         """A trampoline."""
         return build(self.function, own, hooks)
@@ -72,7 +99,7 @@ class Function:
         if self.placement is not None:
             (self.placement.put if hooked else self.placement.take)()
 
-    def problem_of(self, hook: Hook) -> str | None:
+    def problem_of(self, hook: Hook, wanted: Mapping[Site, Sequence[Hook]] | None = None) -> str | None:
         """Compares what hook and function take, and what their calls make."""
         valid = {"plain"}
         if hook.kind != "before":  # which runs within the call and decides on its arguments

@@ -1,0 +1,87 @@
+"""The attributes of classes, apart from those that hooks have put there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
+from typing import Any, Final
+
+from switchrail.hooks.holders import Namespace
+from switchrail.hooks.inherited import attributes_of, inside
+from switchrail.hooks.lock import change_lock
+
+ABSENT: Final = object()
+"""Stands for an attribute that isn't there."""
+
+# What belongs to the class object itself, whatever its namespace.
+_KEPT: Final = frozenset(
+    {"__dict__", "__weakref__", "__module__", "__name__", "__qualname__", "__slots__", "_abc_impl"}
+    | {"__firstlineno__", "__static_attributes__", "__slotnames__"}
+    | {"__orig_bases__", "__parameters__", "__type_params__"}  # of its bases, which stay
+)
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """A class while another's namespace is in it."""
+
+    by: type
+    """The class that replaces it."""
+    own: Namespace
+    """Its namespace from before."""
+    put: Namespace
+    """The namespace that it was given."""
+
+
+replaced: Final[dict[type, Replaced]] = {}
+"""The classes that are replaced now."""
+
+
+def namespace_of(cls: type) -> dict[str, Any]:
+    """What a class has from its body or was given since; nothing that the class object or hooks need."""
+    put = attributes_of(cls)
+    return {
+        name: value
+        for name, value in vars(cls).copy().items()
+        if name not in _KEPT
+        and type(value) not in (GetSetDescriptorType, MemberDescriptorType)
+        and value is not put.get(name, ABSENT)
+    }
+
+
+def original_namespace(cls: type) -> dict[str, Any]:
+    """The same, as it was before the class was replaced."""
+    now = replaced.get(cls)
+    return namespace_of(cls) if now is None else now.own
+
+
+def own_namespace(cls: type) -> dict[str, Any]:
+    """The class's own attributes, without what hooks have put there.
+
+    For a replaced class the original ones, plus later additions that shadow nothing inherited. So a dotted
+    path leads to the same place whatever hooks are in force.
+    """
+    with change_lock:
+        # Copies of one moment: a finalizer may change hooks in this thread, although it holds the lock.
+        put, namespace, now = attributes_of(cls), vars(cls).copy(), replaced.get(cls)
+    present = {name: value for name, value in namespace.items() if value is not put.get(name, ABSENT)}
+    if now is None:
+        return present
+    inherited = {name for base in cls.__mro__[1:] for name in list(vars(base))}
+    kept = {
+        name: value
+        for name, value in present.items()
+        if name not in inherited or value is not now.put.get(name, ABSENT)
+    }
+    return {**kept, **now.own}
+
+
+def extends(by: type, cls: type) -> bool:
+    """Whether a replacing class is a subclass of the class that it replaces, and so keeps what it lacks."""
+    return cls in by.__bases__
+
+
+def function_of(found: Any) -> FunctionType | None:
+    """The function within a method, a property or the like; None if there is none."""
+    inner = inside(found)
+    return inner if type(inner) is FunctionType else None

@@ -1,0 +1,186 @@
+"""A class as a place for hooks: what stands there is the class that replaces it.
+
+All names change within one call of a C function that runs no Python code. So under the interpreter lock each
+thread sees the whole of one class or of the other, at any moment.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
+from types import FunctionType, MemberDescriptorType
+from typing import Any, ClassVar
+
+from switchrail.errors import HookError
+from switchrail.hooks.classes.namespaces import (
+    ABSENT,
+    Replaced,
+    extends,
+    function_of,
+    namespace_of,
+    original_namespace,
+    replaced,
+)
+from switchrail.hooks.classes.supers import remember, replacing_super
+from switchrail.hooks.holders import Namespace
+from switchrail.hooks.hook import Hook, name_of
+from switchrail.hooks.inherited import Attribute, attributes_of, is_immutable
+from switchrail.hooks.redirect import closing_over, has_attribute_super, redirect
+from switchrail.hooks.site import Function, Site
+
+
+@dataclass(frozen=True)
+class Class(Site):
+    """A class of this process; what stands there is the replacing class, or None."""
+
+    leads: ClassVar[bool] = True
+
+    cls: type
+
+    @property
+    def name(self) -> str:
+        """Its module and qualified name."""
+        return name_of(self.cls)
+
+    def found(self) -> type | None:
+        """The class that has replaced it."""
+        return replaced[self.cls].by if self.cls in replaced else None
+
+    def made(self, own: None, hooks: Sequence[Hook]) -> Any:
+        """The first of the replacing classes, with `super` redirected in its methods."""
+        by: Any = hooks[0].fn
+        functions = closing_over(by)
+        for function in functions:
+            if has_attribute_super(function.__code__):
+                problem = f"{name_of(function)} uses an attribute that is called super; valid: another name"
+                raise hooks[0].refusal(problem)
+        redirect(functions, replacing_super)
+        return by
+
+    def install(self, state: type | None, *, hooked: bool) -> None:
+        """Gives the class the namespace of another, or its own back."""
+        present = Namespace(namespace_of(self.cls))
+        known = replaced.get(self.cls)
+        before = known or Replaced(self.cls, present, present)
+        wanted = before.own
+        if state is not None:
+            wanted = Namespace({**(before.own if extends(state, self.cls) else {}), **namespace_of(state)})
+            remember(state, self.cls)
+        try:
+            if state is not None:  # before the first call of its methods, which may ask for `super`
+                replaced[self.cls] = Replaced(state, before.own, wanted)
+            self._set(wanted, before.put)
+        except BaseException as error:
+            self._set(present, namespace_of(self.cls))
+            if known is not None:
+                replaced[self.cls] = known
+            else:
+                replaced.pop(self.cls, None)
+            if isinstance(error, (AttributeError, TypeError)):  # which its metaclass raises
+                raise HookError(f"{self.name} can't be changed: {error}", target=self.name) from error
+            raise
+        if state is None:
+            replaced.pop(self.cls, None)
+
+    def _set(self, wanted: dict[str, Any], put: dict[str, Any]) -> None:
+        """Goes from what was put there to what is wanted; what others have set or deleted since stays so."""
+        present = namespace_of(self.cls)
+        wanted = {**attributes_of(self.cls), **wanted}
+        changed = [
+            name
+            for name in {**present, **wanted}
+            if put.get(name, ABSENT) is present.get(name, ABSENT) is not wanted.get(name, ABSENT)
+        ]
+        new = {name: wanted[name] for name in changed if name in wanted}
+        gone = [name for name in changed if name not in wanted]
+        # `present` keeps what goes alive, so no finalizer runs in between.
+        setting = map(setattr, repeat(self.cls), new, new.values())
+        deque(chain(setting, map(delattr, repeat(self.cls), gone)), maxlen=0)
+
+    def moves(self, hook: Hook, sites: Iterable[Site]) -> Iterator[tuple[Site, Site | None]]:
+        """The functions that the class had, and those in their place while the hook's class replaces it."""
+        for old, new in _pairs(self.cls, hook.fn):
+            yield Function(old), None if new is None else Function(new)
+        for site in sites:
+            at = site.placement if isinstance(site, Function) else None
+            if isinstance(at, Attribute) and at.owner is self.cls:  # the replacing class may have its own
+                replacing: Any = hook.fn
+                function = function_of(namespace_of(replacing).get(at.name))
+                if function is not None:
+                    yield site, Function(function)
+
+    def problem_of(self, hook: Hook, wanted: Mapping[Site, Sequence[Hook]] | None = None) -> str | None:
+        """Why the hook's class can't replace this one; None if it can."""
+        return self._misfit_of(hook) or self._conflict_of(hook, wanted or {})
+
+    def _misfit_of(self, hook: Hook) -> str | None:
+        """Compares the layouts."""
+        fn: Any = hook.fn
+        if hook.kind != "replace":
+            return "the target is a class; valid: replace, or a hook on one of its methods"
+        if not isinstance(fn, type):
+            return f"the target is a class, and the hook a {type(fn).__qualname__}; valid: a class"
+        if is_immutable(self.cls):
+            return "the target is a class in C that can't be changed"
+        if fn is self.cls:
+            return "it is the target itself"
+        if type(fn) is not type(self.cls):
+            return f"its metaclass is {name_of(type(fn))}; valid: {name_of(type(self.cls))}"
+        if fn.__bases__ not in ((self.cls,), self.cls.__bases__):
+            return (
+                f"its bases are {_names(fn.__bases__)}; "
+                f"valid: {_names((self.cls,))}, or {_names(self.cls.__bases__)}"
+            )
+        inherited: Any = self.cls.__new__
+        if "__new__" in vars(fn) and inherited is object.__new__:
+            return "it adds __new__, and the target would never get that of object back; valid: __init__"
+        if _layout(fn) != _layout(self.cls):
+            return "its instances are laid out in another way; valid: the same __slots__"
+        return None
+
+    def _conflict_of(self, hook: Hook, wanted: Mapping[Site, Sequence[Hook]]) -> str | None:
+        """Compares with replacements of other classes: a class in two would mix their hooks."""
+        for place, others in wanted.items():
+            if not isinstance(place, Class) or hook in others:  # there too, if its module was imported again
+                continue
+            for other in others:
+                if other.fn is hook.fn:
+                    return f"the class replaces {place.name} already; valid: a class for each"
+                if other.fn is self.cls:
+                    return f"the target replaces {place.name}; valid: to replace {place.name}"
+                if place.cls is hook.fn:
+                    return f"the class is replaced itself, by {other.name}; valid: {other.name}"
+        return None
+
+
+def _pairs(cls: type, by: Any) -> Iterator[tuple[FunctionType, FunctionType | None]]:
+    """The functions that `cls` had before it was replaced, and what `by` has in their place, if anything."""
+    own = original_namespace(cls)
+    namespace = namespace_of(by)
+    inherited = own if extends(by, cls) else {}
+    for name, value in own.items():
+        found = namespace.get(name, inherited.get(name))
+        for first, second in zip(_functions_of(value), _functions_of(found), strict=True):
+            if first is not None and first is not second:
+                yield first, second
+
+
+def _functions_of(found: Any) -> tuple[FunctionType | None, ...]:
+    rest = (found.fset, found.fdel) if isinstance(found, property) else (None, None)
+    return function_of(found), *map(function_of, rest)
+
+
+def _names(classes: Sequence[type]) -> str:
+    return f"({', '.join(name_of(cls) for cls in classes)})"
+
+
+def _layout(cls: type) -> tuple[Any, ...]:
+    slots = [
+        name
+        for base in cls.__mro__
+        for name, value in vars(base).items()
+        if type(value) is MemberDescriptorType
+    ]
+    return cls.__basicsize__, cls.__itemsize__, cls.__dictoffset__, cls.__weakrefoffset__, sorted(slots)

@@ -1,0 +1,60 @@
+"""Functions that ask for `super` by another name, so that it can be another function than Python's."""
+
+from __future__ import annotations
+
+import dis
+import gc
+import weakref
+from collections.abc import Callable, Sequence
+from types import CellType, CodeType, FunctionType
+from typing import Any, Final
+
+_SUPER: Final = "__switchrail_super"
+
+_redirected: Final[weakref.WeakSet[FunctionType]] = weakref.WeakSet()
+
+
+def redirect(functions: Sequence[FunctionType], to: Callable[..., Any]) -> None:
+    """Has functions call `to` where they say `super`, for good."""
+    for function in functions:
+        function.__globals__[_SUPER] = to
+        _redirected.add(function)
+        function.__code__ = redirected(function, function.__code__)
+
+
+def redirected(function: FunctionType, code: CodeType) -> CodeType:
+    """A code for a function, with `super` renamed if the function was redirected; else the code itself."""
+    if function not in _redirected:
+        return code
+    renamed = _renamed(code)
+    return code if renamed == code else renamed
+
+
+def closing_over(cls: type) -> list[FunctionType]:
+    """The functions of a class's body that have its `__class__` cell, whatever they were wrapped in."""
+    cells = [cell for cell in gc.get_referrers(cls) if type(cell) is CellType]
+    if not cells:
+        return []
+    closures = [closure for closure in gc.get_referrers(*cells) if type(closure) is tuple]
+    return [
+        function
+        for function in gc.get_referrers(*closures)
+        if type(function) is FunctionType and "__class__" in function.__code__.co_freevars
+    ]
+
+
+def has_attribute_super(code: CodeType) -> bool:
+    """Whether code uses an attribute called `super`, which would be renamed as well."""
+    return any(
+        instruction.argval == "super" and instruction.opname.split("_")[-1] in ("ATTR", "METHOD")
+        for instruction in dis.get_instructions(code)
+    ) or any(has_attribute_super(const) for const in code.co_consts if isinstance(const, CodeType))
+
+
+def _renamed(code: CodeType) -> CodeType:
+    return code.replace(
+        co_names=tuple(_SUPER if name == "super" else name for name in code.co_names),
+        co_consts=tuple(
+            _renamed(const) if isinstance(const, CodeType) else const for const in code.co_consts
+        ),
+    )
