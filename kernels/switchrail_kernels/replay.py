@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -204,21 +204,29 @@ class Recording:
         self._bytes = 0
         self._launches: list[object] = []
         self._kernels: list[object] = []
+        self._caller: FrameType | None = None
 
     def __enter__(self) -> Recording:
         if recording() is not None:
             raise RuntimeError("a call is being recorded on this thread")
+        self._caller = sys._getframe(1)
         _thread.call = self
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _thread.call = None
+        _thread.call = self._caller = None
         if kind is None and self._known and self._launches:
             self._calls.remember(
                 self._tensors, self._options, tuple(self._launches), self._bytes, tuple(self._kernels)
             )
+
+    def is_running(self, frame: FrameType | None) -> bool:
+        """Whether the function that records is `frame`'s, or has called it."""
+        while frame is not None and frame is not self._caller:
+            frame = frame.f_back
+        return frame is not None
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Memory for the time of the call."""
@@ -264,7 +272,11 @@ _thread = threading.local()
 
 def recording() -> Recording | None:
     """The call that this thread is recording."""
-    return getattr(_thread, "call", None)
+    call: Recording | None = getattr(_thread, "call", None)
+    if call is not None and not call.is_running(sys._getframe(1)):
+        # What a signal's handler raises can keep `__exit__` from running.
+        call = _thread.call = None
+    return call
 
 
 def scratch(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -244,6 +244,24 @@ def test_a_prefill_without_a_plan_is_not_taken_for_a_decode(gpu, op):
                 assert not gpu.slow
 
 
+@pytest.mark.parametrize("op", RECURRENT)
+@pytest.mark.parametrize("recorded", [False, True])
+def test_single_tokens_of_other_batches_are_not_taken_for_a_decode(gpu, op, recorded):
+    """By the plan of one: drafts, which leave the state, and rows after which it is to be kept."""
+    backend = make_backend(op)
+    decoded = make(op, "decode", [1] * 3)
+    plan = backend.plan("decode", decoded.batch)
+    if recorded:
+        gpu.expect(backend, decoded, plan)
+        assert not gpu.run(backend, decoded, plan)
+    for call in (make(op, "verify", [1] * 3), make(op, "prefill", [1] * 3).with_checkpoints(1)):
+        for layer in (gpu.layer(backend, call), None):
+            with pytest.raises(ArgumentError, match="plan: got Decode"):
+                gpu.run(backend, call, plan, layer)
+            assert not gpu.fast
+            assert not gpu.slow
+
+
 @pytest.mark.parametrize("op", PAGED)
 @PHASES
 def test_a_page_table_without_room_is_refused_where_its_shape_is_remembered(gpu, op, phase):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import gc
 import struct
+import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -332,6 +333,40 @@ def test_a_recording_is_its_threads() -> None:
             pass
     assert recording() is None
     assert not calls.again((x, None), ())
+
+
+@pytest.mark.parametrize(
+    ("method", "event"), [("__enter__", "return"), ("__exit__", "call"), ("__exit__", "return")]
+)
+def test_a_recording_that_an_interrupt_left_behind_is_none(method: str, event: str) -> None:
+    """A signal's exception can be raised before the first line of `__exit__`."""
+    code = getattr(replay.Recording, method).__code__
+
+    def interrupt(frame: FrameType, found: str, _: object) -> Any:
+        if frame.f_code is code:
+            if found == event:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return interrupt
+        return None
+
+    def launch() -> None:
+        sys.settrace(interrupt)
+        with calls.record(layer, (x,), ()):
+            pass
+
+    layer = make_layer()
+    calls = make_calls(layer)
+    x = torch.zeros(4)
+    with pytest.raises(KeyboardInterrupt) as caught:  # the traceback keeps the frames
+        launch()
+    assert recording() is None
+    with pytest.raises(KeyboardInterrupt):
+        launch()
+    with calls.record(layer, (x,), ()) as call:
+        assert recording() is call
+    assert recording() is None
+    assert caught.tb
 
 
 def test_nothing_is_remembered_of_a_call_that_failed() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import ClassVar
 
-from switchrail.ops.backend import check_plan
 from switchrail.ops.batch import StateBatch
 from switchrail.ops.delta_call import DeltaCall
 
@@ -14,7 +13,7 @@ from switchrail_kernels.delta.solve import CHUNK
 from switchrail_kernels.delta.step import step
 from switchrail_kernels.delta.verify import verify
 from switchrail_kernels.drafts import Drafts, Record
-from switchrail_kernels.plans import Decode
+from switchrail_kernels.plans import Decode, check_state_plan
 from switchrail_kernels.recurrent import TritonRecurrent
 from switchrail_kernels.replay import Options, Tensors, calls_of
 from switchrail_kernels.segments import Chunks
@@ -44,9 +43,9 @@ class TritonDelta(TritonRecurrent[DeltaCall]):
         layer, q, k, v, g, beta, out = call
         tensors: Tensors = (q, k, v, g, beta, out, batch.read_slots, batch.write_slots)
         options: Options = (len(batch.seqlens),)
-        if plan.__class__ is Decode and calls.again(tensors, options):
+        if plan.__class__ is Decode and batch.__class__ is StateBatch and calls.again(tensors, options):
             return None
-        check_plan(plan, batch, (Decode, Chunks), Drafts)
+        check_state_plan(plan, batch, Chunks, Drafts)
         if isinstance(plan, Chunks):
             planned, cut = plan.arguments(batch, layer.state.shape[1], layer.state.device, self.costs)
             tensors, options = (*tensors, *planned), (*options, *cut, plan.abreast)

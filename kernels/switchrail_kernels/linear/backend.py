@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-from switchrail.ops.backend import check_plan
 from switchrail.ops.batch import StateBatch
 from switchrail.ops.call import CallT
 
@@ -13,7 +12,7 @@ from switchrail_kernels.linear.operands import Operands
 from switchrail_kernels.linear.step import step
 from switchrail_kernels.linear.verify import verify
 from switchrail_kernels.linear.walk import walk
-from switchrail_kernels.plans import Decode
+from switchrail_kernels.plans import Decode, check_state_plan
 from switchrail_kernels.recurrent import TritonRecurrent
 from switchrail_kernels.replay import Options, Tensors, calls_of
 from switchrail_kernels.segments import Chunks
@@ -37,10 +36,10 @@ class TritonLinear(TritonRecurrent[CallT]):
         calls = calls_of(layer, type(self))
         tensors: Tensors = (*brought, batch.read_slots, batch.write_slots)
         options: Options = (len(batch.seqlens),)
-        if plan.__class__ is Decode and calls.again(tensors, options):
+        if plan.__class__ is Decode and batch.__class__ is StateBatch and calls.again(tensors, options):
             return None
         self.contract.check_call(call, batch, FEATURES)
-        check_plan(plan, batch, (Decode, Chunks), Drafts)
+        check_state_plan(plan, batch, Chunks, Drafts)
         operands = self.operands(call)
         if isinstance(plan, Decode):
             with calls.record(layer, tensors, options):

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from switchrail.ops.backend import check_plan, foreign
+from switchrail.ops.backend import foreign
 from switchrail.ops.batch import Bounds, Phase, StateBatch, VerifyBatch
 from switchrail.ops.short_conv.contract import CONTRACT, ShortConvBackend, ShortConvCall
 
 from switchrail_kernels.checkpoints import kept_states
 from switchrail_kernels.launch import Launcher, padded
-from switchrail_kernels.plans import Decode, refresh_decode
+from switchrail_kernels.plans import Decode, check_state_plan, refresh_decode
 from switchrail_kernels.replay import Options, Tensors, calls_of
 from switchrail_kernels.short_conv.convolve import convolve, step
 from switchrail_kernels.short_conv.drafts import DRAFT_ROWS, REACH, Drafts, replay, verify
@@ -78,10 +78,10 @@ class TritonShortConv(ShortConvBackend):
         calls = calls_of(layer, type(self))
         given: Tensors = (x, out, batch.read_slots, batch.write_slots)
         options: Options = (len(batch.seqlens),)
-        if plan.__class__ is Decode and calls.again(given, options):
+        if plan.__class__ is Decode and batch.__class__ is StateBatch and calls.again(given, options):
             return None
         CONTRACT.check_call(call, batch, FEATURES)
-        check_plan(plan, batch, (Decode, Pieces), Drafts)
+        check_state_plan(plan, batch, Pieces, Drafts)
         weight, bias, state = layer.weight, layer.bias, layer.state
         channels, width = weight.shape
         if not isinstance(plan, Decode) and width > REACH + 1:
