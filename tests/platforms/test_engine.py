@@ -23,7 +23,7 @@ from switchrail.platforms import (
     Hardware,
     Serving,
 )
-from switchrail.platforms.operations import ChooseTokens, GatedRMSNorm, RMSNorm, Rotary, SiluAndMul
+from switchrail.platforms.operations import ChooseTokens, Experts, GatedRMSNorm, RMSNorm, Rotary, SiluAndMul
 from switchrail.platforms.serving import Forward
 from switchrail.pools import ConvShape, KVShape, LatentPool, LatentShape
 from transformers import AutoModelForCausalLM
@@ -282,11 +282,13 @@ def model_forwards(model: Any) -> dict[type, tuple[Any, tuple[Any, ...]]]:
     layers = model.model.layers
     gated = layers[0].linear_attn.norm
     mlp = next(part for part in model.modules() if isinstance(part, modelling.Qwen3NextMLP))
+    sparse = next(part for part in model.modules() if isinstance(part, modelling.Qwen3NextSparseMoeBlock))
     return {
         RMSNorm: (layers[0].input_layernorm, (torch.randn(1, 5, model.config.hidden_size),)),
         GatedRMSNorm: (gated, (torch.randn(7, gated.weight.shape[0]), torch.randn(7, gated.weight.shape[0]))),
         Rotary: (model.model.rotary_emb, (torch.randn(1, 5, 3), torch.arange(5).unsqueeze(0))),
         SiluAndMul: (mlp, (torch.randn(5, model.config.hidden_size),)),
+        Experts: (sparse, (torch.randn(1, 5, model.config.hidden_size),)),
     }
 
 
@@ -309,11 +311,35 @@ def silu_and_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.silu(gate) * up
 
 
+def experts(
+    x: torch.Tensor,
+    logits: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    *,
+    top_k: int,
+    normalize: bool,
+    shared: int,
+    rows: torch.Tensor | None,
+) -> torch.Tensor:
+    own = len(gate_up) - shared
+    found, chosen = logits[:, :own].float().softmax(-1).topk(top_k)
+    found = found / found.sum(-1, keepdim=True) if normalize else found
+    weights = torch.zeros(len(x), own).scatter(1, chosen, found)
+    weights = torch.cat([weights, logits[:, own:].float().sigmoid()], 1)
+    if rows is not None:
+        weights = weights * (torch.arange(len(x)) < rows)[:, None]
+    gate, up = torch.einsum("th,enh->ten", x, gate_up).chunk(2, -1)
+    each = torch.einsum("ten,ehn->teh", torch.nn.functional.silu(gate) * up, down)
+    return (weights[:, :, None] * each).sum(1).type_as(x)
+
+
 FORWARDS: dict[type, Forward] = {
     RMSNorm: rms_norm,
     GatedRMSNorm: gated_rms_norm,
     Rotary: rotary,
     SiluAndMul: silu_and_mul,
+    Experts: experts,
 }
 
 

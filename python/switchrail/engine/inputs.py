@@ -50,6 +50,7 @@ class DecodeInputs:
         self._sequence_ids = torch.zeros(sequences, dtype=torch.int32, device=device)
         self._count = torch.arange(sequences + 1, dtype=torch.int64, device=device)
         self._cu_seqlens = self._count.int()
+        self._real_rows = torch.zeros(1, dtype=torch.int32, device=device)
         self._yes = torch.ones(sequences, dtype=torch.bool, device=device)
 
     def fill(self, tasks: Sequence[Task]) -> None:
@@ -76,6 +77,7 @@ class DecodeInputs:
             kv_rows=self._kv_rows[rows],
             logit_rows=self._count[rows],
             parts=(self._part(table, (0,) * sequences),),
+            real_rows=self._real_rows,
         )
 
     def part(self, step: Step, tasks: Sequence[Task]) -> Part:
@@ -97,6 +99,7 @@ class DecodeInputs:
         torch.add(page * self._page_size, positions % self._page_size, out=step.kv_rows)
         part.pages.kv_lens.copy_(self._rows[_LENGTHS, part.rows])
         step.sequence_ids.copy_(slots)
+        self._real_rows.copy_((slots >= 0).sum())
 
     def _part(self, table: torch.Tensor, lengths: tuple[int, ...]) -> Part:
         rows = slice(0, len(lengths))

@@ -26,6 +26,7 @@ class Step:
         kv_rows: [T] int64, where each row's key and value go, in the pool seen as [pages * page, HKV, D].
         logit_rows: [R] int64, the rows whose logits are wanted.
         parts: The decode rows first, then the prefill rows; one of them where the step has no others.
+        real_rows: [1] int32, how many rows come before those of padding; None: no row is padding.
     """
 
     input_ids: torch.Tensor
@@ -34,6 +35,7 @@ class Step:
     kv_rows: torch.Tensor
     logit_rows: torch.Tensor
     parts: tuple[Part, ...]
+    real_rows: torch.Tensor | None = None
 
 
 class Running:

@@ -108,6 +108,37 @@ class SiluAndMul(Operation):
         return silu(gate, inplace=True).mul_(up)
 
 
+class Experts(Operation):
+    """A mixture of gated feed-forward layers (Shazeer et al., arXiv 1701.06538).
+
+    `forward(x, logits, gate_up, down, *, top_k, normalize, shared, rows)` returns for each row of x the sum
+    of down_e (silu(gate_e x) (up_e x)) over its experts e, each times its weight: x and the result [T, H],
+    logits [T, E] of x's dtype, gate_up [E, 2 I, H], gate's rows before up's, down [E, H, I]. A row's experts
+    are the `top_k` with the greatest logits, of equal ones any; their weights are the softmax of the logits
+    over all experts, in float32, divided by their sum where `normalize` says so. The last `shared` experts
+    are in no softmax: every row has them, with the sigmoid of their logits for a weight. `rows`, [1] int32 on
+    the device or None, says how many rows are real: those after them are padding, which reads no expert and
+    becomes zeros. The function neither waits for the device nor keeps the weights in another form.
+    """
+
+    name = "experts"
+
+    @staticmethod
+    def forward(
+        x: torch.Tensor,
+        logits: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        *,
+        top_k: int,
+        normalize: bool,
+        shared: int,
+        rows: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """As the class says."""
+        raise NotImplementedError
+
+
 class ChooseTokens(Operation):
     """One token from each row of logits.
 
@@ -125,8 +156,18 @@ class ChooseTokens(Operation):
 
 
 OPERATIONS: Final[dict[str, type[Operation]]] = {
-    operation.name: operation for operation in (RMSNorm, GatedRMSNorm, Rotary, SiluAndMul, ChooseTokens)
+    operation.name: operation
+    for operation in (RMSNorm, GatedRMSNorm, Rotary, SiluAndMul, Experts, ChooseTokens)
 }
 """The operations by name."""
 
-__all__ = ["OPERATIONS", "ChooseTokens", "GatedRMSNorm", "Operation", "RMSNorm", "Rotary", "SiluAndMul"]
+__all__ = [
+    "OPERATIONS",
+    "ChooseTokens",
+    "Experts",
+    "GatedRMSNorm",
+    "Operation",
+    "RMSNorm",
+    "Rotary",
+    "SiluAndMul",
+]

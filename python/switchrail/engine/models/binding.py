@@ -105,7 +105,9 @@ def connect(
                     source="switchrail",
                     priority=operations.INNERMOST,
                 )
-                for name in operations.bind(serving, model, family.module, family.operations)
+                for name in operations.bind(
+                    serving, model, family.module, family.operations, connection.running
+                )
             ),
         ]
     )

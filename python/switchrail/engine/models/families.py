@@ -8,7 +8,14 @@ from typing import Final
 
 from switchrail.engine.models.contract import MixerContract
 from switchrail.engine.models.gated_delta import GATED_DELTA
-from switchrail.engine.models.operations import GATED_MLP, GATED_RMS_NORM, OFFSET_RMS_NORM, ROTARY, Binding
+from switchrail.engine.models.operations import (
+    GATED_MLP,
+    GATED_RMS_NORM,
+    OFFSET_RMS_NORM,
+    ROTARY,
+    SPARSE_BLOCK,
+    Binding,
+)
 from switchrail.engine.models.softmax import SOFTMAX
 
 
@@ -39,6 +46,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "Qwen3NextRMSNormGated": GATED_RMS_NORM,
             "Qwen3NextRotaryEmbedding": ROTARY,
             "Qwen3NextMLP": GATED_MLP,
+            "Qwen3NextSparseMoeBlock": SPARSE_BLOCK,
         },
     ),
 }

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.nn.functional import linear, sigmoid
 
-from switchrail.platforms.operations import GatedRMSNorm, Operation, RMSNorm, Rotary, SiluAndMul
+from switchrail.engine.step import Running
+from switchrail.platforms.operations import Experts, GatedRMSNorm, Operation, RMSNorm, Rotary, SiluAndMul
 from switchrail.platforms.serving import Forward, Serving
 
 
@@ -26,11 +29,13 @@ class Binding:
         call: Does what the class's forward does: `call(function, module, *args)`, with the operation's
             function.
         suits: Whether a module of the class runs the operation; one that doesn't keeps its forward.
+        padded: Whether the function is told, as `rows`, which rows are padding.
     """
 
     operation: type[Operation]
     call: Callable[..., Any]
     suits: Callable[[Any], bool] = lambda module: True
+    padded: bool = False
 
 
 _ATTRIBUTE: Final = "_switchrail_forward"
@@ -40,7 +45,9 @@ INNERMOST: Final = 1 - 2**31
 _FIXED_FREQUENCIES: Final = ("default", "linear", "llama3", "yarn")
 
 
-def bind(serving: Serving, model: nn.Module, module: str, bindings: Mapping[str, Binding]) -> list[str]:
+def bind(
+    serving: Serving, model: nn.Module, module: str, bindings: Mapping[str, Binding], running: Running
+) -> list[str]:
     """Gives a platform's functions to the modules of a model; other models in the process stay as they are.
 
     Args:
@@ -48,6 +55,7 @@ def bind(serving: Serving, model: nn.Module, module: str, bindings: Mapping[str,
         model: The model.
         module: The dotted path of its modelling module.
         bindings: Class there -> the operation that it runs, and how.
+        running: The step that runs.
 
     Returns:
         The classes whose `forward` is to be hooked with `forward`, so that the functions serve.
@@ -57,6 +65,8 @@ def bind(serving: Serving, model: nn.Module, module: str, bindings: Mapping[str,
         function = serving.forward_of(binding.operation)
         if function is None:
             continue
+        if binding.padded:
+            function = partial(_with_rows, function, running)
         for part in model.modules():
             if (type(part).__module__, type(part).__name__) == (module, name) and binding.suits(part):
                 part.__dict__[_ATTRIBUTE] = binding.call, function
@@ -68,6 +78,11 @@ def forward(original: Forward, *args: Any, **kwargs: Any) -> Any:
     """Hook: the platform's function where the module, which is the first argument, has one."""
     call, function = args[0].__dict__.get(_ATTRIBUTE, (None, None))
     return original(*args, **kwargs) if call is None else call(function, *args, **kwargs)
+
+
+def _with_rows(function: Forward, running: Running, *args: Any, **kwargs: Any) -> Any:
+    step = running.now
+    return function(*args, **kwargs, rows=None if step is None else step.real_rows)
 
 
 def _offset_rms_norm(function: Forward, module: Any, x: torch.Tensor) -> Any:
@@ -86,6 +101,22 @@ def _silu_and_mul(function: Forward, module: Any, x: torch.Tensor) -> Any:
     return module.down_proj(function(module.gate_proj(x), module.up_proj(x)))
 
 
+def _sparse_block(function: Forward, module: Any, hidden_states: torch.Tensor) -> Any:
+    x = hidden_states.reshape(-1, hidden_states.shape[-1])
+    gate, experts = module.gate, module.experts
+    out = function(
+        x,
+        linear(x, gate.weight),
+        experts.gate_up_proj,
+        experts.down_proj,
+        top_k=gate.top_k,
+        normalize=gate.norm_topk_prob,
+        shared=0,
+    )
+    out = out + sigmoid(module.shared_expert_gate(x)) * module.shared_expert(x)
+    return out.reshape(hidden_states.shape)
+
+
 OFFSET_RMS_NORM: Final = Binding(RMSNorm, _offset_rms_norm)
 """Normalisation with weights around zero."""
 
@@ -100,12 +131,21 @@ GATED_MLP: Final = Binding(
 )
 """A gated feed-forward layer."""
 
+SPARSE_BLOCK: Final = Binding(
+    Experts,
+    _sparse_block,
+    lambda module: module.shared_expert.config.hidden_act in ("silu", "swish"),
+    padded=True,
+)
+"""Experts behind a router, and a shared one behind a gate; hooks on router and experts don't see it."""
+
 __all__ = [
     "GATED_MLP",
     "GATED_RMS_NORM",
     "INNERMOST",
     "OFFSET_RMS_NORM",
     "ROTARY",
+    "SPARSE_BLOCK",
     "Binding",
     "bind",
     "forward",
