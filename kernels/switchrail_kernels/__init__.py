@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
+from importlib.util import find_spec
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
@@ -15,17 +16,27 @@ from switchrail_kernels.claims import CAPABILITIES, COMMON, INTERPRETED, Claims
 if TYPE_CHECKING:
     from switchrail.registration import Registry
 
-BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
-    (folder.name, name): backend
+_FOLDERS = {
+    folder.name: import_module(f"{__name__}.{folder.name}")
     for folder in iter_modules(__path__)
     if folder.ispkg
-    for name, backend in getattr(import_module(f"{__name__}.{folder.name}"), "BACKENDS", {}).items()
+}
+
+BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
+    (op, name): backend
+    for op, folder in _FOLDERS.items()
+    for name, backend in getattr(folder, "BACKENDS", {}).items()
 }
 """By op and backend, of all folders: the class in `switchrail_kernels.OP.BACKEND`, and what it claims."""
 
+OPERATIONS: dict[str, str] = {
+    name: path for folder in _FOLDERS.values() for name, path in getattr(folder, "OPERATIONS", {}).items()
+}
+"""By operation of `switchrail.platforms`: the path of the function that serves it on GPUs."""
+
 
 def register(registry: Registry) -> None:
-    """Registers each backend of `BACKENDS`: the target of this distribution's entry point.
+    """Registers all backends and functions for operations: the target of this distribution's entry point.
 
     Where Triton's interpreter is switched on (`TRITON_INTERPRET=1`), the kernels in Triton run on CPU tensors
     as well, so slowly that they are never chosen unasked.
@@ -44,6 +55,9 @@ def register(registry: Registry) -> None:
             devices = claims["devices"] + INTERPRETED["devices"]
             claims = {**claims, **INTERPRETED, "devices": devices}
         registry.register(name, f"switchrail_kernels.{op}.{name}:{attribute}", op=op, **claims)
+    if find_spec("triton") is not None:
+        for name, path in OPERATIONS.items():
+            registry.operation(name, path, devices=(DeviceSupport("cuda", *CAPABILITIES["triton"]),))
 
 
-__all__ = ["BACKENDS", "register"]
+__all__ = ["BACKENDS", "OPERATIONS", "register"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, overload
 
 from switchrail import _core, arguments
 from switchrail import config as configs
+from switchrail.functions import Function
 from switchrail.hooks.hook import HOOK_ORDER, Hook, HookOrder, Kind
 from switchrail.implementation import Implementation, check_class
 
@@ -217,6 +218,34 @@ class Registrar(ABC):
         """
         with self._open() as staging:
             staging.registrations.clear(op, name, phase)
+
+    def operation(
+        self,
+        name: str,
+        target: Callable[..., Any] | str,
+        *,
+        devices: Iterable[str | DeviceSupport] = ("cpu",),
+    ) -> None:
+        """Registers a function for an operation, for engines that are made from now on in this process.
+
+        A platform's own function comes before it.
+
+        Args:
+            name: A name in `switchrail.platforms.OPERATIONS`, whose class says how the function is called.
+            target: The function, or its path `module:function`, which is imported when an engine is made.
+            devices: Where it runs.
+
+        Raises:
+            RegistrationError: There is no such operation, the function can't be called as its functions are,
+                or, at the commit, the operation has a function on such a device already.
+            ArgumentError: An argument has another type.
+            TransactionClosedError: The transaction has ended.
+        """
+        if not (isinstance(target, str) or callable(target)):
+            raise arguments.refused("target", target, "a function, or the path of one as 'module:function'")
+        supported = tuple(_each("devices", devices, _support))
+        with self._open() as staging:
+            staging.bring(Function(arguments.text("name", name), target, supported, str(staging)))
 
     @overload
     def hook(

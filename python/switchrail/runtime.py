@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,10 @@ from switchrail import _core, arguments
 from switchrail import config as configs
 from switchrail.builtin_backends import register_builtins
 from switchrail.errors import ConfigError, PlatformError, UnknownBackendError
+from switchrail.functions import Functions
 from switchrail.implementation import Implementation
 from switchrail.nearest import nearest
-from switchrail.platforms import Platform, PlatformChoice
+from switchrail.platforms import OPERATIONS, Operation, Platform, PlatformChoice
 from switchrail.plugins import Loader, Plugin
 from switchrail.plugins.choosing import Choosing
 from switchrail.plugins.environment import seconds_allowed
@@ -48,7 +49,8 @@ class Runtime(Registrar):
         self._core = _core.Runtime()
         self.hooks: Hooks = StagedHooks()
         choosing = Choosing()
-        self._loader = Loader(self._core, self.hooks, choosing)
+        self._functions = Functions((name, one.forward) for name, one in OPERATIONS.items())
+        self._loader = Loader(self._core, self.hooks, self._functions, choosing)
         self._platforms = PlatformChoice(self._loader.platforms, self._loader.seconds, choosing)
         with self._open(_BUILTIN) as staging:
             register_builtins(Registry(staging))
@@ -93,6 +95,19 @@ class Runtime(Registrar):
         """A platform by name, device or class path; see `PlatformChoice.find`."""
         return self._platforms.find(platform)
 
+    def forward_of(self, operation: type[Operation], platform: Platform) -> Callable[..., Any] | None:
+        """The function that serves an operation: the platform's, else a registered one; None: the native one.
+
+        Raises:
+            BackendImportError: The path of the registered one doesn't lead to a function.
+            PlatformError: As `Serving.forward_of`.
+            RegistrationError: The registered one can't be called as the operation's functions are.
+        """
+        own = platform.serving.forward_of(operation)
+        if own is not None:
+            return own
+        return self._functions.find(operation.name, platform.kind, platform.capability)
+
     @property
     def plugins(self) -> tuple[Plugin, ...]:
         """What is known of each installed plugin, as of the last `discover` or `load`.
@@ -133,7 +148,7 @@ class Runtime(Registrar):
         if staging is not None:  # of the plugin whose code this is
             yield staging
             return
-        staging = Staging(self._core, self.hooks, origin)
+        staging = Staging(self._core, self.hooks, self._functions, origin)
         try:
             yield staging
             staging.commit()

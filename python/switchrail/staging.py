@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from switchrail.arguments import lists_options
 from switchrail.errors import HookError, TransactionClosedError
 from switchrail.forks import lock_across_forks
+from switchrail.functions import Function, Functions
 from switchrail.hooks import Hook, Hooks, Kind
 from switchrail.hooks.hook import HOOK_OPTIONS, HookOptions, HookOrder, HookSource
 
@@ -43,7 +44,7 @@ def carried(work: Callable[[], T]) -> Callable[[], T]:
 
 
 class Staging:
-    """An open transaction of a runtime's core, and the hooks that come into force with its commit.
+    """An open transaction of a runtime's core, and hooks and functions that come into force with its commit.
 
     Any thread can stage in it until it ends; what comes later is refused.
 
@@ -55,16 +56,18 @@ class Staging:
         self,
         core: _core.Runtime,
         hooks: Hooks,
+        functions: Functions,
         origin: _core.Plugin | Mapping[str, str | None],
         *,
         strict: bool | None = None,
     ) -> None:
         self.hooks = hooks
-        self._core, self._strict = core, strict
+        self._core, self._functions, self._strict = core, functions, strict
         self._transaction = core.begin(origin)
         self._origin = self._transaction.origin
         self._staged: list[Hook] | None = []
         self._committed: Sequence[Hook] = ()
+        self._brought: list[Function] = []
 
     @property
     def registrations(self) -> _core.Transaction:
@@ -132,6 +135,19 @@ class Staging:
         """The hooks that are staged."""
         return tuple(self._staged or ())
 
+    def bring(self, function: Function) -> None:
+        """Checks and stages a function for an operation.
+
+        Raises:
+            RegistrationError: It is for no operation.
+            TransactionClosedError: The transaction has ended.
+        """
+        self._functions.check(function)
+        with _lock:
+            if self._staged is None:
+                raise self._closed()
+            self._brought.append(function)
+
     def run(self, work: Callable[[], T]) -> T:
         """Runs `work` with this as the thread's current transaction."""
         outer: tuple[Staging, ...] = getattr(_local, "stagings", ())
@@ -148,6 +164,7 @@ class Staging:
             ConflictError: Another transaction has taken one of the names since.
             HookError: A hook can't be put in force.
             OrderError: The constraints of the hooks on one target form a cycle.
+            RegistrationError: An operation has a function already.
             TransactionClosedError: The transaction has ended.
         """
         with _lock:
@@ -156,11 +173,13 @@ class Staging:
             raise self._closed()
         try:
             self._committed = hooks
+            self._functions.add(*self._brought)
             if hooks:
                 self.hooks.commit(hooks, strict=self._strict)
             self._transaction.commit()
         except BaseException:
             if not self.is_committed:  # an interrupt may come when it is
+                self._functions.remove(*self._brought)
                 self.hooks.remove(*hooks)
             raise
 
@@ -173,6 +192,7 @@ class Staging:
     def undo(self) -> None:
         """Closes it, and takes out what its origin, a plugin, has in the runtime."""
         self.close()
+        self._functions.remove(*self._brought)
         Hooks.remove(self.hooks, *self._committed)  # also where a plugin's thread has forked, and does it
         if not self.is_committed:
             return

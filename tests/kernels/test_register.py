@@ -6,10 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import switchrail
 import switchrail.testing
 import switchrail_kernels
 from switchrail.errors import BackendUnfitError
 from switchrail.ops.catalog import DEFINITIONS
+from switchrail.overrides import call_problem
+from switchrail.platforms import OPERATIONS
 from switchrail_kernels.claims import COMMON
 
 if sys.version_info >= (3, 11):
@@ -28,6 +31,9 @@ class Recorder:
 
     def register(self, name, target, **arguments):
         self.calls.append((name, target, arguments))
+
+    def operation(self, name, target, **arguments):
+        pass
 
 
 for op in BASES:  # before a test says in which way kernels are registered: it must not say how they are made
@@ -72,6 +78,7 @@ def test_importing_and_registering_imports_neither_torch_nor_triton():
         "import sys, switchrail_kernels\n"
         "class Recorder:\n"
         "    def register(self, *args, **kwargs): pass\n"
+        "    operation = register\n"
         "switchrail_kernels.register(Recorder())\n"
         "print(sorted({'torch', 'triton'} & set(sys.modules)))\n"
     )
@@ -136,3 +143,19 @@ def test_a_triton_that_is_too_old_is_the_reason(tmp_path, monkeypatch):
             assert decision.chosen == "torch"
             (rejected,) = [entry for entry in decision.rejected if entry.name == "triton"]
             assert rejected.reasons == ["needs triton>=3.6, and version 3.5.1 is installed"]
+
+
+def test_functions_for_operations_are_there():
+    assert switchrail_kernels.OPERATIONS
+    for name, path in switchrail_kernels.OPERATIONS.items():
+        module, _, attribute = path.partition(":")
+        function = getattr(importlib.import_module(module), attribute)
+        assert call_problem(function, OPERATIONS[name].forward) is None
+
+
+def test_gpus_have_them_from_capability_8_on():
+    runtime = switchrail.Runtime()
+    runtime.load(["switchrail-kernels"])
+    found = [runtime._functions.find("experts", "cuda", capability) for capability in ((7, 5), (9, 0))]
+    assert [function is None for function in found] == [True, False]
+    assert runtime._functions.find("experts", "cpu", None) is None

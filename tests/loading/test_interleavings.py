@@ -31,7 +31,7 @@ def test_one_transaction(install: Install, other: str) -> None:
 
     def make() -> tuple[Any, Any, Any]:
         runtime = Runtime()
-        staging = Staging(runtime._core, runtime.hooks, ORIGIN)
+        staging = Staging(runtime._core, runtime.hooks, runtime._functions, ORIGIN)
         first = staging.hook(TARGET, mark("one"), "after")
         Registry(staging).register("acme-x", "a:A", op="kda", priority=-1)
         refused = []

@@ -271,7 +271,7 @@ def test_a_thread_of_the_plugin_belongs_to_it_until_it_ends(
 def test_a_plugin_withdraws_nothing_of_others(runtime: Runtime) -> None:
     runtime.register("users", "u:U", op="kda")
     origin = {"kind": "plugin", "distribution": "acme", "version": None, "plugin": "acme"}
-    staging = switchrail.staging.Staging(runtime._core, runtime.hooks, origin)
+    staging = switchrail.staging.Staging(runtime._core, runtime.hooks, runtime._functions, origin)
     [registration] = runtime._core.stack("kda", "users")
     with pytest.raises(RegistrationError, match='"users" is registered by the user'):
         staging.registrations.withdraw(registration)

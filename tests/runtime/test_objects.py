@@ -51,7 +51,7 @@ def test_what_was_not_committed_is_let_go(runtime: Runtime) -> None:
     runtime.register("acme", "acme:Acme", op="gated_delta")
     with pytest.raises(NameTakenError):
         runtime.register("acme", cls, op="gated_delta")
-    staging = Staging(runtime._core, runtime.hooks, {"kind": "user"})
+    staging = Staging(runtime._core, runtime.hooks, runtime._functions, {"kind": "user"})
     switchrail.Registry(staging).register("never", cls, op="gated_delta")
     del cls, staging
     gc.collect()
@@ -96,7 +96,9 @@ def test_a_cycle_through_a_plan_is_collected(runtime: Runtime) -> None:
 
 def test_a_cycle_through_an_open_transaction_is_collected() -> None:
     runtime = Runtime()
-    registry = switchrail.Registry(Staging(runtime._core, runtime.hooks, {"kind": "user"}))
+    registry = switchrail.Registry(
+        Staging(runtime._core, runtime.hooks, runtime._functions, {"kind": "user"})
+    )
     cls = make_class(registry=registry)
     gone = weakref.ref(cls)
     registry.register("acme", cls, op="gated_delta")

@@ -118,7 +118,7 @@ class Engine(AbstractContextManager["Engine"]):
         self.options = options_on(self.platform, options)
         self.dtype: torch.dtype = getattr(torch, choose_dtype(dtype, config, self.platform.hardware))
         self.platform.initialize()
-        choose_tokens = self.platform.serving.forward_of(ChooseTokens)
+        choose_tokens = runtime.forward_of(ChooseTokens, self.platform)
         with self.platform.hardware.active():
             self._runner = self._make(runtime, path, config, backends)
             self._unhook = weakref.finalize(self, self._runner.hooks.clear)
@@ -180,6 +180,7 @@ class Engine(AbstractContextManager["Engine"]):
             self.bound,
             self.options,
             platform=self.platform,
+            forward_of=partial(runtime.forward_of, platform=self.platform),
             dtype=self.dtype,
             state_dtype=getattr(torch, STATE_DTYPE),
             max_length=self.max_length,

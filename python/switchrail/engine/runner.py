@@ -13,6 +13,7 @@ from switchrail.engine.graphs import Graphs, Key
 from switchrail.engine.inputs import DecodeInputs
 from switchrail.engine.memory import Pools
 from switchrail.engine.models.binding import Connection, connect, find_mixers, read_shapes
+from switchrail.engine.models.operations import ForwardOf
 from switchrail.engine.options import EngineOptions
 from switchrail.engine.scheduler import Schedule
 from switchrail.engine.step import Running, Step, StepBuilder
@@ -39,6 +40,7 @@ class Runner:
         options: EngineOptions,
         *,
         platform: Platform,
+        forward_of: ForwardOf,
         dtype: torch.dtype,
         state_dtype: torch.dtype,
         max_length: int,
@@ -50,6 +52,7 @@ class Runner:
             bound: Its routes, with their backends.
             options: Sizes.
             platform: Where it runs.
+            forward_of: Finds the function that serves an operation there.
             dtype: Of activations, keys, values and convolution windows.
             state_dtype: Of recurrent states.
             max_length: Tokens of the longest sequence.
@@ -88,7 +91,7 @@ class Runner:
             mixers,
             checkpoint.family,
             Connection(self.dispatcher, self.pools, self.running),
-            platform.serving,
+            forward_of,
         )
 
     @torch.inference_mode()

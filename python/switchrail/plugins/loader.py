@@ -22,6 +22,7 @@ from switchrail.errors import (
 )
 from switchrail.foreign import in_lines, one_line
 from switchrail.forks import SingleFlight
+from switchrail.functions import Functions
 from switchrail.hooks import Hooks
 from switchrail.lock import Lock
 from switchrail.plugins.attempt import Attempt, handlers, is_interrupt
@@ -46,6 +47,7 @@ class Loader:
     Args:
         core: The runtime's registrations.
         hooks: The runtime's hooks.
+        functions: The runtime's functions for operations.
         choosing: Which threads choose the runtime's platform, and so may not load.
 
     Attributes:
@@ -53,8 +55,8 @@ class Loader:
         default_timeout: As `Runtime.default_timeout`.
     """
 
-    def __init__(self, core: _core.Runtime, hooks: Hooks, choosing: Choosing) -> None:
-        self._core, self._hooks, self._choosing = core, hooks, choosing
+    def __init__(self, core: _core.Runtime, hooks: Hooks, functions: Functions, choosing: Choosing) -> None:
+        self._core, self._hooks, self._functions, self._choosing = core, hooks, functions, choosing
         self._discovery: Discovery | None = None
         self._plugins: dict[tuple[str, str], Plugin] = {}
         self._order: list[tuple[str, str]] = []
@@ -244,7 +246,11 @@ class Loader:
     def _imported(self, plugins: Sequence[Plugin], *, strict: bool, seconds: float | None) -> list[Attempt]:
         importlib.invalidate_caches()  # a plugin may have been installed since the process began
         self._attempts = [
-            Attempt(plugin, Staging(self._core, self._hooks, plugin, strict=strict or None), seconds)
+            Attempt(
+                plugin,
+                Staging(self._core, self._hooks, self._functions, plugin, strict=strict or None),
+                seconds,
+            )
             for plugin in plugins
         ]
         return [attempt for attempt in self._attempts if self._step(attempt, attempt.find)]

@@ -12,9 +12,9 @@ from torch import nn
 from switchrail.engine.models import operations
 from switchrail.engine.models.contract import KEYWORD, Connected, Connection, MixerContract
 from switchrail.engine.models.families import Family
+from switchrail.engine.models.operations import ForwardOf
 from switchrail.errors import LayoutError
 from switchrail.hooks import Hooks
-from switchrail.platforms import Serving
 from switchrail.pools import Shape
 
 Mixer = tuple[int, nn.Module, MixerContract]
@@ -68,7 +68,11 @@ def read_shapes(mixers: Iterable[Mixer]) -> dict[tuple[int, str], Shape]:
 
 
 def connect(
-    model: nn.Module, mixers: Iterable[Mixer], family: Family, connection: Connection, serving: Serving
+    model: nn.Module,
+    mixers: Iterable[Mixer],
+    family: Family,
+    connection: Connection,
+    forward_of: ForwardOf,
 ) -> Hooks:
     """Sends a model's calls to the dispatcher and the platform; other models in the process stay as they are.
 
@@ -77,7 +81,7 @@ def connect(
         mixers: Its mixers.
         family: Its family.
         connection: What the mixers are connected to.
-        serving: Serves its other operations, where it can.
+        forward_of: Finds the functions of its other operations.
 
     Returns:
         The hooks in force on the modelling module's functions, to be cleared when the model is no longer
@@ -106,7 +110,7 @@ def connect(
                     priority=operations.INNERMOST,
                 )
                 for name in operations.bind(
-                    serving, model, family.module, family.operations, connection.running
+                    forward_of, model, family.module, family.operations, connection.running
                 )
             ),
         ]

@@ -17,7 +17,10 @@ from torch.nn.functional import linear, sigmoid
 
 from switchrail.engine.step import Running
 from switchrail.platforms.operations import Experts, GatedRMSNorm, Operation, RMSNorm, Rotary, SiluAndMul
-from switchrail.platforms.serving import Forward, Serving
+from switchrail.platforms.serving import Forward
+
+ForwardOf = Callable[[type[Operation]], Forward | None]
+"""Finds the function that serves an operation; None: the native one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +49,12 @@ _FIXED_FREQUENCIES: Final = ("default", "linear", "llama3", "yarn")
 
 
 def bind(
-    serving: Serving, model: nn.Module, module: str, bindings: Mapping[str, Binding], running: Running
+    forward_of: ForwardOf, model: nn.Module, module: str, bindings: Mapping[str, Binding], running: Running
 ) -> list[str]:
     """Gives a platform's functions to the modules of a model; other models in the process stay as they are.
 
     Args:
-        serving: The platform's serving part.
+        forward_of: Finds the function that serves an operation on the platform.
         model: The model.
         module: The dotted path of its modelling module.
         bindings: Class there -> the operation that it runs, and how.
@@ -62,7 +65,7 @@ def bind(
     """
     bound = []
     for name, binding in bindings.items():
-        function = serving.forward_of(binding.operation)
+        function = forward_of(binding.operation)
         if function is None:
             continue
         if binding.padded:
@@ -147,6 +150,7 @@ __all__ = [
     "ROTARY",
     "SPARSE_BLOCK",
     "Binding",
+    "ForwardOf",
     "bind",
     "forward",
 ]

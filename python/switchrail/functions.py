@@ -1,0 +1,146 @@
+"""Functions that plugins and programs bring for the operations of platforms."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from switchrail.errors import BackendImportError, RegistrationError
+from switchrail.forks import lock_across_forks
+from switchrail.nearest import nearest
+from switchrail.overrides import call_problem
+
+Capability = tuple[int, int]
+Support = tuple[str, Capability | None, Capability | None]
+"""A kind of device, the oldest compute capability that will do, and the newest; None: any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function for an operation.
+
+    Attributes:
+        operation: The operation's name.
+        target: The function, or its path `module:function`, which is imported when an engine is made.
+        devices: Where it runs.
+        source: Who brings it.
+    """
+
+    operation: str
+    target: Callable[..., Any] | str
+    devices: tuple[Support, ...]
+    source: str
+
+    def runs_on(self, kind: str, capability: Capability | None) -> bool:
+        """Whether it runs on such a device."""
+        return any(
+            kind == its_kind
+            and (least is None or (capability is not None and capability >= least))
+            and (most is None or (capability is not None and capability <= most))
+            for its_kind, least, most in self.devices
+        )
+
+    def overlaps(self, other: Function) -> bool:
+        """Whether both are for one operation on devices of one kind."""
+        return self.operation == other.operation and not {one[0] for one in self.devices}.isdisjoint(
+            one[0] for one in other.devices
+        )
+
+
+class Functions:
+    """Those of one runtime. Readers see one tuple of them, and never wait."""
+
+    def __init__(self, operations: Iterable[tuple[str, Callable[..., Any]]]) -> None:
+        """Has no function yet.
+
+        Args:
+            operations: Names of operations, and how the function of each is called.
+        """
+        self._operations = dict(operations)
+        self._all: tuple[Function, ...] = ()
+        self._lock = lock_across_forks()
+
+    def check(self, function: Function) -> None:
+        """Refuses what is for no operation.
+
+        Raises:
+            RegistrationError: There is no such operation, or the function can't be called as it is.
+        """
+        name = function.operation
+        if name not in self._operations:
+            names, hint = nearest(name, self._operations)
+            raise RegistrationError(
+                f"there is no operation {name!r}{hint}; valid: {', '.join(self._operations)}",
+                name=name,
+                valid=tuple(self._operations),
+                nearest=names,
+            )
+        if not isinstance(function.target, str):
+            self._check_call(function, function.target)
+
+    def add(self, *functions: Function) -> None:
+        """Adds functions: all, or none.
+
+        Raises:
+            RegistrationError: An operation has a function on a kind of device already.
+        """
+        with self._lock:
+            every = self._all
+            for function in functions:
+                for other in every:
+                    if function.overlaps(other):
+                        raise RegistrationError(
+                            f"{function.source} brings a function for operation {function.operation!r}, "
+                            f"which has one of {other.source} on such a device; valid: one of the two",
+                            name=function.operation,
+                            found=other.source,
+                        )
+                every = (*every, function)
+            self._all = every
+
+    def remove(self, *functions: Function) -> None:
+        """Takes functions out; those that are not there are left alone."""
+        with self._lock:
+            self._all = tuple(one for one in self._all if not any(one is other for other in functions))
+
+    def find(self, operation: str, kind: str, capability: Capability | None) -> Callable[..., Any] | None:
+        """The function for an operation on a device; None: nobody brings one.
+
+        Raises:
+            BackendImportError: Its path doesn't lead to a function.
+            RegistrationError: It can't be called as the operation's functions are.
+        """
+        for function in self._all:
+            if function.operation == operation and function.runs_on(kind, capability):
+                return self._load(function)
+        return None
+
+    def _load(self, function: Function) -> Callable[..., Any]:
+        if not isinstance(function.target, str):
+            return function.target
+        module, _, name = function.target.partition(":")
+        try:
+            found = getattr(importlib.import_module(module), name)
+        except Exception as error:
+            raise BackendImportError(
+                f"the function of {function.source} for operation {function.operation!r} can't be imported "
+                f"from {function.target!r}: {error!r}",
+                name=function.operation,
+                path=function.target,
+            ) from error
+        return self._check_call(function, found)
+
+    def _check_call(self, function: Function, found: Any) -> Callable[..., Any]:
+        problem = call_problem(found, self._operations[function.operation]) if callable(found) else "is none"
+        if problem is not None:
+            raise RegistrationError(
+                f"{found!r} of {function.source} can't serve operation {function.operation!r}: it {problem}",
+                name=function.operation,
+                found=found,
+            )
+        return found  # type: ignore[no-any-return]
+
+
+__all__ = ["Function", "Functions"]
