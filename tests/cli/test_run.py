@@ -193,6 +193,18 @@ def test_a_model_that_is_not_in_the_cache(switchrail, hub, command):
     assert "HF_HUB_OFFLINE" in refused.stderr
 
 
+@pytest.mark.parametrize("command", ["run", "explain", "tune"])
+@pytest.mark.parametrize("more", [[], ["--download"]])
+def test_a_name_without_an_owner(switchrail, hub, command, more):
+    prompt = ["--prompt", "a"] if command == "run" else []
+    done = switchrail(command, "kjv", "--device", "cpu", *more, *prompt)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert (
+        f"there is no file or folder kjv in {tmp_path}, and kjv is no name of a model on the" in done.stderr
+    )
+    assert "has an owner; valid: a checkpoint folder, or OWNER/kjv" in done.stderr
+
+
 def test_a_download_that_is_allowed(hub, tmp_path, monkeypatch):
     asked = []
 

@@ -73,6 +73,20 @@ def test_a_good_backend(check):
     done = check("boreal", "--quick")
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
+    rows = [line.split() for line in lines if line.startswith("gated_delta")]
+    (op, phase, held, of, count, *error, where), *others = rows
+    assert (op, phase, held, of, others) == ("gated_delta", "prefill", count, "of", [])
+    assert error[1] == error[4] == "/"
+    assert where.startswith("float32/")
+    assert lines[-1].startswith(f"{count} cases: {count} passed; ")
+    assert lines[-1].endswith(" s")
+    assert "left out: gated_delta/decode, gated_delta/verify: it does not serve the phase" in lines
+
+
+def test_a_line_for_each_case(check):
+    done = check("boreal", "--quick", "-v")
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
     ragged = next(line.split() for line in lines if line.startswith("gated_delta  ragged"))
     assert ragged[2:5] == ["1", "of", "1"]
     assert lines[-1].endswith(" s")

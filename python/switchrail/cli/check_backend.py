@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from typing import TYPE_CHECKING, Annotated
@@ -54,6 +54,7 @@ def check_backend(
         str | None, typer.Option("-k", metavar="TEXT", help="Only cases with this text in their id.")
     ] = None,
     config: ConfigOption = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="A line for each case.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run a backend against the float64 oracle over all that it claims of its op's contract.
@@ -91,16 +92,14 @@ def check_backend(
         out = console()
         out.print(platform_text(platform))
         out.print()
-        out.print(_table(name, outcomes))
+        title = f"backend {name} (errors: relative norm / worst row)"
+        out.print(_by_case(title, outcomes) if verbose else _by_phase(title, outcomes))
         for reason, what in _by_reason(left_out).items():
             out.print(f"left out: {what}: {reason}", highlight=False, markup=False)
         for outcome in outcomes:
             if outcome.status != "passed":
-                out.print(
-                    f"{outcome.status}: {outcome.case.id}: {in_lines(outcome.message)}",
-                    highlight=False,
-                    markup=False,
-                )
+                told = f"{outcome.status}: {outcome.case.id}: {in_lines(outcome.message)}"
+                out.print(told, highlight=False, markup=False)
         for line in summarise([outcome.result for outcome in outcomes if outcome.status != "skipped"]):
             out.print(one_line(line), highlight=False, markup=False)
         out.print(_summary(outcomes), highlight=False)
@@ -130,28 +129,46 @@ def _run(cases: Sequence[Case], *, quiet: bool) -> Iterator[Outcome]:
             progress.advance(task)
 
 
-def _table(name: str, outcomes: Sequence[Outcome]) -> Table:
-    """A row for each check of each op: how often it held, and the error that came nearest to its bound."""
+def _by_phase(title: str, outcomes: Sequence[Outcome]) -> Table:
+    """A row for each phase of each op: how many cases held, and the error that came nearest to its bound."""
+    cells = []
+    for which, group in _grouped(outcomes, lambda case: (case.setting.op, case.setting.phase)):
+        held, error, bound, _, where = _nearest(group)
+        cells.append((*which, held, error, bound, "/".join(where[1:])))
+    return table(title, ("op", "phase", "held", "worst error", "its bound", "where"), cells)
+
+
+def _by_case(title: str, outcomes: Sequence[Outcome]) -> Table:
+    """A row for each check of each op, likewise."""
+    cells = []
+    for which, group in _grouped(outcomes, lambda case: (case.setting.op, case.check.name)):
+        *measured, where = _nearest(group)
+        cells.append((*which, *measured, "/".join(where[:2]), group[0].case.check.about))
+    columns = ("op", "case", "held", "worst error", "its bound", "note", "where", "what must hold")
+    return table(title, columns, cells, fold=columns[-1:])
+
+
+def _grouped(
+    outcomes: Sequence[Outcome], row: Callable[[Case], tuple[str, str]]
+) -> Iterator[tuple[tuple[str, str], list[Outcome]]]:
     rows: dict[tuple[str, str], list[Outcome]] = {}
     for outcome in outcomes:
-        rows.setdefault((outcome.case.setting.op, outcome.case.check.name), []).append(outcome)
-    cells = []
-    for (op, check), group in rows.items():
-        ran = [outcome for outcome in group if outcome.status != "skipped"]
-        held = sum(outcome.status == "passed" for outcome in ran)
-        worst = max((o for o in ran if o.measured), key=lambda o: _share(o.measured), default=None)
-        measured, where = ("", "", ""), ""
-        if worst is not None and worst.measured is not None:
-            found = worst.measured
-            measured = (str(found.error), str(found.bound), found.note)
-            where = "/".join(worst.case.id.split("/")[1:3])
-        cells.append((op, check, f"{held} of {len(ran)}", *measured, where, group[0].case.check.about))
-    columns = ("op", "case", "held", "worst error", "its bound", "note", "where", "what must hold")
-    return table(f"backend {name} (errors: relative norm / worst row)", columns, cells, fold=columns[-1:])
+        rows.setdefault(row(outcome.case), []).append(outcome)
+    yield from rows.items()
 
 
-def _share(measured: Measured | None) -> float:
-    assert measured is not None
+def _nearest(group: Sequence[Outcome]) -> tuple[str, str, str, str, list[str]]:
+    """How many cases held, and of the error nearest to its bound: both, a note, and its case."""
+    ran = [outcome for outcome in group if outcome.status != "skipped"]
+    held = f"{sum(outcome.status == 'passed' for outcome in ran)} of {len(ran)}"
+    measured = [(outcome, outcome.measured) for outcome in ran if outcome.measured is not None]
+    if not measured:
+        return held, "", "", "", []
+    worst, found = max(measured, key=lambda pair: _share(pair[1]))
+    return held, str(found.error), str(found.bound), found.note, worst.case.id.split("/")[1:]
+
+
+def _share(measured: Measured) -> float:
     error, bound = measured.error, measured.bound
     return max(error.norm / bound.norm, error.row / bound.row)
 

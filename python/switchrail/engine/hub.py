@@ -12,7 +12,8 @@ from switchrail.errors import CheckpointError
 FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 """The files of a checkpoint that the engine can need."""
 
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_WORD = re.compile(r"[A-Za-z0-9][\w.-]*")
+_NAME = re.compile(rf"{_WORD.pattern}/[\w.-]+")
 
 
 def find_checkpoint(checkpoint: str | Path, *, download: bool = False, files: Sequence[str] = FILES) -> Path:
@@ -25,13 +26,22 @@ def find_checkpoint(checkpoint: str | Path, *, download: bool = False, files: Se
         files: Patterns of the files that are needed.
 
     Raises:
-        CheckpointError: The cache has no snapshot of that name, or the download failed, or it is neither text
-            nor path. Of a path at which there is nothing it is not raised here.
+        CheckpointError: The cache has no snapshot of that name, or the name lacks its owner, or the download
+            failed, or it is neither text nor path. Of a path of several parts at which there is nothing it is
+            not raised here.
     """
     if not isinstance(checkpoint, (str, Path)):
         raise CheckpointError(f"the checkpoint is {checkpoint!r:.80}; valid: a path or name", path=checkpoint)
     path, name = Path(checkpoint), str(checkpoint)
-    if os.path.exists(path) or not _NAME.fullmatch(name):  # `Path.exists` raises where a name is too long
+    if os.path.exists(path):  # `Path.exists` raises where a name is too long
+        return path
+    if _WORD.fullmatch(name):
+        raise CheckpointError(
+            f"there is no {name} in the current folder, and on the Hugging Face hub a model's name has an owner; "
+            f"valid: a checkpoint folder, or OWNER/{name}",
+            path=name,
+        )
+    if not _NAME.fullmatch(name):
         return path
     from huggingface_hub import snapshot_download
 
