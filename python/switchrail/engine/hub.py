@@ -37,8 +37,8 @@ def find_checkpoint(checkpoint: str | Path, *, download: bool = False, files: Se
         return path
     if _WORD.fullmatch(name):
         raise CheckpointError(
-            f"there is no {name} in the current folder, and on the Hugging Face hub a model's name has an owner; "
-            f"valid: a checkpoint folder, or OWNER/{name}",
+            f"there is no {name} in the current folder, and on the Hugging Face hub a model's name has an "
+            f"owner; valid: a checkpoint folder, or OWNER/{name}",
             path=name,
         )
     if not _NAME.fullmatch(name):
