@@ -21,6 +21,9 @@ _gate_up_pairs, _down_pairs = Launcher(gate_up_pairs), Launcher(down_pairs)
 _LOGITS = 8192
 """Logits that one program chooses from, at most."""
 
+_CHUNK = 32
+"""Rows of one program, at most."""
+
 
 def experts(
     x: torch.Tensor,
@@ -66,7 +69,7 @@ def experts(
         lengths = [pairs, *[0] * 6]
     else:
         sizes = sizes or tiles(t * top_k / own, x.dtype, x.device)
-        bm, bt = sizes.rows, min(padded(t), max(_LOGITS // ep, 1))
+        bm, bt = sizes.rows, min(padded(t), _CHUNK, max(_LOGITS // ep, 1))
         chunks = triton.cdiv(t, bt)
         blocks = min(t * top_k, t * top_k // bm + own) + shared * triton.cdiv(t, bm)
         lengths = [pairs, pairs, (chunks + 1) * own, chunks * 2 * own, pairs, 3 * blocks, 1]
