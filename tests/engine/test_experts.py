@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 import switchrail
 import torch
+from switchrail.engine.models.sparse_block import SPARSE_BLOCK
 from switchrail.platforms.operations import Experts
+from transformers import Qwen3NextConfig
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextSparseMoeBlock
 
 from tests.engine.test_graphs import OPTIONS, GraphPlatform, Make, captured_runtime, make_prompts, tokens
 from tests.platforms.test_engine import experts
@@ -53,3 +56,47 @@ def test_kernels_serve_as_the_function(
     platform.serving.register_oot_forward(Experts.name, forward.experts)
     engine = make_engine(runtime=captured_runtime, device=platform, options=OPTIONS)
     assert tokens(engine, prompts, 4) == expected
+
+
+@torch.inference_mode()
+def test_a_shared_expert_of_their_size_is_one_more_of_them() -> None:
+    """Its weights and the router's are moved, not copied; the block computes as before."""
+    config = Qwen3NextConfig(
+        hidden_size=32,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+    )
+    config._experts_implementation = "eager"
+    torch.manual_seed(1)
+    block = Qwen3NextSparseMoeBlock(config).eval()
+    for weight in block.parameters():
+        weight.normal_(std=0.3)
+    x = torch.randn(1, 7, 32)
+    expected, before = block(x), {name: weight.clone() for name, weight in block.named_parameters()}
+    stacked = SPARSE_BLOCK.prepare(block)
+    assert [len(weights) for weights in stacked] == [7, 7, 7]
+    assert {weight.untyped_storage().data_ptr() for weight in block.parameters()} == {
+        weights.untyped_storage().data_ptr() for weights in stacked
+    }
+    torch.testing.assert_close(dict(block.named_parameters()), before, rtol=0, atol=0)
+    torch.testing.assert_close(block(x), expected, rtol=0, atol=0)
+
+    told = []
+
+    def noted(*args: Any, shared: int, **kwargs: Any) -> torch.Tensor:
+        told.append(shared)
+        return experts(*args, shared=shared, rows=None, **kwargs)
+
+    torch.testing.assert_close(SPARSE_BLOCK.call(noted, block, x), expected)
+    block.__dict__["_switchrail_prepared"] = stacked
+    torch.testing.assert_close(SPARSE_BLOCK.call(noted, block, x), expected)
+    assert told == [0, 1]
+
+
+def test_a_shared_expert_of_another_size_stays_apart() -> None:
+    config = Qwen3NextConfig(
+        hidden_size=32, num_experts=6, moe_intermediate_size=16, shared_expert_intermediate_size=48
+    )
+    assert SPARSE_BLOCK.prepare(Qwen3NextSparseMoeBlock(config)) is None

@@ -27,6 +27,7 @@ from switchrail.engine.core import EngineCore
 from switchrail.engine.dtypes import STATE_DTYPE, choose_dtype
 from switchrail.engine.hub import find_checkpoint
 from switchrail.engine.memory import Pools
+from switchrail.engine.models.operations import prepare
 from switchrail.engine.options import EngineOptions, options_on
 from switchrail.engine.prompts import check_length, listed, token_ids, tokenize
 from switchrail.engine.request import Event, Output, Request
@@ -164,6 +165,8 @@ class Engine(AbstractContextManager["Engine"]):
 
         loaded = load(path, config, device=self.device, dtype=self.dtype)
         self.platform.serving.after_weights_loaded(loaded.model)
+        forward_of = partial(runtime.forward_of, platform=self.platform)
+        prepare(forward_of, loaded.model, loaded.family.module, loaded.family.operations)
         self.max_length = self.options.max_length or loaded.max_length
         if self.max_length > loaded.max_length:
             raise ConfigError(
@@ -180,7 +183,7 @@ class Engine(AbstractContextManager["Engine"]):
             self.bound,
             self.options,
             platform=self.platform,
-            forward_of=partial(runtime.forward_of, platform=self.platform),
+            forward_of=forward_of,
             dtype=self.dtype,
             state_dtype=getattr(torch, STATE_DTYPE),
             max_length=self.max_length,

@@ -13,10 +13,10 @@ from switchrail.engine.models.operations import (
     GATED_RMS_NORM,
     OFFSET_RMS_NORM,
     ROTARY,
-    SPARSE_BLOCK,
     Binding,
 )
 from switchrail.engine.models.softmax import SOFTMAX
+from switchrail.engine.models.sparse_block import SPARSE_BLOCK
 
 
 @dataclass(frozen=True, kw_only=True)

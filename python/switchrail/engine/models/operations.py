@@ -13,10 +13,9 @@ from typing import Any, Final
 
 import torch
 from torch import nn
-from torch.nn.functional import linear, sigmoid
 
 from switchrail.engine.step import Running
-from switchrail.platforms.operations import Experts, GatedRMSNorm, Operation, RMSNorm, Rotary, SiluAndMul
+from switchrail.platforms.operations import GatedRMSNorm, Operation, RMSNorm, Rotary, SiluAndMul
 from switchrail.platforms.serving import Forward
 
 ForwardOf = Callable[[type[Operation]], Forward | None]
@@ -29,8 +28,10 @@ class Binding:
 
     Attributes:
         operation: The operation.
-        call: Does what the class's forward does: `call(function, module, *args)`, with the operation's
-            function.
+        call: Does what the class's forward does: `call(function, module, *args, **kwargs)`, with the
+            operation's function.
+        prepare: Changes a module's weights to the form that `call` wants, when they are loaded; what it
+            returns is kept with the module, for `prepared`. It keeps no second copy of them.
         suits: Whether a module of the class runs the operation; one that doesn't keeps its forward.
         padded: Whether the function is told, as `rows`, which rows are padding.
     """
@@ -38,14 +39,36 @@ class Binding:
     operation: type[Operation]
     call: Callable[..., Any]
     suits: Callable[[Any], bool] = lambda module: True
+    prepare: Callable[[Any], Any] = lambda module: None
     padded: bool = False
 
 
 _ATTRIBUTE: Final = "_switchrail_forward"
+_PREPARED: Final = "_switchrail_prepared"
 INNERMOST: Final = 1 - 2**31
 """The priority of that hook: whatever else is hooked to a module stays around the platform's function."""
 
 _FIXED_FREQUENCIES: Final = ("default", "linear", "llama3", "yarn")
+
+
+def prepare(forward_of: ForwardOf, model: nn.Module, module: str, bindings: Mapping[str, Binding]) -> None:
+    """Prepares the weights of those modules of a model that `bind` will find a function for.
+
+    Args:
+        forward_of: Finds the function that serves an operation on the platform.
+        model: The model.
+        module: The dotted path of its modelling module.
+        bindings: Class there -> the operation that it runs, and how.
+    """
+    for name, binding in bindings.items():
+        if forward_of(binding.operation) is not None:
+            for part in _parts(model, module, name, binding):
+                part.__dict__[_PREPARED] = binding.prepare(part)
+
+
+def prepared(module: nn.Module) -> Any:
+    """What the binding of a module's class has made of its weights; None: nothing."""
+    return module.__dict__.get(_PREPARED)
 
 
 def bind(
@@ -70,11 +93,19 @@ def bind(
             continue
         if binding.padded:
             function = partial(_with_rows, function, running)
-        for part in model.modules():
-            if (type(part).__module__, type(part).__name__) == (module, name) and binding.suits(part):
-                part.__dict__[_ATTRIBUTE] = binding.call, function
-                bound.append(name)
+        for part in _parts(model, module, name, binding):
+            part.__dict__[_ATTRIBUTE] = binding.call, function
+            bound.append(name)
     return list(dict.fromkeys(bound))
+
+
+def _parts(model: nn.Module, module: str, name: str, binding: Binding) -> list[nn.Module]:
+    """The modules of a class that run a binding's operation."""
+    return [
+        part
+        for part in model.modules()
+        if (type(part).__module__, type(part).__name__) == (module, name) and binding.suits(part)
+    ]
 
 
 def forward(original: Forward, *args: Any, **kwargs: Any) -> Any:
@@ -104,22 +135,6 @@ def _silu_and_mul(function: Forward, module: Any, x: torch.Tensor) -> Any:
     return module.down_proj(function(module.gate_proj(x), module.up_proj(x)))
 
 
-def _sparse_block(function: Forward, module: Any, hidden_states: torch.Tensor) -> Any:
-    x = hidden_states.reshape(-1, hidden_states.shape[-1])
-    gate, experts = module.gate, module.experts
-    out = function(
-        x,
-        linear(x, gate.weight),
-        experts.gate_up_proj,
-        experts.down_proj,
-        top_k=gate.top_k,
-        normalize=gate.norm_topk_prob,
-        shared=0,
-    )
-    out = out + sigmoid(module.shared_expert_gate(x)) * module.shared_expert(x)
-    return out.reshape(hidden_states.shape)
-
-
 OFFSET_RMS_NORM: Final = Binding(RMSNorm, _offset_rms_norm)
 """Normalisation with weights around zero."""
 
@@ -134,23 +149,16 @@ GATED_MLP: Final = Binding(
 )
 """A gated feed-forward layer."""
 
-SPARSE_BLOCK: Final = Binding(
-    Experts,
-    _sparse_block,
-    lambda module: module.shared_expert.config.hidden_act in ("silu", "swish"),
-    padded=True,
-)
-"""Experts behind a router, and a shared one behind a gate; hooks on router and experts don't see it."""
-
 __all__ = [
     "GATED_MLP",
     "GATED_RMS_NORM",
     "INNERMOST",
     "OFFSET_RMS_NORM",
     "ROTARY",
-    "SPARSE_BLOCK",
     "Binding",
     "ForwardOf",
     "bind",
     "forward",
+    "prepare",
+    "prepared",
 ]

@@ -1,0 +1,70 @@
+"""Experts behind a router, with a shared one behind a gate of its own."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch.nn.functional import linear, sigmoid
+
+from switchrail.engine.models.operations import Binding, prepared
+from switchrail.engine.models.stack import stack
+from switchrail.platforms.operations import Experts
+from switchrail.platforms.serving import Forward
+
+
+class Weights(NamedTuple):
+    """What the operation is given.
+
+    Attributes:
+        router: [E, H].
+        gate_up: [E, 2 I, H].
+        down: [E, H, I].
+    """
+
+    router: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+def _prepare(module: Any) -> Weights | None:
+    """Puts the shared expert behind the others, and its gate behind the router; None: its size is another."""
+    experts, shared = module.experts, module.shared_expert
+    count, hidden, inner = experts.down_proj.shape
+    if shared.down_proj.weight.shape != (hidden, inner):
+        return None
+    gate_up = stack(experts.gate_up_proj, shared.gate_proj.weight, shared.up_proj.weight)
+    return Weights(
+        stack(module.gate.weight, module.shared_expert_gate.weight),
+        gate_up.view(count + 1, 2 * inner, hidden),
+        stack(experts.down_proj, shared.down_proj.weight).view(count + 1, hidden, inner),
+    )
+
+
+def _call(function: Forward, module: Any, hidden_states: torch.Tensor) -> Any:
+    x = hidden_states.reshape(-1, hidden_states.shape[-1])
+    gate, experts = module.gate, module.experts
+    stacked: Weights | None = prepared(module)
+    weights = stacked or Weights(gate.weight, experts.gate_up_proj, experts.down_proj)
+    out = function(
+        x,
+        linear(x, weights.router),
+        weights.gate_up,
+        weights.down,
+        top_k=gate.top_k,
+        normalize=gate.norm_topk_prob,
+        shared=0 if stacked is None else 1,
+    )
+    if stacked is None:
+        out = out + sigmoid(module.shared_expert_gate(x)) * module.shared_expert(x)
+    return out.reshape(hidden_states.shape)
+
+
+def _suits(module: Any) -> bool:
+    return module.shared_expert.config.hidden_act in ("silu", "swish")
+
+
+SPARSE_BLOCK: Final = Binding(Experts, _call, _suits, _prepare, padded=True)
+"""Hooks on the router, on the experts and on a shared one of their size don't see this."""
+
+__all__ = ["SPARSE_BLOCK"]
