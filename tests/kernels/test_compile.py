@@ -12,6 +12,10 @@ SCRIPT = """
 import torch
 from switchrail.testing.inputs import gated_delta_call, kda_call, lightning_call, mamba2_call, short_conv_call
 from switchrail_kernels.delta import scan
+from switchrail_kernels.elementwise.gated_rms_norm import gated_rms_norm
+from switchrail_kernels.elementwise.rms_norm import rms_norm
+from switchrail_kernels.elementwise.rotary import rotary
+from switchrail_kernels.elementwise.silu_and_mul import silu_and_mul
 from switchrail_kernels.gated_delta.triton import TritonGatedDelta
 from switchrail_kernels.kda.triton import TritonKda
 from switchrail_kernels.launch import Launcher
@@ -71,6 +75,11 @@ for backend, make in (
     make([1], phase="decode", **BF16).run(backend())
     call = make([3], phase="verify", **BF16)
     call.run(backend()).commit(torch.tensor([1]), call.state)
+x, weight = torch.zeros(3, 64, **BF16), torch.zeros(64, **BF16)
+rms_norm(x, weight, eps=1e-6, weight_offset=1.0)
+gated_rms_norm(x, x, weight, eps=1e-6)
+silu_and_mul(x, x)
+rotary(torch.zeros(1, 3, dtype=torch.int64), torch.zeros(32), scaling=1.0, dtype=torch.bfloat16)
 print(len(compiled))
 """
 
@@ -81,4 +90,4 @@ def test_kernels_with_all_that_is_optional_have_types_that_agree():
         [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert int(done.stdout) == 33, "some kernel was not launched"
+    assert int(done.stdout) == 37, "some kernel was not launched"

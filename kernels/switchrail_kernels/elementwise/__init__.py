@@ -1,0 +1,13 @@
+"""Normalisation, activation and angles: operations between the products of a layer, a kernel each."""
+
+from __future__ import annotations
+
+OPERATIONS = {
+    "rms_norm": "switchrail_kernels.elementwise.rms_norm:rms_norm",
+    "gated_rms_norm": "switchrail_kernels.elementwise.gated_rms_norm:gated_rms_norm",
+    "rotary": "switchrail_kernels.elementwise.rotary:rotary",
+    "silu_and_mul": "switchrail_kernels.elementwise.silu_and_mul:silu_and_mul",
+}
+"""By operation of `switchrail.platforms`: the function that serves it on GPUs."""
+
+__all__ = ["OPERATIONS"]

@@ -1,0 +1,65 @@
+"""The operation `rms_norm` of `switchrail.platforms` in Triton."""
+
+# Triton reads the types of a kernel's arguments at the call.
+# ruff: noqa: ANN001, ANN202
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from switchrail_kernels.elementwise.rows import block, rows_of
+from switchrail_kernels.launch import Launcher
+
+
+@triton.jit
+def _normalize(
+    p_x, p_weight, p_out, rows, inner, s_outer, s_inner, eps, offset,
+    D: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    o_r = tl.program_id(0) * BR + tl.arange(0, BR)
+    o_d = tl.arange(0, BD)
+    mask = (o_r < rows)[:, None] & (o_d < D)[None, :]
+    o_x = (o_r // inner).to(tl.int64) * s_outer + (o_r % inner).to(tl.int64) * s_inner
+    b_x = tl.load(p_x + o_x[:, None] + o_d[None, :], mask=mask, other=0.0).to(tl.float32)
+    b_weight = tl.load(p_weight + o_d, mask=o_d < D, other=0.0).to(tl.float32) + offset
+    b_factor = tl.rsqrt(tl.sum(b_x * b_x, 1) / D + eps)
+    b_out = b_x * b_factor[:, None] * b_weight[None, :]
+    o_out = o_r.to(tl.int64)[:, None] * D + o_d[None, :]
+    tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=mask)
+
+
+_launch = Launcher(_normalize)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, weight_offset: float) -> torch.Tensor:
+    """Normalises rows; see `switchrail.platforms.operations.RMSNorm`.
+
+    Args:
+        x: [..., D]; of strided views such as heads next to their gates nothing is copied.
+        weight: [D].
+        eps: Added to the mean of squares.
+        weight_offset: Added to the weight.
+
+    Returns:
+        [..., D], contiguous.
+    """
+    size = x.shape[-1]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    rows = x.numel() // size
+    if rows:
+        x, lie = rows_of(x)
+        each, columns, warps = block(rows, size)
+        _launch(
+            (triton.cdiv(rows, each), 1, 1),
+            (x, weight, out),
+            (rows, *lie, float(eps), float(weight_offset)),
+            (size, each, columns),
+            num_warps=warps,
+        )
+    return out
+
+
+__all__ = ["rms_norm"]

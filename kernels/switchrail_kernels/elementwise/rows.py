@@ -1,0 +1,52 @@
+"""How the rows of a tensor lie in memory, and how many of them one program takes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from switchrail_kernels.launch import padded
+
+_FEW = 2048
+"""Rows up to which each has a program of its own."""
+
+_MOST = 4096
+"""Elements of a program that has several rows."""
+
+
+class Rows(NamedTuple):
+    """Where the rows of a tensor begin: row r at (r // inner) outer_stride + (r % inner) inner_stride."""
+
+    inner: int
+    outer_stride: int
+    inner_stride: int
+
+
+def rows_of(x: torch.Tensor) -> tuple[torch.Tensor, Rows]:
+    """The tensor [..., D], or a copy where two strides don't describe its rows, and where its rows lie."""
+    if x.is_contiguous():
+        return x, Rows(1, x.shape[-1], 0)
+    groups: list[tuple[int, int]] = []  # sizes and strides, the innermost first
+    for size, stride in zip(reversed(x.shape[:-1]), reversed(x.stride()[:-1]), strict=True):
+        if size == 1:
+            continue
+        if groups and stride == groups[-1][0] * groups[-1][1]:
+            groups[-1] = groups[-1][0] * size, groups[-1][1]
+        else:
+            groups.append((size, stride))
+    if len(groups) > 2 or x.stride(-1) != 1:
+        return rows_of(x.contiguous())
+    if len(groups) < 2:
+        return x, Rows(1, groups[0][1] if groups else x.shape[-1], 0)
+    return x, Rows(groups[0][0], groups[1][1], groups[0][1])
+
+
+def block(rows: int, size: int) -> tuple[int, int, int]:
+    """Rows of a program, a row's elements with padding, and warps: a row is summed the same way in each."""
+    columns = padded(size)
+    each = 1 if rows <= _FEW else max(_MOST // columns, 1)
+    return each, columns, min(max(each * columns // 256, 1), 16)
+
+
+__all__ = ["Rows", "block", "rows_of"]

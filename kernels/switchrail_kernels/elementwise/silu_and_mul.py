@@ -1,0 +1,64 @@
+"""The operation `silu_and_mul` of `switchrail.platforms` in Triton."""
+
+# Triton reads the types of a kernel's arguments at the call.
+# ruff: noqa: ANN001, ANN202
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from switchrail_kernels.elementwise.rows import rows_of
+from switchrail_kernels.launch import Launcher, padded
+
+
+@triton.jit
+def _activate(
+    p_gate, p_up, p_out, inner_g, s_outer_g, s_inner_g, inner_u, s_outer_u, s_inner_u,
+    D: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) // tl.cdiv(D, BD)
+    o_d = tl.program_id(0) % tl.cdiv(D, BD) * BD + tl.arange(0, BD)
+    mask = o_d < D
+    o_g = (row // inner_g).to(tl.int64) * s_outer_g + (row % inner_g).to(tl.int64) * s_inner_g
+    o_u = (row // inner_u).to(tl.int64) * s_outer_u + (row % inner_u).to(tl.int64) * s_inner_u
+    b_gate = tl.load(p_gate + o_g + o_d, mask=mask, other=0.0).to(tl.float32)
+    b_up = tl.load(p_up + o_u + o_d, mask=mask, other=0.0).to(tl.float32)
+    # Rounded where the model definition rounds.
+    b_out = (b_gate / (1.0 + tl.exp(-b_gate))).to(p_out.dtype.element_ty).to(tl.float32) * b_up
+    tl.store(p_out + row.to(tl.int64) * D + o_d, b_out.to(p_out.dtype.element_ty), mask=mask)
+
+
+_launch = Launcher(_activate)
+
+
+def silu_and_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Multiplies silu(gate) by up; see `switchrail.platforms.operations.SiluAndMul`.
+
+    Args:
+        gate: [..., D].
+        up: [..., D]; halves of one product are read where they are.
+
+    Returns:
+        [..., D], contiguous.
+    """
+    size = gate.shape[-1]
+    out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    rows = gate.numel() // size
+    if rows:
+        gate, gate_lies = rows_of(gate)
+        up, up_lies = rows_of(up)
+        columns = min(padded(size), 1024)
+        _launch(
+            (rows * triton.cdiv(size, columns), 1, 1),
+            (gate, up, out),
+            (*gate_lies, *up_lies),
+            (size, columns),
+            num_warps=max(columns // 256, 1),
+        )
+    return out
+
+
+__all__ = ["silu_and_mul"]

@@ -1,0 +1,212 @@
+"""Normalisation, activation and angles, beside transformers' own modules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import switchrail
+import switchrail.testing
+import torch
+
+pytest.importorskip("triton")
+
+from switchrail import SamplingParams
+from switchrail.platforms import CpuPlatform
+from switchrail_kernels.elementwise import rows
+from switchrail_kernels.elementwise.gated_rms_norm import gated_rms_norm
+from switchrail_kernels.elementwise.rms_norm import rms_norm
+from switchrail_kernels.elementwise.rotary import rotary
+from switchrail_kernels.elementwise.silu_and_mul import silu_and_mul
+from torch.nn.functional import silu
+from transformers import Qwen3NextConfig
+from transformers.models.qwen3_next import modeling_qwen3_next as modelling
+
+CHECKPOINT = Path(__file__).parents[1] / "checkpoints" / "kjv-qwen3-next"
+BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16}
+
+
+def normal(*shape, dtype, device, seed=0):
+    random = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=random).to(device, dtype)
+
+
+def check(found, expected, apart=1):
+    """float32 within 1e-6 of the largest; 16 bits equal, or next to each other.
+
+    What is rounded on the way, and then multiplied, may be two apart.
+    """
+    assert found.dtype == expected.dtype
+    assert found.shape == expected.shape
+    assert found.isfinite().all()
+    if found.dtype == torch.float32:
+        assert (found - expected).abs().max() <= 1e-6 * expected.abs().max()
+        return
+    bits = BITS[found.dtype]
+    a, b = (x.contiguous().view(bits).int() for x in (found, expected))
+    steps = torch.where((a < 0) == (b < 0), (a - b).abs(), (a & 0x7FFF) + (b & 0x7FFF))
+    assert steps.max() <= apart
+    assert (steps != 0).double().mean() < 0.02
+
+
+@pytest.fixture(autouse=True)
+def _several_rows_a_program(monkeypatch):
+    """With few rows, too."""
+    monkeypatch.setattr(rows, "_FEW", 30)
+
+
+def poison(monkeypatch):
+    empty = torch.empty
+
+    def filled(*args, **kwargs):
+        return empty(*args, **kwargs).fill_(float("nan"))
+
+    monkeypatch.setattr(torch, "empty", filled)
+
+
+def offset_norm(size, dtype, device):
+    module = modelling.Qwen3NextRMSNorm(size, eps=1e-6).to(device, dtype)
+    module.weight.data = normal(size, dtype=dtype, device=device, seed=9) / 4
+    return module
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 64), (1, 1, 2048), (1, 5, 100), (2, 3, 4, 256), (3, 8192), (40, 64), (0, 64)]
+)
+@torch.inference_mode()
+def test_rms_norm(shape, dtype, device, monkeypatch):
+    module = offset_norm(shape[-1], dtype, device)
+    x = 3 * normal(*shape, dtype=dtype, device=device)
+    expected = module(x)
+    poison(monkeypatch)
+    found = rms_norm(x, module.weight, eps=module.eps, weight_offset=1.0)
+    if x.numel():
+        check(found, expected)
+    assert found.shape == expected.shape
+
+
+@torch.inference_mode()
+def test_rms_norm_against_float64(dtype, device):
+    x, weight = normal(7, 300, dtype=dtype, device=device), normal(300, dtype=dtype, device=device, seed=1)
+    wide = x.double()
+    expected = wide * (wide.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
+    found = rms_norm(x, weight, eps=1e-5, weight_offset=0.0)
+    error = (found.double() - expected).abs().max() / expected.abs().max()
+    assert error < 2 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 20])
+@torch.inference_mode()
+def test_rms_norm_of_heads_next_to_their_gates(tokens, dtype, device):
+    """As attention layers have them; and views whose axes have three strides, and a last axis with gaps."""
+    module = offset_norm(64, dtype, device)
+    both = normal(1, tokens, 8, 128, dtype=dtype, device=device)
+    views = (
+        both[..., 64:],
+        both[:, :, ::2, :64],
+        both.transpose(1, 2)[..., :64],
+        both[..., ::2],
+        both.view(1, tokens, 2, 4, 128).transpose(1, 2)[:, :, ::2, 1:3, :64],
+    )
+    for x in views:
+        check(rms_norm(x, module.weight, eps=module.eps, weight_offset=1.0), module(x))
+
+
+@torch.inference_mode()
+def test_a_row_does_not_depend_on_how_many_there_are(dtype, device):
+    x, weight = normal(60, 128, dtype=dtype, device=device), normal(128, dtype=dtype, device=device, seed=1)
+    every = rms_norm(x, weight, eps=1e-6, weight_offset=1.0)
+    some = rms_norm(x[50:53], weight, eps=1e-6, weight_offset=1.0)
+    assert torch.equal(every[50:53], some)
+
+
+@pytest.mark.parametrize("shape", [(1, 64), (32, 128), (1, 9, 4, 128), (41, 96)])
+@pytest.mark.parametrize("wide_weight", [False, True])
+@torch.inference_mode()
+def test_gated_rms_norm(shape, wide_weight, dtype, device, monkeypatch):
+    module = modelling.Qwen3NextRMSNormGated(shape[-1]).to(device, torch.float32 if wide_weight else dtype)
+    module.weight.data = normal(shape[-1], dtype=module.weight.dtype, device=device, seed=9)
+    x, gate = (4 * normal(*shape, dtype=dtype, device=device, seed=i) for i in range(2))
+    wider = torch.cat([x, gate], -1)
+    expected = module(x, gate)
+    poison(monkeypatch)
+    for given in (gate, wider[..., shape[-1] :]):
+        check(gated_rms_norm(x, given, module.weight, eps=module.variance_epsilon), expected, apart=2)
+
+
+@pytest.mark.parametrize("shape", [(1, 512), (1, 7, 100), (33, 1500), (0, 64)])
+@torch.inference_mode()
+def test_silu_and_mul(shape, dtype, device, monkeypatch):
+    both = 4 * normal(*shape[:-1], 2 * shape[-1], dtype=dtype, device=device)
+    gate, up = both.chunk(2, -1)
+    expected = silu(gate) * up
+    poison(monkeypatch)
+    for arguments in ((gate, up), (gate.clone(), up)):
+        found = silu_and_mul(*arguments)
+        assert found.shape == expected.shape
+        if found.numel():
+            check(found, expected, apart=2)
+
+
+@pytest.mark.parametrize("tokens", [1, 33, 0])
+@torch.inference_mode()
+def test_rotary(tokens, dtype, device):
+    config = Qwen3NextConfig(
+        hidden_size=64, head_dim=256, num_attention_heads=2, max_position_embeddings=262144
+    )
+    module = modelling.Qwen3NextRotaryEmbedding(config).to(device)
+    positions = torch.arange(tokens, device=device)[None] * 7919  # up to 253,408
+    x = torch.zeros(1, dtype=dtype, device=device)
+    found = rotary(positions, module.inv_freq, scaling=module.attention_scaling, dtype=dtype)
+    for mine, own in zip(found, module(x, positions), strict=True):
+        assert mine.shape == own.shape == (1, tokens, 64)
+        if tokens:
+            check(mine, own)
+
+
+def test_an_engine_writes_the_same_tokens_with_them():
+    """In float32, in the interpreter where there is no GPU."""
+    params = SamplingParams(max_new_tokens=4, ignore_eos=True)
+    written = []
+    for given in (False, True):
+        platform = CpuPlatform()
+        if given:
+            for function in (rms_norm, gated_rms_norm, rotary, silu_and_mul):
+                platform.serving.register_oot_forward(function.__name__, function)
+        with (
+            switchrail.testing.isolated() as runtime,
+            switchrail.Engine(CHECKPOINT, runtime=runtime, device=platform) as engine,
+        ):
+            outputs = engine.generate(["In the beginning", "x"], params)
+            written.append([output.tokens for output in outputs])
+    assert written[0] == written[1]
+
+
+@pytest.mark.gpu
+@torch.inference_mode()
+def test_all_of_them_are_captured():
+    """A replay computes with new numbers, without the host."""
+    device, dtype = torch.device("cuda"), torch.bfloat16
+    x, gate = (normal(1, 6, 4, 128, dtype=dtype, device=device, seed=i) for i in range(2))
+    weight = normal(128, dtype=dtype, device=device, seed=2)
+    positions = torch.arange(6, device=device)[None]
+    frequencies = 1 / torch.arange(1, 33, device=device)
+
+    def run():
+        return (
+            rms_norm(x[..., :64], weight[:64], eps=1e-6, weight_offset=1.0),
+            gated_rms_norm(x, gate, weight, eps=1e-6),
+            silu_and_mul(x.clone(), gate),
+            *rotary(positions, frequencies, scaling=1.0, dtype=dtype),
+        )
+
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run()
+    x.normal_()
+    gate.normal_()
+    positions.add_(1000)
+    graph.replay()
+    for found, expected in zip(captured, run(), strict=True):
+        assert torch.equal(found, expected)
