@@ -1,6 +1,7 @@
 """`plugins`, `backends`, `explain` and help."""
 
 import json
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -57,6 +58,62 @@ def test_what_a_plugin_prints_is_not_in_the_document(switchrail, plugins, argume
         sys.modules.pop("loud_gdn", None)
     json.loads(done.stdout)
     assert "hello" in done.stderr
+
+
+LOUD = """
+import ctypes, os
+from switchrail.ops.short_conv.torch import TorchShortConv
+
+def say(text):
+    os.write(1, f"{text} to the file\\n".encode())
+    ctypes.CDLL(None).puts(f"{text} in C".encode())
+    os.system(f"echo {text} in a process")
+
+class Loud(TorchShortConv):
+    def run(self, call, batch, plan):
+        say("called")
+        return super().run(call, batch, plan)
+
+def register(registry):
+    say("registered")
+    registry.register("loud", Loud, op="short_conv", dtypes=("float32",))
+
+say("imported")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no C library of the process")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plugins",),
+        ("backends",),
+        ("doctor",),
+        ("explain", "CHECKPOINT", "--device", "cpu"),
+        ("check-backend", "loud", "--device", "cpu", "-k", "float32/one-token"),
+    ],
+)
+def test_what_a_plugin_prints_in_c_is_not_in_the_document(plugins, checkpoint, arguments):
+    add_distribution(plugins, "loud-gdn", "loud = loud_gdn:register", LOUD)
+    given = [str(checkpoint) if each == "CHECKPOINT" else each for each in arguments]
+    command = [sys.executable, "-m", "switchrail", *given, "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(plugins)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    json.loads(done.stdout)
+    for when in ("imported", "registered", *["called"] * (arguments[0] == "check-backend")):
+        for how in ("to the file", "in C", "in a process"):
+            assert f"{when} {how}\n" in done.stderr
+
+
+def test_what_a_plugin_prints_is_no_completion(plugins):
+    loud = LOUD + "print('imported in Python', flush=True)\n"
+    add_distribution(plugins, "loud-gdn", "loud = loud_gdn:register", loud)
+    asked = {"_SWITCHRAIL_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "switchrail check-backend lo"}
+    environment = {**os.environ, **asked, "PYTHONPATH": str(plugins)}
+    command = [sys.executable, "-m", "switchrail"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert '"loud"' in done.stdout
+    assert "imported" not in done.stdout + done.stderr
 
 
 def test_plugins_left_out(switchrail, plugins, monkeypatch):

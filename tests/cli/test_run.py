@@ -200,8 +200,8 @@ def test_a_name_without_an_owner(switchrail, hub, command, more):
     done = switchrail(command, "kjv", "--device", "cpu", *more, *prompt)
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.splitlines()[-1] == (
-        "switchrail: there is no kjv in the current folder, and on the Hugging Face hub a model's name has an "
-        "owner; valid: a checkpoint folder, or OWNER/kjv"
+        "switchrail: there is no kjv in the current folder, and on the Hugging Face hub a model's name has "
+        "an owner; valid: a checkpoint folder, or OWNER/kjv"
     )
 
 

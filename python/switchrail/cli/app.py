@@ -17,7 +17,7 @@ from typer.main import get_command
 import switchrail
 from switchrail.cli.complete import join_words
 from switchrail.cli.logs import LOG
-from switchrail.cli.output import others_aside
+from switchrail.cli.output import move_output, others_aside
 from switchrail.errors import SwitchrailError
 from switchrail.foreign import in_lines
 
@@ -138,7 +138,9 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
 def main() -> None:
     """Runs the command with the process's arguments; what the library logs goes to standard error."""
     sys.excepthook = _report
-    if "_SWITCHRAIL_COMPLETE" in os.environ:  # a shell asks: what is logged would be in the user's line
+    completes = "_SWITCHRAIL_COMPLETE" in os.environ
+    move_output(others=not completes)
+    if completes:  # a shell asks: what is printed or logged would be in the user's line
         LOG.addHandler(logging.NullHandler())
         join_words(os.environ)
     else:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import MutableMapping, Sequence
+from contextlib import redirect_stdout
 
 from switchrail import _core
 from switchrail.errors import SwitchrailError
@@ -87,7 +89,8 @@ def _names(of: Sequence[str]) -> list[str]:
 
     runtime = current_runtime()
     try:
-        runtime.load(timeout=SECONDS)
+        with redirect_stdout(sys.__stdout__):  # which is not where the shell reads
+            runtime.load(timeout=SECONDS)
         return sorted({one_line(backend.name) for op in of for backend in runtime.backends(op)})
     except SwitchrailError:  # the command will say so when it runs
         return []

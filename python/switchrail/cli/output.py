@@ -2,13 +2,44 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
+from io import TextIOWrapper
 from typing import TextIO
 
 _OUTPUT: ContextVar[TextIO | None] = ContextVar("output", default=None)
+
+
+def move_output(*, others: bool) -> None:
+    """Moves standard output to another file descriptor, so that C code and child processes don't write to it.
+
+    It stays so until the process ends, which is when C code writes much of what it printed. Where a stream is
+    closed, nothing is moved.
+
+    Args:
+        others: Whether what they print goes to standard error; else nobody sees it.
+    """
+    out, err = sys.stdout, sys.stderr
+    if not isinstance(out, TextIOWrapper) or err is None:
+        return
+    out.flush()
+    place = out.fileno()
+    moved = os.dup(place)
+    if others:
+        os.dup2(err.fileno(), place)
+    else:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), place)
+    sys.stdout = TextIOWrapper(
+        os.fdopen(moved, "wb"),
+        encoding=out.encoding,
+        errors=out.errors,
+        line_buffering=out.line_buffering,
+        write_through=out.write_through,
+    )
 
 
 @contextmanager
