@@ -12,6 +12,7 @@ from typing import Any, Final
 from switchrail.errors import HookError
 from switchrail.hooks.hook import name_of
 from switchrail.hooks.parameters import Parameters
+from switchrail.hooks.standin import stand_in_for
 from switchrail.hooks.trampoline import forwarder
 
 _ABSENT: Final = object()
@@ -95,12 +96,16 @@ def made_for(function: FunctionType) -> tuple[type, str] | None:
     return found
 
 
-def forwarding(owner: type, name: str) -> tuple[FunctionType, Attribute, Parameters | None]:
-    """Makes a function for a name that a class inherits, and the attribute that holds it.
+def carrier_of(raw: Any, owner: type, name: str) -> tuple[FunctionType, Attribute]:
+    """Makes a function for what a class inherits, and the attribute of the class that leads calls to it."""
+    if hasattr(type(raw), "__get__"):
+        return _forwarding(raw, owner, name)
+    function, stand_in = stand_in_for(raw)
+    return function, Attribute(owner, name, stand_in)
 
-    Which class it hands on to is decided in each call, as `super()` does.
-    """
-    raw = raw_after(owner, owner, name)
+
+def _forwarding(raw: Any, owner: type, name: str) -> tuple[FunctionType, Attribute]:
+    """A function that decides in each call which class it hands on to, as `super()` does."""
     kind = type(raw)
     inner = inside(raw)
     has_code = type(inner) is FunctionType
@@ -149,7 +154,7 @@ def forwarding(owner: type, name: str) -> tuple[FunctionType, Attribute, Paramet
         cached: cached_property[Any] = cached_property(function)
         cached.__set_name__(owner, name)
         value = cached
-    return function, Attribute(owner, name, value), None if has_code else Parameters.told_by(inner)
+    return function, Attribute(owner, name, value)
 
 
 def _any(self: Any, /, *args: Any, **kwargs: Any) -> None:

@@ -15,7 +15,6 @@ from typing import Any, Final
 from switchrail.errors import HookError
 from switchrail.hooks.holders import Hidden, replace_held
 from switchrail.hooks.hook import name_of, nature_of
-from switchrail.hooks.inherited import Attribute
 from switchrail.hooks.lock import warnings
 from switchrail.hooks.parameters import CALLEE, Parameters
 from switchrail.hooks.trampoline import forwarder
@@ -143,10 +142,9 @@ class Replaced(Hidden):
     _owner: tuple[Any, str] | None
     unreached: tuple[str, ...]
 
-    def __init__(self, function: FunctionType, original: Any, owner: tuple[Any, str] | None) -> None:
+    def __init__(self, original: Any, stand_in: StandIn, owner: tuple[Any, str] | None) -> None:
         self.original, self._name = original, name_of(original)
-        self._stand_in = _class_for(type(original))(function, original)
-        self._owner = owner
+        self._stand_in, self._owner = stand_in, owner
         self._placed = False
         self.unreached = ()
 
@@ -194,19 +192,10 @@ def original_of(found: Any) -> Any:
     return found
 
 
-def standing_for(
-    original: Any, owner: tuple[Any, str] | None
-) -> tuple[FunctionType, Replaced, Parameters | None]:
-    """Makes the function that carries an object's hooks, its placement, and what hooks must take."""
-    made = _function_for(original)
-    return made, Replaced(made, original, owner), Parameters.told_by(original)
-
-
-def standing_on(original: Any, owner: type, name: str) -> tuple[FunctionType, Attribute, Parameters | None]:
-    """The same for one that a class inherits and doesn't bind: this class alone gets the stand-in."""
-    made = _function_for(original)
-    stand_in = _class_for(type(original))(made, original)
-    return made, Attribute(owner, name, stand_in), Parameters.told_by(original)
+def stand_in_for(original: Any) -> tuple[FunctionType, StandIn]:
+    """Makes the function that carries an object's hooks, and the stand-in that calls through it."""
+    function = _function_for(original)
+    return function, _class_for(type(original))(function, original)
 
 
 _FLAGS: Final = {

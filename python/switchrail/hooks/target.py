@@ -13,17 +13,17 @@ import re
 import sys
 import weakref
 from dataclasses import dataclass
-from functools import cached_property
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, Final
 
 from switchrail.errors import HookError
 from switchrail.hooks.classes import Class, own_namespace
 from switchrail.hooks.hook import name_of
-from switchrail.hooks.inherited import forwarding, is_immutable, made_for, raw_after
+from switchrail.hooks.inherited import carrier_of, inside, is_immutable, made_for, raw_after
 from switchrail.hooks.lock import change_lock
-from switchrail.hooks.site import Function, Site
-from switchrail.hooks.standin import original_of, standing_for, standing_on
+from switchrail.hooks.parameters import Parameters
+from switchrail.hooks.site import Function, Placement, Site
+from switchrail.hooks.standin import Replaced, original_of, stand_in_for
 from switchrail.nearest import nearest
 
 
@@ -183,26 +183,27 @@ def _attribute_of(owner: type, name: str, target: str) -> Site:
             "that one back; valid: __init__",
             target=target,
         )
-    bound = hasattr(type(raw), "__get__")
     stored = type(raw) in _STORAGE or (isinstance(raw, property) and raw.fget is None)
-    if not callable(raw) and (stored or not bound):
+    if not callable(raw) and (stored or not hasattr(type(raw), "__get__")):
         raise _not_callable(raw, repr(target))
     key = id(owner), name
-    site = _made.get(key)
-    if site is None:
-        made = forwarding(owner, name) if bound else standing_on(raw, owner, name)
-        site = _only(key, Function(*made))
-    return site
+    return _made.get(key) or _only(key, raw, *carrier_of(raw, owner, name))
 
 
-def _only(key: tuple[int, str], made: Function) -> Function:
-    """The one site of a key: `made`, unless another thread has registered one already.
+def _only(key: tuple[int, str], of: Any, function: FunctionType, placement: Placement) -> Function:
+    """The one site of a key: of this function, unless another thread has registered one already.
 
-    It is made before, without the lock: that asks objects what they take. No closure makes it: a cell would
-    look like a holder of the object.
+    Args:
+        key: The key in `_made`.
+        of: What was found there: it says what hooks must take, unless it is a Python function.
+        function: Carries the hooks. It is made without the lock, for that asks objects what they take; and
+            not in a closure, whose cells would look like holders of the object.
+        placement: Leads calls to the function.
     """
+    inner = inside(of)
+    takes = None if type(inner) is FunctionType else Parameters.told_by(inner)
     with change_lock:
-        return _made.setdefault(key, made)
+        return _made.setdefault(key, Function(function, placement, takes))
 
 
 def _of_immutable(cls: type, target: str) -> HookError:
@@ -233,26 +234,23 @@ def _site(found: Any, target: str, owner: tuple[Any, str] | None) -> Site:
     if type(found) is FunctionType:
         inherited = made_for(found)
         return Function(found) if inherited is None else _attribute_of(*inherited, target)
-    if isinstance(found, (staticmethod, classmethod)):
-        return _site(found.__func__, target, None)
-    if isinstance(found, property) and found.fget is not None:
-        return _site(found.fget, target, None)
-    if isinstance(found, cached_property):
-        return _site(found.func, target, None)
     if isinstance(found, type):
         return Class(found)
+    inner = inside(found)
+    if inner is not found and inner is not None:
+        return _site(inner, target, None)
     if not callable(found):
         raise _not_callable(found, target)
-    original = original_of(found)
-    if (
-        isinstance(original, MethodType)
-        and owner is not None
-        and original is not original_of(_get(*owner, target))
-    ):
-        raise _of_one_instance(original, target)
-    of = getattr(original, "__objclass__", None) or getattr(original, "__self__", None)
+    found = original_of(found)
+    # A bound method is made anew by each look at an attribute.
+    if isinstance(found, MethodType) and owner and found is not original_of(getattr(*owner, None)):
+        raise _of_one_instance(found, target)
+    of = getattr(found, "__objclass__", None) or getattr(found, "__self__", None)
     if isinstance(of, type) and is_immutable(of):
         raise _of_immutable(of, target)
-    key = id(original), ""
+    key = id(found), ""
     site = _made.get(key)
-    return _only(key, Function(*standing_for(original, owner))) if site is None else site
+    if site is None:
+        function, stand_in = stand_in_for(found)
+        site = _only(key, found, function, Replaced(found, stand_in, owner))
+    return site
