@@ -18,7 +18,7 @@ from switchrail.hooks.hook import Hook, ordered
 from switchrail.hooks.lock import change_lock, warnings
 from switchrail.hooks.report import report
 from switchrail.hooks.site import Site
-from switchrail.hooks.table import Chain, Table
+from switchrail.hooks.table import Chain, Table, Wanted
 
 _log: Final = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ _changing = False
 _removed_meanwhile: Final[list[Hook]] = []
 
 # Replaced, never changed in place: readers take the reference and no lock.
-_table = Table({}, frozenset(), {}, {}, {})
+_table = Table({}, frozenset(), {}, {}, {}, {})
 
 
 def table() -> Table:
@@ -144,20 +144,8 @@ def _remove_meanwhile() -> None:
 
 def _put(sites: Mapping[Hook, tuple[Site, ...]], disabled: frozenset[Hook], *, strict: bool = False) -> None:
     wanted = _wanted(sites, disabled & sites.keys())
-    table, swaps = _difference(_table, wanted, strict=strict)
-    _apply(table, swaps)
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """The first step's result: `Table` says what each field is, but for `hooks`."""
-
-    sites: Mapping[Hook, tuple[Site, ...]]
-    disabled: frozenset[Hook]
-    moved: Mapping[Site, Site]
-    lost: Mapping[Site, Hook]
-    hooks: Mapping[Site, Sequence[Hook]]
-    """The hooks that are to stand at each place, in the order of addition."""
+    chains, swaps = _difference(_table, wanted, strict=strict)
+    _apply(Table(**vars(wanted), chains=chains), swaps)
 
 
 def _wanted(sites: Mapping[Hook, tuple[Site, ...]], disabled: frozenset[Hook]) -> Wanted:
@@ -177,11 +165,11 @@ def _wanted(sites: Mapping[Hook, tuple[Site, ...]], disabled: frozenset[Hook]) -
 
 def _by_site(
     sites: Mapping[Hook, tuple[Site, ...]], moved: Mapping[Site, Site]
-) -> Mapping[Site, Sequence[Hook]]:
-    hooks: dict[Site, list[Hook]] = {}
+) -> Mapping[Site, tuple[Hook, ...]]:
+    hooks: dict[Site, tuple[Hook, ...]] = {}
     for hook, places in sites.items():
         for site in dict.fromkeys(moved.get(site, site) for site in places):
-            hooks.setdefault(site, []).append(hook)
+            hooks[site] = (*hooks.get(site, ()), hook)
     return hooks
 
 
@@ -203,42 +191,43 @@ class Swap:
         self.site.install(self.new.installed, hooked=bool(self.new.running))
 
     def undo(self) -> None:
-        """Puts the old chain there, if the new one is."""
+        """Puts the old chain back, where the new one stands."""
         if self.site.found() is self.new.installed:
             self.site.install(self.old.installed, hooked=bool(self.old.running))
 
 
-def _difference(before: Table, wanted: Wanted, *, strict: bool) -> tuple[Table, Sequence[Swap]]:
-    """Step 2: the table after the change, and the places that get another chain; refuses what can't be."""
-    _refuse_cycles_of_waiting(wanted, before)
+def _difference(
+    before: Table, wanted: Wanted, *, strict: bool
+) -> tuple[Mapping[Site, Chain], Sequence[Swap]]:
+    """Step 2: all chains after the change, and the swaps that lead there; refuses hooks that can't be."""
+    _refuse_cycles_of_waiting(before, wanted)
     chains = dict(before.chains)
     swaps = []
     # Classes come first, for they change the own code of methods.
     for site in sorted(dict.fromkeys([*before.chains, *wanted.hooks]), key=lambda site: not site.leads):
         found = site.found()
-        old = before.chains.get(site) or Chain(found, found, (), ())
-        new = _chain(site, old, wanted, strict=strict)
+        old = before.chains.get(site) or Chain(found, found, ())
+        new = _chain(site, old, before, wanted, strict=strict)
         if new is old:
             continue
         chains.pop(site, None)
-        if new.hooks:
+        if site in wanted.hooks:
             chains[site] = new
         if new.installed is not old.installed:
             swaps.append(Swap(site, old, new))
-    table = Table(wanted.sites, wanted.disabled, wanted.moved, wanted.lost, chains)
-    return table, sorted(swaps, key=lambda swap: swap.turn)
+    return chains, sorted(swaps, key=lambda swap: swap.turn)
 
 
-def _chain(site: Site, old: Chain, wanted: Wanted, *, strict: bool) -> Chain:
+def _chain(site: Site, old: Chain, before: Table, wanted: Wanted, *, strict: bool) -> Chain:
     """The chain that a place gets; the old one if nothing changes there."""
-    hooks = (*wanted.hooks.get(site, ()),)
+    known, hooks = before.hooks.get(site, ()), wanted.hooks.get(site, ())
     enabled = [hook for hook in hooks if hook not in wanted.disabled]
     own = site.own(old.own)
-    if own is old.own and hooks == old.hooks and {*enabled} == {*old.running}:
+    if own is old.own and hooks == known and {*enabled} == {*old.running}:
         return old
     is_swapped = site.found() is not old.installed
     for i, hook in enumerate(hooks):
-        if hook not in old.hooks:
+        if hook not in known:
             problem = _problem_of(hook, site, hooks[:i], wanted, is_swapped=is_swapped)
             if problem is not None:
                 raise hook.refusal(problem)
@@ -250,7 +239,7 @@ def _chain(site: Site, old: Chain, wanted: Wanted, *, strict: bool) -> Chain:
         warnings.append(f"{site.name} keeps its code: it was swapped since it was hooked")
     elif own is not old.own or running != old.running:
         installed = site.made(own, running) if running else own
-    return Chain(own, installed, hooks, running)
+    return Chain(own, installed, running)
 
 
 def _problem_of(
@@ -263,24 +252,24 @@ def _problem_of(
     return site.problem_of(hook, wanted.hooks)
 
 
-def _refuse_second_replace(site: Site, ordered: Sequence[Hook], known: Sequence[Hook]) -> None:
-    replaces = [hook for hook in ordered if hook.kind == "replace"]
+def _refuse_second_replace(site: Site, running: Sequence[Hook], known: Sequence[Hook]) -> None:
+    replaces = [hook for hook in running if hook.kind == "replace"]
     if len(replaces) > 1 and not {*replaces} <= {*known}:
         raise HookError(
-            f"{site.name} is replaced more than once: by {', '.join(repr(hook) for hook in replaces)}; "
+            f"{site.name} is replaced more than once: by {', '.join(map(repr, replaces))}; "
             "valid in strict mode: one replace hook",
             target=site.name,
         )
 
 
-def _refuse_cycles_of_waiting(wanted: Wanted, before: Table) -> None:
+def _refuse_cycles_of_waiting(before: Table, wanted: Wanted) -> None:
     """Refuses new hooks that wait and have no order, rather than when their target comes."""
     waiting: dict[str, list[Hook]] = {}
     for hook, places in wanted.sites.items():
         if not places and hook not in wanted.disabled:
             waiting.setdefault(hook.target_name, []).append(hook)
     for hooks in waiting.values():
-        if any(hook not in before.sites for hook in hooks):
+        if not before.sites.keys() >= {*hooks}:
             ordered(hooks)
 
 

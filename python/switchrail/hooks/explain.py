@@ -146,7 +146,7 @@ def _explained(table: Table, site: Site) -> Explanation:
         return Explanation(site.name, (), site)
     # Two objects of one class have the same name; the paths that lead to them tell them apart.
     if isinstance(site, Function) and isinstance(site.placement, Replaced):
-        target = min(hook.target_name for hook in found.hooks)
+        target = min(hook.target_name for hook in table.hooks[site])
     else:  # methods of a replaced class are called what they stand for
         target = next((old.name for old, new in table.moved.items() if new == site), site.name)
     return Explanation(target, (*_steps(table, site, found),), site)
@@ -167,4 +167,4 @@ def _steps(table: Table, site: Site, found: Chain) -> Iterator[Step]:
         else:
             yield Step(hook, "runs")
     yield from ignored
-    yield from (Step(hook, "disabled") for hook in found.hooks if hook in table.disabled)
+    yield from (Step(hook, "disabled") for hook in table.hooks[site] if hook in table.disabled)
