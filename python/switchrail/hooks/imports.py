@@ -36,13 +36,13 @@ def _come_first() -> None:
 
 class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        if fullname not in _watched or fullname in _asking():
+        if fullname not in _watched or fullname in _asking.names:
             return None
-        _asking().add(fullname)
+        _asking.names.add(fullname)
         try:
             spec = self._found_by_others(fullname, path, target)
         finally:
-            _asking().discard(fullname)
+            _asking.names.discard(fullname)
         if spec is not None and hasattr(spec.loader, "exec_module"):
             spec.loader = _Loader(spec.loader)
         return spec
@@ -80,12 +80,13 @@ class _Loader(importlib.abc.Loader):
 _lock: Final = lock_across_forks()
 _watched: Final[set[str]] = set()
 _finder: Final = _Finder()
-_local: Final = threading.local()
 
 
-def _asking() -> set[str]:
+class _Asking(threading.local):
     """The modules that this thread is asking the other finders for."""
-    if not hasattr(_local, "names"):
-        _local.names = set()
-    names: set[str] = _local.names
-    return names
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+
+_asking: Final = _Asking()

@@ -42,12 +42,6 @@ class StandIn(Hidden):
     def __getattr__(self, name: str) -> Any:
         return getattr(self._switchrail_original, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._switchrail_original, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        delattr(self._switchrail_original, name)
-
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return type(self._switchrail_original)
@@ -71,12 +65,6 @@ class StandIn(Hidden):
         except (TypeError, ValueError) as error:
             raise AttributeError(str(error)) from None
 
-    def __dir__(self) -> Any:
-        return dir(self._switchrail_original)
-
-    def __repr__(self) -> str:
-        return repr(self._switchrail_original)
-
     def __eq__(self, other: object) -> bool:
         if issubclass(type(other), StandIn):
             other = object.__getattribute__(other, "_switchrail_original")
@@ -85,11 +73,8 @@ class StandIn(Hidden):
     def __hash__(self) -> int:
         return hash(self._switchrail_original)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return self._switchrail_original.__reduce_ex__(protocol)
 
-
-# Special methods are looked up on the class, which so has those of the object's class, but these and its own.
+# Special methods are looked up on the class. So it has those of the object's class, but not these.
 _KEPT: Final = frozenset(vars(StandIn)) | {
     "__class_getitem__",
     "__del__",

@@ -64,25 +64,26 @@ class Class(Site):
         present = Namespace(namespace_of(self.cls))
         known = replaced.get(self.cls)
         before = known or Replaced(self.cls, present, present)
-        wanted = before.own
-        if state is not None:
-            wanted = Namespace({**(before.own if extends(state, self.cls) else {}), **namespace_of(state)})
-            remember(state, self.cls)
         try:
-            if state is not None:  # before the first call of its methods, which may ask for `super`
+            if state is None:
+                self._set(before.own, before.put)
+                replaced.pop(self.cls, None)
+            else:
+                inherited = before.own if extends(state, self.cls) else {}
+                wanted = Namespace({**inherited, **namespace_of(state)})
+                remember(state, self.cls)
+                # Before the first call of its methods, which may ask for `super`.
                 replaced[self.cls] = Replaced(state, before.own, wanted)
-            self._set(wanted, before.put)
+                self._set(wanted, before.put)
         except BaseException as error:
             self._set(present, namespace_of(self.cls))
-            if known is not None:
-                replaced[self.cls] = known
-            else:
+            if known is None:
                 replaced.pop(self.cls, None)
+            else:
+                replaced[self.cls] = known
             if isinstance(error, (AttributeError, TypeError)):  # which its metaclass raises
                 raise HookError(f"{self.name} can't be changed: {error}", target=self.name) from error
             raise
-        if state is None:
-            replaced.pop(self.cls, None)
 
     def _set(self, wanted: dict[str, Any], put: dict[str, Any]) -> None:
         """Goes from what was put there to what is wanted; what others have set or deleted since stays so."""
