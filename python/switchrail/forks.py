@@ -53,10 +53,6 @@ class SingleFlight:
             finally:
                 self.thread = outer
 
-    def is_running_here(self) -> bool:
-        """Whether this thread is at work."""
-        return self.thread == threading.get_ident()
-
     def _reset(self) -> None:
         thread, self.thread, self._lock = self.thread, None, threading.RLock()
         if self._abandon is not None and thread not in (None, threading.get_ident()):

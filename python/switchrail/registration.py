@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, overload
 from switchrail import _core, arguments
 from switchrail import config as configs
 from switchrail.functions import Function
-from switchrail.hooks.hook import HOOK_ORDER, Hook, HookOrder, Kind
+from switchrail.hooks.hook import HOOK_ORDER, Hook, HookOrder, Kind, decorator
 from switchrail.implementation import Implementation, check_class
 
 if TYPE_CHECKING:
@@ -278,17 +278,9 @@ class Registrar(ABC):
         """
         arguments.check_names("hook", order, HOOK_ORDER)
         if fn is None:
-            return self._hook_decorator(target, kind, order)
+            return decorator(self.hook, target, kind, order)
         with self._open() as staging:
             return staging.hook(target, fn, kind, **order)
-
-    def _hook_decorator(self, target: object, kind: Kind, order: HookOrder) -> Callable[[F], F]:
-        # Not within `hook`: its variables would be cells, which look like holders of the target.
-        def decorate(fn: F) -> F:
-            self.hook(target, fn, kind, **order)
-            return fn
-
-        return decorate
 
 
 class Registry(Registrar):

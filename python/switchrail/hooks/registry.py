@@ -10,7 +10,7 @@ from switchrail.arguments import check_names, lists_options, several
 from switchrail.errors import HookError, OrderError
 from switchrail.hooks import chain, explain, imports, waiting
 from switchrail.hooks.explain import Explanation
-from switchrail.hooks.hook import HOOK_OPTIONS, Hook, HookOptions, Kind, ordered
+from switchrail.hooks.hook import HOOK_OPTIONS, Hook, HookOptions, Kind, decorator, ordered
 from switchrail.hooks.site import Site
 from switchrail.hooks.target import Awaited, MissingTargetError, resolve
 
@@ -167,18 +167,10 @@ class Hooks:
         """
         check_names("add", options, HOOK_OPTIONS)
         if fn is None:
-            return self._decorator(target, kind, options)
+            return decorator(self.add, target, kind, options)
         hook = self.prepare(target, fn, kind, **options)
         self.commit([hook], strict=options.get("strict"))
         return hook
-
-    def _decorator(self, target: object, kind: Kind, options: HookOptions) -> Callable[[_Fn], _Fn]:
-        # Not within `add`: its variables would be cells, which look like holders of the target.
-        def decorator(fn: _Fn) -> _Fn:
-            self.add(target, fn, kind, **options)
-            return fn
-
-        return decorator
 
     def remove(self, *hooks: Hook) -> None:
         """Takes hooks out of force; with its last one a function has its own code back.

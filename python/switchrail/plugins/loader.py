@@ -6,6 +6,7 @@ import importlib
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
@@ -325,7 +326,7 @@ class Loader:
     def _alone(self, work: Callable[[], T]) -> T:
         """Does something while no other thread does; waits for that. What raises changes nothing."""
         self._choosing.refuse("looked for plugins or loaded plugins")
-        if self._flight.is_running_here() or staging_of(self._hooks) is not None:
+        if self._flight.thread == threading.get_ident() or staging_of(self._hooks) is not None:
             raise LoadReentryError(
                 "a plugin asked for plugins while it was being loaded itself; valid: to register with the "
                 "registry that its function is given, and to leave loading to the program"
