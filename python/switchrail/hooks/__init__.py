@@ -1,17 +1,17 @@
-"""Hooks: functions put before, after, around or in place of something that can be called.
+"""Hooks: functions put before, after, around or in place of a callable.
 
 A hooked Python function stays the same object; its code is swapped for a trampoline that runs the chain. So
 everybody who holds the function sees the hooks, however it is held, from the moment that they are added until
-they are removed. What has no Python code is replaced wherever it is held; a class takes over another's
-namespace. `docs/hooks.md` says what each kind of target means.
+they are removed. Other callables, such as C functions, are replaced by a stand-in wherever they are held. A
+replaced class takes over another's namespace. `docs/hooks.md` explains each kind of target.
 
 The first hook in the running order is the nearest to the caller. With hooks of the sources `a` and `b`, in
 this order, a call runs:
 
     a's before, b's before, a's around { b's around { the original } }, b's after, a's after
 
-A `replace` stands where the original stood; of several, the first in order counts. Callables take what the
-target takes, defaults filled in:
+A `replace` hook runs in place of the original; of several, only the first in the order. Hooks are called with
+the target's arguments, defaults filled in:
 
 | kind | called as | returns |
 |---|---|---|
@@ -20,10 +20,10 @@ target takes, defaults filled in:
 | replace | `fn(*args, **kwargs)` | the result |
 | after | `fn(result, *args, **kwargs)` | None for unchanged, another result, or `RETURN_NONE` |
 
-Known limits. A frame of the trampoline's lies above the original's: `stacklevel` and `sys._getframe` count
-one more, and what the arguments hold lives until the call returns. A copy made of a hooked function's code
-keeps the chain that it was made with. `original` has the defaults that the target had when its chain last
-changed. `Hooks.explain` shows what runs on a target, what doesn't, and what passes it by.
+Known limits. The trampoline has a frame above the original's: `stacklevel` and `sys._getframe` count one
+more, and the arguments live until the call returns. A copy of a hooked function's code keeps its present
+chain. `original` has the defaults that the target had when its chain last changed. `Hooks.explain` shows which
+hooks run on a target, which don't, and which calls pass them by.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which places are hooked in this process, and the change of that.
+"""The table of this process's hooks, and its changes.
 
-A function's code belongs to the process, so this table does too, however many runtimes add hooks to it.
+A function's code belongs to the process, so the table does too, however many runtimes add hooks to it.
 
-A change has three steps. `_wanted` says which hooks are to stand at each place. `_difference` compares this
+A change has three steps. `_wanted` says which hooks are to stand on each place. `_difference` compares this
 with the table, and compiles trampolines for the places that get another chain. `_apply` puts these there.
 """
 
@@ -22,7 +22,7 @@ from switchrail.hooks.table import Chain, Table, Wanted
 
 _log: Final = logging.getLogger(__name__)
 
-# A finalizer can run inside a change, on the same thread, and may want to remove hooks of its own.
+# A finalizer can run inside a change, in the same thread, and may remove hooks of its own.
 _changing = False
 _removed_meanwhile: Final[list[Hook]] = []
 
@@ -43,7 +43,7 @@ def is_within_change() -> bool:
 
 
 def running(site: Site | None = None) -> tuple[Hook, ...]:
-    """The hooks that run at one place, or at all, in the order in which they run."""
+    """The hooks that run on one place, or on all places, in their running order."""
     table = _table
     chains = table.chains
     if site is not None:
@@ -53,7 +53,7 @@ def running(site: Site | None = None) -> tuple[Hook, ...]:
 
 
 def added() -> Mapping[Hook, tuple[Site, ...]]:
-    """All hooks in the order of their addition, disabled and waiting ones too, and where they were put."""
+    """All hooks in the order of addition, disabled and waiting ones too, with the places they were put on."""
     return _table.sites
 
 
@@ -71,21 +71,21 @@ def change(
     enable: Iterable[Hook] = (),
     strict: bool = False,
 ) -> None:
-    """Changes which hooks there are, where they stand and which of them run: all of it, or nothing.
+    """Changes the table: all that is asked for, or nothing.
 
     Every call of a target runs the chain from before the change or the one from after it.
 
     Args:
-        add: New hooks, and where they stand.
-        remove: Hooks that go; those that aren't there are left out.
-        attach: Further places of hooks; hooks that have gone meanwhile get none.
+        add: New hooks, with their places.
+        remove: Hooks to remove; those that aren't there are left out.
+        attach: Hooks with a further place for each; hooks that were removed meanwhile are left out.
         disable: Hooks that stay, but don't run.
         enable: Hooks that run again.
-        strict: Whether a second `replace` at one place is refused, not only reported.
+        strict: Whether a second `replace` on one place is refused, not only reported.
 
     Raises:
-        HookError: A target has a hook already, can't have it, or somebody else has swapped its code since it
-            was hooked.
+        HookError: A target has the hook already or can't take it; or somebody else has swapped its code
+            since it was hooked.
         OrderError: The hooks' constraints form a cycle.
     """
     global _changing
@@ -149,7 +149,7 @@ def _put(sites: Mapping[Hook, tuple[Site, ...]], disabled: frozenset[Hook], *, s
 
 
 def _wanted(sites: Mapping[Hook, tuple[Site, ...]], disabled: frozenset[Hook]) -> Wanted:
-    """Step 1: which hooks are to stand at each place."""
+    """Step 1: the hooks that are to stand on each place."""
     moved: dict[Site, Site] = {}
     lost: dict[Site, Hook] = {}
     put = _by_site(sites, {})
@@ -175,7 +175,7 @@ def _by_site(
 
 @dataclass(frozen=True)
 class Swap:
-    """A place that gets another chain."""
+    """A place whose state changes."""
 
     site: Site
     old: Chain
@@ -183,7 +183,7 @@ class Swap:
 
     @property
     def turn(self) -> int:
-        """What calls are led to comes first, then what leads them (a class), then what they leave."""
+        """Places that gain hooks come first, then classes, which lead calls there, then the others."""
         return 1 if self.site.leads else 0 if self.new.running else 2
 
     def do(self) -> None:
@@ -199,11 +199,11 @@ class Swap:
 def _difference(
     before: Table, wanted: Wanted, *, strict: bool
 ) -> tuple[Mapping[Site, Chain], Sequence[Swap]]:
-    """Step 2: all chains after the change, and the swaps that lead there; refuses hooks that can't be."""
+    """Step 2: all chains after the change, and the swaps that put them there; refuses unfit hooks."""
     _refuse_cycles_of_waiting(before, wanted)
     chains = dict(before.chains)
     swaps = []
-    # Classes come first, for they change the own code of methods.
+    # Classes come first: replacing one changes the own code of methods.
     for site in sorted(dict.fromkeys([*before.chains, *wanted.hooks]), key=lambda site: not site.leads):
         found = site.found()
         old = before.chains.get(site) or Chain(found, found, ())
@@ -219,7 +219,7 @@ def _difference(
 
 
 def _chain(site: Site, old: Chain, before: Table, wanted: Wanted, *, strict: bool) -> Chain:
-    """The chain that a place gets; the old one if nothing changes there."""
+    """The next chain of a place; `old` itself if nothing changes there."""
     known, hooks = before.hooks.get(site, ()), wanted.hooks.get(site, ())
     enabled = [hook for hook in hooks if hook not in wanted.disabled]
     own = site.own(old.own)
@@ -263,7 +263,7 @@ def _refuse_second_replace(site: Site, running: Sequence[Hook], known: Sequence[
 
 
 def _refuse_cycles_of_waiting(before: Table, wanted: Wanted) -> None:
-    """Refuses new hooks that wait and have no order, rather than when their target comes."""
+    """Refuses waiting hooks whose constraints form a cycle now, not only when their target comes."""
     waiting: dict[str, list[Hook]] = {}
     for hook, places in wanted.sites.items():
         if not places and hook not in wanted.disabled:
@@ -274,7 +274,7 @@ def _refuse_cycles_of_waiting(before: Table, wanted: Wanted) -> None:
 
 
 def _apply(table: Table, swaps: Sequence[Swap]) -> None:
-    """Step 3: publishes the table, then swaps; where one swap fails, all are put back."""
+    """Step 3: publishes the table, then swaps. If one swap fails, all are undone."""
     global _table
     before, done = _table, []
     _table = table
@@ -282,7 +282,7 @@ def _apply(table: Table, swaps: Sequence[Swap]) -> None:
         for swap in swaps:
             done.append(swap)
             swap.do()
-    except BaseException:  # an audit hook may refuse, a signal may come between
+    except BaseException:  # an audit hook may refuse a swap, a signal may come between two
         for swap in reversed(done):
             swap.undo()
         _table = before

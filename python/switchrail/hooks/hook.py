@@ -21,7 +21,7 @@ KINDS: Final[tuple[str, ...]] = get_args(Kind)
 
 
 class HookOrder(TypedDict, total=False):
-    """What decides a hook's place in the running order; `Hooks.add` says what each means."""
+    """The options that decide a hook's place in the running order; `Hooks.add` explains them."""
 
     priority: int
     before: Sequence[str]
@@ -29,7 +29,7 @@ class HookOrder(TypedDict, total=False):
 
 
 class HookSource(TypedDict, total=False):
-    """Where a hook comes from; `Hooks.add` says what each means."""
+    """The options that say where a hook comes from; `Hooks.add` explains them."""
 
     source: str
     plugin: str | None
@@ -71,7 +71,7 @@ def name_of(callable_: Callable[..., Any]) -> str:
 
 
 def nature_of(fn: Callable[..., Any]) -> str:
-    """What a call of it makes: `coroutine`, `generator`, `async generator`; or `plain`."""
+    """The kind of a function: `coroutine`, `generator` or `async generator`; for any other `plain`."""
     for each in (fn, type(fn).__call__):
         if inspect.iscoroutinefunction(each):
             return "coroutine"
@@ -85,7 +85,7 @@ def nature_of(fn: Callable[..., Any]) -> str:
 SUSPENDING: Final = (
     inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 )
-"""The flags of code whose call makes an object that runs later."""
+"""The flags of code whose call returns an object that runs later, such as a coroutine."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,21 +95,22 @@ class Hook:
     Attributes:
         target_name: The dotted path that was given, or the target's module and qualified name.
         fn: The callable.
-        kind: Where it stands: `before`, `after`, `around` or `replace`.
-        source: The distribution that it comes from, or another name for who added it.
-        priority: Higher ones are nearer to the caller.
-        before: Sources, or names of hooks, than which it is nearer to the caller on this target.
-        after: Sources, or names of hooks, that are nearer to the caller on this target.
+        kind: `before`, `after`, `around` or `replace`.
+        source: The distribution that it comes from, or another name for its author.
+        priority: Hooks of higher priority are nearer to the caller.
+        before: Sources, or names of hooks, that run after this one: it is nearer to the caller.
+        after: Sources, or names of hooks, that are nearer to the caller.
         owner: The `Hooks` that it belongs to.
-        site: Where it stands, as far as that was known when it was made.
-        path: What leads to its target when a module is imported, or imported again; None if nothing does.
-        plugin: The plugin of that distribution which added it, or None.
+        site: Its place; None if that was not there when the hook was made.
+        path: The dotted path to its target, for modules that are imported later or again; None: no path
+            leads there.
+        plugin: The plugin of the distribution that added it, or None.
         version: The distribution's version, or None.
-        strict: Whether it is an error when its target turns out not to be there or not to take it.
+        strict: Whether a target that is missing, or that the hook doesn't fit, is an error.
         name: The callable's module and qualified name.
-        nature: What a call of it makes; see `nature_of`.
-        signature: What it takes; None where it doesn't tell. These three are read once, when the hook is
-            made: asking an object for them may run code of its own, and a change holds a lock.
+        nature: The callable's kind; see `nature_of`.
+        signature: The callable's parameters; None if they are unknown. These three are read once, when the
+            hook is made: reading them may run the callable's own code, and a change holds a lock.
     """
 
     target_name: str
@@ -130,7 +131,7 @@ class Hook:
     signature: inspect.Signature | None = field(init=False)
 
     def __post_init__(self) -> None:
-        """Refuses what can't work.
+        """Refuses hooks that can't work.
 
         Raises:
             HookError: An unknown kind, a priority out of range, a name that is no str, no callable, or a
@@ -159,30 +160,27 @@ class Hook:
                 "the hook is a class, whose calls make instances; valid: replace, or a function"
             )
         object.__setattr__(self, "nature", nature_of(self.fn))
-        object.__setattr__(self, "signature", self._told())
+        object.__setattr__(self, "signature", self._read_signature())
 
     def repeats(self, other: Hook) -> bool:
-        """Whether both are of one owner and kind, and call the same."""
+        """Whether both have the same owner, kind and callable."""
         a, b = self.fn, other.fn
-        if isinstance(a, MethodType) and isinstance(b, MethodType):  # made anew by each look at the attribute
+        if isinstance(a, MethodType) and isinstance(b, MethodType):  # new at each look
             is_same = a.__self__ is b.__self__ and a.__func__ is b.__func__
         else:
             is_same = a is b
         return is_same and self.owner is other.owner and self.kind == other.kind
 
     def refusal(self, why: str) -> HookError:
-        """The error that says why this hook can't be."""
-        return HookError(
-            f"{self._described}: {why}",
-            target=self.target_name,
-        )
+        """An error that names this hook and says why it is refused."""
+        return HookError(f"{self._described}: {why}", target=self.target_name)
 
-    def _told(self) -> inspect.Signature | None:
+    def _read_signature(self) -> inspect.Signature | None:
         try:
             return inspect.signature(self.fn)
         except (TypeError, ValueError):  # a C function that does not publish its parameters
             return None
-        except Exception as error:  # what a `__signature__` of its own raises
+        except Exception as error:  # from a `__signature__` of its own
             raise self.refusal(f"asking what it takes raised {error!r}") from error
 
     @property

@@ -1,4 +1,4 @@
-"""The lock for changing hooks, and for reading what a change writes in more than one step."""
+"""The lock under which hooks change, and data are read that a change writes in several steps."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ from switchrail.forks import lock_across_forks
 change_lock: Final = lock_across_forks()
 
 warnings: Final[list[str]] = []
-"""What the change in progress warns of; it is logged without the lock, for a handler of the log may wait."""
+"""Warnings of the change in progress. They are logged without the lock, for a log handler may wait."""

@@ -1,4 +1,4 @@
-"""Functions that ask for `super` by another name, so that it can be another function than Python's."""
+"""Renames `super` in the code of functions, so that they call another function in its place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _redirected: Final[weakref.WeakSet[FunctionType]] = weakref.WeakSet()
 
 
 def redirect(functions: Sequence[FunctionType], to: Callable[..., Any]) -> None:
-    """Has functions call `to` where they say `super`, for good."""
+    """Has functions call `to` in place of `super`, from now on for ever."""
     for function in functions:
         function.__globals__[_SUPER] = to
         _redirected.add(function)
@@ -23,7 +23,7 @@ def redirect(functions: Sequence[FunctionType], to: Callable[..., Any]) -> None:
 
 
 def redirected(function: FunctionType, code: CodeType) -> CodeType:
-    """A code for a function, with `super` renamed if the function was redirected; else the code itself."""
+    """The code with `super` renamed, if the function was redirected; unchanged if there is none in it."""
     if function not in _redirected:
         return code
     renamed = _renamed(code)
@@ -31,7 +31,7 @@ def redirected(function: FunctionType, code: CodeType) -> CodeType:
 
 
 def closing_over(cls: type) -> list[FunctionType]:
-    """The functions of a class's body that have its `__class__` cell, whatever they were wrapped in."""
+    """The functions of a class's body that refer to `__class__`, as a bare `super()` does, wrapped or not."""
     cells = [cell for cell in gc.get_referrers(cls) if type(cell) is CellType]
     if not cells:
         return []

@@ -1,4 +1,4 @@
-"""What the log is told of a change: hooks that never run, or that something passes by."""
+"""Log messages after a change: of hooks that never run, and of calls that pass hooks by."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 def report(before: Table, after: Table) -> None:
-    """Logs what is new since the table before."""
+    """Logs what the change from one table to the other has brought."""
     replacing = {*after.moved.values()}
     for site, chain in after.chains.items():
         replaces = [hook for hook in chain.running if hook.kind == "replace"]

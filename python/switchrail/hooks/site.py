@@ -1,4 +1,4 @@
-"""Where hooks can stand: a function whose code carries the chain, and what makes it reached."""
+"""Places where a chain can stand. The common one is a Python function, whose code carries the chain."""
 
 from __future__ import annotations
 
@@ -17,51 +17,54 @@ _FIRST: Final[dict[str, tuple[str, ...]]] = {"after": ("result",), "around": ("o
 
 
 class Placement(Protocol):
-    """What a hooked function needs beside its code, while hooks are in force on it."""
+    """Leads calls of something else to a function, while the function has hooks."""
 
     def put(self) -> None:
-        """Makes calls reach the function; again if it was put already."""
+        """Makes calls reach the function; can be repeated."""
 
     def take(self) -> None:
-        """Undoes it, where it is still ours."""
+        """Undoes `put`, except where somebody else has changed it since."""
 
 
 class Site(ABC):
-    """A place where a chain can stand. Equal ones are the same place."""
+    """A place where a chain can stand. Equal sites are the same place.
+
+    The state of a place is an object: a function's code, or the class that replaces a class.
+    """
 
     leads: ClassVar[bool] = False
-    """Whether hooks here lead calls, and the hooks of other places, elsewhere: see `moves`."""
+    """Whether hooks here move calls and hooks of other places, as on a replaced class; see `moves`."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """For people."""
+        """Its name in messages."""
 
     @abstractmethod
     def found(self) -> object:
-        """What stands there now."""
+        """The present state."""
 
     def own(self, first: Any) -> Any:
-        """What is to stand there without hooks; `first` stood there before the first one."""
+        """The state without hooks; `first` was the state before the first one."""
         return first
 
     @abstractmethod
     def made(self, own: Any, hooks: Sequence[Hook]) -> object:
-        """What is to stand there for one or more hooks in their running order, in place of `own`."""
+        """The state with hooks, one or more in their running order; `own` is the state without."""
 
     @abstractmethod
     def install(self, state: Any, *, hooked: bool) -> None:
-        """Puts there what `found`, `own` or `made` returned; `hooked` says whether a chain runs then."""
+        """Changes the state; `hooked` says whether the new one has hooks."""
 
     @abstractmethod
     def problem_of(self, hook: Hook, wanted: Mapping[Site, Sequence[Hook]] | None = None) -> str | None:
-        """Why a hook can't stand here, given which hooks are wanted at all places; None if it can."""
+        """The reason why a hook can't stand here; None if it can. `wanted` has the hooks of all places."""
 
     def moves(self, hook: Hook, sites: Iterable[Site]) -> Iterable[tuple[Site, Site | None]]:
-        """The places whose hooks go elsewhere while `hook` runs here first, and where to; None: nowhere.
+        """Pairs of places: hooks put on the first one stand on the second, or nowhere if it is None.
 
         Args:
-            hook: The hook.
+            hook: The first hook that runs here, and causes the moves.
             sites: All places that hooks were put on.
         """
         return ()
@@ -69,12 +72,12 @@ class Site(ABC):
 
 @dataclass(frozen=True)
 class Function(Site):
-    """A function of this process; its chain is its code."""
+    """A Python function; its state is its code."""
 
     function: FunctionType
     placement: Placement | None = field(default=None, compare=False)
     takes: Parameters | None = field(default=None, compare=False)
-    """What hooks are held to, where the function's own parameters say less."""
+    """The parameters that hooks have to accept; None: the function's own."""
 
     @property
     def name(self) -> str:
@@ -86,7 +89,7 @@ class Function(Site):
         return self.function.__code__
 
     def own(self, first: CodeType) -> CodeType:
-        """Its own code; a method of a replacing class asks for `super` by another name."""
+        """Its own code, with `super` renamed in a method of a replacing class."""
         return redirected(self.function, first)
 
     def made(self, own: CodeType, hooks: Sequence[Hook]) -> CodeType:
@@ -94,13 +97,13 @@ class Function(Site):
         return build(self.function, own, hooks)
 
     def install(self, state: CodeType, *, hooked: bool) -> None:
-        """Swaps the code by one assignment; then makes calls reach it, or no longer."""
+        """Swaps the code by one assignment, then leads calls to it or no longer."""
         self.function.__code__ = state
         if self.placement is not None:
             (self.placement.put if hooked else self.placement.take)()
 
     def problem_of(self, hook: Hook, wanted: Mapping[Site, Sequence[Hook]] | None = None) -> str | None:
-        """Compares what hook and function take, and what their calls make."""
+        """Compares the hook's parameters and kind of function with the target's."""
         valid = {"plain"}
         if hook.kind != "before":  # which runs within the call and decides on its arguments
             valid.add(nature_of(self.function))

@@ -1,4 +1,4 @@
-"""What is hooked in a process, as one value."""
+"""All hooks of a process as one immutable value."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from switchrail.hooks.site import Site
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which hooks there are to be, and where."""
+    """The hooks of a process and their places."""
 
     sites: Mapping[Hook, tuple[Site, ...]]
-    """Where each hook was put, in the order of addition; nowhere yet if its target isn't there."""
+    """The places that each hook was put on, in the order of addition; none if it waits for its target."""
     disabled: frozenset[Hook]
     moved: Mapping[Site, Site]
-    """From the methods of replaced classes to those that stand in their place, and carry their chains."""
+    """From methods of replaced classes to the methods in their place, which carry their hooks."""
     lost: Mapping[Site, Hook]
-    """The methods of replaced classes that have none in their place, and what replaces the class."""
+    """From methods of replaced classes without a method in their place to the hook that replaces the class."""
     hooks: Mapping[Site, tuple[Hook, ...]]
-    """The hooks of each place, in the order of addition, which decides between equals."""
+    """The hooks that stand on each place, after moves, in the order of addition."""
 
 
 @dataclass(frozen=True)
 class Chain:
-    """What runs at one place."""
+    """The hooks that run on one place."""
 
     own: Any
-    """What stood there before the first hook, put back with the last."""
+    """The place's state without hooks."""
     installed: Any
-    """What stands there, unless somebody else has swapped it."""
+    """The state that carries the hooks. If the place has another, somebody else has changed it."""
     running: tuple[Hook, ...]
-    """The hooks that are not disabled, in their running order."""
+    """The enabled hooks in their running order."""
 
 
 @dataclass(frozen=True)
 class Table(Wanted):
-    """All hooks of this process."""
+    """The same with the chains that carry them."""
 
     chains: Mapping[Site, Chain]

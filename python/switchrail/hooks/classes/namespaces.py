@@ -13,22 +13,22 @@ from switchrail.hooks.lock import change_lock
 ABSENT: Final = object()
 """Stands for an attribute that isn't there."""
 
-# What belongs to the class object itself, whatever its namespace.
+# Attributes that belong to the class object itself.
 _KEPT: Final = frozenset(
     {"__dict__", "__weakref__", "__module__", "__name__", "__qualname__", "__slots__", "_abc_impl"}
     | {"__firstlineno__", "__static_attributes__", "__slotnames__"}
-    | {"__orig_bases__", "__parameters__", "__type_params__"}  # of its bases, which stay
+    | {"__orig_bases__", "__parameters__", "__type_params__"}  # they describe its bases, which stay
 )
 
 
 @dataclass(frozen=True)
 class Replaced:
-    """A class while another's namespace is in it."""
+    """The data of a class that is replaced now."""
 
     by: type
     """The class that replaces it."""
     own: Namespace
-    """Its namespace from before."""
+    """Its original namespace."""
     put: Namespace
     """The namespace that it was given."""
 
@@ -38,7 +38,7 @@ replaced: Final[dict[type, Replaced]] = {}
 
 
 def namespace_of(cls: type) -> dict[str, Any]:
-    """What a class has from its body or was given since; nothing that the class object or hooks need."""
+    """A class's attributes, except for the class object's own and those that hooks have put there."""
     put = attributes_of(cls)
     return {
         name: value
@@ -50,16 +50,16 @@ def namespace_of(cls: type) -> dict[str, Any]:
 
 
 def original_namespace(cls: type) -> dict[str, Any]:
-    """The same, as it was before the class was replaced."""
+    """The same; for a replaced class, from before it was replaced."""
     now = replaced.get(cls)
     return namespace_of(cls) if now is None else now.own
 
 
 def own_namespace(cls: type) -> dict[str, Any]:
-    """The class's own attributes, without what hooks have put there.
+    """The class's own attributes; for a replaced class the original ones plus later additions.
 
-    For a replaced class the original ones, plus later additions that shadow nothing inherited. So a dotted
-    path leads to the same place whatever hooks are in force.
+    Left out are attributes that hooks have put there, and additions that shadow an inherited attribute. So a
+    dotted path leads to the same place whatever hooks are in force.
     """
     with change_lock:
         # Copies of one moment: a finalizer may change hooks in this thread, although it holds the lock.
@@ -77,7 +77,7 @@ def own_namespace(cls: type) -> dict[str, Any]:
 
 
 def extends(by: type, cls: type) -> bool:
-    """Whether a replacing class is a subclass of the class that it replaces, and so keeps what it lacks."""
+    """Whether a replacing class derives from the replaced one, and so inherits the methods that it lacks."""
     return cls in by.__bases__
 
 

@@ -1,7 +1,7 @@
-"""A class as a place for hooks: what stands there is the class that replaces it.
+"""A class as a place for hooks: a `replace` hook puts another class's namespace into it.
 
-All names change within one call of a C function that runs no Python code. So under the interpreter lock each
-thread sees the whole of one class or of the other, at any moment.
+All attributes change within one call of a C function that runs no Python code. So under the interpreter lock
+each thread sees either all of the old class or all of the new one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from switchrail.hooks.site import Function, Site
 
 @dataclass(frozen=True)
 class Class(Site):
-    """A class of this process; what stands there is the replacing class, or None."""
+    """A class; its state is the class that replaces it, or None."""
 
     leads: ClassVar[bool] = True
 
@@ -49,7 +49,7 @@ class Class(Site):
         return replaced[self.cls].by if self.cls in replaced else None
 
     def made(self, own: None, hooks: Sequence[Hook]) -> Any:
-        """The first of the replacing classes, with `super` redirected in its methods."""
+        """The class of the first hook, with `super` redirected in its methods."""
         by: Any = hooks[0].fn
         functions = closing_over(by)
         for function in functions:
@@ -60,7 +60,7 @@ class Class(Site):
         return by
 
     def install(self, state: type | None, *, hooked: bool) -> None:
-        """Gives the class the namespace of another, or its own back."""
+        """Puts the namespace of another class into this one; or its own back, for None."""
         present = Namespace(namespace_of(self.cls))
         known = replaced.get(self.cls)
         before = known or Replaced(self.cls, present, present)
@@ -86,7 +86,7 @@ class Class(Site):
             raise
 
     def _set(self, wanted: dict[str, Any], put: dict[str, Any]) -> None:
-        """Goes from what was put there to what is wanted; what others have set or deleted since stays so."""
+        """Replaces the attributes in `put` by those in `wanted`, except where others have changed them."""
         present = namespace_of(self.cls)
         wanted = {**attributes_of(self.cls), **wanted}
         changed = [
@@ -96,12 +96,12 @@ class Class(Site):
         ]
         new = {name: wanted[name] for name in changed if name in wanted}
         gone = [name for name in changed if name not in wanted]
-        # `present` keeps what goes alive, so no finalizer runs in between.
+        # `present` keeps removed attributes alive, so no finalizer runs in between.
         setting = map(setattr, repeat(self.cls), new, new.values())
         deque(chain(setting, map(delattr, repeat(self.cls), gone)), maxlen=0)
 
     def moves(self, hook: Hook, sites: Iterable[Site]) -> Iterator[tuple[Site, Site | None]]:
-        """The functions that the class had, and those in their place while the hook's class replaces it."""
+        """From the class's own functions to those in their place while the hook's class replaces it."""
         for old, new in _pairs(self.cls, hook.fn):
             yield Function(old), None if new is None else Function(new)
         for site in sites:
@@ -113,7 +113,7 @@ class Class(Site):
                     yield site, Function(function)
 
     def problem_of(self, hook: Hook, wanted: Mapping[Site, Sequence[Hook]] | None = None) -> str | None:
-        """Why the hook's class can't replace this one; None if it can."""
+        """The reason why the hook's class can't replace this one; None if it can."""
         return self._misfit_of(hook) or self._conflict_of(hook, wanted or {})
 
     def _misfit_of(self, hook: Hook) -> str | None:
@@ -142,7 +142,7 @@ class Class(Site):
         return None
 
     def _conflict_of(self, hook: Hook, wanted: Mapping[Site, Sequence[Hook]]) -> str | None:
-        """Compares with replacements of other classes: a class in two would mix their hooks."""
+        """Compares with replacements of other classes: in a class of two, their hooks would mix."""
         for place, others in wanted.items():
             if not isinstance(place, Class) or hook in others:  # there too, if its module was imported again
                 continue
@@ -157,7 +157,7 @@ class Class(Site):
 
 
 def _pairs(cls: type, by: Any) -> Iterator[tuple[FunctionType, FunctionType | None]]:
-    """The functions that `cls` had before it was replaced, and what `by` has in their place, if anything."""
+    """The original functions of `cls`, each with the function of `by` in its place, or None."""
     own = original_namespace(cls)
     namespace = namespace_of(by)
     inherited = own if extends(by, cls) else {}

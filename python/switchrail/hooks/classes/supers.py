@@ -1,6 +1,6 @@
-"""What `super` is in the methods of a class that replaces another.
+"""The `super` that methods of a replacing class call.
 
-Python's own would refuse an instance of the replaced class, which is no instance of the replacing one.
+Python's own refuses instances of the replaced class, because they are no instances of the replacing one.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from typing import Any, Final
 
 from switchrail.hooks.classes.namespaces import extends, original_namespace, replaced
 
-# What torch.compile calls the rest of a function after a break in its graph, which has other parameters. The
-# function itself calls it.
+# torch.compile puts the rest of a function after a graph break into a function of this name, which has other
+# parameters and is called by the first one.
 _RESUMED: Final = "torch_dynamo_resume_in_"
 
-# What each class has ever replaced: a call of one of its methods may outlast that.
+# From each class to all classes that it has replaced, now or before: a call of its method may outlast that.
 _targets: Final[weakref.WeakKeyDictionary[type, tuple[weakref.ref[type], ...]]] = weakref.WeakKeyDictionary()
 
 
 def remember(by: type, cls: type) -> None:
-    """Notes that one class replaces another, before `replacing_super` is called for it."""
+    """Tells `replacing_super` that `by` replaces `cls`, before a method calls it."""
     known = [reference for reference in _targets.get(by, ()) if reference() not in (None, cls)]
     _targets[by] = (*known, weakref.ref(cls))
 
 
 def replacing_super(*args: Any) -> Any:
-    """Stands for `super`: of the replaced class where the method was called on one, else Python's."""
+    """The replaced class's `super`, if the method was called on an instance of one; else Python's own."""
     if not args:
         frame = sys._getframe(1)
         while frame.f_code.co_name.startswith(_RESUMED) and frame.f_back is not None:
@@ -49,19 +49,19 @@ def replacing_super(*args: Any) -> Any:
 
 
 class _Super(tuple[type, Any, "dict[str, Any]"]):
-    """What `super()` gives in a class that replaces its base: the base as it was.
+    """The result of `super()` in a class that replaces its base: gives attributes of the original base.
 
-    A tuple (class, what is bound, the class's namespace), which has its parts without running Python code:
-    compilers look at such objects at any time.
+    A tuple of the base, the bound instance or class, and the base's original namespace. Reading a tuple's
+    items runs no Python code: compilers inspect such objects at any time.
     """
 
     __slots__ = ()
 
     def __getattribute__(self, name: str) -> Any:
-        # Special methods asked for by name are those of the class that was replaced, not of this one.
+        # Special methods by name are the replaced class's, not this one's.
         try:
             cls, bound, own = tuple.__iter__(self)
-        except ValueError:  # the empty one that torch.compile makes to look at
+        except ValueError:  # an empty one, made by torch.compile for inspection
             return object.__getattribute__(self, name)
         if name not in own:
             return getattr(super(cls, bound), name)
