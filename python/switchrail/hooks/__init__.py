@@ -22,8 +22,8 @@ the target's arguments, defaults filled in:
 
 Known limits. The trampoline has a frame above the original's: `stacklevel` and `sys._getframe` count one
 more, and the arguments live until the call returns. A copy of a hooked function's code keeps its present
-chain. `original` has the defaults that the target had when its chain last changed. `Hooks.explain` shows which
-hooks run on a target, which don't, and which calls pass them by.
+chain. `original` has the defaults that the target had when its chain last changed. `Hooks.explain` shows
+which hooks run on a target, which don't, and which calls pass them by.
 """
 
 from __future__ import annotations

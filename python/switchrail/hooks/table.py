@@ -20,7 +20,7 @@ class Wanted:
     moved: Mapping[Site, Site]
     """From methods of replaced classes to the methods in their place, which carry their hooks."""
     lost: Mapping[Site, Hook]
-    """From methods of replaced classes without a method in their place to the hook that replaces the class."""
+    """From methods of replaced classes without one in their place to the hook that replaces the class."""
     hooks: Mapping[Site, tuple[Hook, ...]]
     """The hooks that stand on each place, after moves, in the order of addition."""
 
