@@ -29,4 +29,6 @@ BACKENDS: Backends = {
     ),
 }
 
-__all__ = ["BACKENDS"]
+OPERATIONS = {"gated_delta_inputs": "switchrail_kernels.gated_delta.inputs:gated_delta_inputs"}
+
+__all__ = ["BACKENDS", "OPERATIONS"]

@@ -108,6 +108,27 @@ class SiluAndMul(Operation):
         return silu(gate, inplace=True).mul_(up)
 
 
+class GatedDeltaInputs(Operation):
+    """What a gated delta layer makes of its input, before the convolution.
+
+    `forward(x, weight, A_log, dt_bias, *, channels)` multiplies x [T, D] with weight [C + Z + 2 HV, D] and
+    returns four parts of it: those of queries, keys and values [T, C], C being `channels`, and of the output
+    gate [T, Z] as they are; the log of the decay [T, HV] float32, -exp(A_log) softplus(a + dt_bias); and the
+    weight of the write [T, HV] in x's dtype, sigmoid(b). The rows of b come before those of a. A_log and
+    dt_bias [HV] are float32 or of x's dtype, and the gates are computed in float32. The first two parts may
+    be views of the product.
+    """
+
+    name = "gated_delta_inputs"
+
+    @staticmethod
+    def forward(
+        x: torch.Tensor, weight: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor, *, channels: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """As the class says."""
+        raise NotImplementedError
+
+
 class Experts(Operation):
     """A mixture of gated feed-forward layers (Shazeer et al., arXiv 1701.06538).
 
@@ -157,7 +178,7 @@ class ChooseTokens(Operation):
 
 OPERATIONS: Final[dict[str, type[Operation]]] = {
     operation.name: operation
-    for operation in (RMSNorm, GatedRMSNorm, Rotary, SiluAndMul, Experts, ChooseTokens)
+    for operation in (RMSNorm, GatedRMSNorm, Rotary, SiluAndMul, GatedDeltaInputs, Experts, ChooseTokens)
 }
 """The operations by name."""
 
@@ -165,6 +186,7 @@ __all__ = [
     "OPERATIONS",
     "ChooseTokens",
     "Experts",
+    "GatedDeltaInputs",
     "GatedRMSNorm",
     "Operation",
     "RMSNorm",

@@ -8,6 +8,7 @@ from typing import Final
 
 from switchrail.engine.models.contract import MixerContract
 from switchrail.engine.models.gated_delta import GATED_DELTA
+from switchrail.engine.models.gated_delta_net import GATED_DELTA_NET
 from switchrail.engine.models.operations import (
     GATED_MLP,
     GATED_RMS_NORM,
@@ -46,6 +47,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "Qwen3NextRMSNormGated": GATED_RMS_NORM,
             "Qwen3NextRotaryEmbedding": ROTARY,
             "Qwen3NextMLP": GATED_MLP,
+            "Qwen3NextGatedDeltaNet": GATED_DELTA_NET,
             "Qwen3NextSparseMoeBlock": SPARSE_BLOCK,
         },
     ),

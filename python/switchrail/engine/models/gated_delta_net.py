@@ -1,0 +1,87 @@
+"""Gated delta layers whose inputs are one product, in the order in which the rest of the layer reads them.
+
+In the model definition each head of queries has its keys, values and output gate beside it, so that all of
+them are copied twice before the convolution. Here the rows of the weights are ordered once instead.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from switchrail.engine.models.operations import Binding, prepared
+from switchrail.engine.models.stack import stack
+from switchrail.platforms.operations import GatedDeltaInputs
+from switchrail.platforms.serving import Forward
+
+
+@torch.no_grad()
+def _prepare(module: Any) -> torch.Tensor:
+    """Orders the rows, those of one product behind the other's; the module's own forward still works."""
+    groups, ratio = module.num_k_heads, module.num_v_heads // module.num_k_heads
+    keys, values = module.head_k_dim, ratio * module.head_v_dim
+    _order_rows(module.in_proj_qkvz.weight, groups, [keys, keys, values, values])
+    _order_rows(module.in_proj_ba.weight, groups, [ratio, ratio])
+    module.fix_query_key_value_ordering = partial(_split, module)
+    return stack(module.in_proj_qkvz.weight, module.in_proj_ba.weight)
+
+
+def _order_rows(weight: nn.Parameter, groups: int, sizes: list[int]) -> None:
+    """From the parts of each group, group after group, to those of all groups, part after part."""
+    parts = torch.split(weight.view(groups, sum(sizes), -1), sizes, dim=1)
+    weight.data = torch.cat([part.reshape(-1, weight.shape[1]) for part in parts])
+
+
+def _split(module: Any, mixed_qkvz: torch.Tensor, mixed_ba: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """In place of the module's `fix_query_key_value_ordering`."""
+    sizes = [module.key_dim, module.key_dim, module.value_dim, module.value_dim]
+    heads = [module.head_k_dim, module.head_k_dim, module.head_v_dim, module.head_v_dim]
+    parts = torch.split(mixed_qkvz, sizes, dim=-1)
+    return (
+        *(torch.unflatten(part, -1, (-1, head)) for part, head in zip(parts, heads, strict=True)),
+        *mixed_ba.chunk(2, dim=-1),
+    )
+
+
+def _call(
+    function: Forward,
+    module: Any,
+    hidden_states: torch.Tensor,
+    cache_params: None = None,
+    attention_mask: None = None,
+    **kwargs: Any,
+) -> Any:
+    modelling: Any = sys.modules[type(module).__module__]
+    x = hidden_states.squeeze(0)
+    mixed, z, g, beta = function(x, prepared(module), module.A_log, module.dt_bias, channels=module.conv_dim)
+    mixed = modelling.causal_conv1d_fn(
+        mixed.unsqueeze(0).transpose(1, 2),
+        module.conv1d.weight.squeeze(1),
+        module.conv1d.bias,
+        activation=module.activation,
+        **kwargs,
+    ).transpose(1, 2)
+    query, key, value = torch.split(mixed, [module.key_dim, module.key_dim, module.value_dim], dim=-1)
+    out, _ = modelling.torch_chunk_gated_delta_rule(
+        torch.unflatten(query, -1, (-1, module.head_k_dim)),
+        torch.unflatten(key, -1, (-1, module.head_k_dim)),
+        torch.unflatten(value, -1, (-1, module.head_v_dim)),
+        g=g.unsqueeze(0),
+        beta=beta.unsqueeze(0),
+        initial_state=None,
+        output_final_state=False,
+        use_qk_l2norm_in_kernel=True,
+        **kwargs,
+    )
+    out = module.norm(out.reshape(-1, module.head_v_dim), z.reshape(-1, module.head_v_dim))
+    return module.out_proj(out.reshape(1, len(x), -1))
+
+
+GATED_DELTA_NET: Final = Binding(GatedDeltaInputs, _call, prepare=_prepare)
+"""Hooks on the modules of the two products don't see this."""
+
+__all__ = ["GATED_DELTA_NET"]
