@@ -85,3 +85,35 @@ def test_tokens_of_captured_decodes_are_those_of_eager_ones(
     found = [output.tokens for output in engine.generate(prompts, params)]
     assert found == [each[: len(one)] for one, each in zip(found, tokens(engine, prompts, 20), strict=True)]
     assert {key.sequences for key in seen} == {1, 2, 4, 8}
+
+
+def test_a_change_of_hooks_is_captured_before_the_next_step(
+    make_engine: Make, captured_runtime: switchrail.Runtime
+) -> None:
+    """Switchrail's on a function and a method, torch's on a module: added and removed after the capture."""
+    prompts = make_prompts(1)[:3]
+    runtime = captured_runtime
+    engine = make_engine(runtime=runtime, device=GraphPlatform(), options=OPTIONS)
+    plain = tokens(engine, prompts)
+    model = engine._runner.model
+
+    def louder(result: Any, *args: Any, **kwargs: Any) -> Any:
+        return result * -1.5
+
+    def delta(result: Any, *args: Any, **kwargs: Any) -> Any:
+        return result[0] * -1.5, None
+
+    seen = count_replays(engine)
+    module = "transformers.models.qwen3_next.modeling_qwen3_next"
+    for name, fn in (("torch_chunk_gated_delta_rule", delta), ("Qwen3NextRMSNorm.forward", louder)):
+        hook = runtime.hook(f"{module}.{name}", fn, "after")
+        changed = tokens(engine, prompts)
+        assert changed != plain
+        assert changed == tokens(engine, prompts)
+        runtime.hooks.remove(hook)
+        assert tokens(engine, prompts) == plain
+    handle = model.model.norm.register_forward_hook(lambda module, args, result: result * -1)
+    assert tokens(engine, prompts) != plain
+    handle.remove()
+    assert tokens(engine, prompts) == plain
+    assert not seen, "no graph of before was replayed after a change"

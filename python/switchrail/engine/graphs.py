@@ -15,6 +15,7 @@ from switchrail.dispatch import Dispatcher, Prepared
 from switchrail.engine.inputs import DecodeInputs
 from switchrail.engine.step import Step
 from switchrail.engine.task import Task
+from switchrail.engine.watch import HookWatch
 from switchrail.ops.batch import Bounds
 from switchrail.platforms.graph import Graph
 
@@ -93,6 +94,7 @@ class Graphs:
         sequences: int,
         tokens: int,
         graph_class: type[Graph],
+        watch: HookWatch,
     ) -> None:
         """Captures nothing yet.
 
@@ -104,12 +106,14 @@ class Graphs:
             sequences: Sequences that run at one time, at most.
             tokens: Tokens of the longest sequence.
             graph_class: What captures.
+            watch: Tells when hooks have changed.
         """
         self._forward = forward
         self._dispatcher = dispatcher
         self._bound = bound
         self._inputs = inputs
         self._graph_class = graph_class
+        self._watch = watch
         self._sizes, self._lengths = sizes(sequences), lengths(tokens)
         self._logits: torch.Tensor | None = None
         self.keys = [Key(size, length) for size in self._sizes for length in self._lengths]
@@ -122,39 +126,47 @@ class Graphs:
         Args:
             progress: Passes the keys on, one when the one before it is done.
         """
-        self.captured.clear()
-        self.refused.clear()
-        shares: Graph | None = None
+        self._drop()
         for key in progress(self.keys[::-1]):
-            try:
-                made = self._capture(key, shares)
-            except Exception as error:
-                self.refused[key] = f"{type(error).__name__}: {error}"
-                _log.warning(
-                    "decodes of %d sequences and %d tokens run eagerly, capturing one failed: %r",
-                    key.sequences,
-                    key.tokens,
-                    error,
-                )
-            else:
-                self.captured[key] = made
-                shares = made.graph
+            self._try(key)
 
     def run(self, tasks: Sequence[Task]) -> torch.Tensor | None:
         """Runs the last token of each task.
+
+        Where hooks have changed since a key was captured, it is captured again first.
 
         Returns:
             [R, vocabulary], overwritten by the next step; None where no graph serves the step.
         """
         longest = max(task.length for task in tasks) + 1
         size = self._sizes[bisect_left(self._sizes, len(tasks))]
-        captured = self.captured.get(Key(size, self._lengths[bisect_left(self._lengths, longest)]))
+        key = Key(size, self._lengths[bisect_left(self._lengths, longest)])
+        if self._watch.has_changed():
+            self._drop()
+        if key not in self.captured and key not in self.refused:
+            self._try(key)
+        captured = self.captured.get(key)
         if captured is None or self._logits is None:
             return None
         self._inputs.fill(tasks)
         self._dispatcher.refresh(captured.prepared, (self._inputs.part(captured.step, tasks),))
         captured.graph.replay()
         return self._logits[: len(tasks)]
+
+    def _drop(self) -> None:
+        self.captured.clear()
+        self.refused.clear()
+        self._watch.look()
+
+    def _try(self, key: Key) -> None:
+        shares = next((captured.graph for captured in self.captured.values()), None)
+        try:
+            self.captured[key] = self._capture(key, shares)
+        except Exception as error:
+            self.refused[key] = f"{type(error).__name__}: {error}"
+            _log.warning(
+                "decodes of %d sequences and %d tokens run eagerly, capturing one failed: %r", *key, error
+            )
 
     def _capture(self, key: Key, shares: Graph | None) -> Captured:
         self._inputs.fill(())

@@ -17,6 +17,7 @@ from switchrail.engine.models.operations import ForwardOf
 from switchrail.engine.options import EngineOptions
 from switchrail.engine.scheduler import Schedule
 from switchrail.engine.step import Running, Step, StepBuilder
+from switchrail.engine.watch import HookWatch
 from switchrail.platforms import Platform
 
 
@@ -126,6 +127,7 @@ class Runner:
             sequences=self._options.max_sequences,
             tokens=self._max_length,
             graph_class=graph_class,
+            watch=HookWatch(self.model),
         )
         self.graphs.capture(progress)
 

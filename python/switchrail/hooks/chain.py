@@ -57,6 +57,11 @@ def added() -> Mapping[Hook, tuple[Site, ...]]:
     return _table.sites
 
 
+def version() -> object:
+    """Something that is the same, by identity, until the next change."""
+    return _table
+
+
 def is_enabled(hook: Hook) -> bool:
     """Whether a hook would run."""
     return hook not in _table.disabled

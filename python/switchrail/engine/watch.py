@@ -1,0 +1,52 @@
+"""Whether what a captured step ran is still what an eager one would run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+from torch.nn.modules import module as globals_of_modules
+from torch.utils.hooks import RemovableHandle
+
+from switchrail.hooks import chain
+
+_OF_MODULES = ("_forward_hooks", "_forward_pre_hooks")
+_OF_ALL = ("_global_forward_hooks", "_global_forward_pre_hooks")
+
+
+class HookWatch:
+    """Looks for hooks that were added or removed: Switchrail's on any function, and torch's on modules.
+
+    A graph calls no hook when it is replayed; what a hook launched while it was captured is in it. So each
+    change makes what was captured before out of date. A method that somebody else has replaced isn't noticed.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self.look()
+
+    def look(self) -> None:
+        """Takes what there is now as what was captured."""
+        self._version = chain.version()
+        self._count = RemovableHandle.next_id
+        self._hooked = self._find()
+        self._keys = [tuple(hooks) for hooks in self._hooked]
+
+    def has_changed(self) -> bool:
+        """Whether anything is different from the last look."""
+        if RemovableHandle.next_id != self._count:  # torch was given a hook, perhaps for another model
+            self._count = RemovableHandle.next_id
+            found = self._find()
+            if len(found) != len(self._hooked):
+                return True
+            self._hooked = found
+        return chain.version() is not self._version or [tuple(hooks) for hooks in self._hooked] != self._keys
+
+    def _find(self) -> list[Mapping[int, object]]:
+        """The hooks of all modules, by numbers that torch gives out once."""
+        every = [getattr(globals_of_modules, name) for name in _OF_ALL]
+        modules = self._model.modules()
+        return every + [hooks for one in modules for name in _OF_MODULES if (hooks := getattr(one, name))]
+
+
+__all__ = ["HookWatch"]
