@@ -195,8 +195,9 @@ def test_a_request_fails_alone(engine: Engine, kind: str, error: type[Exception]
     assert is_idle(engine)
 
 
-def test_an_interrupt_between_two_texts_ends_the_step(engine: Engine) -> None:
-    """Or a request that had not got its token yet would go on without it."""
+def test_an_interrupt_in_a_text_ends_that_request_and_the_next_ones_get_their_tokens_later(
+    engine: Engine,
+) -> None:
     running = [engine.submit(prompt, FREE) for prompt in ("the", "x")]
     engine.step()
 
@@ -207,7 +208,11 @@ def test_an_interrupt_between_two_texts_ends_the_step(engine: Engine) -> None:
         request.stream._decode = interrupted
     with pytest.raises(KeyboardInterrupt):
         engine.step()
+    assert [request.finish_reason for request in running] == ["error", None]
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
     assert [request.finish_reason for request in running] == ["error", "error"]
+    assert [len(request.tokens) for request in running] == [1, 1]
     assert is_idle(engine)
 
 

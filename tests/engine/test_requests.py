@@ -215,8 +215,8 @@ def test_steps_keep_to_their_rows(
     sizes = []
     build = engine._runner.builder.build
 
-    def measured(schedule: Any, page_table: Any) -> Any:
-        step = build(schedule, page_table)
+    def measured(schedule: Any, *memory: Any) -> Any:
+        step = build(schedule, *memory)
         sizes.append(step.input_ids.shape[1])
         return step
 

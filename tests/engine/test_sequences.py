@@ -46,8 +46,7 @@ def test_a_sequence_has_its_memory_from_admission_to_release() -> None:
     owner.admit(sequence, 3)
     assert (sequence.slot > 0, len(set(sequence.pages)), sequence.length) == (True, 3, 0)
     owner.advance([(sequence, 5)])
-    owner.append([sequence], [42])
-    assert (sequence.length, sequence.last) == (5, 42)
+    assert sequence.length == 5
     owner.rollback(sequence, 2)
     assert sequence.length == 3
     check(owner)
@@ -72,11 +71,11 @@ def test_a_fork_shares_full_pages_and_copies_the_last() -> None:
     source, target = Sequence(), Sequence()
     owner.admit(source, 3)
     owner.advance([(source, 2 * PAGE + 1)])
-    owner.append([source], [7])
+    owner.last_tokens[source.slot] = 7
     owner.admit(target, 1, source.pages[:2])
     assert owner.fork(source, target) == [(source.pages[2], target.pages[2])]
     assert target.pages[:2] == source.pages[:2]
-    assert (target.length, target.last) == (source.length, 7)
+    assert (target.length, owner.last_tokens[target.slot]) == (source.length, 7)
     assert target.slot != source.slot
     check(owner)
     owner.release(source)

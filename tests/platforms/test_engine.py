@@ -111,9 +111,9 @@ def test_work_is_launched_on_the_engines_device(runtime: switchrail.Runtime) -> 
     class ElsewherePlatform(CpuPlatform):
         hardware_class, serving_class = Elsewhere, ElsewhereServing
 
-    def choose_tokens(logits: Any, params: Any, draws: Any) -> list[int]:
+    def choose_tokens(logits: Any, params: Any, draws: Any) -> torch.Tensor:
         seen.append(current[0])
-        return [41] * len(params)
+        return torch.full((len(params),), 41)
 
     platform = ElsewherePlatform()
     platform.serving.register_oot_forward(ChooseTokens.name, choose_tokens)
@@ -386,7 +386,9 @@ def test_an_operation_is_called_as_it_says(
 
 def test_the_one_for_token_choice(make_engine: Callable[..., Engine]) -> None:
     platform = serving_platform()
-    platform.serving.register_oot_forward(ChooseTokens.name, lambda logits, params, draws: [41] * len(params))
+    platform.serving.register_oot_forward(
+        ChooseTokens.name, lambda logits, params, draws: torch.full((len(params),), 41)
+    )
     assert make_engine(platform).generate(PROMPTS, PARAMS)[0].tokens == (41,) * 6
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import Any
 
 import torch
 
+from switchrail.engine.flight import Flight, Sent
 from switchrail.engine.options import EngineOptions
 from switchrail.engine.runner import Runner
 from switchrail.engine.sampling import choose
@@ -63,13 +64,16 @@ class EngineCore:
         self._hardware = hardware
         self._choose = choose_tokens or choose
         self._inside = False  # whether `step` or `settle` runs
-        self._running: deque[Task] = deque()  # the tasks whose step is not over, or failed
+        self._ahead = 1 if options.overlap and hardware.pin_memory_available() else 0
+        self._flights: tuple[Flight, ...] = ()  # the steps whose tokens were not read yet
+        self._launching: Sequence[Task] = ()  # the tasks of a step that is being launched, or failed
+        self._giving: Task | None = None  # the task that is being given its token, or failed at that
         self._error: BaseException | None = None  # why it failed
 
     @property
     def busy(self) -> bool:
         """Whether any task waits or runs."""
-        return bool(self._scheduler.waiting or self.sequences.live)
+        return bool(self._scheduler.waiting or self.sequences.live or self._flights)
 
     @property
     def inside(self) -> bool:
@@ -88,10 +92,12 @@ class EngineCore:
     def step(self) -> None:
         """Runs one forward pass, if any task waits or runs.
 
+        Where the device works by itself, this launches a pass and reads the tokens of the one before it.
+
         Raises:
             EngineError: It is called from within a step.
             BaseException: What a backend raised. The tasks of the step have then ended with reason `error`
-                and `step_failed`; all others go on with the next step.
+                and `step_failed`, and with the tokens of the steps before; all others go on.
         """
         if self._inside:
             raise EngineError(
@@ -120,13 +126,18 @@ class EngineCore:
     def _settle(self) -> None:
         """Every part of it can be done again, so an exception in the midst of it costs nothing."""
         self.sequences.repair()
-        for task in self._running:
-            task.step_failed = task.step_failed or task.finish_reason is None
-            self._end(task, "error", self._error)
-        self._running, self._error = deque(), None
+        if self._giving is not None:
+            self._fail(self._giving)
+            self._giving = None
+        if self._launching:
+            self._read(0)  # the steps before the one that failed
+        for task in self._launching:
+            self._fail(task)
+        self._launching, self._error = (), None
         while self.unwanted:
             self._end(self.unwanted[0], "cancelled")
             self.unwanted.popleft()
+        self._flights = tuple(flight for flight in self._flights if flight.is_wanted)
         self._scheduler.drop()
 
     def _end(self, task: Task, reason: FinishReason, error: BaseException | None = None) -> None:
@@ -136,57 +147,86 @@ class EngineCore:
         if task.finish_reason is None:
             task.note(None, reason, error)
 
+    def _fail(self, task: Task) -> None:
+        task.step_failed = task.step_failed or task.finish_reason is None
+        self._end(task, "error", self._error)
+
     def _advance(self) -> None:
-        schedule = self._scheduler.schedule()
-        tasks = schedule.tasks
-        if not tasks:
-            return
-        self._running = deque(tasks)
         try:
-            self._run(schedule)
+            self._go_on()
         except BaseException as error:
             self._error = error
             self.stats.failed_steps += 1
             raise
 
-    def _run(self, schedule: Schedule) -> None:
+    def _go_on(self) -> None:
         start = time.perf_counter()
-        ready, tokens = self._choose_tokens(schedule)
-        seconds = time.perf_counter() - start
-        self.stats.add(
-            prefill=sum(count for _, count in schedule.prefill), decode=len(schedule.decode), seconds=seconds
-        )
-        self.sequences.append(ready, [token or 0 for token in tokens])
-        self._running = deque(ready)  # the others go on with their prompts, whatever comes
-        for task, token in zip(ready, tokens, strict=True):
+        self._read(self._ahead)
+        schedule = self._scheduler.schedule({task for flight in self._flights for task, _ in flight.ready})
+        tasks = schedule.tasks
+        if tasks:
+            self._launching = tasks
+            flight = self._launch(schedule)
+            self._flights, self._launching = (*self._flights, flight), ()
+        self._read(self._ahead if tasks else 0)
+        if tasks:
+            self.stats.add(
+                prefill=sum(count for _, count in schedule.prefill),
+                decode=len(schedule.decode),
+                seconds=time.perf_counter() - start,
+            )
+
+    def _read(self, left: int) -> None:
+        """Gives tasks the tokens of the steps before the last `left` ones."""
+        while len(self._flights) > left:
+            flight = self._flights[0]
             try:
-                if token is None:
+                tokens = flight.tokens.read()
+            except Exception:
+                self._launching, self._flights = [*self._launching, *flight.tasks], self._flights[1:]
+                raise
+            for (task, number), token in zip(flight.ready, tokens, strict=True):
+                self._give(task, number, token)
+            self._flights = self._flights[1:]
+
+    def _give(self, task: Task, number: int, token: int) -> None:
+        """Gives a task its token of that number, if it goes on and has not had it."""
+        if task.finish_reason is None and len(task.tokens) == number:
+            self._giving = task
+            try:
+                if token < 0:
                     raise RequestError("the model's logits are not finite")
                 task.accept(token)
             except Exception as error:  # a tokenizer's, say: it ends this task and no other
                 task.note(None, "error", error)
-            if task.finish_reason is not None:
-                self.sequences.release(task)
-            self._running.popleft()
+            self._giving = None
+        if task.finish_reason is not None:
+            self.sequences.release(task)
 
     @torch.inference_mode()
-    def _choose_tokens(self, schedule: Schedule) -> tuple[list[Task], list[int | None]]:
-        """Runs the model; returns the tasks that got a token, and their tokens."""
+    def _launch(self, schedule: Schedule) -> Flight:
+        """Runs the model, and chooses tokens, which stay on the device for the next step."""
         runner, sequences = self.runner, self.sequences
         if runner is None:
             raise EngineError("the engine is closed")
         with self._hardware.active():
-            logits = runner.run(schedule, sequences.page_table)
+            logits, slots = runner.run(schedule, sequences)
             sequences.advance([*zip(schedule.decode, repeat(1)), *schedule.prefill])
             ready = [*schedule.decode, *filter(_is_through, (task for task, _ in schedule.prefill))]
             if schedule.forks:
                 row = {task: number for number, task in enumerate(ready)}
                 logits = logits[[*range(len(ready)), *(row[leader] for leader, _ in schedule.forks)]]
                 ready = ready + self._fork(runner, schedule.forks)
+                slots = torch.tensor([task.slot for task in ready], device=slots.device)
             if not ready:
-                return [], []
-            return ready, self._choose(
-                logits, [task.params for task in ready], [task.draws for task in ready]
+                return Flight(schedule.tasks, [], Sent(None))
+            tokens = self._choose(logits, [task.params for task in ready], [task.draws for task in ready])
+            sequences.last_tokens[slots] = tokens.clamp(min=0)
+            unread = {task for flight in self._flights for task, _ in flight.ready}
+            return Flight(
+                schedule.tasks,
+                [(task, len(task.tokens) + (task in unread)) for task in ready],
+                Sent(tokens, self._hardware.pin_memory_available()),
             )
 
     def _fork(self, runner: Runner, forks: list[tuple[Task, Task]]) -> list[Task]:

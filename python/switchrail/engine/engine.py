@@ -131,7 +131,7 @@ class Engine(AbstractContextManager["Engine"]):
                 device=self.device,
             )
             if self.options.capture == "decode":
-                self._capture(runtime, backends, sequences.page_table)
+                self._capture(runtime, backends, sequences)
         self._core = EngineCore(
             self._runner,
             sequences,
@@ -190,7 +190,7 @@ class Engine(AbstractContextManager["Engine"]):
         )
 
     def _capture(
-        self, runtime: Runtime, backends: Mapping[str, str] | None, page_table: torch.Tensor
+        self, runtime: Runtime, backends: Mapping[str, str] | None, sequences: Sequences[Any]
     ) -> None:
         """Captures decodes, where the platform can and there are backends for it."""
         if self.platform.serving.graph_class() is None:
@@ -201,7 +201,7 @@ class Engine(AbstractContextManager["Engine"]):
         except (BackendUnfitError, NoBackendError) as error:
             _log.warning("decodes run eagerly: %s", error)
             return
-        self._runner.capture(runtime.bind(plan), page_table)
+        self._runner.capture(runtime.bind(plan), sequences)
 
     @property
     def pools(self) -> Pools:

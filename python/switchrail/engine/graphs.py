@@ -130,13 +130,13 @@ class Graphs:
         for key in progress(self.keys[::-1]):
             self._try(key)
 
-    def run(self, tasks: Sequence[Task]) -> torch.Tensor | None:
+    def run(self, tasks: Sequence[Task]) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Runs the last token of each task.
 
         Where hooks have changed since a key was captured, it is captured again first.
 
         Returns:
-            [R, vocabulary], overwritten by the next step; None where no graph serves the step.
+            [R, vocabulary] and the R slots, overwritten by the next step; None where no graph serves it.
         """
         longest = max(task.length for task in tasks) + 1
         size = self._sizes[bisect_left(self._sizes, len(tasks))]
@@ -151,7 +151,7 @@ class Graphs:
         self._inputs.fill(tasks)
         self._dispatcher.refresh(captured.prepared, (self._inputs.part(captured.step, tasks),))
         captured.graph.replay()
-        return self._logits[: len(tasks)]
+        return self._logits[: len(tasks)], captured.step.logit_slots[: len(tasks)]
 
     def _drop(self) -> None:
         self.captured.clear()

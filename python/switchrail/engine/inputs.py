@@ -12,7 +12,7 @@ from switchrail.engine.task import Task
 from switchrail.ops.batch import PagedBatch, StateBatch
 from switchrail.pools import pages_of
 
-_IDS, _POSITIONS, _SLOTS, _LENGTHS = range(4)
+_POSITIONS, _SLOTS, _LENGTHS = range(3)
 
 
 class DecodeInputs:
@@ -25,6 +25,7 @@ class DecodeInputs:
     def __init__(
         self,
         page_table: torch.Tensor,
+        last_tokens: torch.Tensor,
         *,
         sequences: int,
         page_size: int,
@@ -35,16 +36,19 @@ class DecodeInputs:
 
         Args:
             page_table: [slots, pages] int32, the pages of the sequence in each slot.
+            last_tokens: [slots] int64, the newest token of each.
             sequences: Rows, at most.
             page_size: Tokens in a page.
             device: Where the model runs.
             pin_memory: Whether it copies from pinned memory without the host waiting.
         """
         self._page_table = page_table
+        self._last_tokens = last_tokens
         self._page_size = page_size
         self._pin_memory = pin_memory
-        self._rows = torch.zeros(4, sequences, dtype=torch.int64, device=device)
+        self._rows = torch.zeros(3, sequences, dtype=torch.int64, device=device)
         self._rows[_SLOTS] = -1
+        self._ids = torch.zeros(sequences, dtype=torch.int64, device=device)
         self._kv_lens = torch.zeros(sequences, dtype=torch.int32, device=device)
         self._kv_rows = torch.zeros(sequences, dtype=torch.int64, device=device)
         self._sequence_ids = torch.zeros(sequences, dtype=torch.int32, device=device)
@@ -59,7 +63,6 @@ class DecodeInputs:
         rows = host.numpy()
         rows[_SLOTS] = -1
         rows[:, : len(tasks)] = [
-            [task.last for task in tasks],
             [task.length for task in tasks],
             [task.slot for task in tasks],
             [task.length + 1 for task in tasks],
@@ -71,11 +74,12 @@ class DecodeInputs:
         table = self._page_table.new_zeros(sequences, pages_of(tokens, self._page_size))
         rows = slice(0, sequences)
         return Step(
-            input_ids=self._rows[_IDS, rows].unsqueeze(0),
+            input_ids=self._ids[rows].unsqueeze(0),
             position_ids=self._rows[_POSITIONS, rows].unsqueeze(0),
             sequence_ids=self._sequence_ids[rows].unsqueeze(0),
             kv_rows=self._kv_rows[rows],
             logit_rows=self._count[rows],
+            logit_slots=self._rows[_SLOTS, rows],
             parts=(self._part(table, (0,) * sequences),),
             real_rows=self._real_rows,
         )
@@ -94,7 +98,9 @@ class DecodeInputs:
         slots, positions = self._rows[_SLOTS, part.rows], self._rows[_POSITIONS, part.rows]
         table = part.pages.page_table
         # the pages of padding are slot 0's, which is never given out: all of them are page 0
-        torch.index_select(self._page_table[:, : table.shape[1]], 0, slots.clamp(min=0), out=table)
+        owners = slots.clamp(min=0)
+        torch.index_select(self._page_table[:, : table.shape[1]], 0, owners, out=table)
+        torch.index_select(self._last_tokens, 0, owners, out=step.input_ids[0])
         page = table.gather(1, (positions // self._page_size).unsqueeze(1)).squeeze(1).long()
         torch.add(page * self._page_size, positions % self._page_size, out=step.kv_rows)
         part.pages.kv_lens.copy_(self._rows[_LENGTHS, part.rows])

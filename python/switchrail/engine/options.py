@@ -36,6 +36,8 @@ class EngineOptions:
             None: 0.85; on a host 0.25.
         capture: What is captured in graphs, which the host then launches as a whole: `decode`, where the
             platform can, or `off`.
+        overlap: Whether the host reads a step's tokens while the device runs the next step, where it can. A
+            request that ends early (by an end token or a stop string) then costs one row of one step.
         seed: Start of the random numbers of torch, on host and device, which backends may draw; None: they
             are left as they are. Sampling has seeds of its own, in SamplingParams.
 
@@ -51,6 +53,7 @@ class EngineOptions:
     max_length: int | None = None
     memory_fraction: float | None = None
     capture: Literal["decode", "off"] = "decode"
+    overlap: bool = True
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -83,6 +86,7 @@ class EngineOptions:
                     "None or a number above 0 and at most 1",
                 ),
                 ("capture", self.capture, self.capture in ("decode", "off"), "'decode' or 'off'"),
+                ("overlap", self.overlap, isinstance(self.overlap, bool), "True or False"),
                 ("seed", self.seed, optional(self.seed, 0), "None or an integer of at least 0"),
             ],
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -16,6 +17,7 @@ from switchrail.engine.models.binding import Connection, connect, find_mixers, r
 from switchrail.engine.models.operations import ForwardOf
 from switchrail.engine.options import EngineOptions
 from switchrail.engine.scheduler import Schedule
+from switchrail.engine.sequences import Sequences
 from switchrail.engine.step import Running, Step, StepBuilder
 from switchrail.engine.watch import HookWatch
 from switchrail.platforms import Platform
@@ -99,21 +101,22 @@ class Runner:
     def capture(
         self,
         bound: BoundPlan,
-        page_table: torch.Tensor,
+        sequences: Sequences[Any],
         progress: Callable[[Iterable[Key]], Iterable[Key]] = iter,
     ) -> None:
         """Captures decodes, where the platform can.
 
         Args:
             bound: The routes of decodes that are captured.
-            page_table: [slots, pages] int32, the pages of the sequence in each slot.
+            sequences: Who has which memory.
             progress: Passes the keys of graphs on, one when the one before it is done.
         """
         graph_class = self._platform.serving.graph_class()
         if graph_class is None:
             return
         inputs = DecodeInputs(
-            page_table,
+            sequences.page_table,
+            sequences.last_tokens,
             sequences=self._options.max_sequences,
             page_size=self._options.page_size,
             device=torch.device(self._platform.device),
@@ -131,23 +134,23 @@ class Runner:
         )
         self.graphs.capture(progress)
 
-    def run(self, schedule: Schedule, page_table: torch.Tensor) -> torch.Tensor:
+    def run(self, schedule: Schedule, sequences: Sequences[Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """Runs a schedule's tokens: from a graph where one serves them.
 
         Args:
             schedule: What to run.
-            page_table: [slots, pages] int32, the pages of the sequence in each slot.
+            sequences: Who has which memory.
 
         Returns:
-            [R, vocabulary]: a row for each decoding task, then for each whose prompt ends in this step; the
-            next step may overwrite it.
+            [R, vocabulary], a row for each decoding task, then for each whose prompt ends in this step, and
+            their R slots; the next step may overwrite both.
         """
         if self.graphs is not None and not schedule.prefill:
-            logits = self.graphs.run(schedule.decode)
-            if logits is not None:
-                return logits
-        step = self.builder.build(schedule, page_table)
-        return self._forward(step, step.parts)
+            found = self.graphs.run(schedule.decode)
+            if found is not None:
+                return found
+        step = self.builder.build(schedule, sequences.page_table, sequences.last_tokens)
+        return self._forward(step, step.parts), step.logit_slots
 
     def _forward(self, step: Step, parts: Sequence[Part] | Prepared) -> torch.Tensor:
         try:

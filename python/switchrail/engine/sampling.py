@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -12,8 +13,8 @@ from switchrail.params import SamplingParams
 
 def choose(
     logits: torch.Tensor, params: Sequence[SamplingParams], draws: Sequence[random.Random]
-) -> list[int | None]:
-    """Chooses a token for each row, with one wait for the device.
+) -> torch.Tensor:
+    """Chooses a token for each row, without waiting for the device.
 
     Args:
         logits: [R, vocabulary].
@@ -22,16 +23,22 @@ def choose(
             sampled, so a request's draws depend on nothing but its seed.
 
     Returns:
-        R token ids; None where a row's logits are not finite at the top, so that nothing can be chosen.
+        [R] int64 token ids; -1 where a row's logits are not finite at the top, so that nothing can be chosen.
     """
     best, tokens = logits.max(dim=-1)
     rows = [row for row, param in enumerate(params) if param.temperature > 0]
     if rows:
-        index = torch.tensor(rows, device=logits.device)
+        index = _sent(rows, torch.int64, logits.device)
         tokens[index] = _draw(
             logits[index].float(), [params[row] for row in rows], [draws[row].random() for row in rows]
         )
-    return [None if token < 0 else token for token in tokens.where(best.isfinite(), -1).tolist()]
+    return tokens.where(best.isfinite(), -1)
+
+
+def _sent(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Values on the device, which the host doesn't wait for."""
+    host = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
+    return host.to(device, non_blocking=True)
 
 
 def _draw(logits: torch.Tensor, params: Sequence[SamplingParams], uniform: Sequence[float]) -> torch.Tensor:
@@ -53,7 +60,7 @@ def _draw(logits: torch.Tensor, params: Sequence[SamplingParams], uniform: Seque
         (max(p.temperature, 1e-30), min(p.top_k or size, size), p.top_p, p.min_p, u)
         for p, u in zip(params, uniform, strict=True)
     ]
-    values = torch.tensor(columns, dtype=torch.float32, device=logits.device)
+    values = _sent(columns, torch.float32, logits.device)
     temperature, top_k, top_p, min_p, u = values.unsqueeze(1).unbind(-1)
     ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
     scores = (ordered - ordered[:, :1]) / temperature

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -59,11 +60,19 @@ class Scheduler:
         self._chunk = options.prefill_chunk or options.max_tokens_per_step
         self._page_size = options.page_size
 
-    def schedule(self) -> Schedule:
-        """Takes the next step's tokens: each decoding task's, then prompt tokens in order of admission."""
+    def schedule(self, unread: Collection[Task] = ()) -> Schedule:
+        """Takes the next step's tokens: each decoding task's, then prompt tokens in order of admission.
+
+        Args:
+            unread: The tasks with a token that they have not been given yet: where that is the last one which
+                they can have, they are left out.
+        """
         live = self._sequences.live
-        decode = [task for task in live if task.length >= len(task.ids)]
-        prompts = [task for task in live if task.length < len(task.ids)] if len(decode) < len(live) else []
+        through = [task for task in live if task.length >= len(task.ids)]
+        prompts = [task for task in live if task.length < len(task.ids)] if len(through) < len(live) else []
+        decode = [
+            task for task in through if len(task.tokens) + (task in unread) < task.params.max_new_tokens
+        ]
         decode.sort(key=_slot)
         rows = self._rows - len(decode)
         prefill: list[tuple[Task, int]] = []

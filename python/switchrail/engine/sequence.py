@@ -12,14 +12,12 @@ class Sequence:
     Attributes:
         slot: Its slot of states; 0 while it has none.
         pages: Its pages, in the order of its tokens.
-        length: Tokens that are in memory.
-        last: Its newest token, which is not in memory: the next decode row runs it.
+        length: Tokens that are in memory. Its newest one, which the next decode row runs, is not.
     """
 
     slot: int = 0
     pages: list[int] = field(default_factory=list)
     length: int = 0
-    last: int = 0
 
 
 __all__ = ["Sequence"]

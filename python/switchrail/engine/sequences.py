@@ -30,6 +30,8 @@ class Sequences(Generic[S]):
         live: The sequences that have memory, in the order of their admission.
         page_table: [slots, pages] int32 on the device, the pages of the sequence in each slot; entries past a
             sequence's pages are undefined.
+        last_tokens: [slots] int64 on the device, the newest token of the sequence in each slot. Slot 0 takes
+            those of nobody.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Sequences(Generic[S]):
         """
         self.live: dict[S, None] = {}
         self.page_table = torch.zeros(slots.capacity + 1, max_pages, dtype=torch.int32, device=device)
+        self.last_tokens = torch.zeros(slots.capacity + 1, dtype=torch.int64, device=device)
         self._pages = pages
         self._slots = slots
         self._page_size = page_size
@@ -83,11 +86,6 @@ class Sequences(Generic[S]):
         """Notes for each sequence how many more of its tokens are in memory."""
         for sequence, count in rows:
             sequence.length += count
-
-    def append(self, sequences: Iterable[S], tokens: Iterable[int]) -> None:
-        """Notes the sequences' newest tokens."""
-        for sequence, token in zip(sequences, tokens, strict=True):
-            sequence.last = token
 
     def rollback(self, sequence: S, count: int) -> None:
         """Forgets the newest tokens in memory; what comes next overwrites them there.
@@ -129,7 +127,7 @@ class Sequences(Generic[S]):
         used = pages_of(source.length, self._page_size)
         pairs = zip(source.pages[:used], target.pages, strict=False)
         copies = [(page, other) for page, other in pairs if page != other]
-        target.last = source.last
+        self.last_tokens[target.slot] = self.last_tokens[source.slot]
         target.length = source.length
         return copies
 

@@ -25,6 +25,7 @@ class Step:
         sequence_ids: [1, T] int32, the same for rows of one sequence.
         kv_rows: [T] int64, where each row's key and value go, in the pool seen as [pages * page, HKV, D].
         logit_rows: [R] int64, the rows whose logits are wanted.
+        logit_slots: [R] int64, the slots of their sequences.
         parts: The decode rows first, then the prefill rows; one of them where the step has no others.
         real_rows: [1] int32, how many rows come before those of padding; None: no row is padding.
     """
@@ -34,6 +35,7 @@ class Step:
     sequence_ids: torch.Tensor
     kv_rows: torch.Tensor
     logit_rows: torch.Tensor
+    logit_slots: torch.Tensor
     parts: tuple[Part, ...]
     real_rows: torch.Tensor | None = None
 
@@ -76,12 +78,13 @@ class StepBuilder:
         self._count = torch.arange(num_slots + 1, dtype=torch.int32, device=device)
         self._yes = torch.ones(num_slots, dtype=torch.bool, device=device)
 
-    def build(self, schedule: Schedule, page_table: torch.Tensor) -> Step:
+    def build(self, schedule: Schedule, page_table: torch.Tensor, last_tokens: torch.Tensor) -> Step:
         """Makes the step of a schedule.
 
         Args:
             schedule: What to run.
             page_table: [slots, pages] int32, the pages of the sequence in each slot.
+            last_tokens: [slots] int64, the newest token of each.
         """
         decode, prefill = schedule.decode, schedule.prefill
         n_decode = len(decode)
@@ -97,13 +100,14 @@ class StepBuilder:
         cu_prefill = np.zeros(len(prompts) + 1, dtype=np.int32)
         cu_prefill[1:] = ends[n_decode:] - n_decode
 
-        ids, positions, row_slots, d_slots, logit_rows, kv_lens, cu_seqlens, started = _transfer(
+        ids, positions, row_slots, d_slots, logit_rows, logit_slots, kv_lens, cu_seqlens, started = _transfer(
             [
-                np.concatenate([np.array([task.last for task in decode], dtype=np.int64), *prompts]),
+                np.concatenate([np.zeros(n_decode, dtype=np.int64), *prompts]),
                 np.arange(ends[-1]) + (before - ends + counts).repeat(counts),
                 slots.repeat(counts),
                 slots,
                 ends[wanted] - 1,
+                slots[wanted],
                 after.astype(np.int32),
                 cu_prefill,
                 before[n_decode:] > 0,
@@ -111,6 +115,7 @@ class StepBuilder:
             self._device,
             self._pin_memory,
         )
+        ids[:n_decode] = last_tokens[d_slots[:n_decode]]
         pages = page_table[:, : -(-int(after.max()) // self._page_size)]
         page = pages[row_slots, positions // self._page_size].long()
         kv_seqlens = after.tolist()
@@ -152,6 +157,7 @@ class StepBuilder:
             sequence_ids=row_slots.int().unsqueeze(0),
             kv_rows=page * self._page_size + positions % self._page_size,
             logit_rows=logit_rows,
+            logit_slots=logit_slots,
             parts=tuple(parts),
         )
 

@@ -171,7 +171,7 @@ class ChooseTokens(Operation):
     @staticmethod
     def forward(
         logits: torch.Tensor, params: Sequence[SamplingParams], draws: Sequence[random.Random]
-    ) -> list[int | None]:
+    ) -> torch.Tensor:
         """As the class says."""
         raise NotImplementedError
 

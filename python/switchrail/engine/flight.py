@@ -1,0 +1,58 @@
+"""A step that was launched, and whose tokens the host has not read yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from switchrail.engine.task import Task
+
+
+class Sent:
+    """Token ids on their way to the host."""
+
+    def __init__(self, tokens: torch.Tensor | None, pin_memory: bool = False) -> None:
+        """Sends them, without waiting.
+
+        Args:
+            tokens: [R] int64; None: there are none.
+            pin_memory: Whether the device copies to pinned memory by itself.
+        """
+        self._event: torch.Event | None = None
+        self._host = tokens
+        if tokens is not None and pin_memory:
+            self._host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+            self._host.copy_(tokens, non_blocking=True)
+            self._event = torch.Event(tokens.device)
+            self._event.record()
+
+    def read(self) -> list[int]:
+        """Waits for them."""
+        if self._event is not None:
+            self._event.synchronize()
+        return [] if self._host is None else self._host.tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step that was launched.
+
+    Attributes:
+        tasks: Its tasks.
+        ready: Those that get a token, and how many they have before it.
+        tokens: The tokens, as `ready` is ordered; -1 where there is none.
+    """
+
+    tasks: Sequence[Task]
+    ready: Sequence[tuple[Task, int]]
+    tokens: Sent
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether any of its tasks goes on."""
+        return any(task.finish_reason is None for task, _ in self.ready)
+
+
+__all__ = ["Flight", "Sent"]
