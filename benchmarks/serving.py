@@ -91,7 +91,7 @@ def check(folder: Path) -> None:
     """Holds captured decodes to eager ones, in float32.
 
     Raises:
-        SystemExit: They give other tokens.
+        SystemExit: They give other tokens, or could not be captured.
     """
     prompts = make_prompts(5, seed=1)
     params = SamplingParams(max_new_tokens=24, ignore_eos=True)
@@ -100,6 +100,9 @@ def check(folder: Path) -> None:
         options = {"max_sequences": 8, "max_length": 1024, "capture": capture}
         with Engine(folder, dtype="float32", device="cuda", options=options) as engine:
             found.append([output.tokens for output in engine.generate(prompts, params)])
+            graphs = engine._runner.graphs
+            if graphs is not None and graphs.refused:
+                raise SystemExit(f"not every decode could be captured: {graphs.refused}")
     if found[0] != found[1]:
         raise SystemExit("captured decodes give other tokens than eager ones")
     print("float32 tokens of captured decodes are those of eager ones", flush=True)
@@ -125,9 +128,9 @@ def measure(engine: Engine, batch: int, repeats: int, sampled: bool = False) -> 
 
 def profile(engine: Engine, batch: int, steps: int = 20) -> None:
     """Prints which kernels a decode's time goes to."""
-    for prompt in make_prompts(batch):
-        engine.submit(prompt, SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True))
-    while engine.stats.decode_tokens < batch * 4:
+    params = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
+    requests = [engine.submit(prompt, params) for prompt in make_prompts(batch)]
+    while not all(request.tokens for request in requests):
         engine.step()
     torch.cuda.synchronize()
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]

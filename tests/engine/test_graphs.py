@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import switchrail
 from switchrail.engine import Engine, SamplingParams
-from switchrail.engine.graphs import Key
+from switchrail.engine.graphs import Key, lengths, sizes
 from switchrail.platforms.cpu import CpuPlatform, CpuServing
 from switchrail.testing.graph import RecordedGraph
 
@@ -117,3 +117,111 @@ def test_a_change_of_hooks_is_captured_before_the_next_step(
     handle.remove()
     assert tokens(engine, prompts) == plain
     assert not seen, "no graph of before was replayed after a change"
+
+
+def test_keys() -> None:
+    assert sizes(1) == (1,)
+    assert sizes(6) == (1, 2, 4, 6)
+    assert sizes(100) == (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 100)
+    assert lengths(700) == (700,)
+    assert lengths(8192) == (1024, 4096, 8192)
+
+
+def test_what_was_captured_is_told(make_engine: Make, captured_runtime: switchrail.Runtime) -> None:
+    engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
+    names = {f"{op}.decode": "capturable" for op in CAPTURABLE}
+    assert [(state.sequences, state.tokens, state.reason) for state in engine.graphs] == [
+        (size, 200, None) for size in (1, 2, 4, 8)
+    ]
+    assert all(state.backends == names for state in engine.graphs)
+    off = make_engine(runtime=captured_runtime, device=GraphPlatform(), options={**OPTIONS, "capture": "off"})
+    assert off.graphs == ()
+
+
+def test_a_backend_chosen_by_name_that_cant_be_captured_runs_eagerly(
+    make_engine: Make, captured_runtime: switchrail.Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
+    chosen = {"gated_delta.decode": "torch"}
+    engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS, backends=chosen)
+    assert engine.graphs == ()
+    assert "decodes run eagerly" in caplog.text
+    assert "cuda_graph" in caplog.text
+    prompts = make_prompts(2)[:3]
+    assert tokens(engine, prompts) == tokens(make_engine(options=OPTIONS), prompts)
+
+
+def test_a_failure_while_capturing_leaves_that_key_eager(
+    make_engine: Make, captured_runtime: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that waits for the device, and one that raises; the other keys are captured."""
+    run = CAPTURABLE["gated_delta"].run
+
+    def waiting(self: Any, call: Any, batch: Any, plan: Any) -> None:
+        if len(batch.seqlens) == 2:
+            batch.read_slots[0].item()
+        if len(batch.seqlens) == 4:
+            raise ValueError("not four")
+        run(self, call, batch, plan)
+
+    monkeypatch.setattr(CAPTURABLE["gated_delta"], "run", waiting)
+    engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
+    reasons = {state.sequences: state.reason for state in engine.graphs}
+    assert reasons[1] is reasons[8] is None
+    assert "needs values on the host" in str(reasons[2])
+    assert reasons[4] == "ValueError: not four"
+    prompts = make_prompts(3)[:4]
+    assert tokens(engine, prompts) == tokens(make_engine(options=OPTIONS), prompts)
+
+
+def test_a_plan_that_cant_be_refreshed_ends_the_requests_of_its_step(
+    make_engine: Make, captured_runtime: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
+    prompts = make_prompts(4)[:2]
+    expected = tokens(engine, prompts)
+
+    def broken(self: Any, plan: Any, batch: Any) -> None:
+        raise RuntimeError("no room in the plan")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CAPTURABLE["attention"], "refresh", broken)
+        with pytest.raises(RuntimeError, match="no room") as caught:
+            engine.generate(prompts)
+    assert "backend capturable failed in refreshing its plan of attention decode" in caught.value.__notes__
+    assert not engine.busy
+    assert tokens(engine, prompts) == expected
+
+
+def test_a_row_that_becomes_nan_in_a_replay_ends_that_request_alone(
+    make_engine: Make, captured_runtime: switchrail.Runtime
+) -> None:
+    engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
+    prompts = make_prompts(5)[:3]
+    expected = tokens(engine, prompts)
+    params = SamplingParams(max_new_tokens=12, ignore_eos=True)
+    requests = [engine.submit(prompt, params) for prompt in prompts]
+    while not all(request.tokens for request in requests):
+        engine.step()
+    for state in engine.pools.state.states.values():
+        state[requests[1].slot] = float("nan")
+    while engine.busy:
+        engine.step()
+    assert [request.finish_reason for request in requests] == ["length", "error", "length"]
+    assert "not finite" in str(requests[1].error)
+    assert [tuple(requests[i].tokens) for i in (0, 2)] == [expected[i] for i in (0, 2)]
+    assert tokens(engine, prompts) == expected
+
+
+def test_two_engines_in_turn(make_engine: Make, captured_runtime: switchrail.Runtime) -> None:
+    engines = [
+        make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS) for _ in range(2)
+    ]
+    prompts = make_prompts(6)[:4]
+    expected = tokens(make_engine(options=OPTIONS), prompts)
+    params = SamplingParams(max_new_tokens=12, ignore_eos=True)
+    requests = [[engine.submit(prompt, params) for prompt in prompts] for engine in engines]
+    while any(engine.busy for engine in engines):
+        for engine in engines:
+            engine.step()
+    for each in requests:
+        assert [tuple(request.tokens) for request in each] == expected

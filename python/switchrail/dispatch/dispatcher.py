@@ -75,6 +75,14 @@ class Prepared:
     targets: dict[Layer, tuple[Target, ...]]
     planned: list[tuple[SequenceBatch, object]]
 
+    @property
+    def backends(self) -> dict[str, str]:
+        """The names of the backends in use, by op and phase; several of one are joined by a comma."""
+        found: dict[str, list[str]] = {}
+        for user in self.users:
+            found.setdefault(f"{user.op}.{self.parts[user.part].phase}", []).append(user.name)
+        return {key: ", ".join(dict.fromkeys(names)) for key, names in found.items()}
+
 
 @dataclass(slots=True)
 class _Step:

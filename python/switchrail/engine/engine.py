@@ -25,6 +25,7 @@ from switchrail.current import current_runtime
 from switchrail.engine.checkpoint import load, read_config
 from switchrail.engine.core import EngineCore
 from switchrail.engine.dtypes import STATE_DTYPE, choose_dtype
+from switchrail.engine.graphs import GraphState
 from switchrail.engine.hub import find_checkpoint
 from switchrail.engine.memory import Pools
 from switchrail.engine.models.operations import prepare
@@ -211,6 +212,16 @@ class Engine(AbstractContextManager["Engine"]):
             EngineError: The engine is closed.
         """
         return self._open_runner().pools
+
+    @property
+    def graphs(self) -> tuple[GraphState, ...]:
+        """Which decodes were captured, on which backends, and why others were not; empty where none is to be.
+
+        Raises:
+            EngineError: The engine is closed.
+        """
+        graphs = self._open_runner().graphs
+        return () if graphs is None else graphs.states()
 
     @property
     def stats(self) -> Stats:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -38,6 +38,24 @@ class Key(NamedTuple):
 
     sequences: int
     tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphState:
+    """What became of a key.
+
+    Attributes:
+        sequences: Rows, padding included.
+        tokens: Tokens of the longest cache.
+        backends: Which backends serve it, by op and phase; empty where nothing is captured.
+        reason: Why nothing is, so that such decodes run eagerly; None where something is, or will be when it
+            is needed.
+    """
+
+    sequences: int
+    tokens: int
+    backends: Mapping[str, str]
+    reason: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +148,18 @@ class Graphs:
         for key in progress(self.keys[::-1]):
             self._try(key)
 
+    def states(self) -> tuple[GraphState, ...]:
+        """What became of each key."""
+        return tuple(
+            GraphState(
+                sequences=key.sequences,
+                tokens=key.tokens,
+                backends=self.captured[key].prepared.backends if key in self.captured else {},
+                reason=self.refused.get(key),
+            )
+            for key in self.keys
+        )
+
     def run(self, tasks: Sequence[Task]) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Runs the last token of each task.
 
@@ -187,4 +217,4 @@ class Graphs:
         self._logits[: len(logits)].copy_(logits)
 
 
-__all__ = ["Captured", "Graphs", "Key", "lengths", "sizes"]
+__all__ = ["Captured", "GraphState", "Graphs", "Key", "lengths", "sizes"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -41,6 +41,15 @@ class RecordedGraph(Graph):
                     result.copy_(new)
 
 
+_WAIT: Final = {
+    torch.ops.aten.item.default,
+    torch.ops.aten._local_scalar_dense.default,
+    torch.ops.aten.nonzero.default,
+    torch.ops.aten.equal.default,
+}
+"""What would wait for a device: their results are Python's, or their shapes follow from values."""
+
+
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes down each operation with its results."""
 
@@ -49,7 +58,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._calls = calls
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default):
+        if func in _WAIT:
             raise RuntimeError(f"{func} needs values on the host, which a graph doesn't have")
         found = func(*args, **(kwargs or {}))
         results = [one for one in tree_leaves(found) if isinstance(one, torch.Tensor)]

@@ -1,0 +1,125 @@
+"""Steps that are launched before the tokens of the step before them were read, as a device allows it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from switchrail.engine import Engine, Event, SamplingParams
+
+Make = Callable[..., Engine]
+OPTIONS = {"max_sequences": 6, "max_tokens_per_step": 24, "page_size": 4, "num_pages": 90, "max_length": 64}
+
+
+def make_params(count: int) -> list[SamplingParams]:
+    """Ends by length, by token and by text; greedy and sampled; several samples of a prompt."""
+    draw = random.Random(4)
+    return [
+        SamplingParams(
+            max_new_tokens=draw.randint(1, 12),
+            ignore_eos=bool(number % 2),
+            stop=("e",) if number % 3 == 0 else (),
+            stop_token_ids=(draw.randrange(256),) if number % 4 == 0 else (),
+            temperature=0.0 if number % 2 else 1.5,
+            top_p=0.9,
+            seed=number,
+            n=2 if number % 5 == 4 else 1,
+        )
+        for number in range(count)
+    ]
+
+
+def make_prompts(count: int) -> list[list[int]]:
+    draw = random.Random(7)
+    return [[draw.randrange(256) for _ in range(draw.randint(1, 40))] for _ in range(count)]
+
+
+@pytest.fixture
+def engine(make_engine: Make) -> Engine:
+    engine = make_engine(options=OPTIONS)
+    engine._core._ahead = 1
+    return engine
+
+
+def test_outputs_are_those_of_steps_one_by_one(make_engine: Make, engine: Engine) -> None:
+    prompts, params = make_prompts(24), make_params(24)
+    expected = make_engine(options=OPTIONS).generate(prompts, params)
+    assert engine.generate(prompts, params) == expected
+    assert not engine.busy
+
+
+def test_a_step_gives_the_events_of_the_one_before(engine: Engine) -> None:
+    request = engine.submit([1, 2, 3], SamplingParams(max_new_tokens=3, ignore_eos=True))
+    seen: list[list[Event]] = []
+    while engine.busy:
+        seen.append(engine.step())
+    assert [len(events) for events in seen] == [0, 1, 1, 1]
+    assert engine.stats.steps == 3
+    assert request.finish_reason == "length"
+
+
+def test_a_request_that_ends_early_costs_one_row_of_one_step(engine: Engine) -> None:
+    prompt = [5, 6, 7]
+    (free,) = engine.generate([prompt], SamplingParams(max_new_tokens=6, ignore_eos=True))
+    steps, rows = engine.stats.steps, engine.stats.decode_tokens
+    ends = SamplingParams(max_new_tokens=6, ignore_eos=True, stop_token_ids=(free.tokens[1],))
+    (early,) = engine.generate([prompt], ends)
+    assert early.tokens == free.tokens[:2]
+    assert engine.stats.steps - steps == 3
+    assert engine.stats.decode_tokens - rows == 2
+
+
+def test_a_failing_step_first_delivers_the_one_before(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = engine.submit([1, 2, 3], SamplingParams(max_new_tokens=8, ignore_eos=True))
+    engine.step()
+    assert request.tokens == []
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("a backend")
+
+    monkeypatch.setattr(engine._runner, "run", broken)
+    with pytest.raises(RuntimeError, match="a backend"):
+        engine.step()
+    assert len(request.tokens) == 1
+    assert request.finish_reason == "error"
+    monkeypatch.undo()
+    assert not engine.busy
+    assert [event.token is None for event in engine.step()] == [False, True]
+    assert len(engine.pools.pages) == engine.pools.pages.capacity
+
+
+def test_tokens_that_never_come_end_the_requests_of_their_step(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the device has failed meanwhile; a request that came later goes on."""
+    first = engine.submit([1, 2, 3], SamplingParams(max_new_tokens=8, ignore_eos=True))
+    engine.step()
+
+    def lost() -> list[int]:
+        raise RuntimeError("the device")
+
+    monkeypatch.setattr(engine._core._flights[0].tokens, "read", lost)
+    later = engine.submit([4], SamplingParams(max_new_tokens=2, ignore_eos=True))
+    with pytest.raises(RuntimeError, match="the device"):
+        engine.step()
+    assert (first.finish_reason, first.step_failed) == ("error", True)
+    while engine.busy:
+        engine.step()
+    assert later.finish_reason == "length"
+
+
+def test_a_cancelled_request_frees_its_memory_at_once(engine: Engine) -> None:
+    request = engine.submit([1] * 20, SamplingParams(max_new_tokens=8))
+    other = engine.submit([2] * 4, SamplingParams(max_new_tokens=4, ignore_eos=True))
+    engine.step()
+    engine.step()
+    assert engine.cancel(request)
+    assert (request.slot, request.pages) == (0, [])
+    while engine.busy:
+        engine.step()
+    assert other.finish_reason == "length"
+    assert len(engine.pools.slots) == engine.pools.slots.capacity
