@@ -17,7 +17,10 @@ PATHS = {
     if name == "triton"
 }
 SHARED = {
-    "attention": tuple(f"switchrail_kernels.attention.{name}" for name in ("attend", "merge", "plan")),
+    "attention": (
+        *(f"switchrail_kernels.attention.{name}" for name in ("attend", "merge")),
+        "switchrail_kernels.tiles",
+    ),
     **dict.fromkeys(
         ("gated_delta", "kda"),
         tuple(f"switchrail_kernels.delta.{name}" for name in ("scan", "step", "call", "gates", "verify")),
@@ -51,9 +54,9 @@ MUTANTS = {
     "k and v swapped": (
         "attention",
         "layer.k_cache, layer.v_cache, out, lse_or, sinks_or, parts, weights),\n"
-        "                    *(work.items",
+        "            *(work.items",
         "layer.v_cache, layer.k_cache, out, lse_or, sinks_or, parts, weights),\n"
-        "                    *(work.items",
+        "            *(work.items",
         ["prefill/float32/ragged"],
     ),
     "TF32 operands": (

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 from switchrail.errors import ArgumentError, ContractError
-from switchrail.ops.attention.contract import AttentionLayer
+from switchrail.ops.attention.contract import AttentionCall, AttentionLayer
 from switchrail.ops.batch import Bounds, PagedBatch
 from switchrail.ops.samples.pages import UNDEFINED_PAGE
 from switchrail.testing.compare import BOUNDS, measure, same_bits
@@ -63,7 +63,7 @@ def hold(call, inputs):
 
 def tensors_of(plan):
     """What a plan made itself."""
-    return [tensor for room in getattr(plan, "rooms", {}).values() for tensor in room.tensors]
+    return [tensor for room in plan.cuts.values() for tensor in room.tensors]
 
 
 @EACH
@@ -121,7 +121,7 @@ def test_what_a_plan_holds_follows_from_its_bounds(device, op):
         (cut,) = first.cuts.values()
         assert cut.most > 1
     else:
-        (one,), (other,) = (plan.rooms.values() for plan in plans)
+        (one,), (other,) = (plan.cuts.values() for plan in plans)
         pieces = {"attention": 3, "window": 2}[op]
         assert (one.pieces, one.least) == (other.pieces, other.least) == (pieces, 256)
         assert [t.shape for t in one.tensors] == [t.shape for t in other.tensors]
@@ -151,7 +151,7 @@ def test_pieces_of_caches_of_any_length(sequences, tokens, window, pieces):
     q, cache = torch.empty(sequences, 16, 256, device="meta"), torch.empty(9, 64, 2, 256, device="meta")
     layer = AttentionLayer(k_cache=cache, v_cache=cache, scale=1.0, window=window)
     plan = TritonAttention().plan("decode", batch, Bounds(sequences=sequences, rows=sequences, tokens=tokens))
-    room = plan.room(layer, q)
+    room = plan.cut(AttentionCall(layer, q, q, None), cache.shape[2])
     assert (room.pieces, room.least) == (pieces, 256)
 
 

@@ -129,7 +129,7 @@ def _merge_rows(
     SINKS: tl.constexpr,
     LSE: tl.constexpr,
 ):
-    p_rows += 4 * tl.program_id(0)
+    p_rows += 8 * tl.program_id(0)
     row = tl.load(p_rows)
     slot = tl.load(p_rows + 1).to(tl.int64)
     step = tl.load(p_rows + 2)

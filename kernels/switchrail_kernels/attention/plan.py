@@ -1,18 +1,21 @@
-"""What all layers of a step share: how the rows and keys of a batch are cut, and room for the parts."""
+"""What all layers of a step share in attention: how rows and keys are cut, and room for the parts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from switchrail.ops.attention.contract import CONTRACT, AttentionLayer
-from switchrail.ops.batch import Bounds, PagedBatch
+from switchrail.ops.attention.contract import CONTRACT, AttentionCall
+from switchrail.ops.batch import PagedBatch
 from switchrail.ops.pages import check_pages
 
 from switchrail_kernels.decode import DecodePlan
 from switchrail_kernels.device import fitted, multiprocessors
-from switchrail_kernels.tables import all_to_device, ranges, split_rows
+from switchrail_kernels.replay import Options
+from switchrail_kernels.tables import split_rows
+from switchrail_kernels.tiles import TilesPlan, Work
 
 MOST = 64
 """Pieces of a decode's cache at most."""
@@ -51,45 +54,33 @@ class Room:
         parts = q.new_empty((sequences * pieces, heads, head_size), dtype=torch.float32)
         return cls(pieces, least, (parts, parts.new_empty(parts.shape[:2])))
 
+    @property
+    def options(self) -> Options:
+        """Numbers that the launches follow from."""
+        return self.pieces, self.least
 
-class Pieces(DecodePlan):
-    """How the caches of a decode are cut.
 
-    Attributes:
-        rooms: By what a layer's shape makes of it.
-    """
+class Pieces(DecodePlan[AttentionCall, Room]):
+    """How the caches of a decode are cut."""
 
-    def __init__(self, batch: PagedBatch, bounds: Bounds | None) -> None:
-        super().__init__(CONTRACT, batch, bounds)
-        self.rooms: dict[tuple[object, ...], Room] = {}
+    contract = CONTRACT
 
-    def known_room(self, layer: AttentionLayer, q: torch.Tensor, batch: PagedBatch) -> Room | None:
-        """The room of a layer that asked before; of what is given nothing is checked yet."""
-        if batch.seqlens is not self.seqlens and batch.seqlens != self.seqlens:
-            return None
-        try:
-            return self.rooms.get((q.shape, layer.k_cache.shape, layer.window))
-        except (AttributeError, TypeError):
-            return None
+    @staticmethod
+    def key(call: AttentionCall) -> tuple[Any, ...]:
+        """The shapes of the caches and queries, and the window."""
+        layer = call[0]
+        return layer.k_cache.shape, call[1].shape, layer.window
 
-    def room(self, layer: AttentionLayer, q: torch.Tensor) -> Room:
-        """Room for a layer, made at the first call.
+    def decide(self, call: AttentionCall, programs: int) -> Room:
+        """Room for as many pieces as are best."""
+        layer, q, _, _ = call
+        return Room.of(*self._cut(programs, layer.window, q.device), q)
 
-        Raises:
-            ContractError: The page table has no room for a sequence.
-        """
-        _, page, kv_heads, _ = layer.k_cache.shape
-        key = (q.shape, layer.k_cache.shape, layer.window)
-        if key not in self.rooms:
-            self.check_pages(page)
-            self.rooms[key] = Room.of(*self._cut(kv_heads, layer.window, q.device), q)
-        return self.rooms[key]
-
-    def _cut(self, kv_heads: int, window: int | None, device: torch.device) -> tuple[int, int]:
+    def _cut(self, each: int, window: int | None, device: torch.device) -> tuple[int, int]:
         """The pieces of the longest cache and the keys of a piece, so that all programs run at once.
 
         Where there are more sequences than that, so that rounds of programs are full. Within bounds most
-        caches may be short, and a piece may have as few keys as pays.
+        caches may be short, and a piece may have as few keys as pays. `each` is the programs of a piece.
         """
         caches = fitted(device).caches
         most = MOST if window is None else min(MOST, window // caches.piece + 2)
@@ -97,7 +88,7 @@ class Pieces(DecodePlan):
         if window is not None:
             keys = tuple(min(n, window) for n in keys)
         longest = max(keys, default=0)
-        programs = max(1, caches.resident * multiprocessors(device) // kv_heads)
+        programs = max(1, caches.resident * multiprocessors(device) // each)
         if self.bounds is not None:
             pieces = min(-(-SPARE * programs // len(keys)), -(-longest // caches.piece), most)
             return max(1, pieces), caches.piece
@@ -107,34 +98,16 @@ class Pieces(DecodePlan):
         return pieces, max(caches.piece, -(-longest // (pieces * _BLOCK)) * _BLOCK)
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """The programs of a prefill or a verification.
-
-    Attributes:
-        items: [programs, 8] int32, those with the most keys first: sequence, first row within it, first
-            packed row, number of rows, piece, number of pieces, first slot of the parts, nothing.
-        rows: [rows that are merged, 4] int32: packed row, slot of its first part, slots from one part to the
-            next, number of parts.
-        slots: Slots of parts.
-    """
-
-    items: torch.Tensor
-    rows: torch.Tensor
-    slots: int
-
-
-@dataclass(frozen=True, slots=True)
-class Tiles:
+class Tiles(TilesPlan):
     """The tiles of a prefill or a verification.
 
     Attributes:
-        batch: The step's batch.
         works: By what a layer asks for.
     """
 
-    batch: PagedBatch
-    works: dict[tuple[int, int, int, int, int | None], Work] = field(default_factory=dict)
+    def __init__(self, batch: PagedBatch) -> None:
+        super().__init__(batch)
+        self.works: dict[tuple[int, int, int, int, int | None], Work] = {}
 
     def work(self, tokens: int, group: int, kv_heads: int, page: int, window: int | None) -> Work:
         """The programs, made at the first call.
@@ -168,27 +141,7 @@ class Tiles:
         caches = fitted(self.batch.cu_seqlens.device).caches
         length = np.maximum(caches.piece, 4 * group * rows)
         pieces = np.maximum(np.minimum(caches.programs // programs, -(-keys // length)), 1)
-        parts = np.where(pieces > 1, pieces * rows, 0)
-        slot = np.cumsum(parts) - parts
-
-        tile = np.repeat(np.arange(len(tiles)), pieces)
-        items = np.zeros((len(tile), 8), dtype=np.int32)
-        items[:, :4] = tiles[tile]
-        items[:, 4] = ranges(pieces)
-        items[:, 5] = pieces[tile]
-        items[:, 6] = slot[tile]
-        items = items[np.argsort(-(keys // pieces)[tile], kind="stable")]
-
-        cut = np.flatnonzero(pieces > 1)
-        tile = np.repeat(cut, rows[cut])
-        row = ranges(rows[cut])
-        merged = np.empty((len(tile), 4), dtype=np.int32)
-        merged[:, 0] = tiles[tile, 2] + row
-        merged[:, 1] = slot[tile] + row
-        merged[:, 2] = rows[tile]
-        merged[:, 3] = pieces[tile]
-        work, rows_merged = all_to_device([items, merged], self.batch.cu_seqlens.device)
-        return Work(work, rows_merged, int(parts.sum()))
+        return Work.of(tiles, keys, pieces, self.batch.cu_seqlens.device)
 
 
-__all__ = ["WIDEST", "Pieces", "Room", "Tiles", "Work"]
+__all__ = ["WIDEST", "Pieces", "Room", "Tiles"]

@@ -1,19 +1,22 @@
-"""What all layers of a step share: how the rows and keys of a batch are cut, and room for the parts."""
+"""What all layers of a step share in latent attention: how rows and keys are cut, and what is expanded."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from switchrail.ops.batch import Bounds, PagedBatch
-from switchrail.ops.mla.contract import CONTRACT, MlaLayer
+from switchrail.ops.batch import PagedBatch
+from switchrail.ops.mla.contract import CONTRACT, MlaCall
 from switchrail.ops.pages import check_pages
 
 from switchrail_kernels.decode import DecodePlan
 from switchrail_kernels.device import fitted, multiprocessors
 from switchrail_kernels.mla.project import PLACES
-from switchrail_kernels.tables import all_to_device, ranges, split_rows, to_device
+from switchrail_kernels.replay import Options, Tensors
+from switchrail_kernels.tables import all_to_device, split_rows, to_device
+from switchrail_kernels.tiles import TilesPlan, Work
 
 SPAN = 128
 """Keys that a program makes at most."""
@@ -80,42 +83,32 @@ class Cut:
         pieces = np.minimum(-(-keys // LEAST), pieces).clip(1, self.most)
         return pieces
 
+    @property
+    def tensors(self) -> Tensors:
+        """Tensors that the launches follow from: none."""
+        return ()
 
-class Pieces(DecodePlan):
-    """How the caches of a decode are cut.
+    @property
+    def options(self) -> Options:
+        """Numbers that the launches follow from."""
+        return self.base, self.most
 
-    Attributes:
-        cuts: By what a layer's tensors say.
-    """
 
-    def __init__(self, batch: PagedBatch, bounds: Bounds | None) -> None:
-        super().__init__(CONTRACT, batch, bounds)
-        self.cuts: dict[tuple[object, ...], Cut] = {}
+class Pieces(DecodePlan[MlaCall, Cut]):
+    """How the caches of a decode are cut."""
 
-    def known(self, layer: MlaLayer, q_rope: torch.Tensor, batch: PagedBatch) -> Cut | None:
-        """How a layer's keys are cut that asked before; of what is given nothing is checked yet."""
-        if batch.seqlens is not self.seqlens and batch.seqlens != self.seqlens:
-            return None
-        try:
-            return self.cuts.get((q_rope.shape, layer.kv_cache.shape, layer.kv_cache.dtype))
-        except AttributeError:
-            return None
+    contract = CONTRACT
 
-    def cut(self, layer: MlaLayer, q_rope: torch.Tensor, programs: int) -> Cut:
-        """How a layer's keys are cut, decided at the first call.
+    @staticmethod
+    def key(call: MlaCall) -> tuple[Any, ...]:
+        """The shape and the dtype of the cache, and the shape of the queries."""
+        cache = call[0].kv_cache
+        return cache.shape, call[2].shape, cache.dtype
 
-        Args:
-            layer: The layer.
-            q_rope: [N, H, E].
-            programs: Programs a sequence and piece.
-        """
-        cache = layer.kv_cache
-        key = (q_rope.shape, cache.shape, cache.dtype)
-        if key not in self.cuts:
-            self.check_pages(cache.shape[1])
-            longest = max(self.lengths, default=0)
-            self.cuts[key] = Cut.of(len(self.lengths), programs, longest, cache.device)
-        return self.cuts[key]
+    def decide(self, call: MlaCall, programs: int) -> Cut:
+        """About the fastest cut."""
+        longest = max(self.lengths, default=0)
+        return Cut.of(len(self.lengths), programs, longest, call.layer.kv_cache.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,26 +161,6 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """The programs of a prefill or a verification.
-
-    Attributes:
-        items: [programs, 8] int32, those with the most keys first: sequence, first row within it, first
-            packed row, number of rows, piece, number of pieces, first slot of the parts, first row of the
-            queries and of what they give.
-        rows: [rows that are merged, 8] int32: packed row, slot of its first part, slots from one part to the
-            next, number of parts, row of the queries and of what they give, nothing.
-        slots: Slots of parts.
-        base: Pieces of a usual tile.
-    """
-
-    items: torch.Tensor
-    rows: torch.Tensor
-    slots: int
-    base: int
-
-
-@dataclass(frozen=True, slots=True)
 class Rest:
     """The rows of sequences that are not expanded.
 
@@ -231,23 +204,22 @@ class Expansion:
     carried: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Tiles:
+class Tiles(TilesPlan):
     """The rows of a prefill or a verification.
 
     Attributes:
-        batch: The step's batch.
         works: By what a layer asks for.
         expanded: Which sequences are, by layer.
         rests: The rows of the others, by layer.
         expansions: By what a layer asks for.
     """
 
-    batch: PagedBatch
-    works: dict[tuple[int, int, int, Layer | None], Work] = field(default_factory=dict)
-    expanded: dict[Layer, np.ndarray] = field(default_factory=dict)
-    rests: dict[Layer, Rest] = field(default_factory=dict)
-    expansions: dict[tuple[Layer, int, int], Expansion | None] = field(default_factory=dict)
+    def __init__(self, batch: PagedBatch) -> None:
+        super().__init__(batch)
+        self.works: dict[tuple[int, int, int, Layer | None], Work] = {}
+        self.expanded: dict[Layer, np.ndarray] = {}
+        self.rests: dict[Layer, Rest] = {}
+        self.expansions: dict[tuple[Layer, int, int], Expansion | None] = {}
 
     def work(self, tokens: int, programs: int, page: int, rest_of: Layer | None) -> Work:
         """The programs that attend to latents, made at the first call.
@@ -308,30 +280,8 @@ class Tiles:
         keys = np.maximum(past[tiles[:, 0]] + tiles[:, 1] + rows, 1)
         cut = Cut.of(len(tiles), programs, int(keys.max(initial=1)), device)
         pieces = cut.pieces(keys)
-        slots = np.where(pieces > 1, pieces * rows, 0)
-        slot = np.cumsum(slots) - slots
-        at = tiles[:, 2] if rest_of is None else np.cumsum(rows) - rows
-
-        tile = np.repeat(np.arange(len(tiles)), pieces)
-        items = np.empty((len(tile), 8), dtype=np.int32)
-        items[:, :4] = tiles[tile]
-        items[:, 4] = ranges(pieces)
-        items[:, 5] = pieces[tile]
-        items[:, 6] = slot[tile]
-        items[:, 7] = at[tile]
-        items = items[np.argsort(-(keys // pieces)[tile], kind="stable")]
-
-        parted = np.flatnonzero(pieces > 1)
-        tile = np.repeat(parted, rows[parted])
-        row = ranges(rows[parted])
-        merged = np.zeros((len(tile), 8), dtype=np.int32)
-        merged[:, 0] = tiles[tile, 2] + row
-        merged[:, 1] = slot[tile] + row
-        merged[:, 2] = rows[tile]
-        merged[:, 3] = pieces[tile]
-        merged[:, 4] = at[tile] + row
-        work, rows_merged = all_to_device([items, merged], device)
-        return Work(work, rows_merged, int(slots.sum()), cut.base)
+        at = None if rest_of is None else np.cumsum(rows) - rows
+        return Work.of(tiles, keys, pieces, device, at, cut.base)
 
     def _expansion(self, layer: Layer, capacity: int) -> Expansion | None:
         batch = self.batch
@@ -390,5 +340,4 @@ __all__ = [
     "Rest",
     "Round",
     "Tiles",
-    "Work",
 ]

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
-from switchrail.ops.backend import foreign
-from switchrail.ops.batch import Bounds, PagedBatch, PagedTreeBatch, Phase
+from switchrail.ops.batch import PagedBatch, PagedTreeBatch
 from switchrail.ops.mla.contract import CONTRACT, MlaBackend, MlaCall
-from switchrail.ops.pages import check_lengths
 
 from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.device import compute_capability, has_large_shared_memory
 from switchrail_kernels.launch import Launcher, launch_options, padded
 from switchrail_kernels.mla import absorbed, hopper
 from switchrail_kernels.mla.expansion import Expanded
-from switchrail_kernels.mla.plan import SPLIT, Cut, Pieces, Rest, Tiles, Work
+from switchrail_kernels.mla.plan import SPLIT, Cut, Pieces, Rest, Tiles
 from switchrail_kernels.mla.project import project
-from switchrail_kernels.replay import Options, Tensors, calls_of, scratch
-
-FEATURES = ("lse", "trees")
+from switchrail_kernels.paged import TritonPaged
+from switchrail_kernels.replay import Options, Tensors, scratch
+from switchrail_kernels.tiles import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,59 +110,22 @@ def _shape_of(call: MlaCall, *, decode: bool, trees: bool) -> _Shape:
     return _shape(heads, rotated, width, page, cache.dtype, cache.device, aligned, decode, trees, absorbs)
 
 
-class TritonMla(MlaBackend):
+class TritonMla(TritonPaged[MlaCall], MlaBackend):
     """Multi-head latent attention for compute capability 8.0 and later; any sizes, latents up to 512."""
 
-    def plan(self, phase: Phase, batch: PagedBatch, bounds: Bounds | None = None) -> Pieces | Tiles:
-        """Decides how rows and caches are cut when the first layer asks."""
-        CONTRACT.check_batch(phase, batch, FEATURES)
-        check_lengths(CONTRACT, batch)
-        return Pieces(batch, bounds) if phase == "decode" else Tiles(batch)
+    contract = CONTRACT
+    features = ("lse", "trees")
+    pieces = Pieces
+    tiles = Tiles
 
-    def refresh(self, plan: object, batch: PagedBatch) -> None:
-        """Of decode: another batch within the bounds is cut by its own lengths, on the device.
-
-        Raises:
-            ArgumentError: The plan is another phase's, or has no bounds.
-        """
-        if not isinstance(plan, Pieces):
-            raise foreign("plan", plan)
-        plan.refresh(batch)
-
-    def run(self, call: MlaCall, batch: PagedBatch, plan: object) -> None:
-        """Attends T packed query rows of N sequences of any length; in decode one a sequence."""
-        if not isinstance(plan, Pieces):
-            self._run_tiles(call, batch, plan)
-            return
-        layer, q_nope, q_rope, out, lse = call
-        tensors = (q_nope, q_rope, out, lse, batch.cu_seqlens, batch.page_table, batch.kv_lens)
-        known = plan.known(layer, q_rope, batch)
-        if known is not None and calls_of(layer, type(self)).again(
-            tensors, (len(batch.seqlens), known.base, known.most)
-        ):
-            return
-        CONTRACT.check_call(call, batch, FEATURES)
-        if plan.seqlens != batch.seqlens:
-            raise foreign("plan", plan)
-        if out.numel() == 0:
-            return
-        shape = _shape_of(call, decode=True, trees=False)
-        cut = plan.cut(layer, q_rope, shape.programs)
-        options = (len(batch.seqlens), cut.base, cut.most)
-        calls = calls_of(layer, type(self))
-        if known is None and calls.again(tensors, options):  # a new step's first layer
-            return
-        with calls.record(layer, tensors, options):
-            _attend(shape, call, batch, cut)
-
-    def _run_tiles(self, call: MlaCall, batch: PagedBatch, plan: object) -> None:
-        """Of a prefill, or a verification."""
-        CONTRACT.check_call(call, batch, FEATURES)
-        if not isinstance(plan, Tiles) or plan.batch.seqlens != batch.seqlens:
-            raise foreign("plan", plan)
-        layer, q_nope, q_rope, out, lse = call
-        if out.numel() == 0:
-            return
+    def prepare(
+        self, call: MlaCall, batch: PagedBatch, plan: Pieces | Tiles
+    ) -> tuple[Tensors, Options, Callable[[], None]]:
+        """Which rows attend to latents and which to keys and values, and how their caches are cut."""
+        if isinstance(plan, Pieces):
+            shape = _shape_of(call, decode=True, trees=False)
+            cut = plan.cut(call, shape.programs)
+            return cut.tensors, cut.options, partial(_attend, shape, call, batch, cut)
         parents = batch.parents if isinstance(batch, PagedTreeBatch) else None
         shape = _shape_of(call, decode=False, trees=parents is not None)
         expanded = None if parents is not None else Expanded.of(call, batch, plan)
@@ -172,27 +134,27 @@ class TritonMla(MlaBackend):
             rest = plan.rest(expanded.layer)
         if rest is None or rest.rows:
             of = None if expanded is None else expanded.layer
-            work = plan.work(shape.tokens, shape.programs, layer.kv_cache.shape[1], of)
+            work = plan.work(shape.tokens, shape.programs, call.layer.kv_cache.shape[1], of)
         tensors: Tensors = (
-            *(q_nope, q_rope, out, lse, parents, batch.cu_seqlens, batch.page_table, batch.kv_lens),
+            parents,
             *(() if expanded is None else expanded.tables),
             *(() if rest is None else (rest.places,)),
-            *(() if work is None else (work.items, work.rows)),
+            *(() if work is None else work.tensors),
         )
         options: Options = (
-            *(len(batch.seqlens), len(tensors)),
+            len(tensors),
             *(() if expanded is None else expanded.options),
             *(() if rest is None else (rest.rows,)),
-            *(() if work is None else (work.slots, work.base)),
+            *(() if work is None else work.options),
         )
-        calls = calls_of(layer, type(self))
-        if calls.again(tensors, options):
-            return
-        with calls.record(layer, tensors, options):
+
+        def launch() -> None:
             if expanded is not None:
                 expanded.attend()
             if work is not None:
                 _attend(shape, call, batch, work, rest)
+
+        return tensors, options, launch
 
 
 def _attend(
@@ -265,4 +227,4 @@ def _attend(
         project(latents, layer.w_v, out, places, values=True)
 
 
-__all__ = ["FEATURES", "TritonMla"]
+__all__ = ["TritonMla"]
