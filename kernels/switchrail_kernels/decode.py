@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from switchrail.ops.batch import Bounds, PagedBatch
 from switchrail.ops.call import CallT
 from switchrail.ops.contract import Contract
 from switchrail.ops.pages import check_pages
 
-from switchrail_kernels.replay import Options, Tensors
+from switchrail_kernels.paged import PagedPlan
+
+CutT = TypeVar("CutT")
 
 
-class Cut(Protocol):
-    """How the caches are cut for some layers."""
-
-    @property
-    def tensors(self) -> Tensors:
-        """Tensors that the launches follow from."""
-
-    @property
-    def options(self) -> Options:
-        """Numbers that the launches follow from."""
-
-
-CutT = TypeVar("CutT", bound=Cut)
-
-
-class DecodePlan(Generic[CallT, CutT]):
+class DecodePlan(PagedPlan, Generic[CallT, CutT]):
     """A plan whose caches are cut by their lengths or, within bounds, as if all were as long as may be.
 
     So nothing that a plan within bounds makes follows from the lengths of one step, and what a captured graph
@@ -43,7 +30,6 @@ class DecodePlan(Generic[CallT, CutT]):
         cuts: By what they follow from.
         bounds: The bounds.
         lengths: Of the caches, such as they are cut by.
-        seqlens: The batch's.
 
     Raises:
         ContractError: The batch is not within the bounds.
@@ -52,12 +38,10 @@ class DecodePlan(Generic[CallT, CutT]):
     contract: ClassVar[Contract]
 
     def __init__(self, batch: PagedBatch, bounds: Bounds | None) -> None:
-        self._batch = batch
+        super().__init__(batch)
         self._pages: set[int] = set()
         self.cuts: dict[tuple[Any, ...], CutT] = {}
-        self._known: dict[tuple[Any, ...], tuple[Tensors, Options]] = {}
         self.bounds = bounds
-        self.seqlens = batch.seqlens
         self.lengths = batch.kv_seqlens
         if bounds is not None:
             self._check_within(batch, bounds)
@@ -72,15 +56,6 @@ class DecodePlan(Generic[CallT, CutT]):
     def decide(self, call: CallT, programs: int) -> CutT:
         """Cuts the caches for a call; see `cut`."""
 
-    def known(self, call: CallT, batch: PagedBatch) -> tuple[Tensors, Options] | None:
-        """Tensors and options of an earlier call's cut, where it was like this one; validates nothing."""
-        if batch.seqlens is not self.seqlens and batch.seqlens != self.seqlens:
-            return None
-        try:
-            return self._known.get(self.key(call))
-        except (AttributeError, TypeError):
-            return None
-
     def cut(self, call: CallT, programs: int) -> CutT:
         """The cut for a call, decided at the first one like it.
 
@@ -94,10 +69,9 @@ class DecodePlan(Generic[CallT, CutT]):
         key = self.key(call)
         if key not in self.cuts:
             page = key[0][1]
-            check_pages(self.contract, self._batch, page)
+            check_pages(self.contract, self.batch, page)
             self._pages.add(page)
-            cut = self.cuts[key] = self.decide(call, programs)
-            self._known[key] = cut.tensors, cut.options
+            self.cuts[key] = self.decide(call, programs)
         return self.cuts[key]
 
     def refresh(self, batch: PagedBatch) -> None:
@@ -112,7 +86,7 @@ class DecodePlan(Generic[CallT, CutT]):
         self._check_within(batch, self.bounds)
         for page in self._pages:
             check_pages(self.contract, batch, page)
-        self._batch, self.seqlens = batch, batch.seqlens
+        self.batch = batch
 
     def _check_within(self, batch: PagedBatch, bounds: Bounds) -> None:
         count, longest = len(batch.seqlens), max(batch.kv_seqlens, default=0)
@@ -126,4 +100,4 @@ class DecodePlan(Generic[CallT, CutT]):
             )
 
 
-__all__ = ["Cut", "DecodePlan"]
+__all__ = ["DecodePlan"]

@@ -142,20 +142,21 @@ class Calls:
             such a call. Equal are shapes, strides, dtypes, devices, which tensors are aligned,
             which are one object, and types and values of the options. Where hooks on Triton's launches are
             set (a profiler's), or another device is current, it launches nothing.
+        table: The one of all layers of its kind; None where the kind can't be told.
     """
 
     def __init__(self, layer: Layer, owner: object) -> None:
         self.again: Callable[[Tensors, Options], bool] = _nothing_yet
         self._calls: Any = None
         kind = _kind(layer)
-        self._table: _Table | None = None
+        self.table: _Table | None = None
         if kind is None:
             return
         self._addresses = tuple(tensor.data_ptr() for tensor in _own_tensors(layer))
         with _lock:
-            self._table = _tables.setdefault((owner, *kind), _Table())
-        if self._table.records is not None:
-            self._connect(self._table.records)
+            self.table = _tables.setdefault((owner, *kind), _Table())
+        if self.table.records is not None:
+            self._connect(self.table.records)
 
     def _connect(self, records: Any) -> None:
         self._calls = _native().Calls(records, self._addresses)
@@ -173,7 +174,7 @@ class Calls:
 
     def remember(self, tensors: Tensors, options: Options, *record: object) -> None:
         """Adds a call, as `replay.c` asks it."""
-        if self._table is None:
+        if self.table is None:
             return
         native = _native()
         if native is None:
@@ -182,9 +183,9 @@ class Calls:
             addresses = (_driver("cuLaunchKernel"), _driver("cuCtxGetDevice"))
             types = (torch.Tensor, torch.nn.Parameter)
             with _lock:
-                if self._table.records is None:
-                    self._table.records = native.Table(*types, knobs.runtime, *addresses)
-            self._connect(self._table.records)
+                if self.table.records is None:
+                    self.table.records = native.Table(*types, knobs.runtime, *addresses)
+            self._connect(self.table.records)
         self._calls.add(tensors, options, *record)
 
 

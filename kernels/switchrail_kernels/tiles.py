@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from switchrail.ops.batch import PagedBatch
 
-from switchrail_kernels.replay import Options, Tensors
 from switchrail_kernels.tables import all_to_device, ranges
 
 
@@ -77,28 +75,5 @@ class Work:
         programs, rows_merged = all_to_device([items, merged], device)
         return cls(programs, rows_merged, int(parts.sum()), base)
 
-    @property
-    def tensors(self) -> Tensors:
-        """Tensors that the launches follow from."""
-        return self.items, self.rows
 
-    @property
-    def options(self) -> Options:
-        """Numbers that the launches follow from."""
-        return self.slots, self.base
-
-
-class TilesPlan:
-    """The plan of a prefill or a verification, whose tiles are cut when the first layer asks.
-
-    Attributes:
-        batch: The step's batch, which was checked.
-        seqlens: The batch's.
-    """
-
-    def __init__(self, batch: PagedBatch) -> None:
-        self.batch = batch
-        self.seqlens = batch.seqlens
-
-
-__all__ = ["TilesPlan", "Work"]
+__all__ = ["Work"]

@@ -13,9 +13,9 @@ from switchrail.ops.pages import check_pages
 
 from switchrail_kernels.decode import DecodePlan
 from switchrail_kernels.device import fitted, multiprocessors
-from switchrail_kernels.replay import Options
+from switchrail_kernels.paged import PagedPlan
 from switchrail_kernels.tables import split_rows
-from switchrail_kernels.tiles import TilesPlan, Work
+from switchrail_kernels.tiles import Work
 
 MOST = 64
 """Pieces of a decode's cache at most."""
@@ -53,11 +53,6 @@ class Room:
         sequences, heads, head_size = q.shape
         parts = q.new_empty((sequences * pieces, heads, head_size), dtype=torch.float32)
         return cls(pieces, least, (parts, parts.new_empty(parts.shape[:2])))
-
-    @property
-    def options(self) -> Options:
-        """Numbers that the launches follow from."""
-        return self.pieces, self.least
 
 
 class Pieces(DecodePlan[AttentionCall, Room]):
@@ -98,7 +93,7 @@ class Pieces(DecodePlan[AttentionCall, Room]):
         return pieces, max(caches.piece, -(-longest // (pieces * _BLOCK)) * _BLOCK)
 
 
-class Tiles(TilesPlan):
+class Tiles(PagedPlan):
     """The tiles of a prefill or a verification.
 
     Attributes:

@@ -113,7 +113,7 @@ class TritonAttention(TritonPaged[AttentionCall], AttentionBackend):
         kv_heads = layer.k_cache.shape[2]
         if isinstance(plan, Pieces):
             room = plan.cut(call, kv_heads)
-            return room.tensors, room.options, partial(_attend_pieces, call, batch, room)
+            return room.tensors, (room.pieces, room.least), partial(_attend_pieces, call, batch, room)
         parents = batch.parents if isinstance(batch, PagedTreeBatch) else None
         if parents is not None and layer.window is not None:
             raise CONTRACT.error("window", f"{layer.window} with trees", "None with trees")
@@ -121,7 +121,7 @@ class TritonAttention(TritonPaged[AttentionCall], AttentionBackend):
         program = _Program.of(shape, q)
         work = plan.work(program.tokens, shape.group, kv_heads, layer.k_cache.shape[1], shape.window)
         launch = partial(_attend_tiles, shape, program, call, batch, work, parents)
-        return (*work.tensors, parents), work.options, launch
+        return (work.items, work.rows, parents), (work.slots,), launch
 
 
 def _attend_pieces(call: AttentionCall, batch: PagedBatch, room: Room) -> None:

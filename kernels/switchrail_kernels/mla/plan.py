@@ -14,9 +14,9 @@ from switchrail.ops.pages import check_pages
 from switchrail_kernels.decode import DecodePlan
 from switchrail_kernels.device import fitted, multiprocessors
 from switchrail_kernels.mla.project import PLACES
-from switchrail_kernels.replay import Options, Tensors
+from switchrail_kernels.paged import PagedPlan
 from switchrail_kernels.tables import all_to_device, split_rows, to_device
-from switchrail_kernels.tiles import TilesPlan, Work
+from switchrail_kernels.tiles import Work
 
 SPAN = 128
 """Keys that a program makes at most."""
@@ -82,16 +82,6 @@ class Cut:
         pieces: np.ndarray = self.base * -(-keys // (self.base * LONG))
         pieces = np.minimum(-(-keys // LEAST), pieces).clip(1, self.most)
         return pieces
-
-    @property
-    def tensors(self) -> Tensors:
-        """Tensors that the launches follow from: none."""
-        return ()
-
-    @property
-    def options(self) -> Options:
-        """Numbers that the launches follow from."""
-        return self.base, self.most
 
 
 class Pieces(DecodePlan[MlaCall, Cut]):
@@ -204,7 +194,7 @@ class Expansion:
     carried: bool
 
 
-class Tiles(TilesPlan):
+class Tiles(PagedPlan):
     """The rows of a prefill or a verification.
 
     Attributes:

@@ -125,7 +125,7 @@ class TritonMla(TritonPaged[MlaCall], MlaBackend):
         if isinstance(plan, Pieces):
             shape = _shape_of(call, decode=True, trees=False)
             cut = plan.cut(call, shape.programs)
-            return cut.tensors, cut.options, partial(_attend, shape, call, batch, cut)
+            return (), (cut.base, cut.most), partial(_attend, shape, call, batch, cut)
         parents = batch.parents if isinstance(batch, PagedTreeBatch) else None
         shape = _shape_of(call, decode=False, trees=parents is not None)
         expanded = None if parents is not None else Expanded.of(call, batch, plan)
@@ -139,13 +139,13 @@ class TritonMla(TritonPaged[MlaCall], MlaBackend):
             parents,
             *(() if expanded is None else expanded.tables),
             *(() if rest is None else (rest.places,)),
-            *(() if work is None else work.tensors),
+            *(() if work is None else (work.items, work.rows)),
         )
         options: Options = (
             len(tensors),
             *(() if expanded is None else expanded.options),
             *(() if rest is None else (rest.rows,)),
-            *(() if work is None else work.options),
+            *(() if work is None else (work.slots, work.base)),
         )
 
         def launch() -> None:
