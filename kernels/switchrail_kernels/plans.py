@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from switchrail.ops.backend import Planned, check_plan, foreign
-from switchrail.ops.batch import CheckpointBatch, StateBatch
+from switchrail.ops.backend import foreign
+from switchrail.ops.batch import StateBatch
 from switchrail.ops.contract import Contract
 
 
@@ -25,22 +25,6 @@ class Decode:
         return (1,) * self.sequences
 
 
-def check_state_plan(plan: object, batch: StateBatch, prefill: type[Planned], verify: type[Planned]) -> None:
-    """Refuses a plan that was made by another backend, or for another phase or other lengths.
-
-    Args:
-        plan: The plan.
-        batch: The batch.
-        prefill: The plans of prefills; those of decodes are `Decode`.
-        verify: The plans of verifications.
-
-    Raises:
-        ArgumentError: It is not the batch's.
-    """
-    made = (prefill,) if isinstance(batch, CheckpointBatch) else (Decode, prefill)
-    check_plan(plan, batch, made, verify)
-
-
 def refresh_decode(contract: Contract, plan: object, batch: StateBatch) -> None:
     """Checks that a plan is one for decodes such as the batch, for which nothing has to be filled.
 
@@ -57,4 +41,4 @@ def refresh_decode(contract: Contract, plan: object, batch: StateBatch) -> None:
         )
 
 
-__all__ = ["Decode", "check_state_plan", "refresh_decode"]
+__all__ = ["Decode", "refresh_decode"]

@@ -1,40 +1,68 @@
-"""What the Triton backends of ops with a [V, K] state share: their plans, and the commit of drafts."""
+"""What the Triton backends of ops with a state share: plans, the order of a call, the commit of drafts."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, ClassVar
 
 import torch
-from switchrail.ops.backend import Backend, foreign
-from switchrail.ops.batch import Bounds, Phase, StateBatch, VerifyBatch
+from switchrail.ops.backend import Backend, check_plan, foreign
+from switchrail.ops.batch import Bounds, CheckpointBatch, Phase, StateBatch, VerifyBatch
 from switchrail.ops.call import CallT
 from switchrail.ops.contract import Contract
 
 from switchrail_kernels.drafts import Drafts, Record, replay
 from switchrail_kernels.fitted import Walk
 from switchrail_kernels.plans import Decode, refresh_decode
+from switchrail_kernels.replay import Options, Tensors, calls_of
 from switchrail_kernels.segments import Chunks
 
 
-class TritonRecurrent(Backend[CallT, StateBatch]):
-    """For compute capability 8.0 and later; any head sizes, groups and strides."""
+class TritonState(Backend[CallT, StateBatch]):
+    """For compute capability 8.0 and later."""
 
     contract: ClassVar[Contract]
-    chunk: ClassVar[int]
-    """Tokens a chunk."""
-    per_block: ClassVar[int] = 1
-    """Chunks that one program prepares."""
-    costs: ClassVar[Walk]
-    """Name of its walk in a device's table."""
+    features: ClassVar[tuple[str, ...]] = ("checkpoints",)
+    """What its calls may ask for."""
+    cut: ClassVar[Any]
+    """The type of a prefill's plan."""
+    drafts: ClassVar[Any]
+    """The type of a verification's plan."""
+    record: ClassVar[type]
+    """The type of what a verification keeps."""
 
-    def plan(self, phase: Phase, batch: StateBatch, bounds: Bounds | None = None) -> Decode | Chunks | Drafts:
-        """Cuts the sequences of a prefill into chunks, or finds the paths of drafted rows."""
+    @abstractmethod
+    def cut_rows(self, batch: StateBatch) -> Any:
+        """The plan of a prefill."""
+
+    @abstractmethod
+    def launch_step(self, call: CallT, batch: StateBatch) -> None:
+        """Launches a decode."""
+
+    @abstractmethod
+    def planned(self, call: CallT, batch: StateBatch, plan: Any) -> tuple[Tensors, Options]:
+        """What a prefill's launches follow from besides the call and its slots."""
+
+    @abstractmethod
+    def launch_walk(self, call: CallT, batch: StateBatch, plan: Any) -> None:
+        """Launches a prefill."""
+
+    @abstractmethod
+    def launch_verify(self, call: CallT, batch: StateBatch, plan: Any) -> Any:
+        """Runs drafted rows, and returns what `launch_replay` needs of them."""
+
+    @abstractmethod
+    def launch_replay(
+        self, call: CallT, batch: VerifyBatch, plan: Any, record: Any, accepted: torch.Tensor
+    ) -> None:
+        """Writes the state after each sequence's last accepted row."""
+
+    def plan(self, phase: Phase, batch: StateBatch, bounds: Bounds | None = None) -> Any:
+        """Cuts the sequences of a prefill, or finds the paths of drafted rows."""
         self.contract.check_batch(phase, batch, ("checkpoints",))
         if isinstance(batch, VerifyBatch):
-            return Drafts.of(batch)
-        if phase == "decode":
-            return Decode(len(batch.seqlens))
-        return Chunks.of(batch, self.chunk, self.per_block)
+            return self.drafts.of(batch)
+        return Decode(len(batch.seqlens)) if phase == "decode" else self.cut_rows(batch)
 
     def refresh(self, plan: Any, batch: StateBatch) -> None:
         """Of decode: another batch of as many sequences.
@@ -45,16 +73,74 @@ class TritonRecurrent(Backend[CallT, StateBatch]):
         """
         refresh_decode(self.contract, plan, batch)
 
+    def run(self, call: CallT, batch: StateBatch, plan: Any) -> Any:
+        """Runs T packed tokens of N sequences of any length, drafted ones, or one each."""
+        layer = call[0]
+        calls = layer.kept.get(type(self))
+        if calls is None:
+            self.contract.check_call(call, batch, self.features)
+            calls = calls_of(layer, type(self))
+        tensors: Tensors = (*call[1:], batch.read_slots, batch.write_slots)
+        options: Options = (len(batch.seqlens),)
+        if plan.__class__ is Decode and batch.__class__ is StateBatch and calls.again(tensors, options):
+            return None
+        made = (self.cut,) if isinstance(batch, CheckpointBatch) else (Decode, self.cut)
+        check_plan(plan, batch, made, self.drafts)
+        if isinstance(plan, self.cut):
+            planned, cut = self.planned(call, batch, plan)
+            tensors, options = tensors + planned, options + cut
+            if calls.again(tensors, options):
+                return None
+        self.contract.check_call(call, batch, self.features)
+        if isinstance(plan, self.drafts):
+            return self.launch_verify(call, batch, plan)
+        if len(call[1]):
+            with calls.record(layer, tensors, options):
+                if isinstance(plan, Decode):
+                    self.launch_step(call, batch)
+                else:
+                    self.launch_walk(call, batch, plan)
+        return None
+
     def commit(
         self, call: CallT, batch: VerifyBatch, plan: object, record: object, accepted: torch.Tensor
     ) -> None:
-        """Runs the accepted rows again, from the state that is there."""
+        """Writes the state after each sequence's last accepted row."""
         self.contract.check_accepted(batch, accepted)
-        if not isinstance(plan, Drafts):
+        if not isinstance(plan, self.drafts):
             raise foreign("plan", plan)
-        if not isinstance(record, Record):
+        if not isinstance(record, self.record):
             raise foreign("record", record)
+        self.launch_replay(call, batch, plan, record, accepted)
+
+
+class TritonRecurrent(TritonState[CallT]):
+    """For ops with a [V, K] state a head; any head sizes, groups and strides."""
+
+    cut = Chunks
+    drafts = Drafts
+    record = Record
+    chunk: ClassVar[int]
+    """Tokens a chunk."""
+    per_block: ClassVar[int] = 1
+    """Chunks that one program prepares."""
+    costs: ClassVar[Walk]
+    """Name of its walk in a device's table."""
+
+    def cut_rows(self, batch: StateBatch) -> Chunks:
+        """Chunks of all sequences."""
+        return Chunks.of(batch, self.chunk, self.per_block)
+
+    def planned(self, call: CallT, batch: StateBatch, plan: Chunks) -> tuple[Tensors, Options]:
+        """The tables of the chunks, and how the time axis is split."""
+        state = call[0].state
+        return plan.arguments(batch, state.shape[1], state.device, self.costs)
+
+    def launch_replay(
+        self, call: CallT, batch: VerifyBatch, plan: Drafts, record: Record, accepted: torch.Tensor
+    ) -> None:
+        """Runs the accepted rows again, from the state that is there."""
         replay(plan, record, accepted, state=call[0].state, batch=batch)
 
 
-__all__ = ["TritonRecurrent"]
+__all__ = ["TritonRecurrent", "TritonState"]

@@ -63,7 +63,7 @@ def hold(call, inputs):
 
 def tensors_of(plan):
     """What a plan made itself."""
-    return [tensor for room in plan.cuts.values() for tensor in room.tensors]
+    return [tensor for cut in plan.cuts.values() for tensor in getattr(cut, "tensors", ())]
 
 
 @EACH

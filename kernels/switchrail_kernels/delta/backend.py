@@ -13,17 +13,15 @@ from switchrail_kernels.delta.solve import CHUNK
 from switchrail_kernels.delta.step import step
 from switchrail_kernels.delta.verify import verify
 from switchrail_kernels.drafts import Drafts, Record
-from switchrail_kernels.plans import Decode, check_state_plan
 from switchrail_kernels.recurrent import TritonRecurrent
-from switchrail_kernels.replay import Options, Tensors, calls_of
+from switchrail_kernels.replay import Options, Tensors
 from switchrail_kernels.segments import Chunks
-
-FEATURES = ("raw_gates", "checkpoints")
 
 
 class TritonDelta(TritonRecurrent[DeltaCall]):
     """The delta rule."""
 
+    features = ("raw_gates", "checkpoints")
     chunk = CHUNK.value
     costs = "delta"
     channels: ClassVar[bool]
@@ -34,32 +32,22 @@ class TritonDelta(TritonRecurrent[DeltaCall]):
     def prepare(call: DeltaCall, plan: Chunks) -> Prepared:
         """Computes what the walk reads of one block of chunks or more."""
 
-    def run(self, call: DeltaCall, batch: StateBatch, plan: Decode | Chunks | Drafts) -> Record | None:
-        """Runs T packed tokens of N sequences of any length, drafted ones, or one each."""
-        calls = call.layer.kept.get(type(self))
-        if calls is None:
-            self.contract.check_call(call, batch, FEATURES)
-            calls = calls_of(call.layer, type(self))
-        layer, q, k, v, g, beta, out = call
-        tensors: Tensors = (q, k, v, g, beta, out, batch.read_slots, batch.write_slots)
-        options: Options = (len(batch.seqlens),)
-        if plan.__class__ is Decode and batch.__class__ is StateBatch and calls.again(tensors, options):
-            return None
-        check_state_plan(plan, batch, Chunks, Drafts)
-        if isinstance(plan, Chunks):
-            planned, cut = plan.arguments(batch, layer.state.shape[1], layer.state.device, self.costs)
-            tensors, options = (*tensors, *planned), (*options, *cut, plan.abreast)
-            if calls.again(tensors, options):
-                return None
-        self.contract.check_call(call, batch, FEATURES)
-        if isinstance(plan, Drafts):
-            return verify(call, batch, plan, channels=self.channels)
-        with calls.record(layer, tensors, options):
-            if isinstance(plan, Decode):
-                step(call, batch, channels=self.channels)
-            elif len(plan.blocks):
-                scan(call, batch, plan, self.prepare(call, plan), channels=self.channels)
-        return None
+    def planned(self, call: DeltaCall, batch: StateBatch, plan: Chunks) -> tuple[Tensors, Options]:
+        """Also how many programs there are at once, which the walk on Hopper goes by."""
+        tensors, options = super().planned(call, batch, plan)
+        return tensors, (*options, plan.abreast)
+
+    def launch_step(self, call: DeltaCall, batch: StateBatch) -> None:
+        """One launch."""
+        step(call, batch, channels=self.channels)
+
+    def launch_walk(self, call: DeltaCall, batch: StateBatch, plan: Chunks) -> None:
+        """The preparation of all chunks, and the walk over them."""
+        scan(call, batch, plan, self.prepare(call, plan), channels=self.channels)
+
+    def launch_verify(self, call: DeltaCall, batch: StateBatch, plan: Drafts) -> Record:
+        """One launch."""
+        return verify(call, batch, plan, channels=self.channels)
 
 
 __all__ = ["TritonDelta"]

@@ -125,8 +125,6 @@ def step(call: DeltaCall, batch: StateBatch, *, channels: bool) -> None:
     layer, q, k, v, g, beta, out = call
     sequences, heads, key_size = q.shape
     _, value_heads, value_size = v.shape
-    if sequences == 0:
-        return
     block_v = min(4 if sequences == 1 else 8, padded(value_size))
     strides = (*outer_strides(q, k, v, g, beta), layer.state.stride(0))
     sizes = (value_heads // heads, key_size, value_size, padded(key_size), block_v)

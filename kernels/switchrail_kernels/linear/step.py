@@ -91,8 +91,6 @@ _launch_step = Launcher(_step)
 def step(operands: Operands, batch: StateBatch) -> None:
     """One token a sequence."""
     sequences = operands.out.shape[0]
-    if sequences == 0:
-        return
     heads, group, key_size, value_size = operands.sizes
     block_v = min(4 if sequences == 1 else 8, padded(value_size))
     _launch_step(

@@ -282,8 +282,6 @@ def walk(operands: Operands, batch: StateBatch, chunks: Chunks, chunk: int, cost
         costs: Name of the walk in the device's table.
     """
     sequences = chunks.sequences.shape[0]
-    if sequences == 0:
-        return
     heads, group, key_size, value_size = operands.sizes
     dtype, device = operands.v.dtype, operands.v.device
     has_steps, _, _, has_skip = operands.flags

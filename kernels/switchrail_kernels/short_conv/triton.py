@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from switchrail.ops.backend import foreign
-from switchrail.ops.batch import Bounds, Phase, StateBatch, VerifyBatch
+from switchrail.ops.batch import StateBatch, VerifyBatch
 from switchrail.ops.short_conv.contract import CONTRACT, ShortConvBackend, ShortConvCall
 
 from switchrail_kernels.checkpoints import kept_states
 from switchrail_kernels.launch import Launcher, padded
-from switchrail_kernels.plans import Decode, check_state_plan, refresh_decode
-from switchrail_kernels.replay import Options, Tensors, calls_of
+from switchrail_kernels.recurrent import TritonState
+from switchrail_kernels.replay import Options, Tensors
 from switchrail_kernels.short_conv.convolve import convolve, step
 from switchrail_kernels.short_conv.drafts import DRAFT_ROWS, REACH, Drafts, replay, verify
 from switchrail_kernels.tables import split_rows, to_device
-
-FEATURES = ("checkpoints",)
 
 PIECE = 32
 """Rows of a program, which has its taps for all of them."""
@@ -45,83 +41,42 @@ class Pieces:
     seqlens: tuple[int, ...]
 
 
-class TritonShortConv(ShortConvBackend):
+class TritonShortConv(TritonState[ShortConvCall], ShortConvBackend):
     """The short convolution for compute capability 8.0 and later; up to 17 taps."""
 
-    def plan(self, phase: Phase, batch: StateBatch, bounds: Bounds | None = None) -> Decode | Pieces | Drafts:
-        """Cuts the sequences of a prefill into pieces, or follows drafted rows back."""
-        CONTRACT.check_batch(phase, batch, FEATURES)
-        if isinstance(batch, VerifyBatch):
-            return Drafts.of(batch)
-        if phase == "decode":
-            return Decode(len(batch.seqlens))
+    contract = CONTRACT
+    cut = Pieces
+    drafts = Drafts
+    record = torch.Tensor
+
+    def cut_rows(self, batch: StateBatch) -> Pieces:
+        """Pieces of all sequences."""
         return Pieces(to_device(split_rows(batch.seqlens, PIECE), batch.cu_seqlens.device), batch.seqlens)
 
-    def refresh(self, plan: Any, batch: StateBatch) -> None:
-        """Of decode: another batch of as many sequences.
+    def launch_step(self, call: ShortConvCall, batch: StateBatch) -> None:
+        """One launch."""
+        tensors, numbers, width, constants = _arguments(call)
+        rows, channels = call.x.shape
+        block = min(256, padded(channels))
+        _launch_step(
+            (rows, -(-channels // block), 1),
+            (*tensors, batch.read_slots, batch.write_slots),
+            numbers,
+            (width, block, *constants),
+            num_warps=2,
+        )
 
-        Raises:
-            ArgumentError: The plan is another phase's.
-            ContractError: The batch is no such one.
-        """
-        refresh_decode(CONTRACT, plan, batch)
-
-    def run(
-        self, call: ShortConvCall, batch: StateBatch, plan: Decode | Pieces | Drafts
-    ) -> torch.Tensor | None:
-        """Runs T packed rows of N sequences of any length, drafted ones, or one each.
-
-        Returns:
-            Of drafted rows their inputs, which `commit` makes states of.
-        """
-        layer, x, out = call
-        calls = calls_of(layer, type(self))
-        given: Tensors = (x, out, batch.read_slots, batch.write_slots)
-        options: Options = (len(batch.seqlens),)
-        if plan.__class__ is Decode and batch.__class__ is StateBatch and calls.again(given, options):
-            return None
-        CONTRACT.check_call(call, batch, FEATURES)
-        check_state_plan(plan, batch, Pieces, Drafts)
-        weight, bias, state = layer.weight, layer.bias, layer.state
-        channels, width = weight.shape
-        if not isinstance(plan, Decode) and width > REACH + 1:
-            raise CONTRACT.error("weight", f"W = {width}", f"2 to {REACH + 1} for the backend 'triton'")
-        tensors = (x, weight, weight if bias is None else bias, state, out)
-        numbers = (*x.stride(), state.stride(0), channels)
-        constants = (bias is not None, layer.activation == "silu")
-        slots = (batch.read_slots, batch.write_slots)
-        if isinstance(plan, Drafts):
-            kept = torch.empty_like(out)
-            if len(plan.tiles):
-                block = min(256, padded(channels))
-                _launch_verify(
-                    (plan.tiles.shape[0], -(-channels // block), 1),
-                    (*tensors, kept, plan.tiles, plan.before, *slots, batch.has_initial_state),
-                    numbers,
-                    (width, DRAFT_ROWS, block, REACH, *constants),
-                    num_warps=4,
-                )
-            return kept
-        if x.shape[0] == 0:
-            return None
-        if isinstance(plan, Decode):
-            block = min(256, padded(channels))
-            with calls.record(layer, given, options):
-                _launch_step(
-                    (x.shape[0], -(-channels // block), 1),
-                    (*tensors, *slots),
-                    numbers,
-                    (width, block, *constants),
-                    num_warps=2,
-                )
-            return None
+    def planned(self, call: ShortConvCall, batch: StateBatch, plan: Pieces) -> tuple[Tensors, Options]:
+        """The table of the pieces, and which states are kept."""
         kept_slots, *every = kept_states(batch)
-        planned = (plan.table, batch.cu_seqlens, *slots, batch.has_initial_state, kept_slots)
-        given, options = (*given, *planned), (*options, *every)
-        if calls.again(given, options):
-            return None
+        return (plan.table, batch.cu_seqlens, batch.has_initial_state, kept_slots), tuple(every)
+
+    def launch_walk(self, call: ShortConvCall, batch: StateBatch, plan: Pieces) -> None:
+        """One launch."""
+        tensors, numbers, width, constants = _arguments(call, REACH + 1)
+        channels = call.x.shape[1]
         compiler = {}
-        if x.stride(1) != 1:
+        if call.x.stride(1) != 1:
             block, warps = 64, 2
         elif width > 4:
             block, warps = 256, 4
@@ -129,26 +84,43 @@ class TritonShortConv(ShortConvBackend):
             block, warps = 512, 4
             compiler = {"maxnreg": 96}  # so that enough programs share a multiprocessor
         block = min(block, padded(channels))
-        with calls.record(layer, given, options):
-            _launch_convolve(
-                (plan.table.shape[0] * -(-channels // block), 1, 1),
-                (*tensors, *planned),
-                (*numbers, *every),
-                (width, ROWS, block, *constants, every[0] > 0),
-                num_warps=warps,
-                **compiler,
-            )
-        return None
+        kept_slots, *every = kept_states(batch)
+        slots = (batch.read_slots, batch.write_slots, batch.has_initial_state, kept_slots)
+        _launch_convolve(
+            (plan.table.shape[0] * -(-channels // block), 1, 1),
+            (*tensors, plan.table, batch.cu_seqlens, *slots),
+            (*numbers, *every),
+            (width, ROWS, block, *constants, every[0] > 0),
+            num_warps=warps,
+            **compiler,
+        )
 
-    def commit(
-        self, call: ShortConvCall, batch: VerifyBatch, plan: object, record: object, accepted: torch.Tensor
+    def launch_verify(self, call: ShortConvCall, batch: StateBatch, plan: Drafts) -> torch.Tensor:
+        """One launch; of drafted rows their inputs are kept, which states are made of."""
+        tensors, numbers, width, constants = _arguments(call, REACH + 1)
+        channels = call.x.shape[1]
+        kept = torch.empty_like(call.out)
+        if len(plan.tiles):
+            block = min(256, padded(channels))
+            slots = (batch.read_slots, batch.write_slots, batch.has_initial_state)
+            _launch_verify(
+                (plan.tiles.shape[0], -(-channels // block), 1),
+                (*tensors, kept, plan.tiles, plan.before, *slots),
+                numbers,
+                (width, DRAFT_ROWS, block, REACH, *constants),
+                num_warps=4,
+            )
+        return kept
+
+    def launch_replay(
+        self,
+        call: ShortConvCall,
+        batch: VerifyBatch,
+        plan: Drafts,
+        record: torch.Tensor,
+        accepted: torch.Tensor,
     ) -> None:
-        """Writes the window after each sequence's last accepted row."""
-        CONTRACT.check_accepted(batch, accepted)
-        if not isinstance(plan, Drafts):
-            raise foreign("plan", plan)
-        if not isinstance(record, torch.Tensor):
-            raise foreign("record", record)
+        """One launch."""
         if len(record) == 0:
             return
         state = call.layer.state
@@ -164,6 +136,20 @@ class TritonShortConv(ShortConvBackend):
             (width, block, REACH),
             num_warps=2,
         )
+
+
+def _arguments(
+    call: ShortConvCall, most: int | None = None
+) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...], int, tuple[bool, bool]]:
+    """Tensors and numbers that all kernels begin with, the taps, of which there are `most`, and the flags."""
+    layer, x, out = call
+    weight, bias, state = layer.weight, layer.bias, layer.state
+    channels, width = weight.shape
+    if most is not None and width > most:
+        raise CONTRACT.error("weight", f"W = {width}", f"2 to {most} for the backend 'triton'")
+    tensors = (x, weight, weight if bias is None else bias, state, out)
+    numbers = (*x.stride(), state.stride(0), channels)
+    return tensors, numbers, width, (bias is not None, layer.activation == "silu")
 
 
 __all__ = ["TritonShortConv"]
