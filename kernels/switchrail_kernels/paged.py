@@ -36,14 +36,14 @@ class PagedPlan:
         if batch is not self.batch:
             return None
         try:
-            return self._known.get((calls.table, call[1].shape, call[2].shape))
+            return self._known.get((calls.kind, call[1].shape, call[2].shape))
         except (AttributeError, TypeError):
             return None
 
     def keep(self, calls: Calls, call: Any, batch: PagedBatch, planned: Tensors, options: Options) -> None:
         """Remembers what a call's launches follow from besides itself; of another batch, nothing."""
         if batch is self.batch:
-            self._known[calls.table, call[1].shape, call[2].shape] = planned, options
+            self._known[calls.kind, call[1].shape, call[2].shape] = planned, options
 
 
 class TritonPaged(Backend[CallT, PagedBatch]):

@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
+from itertools import count
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -81,12 +82,15 @@ class _Table:
 
     Attributes:
         records: The table of `replay.c`; None as long as nothing is known.
+        number: Its own, 1 or more, which no later table has.
     """
 
     def __init__(self) -> None:
         self.records: Any = None
+        self.number = next(_numbers)
 
 
+_numbers = count(1)
 _tables: WeakValueDictionary[tuple[object, ...], _Table] = WeakValueDictionary()
 _lock = threading.Lock()
 
@@ -142,21 +146,23 @@ class Calls:
             such a call. Equal are shapes, strides, dtypes, devices, which tensors are aligned,
             which are one object, and types and values of the options. Where hooks on Triton's launches are
             set (a profiler's), or another device is current, it launches nothing.
-        table: The one of all layers of its kind; None where the kind can't be told.
+        kind: A number of its own for each kind of layer; 0 where the kind can't be told.
     """
 
     def __init__(self, layer: Layer, owner: object) -> None:
         self.again: Callable[[Tensors, Options], bool] = _nothing_yet
         self._calls: Any = None
         kind = _kind(layer)
-        self.table: _Table | None = None
+        self._table: _Table | None = None
+        self.kind = 0
         if kind is None:
             return
         self._addresses = tuple(tensor.data_ptr() for tensor in _own_tensors(layer))
         with _lock:
-            self.table = _tables.setdefault((owner, *kind), _Table())
-        if self.table.records is not None:
-            self._connect(self.table.records)
+            self._table = _tables.setdefault((owner, *kind), _Table())
+        self.kind = self._table.number
+        if self._table.records is not None:
+            self._connect(self._table.records)
 
     def _connect(self, records: Any) -> None:
         self._calls = _native().Calls(records, self._addresses)
@@ -174,7 +180,7 @@ class Calls:
 
     def remember(self, tensors: Tensors, options: Options, *record: object) -> None:
         """Adds a call, as `replay.c` asks it."""
-        if self.table is None:
+        if self._table is None:
             return
         native = _native()
         if native is None:
@@ -183,9 +189,9 @@ class Calls:
             addresses = (_driver("cuLaunchKernel"), _driver("cuCtxGetDevice"))
             types = (torch.Tensor, torch.nn.Parameter)
             with _lock:
-                if self.table.records is None:
-                    self.table.records = native.Table(*types, knobs.runtime, *addresses)
-            self._connect(self.table.records)
+                if self._table.records is None:
+                    self._table.records = native.Table(*types, knobs.runtime, *addresses)
+            self._connect(self._table.records)
         self._calls.add(tensors, options, *record)
 
 

@@ -19,7 +19,7 @@ PATHS = {
 SHARED = {
     "attention": (
         *(f"switchrail_kernels.attention.{name}" for name in ("attend", "merge")),
-        "switchrail_kernels.tiles",
+        *(f"switchrail_kernels.{name}" for name in ("softmax", "tiles")),
     ),
     **dict.fromkeys(
         ("gated_delta", "kda"),
@@ -36,7 +36,10 @@ SHARED = {
         "switchrail_kernels.linear.verify",
         "switchrail_kernels.drafts",
     ),
-    "mla": tuple(f"switchrail_kernels.mla.{name}" for name in ("absorbed", "expanded", "project")),
+    "mla": (
+        *(f"switchrail_kernels.mla.{name}" for name in ("absorbed", "expanded", "project")),
+        "switchrail_kernels.softmax",
+    ),
     "short_conv": ("switchrail_kernels.short_conv.convolve", "switchrail_kernels.short_conv.drafts"),
 }
 """Where kernels of an op are, besides its own module."""
@@ -74,8 +77,8 @@ MUTANTS = {
     ),
     "a 32-bit offset of rows": (
         "attention",
-        "        row = tl.load(p_tiles + 2).to(tl.int64)\n",
-        "        row = tl.load(p_tiles + 2).to(tl.int32)\n",
+        "        row = tl.load(p_items + 2).to(tl.int64)\n",
+        "        row = tl.load(p_items + 2).to(tl.int32)\n",
         ["prefill/float32/far-rows"],
     ),
     "causal by one": (
@@ -206,8 +209,8 @@ MUTANTS = {
     ),
     "the last partial chunk dropped": (
         "gated_delta",
-        "    for i_t in tl.range(whole, rows, CHUNK, num_stages=1):\n",
-        "    for i_t in tl.range(whole, rows - CHUNK + 1, CHUNK, num_stages=1):\n",
+        "start, stop = (whole, rows) if MASKED else (0, whole)",
+        "start, stop = (whole, rows - CHUNK + 1) if MASKED else (0, whole)",
         ["prefill/float32/around-16"],
     ),
     "a gate in the wrong space": (
@@ -236,8 +239,8 @@ MUTANTS = {
     ),
     "the bias of another head": (
         "gated_delta",
-        "            b_bias = tl.load(p_bias + i_hv).to(tl.float32)\n        b_g",
-        "            b_bias = tl.load(p_bias).to(tl.float32)\n        b_g",
+        "        b_bias = tl.load(p_bias + i_hv).to(tl.float32)\n    return",
+        "        b_bias = tl.load(p_bias).to(tl.float32)\n    return",
         ["prefill/float32/raw-sigmoid"],
     ),
     "raw betas without their scale": (

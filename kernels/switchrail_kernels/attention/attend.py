@@ -1,13 +1,12 @@
 """The kernel that walks the pages, in every phase.
 
 A program's rows are a few tokens times the query heads that share a key-value head, so that keys and values
-are read once for all of them. The softmax is kept online (Milakov and Gimelshein, arXiv 1805.02867; Dao et
-al., arXiv 2205.14135), in powers of 2. Where few rows see many keys, those are cut into pieces, each attended
-by a program of its own. What a feature takes is compiled only where it is used.
+are read once for all of them. Where few rows see many keys, those are cut into pieces, each attended by a
+program of its own. What a feature takes is compiled only where it is used.
 """
 
 # Triton reads the types of a kernel's arguments at the call.
-# ruff: noqa: ANN001, ANN202
+# ruff: noqa: ANN001, ANN202, SIM102
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import triton.language as tl
 from switchrail_kernels.attention.merge import finish, piece_length
 from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.launch import Launcher
+from switchrail_kernels.softmax import add_keys, find_rows, seen_by
 
 
 @triton.jit
@@ -93,28 +93,11 @@ def _walk(
         if MASKED:
             if (i_start < full) | (i_start >= middle):
                 o_key = o_n - past
-                if TREES:
-                    m_seen = (o_key < 0)[None, :] & (o_row >= 0)[:, None]
-                    b_row = o_row
-                    while tl.max(b_row) >= tl.maximum(i_start - past, 0):
-                        m_seen |= b_row[:, None] == o_key[None, :]
-                        b_parent = tl.load(p_parents + b_row, mask=b_row >= 0, other=-1)
-                        b_row = tl.minimum(b_parent, b_row - 1)  # ends whatever the parents are
-                else:
-                    m_seen = o_row[:, None] >= o_key[None, :]
+                m_seen = seen_by(o_row, o_key, i_start - past, p_parents, TREES)
                 if WINDOW:
                     m_seen &= o_row[:, None] - o_key[None, :] < window
                 b_s = tl.where(m_seen, b_s, float("-inf"))
-            b_new = tl.maximum(b_max, tl.max(b_s, 1) * unit)
-            b_ref = tl.where(b_new == float("-inf"), 0.0, b_new)  # a row that has seen no key yet
-        else:
-            b_new = tl.maximum(b_max, tl.max(b_s, 1) * unit)
-            b_ref = b_new
-        b_p = tl.exp2(b_s * unit - b_ref[:, None])
-        b_scale = tl.exp2(b_max - b_ref)
-        b_sum = b_sum * b_scale + tl.sum(b_p, 1)
-        b_acc = tl.dot(b_p.to(b_v.dtype), b_v, acc=b_acc * b_scale[:, None], input_precision="ieee")
-        b_max = b_new
+        b_acc, b_max, b_sum = add_keys(b_acc, b_max, b_sum, b_s, b_v, unit, MASKED)
     return b_acc, b_max, b_sum
 
 
@@ -128,7 +111,7 @@ def _attend(
     p_sinks,
     p_parts,
     p_weights,
-    p_tiles,
+    p_items,
     p_cu_seqlens,
     p_parents,
     p_pages,
@@ -161,21 +144,9 @@ def _attend(
     i_h = tl.program_id(1)
     i_p = 0
     pieces = 1
-    if DECODE:
-        i_n = tl.program_id(0)
-        row = i_n.to(tl.int64)
-        within = 0
-        rows = 1
-        kv_len = tl.load(p_kv_lens + i_n)
-        past = kv_len - 1
-    else:
-        p_tiles += 8 * tl.program_id(0)
-        i_n = tl.load(p_tiles)
-        within = tl.load(p_tiles + 1)
-        row = tl.load(p_tiles + 2).to(tl.int64)
-        rows = tl.load(p_tiles + 3)
-        kv_len = tl.load(p_kv_lens + i_n)
-        past = kv_len - (tl.load(p_cu_seqlens + i_n + 1) - tl.load(p_cu_seqlens + i_n))
+    p_items, i_n, within, row, rows, _, kv_len, past = find_rows(
+        p_items, tl.program_id(0), p_cu_seqlens, p_kv_lens, DECODE
+    )
 
     # the keys that the tile sees, those of the piece, and those of them that every row sees
     first = 0
@@ -190,8 +161,8 @@ def _attend(
             if i_p >= pieces:
                 return
         else:
-            i_p = tl.load(p_tiles + 4)
-            pieces = tl.load(p_tiles + 5)
+            i_p = tl.load(p_items + 4)
+            pieces = tl.load(p_items + 5)
             length = tl.cdiv(stop - start, pieces * BN) * BN
         start += i_p * length
         stop = tl.minimum(start + length, stop)
@@ -244,7 +215,7 @@ def _attend(
         if DECODE:
             slot = row * tl.num_programs(2) + i_p + o_t
         else:
-            slot = tl.load(p_tiles + 6).to(tl.int64) + i_p * rows + o_t
+            slot = tl.load(p_items + 6).to(tl.int64) + i_p * rows + o_t
         o_part = slot * (HKV * GROUP) + o_head
         tl.store(p_parts + o_part[:, None] * D + o_d[None, :], b_acc, mask=m_q)
         tl.store(p_weights + o_part, b_total, mask=m_row)

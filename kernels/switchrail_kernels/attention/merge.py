@@ -11,6 +11,7 @@ import triton.language as tl
 
 from switchrail_kernels.constants import LN2, LOG2E
 from switchrail_kernels.launch import Launcher
+from switchrail_kernels.softmax import add_parts
 
 
 @triton.jit
@@ -69,13 +70,7 @@ def _merge(
         b_weight = tl.load(p_weights + o_part, mask=m_part, other=float("-inf"))
         m_load = m_part[:, None] & (o_d < D)[None, :]
         b_part = tl.load(p_parts + o_part[:, None] * D + o_d[None, :], mask=m_load, other=0.0)
-        b_new = tl.maximum(b_max, tl.max(b_weight, 0))
-        b_ref = tl.where(b_new == float("-inf"), 0.0, b_new)
-        b_weight = tl.exp2(b_weight - b_ref)
-        b_scale = tl.exp2(b_max - b_ref)
-        b_acc = b_acc * b_scale + tl.sum(b_part * b_weight[:, None], 0)
-        b_sum = b_sum * b_scale + tl.sum(b_weight, 0)
-        b_max = b_new
+        b_acc, b_max, b_sum = add_parts(b_acc, b_max, b_sum, b_part, b_weight)
     b_acc = b_acc / tl.where(b_sum > 0, b_sum, 1.0)
     b_total = b_max + tl.log2(b_sum)
     if SINKS:

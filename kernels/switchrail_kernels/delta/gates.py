@@ -35,6 +35,18 @@ def log2_decay(b_g, b_rate, b_bias, lower, GATE: tl.constexpr):
 
 
 @triton.jit
+def head_log2_decay(b_g, p_rate, p_bias, i_hv, lower, GATE: tl.constexpr, BIAS: tl.constexpr):
+    """`log2_decay` of gates of value head `i_hv`, whose rate and bias lie at `p_rate` and `p_bias`."""
+    b_rate = 0.0
+    b_bias = 0.0
+    if GATE != 0:
+        b_rate = tl.exp(tl.load(p_rate + i_hv))
+    if BIAS:
+        b_bias = tl.load(p_bias + i_hv).to(tl.float32)
+    return log2_decay(b_g, b_rate, b_bias, lower, GATE)
+
+
+@triton.jit
 def write_weight(b_beta, scale, RAW: tl.constexpr):
     """The weight of the write: beta, or where it is RAW `scale` times its sigmoid."""
     b_beta = b_beta.to(tl.float32)
@@ -43,4 +55,4 @@ def write_weight(b_beta, scale, RAW: tl.constexpr):
     return b_beta
 
 
-__all__ = ["log2_decay", "write_weight"]
+__all__ = ["head_log2_decay", "log2_decay", "write_weight"]

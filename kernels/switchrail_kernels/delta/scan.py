@@ -136,32 +136,22 @@ def _walk_chunks(
     whole = rows // CHUNK * CHUNK
     if STAGES == 1 or not WHOLE:
         whole = 0
-    for _ in tl.range(0, whole, CHUNK, num_stages=STAGES):
-        b_s = _walk_chunk(
-            b_s, p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors, p_out, o_v, CHUNK,
-            s_qt, s_kt, s_vt, HV, K, V, BK, CHANNELS, VALUES, OUT, False,
-        )  # fmt: skip
-        p_q += CHUNK * s_qt
-        p_k += CHUNK * s_kt
-        p_from += CHUNK * s_kt
-        p_v += CHUNK * s_vt
-        p_out += CHUNK * HV * V
-        p_inverse += HV * CHUNK * CHUNK
-        p_scores += HV * CHUNK * CHUNK
-        p_factors += HV * FACTORS
-    for i_t in tl.range(whole, rows, CHUNK, num_stages=1):
-        b_s = _walk_chunk(
-            b_s, p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors, p_out, o_v, rows - i_t,
-            s_qt, s_kt, s_vt, HV, K, V, BK, CHANNELS, VALUES, OUT, True,
-        )  # fmt: skip
-        p_q += CHUNK * s_qt
-        p_k += CHUNK * s_kt
-        p_from += CHUNK * s_kt
-        p_v += CHUNK * s_vt
-        p_out += CHUNK * HV * V
-        p_inverse += HV * CHUNK * CHUNK
-        p_scores += HV * CHUNK * CHUNK
-        p_factors += HV * FACTORS
+    for MASKED in tl.static_range(2):
+        start, stop = (whole, rows) if MASKED else (0, whole)
+        for i_t in tl.range(start, stop, CHUNK, num_stages=1 if MASKED else STAGES):
+            b_s = _walk_chunk(
+                b_s, p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors, p_out, o_v,
+                rows - i_t if MASKED else CHUNK,
+                s_qt, s_kt, s_vt, HV, K, V, BK, CHANNELS, VALUES, OUT, MASKED,
+            )  # fmt: skip
+            p_q += CHUNK * s_qt
+            p_k += CHUNK * s_kt
+            p_from += CHUNK * s_kt
+            p_v += CHUNK * s_vt
+            p_out += CHUNK * HV * V
+            p_inverse += HV * CHUNK * CHUNK
+            p_scores += HV * CHUNK * CHUNK
+            p_factors += HV * FACTORS
     return b_s
 
 

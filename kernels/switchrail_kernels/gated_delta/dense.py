@@ -16,7 +16,7 @@ from switchrail.ops.delta_call import DeltaCall
 
 from switchrail_kernels.constants import LN2
 from switchrail_kernels.delta.call import gate_constants, gate_numbers, gate_tensors, outer_strides
-from switchrail_kernels.delta.gates import log2_decay, write_weight
+from switchrail_kernels.delta.gates import head_log2_decay, write_weight
 from switchrail_kernels.launch import Launcher, padded
 
 LEAST_LOG_DECAY = -80.0
@@ -113,14 +113,8 @@ def _pack(
             b_v = b_v.to(tl.float32) / b_inverse[:, None]
         b_v, m_value = _finite(b_v)
         tl.store(p_to_v + (o_to_v * V)[:, None] + o_v, b_v, mask=m_v)
-        b_rate = 0.0
-        b_bias = 0.0
-        if GATE != 0:
-            b_rate = tl.exp(tl.load(p_rate + i_hv))
-        if BIASED:
-            b_bias = tl.load(p_bias + i_hv).to(tl.float32)
         b_g = tl.load(p_g + o_t * s_gt + i_hv * s_gh, mask=m_t, other=0.0)
-        b_g = log2_decay(b_g, b_rate, b_bias, lower, GATE) * LN2
+        b_g = head_log2_decay(b_g, p_rate, p_bias, i_hv, lower, GATE, BIASED) * LN2
         b_g = tl.maximum(b_g, least)
         if LINEAR:
             b_g = tl.exp(b_g)

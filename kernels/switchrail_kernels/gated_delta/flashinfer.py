@@ -22,7 +22,7 @@ from switchrail_kernels.alignment import check_pool, is_aligned
 from switchrail_kernels.constants import LN2
 from switchrail_kernels.delta.adapter import DeltaAdapter
 from switchrail_kernels.delta.call import gate_constants, gate_numbers, gate_tensors, outer_strides
-from switchrail_kernels.delta.gates import log2_decay, write_weight
+from switchrail_kernels.delta.gates import head_log2_decay, write_weight
 from switchrail_kernels.gated_delta.dense import gather, pack, rescale, scales, scatter
 from switchrail_kernels.launch import Launcher, padded
 from switchrail_kernels.tables import to_device
@@ -101,14 +101,8 @@ def _stage(
         tl.store(p_to_k + o_to_k, b_k)
         b_v = tl.load(p_v + i_t * s_vt + i_h * s_vh + o_v).to(tl.float32)
         tl.store(p_to_v + (i_t * HV + i_h) * V + o_v, b_v / b_inverse)
-        b_rate = 0.0
-        b_bias = 0.0
-        if GATE != 0:
-            b_rate = tl.exp(tl.load(p_rate + i_h))
-        if BIASED:
-            b_bias = tl.load(p_bias + i_h).to(tl.float32)
         b_g = tl.load(p_g + i_t * s_gt + i_h * s_gh)
-        b_x = -LN2 * log2_decay(b_g, b_rate, b_bias, lower, GATE)
+        b_x = -LN2 * head_log2_decay(b_g, p_rate, p_bias, i_h, lower, GATE, BIASED)
         # softplus(a) = x, with the series of log((e^x - 1) / x) where e^x - 1 has few digits
         b_a = tl.where(b_x < 0.05, tl.log(b_x) + b_x * (0.5 + b_x * (1 / 24)), tl.log(tl.exp(b_x) - 1.0))
         tl.store(p_to_a + i_t * HV + i_h, tl.where(b_x > 15.0, b_x, b_a))

@@ -21,7 +21,7 @@ from switchrail.ops.gated_delta.contract import CONTRACT, GatedDeltaBackend
 
 from switchrail_kernels.delta.backend import TritonDelta
 from switchrail_kernels.delta.call import gate_constants, gate_numbers, gate_tensors, outer_strides
-from switchrail_kernels.delta.gates import log2_decay, write_weight
+from switchrail_kernels.delta.gates import head_log2_decay, write_weight
 from switchrail_kernels.delta.scan import Prepared
 from switchrail_kernels.delta.solve import CHUNK, halves, store_chunks, store_inverses
 from switchrail_kernels.launch import Launcher, launch_options, padded
@@ -114,13 +114,7 @@ def _prepare(
         i_first = CHUNKS * i_block * HV + i_hv
         b_g = tl.load(p_g + o_t * s_gt + i_hv * s_gh, mask=o_t < rows, other=0.0)
         b_beta = tl.load(p_beta + o_t * s_bt + i_hv * s_bh, mask=o_t < rows, other=0.0)
-        b_rate = 0.0
-        b_bias = 0.0
-        if GATE != 0:
-            b_rate = tl.exp(tl.load(p_rate + i_hv))
-        if BIAS:
-            b_bias = tl.load(p_bias + i_hv).to(tl.float32)
-        b_g = log2_decay(b_g, b_rate, b_bias, lower, GATE)
+        b_g = head_log2_decay(b_g, p_rate, p_bias, i_hv, lower, GATE, BIAS)
         b_beta = write_weight(b_beta, beta_scale, RAW_BETA)
         if GATE != 0:
             b_g = tl.where(o_t < rows, b_g, 0.0)

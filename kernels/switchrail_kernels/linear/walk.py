@@ -97,28 +97,20 @@ def _walk_chunks(
     whole = rows // CHUNK * CHUNK
     if STAGES == 1 or not WHOLE:
         whole = 0
-    for _ in tl.range(0, whole, CHUNK, num_stages=STAGES):
-        b_s, b_all = _walk_chunk(
-            b_s, b_all, p_q, p_k, p_v, p_scores, p_gates, p_out, rate, skip, o_v, CHUNK, scale,
-            s_qt, s_kt, s_vt, H * V, K, V, BK, CHUNK, STEPS, SKIP, OUT, False,
-        )  # fmt: skip
-        p_q += CHUNK * s_qt
-        p_k += CHUNK * s_kt
-        p_v += CHUNK * s_vt
-        p_out += CHUNK * H * V
-        p_scores += G * CHUNK * CHUNK
-        p_gates += H * 5 * CHUNK
-    for i_t in tl.range(whole, rows, CHUNK, num_stages=1):
-        b_s, b_all = _walk_chunk(
-            b_s, b_all, p_q, p_k, p_v, p_scores, p_gates, p_out, rate, skip, o_v, rows - i_t, scale,
-            s_qt, s_kt, s_vt, H * V, K, V, BK, CHUNK, STEPS, SKIP, OUT, True,
-        )  # fmt: skip
-        p_q += CHUNK * s_qt
-        p_k += CHUNK * s_kt
-        p_v += CHUNK * s_vt
-        p_out += CHUNK * H * V
-        p_scores += G * CHUNK * CHUNK
-        p_gates += H * 5 * CHUNK
+    for MASKED in tl.static_range(2):
+        start, stop = (whole, rows) if MASKED else (0, whole)
+        for i_t in tl.range(start, stop, CHUNK, num_stages=1 if MASKED else STAGES):
+            b_s, b_all = _walk_chunk(
+                b_s, b_all, p_q, p_k, p_v, p_scores, p_gates, p_out, rate, skip, o_v,
+                rows - i_t if MASKED else CHUNK, scale,
+                s_qt, s_kt, s_vt, H * V, K, V, BK, CHUNK, STEPS, SKIP, OUT, MASKED,
+            )  # fmt: skip
+            p_q += CHUNK * s_qt
+            p_k += CHUNK * s_kt
+            p_v += CHUNK * s_vt
+            p_out += CHUNK * H * V
+            p_scores += G * CHUNK * CHUNK
+            p_gates += H * 5 * CHUNK
     return b_s, b_all
 
 

@@ -2,12 +2,11 @@
 
 The queries come multiplied by what makes keys of latents, so that all heads share one key, [c, r], and one
 value, c. A program's rows are some heads of one token, or all heads of several; of each block of latents,
-read once, both the logits and the sum are made. The softmax is kept online (Milakov and Gimelshein, arXiv
-1805.02867), in powers of 2.
+read once, both the logits and the sum are made.
 """
 
 # Triton reads the types of a kernel's arguments at the call.
-# ruff: noqa: ANN001, ANN202
+# ruff: noqa: ANN001, ANN201, ANN202, SIM102
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import triton.language as tl
 from switchrail_kernels.constants import LN2
 from switchrail_kernels.launch import Launcher
 from switchrail_kernels.mla.plan import LEAST, LONG
+from switchrail_kernels.softmax import add_keys, add_parts, find_rows, seen_by
 
 _LEAST = tl.constexpr(LEAST)
 _LONG = tl.constexpr(LONG)
@@ -29,6 +29,20 @@ def _piece_length(keys, base, most, BN: tl.constexpr):
     pieces = tl.minimum(tl.cdiv(keys, _LEAST), base * tl.cdiv(keys, base * _LONG))
     pieces = tl.maximum(tl.minimum(pieces, most), 1)
     return tl.maximum(tl.cdiv(tl.cdiv(keys, pieces), BN), 1) * BN
+
+
+@triton.jit
+def find_piece(p_items, keys, base, most, BN: tl.constexpr, DECODE: tl.constexpr):
+    """A program's piece of `keys`, the number of pieces, and how long they are."""
+    if DECODE:
+        i_p = tl.program_id(1)
+        length = _piece_length(keys, base, most, BN)
+        pieces = tl.maximum(tl.cdiv(keys, length), 1)
+    else:
+        i_p = tl.load(p_items + 4)
+        pieces = tl.load(p_items + 5)
+        length = tl.maximum(tl.cdiv(tl.cdiv(keys, pieces), BN), 1) * BN
+    return i_p, pieces, length
 
 
 @triton.jit
@@ -93,24 +107,9 @@ def _walk(
             b_r = tl.load(p_token + (R + o_e)[None, :], mask=(o_e < E)[None, :], other=0.0)
         b_s = tl.dot(b_rotated, tl.trans(b_r), acc=b_s, input_precision="ieee") * scale
         o_key = o_n - past
-        if TREES:
-            m_seen = (o_key < 0)[None, :] & (o_row >= 0)[:, None]
-            b_row = o_row
-            while tl.max(b_row) >= tl.maximum(i_start - past, 0):
-                m_seen |= b_row[:, None] == o_key[None, :]
-                b_parent = tl.load(p_parents + b_row, mask=b_row >= 0, other=-1)
-                b_row = tl.minimum(b_parent, b_row - 1)  # ends whatever the parents are
-        else:
-            m_seen = o_row[:, None] >= o_key[None, :]
+        m_seen = seen_by(o_row, o_key, i_start - past, p_parents, TREES)
         b_s = tl.where(m_seen, b_s, float("-inf"))
-        b_new = tl.maximum(b_max, tl.max(b_s, 1))
-        b_ref = tl.where(b_new == float("-inf"), 0.0, b_new)  # a row that has seen no key yet
-        b_p = tl.exp2(b_s - b_ref[:, None])
-        b_scale = tl.exp2(b_max - b_ref)
-        b_sum = b_sum * b_scale + tl.sum(b_p, 1)
-        b_acc = tl.dot(b_p.to(b_c.dtype), b_c, acc=b_acc * b_scale[:, None], input_precision="ieee")
-        b_max = b_new
-
+        b_acc, b_max, b_sum = add_keys(b_acc, b_max, b_sum, b_s, b_c, 1.0, True)
     return b_acc, b_max, b_sum
 
 
@@ -163,34 +162,14 @@ def _attend(
     i_tile = tl.program_id(0) // tl.cdiv(H, BG)
     i_h = tl.program_id(0) % tl.cdiv(H, BG)
     i_v = tl.program_id(2)
-    if DECODE:
-        i_n = i_tile
-        row = i_n.to(tl.int64)
-        at = row
-        within = 0
-        rows = 1
-        kv_len = tl.load(p_kv_lens + i_n)
-        past = kv_len - 1
-    else:
-        p_items += 8 * i_tile
-        i_n = tl.load(p_items)
-        within = tl.load(p_items + 1)
-        row = tl.load(p_items + 2).to(tl.int64)
-        rows = tl.load(p_items + 3)
-        at = tl.load(p_items + 7).to(tl.int64)
-        kv_len = tl.load(p_kv_lens + i_n)
-        past = kv_len - (tl.load(p_cu_seqlens + i_n + 1) - tl.load(p_cu_seqlens + i_n))
+    p_items, i_n, within, row, rows, at, kv_len, past = find_rows(
+        p_items, i_tile, p_cu_seqlens, p_kv_lens, DECODE
+    )
     stop = tl.where(kv_len > 0, past + within + rows, 0)
+    i_p, pieces, length = find_piece(p_items, stop, base, most, BN, DECODE)
     if DECODE:
-        i_p = tl.program_id(1)
-        length = _piece_length(stop, base, most, BN)
-        pieces = tl.maximum(tl.cdiv(stop, length), 1)
         if i_p >= pieces:
             return
-    else:
-        i_p = tl.load(p_items + 4)
-        pieces = tl.load(p_items + 5)
-        length = tl.maximum(tl.cdiv(tl.cdiv(stop, pieces), BN), 1) * BN
     start = i_p * length
     stop = tl.minimum(start + length, stop)
 
@@ -294,13 +273,7 @@ def _merge(
         b_weight = tl.load(p_weights + o_part, mask=o_p < pieces, other=float("-inf"))
         m_part = (b_weight > float("-inf"))[:, None] & (o_c < R)[None, :]
         b_part = tl.load(p_parts + o_part[:, None] * R + o_c[None, :], mask=m_part, other=0.0)
-        b_new = tl.maximum(b_max, tl.max(b_weight, 0))
-        b_ref = tl.where(b_new == float("-inf"), 0.0, b_new)
-        b_weight = tl.exp2(b_weight - b_ref)
-        b_scale = tl.exp2(b_max - b_ref)
-        b_acc = b_acc * b_scale + tl.sum(b_part * b_weight[:, None], 0)
-        b_sum = b_sum * b_scale + tl.sum(b_weight, 0)
-        b_max = b_new
+        b_acc, b_max, b_sum = add_parts(b_acc, b_max, b_sum, b_part, b_weight)
     b_acc = b_acc / tl.where(b_sum > 0, b_sum, 1.0)
     tl.store(p_out + (at * H + i_h) * R + o_c, b_acc.to(p_out.dtype.element_ty), mask=o_c < R)
     if LSE and tl.program_id(2) == 0:
@@ -310,4 +283,4 @@ def _merge(
 launch_attend = Launcher(_attend)
 launch_merge = Launcher(_merge)
 
-__all__ = ["launch_attend", "launch_merge"]
+__all__ = ["find_piece", "launch_attend", "launch_merge"]

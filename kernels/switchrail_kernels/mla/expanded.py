@@ -17,6 +17,7 @@ import triton.language as tl
 
 from switchrail_kernels.constants import LN2
 from switchrail_kernels.launch import Launcher
+from switchrail_kernels.softmax import add_keys
 
 
 @triton.jit(do_not_specialize=["s_pages", "C"])
@@ -140,16 +141,7 @@ def _walk(
         if MASKED:
             m_seen = (o_last[:, None] >= o_n[None, :]) & (o_n < stop)[None, :]
             b_s = tl.where(m_seen, b_s, float("-inf"))
-            b_new = tl.maximum(b_max, tl.max(b_s, 1) * scale)
-            b_ref = tl.where(b_new == float("-inf"), 0.0, b_new)  # a row that has seen no key yet
-        else:
-            b_new = tl.maximum(b_max, tl.max(b_s, 1) * scale)
-            b_ref = b_new
-        b_p = tl.exp2(b_s * scale - b_ref[:, None])
-        b_scale = tl.exp2(b_max - b_ref)
-        b_sum = b_sum * b_scale + tl.sum(b_p, 1)
-        b_acc = tl.dot(b_p.to(b_v.dtype), b_v, acc=b_acc * b_scale[:, None], input_precision="ieee")
-        b_max = b_new
+        b_acc, b_max, b_sum = add_keys(b_acc, b_max, b_sum, b_s, b_v, scale, MASKED)
     return b_acc, b_max, b_sum
 
 

@@ -7,7 +7,7 @@ tensor cores have the present one to multiply by, and arrives while they do.
 """
 
 # Triton reads the types of a kernel's arguments at the call.
-# ruff: noqa: ANN001, ANN202
+# ruff: noqa: ANN001, ANN202, SIM102
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from switchrail_kernels.constants import LN2
 from switchrail_kernels.launch import Launcher
-from switchrail_kernels.mla.plan import LEAST, LONG
+from switchrail_kernels.mla.absorbed import find_piece
+from switchrail_kernels.softmax import find_rows
 
-_LEAST = gl.constexpr(LEAST)
-_LONG = gl.constexpr(LONG)
 # as Triton 3.6 and later ones name them
 _load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 _barrier = getattr(gl, "barrier", None) or gl.thread_barrier
@@ -90,36 +89,14 @@ def _attend(
 
     i_tile = gl.program_id(0) // gl.cdiv(H, BG)
     i_h = gl.program_id(0) % gl.cdiv(H, BG)
-    if DECODE:
-        i_n = i_tile
-        row = i_n.to(gl.int64)
-        at = row
-        within = 0
-        rows = 1
-        kv_len = gl.load(p_kv_lens + i_n)
-        past = kv_len - 1
-    else:
-        p_items += 8 * i_tile
-        i_n = gl.load(p_items)
-        within = gl.load(p_items + 1)
-        row = gl.load(p_items + 2).to(gl.int64)
-        rows = gl.load(p_items + 3)
-        at = gl.load(p_items + 7).to(gl.int64)
-        kv_len = gl.load(p_kv_lens + i_n)
-        past = kv_len - (gl.load(p_cu_seqlens + i_n + 1) - gl.load(p_cu_seqlens + i_n))
+    p_items, i_n, within, row, rows, at, kv_len, past = find_rows(
+        p_items, i_tile, p_cu_seqlens, p_kv_lens, DECODE
+    )
     stop = gl.where(kv_len > 0, past + within + rows, 0)
+    i_p, pieces, length = find_piece(p_items, stop, base, most, BN, DECODE)
     if DECODE:
-        i_p = gl.program_id(1)
-        wanted = gl.minimum(gl.cdiv(stop, _LEAST), base * gl.cdiv(stop, base * _LONG))
-        wanted = gl.maximum(gl.minimum(wanted, most), 1)
-        length = gl.maximum(gl.cdiv(gl.cdiv(stop, wanted), BN), 1) * BN
-        pieces = gl.maximum(gl.cdiv(stop, length), 1)
         if i_p >= pieces:
             return
-    else:
-        i_p = gl.load(p_items + 4)
-        pieces = gl.load(p_items + 5)
-        length = gl.maximum(gl.cdiv(gl.cdiv(stop, pieces), BN), 1) * BN
     start = i_p * length
     stop = gl.minimum(start + length, stop)
     blocks = gl.cdiv(gl.maximum(stop - start, 0), BN)

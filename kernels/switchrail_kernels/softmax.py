@@ -1,0 +1,93 @@
+"""Attention over a paged cache inside of the kernels: which rows a program has, what they see, the softmax.
+
+The softmax is kept online (Milakov and Gimelshein, arXiv 1805.02867; Dao et al., arXiv 2205.14135), in powers
+of 2.
+"""
+
+# Triton reads the types of a kernel's arguments at the call.
+# ruff: noqa: ANN001, ANN201
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def find_rows(p_items, i_tile, p_cu_seqlens, p_kv_lens, DECODE: tl.constexpr):
+    """The rows of a tile, which in a decode is a sequence; else an item of `Work.items`.
+
+    Returns:
+        Its item, the sequence, the first row within the sequence, the first packed row, the number of rows,
+        the row of their queries, the sequence's keys, and how many of these are before its rows.
+    """
+    if DECODE:
+        i_n = i_tile
+        row = i_n.to(tl.int64)
+        at = row
+        within = 0
+        rows = 1
+        kv_len = tl.load(p_kv_lens + i_n)
+        past = kv_len - 1
+    else:
+        p_items += 8 * i_tile
+        i_n = tl.load(p_items)
+        within = tl.load(p_items + 1)
+        row = tl.load(p_items + 2).to(tl.int64)
+        rows = tl.load(p_items + 3)
+        at = tl.load(p_items + 7).to(tl.int64)
+        kv_len = tl.load(p_kv_lens + i_n)
+        past = kv_len - (tl.load(p_cu_seqlens + i_n + 1) - tl.load(p_cu_seqlens + i_n))
+    return p_items, i_n, within, row, rows, at, kv_len, past
+
+
+@triton.jit
+def seen_by(o_row, o_key, first, p_parents, TREES: tl.constexpr):
+    """Which keys rows see: [BM, BN]. Keys and rows count from the sequence's first row.
+
+    Args:
+        o_row: [BM], the rows.
+        o_key: [BN], the keys.
+        first: The first of the keys.
+        p_parents: The row that each row follows, where these are TREES.
+        TREES: Whether a row sees of the sequence's rows those that it follows, and not all before it.
+    """
+    if TREES:
+        m_seen = (o_key < 0)[None, :] & (o_row >= 0)[:, None]
+        b_row = o_row
+        while tl.max(b_row) >= tl.maximum(first, 0):
+            m_seen |= b_row[:, None] == o_key[None, :]
+            b_parent = tl.load(p_parents + b_row, mask=b_row >= 0, other=-1)
+            b_row = tl.minimum(b_parent, b_row - 1)  # ends whatever the parents are
+    else:
+        m_seen = o_row[:, None] >= o_key[None, :]
+    return m_seen
+
+
+@triton.jit
+def add_keys(b_acc, b_max, b_sum, b_s, b_v, unit, MASKED: tl.constexpr):
+    """The sums with further keys, whose values are `b_v` and logits `unit` times `b_s`; -inf is not seen."""
+    b_new = tl.maximum(b_max, tl.max(b_s, 1) * unit)
+    b_ref = b_new
+    if MASKED:
+        b_ref = tl.where(b_new == float("-inf"), 0.0, b_new)  # a row that has seen no key yet
+    b_p = tl.exp2(b_s * unit - b_ref[:, None])
+    b_scale = tl.exp2(b_max - b_ref)
+    b_sum = b_sum * b_scale + tl.sum(b_p, 1)
+    b_acc = tl.dot(b_p.to(b_v.dtype), b_v, acc=b_acc * b_scale[:, None], input_precision="ieee")
+    return b_acc, b_new, b_sum
+
+
+@triton.jit
+def add_parts(b_acc, b_max, b_sum, b_part, b_weight):
+    """The sums of one row with further parts of it, whose log-sum-exps are `b_weight`."""
+    b_new = tl.maximum(b_max, tl.max(b_weight, 0))
+    b_ref = tl.where(b_new == float("-inf"), 0.0, b_new)
+    b_weight = tl.exp2(b_weight - b_ref)
+    b_scale = tl.exp2(b_max - b_ref)
+    b_acc = b_acc * b_scale + tl.sum(b_part * b_weight[:, None], 0)
+    return b_acc, b_new, b_sum * b_scale + tl.sum(b_weight, 0)
+
+
+__all__ = ["add_keys", "add_parts", "find_rows", "seen_by"]
