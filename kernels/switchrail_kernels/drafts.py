@@ -109,27 +109,13 @@ def on_path(p_path, o_j, rows):
 
 @triton.jit
 def _replay(
-    p_u,
-    p_k,
-    p_g,
-    p_state,
-    p_paths,
-    p_accepted,
-    p_cu_seqlens,
-    p_read_slots,
-    p_write_slots,
+    p_u, p_k, p_g, p_state, p_paths, p_accepted, p_cu_seqlens, p_read_slots, p_write_slots,
     p_has_initial_state,
     s_slot,
-    words,
-    H,
-    GROUP: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    EXACT: tl.constexpr,
-):
+    words, H,
+    GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    CHANNELS: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
     """One sequence, one head and `BV` rows of its state.
 
     What is on the path is found last: until then nothing waits for anything but slots and lengths.

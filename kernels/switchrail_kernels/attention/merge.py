@@ -85,22 +85,11 @@ def _merge(
 
 @triton.jit
 def _merge_pieces(
-    p_parts,
-    p_weights,
-    p_out,
-    p_lse,
-    p_sinks,
-    p_kv_lens,
-    window,
-    PIECES,
-    least,
-    D: tl.constexpr,
-    BD: tl.constexpr,
-    BN: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SINKS: tl.constexpr,
+    p_parts, p_weights, p_out, p_lse, p_sinks, p_kv_lens,
+    window, PIECES, least,
+    D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
     LSE: tl.constexpr,
-):
+):  # fmt: skip
     row = tl.program_id(0)
     keys = tl.load(p_kv_lens + row)
     if WINDOW:
@@ -113,17 +102,9 @@ def _merge_pieces(
 
 @triton.jit
 def _merge_rows(
-    p_parts,
-    p_weights,
-    p_out,
-    p_lse,
-    p_sinks,
-    p_rows,
-    D: tl.constexpr,
-    BD: tl.constexpr,
-    SINKS: tl.constexpr,
-    LSE: tl.constexpr,
-):
+    p_parts, p_weights, p_out, p_lse, p_sinks, p_rows,
+    D: tl.constexpr, BD: tl.constexpr, SINKS: tl.constexpr, LSE: tl.constexpr,
+):  # fmt: skip
     p_rows += 8 * tl.program_id(0)
     row = tl.load(p_rows)
     slot = tl.load(p_rows + 1).to(tl.int64)

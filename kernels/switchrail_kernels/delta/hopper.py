@@ -31,32 +31,12 @@ _barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
 @gluon.jit
 def _ask(
-    s_b,
-    s_k,
-    s_v,
-    s_t,
-    s_p,
-    s_f,
-    p_q,
-    p_k,
-    p_from,
-    p_v,
-    p_inverse,
-    p_scores,
-    p_factors,
-    i_b,
-    rows,
-    s_qt: gl.constexpr,
-    s_kt: gl.constexpr,
-    s_vt: gl.constexpr,
-    K: gl.constexpr,
-    V: gl.constexpr,
-    BK: gl.constexpr,
-    BV: gl.constexpr,
-    CHANNELS: gl.constexpr,
-    VALUES: gl.constexpr,
-    OUT: gl.constexpr,
-):
+    s_b, s_k, s_v, s_t, s_p, s_f,
+    p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors,
+    i_b, rows,
+    s_qt: gl.constexpr, s_kt: gl.constexpr, s_vt: gl.constexpr, K: gl.constexpr, V: gl.constexpr,
+    BK: gl.constexpr, BV: gl.constexpr, CHANNELS: gl.constexpr, VALUES: gl.constexpr, OUT: gl.constexpr,
+):  # fmt: skip
     """Asks for a chunk of `rows` tokens, none where that is 0 or less; rows beyond it become zeros."""
     WARPS: gl.constexpr = gl.num_warps()
     lk: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BK, BK // 8], [WARPS, 1], [1, 0])
@@ -101,36 +81,13 @@ def _ask(
 @gluon.jit
 def _walk(
     b_s,
-    p_q,
-    p_k,
-    p_from,
-    p_v,
-    p_inverse,
-    p_scores,
-    p_factors,
-    p_state,
-    p_out,
-    p_kept,
-    i_b,
-    rows,
-    until,
-    every,
+    p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors, p_state, p_out, p_kept,
+    i_b, rows, until, every,
     s_slot,
-    s_qt: gl.constexpr,
-    s_kt: gl.constexpr,
-    s_vt: gl.constexpr,
-    HV: gl.constexpr,
-    K: gl.constexpr,
-    V: gl.constexpr,
-    BK: gl.constexpr,
-    BV: gl.constexpr,
-    FACTORS: gl.constexpr,
-    CHANNELS: gl.constexpr,
-    VALUES: gl.constexpr,
-    OUT: gl.constexpr,
-    KEEP: gl.constexpr,
-    STAGES: gl.constexpr,
-):
+    s_qt: gl.constexpr, s_kt: gl.constexpr, s_vt: gl.constexpr, HV: gl.constexpr, K: gl.constexpr,
+    V: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, FACTORS: gl.constexpr, CHANNELS: gl.constexpr,
+    VALUES: gl.constexpr, OUT: gl.constexpr, KEEP: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
     """The state after `rows` tokens; with OUT, writes their output.
 
     With KEEP, the states after `until` tokens, and after each `every` from there on, go to the slots at
@@ -285,15 +242,11 @@ def _ask_part(s_m, p_map, rows, BK: gl.constexpr):
 @gluon.jit
 def _compose(
     b_s,
-    p_ends,
-    p_maps,
-    p_mine,
+    p_ends, p_maps, p_mine,
     segments,
-    s_segment,
-    s_map,
-    BK: gl.constexpr,
-    BV: gl.constexpr,
-):
+    s_segment, s_map,
+    BK: gl.constexpr, BV: gl.constexpr,
+):  # fmt: skip
     """S M + B for one segment after the other, by halves of the columns, which go through memory."""
     WARPS: gl.constexpr = gl.num_warps()
     HALF: gl.constexpr = BK // 2
@@ -337,48 +290,17 @@ def _compose(
 
 @gluon.jit
 def _scan(
-    p_q,
-    p_k,
-    p_from,
-    p_v,
-    p_inverse,
-    p_scores,
-    p_factors,
-    p_state,
-    p_out,
-    p_ends,
-    p_maps,
-    p_sequences,
-    p_cu_seqlens,
-    p_read_slots,
-    p_write_slots,
-    p_has_initial_state,
-    p_kept,
+    p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors, p_state, p_out, p_ends, p_maps, p_sequences,
+    p_cu_seqlens, p_read_slots, p_write_slots, p_has_initial_state, p_kept,
     s_kept,
     every,
     s_slot,
-    sequences,
-    first,
-    length,
-    most,
-    s_qt: gl.constexpr,
-    s_qh: gl.constexpr,
-    s_kt: gl.constexpr,
-    s_kh: gl.constexpr,
-    s_vt: gl.constexpr,
-    s_vh: gl.constexpr,
-    HV: gl.constexpr,
-    GROUP: gl.constexpr,
-    K: gl.constexpr,
-    V: gl.constexpr,
-    BK: gl.constexpr,
-    BV: gl.constexpr,
-    FACTORS: gl.constexpr,
-    CHANNELS: gl.constexpr,
-    PASS: gl.constexpr,
-    KEEP: gl.constexpr,
-    STAGES: gl.constexpr,
-):
+    sequences, first, length, most,
+    s_qt: gl.constexpr, s_qh: gl.constexpr, s_kt: gl.constexpr, s_kh: gl.constexpr, s_vt: gl.constexpr,
+    s_vh: gl.constexpr, HV: gl.constexpr, GROUP: gl.constexpr, K: gl.constexpr, V: gl.constexpr,
+    BK: gl.constexpr, BV: gl.constexpr, FACTORS: gl.constexpr, CHANNELS: gl.constexpr, PASS: gl.constexpr,
+    KEEP: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
     """One segment of a sequence, one value head and `BV` rows of its state, or of its M.
 
     For each split sequence, each of its segments and each value head, `p_ends` holds B, then room for a

@@ -51,21 +51,12 @@ def _before(p_paths, i_j, m_r):
 
 @triton.jit
 def _add_pairs(
-    b_a,
-    b_p,
-    b_k,
-    b_q,
-    b_hi,
-    b_lo,
-    p_k,
-    p_sums,
-    m_before,
-    count,
-    o_k,
-    s_kt,
-    s_sums,
+    b_a, b_p, b_k, b_q, b_hi, b_lo,
+    p_k, p_sums,
+    m_before, count, o_k,
+    s_kt, s_sums,
     K: tl.constexpr,
-):
+):  # fmt: skip
     """Adds sums of k_i exp(G_i - G_j) k_j over some channels, and the same of q_i: two blocks [16, 16].
 
     Rows i are those of the block of `b_k`, `b_q`, `b_hi` and `b_lo` [16, channels], rows j the `count` at
@@ -87,52 +78,15 @@ def _add_pairs(
 
 @triton.jit
 def _verify(
-    p_q,
-    p_k,
-    p_v,
-    p_g,
-    p_beta,
-    p_rate,
-    p_bias,
-    p_state,
-    p_out,
-    p_paths,
-    p_u,
-    p_keys,
-    p_decays,
-    p_sums,
-    p_cu_seqlens,
-    p_read_slots,
-    p_has_initial_state,
-    scale,
-    lower,
-    beta_scale,
-    s_qt,
-    s_qh,
-    s_kt,
-    s_kh,
-    s_vt,
-    s_vh,
-    s_gt,
-    s_gh,
-    s_bt,
-    s_bh,
-    s_slot,
+    p_q, p_k, p_v, p_g, p_beta, p_rate, p_bias, p_state, p_out, p_paths, p_u, p_keys, p_decays, p_sums,
+    p_cu_seqlens, p_read_slots, p_has_initial_state,
+    scale, lower, beta_scale,
+    s_qt, s_qh, s_kt, s_kh, s_vt, s_vh, s_gt, s_gh, s_bt, s_bh, s_slot,
     words,
-    HV: tl.constexpr,
-    GROUP: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    L2NORM: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    FULL: tl.constexpr,
-    STAGES: tl.constexpr,
-    GATE: tl.constexpr,
-    BIAS: tl.constexpr,
-    RAW_BETA: tl.constexpr,
-):
+    HV: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, L2NORM: tl.constexpr, CHANNELS: tl.constexpr, FULL: tl.constexpr, STAGES: tl.constexpr,
+    GATE: tl.constexpr, BIAS: tl.constexpr, RAW_BETA: tl.constexpr,
+):  # fmt: skip
     i_b = tl.program_id(0)
     i_hv = tl.program_id(1)
     i_n = tl.program_id(2)

@@ -44,46 +44,13 @@ def _finite(b_x):
 
 @triton.jit
 def _pack(
-    p_q,
-    p_k,
-    p_v,
-    p_g,
-    p_beta,
-    p_rate,
-    p_bias,
-    p_to_q,
-    p_to_k,
-    p_to_v,
-    p_to_g,
-    p_to_beta,
-    p_factors,
-    rows,
-    lower,
-    beta_scale,
-    least,
-    s_qt,
-    s_qh,
-    s_kt,
-    s_kh,
-    s_vt,
-    s_vh,
-    s_gt,
-    s_gh,
-    s_bt,
-    s_bh,
-    H: tl.constexpr,
-    GROUP: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    L2NORM: tl.constexpr,
-    GATE: tl.constexpr,
-    BIASED: tl.constexpr,
-    RAW_BETA: tl.constexpr,
-    LINEAR: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    p_q, p_k, p_v, p_g, p_beta, p_rate, p_bias, p_to_q, p_to_k, p_to_v, p_to_g, p_to_beta, p_factors,
+    rows, lower, beta_scale, least,
+    s_qt, s_qh, s_kt, s_kh, s_vt, s_vh, s_gt, s_gh, s_bt, s_bh,
+    H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, L2NORM: tl.constexpr, GATE: tl.constexpr, BIASED: tl.constexpr, RAW_BETA: tl.constexpr,
+    LINEAR: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     # Heads innermost: programs that run together read whole rows.
     i_h = tl.program_id(0) % H
     o_t = (tl.program_id(0) // H).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -159,16 +126,9 @@ def _gather(p_pool, p_slots, p_started, p_sequences, p_states, SIZE: tl.constexp
 
 @triton.jit
 def _scatter(
-    p_states,
-    p_slots,
-    p_sequences,
-    p_cu_seqlens,
-    p_pool,
-    p_out,
-    SIZE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    p_states, p_slots, p_sequences, p_cu_seqlens, p_pool, p_out,
+    SIZE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     i_s = tl.program_id(0).to(tl.int64)
     i_n = tl.load(p_sequences + i_s)
     slot = tl.load(p_slots + i_n)

@@ -40,38 +40,12 @@ def _load_rows(p, o_rows, o_k, stride, rows, K: tl.constexpr, BK: tl.constexpr):
 
 @triton.jit
 def _prepare(
-    p_q,
-    p_k,
-    p_g,
-    p_beta,
-    p_rate,
-    p_bias,
-    p_blocks,
-    p_inverse,
-    p_scores,
-    p_factors,
-    scale,
-    lower,
-    beta_scale,
-    s_qt,
-    s_qh,
-    s_kt,
-    s_kh,
-    s_gt,
-    s_gh,
-    s_bt,
-    s_bh,
-    H: tl.constexpr,
-    GROUP: tl.constexpr,
-    K: tl.constexpr,
-    BK: tl.constexpr,
-    L2NORM: tl.constexpr,
-    FULL: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GATE: tl.constexpr,
-    BIAS: tl.constexpr,
-    RAW_BETA: tl.constexpr,
-):
+    p_q, p_k, p_g, p_beta, p_rate, p_bias, p_blocks, p_inverse, p_scores, p_factors,
+    scale, lower, beta_scale,
+    s_qt, s_qh, s_kt, s_kh, s_gt, s_gh, s_bt, s_bh,
+    H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, L2NORM: tl.constexpr,
+    FULL: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr, RAW_BETA: tl.constexpr,
+):  # fmt: skip
     # Heads innermost: programs that run together read whole rows.
     i_block = (tl.program_id(0) // H).to(tl.int64)
     i_h = tl.program_id(0) % H

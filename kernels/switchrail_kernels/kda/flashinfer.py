@@ -34,41 +34,13 @@ ALIGNMENT = 32
 
 @triton.jit
 def _stage(
-    p_q,
-    p_k,
-    p_v,
-    p_g,
-    p_beta,
-    p_rate,
-    p_bias,
-    p_read,
-    p_write,
-    p_state,
-    p_to_q,
-    p_to_k,
-    p_to_v,
-    p_to_g,
-    p_to_beta,
-    p_to_slots,
-    lower,
-    beta_scale,
-    s_qt,
-    s_qh,
-    s_kt,
-    s_kh,
-    s_vt,
-    s_vh,
-    s_gt,
-    s_gh,
-    s_bt,
-    s_bh,
-    H: tl.constexpr,
-    HV: tl.constexpr,
-    D: tl.constexpr,
-    GATE: tl.constexpr,
-    BIASED: tl.constexpr,
+    p_q, p_k, p_v, p_g, p_beta, p_rate, p_bias, p_read, p_write, p_state, p_to_q, p_to_k, p_to_v, p_to_g,
+    p_to_beta, p_to_slots,
+    lower, beta_scale,
+    s_qt, s_qh, s_kt, s_kh, s_vt, s_vh, s_gt, s_gh, s_bt, s_bh,
+    H: tl.constexpr, HV: tl.constexpr, D: tl.constexpr, GATE: tl.constexpr, BIASED: tl.constexpr,
     RAW_BETA: tl.constexpr,
-):
+):  # fmt: skip
     """One row of a value head each, dense. A state that is read elsewhere goes where it is to be written."""
     i_t = (tl.program_id(0) // HV).to(tl.int64)
     i_h = tl.program_id(0) % HV

@@ -46,18 +46,11 @@ def _decay(p_from, p_to, FULL: tl.constexpr, PLANE: tl.constexpr):
 
 @triton.jit
 def _load_gates(
-    p_g,
-    p_bias,
-    b_rate,
-    lower,
-    o_r,
-    o_k,
-    rows,
+    p_g, p_bias,
+    b_rate, lower, o_r, o_k, rows,
     s_gt,
-    K: tl.constexpr,
-    GATE: tl.constexpr,
-    BIAS: tl.constexpr,
-):
+    K: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
     """The logs of decays to base 2, 0 beyond the sequence's end: [*o_r.shape, *o_k.shape]."""
     m_g = (o_r < rows) & (o_k < K)
     b_g = tl.load(p_g + o_r * s_gt + o_k, mask=m_g, other=0.0)
@@ -72,33 +65,12 @@ def _load_gates(
 
 @triton.jit
 def _by_levels(
-    p_q,
-    p_k,
-    p_g,
-    p_bias,
-    p_sums,
-    p_read,
-    p_write,
-    p_origin,
-    b_nq,
-    b_nk,
-    b_rate,
-    lower,
-    row,
-    rows,
-    i_hv,
-    s_qt,
-    s_kt,
-    s_gt,
-    HV: tl.constexpr,
-    K: tl.constexpr,
-    BK: tl.constexpr,
-    PART: tl.constexpr,
-    FULL: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GATE: tl.constexpr,
-    BIAS: tl.constexpr,
-):
+    p_q, p_k, p_g, p_bias, p_sums, p_read, p_write, p_origin,
+    b_nq, b_nk, b_rate, lower, row, rows, i_hv,
+    s_qt, s_kt, s_gt,
+    HV: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PART: tl.constexpr, FULL: tl.constexpr,
+    BLOCK: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
     """A (without beta) and P of a block, and what the walk reads, for gates of any size."""
     o_t = tl.arange(0, BLOCK)
     o_r = o_t[:, None]
@@ -152,43 +124,13 @@ def _by_levels(
 
 @triton.jit
 def _prepare(
-    p_q,
-    p_k,
-    p_g,
-    p_beta,
-    p_rate,
-    p_bias,
-    p_blocks,
-    p_inverse,
-    p_scores,
-    p_factors,
-    p_read,
-    p_write,
-    p_origin,
-    p_sums,
-    scale,
-    lower,
-    beta_scale,
-    total,
-    s_qt,
-    s_qh,
-    s_kt,
-    s_kh,
-    s_gt,
-    s_gh,
-    s_bt,
-    s_bh,
-    HV: tl.constexpr,
-    GROUP: tl.constexpr,
-    K: tl.constexpr,
-    BK: tl.constexpr,
-    L2NORM: tl.constexpr,
-    FULL: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GATE: tl.constexpr,
-    BIAS: tl.constexpr,
-    RAW_BETA: tl.constexpr,
-):
+    p_q, p_k, p_g, p_beta, p_rate, p_bias, p_blocks, p_inverse, p_scores, p_factors, p_read, p_write,
+    p_origin, p_sums,
+    scale, lower, beta_scale, total,
+    s_qt, s_qh, s_kt, s_kh, s_gt, s_gh, s_bt, s_bh,
+    HV: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, L2NORM: tl.constexpr,
+    FULL: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr, RAW_BETA: tl.constexpr,
+):  # fmt: skip
     o_t = tl.arange(0, BLOCK)
     o_r = o_t[:, None]
     CHUNKS: tl.constexpr = BLOCK // CHUNK

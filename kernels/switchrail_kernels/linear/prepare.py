@@ -20,31 +20,12 @@ from switchrail_kernels.segments import Chunks
 
 @triton.jit
 def _prepare(
-    p_q,
-    p_k,
-    p_rate,
-    p_dt,
-    p_bias,
-    p_scores,
-    p_gates,
-    p_blocks,
-    dt_min,
-    dt_max,
-    s_dt,
-    s_dth,
-    s_qt,
-    s_qh,
-    s_kt,
-    s_kh,
-    G: tl.constexpr,
-    GROUP: tl.constexpr,
-    BG: tl.constexpr,
-    K: tl.constexpr,
-    BK: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BIAS: tl.constexpr,
-    SOFTPLUS: tl.constexpr,
-):
+    p_q, p_k, p_rate, p_dt, p_bias, p_scores, p_gates, p_blocks,
+    dt_min, dt_max,
+    s_dt, s_dth, s_qt, s_qh, s_kt, s_kh,
+    G: tl.constexpr, GROUP: tl.constexpr, BG: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
+    CHUNK: tl.constexpr, BIAS: tl.constexpr, SOFTPLUS: tl.constexpr,
+):  # fmt: skip
     """One chunk and group: its scores, transposed, and each of its heads' gates."""
     i_c = tl.program_id(0).to(tl.int64)
     i_g = tl.program_id(1)

@@ -17,40 +17,13 @@ from switchrail_kernels.linear.time_steps import time_step
 
 @triton.jit
 def _step(
-    p_q,
-    p_k,
-    p_v,
-    p_rate,
-    p_dt,
-    p_bias,
-    p_skip,
-    p_state,
-    p_out,
-    p_read_slots,
-    p_write_slots,
-    scale,
-    dt_min,
-    dt_max,
-    s_qt,
-    s_qh,
-    s_kt,
-    s_kh,
-    s_vt,
-    s_vh,
-    s_dt,
-    s_dth,
-    s_slot,
+    p_q, p_k, p_v, p_rate, p_dt, p_bias, p_skip, p_state, p_out, p_read_slots, p_write_slots,
+    scale, dt_min, dt_max,
+    s_qt, s_qh, s_kt, s_kh, s_vt, s_vh, s_dt, s_dth, s_slot,
     H,
-    GROUP: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    STEPS: tl.constexpr,
-    BIAS: tl.constexpr,
-    SOFTPLUS: tl.constexpr,
-    SKIP: tl.constexpr,
-):
+    GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    STEPS: tl.constexpr, BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, SKIP: tl.constexpr,
+):  # fmt: skip
     i_h = tl.program_id(1)
     i_n = tl.program_id(2).to(tl.int64)
     read = tl.load(p_read_slots + i_n)

@@ -47,34 +47,12 @@ def find_piece(p_items, keys, base, most, BN: tl.constexpr, DECODE: tl.constexpr
 
 @triton.jit
 def _walk(
-    b_plain,
-    b_low,
-    b_rotated,
-    b_acc,
-    b_max,
-    b_sum,
-    p_plain,
-    p_cache,
-    p_pages,
-    p_parents,
-    o_row,
-    m_row,
-    o_v,
-    start,
-    stop,
-    past,
-    scale,
-    R: tl.constexpr,
-    BR: tl.constexpr,
-    BK: tl.constexpr,
-    E: tl.constexpr,
-    BE: tl.constexpr,
-    BN: tl.constexpr,
-    PAGE: tl.constexpr,
-    PARTS: tl.constexpr,
-    TREES: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    b_plain, b_low, b_rotated, b_acc, b_max, b_sum,
+    p_plain, p_cache, p_pages, p_parents,
+    o_row, m_row, o_v, start, stop, past, scale,
+    R: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr,
+    PAGE: tl.constexpr, PARTS: tl.constexpr, TREES: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """Attends keys `start` to `stop`."""
     L: tl.constexpr = R + E
     o_c = tl.arange(0, BK)
@@ -115,43 +93,15 @@ def _walk(
 
 @triton.jit(do_not_specialize=["s_pages", "H", "base", "most"])
 def _attend(
-    p_plain,
-    p_rotated,
-    p_cache,
-    p_out,
-    p_lse,
-    p_parts,
-    p_weights,
-    p_items,
-    p_cu_seqlens,
-    p_parents,
-    p_pages,
+    p_plain, p_rotated, p_cache, p_out, p_lse, p_parts, p_weights, p_items, p_cu_seqlens, p_parents, p_pages,
     p_kv_lens,
     scale,
-    s_pt,
-    s_ph,
-    s_rt,
-    s_rh,
-    s_pages,
-    H,
-    base,
-    most,
-    BG: tl.constexpr,
-    BT: tl.constexpr,
-    R: tl.constexpr,
-    BR: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    E: tl.constexpr,
-    BE: tl.constexpr,
-    BN: tl.constexpr,
-    PAGE: tl.constexpr,
-    PARTS: tl.constexpr,
-    DECODE: tl.constexpr,
-    TREES: tl.constexpr,
-    LSE: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    s_pt, s_ph, s_rt, s_rh, s_pages,
+    H, base, most,
+    BG: tl.constexpr, BT: tl.constexpr, R: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, PAGE: tl.constexpr,
+    PARTS: tl.constexpr, DECODE: tl.constexpr, TREES: tl.constexpr, LSE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """One piece of the keys of one tile of rows, and `BV` of the values' columns.
 
     Where there are two PARTS of a query, which add up to it, the second lies H heads behind the first.
@@ -229,22 +179,11 @@ def _attend(
 
 @triton.jit(do_not_specialize=["H", "base", "most"])
 def _merge(
-    p_parts,
-    p_weights,
-    p_out,
-    p_lse,
-    p_rows,
-    p_kv_lens,
-    H,
-    base,
-    most,
-    R: tl.constexpr,
-    BC: tl.constexpr,
-    BN: tl.constexpr,
-    BP: tl.constexpr,
-    DECODE: tl.constexpr,
+    p_parts, p_weights, p_out, p_lse, p_rows, p_kv_lens,
+    H, base, most,
+    R: tl.constexpr, BC: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, DECODE: tl.constexpr,
     LSE: tl.constexpr,
-):
+):  # fmt: skip
     """`BC` columns of one row of one head, of all pieces."""
     i_h = tl.program_id(1)
     if DECODE:

@@ -22,31 +22,12 @@ from switchrail_kernels.softmax import add_keys
 
 @triton.jit(do_not_specialize=["s_pages", "C"])
 def _expand(
-    p_cache,
-    p_w_k,
-    p_w_v,
-    p_keys,
-    p_rotated,
-    p_values,
-    p_spans,
-    p_pages,
-    s_kh,
-    s_kd,
-    s_vh,
-    s_vd,
-    s_pages,
+    p_cache, p_w_k, p_w_v, p_keys, p_rotated, p_values, p_spans, p_pages,
+    s_kh, s_kd, s_vh, s_vd, s_pages,
     C,
-    R: tl.constexpr,
-    E: tl.constexpr,
-    BE: tl.constexpr,
-    D: tl.constexpr,
-    V: tl.constexpr,
-    BC: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    PAGE: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    R: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BC: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, PAGE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """`BC` keys of one sequence, `BN` columns of one head's keys or values."""
     p_spans += 4 * tl.program_id(1)
     i_n = tl.load(p_spans)
@@ -91,28 +72,12 @@ def _expand(
 
 @triton.jit
 def _walk(
-    b_plain,
-    b_rotated,
-    b_acc,
-    b_max,
-    b_sum,
-    p_keys,
-    p_rotated,
-    p_values,
-    o_last,
-    start,
-    stop,
-    scale,
-    D: tl.constexpr,
-    BD: tl.constexpr,
-    E: tl.constexpr,
-    BE: tl.constexpr,
-    V: tl.constexpr,
-    BV: tl.constexpr,
-    BN: tl.constexpr,
-    MASKED: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    b_plain, b_rotated, b_acc, b_max, b_sum,
+    p_keys, p_rotated, p_values,
+    o_last, start, stop, scale,
+    D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+    BN: tl.constexpr, MASKED: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """Attends keys `start` to `stop`; without MASKED all rows see all of them, and they fill blocks."""
     o_d = tl.arange(0, BD)
     o_e = tl.arange(0, BE)
@@ -147,35 +112,14 @@ def _walk(
 
 @triton.jit(do_not_specialize=["C"])
 def _attend(
-    p_plain,
-    p_rotated,
-    p_keys,
-    p_keys_rotated,
-    p_values,
-    p_out,
-    p_lse,
-    p_carried,
-    p_weights,
-    p_items,
+    p_plain, p_rotated, p_keys, p_keys_rotated, p_values, p_out, p_lse, p_carried, p_weights, p_items,
     scale,
-    s_pt,
-    s_ph,
-    s_rt,
-    s_rh,
+    s_pt, s_ph, s_rt, s_rh,
     C,
-    D: tl.constexpr,
-    BD: tl.constexpr,
-    E: tl.constexpr,
-    BE: tl.constexpr,
-    V: tl.constexpr,
-    BV: tl.constexpr,
-    BT: tl.constexpr,
-    BN: tl.constexpr,
-    NEGATED: tl.constexpr,
-    CARRIED: tl.constexpr,
-    LSE: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+    BT: tl.constexpr, BN: tl.constexpr, NEGATED: tl.constexpr, CARRIED: tl.constexpr, LSE: tl.constexpr,
     STAGES: tl.constexpr,
-):
+):  # fmt: skip
     """`BT` rows of one head, and such of their keys as are made."""
     i_h = tl.program_id(1)
     H = tl.num_programs(1)

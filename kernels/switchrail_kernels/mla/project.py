@@ -18,26 +18,12 @@ PLACES = 32
 
 @triton.jit(do_not_specialize=["T", "H"])
 def _project(
-    p_x,
-    p_w,
-    p_out,
-    p_places,
-    T,
-    H,
-    s_xt,
-    s_xh,
-    s_wh,
-    s_wk,
-    s_wn,
-    K: tl.constexpr,
-    N: tl.constexpr,
-    BT: tl.constexpr,
-    BK: tl.constexpr,
-    BN: tl.constexpr,
-    MOVES: tl.constexpr,
-    PARTS: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    p_x, p_w, p_out, p_places,
+    T, H,
+    s_xt, s_xh, s_wh, s_wk, s_wn,
+    K: tl.constexpr, N: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr,
+    MOVES: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     i_h = tl.program_id(1)
     o_t = tl.arange(0, BT).to(tl.int64)
     if MOVES == 0:

@@ -96,30 +96,13 @@ def _tile(
 
 @triton.jit
 def convolve(
-    p_x,
-    p_weight,
-    p_bias,
-    p_state,
-    p_out,
-    p_pieces,
-    p_cu_seqlens,
-    p_read_slots,
-    p_write_slots,
-    p_has_initial_state,
-    p_kept_slots,
-    s_xt,
-    s_xc,
-    s_slot,
-    C,
-    every,
-    kept,
-    W: tl.constexpr,
-    BT: tl.constexpr,
-    BC: tl.constexpr,
-    BIAS: tl.constexpr,
-    SILU: tl.constexpr,
+    p_x, p_weight, p_bias, p_state, p_out, p_pieces, p_cu_seqlens, p_read_slots, p_write_slots,
+    p_has_initial_state, p_kept_slots,
+    s_xt, s_xc, s_slot,
+    C, every, kept,
+    W: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
     KEEP: tl.constexpr,
-):
+):  # fmt: skip
     # Programs that run at once work on whole rows, which lie next to one another in memory.
     i_p = tl.program_id(0) // tl.cdiv(C, BC)
     i_c = tl.program_id(0) % tl.cdiv(C, BC)
@@ -201,22 +184,11 @@ def convolve(
 
 @triton.jit
 def step(
-    p_x,
-    p_weight,
-    p_bias,
-    p_state,
-    p_out,
-    p_read_slots,
-    p_write_slots,
-    s_xt,
-    s_xc,
-    s_slot,
+    p_x, p_weight, p_bias, p_state, p_out, p_read_slots, p_write_slots,
+    s_xt, s_xc, s_slot,
     C,
-    W: tl.constexpr,
-    BC: tl.constexpr,
-    BIAS: tl.constexpr,
-    SILU: tl.constexpr,
-):
+    W: tl.constexpr, BC: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
+):  # fmt: skip
     i_n = tl.program_id(0).to(tl.int64)
     i_c = tl.program_id(1)
     read = tl.load(p_read_slots + i_n)

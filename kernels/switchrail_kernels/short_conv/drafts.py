@@ -60,28 +60,13 @@ class Drafts:
 
 @triton.jit
 def verify(
-    p_x,
-    p_weight,
-    p_bias,
-    p_state,
-    p_out,
-    p_kept,
-    p_tiles,
-    p_before,
-    p_read_slots,
-    p_write_slots,
+    p_x, p_weight, p_bias, p_state, p_out, p_kept, p_tiles, p_before, p_read_slots, p_write_slots,
     p_has_initial_state,
-    s_xt,
-    s_xc,
-    s_slot,
+    s_xt, s_xc, s_slot,
     C,
-    W: tl.constexpr,
-    BT: tl.constexpr,
-    BC: tl.constexpr,
-    REACH: tl.constexpr,
-    BIAS: tl.constexpr,
+    W: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, REACH: tl.constexpr, BIAS: tl.constexpr,
     SILU: tl.constexpr,
-):
+):  # fmt: skip
     """One tile and `BC` channels; the inputs are kept in `p_kept` [T, C]."""
     i_p = tl.program_id(0)
     i_c = tl.program_id(1)
@@ -130,20 +115,11 @@ def verify(
 
 @triton.jit
 def replay(
-    p_kept,
-    p_state,
-    p_before,
-    p_accepted,
-    p_cu_seqlens,
-    p_read_slots,
-    p_write_slots,
-    p_has_initial_state,
+    p_kept, p_state, p_before, p_accepted, p_cu_seqlens, p_read_slots, p_write_slots, p_has_initial_state,
     s_slot,
     C,
-    W: tl.constexpr,
-    BC: tl.constexpr,
-    REACH: tl.constexpr,
-):
+    W: tl.constexpr, BC: tl.constexpr, REACH: tl.constexpr,
+):  # fmt: skip
     """Writes one sequence's state after its last accepted row, of `BC` channels."""
     i_n = tl.program_id(0).to(tl.int64)
     i_c = tl.program_id(1)
