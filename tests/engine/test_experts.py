@@ -75,7 +75,7 @@ def test_a_shared_expert_of_their_size_is_one_more_of_them() -> None:
         weight.normal_(std=0.3)
     x = torch.randn(1, 7, 32)
     expected, before = block(x), {name: weight.clone() for name, weight in block.named_parameters()}
-    stacked = SPARSE_BLOCK.prepare(block)
+    stacked = SPARSE_BLOCK.prepare(experts, block)
     assert [len(weights) for weights in stacked] == [7, 7, 7]
     assert {weight.untyped_storage().data_ptr() for weight in block.parameters()} == {
         weights.untyped_storage().data_ptr() for weights in stacked
@@ -84,6 +84,7 @@ def test_a_shared_expert_of_their_size_is_one_more_of_them() -> None:
     torch.testing.assert_close(block(x), expected, rtol=0, atol=0)
 
     told = []
+    assert SPARSE_BLOCK.call is not None
 
     def noted(*args: Any, shared: int, **kwargs: Any) -> torch.Tensor:
         told.append(shared)
@@ -99,4 +100,4 @@ def test_a_shared_expert_of_another_size_stays_apart() -> None:
     config = Qwen3NextConfig(
         hidden_size=32, num_experts=6, moe_intermediate_size=16, shared_expert_intermediate_size=48
     )
-    assert SPARSE_BLOCK.prepare(Qwen3NextSparseMoeBlock(config)) is None
+    assert SPARSE_BLOCK.prepare(experts, Qwen3NextSparseMoeBlock(config)) is None

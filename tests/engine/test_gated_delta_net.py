@@ -35,13 +35,14 @@ def test_a_prepared_module_computes_as_before_and_holds_its_weights_once() -> No
     x = torch.randn(1, 9, CONFIG["hidden_size"])
     expected = net(x)
     shapes = {name: weight.shape for name, weight in net.named_parameters()}
-    weight = GATED_DELTA_NET.prepare(net)
+    weight = GATED_DELTA_NET.prepare(inputs, net)
     assert {name: weight.shape for name, weight in net.named_parameters()} == shapes
     assert len(weight) == len(net.in_proj_qkvz.weight) + len(net.in_proj_ba.weight)
     for part in (net.in_proj_qkvz, net.in_proj_ba):
         assert part.weight.untyped_storage().data_ptr() == weight.untyped_storage().data_ptr()
     torch.testing.assert_close(net(x), expected)
     net.__dict__["_switchrail_prepared"] = weight
+    assert GATED_DELTA_NET.call is not None
     torch.testing.assert_close(GATED_DELTA_NET.call(inputs, net, x), expected)
 
 

@@ -108,6 +108,28 @@ class SiluAndMul(Operation):
         return silu(gate, inplace=True).mul_(up)
 
 
+class Products(Operation):
+    """Linear layers that are given the same input, such as those of queries, keys and values.
+
+    `forward(x, weight)` returns x weight^T: x [..., D], weight [N, D], the rows of all layers behind one
+    another, the result [..., N]. Weights are moved behind one another only where there is a function.
+    """
+
+    name = "products"
+
+    @staticmethod
+    def forward(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """As the class says."""
+        raise NotImplementedError
+
+    @staticmethod
+    def forward_cuda(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """One launch, and one reading of the input, instead of several."""
+        from torch.nn.functional import linear
+
+        return linear(x, weight)
+
+
 class GatedDeltaInputs(Operation):
     """What a gated delta layer makes of its input, before the convolution.
 
@@ -178,7 +200,16 @@ class ChooseTokens(Operation):
 
 OPERATIONS: Final[dict[str, type[Operation]]] = {
     operation.name: operation
-    for operation in (RMSNorm, GatedRMSNorm, Rotary, SiluAndMul, GatedDeltaInputs, Experts, ChooseTokens)
+    for operation in (
+        RMSNorm,
+        GatedRMSNorm,
+        Rotary,
+        SiluAndMul,
+        Products,
+        GatedDeltaInputs,
+        Experts,
+        ChooseTokens,
+    )
 }
 """The operations by name."""
 
@@ -189,6 +220,7 @@ __all__ = [
     "GatedDeltaInputs",
     "GatedRMSNorm",
     "Operation",
+    "Products",
     "RMSNorm",
     "Rotary",
     "SiluAndMul",

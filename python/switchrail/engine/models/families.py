@@ -16,6 +16,7 @@ from switchrail.engine.models.operations import (
     ROTARY,
     Binding,
 )
+from switchrail.engine.models.products import QKV
 from switchrail.engine.models.softmax import SOFTMAX
 from switchrail.engine.models.sparse_block import SPARSE_BLOCK
 
@@ -47,6 +48,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "Qwen3NextRMSNormGated": GATED_RMS_NORM,
             "Qwen3NextRotaryEmbedding": ROTARY,
             "Qwen3NextMLP": GATED_MLP,
+            "Qwen3NextAttention": QKV,
             "Qwen3NextGatedDeltaNet": GATED_DELTA_NET,
             "Qwen3NextSparseMoeBlock": SPARSE_BLOCK,
         },

@@ -20,7 +20,7 @@ from switchrail.platforms.serving import Forward
 
 
 @torch.no_grad()
-def _prepare(module: Any) -> torch.Tensor:
+def _prepare(function: Forward, module: Any) -> torch.Tensor:
     """Orders the rows, those of one product behind the other's; the module's own forward still works."""
     groups, ratio = module.num_k_heads, module.num_v_heads // module.num_k_heads
     keys, values = module.head_k_dim, ratio * module.head_v_dim

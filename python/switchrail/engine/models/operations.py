@@ -29,17 +29,18 @@ class Binding:
     Attributes:
         operation: The operation.
         call: Does what the class's forward does: `call(function, module, *args, **kwargs)`, with the
-            operation's function.
-        prepare: Changes a module's weights to the form that `call` wants, when they are loaded; what it
-            returns is kept with the module, for `prepared`. It keeps no second copy of them.
+            operation's function; None: the forward stays, `prepare` does all.
+        prepare: `prepare(function, module)` changes a module's weights to the form that `call` wants, when
+            they are loaded; what it returns is kept with the module, for `prepared`. It keeps no second copy
+            of them.
         suits: Whether a module of the class runs the operation; one that doesn't keeps its forward.
         padded: Whether the function is told, as `rows`, which rows are padding.
     """
 
     operation: type[Operation]
-    call: Callable[..., Any]
+    call: Callable[..., Any] | None
     suits: Callable[[Any], bool] = lambda module: True
-    prepare: Callable[[Any], Any] = lambda module: None
+    prepare: Callable[[Forward, Any], Any] = lambda function, module: None
     padded: bool = False
 
 
@@ -61,9 +62,10 @@ def prepare(forward_of: ForwardOf, model: nn.Module, module: str, bindings: Mapp
         bindings: Class there -> the operation that it runs, and how.
     """
     for name, binding in bindings.items():
-        if forward_of(binding.operation) is not None:
+        function = forward_of(binding.operation)
+        if function is not None:
             for part in _parts(model, module, name, binding):
-                part.__dict__[_PREPARED] = binding.prepare(part)
+                part.__dict__[_PREPARED] = binding.prepare(function, part)
 
 
 def prepared(module: nn.Module) -> Any:
@@ -89,7 +91,7 @@ def bind(
     bound = []
     for name, binding in bindings.items():
         function = forward_of(binding.operation)
-        if function is None:
+        if function is None or binding.call is None:
             continue
         if binding.padded:
             function = partial(_with_rows, function, running)

@@ -27,7 +27,7 @@ class Weights(NamedTuple):
     down: torch.Tensor
 
 
-def _prepare(module: Any) -> Weights | None:
+def _prepare(function: Forward, module: Any) -> Weights | None:
     """Puts the shared expert behind the others, and its gate behind the router; None: its size is another."""
     experts, shared = module.experts, module.shared_expert
     count, hidden, inner = experts.down_proj.shape

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 
 @torch.no_grad()
-def stack(*weights: nn.Parameter) -> torch.Tensor:
+def stack(*weights: torch.Tensor) -> torch.Tensor:
     """Moves weights into one tensor, whose views they become.
 
     Args:
-        weights: Each [..., D], of one dtype, on one device.
+        weights: Parameters, each [..., D], of one dtype, on one device.
 
     Returns:
         [rows of all, D].

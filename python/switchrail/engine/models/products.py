@@ -1,0 +1,59 @@
+"""Linear layers of one input, as one product."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from switchrail.engine.models.operations import Binding
+from switchrail.engine.models.stack import stack
+from switchrail.platforms.operations import Products
+from switchrail.platforms.serving import Forward
+
+
+class Product:
+    """What linear layers compute together. The first that is given an input computes it for all of them.
+
+    A layer that is given another one computes all of them again, so that any order of calls is right.
+    """
+
+    def __init__(self, function: Forward, layers: list[nn.Linear]) -> None:
+        """Moves the layers' weights, and has them take their results from here.
+
+        Args:
+            function: The operation's function.
+            layers: Linear layers without biases; calls of the last one end the use of an input.
+        """
+        self._function = function
+        self._sizes = [layer.out_features for layer in layers]
+        self._weight = stack(*(layer.weight for layer in layers))
+        self._x: torch.Tensor | None = None
+        self._parts: tuple[torch.Tensor, ...] = ()
+        for index, layer in enumerate(layers):
+            layer.__dict__["forward"] = partial(self._part, index)
+
+    def _part(self, index: int, x: torch.Tensor) -> torch.Tensor:
+        if self._x is not x:
+            self._parts = torch.split(self._function(x, self._weight), self._sizes, dim=-1)
+            self._x = x
+        found = self._parts[index]
+        if index == len(self._sizes) - 1:
+            self._x, self._parts = None, ()
+        return found
+
+
+def _prepare(function: Forward, module: Any) -> Product:
+    return Product(function, [module.q_proj, module.k_proj, module.v_proj])
+
+
+def _suits(module: Any) -> bool:
+    return all(layer.bias is None for layer in (module.q_proj, module.k_proj, module.v_proj))
+
+
+QKV: Final = Binding(Products, None, _suits, _prepare)
+"""Queries, keys and values of a softmax layer."""
+
+__all__ = ["QKV", "Product"]
