@@ -142,10 +142,9 @@ class Wrappers:
         """One that is free, or a new one, for a device and stream."""
         with self._lock:
             free = self._free.setdefault(place, [])
-            for number, (wrapper, copied) in enumerate(free):
-                if copied is None or copied.query():  # type: ignore[no-untyped-call]
-                    del free[number]
-                    return wrapper
+            number = next((n for n, (_, copied) in enumerate(free) if _is_done(copied)), None)
+            if number is not None:
+                return free.pop(number)[0]
             if place not in self._workspaces:
                 self._workspaces[place] = torch.zeros(self.room, dtype=torch.uint8, device=place[0])
             return self.make(self._workspaces[place])
@@ -160,6 +159,10 @@ class Wrappers:
 
     def _return(self, place: Hashable, wrapper: Any, copied: torch.cuda.Event | None) -> None:
         self._free[place].append((wrapper, copied))
+
+
+def _is_done(copied: torch.cuda.Event | None) -> bool:
+    return copied is None or bool(copied.query())  # type: ignore[no-untyped-call]
 
 
 def _starts(counts: np.ndarray) -> torch.Tensor:

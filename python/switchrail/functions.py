@@ -89,14 +89,14 @@ class Functions:
         with self._lock:
             every = self._all
             for function in functions:
-                for other in every:
-                    if function.overlaps(other):
-                        raise RegistrationError(
-                            f"{function.source} brings a function for operation {function.operation!r}, "
-                            f"which has one of {other.source} on such a device; valid: one of the two",
-                            name=function.operation,
-                            found=other.source,
-                        )
+                other = next((other for other in every if function.overlaps(other)), None)
+                if other is not None:
+                    raise RegistrationError(
+                        f"{function.source} brings a function for operation {function.operation!r}, "
+                        f"which has one of {other.source} on such a device; valid: one of the two",
+                        name=function.operation,
+                        found=other.source,
+                    )
                 every = (*every, function)
             self._all = every
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from itertools import filterfalse
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from switchrail.arguments import lists_options
@@ -123,13 +124,13 @@ class Staging:
         with _lock:
             if self._staged is None:
                 raise self._closed()
-            for hook in hooks:
-                if hook not in self._staged:
-                    raise HookError(
-                        f"{hook!r} is not {self}'s; valid while it is loaded: hooks that it added itself",
-                        target=hook.target_name,
-                    )
-            self._staged = [hook for hook in self._staged if hook not in hooks]
+            foreign = next(filterfalse(self._staged.__contains__, hooks), None)
+            if foreign is not None:
+                raise HookError(
+                    f"{foreign!r} is not {self}'s; valid while it is loaded: hooks that it added itself",
+                    target=foreign.target_name,
+                )
+            self._staged = list(filterfalse(hooks.__contains__, self._staged))
 
     def staged(self) -> tuple[Hook, ...]:
         """The hooks that are staged."""

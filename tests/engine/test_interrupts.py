@@ -6,7 +6,6 @@ length or state which is wrong shows in the next tokens.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -218,41 +217,6 @@ def test_an_interrupt_leaves_the_engine_whole_wherever_it_comes(
             wrong.append(f"{scenario.__name__}, {name(place)}: {problem}")
             subject.renew()
     assert not wrong, f"{len(wrong)} of {len(places)}:\n" + "\n".join(wrong)
-
-
-def while_guarded(function: ast.AST, guarded: bool = False) -> Iterator[ast.AST]:
-    """The loops within a `try` or `with` of the same function whose end is a conditional jump back."""
-    for node in ast.iter_child_nodes(function):
-        if isinstance(node, (ast.FunctionDef, ast.Lambda, ast.GeneratorExp)):
-            yield from while_guarded(node)
-            continue
-        match node:
-            case ast.While(test=ast.Constant()):
-                pass
-            case ast.While() | ast.For(body=[*_, ast.If(orelse=[])]):
-                yield from [node] * guarded
-            case (
-                ast.ListComp(generators=loops)
-                | ast.SetComp(generators=loops)
-                | ast.DictComp(generators=loops)
-            ):
-                yield from [node] * (guarded and any(loop.ifs for loop in loops))
-        yield from while_guarded(node, guarded or isinstance(node, (ast.Try, ast.With)))
-
-
-def test_no_interrupt_passes_by_a_finally() -> None:
-    """From CPython 3.13 on, a conditional jump back at the end of a loop is in no exception table.
-
-    It looks for signals before it jumps. So what a handler raises there passes by every `finally`, `except`
-    and `with` of the same function.
-    """
-    loops = ast.parse("try:\n while a: b()\n for a in b:\n  if a: b()\n [a for a in b if a]\nfinally: b()")
-    assert len(list(while_guarded(loops))) == 3
-    found = [
-        f"{path.name}:{node.lineno}" for path in FILES for node in while_guarded(ast.parse(path.read_text()))
-    ]
-    assert len(FILES) > 20
-    assert not found
 
 
 def cancel_in(subject: Subject, place: Place | None) -> tuple[list[Request], list[Any]]:

@@ -180,9 +180,10 @@ def _check_prompts(
 
 def _lines(file: Path) -> list[str]:
     try:
-        return [line for line in file.read_text("utf-8").splitlines() if line.strip()]
+        lines = file.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"the prompts in {file} can't be read: {error}", path=str(file)) from error
+    return [line for line in lines if line.strip()]
 
 
 def _routes(plan: RoutePlan) -> list[dict[str, Any]]:
@@ -245,19 +246,19 @@ def _speak(out: Console, told: Console, events: Iterable[Event], prompts: Sequen
             waiting[event.request.id] += event.text
             if event.finish_reason is not None:
                 outputs[event.request.id] = event.request.output
-            while current < len(prompts):
-                if begun == current:
+            for number in range(current, len(prompts)):
+                if begun == number:
                     if begun:
                         out.out("")
-                    _say(told, prompts[current], "bold")
+                    _say(told, prompts[number], "bold")
                     told.out("", end=end)
                     begun += 1
-                _say(out, waiting[current])
-                waiting[current] = ""
-                if current not in outputs:
+                _say(out, waiting[number])
+                waiting[number] = ""
+                if number not in outputs:
                     break
                 out.out("")
-                current += 1
+                current = number + 1
     except BaseException:
         if begun > current:
             out.out("")  # what is said of it begins on a line of its own

@@ -28,7 +28,8 @@ def diagnose() -> list[Finding]:
         found = list(check_environment(runtime))
         with _without({finding.subject for finding in found}):
             found += check_distributions(runtime)
-            found += check_plugins(runtime, {finding.subject for finding in found if finding.check == "lock"})
+            locked = filter(lambda finding: finding.check == "lock", found)
+            found += check_plugins(runtime, {finding.subject for finding in locked})
             seconds = patience(runtime._loader.seconds())
             try:
                 found += within(seconds, lambda: list(check_device()), "torch", "looking for the device")

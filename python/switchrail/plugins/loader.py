@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 from switchrail import _core
@@ -264,12 +264,9 @@ class Loader:
                 order = in_order([attempt.plugin for attempt in attempts], declarations)
                 return [attempts[index] for index in order]
             except OrderError as error:
-                members = set(error.fields["members"])
-                for attempt in list(attempts):
-                    constrains = attempt.declaration.before or attempt.declaration.after
-                    if attempt.plugin.qualified_name in members and constrains:
-                        attempts.remove(attempt)
-                        self._give_up(attempt, error)
+                for attempt in _constraining(attempts, set(error.fields["members"])):
+                    attempts.remove(attempt)
+                    self._give_up(attempt, error)
 
     def _step(self, attempt: Attempt, step: Callable[[], None]) -> bool:
         try:
@@ -353,6 +350,16 @@ class Loader:
             if self._plugins[_key(attempt.plugin)].state != "loaded":
                 attempt.staging.undo()
         self._attempts = ()
+
+
+def _constraining(attempts: Sequence[Attempt], names: Collection[str]) -> list[Attempt]:
+    """The attempts of these plugins that declare an order themselves."""
+    return [
+        attempt
+        for attempt in attempts
+        if attempt.plugin.qualified_name in names
+        and (attempt.declaration.before or attempt.declaration.after)
+    ]
 
 
 def _key(plugin: Plugin) -> tuple[str, str]:

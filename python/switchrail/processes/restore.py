@@ -98,10 +98,10 @@ def _owned(registration: Registration) -> tuple[str, str, object]:
 
 def _withdraw_cleared(runtime: Runtime, wanted: Collection[tuple[str, str, object]]) -> None:
     """Takes out what was cleared there: a plugin that was loaded later may have taken the name."""
+    cleared = [each for each in runtime._core.snapshot().backends if _owned(each) not in wanted]
     with runtime._open() as staging:
-        for registration in runtime._core.snapshot().backends:
-            if _owned(registration) not in wanted:
-                staging.registrations.withdraw(registration)
+        for registration in cleared:
+            staging.registrations.withdraw(registration)
 
 
 def _paths(state: State) -> Iterator[str]:
@@ -130,8 +130,9 @@ def _stack(
     try:
         for backend in wanted:
             document = _document(backend.registration, configured=False)
-            same = [implementation for other, implementation in known if other == document]
-            implementation = same[0] if same else _implementation(backend, found)
+            implementation = next((each for other, each in known if other == document), None)
+            if implementation is None:
+                implementation = _implementation(backend, found)
             if implementation is None:
                 return  # what is missing then is for the comparison to say
             made.append((backend.registration, implementation))
