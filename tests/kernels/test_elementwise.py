@@ -15,6 +15,7 @@ from switchrail import SamplingParams
 from switchrail.platforms import CpuPlatform
 from switchrail_kernels.elementwise import rows
 from switchrail_kernels.elementwise.gated_rms_norm import gated_rms_norm
+from switchrail_kernels.elementwise.qk_norm_rope import qk_norm_rope
 from switchrail_kernels.elementwise.rms_norm import rms_norm
 from switchrail_kernels.elementwise.rotary import rotary
 from switchrail_kernels.elementwise.silu_and_mul import silu_and_mul
@@ -47,6 +48,16 @@ def check(found, expected, apart=1):
     steps = torch.where((a < 0) == (b < 0), (a - b).abs(), (a & 0x7FFF) + (b & 0x7FFF))
     assert steps.max() <= apart
     assert (steps != 0).double().mean() < 0.02
+
+
+def check_sum(found, expected):
+    """Of rounded products, whose difference may be small: two roundings of the largest, few of them."""
+    assert found.dtype == expected.dtype
+    assert found.shape == expected.shape
+    error = (found.double() - expected.double()).abs() / expected.double().abs().amax(-1, keepdim=True)
+    assert error.max() <= 4 * torch.finfo(found.dtype).eps
+    if found.dtype != torch.float32:
+        assert (error != 0).double().mean() < 0.02
 
 
 @pytest.fixture(autouse=True)
@@ -164,14 +175,33 @@ def test_rotary(tokens, dtype, device):
             check(mine, own)
 
 
-def test_an_engine_writes_the_same_tokens_with_them():
+@pytest.mark.parametrize("tokens", [1, 3, 33])
+@torch.inference_mode()
+def test_qk_norm_rope(tokens, dtype, device, monkeypatch):
+    """In views of one product, as attention layers have them."""
+    heads, kv_heads, size, rotated = 4, 2, 80, 32
+    q_norm, k_norm = offset_norm(size, dtype, device), offset_norm(size, dtype, device)
+    k_norm.weight.data.neg_()
+    product = 3 * normal(1, tokens, 2 * heads + kv_heads, size, dtype=dtype, device=device)
+    q, k = product[:, :, : 2 * heads : 2], product[:, :, 2 * heads :]
+    angles = 9 * normal(1, tokens, rotated // 2, dtype=torch.float32, device=device).repeat(1, 1, 2)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    expected = modelling.apply_rotary_pos_emb(q_norm(q), k_norm(k), cos, sin, unsqueeze_dim=2)
+    poison(monkeypatch)
+    found = qk_norm_rope(q, k, q_norm.weight, k_norm.weight, cos, sin, eps=q_norm.eps, weight_offset=1.0)
+    for mine, own in zip(found, expected, strict=True):
+        check_sum(mine, own)
+
+
+@pytest.mark.parametrize("functions", [(qk_norm_rope,), (rms_norm, gated_rms_norm, rotary, silu_and_mul)])
+def test_an_engine_writes_the_same_tokens_with_them(functions):
     """In float32, in the interpreter where there is no GPU."""
     params = SamplingParams(max_new_tokens=4, ignore_eos=True)
     written = []
     for given in (False, True):
         platform = CpuPlatform()
         if given:
-            for function in (rms_norm, gated_rms_norm, rotary, silu_and_mul):
+            for function in functions:
                 platform.serving.register_oot_forward(function.__name__, function)
         with (
             switchrail.testing.isolated() as runtime,

@@ -5,6 +5,7 @@ from __future__ import annotations
 OPERATIONS = {
     "rms_norm": "switchrail_kernels.elementwise.rms_norm:rms_norm",
     "gated_rms_norm": "switchrail_kernels.elementwise.gated_rms_norm:gated_rms_norm",
+    "qk_norm_rope": "switchrail_kernels.elementwise.qk_norm_rope:qk_norm_rope",
     "rotary": "switchrail_kernels.elementwise.rotary:rotary",
     "silu_and_mul": "switchrail_kernels.elementwise.silu_and_mul:silu_and_mul",
 }

@@ -56,7 +56,7 @@ class GatedRMSNorm(Operation):
     """Normalisation of what comes out of a linear layer, times its gate.
 
     `forward(x, gate, weight, *, eps)` returns weight x rsqrt(mean(x^2) + eps), where the second factor is
-    rounded to x's dtype, times silu(gate) in float32, rounded to x's dtype: x, gate and the result [R, D],
+    rounded to x's dtype, times silu(gate) in float32, rounded to x's dtype: x, gate and the result [..., D],
     weight [D].
     """
 
@@ -81,6 +81,34 @@ class Rotary(Operation):
     @staticmethod
     def forward(
         position_ids: torch.Tensor, inv_freq: torch.Tensor, *, scaling: float, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As the class says."""
+        raise NotImplementedError
+
+
+class QKNormRope(Operation):
+    """Normalisation and rotation of the heads of queries and keys, between their product and attention.
+
+    `forward(q, k, q_weight, k_weight, cos, sin, *, eps, weight_offset)` returns q and k with each head
+    normalised as `RMSNorm` says, rounded to its dtype, and then its first R elements rotated: x cos +
+    rotate(x) sin, where rotate exchanges the halves of R elements and negates what comes first; both products
+    and their sum are rounded. q [1, T, H, D] and k [1, T, HKV, D] may be strided views with their last axis
+    contiguous; weights [D]; cos and sin [1, T, R] as `Rotary` returns them, R even.
+    """
+
+    name = "qk_norm_rope"
+
+    @staticmethod
+    def forward(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        q_weight: torch.Tensor,
+        k_weight: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        *,
+        eps: float,
+        weight_offset: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As the class says."""
         raise NotImplementedError
@@ -204,6 +232,7 @@ OPERATIONS: Final[dict[str, type[Operation]]] = {
         RMSNorm,
         GatedRMSNorm,
         Rotary,
+        QKNormRope,
         SiluAndMul,
         Products,
         GatedDeltaInputs,
@@ -221,6 +250,7 @@ __all__ = [
     "GatedRMSNorm",
     "Operation",
     "Products",
+    "QKNormRope",
     "RMSNorm",
     "Rotary",
     "SiluAndMul",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from switchrail.engine.models.attention import GATED_ATTENTION
 from switchrail.engine.models.contract import MixerContract
 from switchrail.engine.models.gated_delta import GATED_DELTA
 from switchrail.engine.models.gated_delta_net import GATED_DELTA_NET
@@ -29,13 +30,14 @@ class Family:
         module: Its dotted path; the functions that a contract names are hooked there.
         layers: Where the model keeps its decoder layers, from the model with its head.
         mixers: Kind of a layer, as its layout names it -> the mixers of such a layer, by attribute.
-        operations: Class of the modelling module -> the operation that it runs, and how.
+        operations: Class of the modelling module -> the operations that it runs, and how; no two of them
+            both `prepare`, or both `call`.
     """
 
     module: str
     layers: str
     mixers: Mapping[str, Mapping[str, MixerContract]]
-    operations: Mapping[str, Binding] = field(default_factory=dict)
+    operations: Mapping[str, tuple[Binding, ...]] = field(default_factory=dict)
 
 
 FAMILIES: Final[Mapping[str, Family]] = {
@@ -44,13 +46,13 @@ FAMILIES: Final[Mapping[str, Family]] = {
         layers="model.layers",
         mixers={"full_attention": {"self_attn": SOFTMAX}, "gated_delta": {"linear_attn": GATED_DELTA}},
         operations={
-            "Qwen3NextRMSNorm": OFFSET_RMS_NORM,
-            "Qwen3NextRMSNormGated": GATED_RMS_NORM,
-            "Qwen3NextRotaryEmbedding": ROTARY,
-            "Qwen3NextMLP": GATED_MLP,
-            "Qwen3NextAttention": QKV,
-            "Qwen3NextGatedDeltaNet": GATED_DELTA_NET,
-            "Qwen3NextSparseMoeBlock": SPARSE_BLOCK,
+            "Qwen3NextRMSNorm": (OFFSET_RMS_NORM,),
+            "Qwen3NextRMSNormGated": (GATED_RMS_NORM,),
+            "Qwen3NextRotaryEmbedding": (ROTARY,),
+            "Qwen3NextMLP": (GATED_MLP,),
+            "Qwen3NextAttention": (QKV, GATED_ATTENTION),
+            "Qwen3NextGatedDeltaNet": (GATED_DELTA_NET,),
+            "Qwen3NextSparseMoeBlock": (SPARSE_BLOCK,),
         },
     ),
 }

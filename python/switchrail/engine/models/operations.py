@@ -40,7 +40,7 @@ class Binding:
     operation: type[Operation]
     call: Callable[..., Any] | None
     suits: Callable[[Any], bool] = lambda module: True
-    prepare: Callable[[Forward, Any], Any] = lambda function, module: None
+    prepare: Callable[[Forward, Any], Any] | None = None
     padded: bool = False
 
 
@@ -52,18 +52,20 @@ INNERMOST: Final = 1 - 2**31
 _FIXED_FREQUENCIES: Final = ("default", "linear", "llama3", "yarn")
 
 
-def prepare(forward_of: ForwardOf, model: nn.Module, module: str, bindings: Mapping[str, Binding]) -> None:
+def prepare(
+    forward_of: ForwardOf, model: nn.Module, module: str, bindings: Mapping[str, tuple[Binding, ...]]
+) -> None:
     """Prepares the weights of those modules of a model that `bind` will find a function for.
 
     Args:
         forward_of: Finds the function that serves an operation on the platform.
         model: The model.
         module: The dotted path of its modelling module.
-        bindings: Class there -> the operation that it runs, and how.
+        bindings: Class there -> the operations that it runs, and how.
     """
-    for name, binding in bindings.items():
+    for name, binding in _each(bindings):
         function = forward_of(binding.operation)
-        if function is not None:
+        if function is not None and binding.prepare is not None:
             for part in _parts(model, module, name, binding):
                 part.__dict__[_PREPARED] = binding.prepare(function, part)
 
@@ -74,7 +76,11 @@ def prepared(module: nn.Module) -> Any:
 
 
 def bind(
-    forward_of: ForwardOf, model: nn.Module, module: str, bindings: Mapping[str, Binding], running: Running
+    forward_of: ForwardOf,
+    model: nn.Module,
+    module: str,
+    bindings: Mapping[str, tuple[Binding, ...]],
+    running: Running,
 ) -> list[str]:
     """Gives a platform's functions to the modules of a model; other models in the process stay as they are.
 
@@ -82,14 +88,14 @@ def bind(
         forward_of: Finds the function that serves an operation on the platform.
         model: The model.
         module: The dotted path of its modelling module.
-        bindings: Class there -> the operation that it runs, and how.
+        bindings: Class there -> the operations that it runs, and how.
         running: The step that runs.
 
     Returns:
         The classes whose `forward` is to be hooked with `forward`, so that the functions serve.
     """
     bound = []
-    for name, binding in bindings.items():
+    for name, binding in _each(bindings):
         function = forward_of(binding.operation)
         if function is None or binding.call is None:
             continue
@@ -99,6 +105,10 @@ def bind(
             part.__dict__[_ATTRIBUTE] = binding.call, function
             bound.append(name)
     return list(dict.fromkeys(bound))
+
+
+def _each(bindings: Mapping[str, tuple[Binding, ...]]) -> list[tuple[str, Binding]]:
+    return [(name, binding) for name, several in bindings.items() for binding in several]
 
 
 def _parts(model: nn.Module, module: str, name: str, binding: Binding) -> list[nn.Module]:

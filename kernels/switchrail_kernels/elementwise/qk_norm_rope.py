@@ -1,0 +1,116 @@
+"""The operation `qk_norm_rope` of `switchrail.platforms` in Triton."""
+
+# Triton reads the types of a kernel's arguments at the call.
+# ruff: noqa: ANN001, ANN202
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from switchrail_kernels.elementwise.rows import block
+from switchrail_kernels.launch import Launcher
+
+
+@triton.jit
+def _rounded(b_x, p_out):
+    return b_x.to(p_out.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
+def _rotate_head(
+    p_x, p_weight, p_cos, p_sin, p_out, tokens, s_x, s_out, eps, offset,
+    D: tl.constexpr, R: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """One head of `BT` tokens. It rounds where the model definition rounds."""
+    o_t = tl.program_id(0) * BT + tl.arange(0, BT)
+    o_d = tl.arange(0, BD)
+    o_pair = tl.where(o_d < R // 2, o_d + R // 2, o_d - R // 2)
+    m_t = (o_t < tokens)[:, None]
+    mask = m_t & (o_d < D)[None, :]
+    m_rotated = m_t & (o_d < R)[None, :]
+    p_row = p_x + o_t.to(tl.int64)[:, None] * s_x
+    b_x = tl.load(p_row + o_d[None, :], mask=mask, other=0.0).to(tl.float32)
+    b_pair = tl.load(p_row + o_pair[None, :], mask=m_rotated, other=0.0).to(tl.float32)
+    b_weight = tl.load(p_weight + o_d, mask=o_d < D, other=0.0).to(tl.float32) + offset
+    b_pair_weight = tl.load(p_weight + o_pair, mask=o_d < R, other=0.0).to(tl.float32) + offset
+    o_angle = o_t.to(tl.int64)[:, None] * R + o_d[None, :]
+    b_cos = tl.load(p_cos + o_angle, mask=m_rotated, other=1.0).to(tl.float32)
+    b_sin = tl.load(p_sin + o_angle, mask=m_rotated, other=0.0).to(tl.float32)
+    b_factor = tl.rsqrt(tl.sum(b_x * b_x, 1) / D + eps)[:, None]
+    b_x = _rounded(b_x * b_factor * b_weight[None, :], p_out)
+    b_pair = _rounded(b_pair * b_factor * b_pair_weight[None, :], p_out)
+    b_pair = tl.where((o_d < R // 2)[None, :], -b_pair, b_pair)
+    b_out = _rounded(b_x * b_cos, p_out) + _rounded(b_pair * b_sin, p_out)
+    tl.store(
+        p_out + o_t.to(tl.int64)[:, None] * s_out + o_d[None, :], b_out.to(p_out.dtype.element_ty), mask=mask
+    )
+
+
+@triton.jit
+def _rotate(
+    p_q, p_k, p_q_weight, p_k_weight, p_cos, p_sin, p_q_out, p_k_out,
+    tokens, s_q_token, s_q_head, s_k_token, s_k_head, eps, offset,
+    H: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, R: tl.constexpr,
+    BT: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    i_h = tl.program_id(1)
+    if i_h < H:
+        _rotate_head(
+            p_q + i_h.to(tl.int64) * s_q_head, p_q_weight, p_cos, p_sin, p_q_out + i_h * D,
+            tokens, s_q_token, H * D, eps, offset, D, R, BT, BD,
+        )  # fmt: skip
+    else:
+        _rotate_head(
+            p_k + (i_h - H).to(tl.int64) * s_k_head, p_k_weight, p_cos, p_sin, p_k_out + (i_h - H) * D,
+            tokens, s_k_token, HKV * D, eps, offset, D, R, BT, BD,
+        )  # fmt: skip
+
+
+_launch = Launcher(_rotate)
+
+
+def qk_norm_rope(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    *,
+    eps: float,
+    weight_offset: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normalises and rotates heads; see `switchrail.platforms.operations.QKNormRope`.
+
+    Args:
+        q: [1, T, H, D].
+        k: [1, T, HKV, D].
+        q_weight: [D].
+        k_weight: [D].
+        cos: [1, T, R].
+        sin: [1, T, R].
+        eps: Added to the means of squares.
+        weight_offset: Added to the weights.
+
+    Returns:
+        Queries and keys, contiguous.
+    """
+    (tokens, heads, size), kv_heads = q.shape[1:], k.shape[2]
+    q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+    if tokens:
+        each, columns, warps = block(tokens, size)
+        _launch(
+            (triton.cdiv(tokens, each), heads + kv_heads, 1),
+            (q, k, q_weight, k_weight, cos.contiguous(), sin.contiguous(), q_out, k_out),
+            (tokens, *q.stride()[1:3], *k.stride()[1:3], float(eps), float(weight_offset)),
+            (heads, kv_heads, size, cos.shape[-1], each, columns),
+            num_warps=warps,
+        )
+    return q_out, k_out
+
+
+__all__ = ["qk_norm_rope"]
