@@ -13,6 +13,7 @@ from switchrail._core import PAGED_OPS
 
 if TYPE_CHECKING:
     from switchrail.ops.backend import AnyBackend
+    from switchrail.ops.batch import Phase
     from switchrail.ops.contract import Contract
     from switchrail.ops.samples.sample import Sample
     from switchrail.ops.samples.scenario import Scenario, Timed
@@ -96,6 +97,11 @@ class OpDefinition:
         """What the benchmarks time."""
         timed: tuple[Timed, ...] = getattr(self._module("inputs"), "TIMED", ())
         return timed
+
+    def served(self, phase: Phase) -> Mapping[str, Any]:
+        """The generator's arguments that make calls of a phase as those of models that are served."""
+        served: Mapping[Phase, Mapping[str, Any]] = getattr(self._module("inputs"), "SERVED", {})
+        return served.get(phase, {})
 
     def flops(self, case: Timed, axes: Mapping[str, int]) -> float:
         """Operations on tensor cores that a timed batch takes at least; 0 where there are none.

@@ -265,10 +265,7 @@ def _template(timing: Timing, setting: Setting, page: int) -> Sample:
     arguments = timing.size.arguments(timing.op)
     if timing.size.head_size is not None:
         arguments |= setting.of_head_size(timing.size.head_size)
-    if timing.op == "mla":  # as models are served: latents expanded in prefill, weights absorbed after it
-        arguments |= (
-            {"nope_size": 128, "value_size": 128} if timing.phase == "prefill" else {"absorbed": True}
-        )
+    arguments |= setting.definition.served(timing.phase)
     if timing.no_decay:
         arguments["gate"] = "one"
     lengths = _TEMPLATE[timing.phase]

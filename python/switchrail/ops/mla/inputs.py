@@ -107,6 +107,13 @@ SCENARIOS = (
     ),
 )
 
+SERVED = {
+    "prefill": DEFINITION.generated({axis: DEFINITION.sizes[0][axis] for axis in ("D", "V")}),
+    "decode": {"absorbed": True},
+    "verify": {"absorbed": True},
+}
+"""Latents are expanded in prefill, and weights absorbed after it."""
+
 _EXPANDED = {**DEFINITION.sizes[0], "page": 64}
 _ABSORBED = {**_EXPANDED, "D": 512, "V": 512}
 
@@ -127,4 +134,4 @@ def flops(case: Timed, axes: Mapping[str, int]) -> float:
     return axes["H"] * (case.seen * 2 * (axes["D"] + axes["E"] + axes["V"]) + expand)
 
 
-__all__ = ["SCENARIOS", "TIMED", "flops", "mla_call"]
+__all__ = ["SCENARIOS", "SERVED", "TIMED", "flops", "mla_call"]
