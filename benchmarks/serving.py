@@ -20,6 +20,7 @@ import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,11 @@ import switchrail
 import torch
 import transformers
 from switchrail.engine import Engine, SamplingParams
-from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
 
 BATCHES = (1, 32, 128, 256)
 NEW_TOKENS = 64
+PEER_TOKENS = 16
 SHORTEST, LONGEST, LONG = 200, 600, 8192
 TOKENIZER = Path(__file__).parent.parent / "tests/checkpoints/kjv-qwen3-next"
 WIDTHS: dict[str, Any] = {
@@ -126,6 +128,33 @@ def measure(engine: Engine, batch: int, repeats: int, sampled: bool = False) -> 
     }
 
 
+@torch.inference_mode()
+def measure_transformers(folder: Path, batches: Sequence[int]) -> list[dict[str, float]]:
+    """Its own `generate` with its cache, on prompts padded to one length; the second of two runs."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval().to("cuda")
+    rows = []
+    for batch in batches:
+        prompts = make_prompts(batch)
+        width = max(map(len, prompts))
+        ids = torch.tensor([[1] * (width - len(p)) + p for p in prompts], device="cuda")
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device="cuda")
+
+        def seconds(count: int, ids: torch.Tensor = ids, mask: torch.Tensor = mask) -> float:
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            model.generate(
+                ids, attention_mask=mask, do_sample=False, max_new_tokens=count, min_new_tokens=count
+            )
+            torch.cuda.synchronize()
+            return time.perf_counter() - start
+
+        seconds(2)
+        first, whole = seconds(1), seconds(PEER_TOKENS)
+        step = (whole - first) / (PEER_TOKENS - 1)
+        rows.append({"batch": batch, "prefill_ms": first * 1e3, "step_ms": step * 1e3})
+    return rows
+
+
 def profile(engine: Engine, batch: int, steps: int = 20) -> None:
     """Prints which kernels a decode's time goes to."""
     params = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
@@ -166,6 +195,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8192, help="of one step")
     parser.add_argument("--sampled", action="store_true", help="temperature 0.7, top_p 0.9")
     parser.add_argument("--profile", type=int, action="append", default=[], metavar="B")
+    parser.add_argument(
+        "--peer", type=int, action="append", default=[], metavar="B", help="time transformers' generate too"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the results")
     options = parser.parse_args()
     batches = options.batch or BATCHES
@@ -199,6 +231,12 @@ def main() -> None:
             for batch in options.profile:
                 profile(engine, batch)
         gc.collect()
+        torch.cuda.empty_cache()
+        peer = measure_transformers(path, options.peer)
+        for row in peer:
+            print(
+                "transformers B={batch:<4} prefill {prefill_ms:8.1f} ms  step {step_ms:6.2f} ms".format(**row)
+            )
     if options.json:
         document = {
             "device": torch.cuda.get_device_name(),
@@ -209,6 +247,7 @@ def main() -> None:
             "experts": options.experts,
             "long_prompt_ms": statistics.median(times) * 1e3,
             "rows": rows,
+            "transformers_rows": peer,
         }
         options.json.write_text(json.dumps(document, indent=1) + "\n")
 

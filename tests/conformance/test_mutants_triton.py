@@ -56,10 +56,8 @@ def home(op, line):
 MUTANTS = {
     "k and v swapped": (
         "attention",
-        "layer.k_cache, layer.v_cache, out, lse_or, sinks_or, parts, weights),\n"
-        "            *(work.items",
-        "layer.v_cache, layer.k_cache, out, lse_or, sinks_or, parts, weights),\n"
-        "            *(work.items",
+        "layer.k_cache, layer.v_cache, out, lse_or, sinks_or, parts, weights),\n            *(work.items",
+        "layer.v_cache, layer.k_cache, out, lse_or, sinks_or, parts, weights),\n            *(work.items",
         ["prefill/float32/ragged"],
     ),
     "TF32 operands": (

@@ -151,7 +151,9 @@ def choices(backend: str) -> dict[str, str]:
 
 
 def options_of(mode: str) -> dict[str, Any]:
-    return OPTIONS | {"prefill_chunk": int(mode.split()[-1]) if mode.startswith("chunks") else None}
+    """Eager and step by step: calls are counted, and each step's rows looked at before the next one."""
+    chunk = int(mode.split()[-1]) if mode.startswith("chunks") else None
+    return OPTIONS | {"prefill_chunk": chunk, "capture": "off", "overlap": False}
 
 
 def check_parity(engine: Engine, reference: Reference, mode: str) -> None:
@@ -277,8 +279,8 @@ def test_parity_in_bfloat16(
             ]
         )
 
-    def follow(logits: torch.Tensor, params: list[SamplingParams], draws: Any) -> list[int]:
-        return [fed[param.seed].pop(0) for param in params]
+    def follow(logits: torch.Tensor, params: list[SamplingParams], draws: Any) -> torch.Tensor:
+        return torch.tensor([fed[param.seed].pop(0) for param in params], device=logits.device)
 
     engine = make_engine(
         device=device,

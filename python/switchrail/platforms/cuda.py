@@ -99,8 +99,11 @@ class CudaServing(_GpuServing):
     """The built-in parts."""
 
     def engine_defaults(self) -> Mapping[str, Any]:
-        """Pages of 64 tokens, which kernels read at once: with pages of 16 prefill takes a quarter longer."""
-        return {"page_size": 64}
+        """Pages of 64 tokens, which kernels read at once: with pages of 16 prefill takes a quarter longer.
+
+        And steps of 8,192 rows: so many keep the device busy, whose host launches as slowly for fewer.
+        """
+        return {"page_size": 64, "max_tokens_per_step": 8192}
 
 
 class CudaPlatform(Platform):

@@ -1,0 +1,178 @@
+"""Captured and overlapped decodes on a GPU, held to eager ones and to transformers in float32."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from switchrail.engine import Engine, SamplingParams
+from switchrail_kernels.gated_delta.triton import TritonGatedDelta
+from transformers import AutoModelForCausalLM
+
+from tests.engine.test_parity import ieee_products, runtime_with_kernels
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("ieee_products")]
+
+assert ieee_products
+
+Make = Callable[..., Engine]
+OPTIONS = {"max_sequences": 12, "max_length": 700}
+LENGTHS = (1, 3, 17, 64, 65, 130, 300, 2, 40, 599)
+
+
+def make_prompts(seed: int = 0) -> list[list[int]]:
+    draw = random.Random(seed)
+    return [[draw.randrange(256) for _ in range(length)] for length in LENGTHS]
+
+
+def make_params(count: int) -> list[SamplingParams]:
+    draw = random.Random(1)
+    return [
+        SamplingParams(
+            max_new_tokens=draw.randint(4, 40),
+            ignore_eos=True,
+            temperature=0.0 if number % 3 else 1.0,
+            seed=number,
+        )
+        for number in range(count)
+    ]
+
+
+def on_cuda(make_engine: Make, **options: Any) -> Engine:
+    return make_engine(
+        device="cuda", dtype="float32", runtime=runtime_with_kernels(), options={**OPTIONS, **options}
+    )
+
+
+def test_tokens_are_the_same_in_every_way_of_running(make_engine: Make) -> None:
+    """Eager step by step, overlapped, captured, and both; more prompts than have room, poisoned pools."""
+    prompts = make_prompts() * 2
+    params = make_params(len(prompts))
+    found = []
+    for ways in (
+        {"capture": "off", "overlap": False},
+        {"capture": "off"},
+        {"overlap": False},
+        {},
+    ):
+        engine = on_cuda(make_engine, **ways)
+        assert {state.reason for state in engine.graphs} <= {None}
+        assert bool(engine.graphs) == ("capture" not in ways)
+        for tensor in engine.pools.tensors():
+            tensor.fill_(float("nan"))
+        found.append([output.tokens for output in engine.generate(prompts, params)])
+        assert not engine.busy
+        assert len(engine.pools.pages) == engine.pools.pages.capacity
+    assert found[1:] == found[:1] * 3
+
+
+@torch.inference_mode()
+def test_greedy_tokens_are_those_of_transformers(make_engine: Make, checkpoint: Path) -> None:
+    """Where the first two logits of transformers are further apart than 1e-3."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval().to("cuda")
+    engine = on_cuda(make_engine)
+    prompts = make_prompts(3)
+    outputs = engine.generate(prompts, SamplingParams(max_new_tokens=32, ignore_eos=True))
+    for prompt, output in zip(prompts, outputs, strict=True):
+        ids = torch.tensor([[*prompt, *output.tokens]], device="cuda")
+        logits = model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+        best = logits.topk(2).values
+        clear = (best[:, 0] - best[:, 1]) > 1e-3
+        assert clear.float().mean() > 0.8
+        assert torch.equal(logits.argmax(-1)[clear], ids[0, len(prompt) :][clear])
+
+
+def test_two_engines_in_threads_beside_other_work(make_engine: Make) -> None:
+    engines = [on_cuda(make_engine) for _ in range(2)]
+    prompts = make_prompts(5)
+    params = SamplingParams(max_new_tokens=24, ignore_eos=True)
+    expected = [output.tokens for output in engines[0].generate(prompts, params)]
+    stop = threading.Event()
+    found: dict[int, list[Any]] = {0: [], 1: []}
+
+    def work() -> None:
+        while not stop.is_set():
+            torch.randn(300, 300, device="cuda").matmul(torch.randn(300, 300, device="cuda")).sum().item()
+
+    def serve(number: int) -> None:
+        for _ in range(3):
+            found[number].append([o.tokens for o in engines[number].generate(prompts, params)])
+
+    threads = [threading.Thread(target=serve, args=(number,)) for number in range(2)]
+    busy = threading.Thread(target=work)
+    busy.start()
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        stop.set()
+        busy.join()
+    assert found == {0: [expected] * 3, 1: [expected] * 3}
+
+
+def test_an_engine_is_made_beside_other_work(make_engine: Make) -> None:
+    """Graphs are captured while another thread allocates, launches and waits."""
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            torch.randn(500, 500, device="cuda").cumsum(0).cpu()
+
+    busy = threading.Thread(target=work)
+    busy.start()
+    try:
+        engine = on_cuda(make_engine)
+    finally:
+        stop.set()
+        busy.join()
+    assert {state.reason for state in engine.graphs} == {None}
+    prompts = make_prompts(6)[:5]
+    params = SamplingParams(max_new_tokens=12, ignore_eos=True)
+    expected = on_cuda(make_engine, capture="off").generate(prompts, params)
+    assert engine.generate(prompts, params) == expected
+
+
+def test_what_waits_for_the_device_is_not_captured(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or raises while it is captured; the engine, its other graphs and the device go on."""
+    run = TritonGatedDelta.run
+
+    def waiting(self: Any, call: Any, batch: Any, plan: Any) -> Any:
+        if len(batch.seqlens) == 8 and batch.seqlens == (1,) * 8:
+            batch.read_slots[0].item()
+        if torch.cuda.is_current_stream_capturing() and len(batch.seqlens) == 2:
+            raise ValueError("not two")
+        return run(self, call, batch, plan)
+
+    monkeypatch.setattr(TritonGatedDelta, "run", waiting)
+    engine = on_cuda(make_engine)
+    reasons = {state.sequences: state.reason for state in engine.graphs}
+    assert "captur" in str(reasons[8])
+    assert "not two" in str(reasons[2])
+    assert reasons[1] is reasons[4] is reasons[12] is None
+    prompts = make_prompts(7)
+    params = make_params(len(prompts))
+    expected = on_cuda(make_engine, capture="off").generate(prompts, params)
+    assert engine.generate(prompts, params) == expected
+
+
+def test_a_captured_step_allocates_nothing(make_engine: Make) -> None:
+    """Once it runs, no memory is taken from the device: none of a pool's size, and none at all."""
+    engine = on_cuda(make_engine)
+    params = SamplingParams(max_new_tokens=60, ignore_eos=True)
+    requests = [engine.submit([1, 2, 3], params) for _ in range(8)]
+    while len(requests[0].tokens) < 10:
+        engine.step()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_reserved(), torch.cuda.max_memory_allocated()
+    while len(requests[0].tokens) < 50:
+        engine.step()
+    assert (torch.cuda.memory_reserved(), torch.cuda.max_memory_allocated()) == before
