@@ -1,4 +1,4 @@
-"""Registering backends."""
+"""Registering backends, functions for operations, and hooks."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class DeviceSupport:
-    """A family of devices, and which of its generations.
+    """A family of devices, or a range of its generations.
 
     Attributes:
         kind: `cuda`, `cpu` and so on, or `oot:NAME`.
-        min_capability: The oldest compute capability that will do, as (major, minor); None: any.
-        max_capability: The newest that will do, itself included; None: any.
+        min_capability: The oldest supported compute capability as (major, minor); None: no limit.
+        max_capability: The newest supported one, included; None: no limit.
     """
 
     kind: str
@@ -44,7 +44,7 @@ def dtype_name(argument: str, dtype: str | torch.dtype) -> str:
     """A dtype's name without its module: `bfloat16`.
 
     Raises:
-        ArgumentError: It is neither a text nor something that calls itself `torch.NAME`.
+        ArgumentError: It is neither a text nor a dtype of torch.
     """
     if isinstance(dtype, str) or type(dtype).__module__ == "torch":
         return arguments.text(argument, str(dtype)).removeprefix("torch.")
@@ -52,7 +52,7 @@ def dtype_name(argument: str, dtype: str | torch.dtype) -> str:
 
 
 def head_size(argument: str, found: object, least: int = 0) -> int | tuple[int, int]:
-    """Head sizes: one number, or that of q and k and that of v.
+    """A head size: one number, or (size of q and k, size of v).
 
     Raises:
         ArgumentError: It is something else.
@@ -72,7 +72,7 @@ def capability(argument: str, found: object) -> tuple[int, int] | None:
 
 
 class BackendOptions(TypedDict, total=False):
-    """What a registration says of a backend besides its op; `Registrar.register` says what each means."""
+    """The options of a registration; `Registrar.register` explains them."""
 
     phases: Iterable[str]
     devices: Iterable[str | DeviceSupport]
@@ -105,11 +105,11 @@ _DEFAULTS: Final[BackendOptions] = {
 
 
 class Registrar(ABC):
-    """What backends and hooks can be registered with: a runtime, or an open transaction of one."""
+    """Registers backends, functions for operations and hooks: a runtime, or an open transaction of one."""
 
     @abstractmethod
     def _open(self) -> AbstractContextManager[Staging]:
-        """The transaction that one change goes into."""
+        """Opens the transaction of one change."""
 
     @overload
     def register(
@@ -128,34 +128,35 @@ class Registrar(ABC):
     ) -> Callable[[C], C] | None:
         """Registers a backend under a name, unique for its op. Without `target` it is a class decorator.
 
-        What is None restricts nothing.
+        Options that are None don't restrict it.
 
         Args:
-            name: What preferences and the command line call it.
+            name: Its name in preferences and on the command line.
             target: The class, or its path `module:Class`, which is imported when the backend is chosen.
-            op: What it computes.
+            op: The op that it computes.
             phases: The phases that it serves.
-            devices: Where it runs.
-            dtypes: Dtypes of activations and key-value caches that it takes.
-            state_dtypes: Dtypes of the recurrent state that it takes.
-            head_sizes: Head sizes that it takes: one number, or (of q and k, of v).
-            page_sizes: Tokens a page that it takes.
-            state_layouts: Axis orders of the recurrent state that it takes: `VK`, `KV`, or `oot:NAME`.
-            features: What it can do that not every backend of its op can; a feature that Switchrail doesn't
-                know is written `oot:NAME`.
-            packages: Distributions that it needs, with versions as pip writes them.
-            priority: Where nothing was chosen, the highest that fits wins.
+            devices: The devices that it runs on.
+            dtypes: The dtypes of activations and key-value caches that it supports.
+            state_dtypes: The dtypes of the recurrent state that it supports.
+            head_sizes: The head sizes that it supports, each one number or (size of q and k, size of v).
+            page_sizes: The numbers of tokens per page that it supports.
+            state_layouts: The axis orders of the recurrent state that it supports: `VK`, `KV`, or `oot:NAME`.
+            features: Its features that not every backend of its op has; those unknown to Switchrail as
+                `oot:NAME`.
+            packages: Distributions that it requires, with versions as pip writes them.
+            priority: Without a preference, the fitting backend of the highest priority is chosen.
             config: The type of its configuration, a dataclass or pydantic model with a default for each,
                 or an instance of one, whose values are then the defaults.
-            override: Whether it may take a name that is taken. It then serves its own phases under the name,
-                and what had the name the others; clearing it gives the name back.
+            override: Whether it may take a name that another backend has. It then serves its own phases under
+                the name, and the other backend the rest; `clear` gives the name back.
 
         Raises:
             NameTakenError: The name is taken and `override` is False.
             BackendImportError: The class is no backend for that op and these phases.
-            ConfigError: `config` is nothing of the kind.
-            ArgumentError: An argument has another type, or there is none of that name.
-            RegistrationError: Another argument can't be meant; unknown names have errors of their own.
+            ConfigError: `config` is none of these.
+            ArgumentError: An argument has a wrong type or an unknown name.
+            RegistrationError: An argument's value is not valid; unknown ops, phases and so on have errors of
+                their own.
             TransactionClosedError: The transaction has ended.
         """
         name = arguments.text("name", name)
@@ -209,11 +210,11 @@ class Registrar(ABC):
         Args:
             op: The op.
             name: The name.
-            phase: Only what serves this phase and no other; None: everything but the built-in.
+            phase: Unregisters only backends that serve this phase alone; None: all but the built-in one.
 
         Raises:
-            RegistrationError: A plugin would clear what somebody else registered. Where it has a registration
-                of its own under the name, only that one goes.
+            RegistrationError: A plugin clears a name that only others have registered. If it has a
+                registration of its own there, just that one is cleared.
             TransactionClosedError: The transaction has ended.
         """
         with self._open() as staging:
@@ -265,14 +266,14 @@ class Registrar(ABC):
         kind: Kind = "before",
         **order: Unpack[HookOrder],
     ) -> Hook | Callable[[F], F]:
-        """Puts a hook on a target; without `fn` it is a decorator. `Hooks.add` says what the arguments mean.
+        """Puts a hook on a target; without `fn` it is a decorator. `Hooks.add` explains the arguments.
 
         In a transaction the hook is checked at once, and comes into force with the commit. Its source is the
         plugin's distribution, or the user.
 
         Raises:
-            HookError: The target can't be hooked, or the hook can't work on it; at the commit, the target has
-                it already.
+            HookError: The target can't be hooked, or the hook doesn't fit it; at the commit, the hook is
+                there already.
             OrderError: The constraints of the hooks on the target form a cycle; at the commit.
             TransactionClosedError: The transaction has ended.
         """
@@ -284,10 +285,10 @@ class Registrar(ABC):
 
 
 class Registry(Registrar):
-    """An open transaction of a runtime: what is registered through it is committed together, or not at all.
+    """An open transaction of a runtime: all changes made through it are committed together, or none.
 
-    A plugin's function is given one, which is committed when the function returns. Until then any thread may
-    use it; what comes later is refused.
+    A plugin's function gets one, which is committed when the function returns. Until then any thread may use
+    it; later changes are refused.
     """
 
     def __init__(self, staging: Staging) -> None:

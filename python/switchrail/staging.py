@@ -1,4 +1,4 @@
-"""One change of a runtime: registrations and hooks that are committed together, or not at all."""
+"""A transaction of a runtime: registrations and hooks that are committed together, or not at all."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ T = TypeVar("T")
 
 _local = threading.local()
 
-# Held for a look or a swap alone.
+# Guards `Staging._staged`; nothing foreign runs under it.
 _lock = lock_across_forks()
 
 
 def staging_of(hooks: Hooks) -> Staging | None:
-    """What the plugin code that this thread runs stages in, for the runtime that owns `hooks`; else None."""
+    """The transaction of the plugin whose code this thread runs, in the runtime of `hooks`; else None."""
     stagings: Sequence[Staging] = getattr(_local, "stagings", ())
     return next((staging for staging in reversed(stagings) if staging.hooks is hooks), None)
 
@@ -47,7 +47,7 @@ def carried(work: Callable[[], T]) -> Callable[[], T]:
 class Staging:
     """An open transaction of a runtime's core, and hooks and functions that come into force with its commit.
 
-    Any thread can stage in it until it ends; what comes later is refused.
+    Any thread can stage changes in it until it ends; later ones are refused.
 
     Attributes:
         hooks: The runtime's.
@@ -83,12 +83,12 @@ class Staging:
 
     @property
     def is_committed(self) -> bool:
-        """Whether what was staged is in force."""
+        """Whether the staged changes are in force."""
         return self._transaction.is_committed
 
     @property
     def source(self) -> HookSource:
-        """What its hooks say of where they come from."""
+        """The source of its hooks."""
         if self._origin["kind"] != "plugin":
             return {}
         return {
@@ -133,7 +133,7 @@ class Staging:
             self._staged = list(filterfalse(hooks.__contains__, self._staged))
 
     def staged(self) -> tuple[Hook, ...]:
-        """The hooks that are staged."""
+        """The staged hooks."""
         return tuple(self._staged or ())
 
     def bring(self, function: Function) -> None:
@@ -159,10 +159,10 @@ class Staging:
             _local.stagings = outer
 
     def commit(self) -> None:
-        """Puts everything in force, or nothing.
+        """Puts all changes in force, or none.
 
         Raises:
-            ConflictError: Another transaction has taken one of the names since.
+            ConflictError: Another transaction has registered one of the names since.
             HookError: A hook can't be put in force.
             OrderError: The constraints of the hooks on one target form a cycle.
             RegistrationError: An operation has a function already.
@@ -179,22 +179,23 @@ class Staging:
                 self.hooks.commit(hooks, strict=self._strict)
             self._transaction.commit()
         except BaseException:
-            if not self.is_committed:  # an interrupt may come when it is
+            if not self.is_committed:  # it may be: an interrupt can come after the commit
                 self._functions.remove(*self._brought)
                 self.hooks.remove(*hooks)
             raise
 
     def close(self) -> None:
-        """Ends the transaction; what isn't committed is gone. Idempotent."""
+        """Ends the transaction; changes that are not committed are lost. Idempotent."""
         with _lock:
             self._staged = None
         self._transaction.close()
 
     def undo(self) -> None:
-        """Closes it, and takes out what its origin, a plugin, has in the runtime."""
+        """Closes it, and takes all hooks and registrations of its plugin out of the runtime."""
         self.close()
         self._functions.remove(*self._brought)
-        Hooks.remove(self.hooks, *self._committed)  # also where a plugin's thread has forked, and does it
+        # Not `StagedHooks.remove`: this may run in a forked child, in a thread of the plugin.
+        Hooks.remove(self.hooks, *self._committed)
         if not self.is_committed:
             return
         transaction = self._core.begin(self._origin)
@@ -214,11 +215,11 @@ class Staging:
 
 
 class StagedHooks(Hooks):
-    """A runtime's hooks. What plugin code changes here while it is loaded belongs to its transaction."""
+    """A runtime's hooks. Changes by a plugin that is being loaded go into its transaction."""
 
     @property
     def strict(self) -> bool:
-        """As of `Hooks`; a plugin that is being loaded can't set it."""
+        """See `Hooks.strict`; a plugin that is being loaded can't set it."""
         return self._strict
 
     @strict.setter
@@ -234,14 +235,14 @@ class StagedHooks(Hooks):
     def prepare(
         self, target: object, fn: Callable[..., Any], kind: Kind = "before", **options: Unpack[HookOptions]
     ) -> Hook:
-        """Makes and checks a hook; its source is the plugin that is being loaded, unless another is given."""
+        """Makes and checks a hook. The default of its source is the plugin that is being loaded."""
         staging = staging_of(self)
         if staging is not None and options.get("source", "user") == "user":
             options = {**options, **staging.source}
         return super().prepare(target, fn, kind, **options)
 
     def commit(self, hooks: Sequence[Hook], *, strict: bool | None = None) -> None:
-        """Puts prepared hooks in force; those of a plugin that is being loaded, with its transaction."""
+        """Puts prepared hooks in force; for a plugin that is being loaded, with its transaction."""
         staging = staging_of(self)
         if staging is None:
             super().commit(hooks, strict=strict)
@@ -249,7 +250,7 @@ class StagedHooks(Hooks):
             staging.stage(*hooks)
 
     def remove(self, *hooks: Hook) -> None:
-        """Takes hooks out of force; a plugin that is being loaded, only its own."""
+        """Takes hooks out of force; a plugin that is being loaded can remove its own only."""
         staging = staging_of(self)
         if staging is None:
             super().remove(*hooks)
@@ -257,7 +258,7 @@ class StagedHooks(Hooks):
             staging.unstage(*hooks)
 
     def clear(self) -> None:
-        """Takes all hooks out of force; a plugin that is being loaded, only where all are its own."""
+        """Takes all hooks out of force; refused to a plugin that is being loaded, unless all are its own."""
         staging = staging_of(self)
         if staging is None:
             super().clear()
@@ -265,7 +266,7 @@ class StagedHooks(Hooks):
             staging.unstage(*staging.staged(), *self.list(), *self.disabled(), *self.waiting())
 
     def disable(self, *hooks: Hook) -> None:
-        """Lets hooks stay where they are without running; refused to a plugin that is being loaded."""
+        """Keeps hooks from running, but in their places; refused to a plugin that is being loaded."""
         self._refuse_plugins("disable", hooks)
         super().disable(*hooks)
 

@@ -1,4 +1,4 @@
-"""What passes hooks by: caches around a function, and compilers that read its source."""
+"""Finds calls that pass hooks by: of caches around a function, and of compilers that read its source."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ _COMPILERS: Final = {"triton": "fn", "numba": "py_func"}
 
 
 def nearby(site: Site) -> tuple[str, ...]:
-    """What passes hooks of a place by, of what its module, its class and the place itself show."""
+    """Notes on calls that pass a place's hooks by, as far as its module and class show them."""
     if not isinstance(site, Function):
         return ()
     function = site.function
     namespaces: list[Any] = [function.__globals__]
     owner: Any = sys.modules.get(function.__module__ or "")
     for part in function.__qualname__.split(".")[:-1]:
-        owner = getattr(owner, "__dict__", {}).get(part)  # a module may import for what it doesn't have
+        owner = getattr(owner, "__dict__", {}).get(part)  # no getattr, for which a module may import
     if isinstance(owner, type):
         namespaces.append(vars(owner))
     return _notes(site, (value for namespace in namespaces for value in [*namespace.values()]))
 
 
 def everywhere(site: Site) -> tuple[str, ...]:
-    """The same, of all that the garbage collector knows."""
+    """The same, as far as all objects that the garbage collector knows show them."""
     if not isinstance(site, Function):
         return ()
     holders = gc.get_referrers(site.function)
     holders += gc.get_referrers(*(holder for holder in holders if type(holder) is dict))
     notes = _notes(site, holders)
-    holders.clear()  # frames are among them, and hold it in turn
+    holders.clear()  # it holds frames, which hold it in turn
     return notes
 
 

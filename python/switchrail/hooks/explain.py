@@ -1,4 +1,4 @@
-"""What runs where: the chains of this process, for people to read."""
+"""Explanations, for people, of the hooks on each target."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Step:
 
     Attributes:
         hook: The hook.
-        state: `runs`; or `disabled`; or `ignored`, for what another hook stands before; or `waiting` for its
+        state: `runs`, `disabled`, `ignored` (such as a `replace` hook after another), or `waiting` for its
             target.
-        reason: Why it doesn't run; None where it does, or `disabled` says all.
+        reason: Why it is ignored or waits; else None.
     """
 
     hook: Hook
@@ -58,8 +58,8 @@ class Explanation:
 
     Attributes:
         target: Its module and qualified name, or the dotted path that was given.
-        steps: What runs, in the order in which a call runs it; then what doesn't run.
-        site: Where the hooks stand; None where they wait.
+        steps: The hooks that run, in the order of a call; then those that don't.
+        site: The target's place; None if the hooks wait for it.
     """
 
     target: str
@@ -67,11 +67,11 @@ class Explanation:
     site: Site | None
 
     def bypassed(self) -> tuple[str, ...]:
-        """What passes the hooks by, as far as it can be found; that takes a look at every object there is."""
+        """Notes on calls that pass the hooks by. Finding them looks at every object of the process."""
         return () if self.site is None else bypass.everywhere(self.site)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values, with what passes the hooks by."""
+        """As JSON values, with the notes of `bypassed`."""
         return {
             "target": self.target,
             "hooks": [step.to_dict() for step in self.steps],
@@ -80,10 +80,10 @@ class Explanation:
 
 
 def of(target: object) -> Explanation:
-    """What runs at a target, or waits for it.
+    """Explains a target's hooks, and those that wait for it.
 
     Raises:
-        HookError: The target is not there, and nothing waits for it; or it can't be hooked.
+        HookError: The target doesn't exist, and no hook waits for it; or it can't be hooked.
     """
     reasons = waiting.retry()
     found: Site | Awaited | None = None
@@ -93,7 +93,7 @@ def of(target: object) -> Explanation:
     except HookError as error:
         problem = error
     path = target if isinstance(target, str) else ""
-    with change_lock:  # the table, and what stands there with it
+    with change_lock:  # the table fits the places' states
         table = chain.table()
         site = _put_by(table, path) if found is None or isinstance(found, Awaited) else found
         explained = Explanation(path, (), None) if site is None else _explained(table, site)
@@ -104,7 +104,7 @@ def of(target: object) -> Explanation:
 
 
 def everything() -> tuple[Explanation, ...]:
-    """What runs at every place, and what waits, by target."""
+    """Explains all hooks, sorted by target."""
     reasons = waiting.retry()
     with change_lock:
         table = chain.table()
@@ -114,13 +114,13 @@ def everything() -> tuple[Explanation, ...]:
         if not sites:
             absent.setdefault(hook.target_name, []).append(hook)
     found += [Explanation(target, _waiting(table, hooks, reasons), None) for target, hooks in absent.items()]
-    # A module that was imported again has left functions of the same name, with the same hooks.
+    # A module that was imported again has left old functions of the same names, with the same hooks.
     once = {(each.target, each.steps): each for each in found}
     return tuple(sorted(once.values(), key=lambda each: each.target))
 
 
 def _put_by(table: Table, path: str) -> Site | None:
-    """The latest place of a hook with this path: the target may have come since it was looked up."""
+    """The latest place of a hook with this path; another thread may have put it there just now."""
     return next((sites[-1] for hook, sites in table.sites.items() if hook.path == path and sites), None)
 
 
@@ -134,7 +134,7 @@ def _waiting(
 
 
 def _reason(why: Awaited | Exception | None) -> str:
-    if why is None:  # another thread has added it since the others were tried
+    if why is None:  # another thread has added it since `retry`
         return "its target has not been looked for yet"
     return why.reason if isinstance(why, Awaited) else str(why)
 
@@ -144,10 +144,10 @@ def _explained(table: Table, site: Site) -> Explanation:
     found = table.chains.get(site)
     if found is None:
         return Explanation(site.name, (), site)
-    # Two objects of one class have the same name; the paths that lead to them tell them apart.
+    # Objects of one class have the same name, so they are told apart by the paths to them.
     if isinstance(site, Function) and isinstance(site.placement, Replaced):
         target = min(hook.target_name for hook in table.hooks[site])
-    else:  # methods of a replaced class are called what they stand for
+    else:  # a method of a replacing class has the name of the method that it stands for
         target = next((old.name for old, new in table.moved.items() if new == site), site.name)
     return Explanation(target, (*_steps(table, site, found),), site)
 

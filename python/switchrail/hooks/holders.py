@@ -1,4 +1,4 @@
-"""Finding who holds an object, and giving them another."""
+"""Finds the objects that refer to an object, and has them refer to another."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 
 
 class Hidden:
-    """Base of what holds objects on behalf of hooks, and is no holder to be updated."""
+    """Base of holders that belong to hooks, and are not updated."""
 
     __slots__ = ()
 
 
 class Namespace(dict[str, Any]):
-    """What a class had or was given; held beside the class, so that changing it changes no class."""
+    """A copy of a class's namespace. It is updated as a dict, because no class sees the change."""
 
 
 def replace_held(old: Any, new: Any) -> tuple[int, list[str]]:
-    """Puts `new` wherever `old` is held, as far as the garbage collector knows and the holder can be changed.
+    """Replaces `old` by `new` in each holder that the garbage collector knows and that can be changed.
 
-    Found are modules, classes, instances, dicts, lists, deques, sets, closures, defaults of functions and
-    `functools.partial`. Local variables of running functions aren't.
+    These are modules, classes, instances, dicts, lists, deques, sets, closures, defaults of functions and
+    `functools.partial`; not local variables of running functions.
 
     Returns:
-        How many holders were changed, and a description of each one that wasn't.
+        The number of changed holders, and a description of each one that can't be changed.
     """
     changed, unreached = 0, []
     for holder in gc.get_referrers(old):
@@ -43,7 +43,7 @@ def _changed(holder: Any, old: Any, new: Any) -> bool:
     cls = type(holder)
     if issubclass(cls, dict):
         return _changed_dict(holder, old, new)
-    # Other threads may change a holder meanwhile, so each is copied for the look, and looked at again.
+    # Other threads may change a holder meanwhile: a copy is searched, and the item checked before the change.
     if cls is list or cls is deque:
         for i, item in enumerate(list(holder)):
             if item is old and i < len(holder) and holder[i] is old:
@@ -72,13 +72,13 @@ def _changed_dict(holder: dict[Any, Any], old: Any, new: Any) -> bool:
     names = [key for key, value in dict.copy(holder).items() if value is old]
     owners: list[type] = []
     plain = type(holder) is not Namespace
-    if names and plain and "__doc__" in holder and "__spec__" not in holder:  # perhaps a class's
+    if names and plain and "__doc__" in holder and "__spec__" not in holder:  # perhaps a class's namespace
         owners = [
             owner
             for owner in gc.get_referrers(holder)
             if isinstance(owner, type) and vars(owner).get(names[0]) is old
         ]
-        if not owners and "__name__" not in holder:  # of a class in C, which nothing can tell of the change
+        if not owners and "__name__" not in holder:  # of a class in C, whose method cache would stay stale
             return False
     for name in names:
         if owners:
@@ -92,7 +92,7 @@ def _changed_dict(holder: dict[Any, Any], old: Any, new: Any) -> bool:
 
 
 def _changed_tuple(holder: tuple[Any, ...], old: Any, new: Any) -> bool:
-    """Tuples can't be changed, but those that are a function's defaults or a partial's arguments can go."""
+    """Replaces a tuple in functions that have it as their defaults, and in partials as their arguments."""
     put = tuple(new if item is old else item for item in holder)
     done = False
     for owner in gc.get_referrers(holder):
@@ -107,7 +107,7 @@ def _changed_tuple(holder: tuple[Any, ...], old: Any, new: Any) -> bool:
 
 def _set_partial(holder: partial[Any], **parts: Any) -> None:
     state = {"func": holder.func, "args": holder.args, "keywords": holder.keywords, **parts}
-    # `__setstate__` is how a partial is unpickled, and the only way to change one.
+    # The only way to change a partial, made for unpickling.
     holder.__setstate__((state["func"], state["args"], state["keywords"], vars(holder)))  # type: ignore[attr-defined]
 
 

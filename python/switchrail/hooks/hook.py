@@ -71,7 +71,7 @@ def name_of(callable_: Callable[..., Any]) -> str:
 
 
 def nature_of(fn: Callable[..., Any]) -> str:
-    """The kind of a function: `coroutine`, `generator` or `async generator`; for any other `plain`."""
+    """The sort of a function: `coroutine`, `generator` or `async generator`; for any other `plain`."""
     for each in (fn, type(fn).__call__):
         if inspect.iscoroutinefunction(each):
             return "coroutine"
@@ -108,7 +108,7 @@ class Hook:
         version: The distribution's version, or None.
         strict: Whether a target that is missing, or that the hook doesn't fit, is an error.
         name: The callable's module and qualified name.
-        nature: The callable's kind; see `nature_of`.
+        nature: The callable's sort; see `nature_of`.
         signature: The callable's parameters; None if they are unknown. These three are read once, when the
             hook is made: reading them may run the callable's own code, and a change holds a lock.
     """

@@ -1,7 +1,7 @@
-"""Hooks on what is not imported yet, or is imported again.
+"""Puts hooks on modules when they are imported, or imported again.
 
-A finder in front of the others lets every module of a watched name be loaded as it would be, and puts its
-hooks on it before the import returns to anybody.
+A finder in front of the others lets them find each watched module, and wraps its loader: hooks are put on the
+module once it has been executed, before any import of it returns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from switchrail.hooks.target import modules_of
 
 
 def watch(path: str | None) -> None:
-    """Has the modules of a dotted path looked at when they are imported, and imported again."""
+    """Has hooks put on the modules of a dotted path whenever one is imported."""
     with _lock:
         _watched.update(modules_of(path or ""))
         if sys.meta_path[:1] != [_finder]:
@@ -27,7 +27,7 @@ def watch(path: str | None) -> None:
 
 
 def _come_first() -> None:
-    """Puts the finder before the others; at no moment is there none, for another thread may import."""
+    """Puts the finder before the others, without taking it away: another thread may be importing."""
     sys.meta_path.insert(0, _finder)
     for i in range(len(sys.meta_path) - 1, 0, -1):
         if sys.meta_path[i] is _finder:

@@ -1,4 +1,4 @@
-"""A function of its own for a subclass that only inherits one: it hands its calls on to the next class."""
+"""Hooks on inherited attributes: the subclass gets a function of its own, which calls the inherited one."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from switchrail.hooks.trampoline import forwarder
 
 _ABSENT: Final = object()
 
-# In the namespace of a function that `forwarding` makes: what it was made for.
+# The key in a forwarding function's globals for the class and name that it was made for.
 _MADE_FOR: Final = "__switchrail_made_for"
 
 
 def inside(found: Any) -> Any:
-    """What a static or class method, a property or a cached one was made from; anything else itself."""
+    """The function within a static or class method or a property, cached or not; else the object itself."""
     if isinstance(found, (staticmethod, classmethod)):
         return found.__func__
     if isinstance(found, property):
@@ -33,21 +33,21 @@ def inside(found: Any) -> Any:
 
 
 def raw_after(owner: type, cls: type, name: str) -> Any:
-    """The attribute that `cls` inherits from the classes after `owner` in its resolution order, unbound.
+    """The attribute, unbound, of the first class after `owner` in the resolution order of `cls` that has it.
 
     Raises:
-        AttributeError: None of them has it.
+        AttributeError: No class after it does.
     """
     order = cls.__mro__
     for base in order[order.index(owner) + 1 :]:
-        found = vars(base).get(name, _ABSENT)  # one look: another thread may take it away
+        found = vars(base).get(name, _ABSENT)  # one lookup: another thread may delete it
         if found is not _ABSENT:
             return found
     raise AttributeError(f"{cls.__qualname__!r} inherits no {name!r}")
 
 
 def is_immutable(cls: type) -> bool:
-    """Whether no attribute of a class can be set: one in C."""
+    """Whether a class refuses changes of its attributes, as classes in C do."""
     return bool(cls.__flags__ & 1 << 8)  # Py_TPFLAGS_IMMUTABLETYPE
 
 
@@ -55,14 +55,14 @@ _put: Final[dict[tuple[type, str], Any]] = {}
 
 
 def attributes_of(owner: type) -> dict[str, Any]:
-    """The attributes that hooks have put on a class, or would have if it had no such name of its own."""
+    """The attributes that hooks have put on a class, also those hidden by one of the class's own."""
     # A copy: another thread, or a finalizer, may change hooks meanwhile.
     return {name: value for (of, name), value in _put.copy().items() if of is owner}
 
 
 @dataclass(frozen=True)
 class Attribute:
-    """Puts a descriptor on a class while it is needed."""
+    """A placement: an attribute that a class has while its function has hooks."""
 
     owner: type
     name: str
@@ -72,7 +72,7 @@ class Attribute:
         """Sets the attribute, unless the class has one of that name by now.
 
         Raises:
-            HookError: The class refuses it.
+            HookError: The class refuses.
         """
         _put[self.owner, self.name] = self.value
         if self.name not in vars(self.owner):
@@ -84,20 +84,20 @@ class Attribute:
                 raise HookError(f"{name} can't be changed: {error}", target=f"{name}.{self.name}") from error
 
     def take(self) -> None:
-        """Deletes it, unless another has taken its place."""
+        """Deletes it, unless somebody else has replaced it."""
         _put.pop((self.owner, self.name), None)
         if vars(self.owner).get(self.name) is self.value:
             delattr(self.owner, self.name)
 
 
 def made_for(function: FunctionType) -> tuple[type, str] | None:
-    """The class and the name that `forwarding` made a function for; None for any other function."""
+    """The class and name that a forwarding function was made for; None for any other function."""
     found: tuple[type, str] | None = function.__globals__.get(_MADE_FOR)
     return found
 
 
 def carrier_of(raw: Any, owner: type, name: str) -> tuple[FunctionType, Attribute]:
-    """Makes a function for what a class inherits, and the attribute of the class that leads calls to it."""
+    """Makes a function that carries the hooks of an inherited attribute, and its placement."""
     if hasattr(type(raw), "__get__"):
         return _forwarding(raw, owner, name)
     function, stand_in = stand_in_for(raw)
@@ -105,7 +105,7 @@ def carrier_of(raw: Any, owner: type, name: str) -> tuple[FunctionType, Attribut
 
 
 def _forwarding(raw: Any, owner: type, name: str) -> tuple[FunctionType, Attribute]:
-    """A function that decides in each call which class it hands on to, as `super()` does."""
+    """A function that calls the inherited one, looked up in each call as `super()` does."""
     kind = type(raw)
     inner = inside(raw)
     has_code = type(inner) is FunctionType
@@ -121,7 +121,7 @@ def _forwarding(raw: Any, owner: type, name: str) -> tuple[FunctionType, Attribu
         first = named[0]
         if isinstance(raw, property):
             call = f"__super(__owner, {first}).{name}"
-        elif isinstance(raw, cached_property):  # its own would keep what it found before hooks have seen it
+        elif isinstance(raw, cached_property):  # the inherited one would cache the unhooked result
             call = f"__raw_after(__owner, __type({first}), {name!r}).func({first})"
         else:
             call = parameters.without_first().call(f"__super(__owner, {first}).{name}")
@@ -158,8 +158,8 @@ def _forwarding(raw: Any, owner: type, name: str) -> tuple[FunctionType, Attribu
 
 
 def _any(self: Any, /, *args: Any, **kwargs: Any) -> None:
-    """What a method takes of which nothing is known."""
+    """The parameters of a method whose own are unknown."""
 
 
 def _any_static(*args: Any, **kwargs: Any) -> None:
-    """What a static method takes of which nothing is known."""
+    """The parameters of a static method whose own are unknown."""

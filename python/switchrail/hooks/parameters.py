@@ -1,4 +1,4 @@
-"""What a function's code takes, as source text and as a check."""
+"""The parameters of a function's code: written as source text, and compared with a hook's."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from types import CodeType
 from typing import Any, Final
 
 CALLEE: Final = "__switchrail_callee"
-"""The first parameter of a function that stands in for objects without code: the object to call."""
+"""The first parameter of a stand-in's function: the object to call."""
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """The parameters of a code object, without defaults: those belong to the function object and stay there.
+    """The parameters of a code object, without defaults, which belong to the function object.
 
     Attributes:
         positional_only: Names before the `/`.
@@ -23,7 +23,7 @@ class Parameters:
         var_positional: The name after `*`, or None.
         keyword_only: Names that follow it.
         var_keyword: The name after `**`, or None.
-        callee: Whether `CALLEE` comes before them; hooks don't see it.
+        callee: Whether `CALLEE` comes first; hooks don't get it.
     """
 
     positional_only: tuple[str, ...]
@@ -35,7 +35,7 @@ class Parameters:
 
     @classmethod
     def of(cls, code: CodeType) -> Parameters:
-        """Reads them from the code itself: `__signature__` and `__wrapped__` may say something else.
+        """Reads them from the code itself: `__signature__` and `__wrapped__` may differ from it.
 
         Raises:
             ValueError: A parameter's name can't be written in source text.
@@ -60,10 +60,10 @@ class Parameters:
 
     @classmethod
     def told_by(cls, callable_: Callable[..., Any]) -> Parameters | None:
-        """What an object without code says that it takes; None if it doesn't say."""
+        """Reads them from the signature of an object without code; None if it has none."""
         try:
             signature = inspect.signature(callable_)
-        except Exception:  # it publishes none, or a `__signature__` of its own raises
+        except Exception:  # it has none, or a `__signature__` of its own raises
             return None
 
         def names(kind: Any) -> tuple[str, ...]:
@@ -78,14 +78,14 @@ class Parameters:
         )
 
     def without_first(self) -> Parameters:
-        """These but the first positional one, which there must be."""
+        """These without the first positional one, which must exist."""
         if self.positional_only:
             return replace(self, positional_only=self.positional_only[1:])
         return replace(self, positional=self.positional[1:])
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of them, in the order of the signature."""
+        """All names in the order of the signature."""
         variadic = (self.var_positional,) if self.var_positional else ()
         keywords = (self.var_keyword,) if self.var_keyword else ()
         return (*self.positional_only, *self.positional, *variadic, *self.keyword_only, *keywords)
@@ -114,7 +114,7 @@ class Parameters:
         return f"{function}({', '.join(parts)})"
 
     def problem_of(self, signature: inspect.Signature, *first: str) -> str | None:
-        """Why a function can't be called with `first` and these parameters; None if it can."""
+        """The reason why a function can't be called with `first` and these parameters; None if it can."""
         kinds = {parameter.kind for parameter in signature.parameters.values()}
         if self.var_positional and inspect.Parameter.VAR_POSITIONAL not in kinds:
             return f"it has no parameter for *{self.var_positional}"

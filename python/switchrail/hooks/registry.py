@@ -22,29 +22,15 @@ _log: Final = logging.getLogger(__name__)
 _Fn = TypeVar("_Fn", bound=Callable[..., Any])
 
 
-def _leads_to(path: str, site: Site | None) -> bool:
-    try:
-        return resolve(path) == site
-    except HookError:  # a function within a function, a name that means something else
-        return False
-
-
-def _in_order(hooks: Sequence[Hook]) -> Sequence[Hook]:
-    try:
-        return ordered(hooks)
-    except OrderError:  # not all of them are in force
-        return sorted(hooks, key=lambda hook: (hook.name, hook.source))
-
-
 class Hooks:
-    """What one runtime put on targets in this process.
+    """The hooks that one runtime has put on targets in this process.
 
-    All methods can be called at any time and from any thread; a lock is held only around a change, and calls
-    of hooked functions take none. Dropping this object removes nothing: `clear` does.
+    All methods can be called at any time and from any thread. A lock is held during changes only; calls of
+    hooked functions take none. Hooks stay when this object is dropped; `clear` removes them.
 
     Attributes:
         strict: Whether a target that does not exist, and a second `replace` on one target, are errors. Else
-            they are reported in the log.
+            they are warnings in the log.
     """
 
     def __init__(self, *, strict: bool = False) -> None:
@@ -59,7 +45,7 @@ class Hooks:
         given: HookOptions = {**HOOK_OPTIONS, **options}
         strict = self.strict if given["strict"] is None else given["strict"]
         if isinstance(target, str):
-            imports.watch(target)  # before the look: an import that another thread begins now is noticed
+            imports.watch(target)  # before `resolve`: an import that another thread begins now is noticed
         place: Site | None = None
         missing: MissingTargetError | None = None
         try:
@@ -97,12 +83,12 @@ class Hooks:
         """Puts prepared hooks in force: all of them, or none.
 
         Args:
-            hooks: What `prepare` made.
-            strict: Whether a second `replace` on one target is an error; None: as `Hooks.strict` says.
+            hooks: Results of `prepare`.
+            strict: Whether a second `replace` on one target is an error; None: the value of `Hooks.strict`.
 
         Raises:
-            HookError: A target has one already, or its code was swapped by somebody else since it was hooked;
-                or a hook was prepared by another `Hooks`.
+            HookError: A target has the hook already, or somebody else has swapped its code since it was
+                hooked; or a hook was prepared by another `Hooks`.
             OrderError: The constraints of the hooks on one target form a cycle.
         """
         for hook in hooks:
@@ -114,7 +100,7 @@ class Hooks:
             add={hook: () if hook.site is None else (hook.site,) for hook in hooks},
             strict=self.strict if strict is None else strict,
         )
-        # Their modules may have been imported since they were prepared.
+        # Modules may have been imported since the hooks were prepared.
         for hook, problem in waiting.retry().items():
             if hook.strict and hook in hooks and isinstance(problem, Exception):
                 chain.change(remove=hooks)
@@ -143,16 +129,16 @@ class Hooks:
         Without `fn` it is a decorator, which leaves the function as it is.
 
         Args:
-            target: A function, method, class, property or other object that can be called; or the dotted path
-                of one. Where its module is not imported yet, the hook waits for that.
-            fn: What to call; the package's documentation says with what, for each kind.
+            target: A function, method, class, property or other callable, or the dotted path of one. If its
+                module is not imported yet, the hook waits for the import.
+            fn: The callable to run. The docstring of `switchrail.hooks` has its arguments for each kind.
             kind: `before`, `after`, `around` or `replace`.
             source: The distribution that the hook comes from.
-            plugin: The plugin of that distribution which adds it, and
-            version: the distribution's version; for those who read what runs.
-            priority: Higher ones are nearer to the caller.
-            before: Sources, or names of hooks, that this one is nearer to the caller than, on this target.
-                What is not there constrains nothing.
+            plugin: The plugin of that distribution. It is for explanations, as is the version.
+            version: The distribution's version.
+            priority: Hooks of higher priority are nearer to the caller.
+            before: Sources, or names of hooks, that run after this one on the target: it is nearer to the
+                caller. Names that are not there have no effect.
             after: Sources, or names of hooks, that are nearer to the caller than this one.
             strict: Overrides `Hooks.strict` for this hook.
 
@@ -160,8 +146,8 @@ class Hooks:
             The hook, for `remove`, `disable` and `enable`.
 
         Raises:
-            HookError: The target can't be hooked, or in strict mode isn't there; the hook can't work on it,
-                or the target has it already; somebody else has swapped the target's code since it was hooked.
+            HookError: The target can't be hooked, or in strict mode doesn't exist; the hook doesn't fit
+                it, or is there already; somebody else has swapped the target's code since it was hooked.
             OrderError: The constraints of the hooks on the target form a cycle.
             ArgumentError: `before` or `after` is one name, not several.
         """
@@ -173,19 +159,19 @@ class Hooks:
         return hook
 
     def remove(self, *hooks: Hook) -> None:
-        """Takes hooks out of force; with its last one a function has its own code back.
+        """Takes hooks out of force. A function gets its own code back with the last one.
 
-        A function whose code somebody else has swapped since is left as it is, with a warning in the log. A
-        hook that is not in force is left out.
+        If somebody else has swapped a function's code since, it stays, and the log has a warning. Hooks that
+        are not in force are left out.
         """
         chain.change(remove=[hook for hook in hooks if hook.owner is self])
 
     def disable(self, *hooks: Hook) -> None:
-        """Lets hooks stay where they are without running."""
+        """Keeps hooks from running, but in their places."""
         chain.change(disable=[hook for hook in hooks if hook.owner is self and hook in chain.added()])
 
     def enable(self, *hooks: Hook) -> None:
-        """Lets disabled hooks run again, waiting ones where their target is there by now."""
+        """Lets disabled hooks run again; those that wait, if their target is there by now."""
         chain.change(enable=[hook for hook in hooks if hook.owner is self])
         waiting.retry()
 
@@ -194,9 +180,9 @@ class Hooks:
         self.remove(*(hook for hook in chain.added() if hook.owner is self))
 
     def list(self, target: object = None) -> tuple[Hook, ...]:
-        """The hooks of this object in force, on one target or on all, in their running order.
+        """This object's hooks that run, on one target or on all, in their running order.
 
-        Waiting ones are tried again before.
+        Waiting hooks are tried again before.
         """
         waiting.retry()
         site = None if target is None else resolve(target)
@@ -205,21 +191,21 @@ class Hooks:
         return tuple(hook for hook in chain.running(site) if hook.owner is self)
 
     def explain(self, target: object) -> Explanation:
-        """All hooks of a target in this process, those of other `Hooks` too, as a call runs them.
+        """All hooks of a target in this process, also those of other `Hooks`, in the order of a call.
 
         Raises:
-            HookError: The target is not there, and nothing waits for it; or it can't be hooked.
+            HookError: The target doesn't exist, and no hook waits for it; or it can't be hooked.
         """
         return explain.of(target)
 
     def explain_all(self) -> tuple[Explanation, ...]:
-        """The same, of every target that is hooked or waited for, by target."""
+        """The same for each target that is hooked or that a hook waits for, sorted by target."""
         return explain.everything()
 
     def chains(self) -> Sequence[tuple[str, Sequence[str]]]:
-        """For each target as it was named, texts for its enabled hooks in their order; for fingerprints.
+        """Pairs (name of the target, texts for its enabled hooks in their order), for fingerprints.
 
-        A hook that waits counts like one in force: which modules are imported already is no difference.
+        Hooks that wait are included, so that it makes no difference which modules are imported already.
         """
         enabled: dict[str, list[Hook]] = {}
         for hook in chain.added():
@@ -231,20 +217,34 @@ class Hooks:
         ]
 
     def disabled(self) -> tuple[Hook, ...]:
-        """The hooks of this object that were disabled, in the order of their addition."""
+        """This object's disabled hooks in the order of addition."""
         return tuple(hook for hook in chain.added() if hook.owner is self and not chain.is_enabled(hook))
 
     def retry(self) -> tuple[Hook, ...]:
-        """Puts waiting hooks on targets that are there by now; returns those of this object that still wait.
+        """Puts waiting hooks on targets that are there by now; returns this object's hooks that still wait.
 
-        A module that is imported gets its hooks before the import returns. Not so a module that is loaded by
-        its file's location, as transformers loads a model's own code, one that is put into `sys.modules` by
-        hand, one that a finder before Switchrail's finds, and what a module gets after its import. `add`,
-        `enable`, `list` and `explain` try again too.
+        An imported module gets its hooks before the import returns. A retry is needed for modules that are
+        loaded by their file's location (as transformers loads a model's own code), put into `sys.modules` by
+        hand or found by a finder before Switchrail's, and for attributes that a module gets after its import.
+        `add`, `enable`, `list` and `explain` retry as well.
         """
         waiting.retry()
         return self.waiting()
 
     def waiting(self) -> tuple[Hook, ...]:
-        """The hooks of this object whose target isn't there yet, in the order of their addition."""
+        """This object's hooks whose target isn't there yet, in the order of addition."""
         return tuple(hook for hook, sites in chain.added().items() if hook.owner is self and not sites)
+
+
+def _leads_to(path: str, site: Site | None) -> bool:
+    try:
+        return resolve(path) == site
+    except HookError:  # such as a function within a function
+        return False
+
+
+def _in_order(hooks: Sequence[Hook]) -> Sequence[Hook]:
+    try:
+        return ordered(hooks)
+    except OrderError:  # some wait: a cycle is an error only once all are in force
+        return sorted(hooks, key=lambda hook: (hook.name, hook.source))

@@ -103,7 +103,7 @@ class Function(Site):
             (self.placement.put if hooked else self.placement.take)()
 
     def problem_of(self, hook: Hook, wanted: Mapping[Site, Sequence[Hook]] | None = None) -> str | None:
-        """Compares the hook's parameters and kind of function with the target's."""
+        """Compares the hook's parameters and sort of function with the target's."""
         valid = {"plain"}
         if hook.kind != "before":  # which runs within the call and decides on its arguments
             valid.add(nature_of(self.function))

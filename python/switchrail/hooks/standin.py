@@ -1,7 +1,7 @@
-"""What is put in the place of an object that has no Python code: a C function, a callable object.
+"""Hooks on callables without Python code, such as C functions: a stand-in replaces the object.
 
-There is nothing to swap in such an object. So one that looks like it, and calls through a function that can
-be hooked, takes its place wherever it is held.
+Such an object has no code to swap. So a stand-in, which looks like the object and calls it through a function
+that can be hooked, takes its place wherever it is held.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from switchrail.hooks.trampoline import forwarder
 
 
 class StandIn(Hidden):
-    """Takes an object's place: its attributes are the object's, its calls go through hooks.
+    """Has the attributes of an object, and calls it through hooks.
 
-    A call of what a subscript gives, as in `kernel[grid](...)`, is a call too.
+    Hooks also see calls of a subscript's result, as in `kernel[grid](...)`.
     """
 
     __slots__ = ("__weakref__", "_switchrail_function", "_switchrail_original")
@@ -74,7 +74,7 @@ class StandIn(Hidden):
         return hash(self._switchrail_original)
 
 
-# Special methods are looked up on the class. So it has those of the object's class, but not these.
+# Special methods are looked up on classes: a stand-in's class has those of the object's class, except these.
 _KEPT: Final = frozenset(vars(StandIn)) | {
     "__class_getitem__",
     "__del__",
@@ -118,7 +118,12 @@ def _class_for(cls: type) -> type[StandIn]:
 
 
 class Replaced(Hidden):
-    """Puts a stand-in where an object is held, and the object back."""
+    """A placement: puts a stand-in wherever an object is held, and the object back.
+
+    Attributes:
+        original: The object.
+        unreached: The holders that could not be updated, described.
+    """
 
     __slots__ = ("_name", "_owner", "_placed", "_stand_in", "original", "unreached")
 
@@ -134,14 +139,14 @@ class Replaced(Hidden):
         self.unreached = ()
 
     def put(self) -> None:
-        """Updates every holder that can be found, and keeps in mind every one that can't be updated.
+        """Updates each holder that can be found; those that refuse are noted in `unreached`.
 
         Raises:
-            HookError: The object is not replaced where its dotted path says that it is, or nowhere.
+            HookError: No holder was updated, or not the one that the dotted path names.
         """
         if self._placed:
             return
-        self._placed = True  # also where it is only half done, for `take`
+        self._placed = True  # before it is complete, so that `take` undoes a part as well
         count, unreached = replace_held(self.original, self._stand_in)
         owner: Any
         owner, name = self._owner or (None, "")
@@ -161,7 +166,7 @@ class Replaced(Hidden):
         self.unreached = tuple(unreached)
 
     def take(self) -> None:
-        """Puts the object back, also where the stand-in was handed on to since."""
+        """Puts the object back, also into holders that have been given the stand-in since."""
         if not self._placed:
             return
         self._placed = False
@@ -171,7 +176,7 @@ class Replaced(Hidden):
 
 
 def original_of(found: Any) -> Any:
-    """The object that a stand-in stands for; any other as it is."""
+    """The object that a stand-in replaces; any other object itself."""
     if issubclass(type(found), StandIn):
         return object.__getattribute__(found, "_switchrail_original")
     return found

@@ -1,9 +1,8 @@
-"""From a hook's target, a dotted path or an object, to its site.
+"""Finds the site of a hook's target, which is a dotted path or an object.
 
-A target leads to the same place whatever hooks are in force, so that it can be looked up while other
-threads change hooks: what hooks have put on a class is passed over, a stand-in counts as its object, and
-there is one site for a place as long as anybody has it. Modules and objects are asked for their attributes
-without the lock.
+A target has the same site whatever hooks are in force, so that it can be looked up while other threads change
+hooks: attributes that hooks have put on a class are ignored, a stand-in counts as its object, and a place has
+one site for as long as anybody holds it. Attributes of modules and objects are read without the lock.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from switchrail.nearest import nearest
 
 
 class MissingTargetError(HookError):
-    """Nothing is where a dotted path leads. Fields: `target`, `nearest`, `module`.
+    """A dotted path leads nowhere. Fields: `target`, `nearest`, `module`.
 
     Attributes:
-        module: The module that has to come first; None if it is there and lacks the name.
+        module: The module that has to be imported first; None if it is there and lacks the name.
     """
 
     module: str | None = None
@@ -39,11 +38,11 @@ class MissingTargetError(HookError):
 
 @dataclass(frozen=True)
 class Awaited:
-    """The result for a dotted path whose module is not imported yet, or not to its end.
+    """The result for a dotted path whose module is not imported yet, or is being imported.
 
     Attributes:
         module: The module's name.
-        is_being_imported: Whether it is there, but not all of it.
+        is_being_imported: Whether its import has begun.
     """
 
     module: str
@@ -55,24 +54,26 @@ class Awaited:
         return f"its module is {'being' if self.is_being_imported else 'not'} imported"
 
 
-# Two hooks on what one class inherits, or on one object without code, need the same stand-in. As long as a
-# site lives, so do the objects whose ids are its key. Written under the lock.
+# Sites by (id of a class, name of an inherited attribute) or (id of an object, ""): hooks there share one.
+# A site keeps its class or object alive. Written under the lock.
 _made: Final[weakref.WeakValueDictionary[tuple[int, str], Function]] = weakref.WeakValueDictionary()
 
 _STORAGE: Final = (MemberDescriptorType, GetSetDescriptorType)
 
-# The name of a module that was loaded by its file's location is any text, such as a hash.
+# A part of a module's name: one that is loaded by its file's location may be called anything, such as a hash.
 _MODULE: Final = re.compile(r"[\w-]+")
 
 
 def resolve(target: object, *, done: str | None = None) -> Site | Awaited:
-    """The place that a dotted path leads to, or that an object is.
+    """The site of a dotted path or an object.
 
-    `done` is a module that has been executed, although its import has not ended.
+    Args:
+        target: The path or object.
+        done: A module that counts as imported: it has been executed, although its import has not ended.
 
     Raises:
-        MissingTargetError: Nothing is there.
-        HookError: What is there can't be hooked, or the path is none.
+        MissingTargetError: The path leads nowhere.
+        HookError: The target can't be hooked, or the text is no path.
     """
     if isinstance(target, str):
         return _at(target, done)
@@ -100,7 +101,7 @@ def _at(target: str, done: str | None) -> Site | Awaited:
             f"the target {target!r} is no dotted path; valid: 'package.module.function', or a function",
             target=target,
         )
-    # A module that was loaded by its file's location may have no package around it.
+    # The longest: a module that was loaded by its file's location may have no package around it.
     name = next((name for name in reversed(modules_of(target)) if sys.modules.get(name) is not None), None)
     if name is None:
         if not _can_be_imported(parts[0]):
@@ -109,8 +110,8 @@ def _at(target: str, done: str | None) -> Site | Awaited:
     found: Any = sys.modules[name]
     for i in range(name.count(".") + 1, len(parts) - 1):
         part, path = parts[i], ".".join(parts[: i + 1])
-        # A package may bind a function to the name of one of its modules; only the last part can mean the
-        # function.
+        # A package may have a function of the same name as a module of its own. Only a path's last part means
+        # the function.
         if isinstance(found, ModuleType) and hasattr(found, "__path__") and _can_be_imported(path):
             return Awaited(path)
         if (awaited := _awaited(found, part, done)) is not None:
@@ -128,6 +129,77 @@ def _at(target: str, done: str | None) -> Site | Awaited:
     if (awaited := _awaited(found, last, done)) is not None:
         return awaited
     return _site(_get(found, last, target), repr(target), (found, last))
+
+
+def _attribute_of(owner: type, name: str, target: str) -> Site:
+    """The site of a class's attribute; an inherited one gets a site of its own on this class."""
+    own = own_namespace(owner)
+    if name in own:
+        return _site(own[name], repr(target), (owner, name))
+    try:
+        raw = original_of(raw_after(owner, owner, name))
+    except AttributeError:
+        raise _missing(target, name, dir(owner)) from None
+    if isinstance(raw, type):
+        return Class(raw)
+    if is_immutable(owner):
+        raise _of_immutable(owner, repr(target))
+    if raw is object.__new__:
+        raise HookError(
+            f"the target {target!r} is object's, and a class that had a __new__ of its own never gets "
+            "that one back; valid: __init__",
+            target=target,
+        )
+    stored = type(raw) in _STORAGE or (isinstance(raw, property) and raw.fget is None)
+    if not callable(raw) and (stored or not hasattr(type(raw), "__get__")):
+        raise _not_callable(raw, repr(target))
+    key = id(owner), name
+    return _made.get(key) or _only(key, raw, *carrier_of(raw, owner, name))
+
+
+def _site(found: Any, target: str, owner: tuple[Any, str] | None) -> Site:
+    # Not `inspect.isfunction`: it accepts subclasses and Cython's functions, whose code can't be swapped.
+    if type(found) is FunctionType:
+        inherited = made_for(found)
+        return Function(found) if inherited is None else _attribute_of(*inherited, target)
+    if isinstance(found, type):
+        return Class(found)
+    inner = inside(found)
+    if inner is not found and inner is not None:
+        return _site(inner, target, None)
+    if not callable(found):
+        raise _not_callable(found, target)
+    found = original_of(found)
+    # A bound method of an instance is a new object at each look.
+    if isinstance(found, MethodType) and owner and found is not original_of(getattr(*owner, None)):
+        raise _of_one_instance(found, target)
+    of = getattr(found, "__objclass__", None) or getattr(found, "__self__", None)
+    if isinstance(of, type) and is_immutable(of):
+        raise _of_immutable(of, target)
+    key = id(found), ""
+    site = _made.get(key)
+    if site is None:
+        function, stand_in = stand_in_for(found)
+        site = _only(key, found, function, Replaced(found, stand_in, owner))
+    return site
+
+
+def _only(key: tuple[int, str], found: Any, function: FunctionType, placement: Placement) -> Function:
+    """The one site of a key, with this function unless another thread was first.
+
+    The function is made before, without the lock, because that reads the object's signature; and not in a
+    closure, whose cells would look like holders of the object.
+
+    Args:
+        key: The key in `_made`.
+        found: The object that is hooked.
+        function: Carries the hooks.
+        placement: Leads the object's calls to the function.
+    """
+    inner = inside(found)
+    takes = None if type(inner) is FunctionType else Parameters.told_by(inner)
+    with change_lock:
+        return _made.setdefault(key, Function(function, placement, takes))
 
 
 def _can_be_imported(module: str) -> bool:
@@ -164,48 +236,6 @@ def _missing(target: str, name: str, known: Any, *, module: str | None = None) -
     )
 
 
-def _attribute_of(owner: type, name: str, target: str) -> Site:
-    """The place of a class's attribute; of one that it inherits, a place of its own."""
-    own = own_namespace(owner)
-    if name in own:
-        return _site(own[name], repr(target), (owner, name))
-    try:
-        raw = original_of(raw_after(owner, owner, name))
-    except AttributeError:
-        raise _missing(target, name, dir(owner)) from None
-    if isinstance(raw, type):
-        return Class(raw)
-    if is_immutable(owner):
-        raise _of_immutable(owner, repr(target))
-    if raw is object.__new__:
-        raise HookError(
-            f"the target {target!r} is object's, and a class that had a __new__ of its own never gets "
-            "that one back; valid: __init__",
-            target=target,
-        )
-    stored = type(raw) in _STORAGE or (isinstance(raw, property) and raw.fget is None)
-    if not callable(raw) and (stored or not hasattr(type(raw), "__get__")):
-        raise _not_callable(raw, repr(target))
-    key = id(owner), name
-    return _made.get(key) or _only(key, raw, *carrier_of(raw, owner, name))
-
-
-def _only(key: tuple[int, str], of: Any, function: FunctionType, placement: Placement) -> Function:
-    """The one site of a key: of this function, unless another thread has registered one already.
-
-    Args:
-        key: The key in `_made`.
-        of: What was found there: it says what hooks must take, unless it is a Python function.
-        function: Carries the hooks. It is made without the lock, for that asks objects what they take; and
-            not in a closure, whose cells would look like holders of the object.
-        placement: Leads calls to the function.
-    """
-    inner = inside(of)
-    takes = None if type(inner) is FunctionType else Parameters.told_by(inner)
-    with change_lock:
-        return _made.setdefault(key, Function(function, placement, takes))
-
-
 def _of_immutable(cls: type, target: str) -> HookError:
     return HookError(
         f"the target {target} belongs to {cls.__qualname__}, a class in C that can't be changed; "
@@ -227,30 +257,3 @@ def _not_callable(found: Any, target: str) -> HookError:
     valid = " or ".join(f"its {name}" for name in within) or "something that can be called, or a property"
     what = "property without a getter" if isinstance(found, property) else type(found).__qualname__
     return HookError(f"the target {target} is a {what}; valid: {valid}", target=target)
-
-
-def _site(found: Any, target: str, owner: tuple[Any, str] | None) -> Site:
-    # `inspect.isfunction` takes subclasses and Cython's functions for it; their code can't be swapped.
-    if type(found) is FunctionType:
-        inherited = made_for(found)
-        return Function(found) if inherited is None else _attribute_of(*inherited, target)
-    if isinstance(found, type):
-        return Class(found)
-    inner = inside(found)
-    if inner is not found and inner is not None:
-        return _site(inner, target, None)
-    if not callable(found):
-        raise _not_callable(found, target)
-    found = original_of(found)
-    # A bound method is made anew by each look at an attribute.
-    if isinstance(found, MethodType) and owner and found is not original_of(getattr(*owner, None)):
-        raise _of_one_instance(found, target)
-    of = getattr(found, "__objclass__", None) or getattr(found, "__self__", None)
-    if isinstance(of, type) and is_immutable(of):
-        raise _of_immutable(of, target)
-    key = id(found), ""
-    site = _made.get(key)
-    if site is None:
-        function, stand_in = stand_in_for(found)
-        site = _only(key, found, function, Replaced(found, stand_in, owner))
-    return site

@@ -1,4 +1,4 @@
-"""The code that stands in for a hooked function's own: its exact parameters, its whole chain inline."""
+"""Makes trampolines: code for a hooked function, with its exact parameters and its whole chain inline."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _versions: Final = itertools.count()
 
 
 def build(function: FunctionType, code: CodeType, hooks: Sequence[Hook]) -> CodeType:
-    """Makes a trampoline for a function and puts what it calls into the function's globals.
+    """Makes a trampoline for a function, and puts its callables into the function's globals.
 
-    The callables stand there under names that no other trampoline uses, because torch.compile refuses a
-    callable among a code's constants; they go when the trampoline's code does, so a call that runs on an
-    older chain, or a copy of the code, finds what it needs.
+    They are globals, because torch.compile refuses callables among a code's constants. Each trampoline has
+    names of its own there, deleted with the trampoline's code. So a call that still runs on an older chain
+    finds its callables, and so does a copy of the code.
 
     Args:
-        function: The hooked function; not changed.
-        code: The function's own code, which the chain ends in.
+        function: The hooked function; its code is not changed here.
+        code: The function's own code, at the end of the chain.
         hooks: The chain in its running order, one or more.
 
     Returns:
@@ -56,7 +56,7 @@ def build(function: FunctionType, code: CodeType, hooks: Sequence[Hook]) -> Code
 
     replaces = [hook.fn for hook in hooks if hook.kind == "replace"]
     arounds = [hook.fn for hook in hooks if hook.kind == "around"]
-    if parameters.callee:  # what is called differs from call to call, so the nesting is made in each
+    if parameters.callee:  # the original differs from call to call, so each call makes the nesting
         inner = named("replace", replaces[0]) if replaces else CALLEE
         for i, around in reversed([*enumerate(arounds)][1:]):
             inner = f"{named('partial', partial)}({named(f'around_{i}', around)}, {inner})"
@@ -76,7 +76,7 @@ def build(function: FunctionType, code: CodeType, hooks: Sequence[Hook]) -> Code
         ending.append(f"{changed} = {awaits}{parameters.call(named(f'after_{i}', hook.fn), _RESULT)}")
         ending.append(f"if {changed} is not None: {_RESULT} = None if {changed} is {none} else {changed}")
     if afters and flags & inspect.CO_COROUTINE and not _DELEGATES:
-        # The after hooks of a coroutine function want its value: a coroutine that waits for it takes over.
+        # After hooks get a coroutine's value, so a coroutine that awaits it is returned in its place.
         waiting = [f"{_RESULT} = await {_RESULT}", *ending, f"return {_RESULT}"]
         seen = replace(parameters, callee=False)
         waits = _compiled(code, seen, waiting, first=_RESULT, coroutine=True)
@@ -91,19 +91,19 @@ def build(function: FunctionType, code: CodeType, hooks: Sequence[Hook]) -> Code
 
 
 def forwarder(code: CodeType, parameters: Parameters, call: str) -> CodeType:
-    """Code of the same nature as `code`, with the given parameters, that hands its calls on."""
+    """Code of the same sort of function as `code`, with the given parameters, that makes a call."""
     return _suspending(code, parameters, _returning(code.co_flags & SUSPENDING, call, []), free=())
 
 
 _RESULT: Final = "__switchrail_result"
 
-# Before 3.11 the interpreter itself makes the coroutine or generator of a code that has the flag. Since then
-# a code can have it and return the one that the original made.
+# Before 3.11 the interpreter makes a coroutine or generator for each code with that flag. Since then code can
+# have the flag and return the object that the original made.
 _DELEGATES: Final = sys.version_info < (3, 11)
 
 
 def _returning(flags: int, call: str, ending: Sequence[str]) -> list[str]:
-    """Statements that call, change the result in `ending` and return it."""
+    """Statements that make a call, run `ending` on its result and return that."""
     if not (flags and _DELEGATES):
         return [f"{_RESULT} = {call}", *ending, f"return {_RESULT}"] if ending else [f"return {call}"]
     if flags & inspect.CO_COROUTINE:
@@ -117,7 +117,7 @@ def _returning(flags: int, call: str, ending: Sequence[str]) -> list[str]:
 def _suspending(
     code: CodeType, parameters: Parameters, body: Sequence[str], *, free: tuple[str, ...] | None = None
 ) -> CodeType:
-    """Compiles a body as a function of the same nature as `code`."""
+    """Compiles a body as the same sort of function as `code`."""
     flags = code.co_flags & SUSPENDING
     asynchronous = flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR)
     made = _compiled(code, parameters, body, free=free, coroutine=_DELEGATES and bool(asynchronous))
@@ -158,11 +158,10 @@ def _compiled(
     free: tuple[str, ...] | None = None,
     coroutine: bool = False,
 ) -> CodeType:
-    """Compiles a body as a function with the given parameters, after `first`.
+    """Compiles a body as a function with the given parameters, and `first` before them.
 
-    It has the free variables of `code`, or those named.
-
-    Every instruction carries the line of the original's `def`; coverage would count others as never run.
+    It has the free variables of `code`, unless `free` names others. All instructions are on the line of the
+    original's `def`: coverage would count other lines as never run.
     """
     free = code.co_freevars if free is None else free
     lines = ["def enclosing():"]
@@ -171,8 +170,8 @@ def _compiled(
     lines.append(f"    {'async ' if coroutine else ''}def trampoline({definition}):")
     lines += [f"        nonlocal {name}" for name in free]
     lines += [f"        {line}" for line in body]
-    # Not by a syntax tree of Python objects, whose depth CPython before 3.13 counts for all threads together:
-    # of two that make one at the same time, one may get a SystemError.
+    # From text, not a syntax tree: CPython before 3.13 counts the depth of trees for all threads together, so
+    # that of two threads that make one at the same time, one may get a SystemError.
     compiled = compile("\n".join(lines), code.co_filename, "exec", dont_inherit=True)
     for _ in ("enclosing", "trampoline"):
         compiled = next(const for const in compiled.co_consts if isinstance(const, CodeType))
@@ -188,16 +187,16 @@ def _compiled(
 
 
 def _one_line(size: int) -> bytes:
-    """A table of line numbers which says of so many bytes of code that all are on the first line."""
-    if sys.version_info < (3, 11):  # pairs: bytes of code, at most 254 and even; difference of lines
+    """A table of line numbers that puts `size` bytes of code on the first line."""
+    if sys.version_info < (3, 11):  # pairs (bytes of code, even and at most 254; difference of lines)
         return bytes(byte for start in range(0, size, 254) for byte in (min(254, size - start), 0))
-    # An entry says for one to eight code units of two bytes: no columns (13), difference of lines.
+    # Entries, each for one to eight code units of two bytes: form 13 (no columns), the difference of lines.
     units = size // 2
     return bytes(byte for at in range(0, units, 8) for byte in (0x80 | 13 << 3 | min(8, units - at) - 1, 0))
 
 
 def _like(function: FunctionType, code: CodeType) -> FunctionType:
-    """A new function with another's name, defaults and cells."""
+    """A new function with this code and another's name, defaults and cells."""
     new = FunctionType(
         code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
@@ -210,7 +209,7 @@ def _like(function: FunctionType, code: CodeType) -> FunctionType:
 def _rebind(
     function: FunctionType, code: CodeType, parameters: Parameters
 ) -> Callable[[Any, Callable[..., Any]], tuple[Any, ...]]:
-    """What turns the `(args, kwargs)` of a before hook into values of the target's parameters."""
+    """Makes a function that turns a before hook's `(args, kwargs)` into values of the target's parameters."""
     bind = _like(
         function, _compiled(code, parameters, [f"return ({''.join(f'{n}, ' for n in parameters.names)})"])
     )

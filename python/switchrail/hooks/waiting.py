@@ -1,7 +1,7 @@
-"""Hooks whose target isn't there yet: tried again whenever hooks are added, enabled or looked at.
+"""Hooks whose target isn't there yet: tried again whenever hooks are added, enabled or listed.
 
-An import system's finder sees most modules come (`imports`). It does not see modules that are loaded by their
-file's location or put into `sys.modules` by hand, nor attributes that a module gets later.
+Most modules are noticed when they are imported (`imports`). Not noticed are modules that are loaded by their
+file's location or put into `sys.modules` by hand, and attributes that a module gets later.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from switchrail.hooks.target import Awaited, MissingTargetError, modules_of, res
 
 _log: Final = logging.getLogger(__name__)
 
-# Why each hook waited when it was last tried: a module has to come first, or this was wrong.
+# The reason why each hook waited when it was last tried.
 _last: Final[weakref.WeakKeyDictionary[Hook, Awaited | HookError | OrderError]] = weakref.WeakKeyDictionary()
 
 
 def retry() -> dict[Hook, Awaited | HookError | OrderError]:
-    """Puts waiting hooks on targets that are there by now; returns why each of the others still waits.
+    """Puts waiting hooks on targets that are there by now; returns the reasons why the others still wait.
 
-    Does nothing where a finalizer asks in the middle of a change.
+    Does nothing if a finalizer calls it within a change.
     """
     if chain.is_within_change():
         return {}
@@ -38,14 +38,14 @@ def retry() -> dict[Hook, Awaited | HookError | OrderError]:
 
 
 def attach(hook: Hook, *, done: str | None = None) -> Awaited | HookError | OrderError | None:
-    """Puts a hook on the target of its dotted path, if that is there by now; logs each reason why not once.
+    """Puts a hook on the target of its dotted path, if that is there by now; else logs the reason, once.
 
     Args:
-        hook: One that waits; or one whose module was imported again.
-        done: A module that has been executed, although its import has not ended.
+        hook: A hook that waits, or whose module was imported again.
+        done: As of `resolve`.
 
     Returns:
-        Why it is not there; None if it is.
+        The reason why it still waits; None if it doesn't.
     """
     why: Awaited | HookError | OrderError
     try:
@@ -62,7 +62,7 @@ def attach(hook: Hook, *, done: str | None = None) -> Awaited | HookError | Orde
             return None
     except (HookError, OrderError) as error:
         why = error
-    except Exception as error:  # what a module's or a metaclass's own code raises
+    except Exception as error:  # from the code of a module or metaclass
         why = HookError(f"{hook!r}: {error!r}", target=hook.target_name)
         why.__cause__ = error
     known, _last[hook] = _last.get(hook), why
@@ -77,8 +77,8 @@ def executed(module: str) -> None:
     """Puts hooks on a module that has been executed.
 
     Raises:
-        HookError: A strict one can't be there.
-        OrderError: So do constraints of a strict one that form a cycle.
+        HookError: A strict hook doesn't find its target there, or doesn't fit it.
+        OrderError: The constraints of a strict hook form a cycle with others.
     """
     for hook in chain.added():
         if (hook.path or "").startswith(f"{module}."):
@@ -88,7 +88,7 @@ def executed(module: str) -> None:
 
 
 class _Started(ModuleSpec):
-    """The spec of a module that was being imported when a hook was looked for there: tells when that ends."""
+    """The spec of a module whose import was going on when a hook was tried there: tries again at its end."""
 
     @property
     def _initializing(self) -> bool:
@@ -104,7 +104,7 @@ class _Started(ModuleSpec):
 
 
 def _has_ended(module: str) -> bool:
-    """Whether an import that was going on has ended; if not, its end is noticed, where the name is right."""
+    """Whether a module's import, which was going on, has ended; if not, hooks are tried again at its end."""
     spec = getattr(sys.modules.get(module), "__spec__", None)
     if type(spec) is ModuleSpec:
         spec.__class__ = _Started
@@ -114,7 +114,7 @@ def _has_ended(module: str) -> bool:
 
 
 def _still_waits(hook: Hook) -> Awaited | MissingTargetError | None:
-    """The last reason why a hook waits, if no module of its path has come since. Cheaper than another try."""
+    """The last reason why a hook waits, if no module of its path was imported since: cheaper than a try."""
     last = _last.get(hook)
     if not isinstance(last, (Awaited, MissingTargetError)) or last.module is None:
         return None
