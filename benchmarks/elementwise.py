@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from switchrail_kernels.elementwise.add_rms_norm import add_rms_norm
 from switchrail_kernels.elementwise.gated_rms_norm import gated_rms_norm
 from switchrail_kernels.elementwise.qk_norm_rope import qk_norm_rope
 from switchrail_kernels.elementwise.rms_norm import rms_norm
@@ -60,6 +61,17 @@ def rms_norm_case(tokens: int) -> Case:
     return Case(ours, partial(module, x), 4 * x.numel())
 
 
+def add_rms_norm_case(tokens: int) -> Case:
+    x, residual, module = normal(1, tokens, HIDDEN), normal(1, tokens, HIDDEN), norm(HIDDEN)
+
+    def theirs() -> tuple[torch.Tensor, torch.Tensor]:
+        total = residual + x
+        return total, module(total)
+
+    ours = partial(add_rms_norm, x, residual, module.weight, eps=module.eps, weight_offset=1.0)
+    return Case(ours, theirs, 8 * x.numel())
+
+
 def gated_rms_norm_case(tokens: int) -> Case:
     """The gate is a part of a product, of which transformers makes a copy."""
     x, product = normal(tokens, VALUE_HEADS, VALUE_SIZE), normal(tokens, 3 * VALUE_HEADS, VALUE_SIZE)
@@ -98,7 +110,14 @@ def qk_norm_rope_case(tokens: int) -> Case:
     )
 
 
-CASES = (rms_norm_case, gated_rms_norm_case, silu_and_mul_case, rotary_case, qk_norm_rope_case)
+CASES = (
+    rms_norm_case,
+    add_rms_norm_case,
+    gated_rms_norm_case,
+    silu_and_mul_case,
+    rotary_case,
+    qk_norm_rope_case,
+)
 
 
 def as_list(found: Any) -> list[torch.Tensor]:

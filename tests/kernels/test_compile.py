@@ -12,6 +12,7 @@ SCRIPT = """
 import torch
 from switchrail.testing.inputs import gated_delta_call, kda_call, lightning_call, mamba2_call, short_conv_call
 from switchrail_kernels.delta import scan
+from switchrail_kernels.elementwise.add_rms_norm import add_rms_norm
 from switchrail_kernels.elementwise.gated_rms_norm import gated_rms_norm
 from switchrail_kernels.elementwise.qk_norm_rope import qk_norm_rope
 from switchrail_kernels.elementwise.rms_norm import rms_norm
@@ -78,6 +79,7 @@ for backend, make in (
     call.run(backend()).commit(torch.tensor([1]), call.state)
 x, weight = torch.zeros(3, 64, **BF16), torch.zeros(64, **BF16)
 rms_norm(x, weight, eps=1e-6, weight_offset=1.0)
+add_rms_norm(x, x, weight, eps=1e-6, weight_offset=1.0)
 gated_rms_norm(x, x, weight, eps=1e-6)
 silu_and_mul(x, x)
 heads, angles = torch.zeros(1, 3, 2, 64, **BF16), torch.zeros(1, 3, 32, **BF16)
@@ -93,4 +95,4 @@ def test_kernels_with_all_that_is_optional_have_types_that_agree():
         [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert int(done.stdout) == 38, "some kernel was not launched"
+    assert int(done.stdout) == 39, "some kernel was not launched"

@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 from switchrail import SamplingParams
 from switchrail.platforms import CpuPlatform
 from switchrail_kernels.elementwise import rows
+from switchrail_kernels.elementwise.add_rms_norm import add_rms_norm
 from switchrail_kernels.elementwise.gated_rms_norm import gated_rms_norm
 from switchrail_kernels.elementwise.qk_norm_rope import qk_norm_rope
 from switchrail_kernels.elementwise.rms_norm import rms_norm
@@ -175,6 +176,21 @@ def test_rotary(tokens, dtype, device):
             check(mine, own)
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 2048), (1, 5, 100), (40, 64), (0, 64)])
+@torch.inference_mode()
+def test_add_rms_norm(shape, dtype, device, monkeypatch):
+    module = offset_norm(shape[-1], dtype, device)
+    x, residual = (3 * normal(*shape, dtype=dtype, device=device, seed=i) for i in range(2))
+    expected = residual + x
+    normed = module(expected)
+    poison(monkeypatch)
+    total, out = add_rms_norm(x, residual, module.weight, eps=module.eps, weight_offset=1.0)
+    assert torch.equal(total, expected)
+    assert out.shape == normed.shape
+    if out.numel():
+        check(out, normed)
+
+
 @pytest.mark.parametrize("tokens", [1, 3, 33])
 @torch.inference_mode()
 def test_qk_norm_rope(tokens, dtype, device, monkeypatch):
@@ -193,7 +209,9 @@ def test_qk_norm_rope(tokens, dtype, device, monkeypatch):
         check_sum(mine, own)
 
 
-@pytest.mark.parametrize("functions", [(qk_norm_rope,), (rms_norm, gated_rms_norm, rotary, silu_and_mul)])
+@pytest.mark.parametrize(
+    "functions", [(qk_norm_rope,), (add_rms_norm,), (rms_norm, gated_rms_norm, rotary, silu_and_mul)]
+)
 def test_an_engine_writes_the_same_tokens_with_them(functions):
     """In float32, in the interpreter where there is no GPU."""
     params = SamplingParams(max_new_tokens=4, ignore_eos=True)

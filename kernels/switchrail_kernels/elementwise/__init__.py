@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 OPERATIONS = {
+    "add_rms_norm": "switchrail_kernels.elementwise.add_rms_norm:add_rms_norm",
     "rms_norm": "switchrail_kernels.elementwise.rms_norm:rms_norm",
     "gated_rms_norm": "switchrail_kernels.elementwise.gated_rms_norm:gated_rms_norm",
     "qk_norm_rope": "switchrail_kernels.elementwise.qk_norm_rope:qk_norm_rope",

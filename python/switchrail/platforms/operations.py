@@ -52,6 +52,23 @@ class RMSNorm(Operation):
         raise NotImplementedError
 
 
+class AddRMSNorm(Operation):
+    """A residual sum and its normalisation.
+
+    `forward(x, residual, weight, *, eps, weight_offset)` returns residual + x, rounded to x's dtype, and what
+    `RMSNorm` makes of that: x, residual and both results [..., D], weight [D].
+    """
+
+    name = "add_rms_norm"
+
+    @staticmethod
+    def forward(
+        x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *, eps: float, weight_offset: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As the class says."""
+        raise NotImplementedError
+
+
 class GatedRMSNorm(Operation):
     """Normalisation of what comes out of a linear layer, times its gate.
 
@@ -230,6 +247,7 @@ OPERATIONS: Final[dict[str, type[Operation]]] = {
     operation.name: operation
     for operation in (
         RMSNorm,
+        AddRMSNorm,
         GatedRMSNorm,
         Rotary,
         QKNormRope,
@@ -244,6 +262,7 @@ OPERATIONS: Final[dict[str, type[Operation]]] = {
 
 __all__ = [
     "OPERATIONS",
+    "AddRMSNorm",
     "ChooseTokens",
     "Experts",
     "GatedDeltaInputs",

@@ -8,6 +8,7 @@ from typing import Final
 
 from switchrail.engine.models.attention import GATED_ATTENTION
 from switchrail.engine.models.contract import MixerContract
+from switchrail.engine.models.decoder_layer import DECODER_LAYER
 from switchrail.engine.models.gated_delta import GATED_DELTA
 from switchrail.engine.models.gated_delta_net import GATED_DELTA_NET
 from switchrail.engine.models.operations import (
@@ -46,6 +47,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         layers="model.layers",
         mixers={"full_attention": {"self_attn": SOFTMAX}, "gated_delta": {"linear_attn": GATED_DELTA}},
         operations={
+            "Qwen3NextDecoderLayer": (DECODER_LAYER,),
             "Qwen3NextRMSNorm": (OFFSET_RMS_NORM,),
             "Qwen3NextRMSNormGated": (GATED_RMS_NORM,),
             "Qwen3NextRotaryEmbedding": (ROTARY,),

@@ -77,8 +77,8 @@ def _call(
         use_qk_l2norm_in_kernel=True,
         **kwargs,
     )
-    out = module.norm(out.reshape(-1, module.head_v_dim), z.reshape(-1, module.head_v_dim))
-    return module.out_proj(out.reshape(1, len(x), -1))
+    out = module.norm(out.squeeze(0), torch.unflatten(z, -1, (-1, module.head_v_dim)))
+    return module.out_proj(out.flatten(1).unsqueeze(0))
 
 
 GATED_DELTA_NET: Final = Binding(GatedDeltaInputs, _call, prepare=_prepare)
