@@ -11,6 +11,7 @@ from switchrail.ops.backend import Backend
 from switchrail.ops.batch import PagedBatch, PagedTreeBatch
 from switchrail.ops.call import Layer
 from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, PAGES, Contract, OptionSpec, TensorSpec
+from switchrail.ops.specs import NO_OVERLAP, PAGE_NOTES, log_sum_exp, result, rows, scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -62,7 +63,7 @@ CONTRACT = Contract(
     call=AttentionCall,
     layer=AttentionLayer,
     tensors={
-        "q": TensorSpec(axes=("T", "H", "D"), dtypes=FLOATS, unit_stride=("D",), about="queries"),
+        "q": rows("T", "H", "D", about="queries", dtypes=FLOATS),
         "k_cache": TensorSpec(axes=_CACHE, dtypes=(INPUT,), memory=_CACHE, about="pool of keys"),
         "v_cache": TensorSpec(axes=_CACHE, dtypes=(INPUT,), memory=_CACHE, about="pool of values"),
         "sinks": TensorSpec(
@@ -72,20 +73,11 @@ CONTRACT = Contract(
             feature="sinks",
             about="a logit that takes part in each row's sum and has no value",
         ),
-        "out": TensorSpec(
-            axes=("T", "H", "D"), dtypes=(INPUT,), memory=("T", "H", "D"), mutated=True, about="the result"
-        ),
-        "lse": TensorSpec(
-            axes=("T", "H"),
-            dtypes=(COMPUTE,),
-            memory=("T", "H"),
-            mutated=True,
-            feature="lse",
-            about="natural log of each row's sum of exponentials, a sink included",
-        ),
+        "out": result("T", "H", "D"),
+        "lse": log_sum_exp("natural log of each row's sum of exponentials, a sink included"),
     },
     options={
-        "scale": OptionSpec(types=(float,), finite_nonzero=True, about="factor of the logits"),
+        "scale": scale("logits"),
         "window": OptionSpec(
             types=(int, type(None)),
             sign=1,
@@ -105,13 +97,12 @@ CONTRACT = Contract(
     batch_features={"trees": PagedTreeBatch},
     multiples=(("H", "HKV"),),
     notes=(
-        "row i of sequence n stands at position kv_lens[n] - seqlens[n] + i and sees every one up to its own",
-        "a cache position past a sequence's end, and a page that no sequence uses, may hold anything",
+        *PAGE_NOTES,
         "kv_lens[n] is at least seqlens[n], or 0 for a sequence of padding, whose rows of out are zeros",
         "with a window w, position i sees j only where i - j < w",
         "a row of padding has a log-sum-exp of -inf",
         "query head i uses key-value head i // (H / HKV)",
-        "out may not overlap any other tensor",
+        NO_OVERLAP,
     ),
 )
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from switchrail.ops.backend import Backend
-from switchrail.ops.batch import CheckpointBatch, StateBatch
-from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, STATE_SLOTS, Contract, OptionSpec, TensorSpec
-from switchrail.ops.delta_call import DeltaCall, DeltaLayer
-from switchrail.ops.gates import RAW_NEEDS, RAW_OPTIONS, raw_tensors
+from switchrail.ops.batch import StateBatch
+from switchrail.ops.delta_call import DeltaCall, DeltaLayer, delta_contract
 
 
 class GatedDeltaLayer(DeltaLayer):
@@ -45,65 +43,6 @@ class GatedDeltaBackend(Backend[GatedDeltaCall, StateBatch]):
     has_state = True
 
 
-CONTRACT = Contract(
-    op="gated_delta",
-    call=GatedDeltaCall,
-    layer=GatedDeltaLayer,
-    tensors={
-        "q": TensorSpec(axes=("T", "H", "K"), dtypes=FLOATS, unit_stride=("K",), about="queries"),
-        "k": TensorSpec(axes=("T", "H", "K"), dtypes=(INPUT,), unit_stride=("K",), about="keys"),
-        "v": TensorSpec(axes=("T", "HV", "V"), dtypes=(INPUT,), unit_stride=("V",), about="values"),
-        "g": TensorSpec(
-            axes=("T", "HV"),
-            dtypes=(COMPUTE,),
-            unit_stride=("T", "HV"),
-            raw_with="gate",
-            about="log of the decay, or what `gate` makes it of",
-        ),
-        "beta": TensorSpec(
-            axes=("T", "HV"),
-            dtypes=(INPUT, COMPUTE),
-            unit_stride=("T", "HV"),
-            about="weight of the write, 0 to 2, or what `beta_scale` makes it of",
-        ),
-        **raw_tensors(("HV",)),
-        "state": TensorSpec(
-            axes=("slots", "HV", "V", "K"),
-            dtypes=(COMPUTE, "bfloat16"),
-            memory=("slots", "HV", "V", "K"),
-            mutated=True,
-            about="pool of recurrent states",
-        ),
-        "out": TensorSpec(
-            axes=("T", "HV", "V"), dtypes=(INPUT,), memory=("T", "HV", "V"), mutated=True, about="the result"
-        ),
-    },
-    options={
-        "scale": OptionSpec(types=(float,), finite_nonzero=True, about="factor of the queries"),
-        "qk_l2norm": OptionSpec(
-            types=(bool,), about="whether q and k are first multiplied by rsqrt(sum of squares + 1e-6)"
-        ),
-        **RAW_OPTIONS,
-    },
-    batch=STATE_SLOTS,
-    batch_type=StateBatch,
-    batch_features={"checkpoints": CheckpointBatch},
-    multiples=(("HV", "H"),),
-    needs=RAW_NEEDS,
-    state_layout="VK",
-    gate={
-        "space": "log",
-        "kind": "activated, or raw as `gate` says; one value a head",
-        "range": "-inf to 0, both included",
-    },
-    notes=(
-        "value head i uses q/k head i // (HV / H)",
-        "g = -inf is a decay of exactly 0; a backend may take any g below -80 as -inf",
-        "a slot that is read holds finite numbers; a slot that is not read may hold anything",
-        "a sequence of padding writes zeros into its rows of out and no state",
-        "a sequence of length zero keeps its state: no slot is read or written",
-        "out may not overlap any other tensor",
-    ),
-)
+CONTRACT = delta_contract("gated_delta", GatedDeltaCall, GatedDeltaLayer, decays=("HV",), each="head")
 
 __all__ = ["CONTRACT", "GatedDeltaBackend", "GatedDeltaCall", "GatedDeltaLayer"]

@@ -11,6 +11,7 @@ from switchrail.ops.backend import Backend
 from switchrail.ops.batch import CheckpointBatch, StateBatch
 from switchrail.ops.call import Layer
 from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, STATE_SLOTS, Contract, OptionSpec, TensorSpec
+from switchrail.ops.specs import FINITE_SLOTS, STATE_NOTES, result, rows, states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -62,11 +63,9 @@ CONTRACT = Contract(
     call=Mamba2Call,
     layer=Mamba2Layer,
     tensors={
-        "x": TensorSpec(axes=("T", "H", "P"), dtypes=FLOATS, unit_stride=("P",), about="inputs"),
-        "B": TensorSpec(
-            axes=("T", "G", "S"), dtypes=(INPUT,), unit_stride=("S",), about="what an input writes"
-        ),
-        "C": TensorSpec(axes=("T", "G", "S"), dtypes=(INPUT,), unit_stride=("S",), about="what is read"),
+        "x": rows("T", "H", "P", about="inputs", dtypes=FLOATS),
+        "B": rows("T", "G", "S", about="what an input writes"),
+        "C": rows("T", "G", "S", about="what is read"),
         "dt": TensorSpec(
             axes=("T", "H"), dtypes=(INPUT, COMPUTE), unit_stride=("T", "H"), about="time steps, raw"
         ),
@@ -82,16 +81,8 @@ CONTRACT = Contract(
         "dt_bias": TensorSpec(
             axes=("H",), dtypes=(INPUT, COMPUTE), memory=("H",), optional=True, about="added to dt"
         ),
-        "state": TensorSpec(
-            axes=("slots", "H", "P", "S"),
-            dtypes=(COMPUTE, "bfloat16"),
-            memory=("slots", "H", "P", "S"),
-            mutated=True,
-            about="pool of recurrent states",
-        ),
-        "out": TensorSpec(
-            axes=("T", "H", "P"), dtypes=(INPUT,), memory=("T", "H", "P"), mutated=True, about="the result"
-        ),
+        "state": states("slots", "H", "P", "S"),
+        "out": result("T", "H", "P"),
     },
     options={
         "dt_softplus": OptionSpec(types=(bool,), about="whether softplus is applied to dt + dt_bias"),
@@ -112,10 +103,8 @@ CONTRACT = Contract(
         "head i uses group i // (H / G) of B and C",
         "a backend may take any product of A and a time step below -80 as -inf",
         "in the words of the state's layout, P is V and S is K",
-        "a slot that is read holds finite numbers; a slot that is not read may hold anything",
-        "a sequence of padding writes zeros into its rows of out and no state",
-        "a sequence of length zero keeps its state: no slot is read or written",
-        "out may not overlap any other tensor",
+        FINITE_SLOTS,
+        *STATE_NOTES,
     ),
 )
 

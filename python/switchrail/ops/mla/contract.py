@@ -10,7 +10,8 @@ import torch
 from switchrail.ops.backend import Backend
 from switchrail.ops.batch import PagedBatch, PagedTreeBatch
 from switchrail.ops.call import Layer
-from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, PAGES, Contract, OptionSpec, TensorSpec
+from switchrail.ops.contract import FLOATS, INPUT, PAGES, Contract, TensorSpec
+from switchrail.ops.specs import NO_OVERLAP, PAGE_NOTES, log_sum_exp, result, rows, scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -59,15 +60,8 @@ CONTRACT = Contract(
     call=MlaCall,
     layer=MlaLayer,
     tensors={
-        "q_nope": TensorSpec(
-            axes=("T", "H", "D"),
-            dtypes=FLOATS,
-            unit_stride=("D",),
-            about="queries, the part without position",
-        ),
-        "q_rope": TensorSpec(
-            axes=("T", "H", "E"), dtypes=(INPUT,), unit_stride=("E",), about="queries, the rotated part"
-        ),
+        "q_nope": rows("T", "H", "D", about="queries, the part without position", dtypes=FLOATS),
+        "q_rope": rows("T", "H", "E", about="queries, the rotated part"),
         "w_k": TensorSpec(
             axes=("H", "D", "R"),
             dtypes=(INPUT,),
@@ -90,29 +84,19 @@ CONTRACT = Contract(
             memory=_CACHE,
             about="pool of latents, each with a key's rotated part",
         ),
-        "out": TensorSpec(
-            axes=("T", "H", "V"), dtypes=(INPUT,), memory=("T", "H", "V"), mutated=True, about="the result"
-        ),
-        "lse": TensorSpec(
-            axes=("T", "H"),
-            dtypes=(COMPUTE,),
-            memory=("T", "H"),
-            mutated=True,
-            feature="lse",
-            about="natural log of each row's sum of exponentials",
-        ),
+        "out": result("T", "H", "V"),
+        "lse": log_sum_exp("natural log of each row's sum of exponentials"),
     },
-    options={"scale": OptionSpec(types=(float,), finite_nonzero=True, about="factor of the logits")},
+    options={"scale": scale("logits")},
     batch=PAGES,
     batch_type=PagedBatch,
     batch_features={"trees": PagedTreeBatch},
     sums=(("L", "R", "E"),),
     notes=(
-        "row i of sequence n stands at position kv_lens[n] - seqlens[n] + i and sees every one up to its own",
-        "a cache position past a sequence's end, and a page that no sequence uses, may hold anything",
+        *PAGE_NOTES,
         "kv_lens[n] is at least seqlens[n], or 0 for a sequence of padding, whose rows of out are zeros and "
         "whose log-sum-exps are -inf",
-        "out may not overlap any other tensor",
+        NO_OVERLAP,
     ),
 )
 

@@ -11,6 +11,7 @@ from switchrail.ops.backend import Backend
 from switchrail.ops.batch import CheckpointBatch, StateBatch
 from switchrail.ops.call import Layer
 from switchrail.ops.contract import COMPUTE, FLOATS, INPUT, STATE_SLOTS, Contract, OptionSpec, TensorSpec
+from switchrail.ops.specs import STATE_NOTES, result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -71,9 +72,7 @@ CONTRACT = Contract(
             mutated=True,
             about="pool of the last W - 1 inputs, oldest first",
         ),
-        "out": TensorSpec(
-            axes=("T", "C"), dtypes=(INPUT,), memory=("T", "C"), mutated=True, about="the result"
-        ),
+        "out": result("T", "C"),
     },
     options={
         "activation": OptionSpec(types=(str, type(None)), values=("silu", None), about="applied to the sum"),
@@ -84,9 +83,7 @@ CONTRACT = Contract(
     notes=(
         "the state holds inputs, not outputs; fewer than W - 1 rows shift the rest of the old state in",
         "a slot that is not read may hold anything",
-        "a sequence of padding writes zeros into its rows of out and no state",
-        "a sequence of length zero keeps its state: no slot is read or written",
-        "out may not overlap any other tensor",
+        *STATE_NOTES,
     ),
 )
 
