@@ -123,7 +123,7 @@ def test_an_engine_is_made_beside_other_work(make_engine: Make) -> None:
 
     def work() -> None:
         while not stop.is_set():
-            torch.randn(500, 500, device="cuda").cumsum(0).cpu()
+            torch.ones(500, 500, device="cuda").cumsum(0).cpu()
 
     busy = threading.Thread(target=work)
     busy.start()

@@ -12,7 +12,11 @@ from switchrail.platforms.graph import Graph
 
 
 class CudaGraph(Graph):
-    """A `torch.cuda.CUDAGraph`. Meanwhile other threads can launch and allocate what they like."""
+    """A `torch.cuda.CUDAGraph`.
+
+    While one is captured, other threads can launch and allocate what they like, but for random numbers of
+    torch's default generator, which torch refuses them meanwhile.
+    """
 
     def __init__(self, shares: Graph | None = None) -> None:
         super().__init__(shares)
@@ -31,7 +35,15 @@ class CudaGraph(Graph):
             try:
                 yield
             finally:
-                self._graph.capture_end()
+                self._end()
+
+    def _end(self) -> None:
+        try:
+            self._graph.capture_end()
+        except Exception:
+            # torch leaves its allocator as it was in the capture: no later one could share the pool
+            torch.cuda.memory._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+            raise
 
     def replay(self) -> None:
         """On the current stream."""
