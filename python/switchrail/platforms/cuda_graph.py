@@ -42,7 +42,7 @@ class CudaGraph(Graph):
             self._graph.capture_end()
         except Exception:
             # torch leaves its allocator as it was in the capture: no later one could share the pool
-            torch.cuda.memory._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
             raise
 
     def replay(self) -> None:
