@@ -1,0 +1,102 @@
+"""How many kernels a layer launches in a decode, with the functions and backends of `switchrail-kernels`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import pytest
+import switchrail
+import torch
+from switchrail import SamplingParams
+from switchrail.engine import Engine
+from switchrail.platforms import OPERATIONS, CpuPlatform
+from switchrail.platforms.operations import Products
+from torch.nn.functional import linear
+from torch.utils._python_dispatch import TorchDispatchMode
+
+pytest.importorskip("triton")
+
+import switchrail_kernels
+from switchrail_kernels.launch import Launcher
+
+MOST = {"linear_attn": 6, "self_attn": 8, "layer": 3}
+"""Of a mixer, and of what surrounds mixer and feed-forward layer: two norms and a sum."""
+
+
+class Launches(TorchDispatchMode):
+    """Writes down what would be a kernel on a GPU: all but views and new memory."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self._within = False
+        launch = Launcher.__call__
+
+        def counted(launcher: Any, *args: Any, **kwargs: Any) -> None:
+            self.found.append(launcher._kernel.__name__)
+            self._within = True  # Triton's interpreter uses torch
+            try:
+                launch(launcher, *args, **kwargs)
+            finally:
+                self._within = False
+
+        monkeypatch.setattr(Launcher, "__call__", counted)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        name = function.__name__.partition(".")[0]
+        if not self._within and (name.endswith("_") or not self._is_view(name, args, result)):
+            self.found.append(name)
+        return result
+
+    @staticmethod
+    def _is_view(name: str, args: Any, result: Any) -> bool:
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        given = {x.untyped_storage().data_ptr() for x in args if isinstance(x, torch.Tensor)}
+        return name.startswith(("empty", "new_empty")) or all(
+            x.untyped_storage().data_ptr() in given for x in results if isinstance(x, torch.Tensor)
+        )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="counts in Triton's interpreter")
+def test_a_decode_launches_few_kernels(
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform = CpuPlatform()
+    for name, path in switchrail_kernels.OPERATIONS.items():
+        module, _, function = path.partition(":")
+        assert name in OPERATIONS
+        platform.serving.register_oot_forward(name, getattr(import_module(module), function))
+    platform.serving.register_oot_forward(Products.name, lambda x, weight: linear(x, weight))
+    runtime = switchrail.Runtime()
+    runtime.load(["switchrail-kernels"])
+    engine = make_engine(
+        runtime=runtime,
+        device=platform,
+        backends={"attention": "triton", "gated_delta": "triton", "short_conv": "triton"},
+    )
+    launches = Launches(monkeypatch)
+    spans: dict[tuple[int, str], list[str]] = {}
+
+    def watch(part: Any, key: tuple[int, str]) -> None:
+        began: list[int] = []
+        part.register_forward_pre_hook(lambda *_: began.append(len(launches.found)))
+        part.register_forward_hook(lambda *_: spans.update({key: launches.found[began.pop() :]}))
+
+    for index, layer in enumerate(engine._runner.model.model.layers):
+        watch(layer, (index, "layer"))
+        for name in ("linear_attn", "self_attn", "mlp"):
+            if hasattr(layer, name):
+                watch(getattr(layer, name), (index, name))
+    with launches:
+        engine.generate([[7], [8, 9]], SamplingParams(max_new_tokens=2, ignore_eos=True))
+    kinds = {name for _, name in spans}
+    assert kinds == {"layer", "linear_attn", "self_attn", "mlp"}
+    for (index, name), found in spans.items():
+        if name in ("linear_attn", "self_attn"):
+            assert len(found) <= MOST[name], found
+        if name == "layer":
+            parts = [len(spans[key]) for key in spans if key[0] == index and key[1] != "layer"]
+            assert len(found) - sum(parts) <= MOST["layer"], found
