@@ -42,22 +42,15 @@ WRONG = 1e-2
 """Relative error from which on nothing is timed."""
 
 GATE_UP = {
-    16: ((32, 128, 4, 4), (16, 256, 4, 4), (32, 256, 4, 3), (64, 128, 4, 3), (64, 64, 4, 5), (32, 64, 4, 5)),
-    32: ((32, 128, 4, 4), (64, 128, 4, 3), (64, 64, 4, 4), (32, 256, 4, 3)),
-    64: ((64, 64, 4, 4), (128, 64, 4, 3), (128, 64, 8, 4), (64, 128, 4, 3)),
+    16: ((32, 128, 4, 4), (32, 128, 4, 5), (16, 256, 4, 4), (64, 64, 4, 5), (32, 64, 4, 6)),
+    32: ((32, 128, 4, 4), (32, 64, 4, 6), (64, 64, 4, 4), (32, 256, 4, 3)),
+    64: ((64, 64, 4, 4), (32, 64, 4, 6), (32, 128, 4, 3), (128, 64, 4, 3), (128, 64, 8, 4)),
     128: ((128, 64, 8, 3), (128, 64, 8, 4), (64, 64, 8, 4), (64, 64, 4, 4)),
 }
 DOWN = {
-    16: (
-        (64, 128, 4, 4),
-        (32, 256, 4, 2),
-        (64, 256, 4, 2),
-        (128, 128, 4, 3),
-        (32, 128, 4, 4),
-        (128, 64, 4, 4),
-    ),
-    32: ((64, 128, 4, 4), (128, 64, 4, 4), (128, 128, 4, 3), (64, 256, 4, 2)),
-    64: ((128, 64, 4, 4), (256, 64, 8, 3), (128, 128, 8, 3), (64, 128, 4, 3)),
+    16: ((64, 128, 4, 4), (32, 256, 4, 2), (64, 256, 4, 2), (128, 64, 4, 4), (32, 128, 4, 4)),
+    32: ((64, 128, 4, 4), (64, 64, 4, 6), (128, 64, 4, 4), (64, 256, 4, 2)),
+    64: ((128, 64, 4, 4), (64, 64, 4, 6), (256, 64, 8, 3), (128, 128, 8, 3), (64, 128, 4, 3)),
     128: ((128, 64, 8, 4), (256, 64, 8, 3), (128, 128, 8, 3), (128, 64, 4, 3)),
 }
 """Candidates by rows of a block: columns, depth, warps, stages."""
@@ -275,11 +268,14 @@ def measure(
 
 
 def print_candidates(rows: int, count: int, inputs: list[Any], clock: Clock) -> None:
+    """The fastest eight: rows of a block, then columns, depth, warps and stages of both products."""
     found = []
     for tiles in candidates(rows, count):
         took = graph_us(clock, [partial(run_experts, *each, tiles) for each in inputs])[0]
         found.append((took, tiles))
-    for took, tiles in sorted(found, key=lambda one: one[0]):
+    found.sort(key=lambda one: one[0])
+    print(f"    {rows * TOP_K / count:.1f} rows an expert")
+    for took, tiles in found[:8]:
         first, second = tiles.gate_up, tiles.down
         shown = " | ".join(f"{t.columns:3},{t.depth:3},{t.warps},{t.stages}" for t in (first, second))
         print(f"    {took:8.1f}  {tiles.rows:3} | {shown}")

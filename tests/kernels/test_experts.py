@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 from switchrail_kernels.experts import forward
 from switchrail_kernels.experts.forward import experts
 from switchrail_kernels.experts.tiles import Tile, Tiles
+from switchrail_kernels.launch import Launcher
 from torch.nn.functional import silu
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -73,6 +74,7 @@ def check(found, expected, dtype):
 def test_rows_and_experts_of_any_number(t, count, top_k, shared, dtype, device, monkeypatch):
     poisoned(monkeypatch)
     monkeypatch.setattr(forward, "_LOGITS", 256)  # several chunks with few rows
+    monkeypatch.setattr(forward, "_ADDED", 4)
     arguments = make(t, count, shared=shared, dtype=dtype, device=device)
     options = {"top_k": top_k, "normalize": t % 2 == 1, "shared": shared}
     check(experts(*arguments, **options), reference(*arguments, **options), dtype)
@@ -189,6 +191,32 @@ def test_as_transformers_has_it(t, device):
             x, logits, block.experts.gate_up_proj, block.experts.down_proj, top_k=3, normalize=True
         )
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_few_binaries_serve_any_number_of_rows(device, monkeypatch):
+    """What Triton compiles for: alignment, constants and options, but no number of rows."""
+    seen = {}
+
+    class Recorder:
+        def __init__(self, name):
+            self.name = name
+
+        def __call__(self, grid, tensors, numbers, constants, **options):
+            aligned = [tensor.data_ptr() % 16 == 0 for tensor in tensors if tensor.numel()]
+            seen.setdefault(self.name, set()).add((*aligned, *constants, *options.values()))
+
+    for name in [name for name, value in vars(forward).items() if isinstance(value, Launcher)]:
+        monkeypatch.setattr(forward, name, Recorder(name))
+    monkeypatch.setattr(forward, "_ADDED", 4)
+    for t in range(1, 300):
+        x, gate_up = torch.empty(t, 64, device=device), torch.empty(13, 64, 64, device=device)
+        logits, down = torch.empty(t, 13, device=device), torch.empty(13, 64, 32, device=device)
+        experts(x, logits, gate_up, down, top_k=2, normalize=True, shared=1)
+    assert len(seen) == 8
+    counts = {name: len(kinds) for name, kinds in seen.items()}
+    assert counts.pop("_choose") == 5  # alone; ordered, 8, 16 and 32 rows; not ordered
+    assert counts.pop("_order") == 2
+    assert set(counts.values()) == {1}
 
 
 class Again:

@@ -24,6 +24,9 @@ _LOGITS = 8192
 _CHUNK = 32
 """Rows of one program, at most."""
 
+_ADDED = 32
+"""Chunks up to which each adds up the counts of all of them by itself."""
+
 
 def experts(
     x: torch.Tensor,
@@ -66,22 +69,35 @@ def experts(
     ep, kp = padded(own), padded(top_k)
     if alone:
         bm, bt, chunks, blocks = 1, 1, t, 0
-        lengths = [pairs, *[0] * 6]
+        lengths = [pairs, 0, 0, 0, 0, 0, 0]
     else:
         sizes = sizes or tiles(t * top_k / own, x.dtype, x.device)
         bm, bt = sizes.rows, min(padded(t), _CHUNK, max(_LOGITS // ep, 1))
         chunks = triton.cdiv(t, bt)
         blocks = min(t * top_k, t * top_k // bm + own) + shared * triton.cdiv(t, bm)
-        lengths = [pairs, pairs, (chunks + 1) * own, chunks * 2 * own, pairs, 3 * blocks, 1]
+        lengths = [pairs, pairs, (chunks + 1) * own, chunks * 4 * own, pairs, 3 * blocks, 1]
+        lengths = [-(-length // 4) * 4 for length in lengths]  # so that kernels are compiled for aligned ones
     weights = torch.empty(pairs, dtype=torch.float32, device=x.device)
     work = torch.empty(sum(lengths), dtype=torch.int32, device=x.device)
     chosen, ranks, counts, places, order_of, table, used = torch.split(work, lengths)
-    padding = rows is not None
+    padding, single = rows is not None, chunks == 1
     _choose(
         (chunks, 1, 1),
         (logits, limit, chosen, weights, ranks, counts, places, order_of, table, used),
         (logits.stride(0), t),
-        (own, shared, top_k, ep, kp, bt, bm, normalize, padding, not alone, chunks == 1),
+        (
+            own,
+            shared,
+            top_k,
+            ep,
+            kp,
+            bt,
+            bm if chunks == 1 else 0,
+            normalize,
+            padding,
+            not alone,
+            chunks == 1,
+        ),
         num_warps=min(max(bt * ep // 512, 1), 16),
     )
     options = launch_options(x.dtype)
@@ -103,14 +119,16 @@ def experts(
         )
         return out
     assert sizes is not None
-    if chunks > 1:
-        _add_up((triton.cdiv(own, 16), 1, 1), (counts,), (chunks,), (own, 64, 16), num_warps=4)
+    if not single:
+        few = chunks <= _ADDED
+        if not few:
+            _add_up((triton.cdiv(own, 16), 1, 1), (counts,), (chunks,), (own, 64, 16), num_warps=4)
         _order(
             (chunks, 1, 1),
             (limit, chosen, ranks, counts, places, order_of, table, used),
             (t, chunks),
-            (own, shared, top_k, ep, kp, bt, bm, padding),
-            num_warps=4,
+            (own, shared, top_k, ep, kp, bt, _ADDED if few else 0, bm, padding),
+            num_warps=8,
         )
     first, second = sizes.gate_up, sizes.down
     _gate_up_tiles(

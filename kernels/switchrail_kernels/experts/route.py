@@ -29,7 +29,7 @@ def _order_chunk(
     b_size = (b_total + BM - 1) // BM
     blocks = tl.sum(b_size, 0)
     pairs = tl.sum(b_total, 0)
-    p_place = p_places + i_c * 2 * E
+    p_place = p_places + i_c * 4 * E
     tl.store(p_place + o_e, tl.cumsum(b_total, 0) - b_total, mask=m_e)
     tl.store(p_place + E + o_e, tl.cumsum(b_size, 0) - b_size, mask=m_e)
     if i_c == 0:
@@ -64,7 +64,7 @@ def _order_chunk(
         tl.store(p_block + 2, tl.minimum(rows - o_t, BM), mask=m_t)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def choose(
     p_logits,
     p_rows,
@@ -140,7 +140,7 @@ def choose(
             )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chunks"])
 def add_up(p_counts, chunks, E: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr):
     """Makes of the counts of chunks those of all chunks before, and a last line with the totals."""
     o_e = tl.program_id(0) * BE + tl.arange(0, BE)
@@ -155,7 +155,7 @@ def add_up(p_counts, chunks, E: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr
     tl.store(p_counts + chunks * E + o_e, b_total, mask=o_e < E)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "chunks"])
 def order(
     p_rows,
     p_experts,
@@ -173,17 +173,31 @@ def order(
     EP: tl.constexpr,
     KP: tl.constexpr,
     BT: tl.constexpr,
+    BC: tl.constexpr,
     BM: tl.constexpr,
     PADDED: tl.constexpr,
 ):
-    """Orders the pairs of all chunks, a program each, by the counts that `add_up` left."""
+    """Orders the pairs of all chunks, a program each; where BC is 0, `add_up` has added up their counts."""
     i_c = tl.program_id(0)
     rows = T
     if PADDED:
         rows = tl.minimum(tl.load(p_rows).to(tl.int32), T)
+    p_before = p_counts + i_c * E
+    p_total = p_counts + chunks * E
+    if BC > 0:
+        o_c = tl.arange(0, BC)
+        o_e = tl.arange(0, EP)
+        m_e = o_e < E
+        m_counts = (o_c < chunks)[:, None] & m_e[None, :]
+        b_counts = tl.load(p_counts + o_c[:, None] * E + o_e[None, :], mask=m_counts, other=0)
+        p_before = p_places + (4 * i_c + 2) * E
+        p_total = p_before + E
+        tl.store(p_before + o_e, tl.sum(tl.where((o_c < i_c)[:, None], b_counts, 0), 0), mask=m_e)
+        tl.store(p_total + o_e, tl.sum(b_counts, 0), mask=m_e)
+        tl.debug_barrier()  # as above
     _order_chunk(
-        p_experts, p_ranks, p_counts + i_c * E, p_counts + chunks * E, p_places, p_pairs, p_blocks, p_used,
-        i_c, rows, E, S, K, EP, KP, BT, BM,
+        p_experts, p_ranks, p_before, p_total, p_places, p_pairs, p_blocks, p_used, i_c, rows,
+        E, S, K, EP, KP, BT, BM,
     )  # fmt: skip
 
 
