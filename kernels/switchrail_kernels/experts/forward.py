@@ -80,7 +80,7 @@ def experts(
     weights = torch.empty(pairs, dtype=torch.float32, device=x.device)
     work = torch.empty(sum(lengths), dtype=torch.int32, device=x.device)
     chosen, ranks, counts, places, order_of, table, used = torch.split(work, lengths)
-    padding, single = rows is not None, chunks == 1
+    padding, single = rows is not None, chunks == 1 and not alone
     _choose(
         (chunks, 1, 1),
         (logits, limit, chosen, weights, ranks, counts, places, order_of, table, used),
