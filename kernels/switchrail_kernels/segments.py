@@ -75,6 +75,17 @@ def locate(
     return i_z, i_seg, i_n, i_c, row, rows, is_last, total
 
 
+@triton.jit
+def clear_rows(p_out, total, o_v, s_out: tl.constexpr, V: tl.constexpr, CHUNK: tl.constexpr):
+    """Writes zeros into the columns `o_v` of `total` rows, which are `s_out` apart: those of padding."""
+    o_t = tl.arange(0, CHUNK)
+    b_zero = tl.zeros((CHUNK, o_v.shape[0]), p_out.dtype.element_ty)
+    for i_t in range(0, total, CHUNK):
+        m_v = (i_t + o_t < total)[:, None] & (o_v < V)[None, :]
+        p_row = p_out + (i_t + o_t)[:, None].to(tl.int64) * s_out
+        tl.store(p_row + o_v[None, :], b_zero, mask=m_v)
+
+
 @dataclass(frozen=True, slots=True)
 class Segments:
     """How the time axis is split.
@@ -216,4 +227,4 @@ def plan_segments(counts: np.ndarray, heads: int, programs: int, costs: Costs) -
 _MANY = 1000.0
 """So many programs on a multiprocessor that all are busy to the end."""
 
-__all__ = ["Chunks", "Segments", "locate", "plan_segments"]
+__all__ = ["Chunks", "Segments", "clear_rows", "locate", "plan_segments"]

@@ -1,11 +1,17 @@
 """Index tables that a kernel's grid walks, built from the host lengths once a step."""
 
+# Triton reads the types of a kernel's arguments at the call.
+# ruff: noqa: ANN001, ANN201
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
 import torch
+import triton
+import triton.language as tl
 
 
 def to_device(table: np.ndarray, device: torch.device) -> torch.Tensor:
@@ -47,3 +53,11 @@ def split_rows(seqlens: Sequence[int], rows: int) -> np.ndarray:
     table[:, 2] = start[sequence] + within
     table[:, 3] = np.minimum(rows, lengths[sequence] - within)
     return table
+
+
+@triton.jit
+def load_piece(p_pieces, i):
+    """Piece `i` of `split_rows`: sequence, first row within it, first packed row, number of rows."""
+    p_pieces += 4 * i
+    row = tl.load(p_pieces + 2).to(tl.int64)
+    return tl.load(p_pieces), tl.load(p_pieces + 1), row, tl.load(p_pieces + 3)

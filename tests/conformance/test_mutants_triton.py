@@ -195,8 +195,8 @@ MUTANTS = {
     ),
     "the slots of a neighbour": (
         "short_conv",
-        "    i_n = tl.load(p_pieces + 4 * i_p)\n",
-        "    i_n = tl.maximum(tl.load(p_pieces + 4 * i_p) - 1, 0)\n",
+        "    i_n, within, row, rows = load_piece(p_pieces, i_p)\n",
+        "    i_n, within, row, rows = load_piece(p_pieces, i_p); i_n = tl.maximum(i_n - 1, 0)\n",
         ["prefill/float32/neighbours", "prefill/float32/ragged"],
     ),
     "decay dropped from one chunk to the next": (

@@ -21,7 +21,7 @@ from switchrail_kernels.delta.solve import CHUNK
 from switchrail_kernels.device import compute_capability, has_large_shared_memory, multiprocessors
 from switchrail_kernels.launch import Launcher, launch_options, padded
 from switchrail_kernels.replay import scratch
-from switchrail_kernels.segments import Chunks, Segments, locate
+from switchrail_kernels.segments import Chunks, Segments, clear_rows, locate
 
 
 @triton.jit
@@ -187,12 +187,7 @@ def _scan(
     o_v = i_b * BV + tl.arange(0, BV)
     if write < 0:  # padding
         if i_seg == 0 and i_b < VALUE_BLOCKS:
-            p_out += (row * HV + i_hv) * V
-            o_t = tl.arange(0, CHUNK)
-            for i_t in range(0, total, CHUNK):
-                m_v = (i_t + o_t < total)[:, None] & (o_v < V)[None, :]
-                p_row = p_out + (i_t + o_t)[:, None].to(tl.int64) * (HV * V)
-                tl.store(p_row + o_v[None, :], tl.zeros((CHUNK, BV), p_out.dtype.element_ty), mask=m_v)
+            clear_rows(p_out + (row * HV + i_hv) * V, total, o_v, HV * V, V, CHUNK)
         return
 
     if PASS == 1:

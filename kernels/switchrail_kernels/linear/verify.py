@@ -20,6 +20,7 @@ from switchrail_kernels.drafts import DRAFT_ROWS, Drafts, Record, on_path
 from switchrail_kernels.launch import Launcher, launch_options, padded
 from switchrail_kernels.linear.operands import Operands
 from switchrail_kernels.linear.time_steps import time_step
+from switchrail_kernels.tables import load_piece
 
 
 @triton.jit
@@ -54,10 +55,7 @@ def _verify(
     dtype = p_k.dtype.element_ty
     i_h = tl.program_id(1)
     i_p = tl.program_id(2)
-    i_n = tl.load(p_tiles + 4 * i_p)
-    within = tl.load(p_tiles + 4 * i_p + 1)
-    row = tl.load(p_tiles + 4 * i_p + 2).to(tl.int64)
-    rows = tl.load(p_tiles + 4 * i_p + 3)
+    i_n, within, row, rows = load_piece(p_tiles, i_p)
     read = tl.load(p_read_slots + i_n)
     write = tl.load(p_write_slots + i_n)
     has = tl.load(p_has_initial_state + i_n)

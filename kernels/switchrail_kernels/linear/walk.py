@@ -23,7 +23,7 @@ from switchrail_kernels.launch import Launcher, launch_options, padded
 from switchrail_kernels.linear.operands import Operands
 from switchrail_kernels.linear.prepare import prepare
 from switchrail_kernels.replay import scratch
-from switchrail_kernels.segments import Chunks, Segments, locate
+from switchrail_kernels.segments import Chunks, Segments, clear_rows, locate
 
 
 @triton.jit
@@ -142,12 +142,7 @@ def _walk(
     o_v = tl.program_id(0) * BV + tl.arange(0, BV)
     if write < 0:  # padding
         if i_seg == 0:
-            p_out += (row * H + i_h) * V
-            o_t = tl.arange(0, CHUNK)
-            for i_t in range(0, total, CHUNK):
-                m_v = (i_t + o_t < total)[:, None] & (o_v < V)[None, :]
-                p_row = p_out + (i_t + o_t)[:, None].to(tl.int64) * (H * V)
-                tl.store(p_row + o_v[None, :], tl.zeros((CHUNK, BV), p_out.dtype.element_ty), mask=m_v)
+            clear_rows(p_out + (row * H + i_h) * V, total, o_v, H * V, V, CHUNK)
         return
     if PASS == 1:
         if i_seg > 0 and is_last:

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from switchrail_kernels.constants import LOG2E
+from switchrail_kernels.tables import load_piece
 
 
 @triton.jit
@@ -106,10 +107,7 @@ def convolve(
     # Programs that run at once work on whole rows, which lie next to one another in memory.
     i_p = tl.program_id(0) // tl.cdiv(C, BC)
     i_c = tl.program_id(0) % tl.cdiv(C, BC)
-    i_n = tl.load(p_pieces + 4 * i_p)
-    within = tl.load(p_pieces + 4 * i_p + 1)
-    row = tl.load(p_pieces + 4 * i_p + 2).to(tl.int64)
-    rows = tl.load(p_pieces + 4 * i_p + 3)
+    i_n, within, row, rows = load_piece(p_pieces, i_p)
     o_c = i_c * BC + tl.arange(0, BC)
     m_c = o_c < C
     b_bias = load_bias(p_bias, o_c, m_c, BIAS)

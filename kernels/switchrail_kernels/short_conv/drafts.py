@@ -19,7 +19,7 @@ import triton.language as tl
 from switchrail.ops.batch import VerifyBatch
 
 from switchrail_kernels.short_conv.convolve import activate, load_bias
-from switchrail_kernels.tables import all_to_device, split_rows
+from switchrail_kernels.tables import all_to_device, load_piece, split_rows
 
 DRAFT_ROWS = 8
 """Rows of a tile."""
@@ -70,10 +70,7 @@ def verify(
     """One tile and `BC` channels; the inputs are kept in `p_kept` [T, C]."""
     i_p = tl.program_id(0)
     i_c = tl.program_id(1)
-    i_n = tl.load(p_tiles + 4 * i_p)
-    within = tl.load(p_tiles + 4 * i_p + 1)
-    row = tl.load(p_tiles + 4 * i_p + 2).to(tl.int64)
-    rows = tl.load(p_tiles + 4 * i_p + 3)
+    i_n, within, row, rows = load_piece(p_tiles, i_p)
     read = tl.load(p_read_slots + i_n)
     write = tl.load(p_write_slots + i_n)
     has = tl.load(p_has_initial_state + i_n)
