@@ -7,6 +7,7 @@ tests compute is so small that handing it to a second thread takes longer.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,3 +72,12 @@ def _nothing_is_left(_nothing_is_left_by_fixtures: None) -> Iterator[None]:
     leftovers.put_back_triton()
     if left := leftovers.put_back(before):
         pytest.fail("\n".join(["this test left something behind:", *left]), pytrace=False)
+
+
+@pytest.fixture
+def switch_often() -> Iterator[None]:
+    """Threads take turns all the time."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval)

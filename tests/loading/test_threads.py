@@ -6,7 +6,7 @@ import random
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +52,7 @@ class Acme(GatedDeltaBackend):
         return "ran"
 
 
-@pytest.fixture(autouse=True)
-def switch_often() -> Iterator[None]:
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(interval)
+pytestmark = pytest.mark.usefixtures("switch_often")
 
 
 class Crew:

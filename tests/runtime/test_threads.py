@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-import sys
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 import switchrail
@@ -41,12 +39,7 @@ class Acme(GatedDeltaBackend):
         return "ran"
 
 
-@pytest.fixture(autouse=True)
-def switch_often() -> Iterator[None]:
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(interval)
+pytestmark = pytest.mark.usefixtures("switch_often")
 
 
 def test_nothing_is_lost_and_no_read_is_torn(runtime: Runtime) -> None:
