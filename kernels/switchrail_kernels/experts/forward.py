@@ -85,19 +85,7 @@ def experts(
         (chunks, 1, 1),
         (logits, limit, chosen, weights, ranks, counts, places, order_of, table, used),
         (logits.stride(0), t),
-        (
-            own,
-            shared,
-            top_k,
-            ep,
-            kp,
-            bt,
-            bm if chunks == 1 else 0,
-            normalize,
-            padding,
-            not alone,
-            chunks == 1,
-        ),
+        (own, shared, top_k, ep, kp, bt, bm * single, normalize, padding, not alone, single),
         num_warps=min(max(bt * ep // 512, 1), 16),
     )
     options = launch_options(x.dtype)
