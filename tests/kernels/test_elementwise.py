@@ -245,7 +245,16 @@ def test_all_of_them_are_captured():
             rms_norm(x[..., :64], weight[:64], eps=1e-6, weight_offset=1.0),
             gated_rms_norm(x, gate, weight, eps=1e-6),
             silu_and_mul(x.clone(), gate),
-            *rotary(positions, frequencies, scaling=1.0, dtype=dtype),
+            *add_rms_norm(x, gate, weight, eps=1e-6, weight_offset=1.0),
+            *qk_norm_rope(
+                x,
+                gate,
+                weight,
+                weight,
+                *rotary(positions, frequencies, scaling=1.0, dtype=dtype),
+                eps=1e-6,
+                weight_offset=1.0,
+            ),
         )
 
     run()
