@@ -53,7 +53,7 @@ FITTED = (
     (96.0, Tiles(64, Tile(64, 64, 4, 4), Tile(128, 64, 4, 4))),
     (float("inf"), Tiles(128, Tile(128, 64, 8, 3), Tile(128, 64, 8, 4))),
 )
-"""Rows of an expert on average, up to which tiles serve."""
+"""Rows of an expert on average, up to which tiles serve. `benchmarks/experts.py --tune` times others."""
 
 MOST_PAIRS = 22
 """Pairs of a row and an expert up to which each is computed alone."""
