@@ -16,13 +16,15 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from switchrail.engine.models.gated_delta_net import GATED_DELTA_NET
 from switchrail_kernels.elementwise.add_rms_norm import add_rms_norm
 from switchrail_kernels.elementwise.gated_rms_norm import gated_rms_norm
 from switchrail_kernels.elementwise.qk_norm_rope import qk_norm_rope
 from switchrail_kernels.elementwise.rms_norm import rms_norm
 from switchrail_kernels.elementwise.rotary import rotary
 from switchrail_kernels.elementwise.silu_and_mul import silu_and_mul
-from torch.nn.functional import silu
+from switchrail_kernels.gated_delta.inputs import gated_delta_inputs
+from torch.nn.functional import silu, softplus
 from transformers import Qwen3NextConfig
 from transformers.models.qwen3_next import modeling_qwen3_next as modelling
 
@@ -110,6 +112,31 @@ def qk_norm_rope_case(tokens: int) -> Case:
     )
 
 
+def gated_delta_inputs_case(tokens: int) -> Case:
+    """From the layer's input to what its convolution and its delta rule read."""
+    x, module = normal(1, tokens, HIDDEN), gated_delta_net()
+    given = {name: weight.clone() for name, weight in module.named_parameters()}
+    weight = GATED_DELTA_NET.prepare(module)
+    own = gated_delta_net()
+    own.load_state_dict(given)
+
+    def theirs() -> tuple[torch.Tensor, ...]:
+        q, k, v, z, b, a = own.fix_query_key_value_ordering(own.in_proj_qkvz(x), own.in_proj_ba(x))
+        mixed = torch.cat([part.flatten(2) for part in (q, k, v)], -1)
+        g = -own.A_log.float().exp() * softplus(a.float() + own.dt_bias)
+        return mixed[0], z[0].flatten(1), g[0], b[0].sigmoid()
+
+    rest = {"A_log": module.A_log, "dt_bias": module.dt_bias, "channels": module.conv_dim}
+    ours = partial(gated_delta_inputs, x[0], weight, **rest)
+    return Case(ours, theirs, 2 * (x.numel() + weight.numel() + tokens * len(weight)))
+
+
+def gated_delta_net() -> Any:
+    with torch.device("cuda"):
+        module = modelling.Qwen3NextGatedDeltaNet(Qwen3NextConfig(), 0).to(torch.bfloat16)
+    return module.requires_grad_(False)
+
+
 CASES = (
     rms_norm_case,
     add_rms_norm_case,
@@ -117,6 +144,7 @@ CASES = (
     silu_and_mul_case,
     rotary_case,
     qk_norm_rope_case,
+    gated_delta_inputs_case,
 )
 
 

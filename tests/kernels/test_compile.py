@@ -18,6 +18,8 @@ from switchrail_kernels.elementwise.qk_norm_rope import qk_norm_rope
 from switchrail_kernels.elementwise.rms_norm import rms_norm
 from switchrail_kernels.elementwise.rotary import rotary
 from switchrail_kernels.elementwise.silu_and_mul import silu_and_mul
+from switchrail_kernels.experts.forward import experts
+from switchrail_kernels.gated_delta.inputs import gated_delta_inputs
 from switchrail_kernels.gated_delta.triton import TritonGatedDelta
 from switchrail_kernels.kda.triton import TritonKda
 from switchrail_kernels.launch import Launcher
@@ -85,6 +87,13 @@ silu_and_mul(x, x)
 heads, angles = torch.zeros(1, 3, 2, 64, **BF16), torch.zeros(1, 3, 32, **BF16)
 qk_norm_rope(heads, heads, weight, weight, angles, angles, eps=1e-6, weight_offset=1.0)
 rotary(torch.zeros(1, 3, dtype=torch.int64), torch.zeros(32), scaling=1.0, dtype=torch.bfloat16)
+gated_delta_inputs(x, torch.zeros(40, 64, **BF16), weight[:4], weight[:4], channels=16)
+for rows, size in ((1, 9), (40, 9), (1100, 9)):
+    experts(
+        torch.zeros(rows, 64, **BF16), torch.zeros(rows, size, **BF16), torch.zeros(size, 64, 64, **BF16),
+        torch.zeros(size, 64, 32, **BF16), top_k=2, normalize=True, shared=1,
+        rows=torch.zeros(1, dtype=torch.int32),
+    )
 print(len(compiled))
 """
 
@@ -95,4 +104,4 @@ def test_kernels_with_all_that_is_optional_have_types_that_agree():
         [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert int(done.stdout) == 39, "some kernel was not launched"
+    assert int(done.stdout) == 54, "some kernel was not launched"
