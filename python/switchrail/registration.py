@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, overload
 from switchrail import _core, arguments
 from switchrail import config as configs
 from switchrail.functions import Function
-from switchrail.hooks.hook import HOOK_ORDER, Hook, HookOrder, Kind, decorator
+from switchrail.hooks.hook import HOOK_ORDER, Hook, HookOrder, Kind
+from switchrail.hooks.registry import decorator
 from switchrail.implementation import Implementation, check_class
 
 if TYPE_CHECKING:

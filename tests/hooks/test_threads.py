@@ -237,7 +237,7 @@ def test_a_finalizer_may_change_hooks_while_a_target_is_looked_up():
         changing = False
 
     def trace(frame, event, arg):
-        if changing or not frame.f_code.co_filename.endswith(("namespaces.py", "inherited.py")):
+        if changing or not frame.f_code.co_filename.endswith(("namespaces.py", "attributes.py")):
             return None
         frame.f_trace_opcodes = True
         if event == "opcode" and next(instructions) == 0:

@@ -106,8 +106,8 @@ def change(
             try:
                 before = _table
                 try:
-                    sites = _changed(before.sites, add or {}, remove, attach or {})
-                    _put(sites, (before.disabled | {*disable}) - {*enable}, strict=strict)
+                    sites = _requested(before.sites, add or {}, remove, attach or {})
+                    _change_to(sites, (before.disabled | {*disable}) - {*enable}, strict=strict)
                 finally:
                     _remove_meanwhile()
             finally:
@@ -121,13 +121,14 @@ def change(
     report(before, after)
 
 
-# Loops stand outside of `try` and `with`: from CPython 3.13 on, an interrupt at their end may pass these by.
-def _changed(
+# Apart from `change`: from CPython 3.13 on, an interrupt at the end of a loop may pass by a `finally` there.
+def _requested(
     before: Mapping[Hook, tuple[Site, ...]],
     add: Mapping[Hook, Sequence[Site]],
     remove: Sequence[Hook],
     attach: Mapping[Hook, Site],
 ) -> Mapping[Hook, tuple[Site, ...]]:
+    """All hooks with their places after the change."""
     sites = dict(before)
     for hook, places in add.items():
         if hook in sites:
@@ -142,12 +143,16 @@ def _changed(
 
 
 def _remove_meanwhile() -> None:
+    """Removes the hooks that finalizers have asked to remove during the change."""
     while _removed_meanwhile:
         gone = _removed_meanwhile.pop()
-        _put({hook: sites for hook, sites in _table.sites.items() if hook is not gone}, _table.disabled)
+        _change_to({hook: sites for hook, sites in _table.sites.items() if hook is not gone}, _table.disabled)
 
 
-def _put(sites: Mapping[Hook, tuple[Site, ...]], disabled: frozenset[Hook], *, strict: bool = False) -> None:
+def _change_to(
+    sites: Mapping[Hook, tuple[Site, ...]], disabled: frozenset[Hook], *, strict: bool = False
+) -> None:
+    """Makes the change that `change` describes, in its three steps."""
     wanted = _wanted(sites, disabled & sites.keys())
     chains, swaps = _difference(_table, wanted, strict=strict)
     _apply(Table(**vars(wanted), chains=chains), swaps)
@@ -158,11 +163,14 @@ def _wanted(sites: Mapping[Hook, tuple[Site, ...]], disabled: frozenset[Hook]) -
     moved: dict[Site, Site] = {}
     lost: dict[Site, Hook] = {}
     put = _by_site(sites, {})
-    for site in put:
-        running = ordered([hook for hook in put[site] if hook not in disabled]) if site.leads else ()
-        for old, new in site.moves(running[0], put) if running else ():
+    for site, hooks in put.items():
+        enabled = [hook for hook in hooks if hook not in disabled]
+        if not (site.leads and enabled):
+            continue
+        first = ordered(enabled)[0]
+        for old, new in site.moves(first, put):
             if new is None:
-                lost[old] = running[0]
+                lost[old] = first
             else:
                 moved[old] = new
     return Wanted(sites, disabled, moved, lost, _by_site(sites, moved))
@@ -233,9 +241,11 @@ def _chain(site: Site, old: Chain, before: Table, wanted: Wanted, *, strict: boo
     is_swapped = site.found() is not old.installed
     for i, hook in enumerate(hooks):
         if hook not in known:
-            problem = _problem_of(hook, site, hooks[:i], wanted, is_swapped=is_swapped)
-            if problem is not None:
-                raise hook.refusal(problem)
+            if is_swapped:
+                raise hook.refusal("somebody else has swapped the target's code since it was hooked")
+            if any(map(hook.repeats, hooks[:i])):
+                raise hook.refusal("the target has it already")
+            site.check(hook, wanted.hooks)
     running = ordered(enabled)
     if strict:
         _refuse_second_replace(site, running, old.running)
@@ -245,16 +255,6 @@ def _chain(site: Site, old: Chain, before: Table, wanted: Wanted, *, strict: boo
     elif own is not old.own or running != old.running:
         installed = site.made(own, running) if running else own
     return Chain(own, installed, running)
-
-
-def _problem_of(
-    hook: Hook, site: Site, others: Sequence[Hook], wanted: Wanted, *, is_swapped: bool
-) -> str | None:
-    if is_swapped:
-        return "somebody else has swapped the target's code since it was hooked"
-    if any(map(hook.repeats, others)):
-        return "the target has it already"
-    return site.problem_of(hook, wanted.hooks)
 
 
 def _refuse_second_replace(site: Site, running: Sequence[Hook], known: Sequence[Hook]) -> None:

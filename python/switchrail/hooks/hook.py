@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import enum
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import MethodType
-from typing import Any, Final, Literal, TypedDict, TypeVar, get_args
+from typing import Any, Final, Literal, TypedDict, get_args
 
 from switchrail import _core
 from switchrail.errors import HookError
 from switchrail.foreign import one_line
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 Kind = Literal["before", "after", "around", "replace"]
 
@@ -191,19 +189,6 @@ class Hook:
 
     def __repr__(self) -> str:
         return f"<{one_line(self._described)}>"
-
-
-def decorator(
-    add: Callable[..., object], target: object, kind: Kind, options: Mapping[str, Any]
-) -> Callable[[F], F]:
-    """A decorator that gives functions to `add`, and leaves them as they are."""
-
-    # Apart from `add`, whose variables would be cells, which look like holders of the target.
-    def decorate(fn: F) -> F:
-        add(target, fn, kind, **options)
-        return fn
-
-    return decorate
 
 
 def ordered(hooks: Sequence[Hook]) -> tuple[Hook, ...]:

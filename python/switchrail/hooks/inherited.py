@@ -4,90 +4,22 @@ from __future__ import annotations
 
 import builtins
 import sys
-from dataclasses import dataclass
 from functools import cached_property
-from types import ClassMethodDescriptorType, FunctionType
+from types import ClassMethodDescriptorType, FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any, Final
 
 from switchrail.errors import HookError
-from switchrail.hooks.hook import name_of
+from switchrail.hooks.attributes import Attribute, inside, raw_after, refuse_immutable
+from switchrail.hooks.classes import Class
 from switchrail.hooks.parameters import Parameters
-from switchrail.hooks.standin import stand_in_for
+from switchrail.hooks.site import Function, Site, known, shared
+from switchrail.hooks.standin import not_callable, original_of, stand_in_for
 from switchrail.hooks.trampoline import forwarder
 
-_ABSENT: Final = object()
+_STORAGE: Final = (MemberDescriptorType, GetSetDescriptorType)
 
 # The key in a forwarding function's globals for the class and name that it was made for.
 _MADE_FOR: Final = "__switchrail_made_for"
-
-
-def inside(found: Any) -> Any:
-    """The function within a static or class method or a property, cached or not; else the object itself."""
-    if isinstance(found, (staticmethod, classmethod)):
-        return found.__func__
-    if isinstance(found, property):
-        return found.fget
-    if isinstance(found, cached_property):
-        return found.func
-    return found
-
-
-def raw_after(owner: type, cls: type, name: str) -> Any:
-    """The attribute, unbound, of the first class after `owner` in the resolution order of `cls` that has it.
-
-    Raises:
-        AttributeError: No class after it does.
-    """
-    order = cls.__mro__
-    for base in order[order.index(owner) + 1 :]:
-        found = vars(base).get(name, _ABSENT)  # one lookup: another thread may delete it
-        if found is not _ABSENT:
-            return found
-    raise AttributeError(f"{cls.__qualname__!r} inherits no {name!r}")
-
-
-def is_immutable(cls: type) -> bool:
-    """Whether a class refuses changes of its attributes, as classes in C do."""
-    return bool(cls.__flags__ & 1 << 8)  # Py_TPFLAGS_IMMUTABLETYPE
-
-
-_put: Final[dict[tuple[type, str], Any]] = {}
-
-
-def attributes_of(owner: type) -> dict[str, Any]:
-    """The attributes that hooks have put on a class, also those hidden by one of the class's own."""
-    # A copy: another thread, or a finalizer, may change hooks meanwhile.
-    return {name: value for (of, name), value in _put.copy().items() if of is owner}
-
-
-@dataclass(frozen=True)
-class Attribute:
-    """A placement: an attribute that a class has while its function has hooks."""
-
-    owner: type
-    name: str
-    value: Any
-
-    def put(self) -> None:
-        """Sets the attribute, unless the class has one of that name by now.
-
-        Raises:
-            HookError: The class refuses.
-        """
-        _put[self.owner, self.name] = self.value
-        if self.name not in vars(self.owner):
-            try:
-                setattr(self.owner, self.name, self.value)
-            except (AttributeError, TypeError) as error:  # which its metaclass raises
-                _put.pop((self.owner, self.name))
-                name = name_of(self.owner)
-                raise HookError(f"{name} can't be changed: {error}", target=f"{name}.{self.name}") from error
-
-    def take(self) -> None:
-        """Deletes it, unless somebody else has replaced it."""
-        _put.pop((self.owner, self.name), None)
-        if vars(self.owner).get(self.name) is self.value:
-            delattr(self.owner, self.name)
 
 
 def made_for(function: FunctionType) -> tuple[type, str] | None:
@@ -96,16 +28,41 @@ def made_for(function: FunctionType) -> tuple[type, str] | None:
     return found
 
 
-def carrier_of(raw: Any, owner: type, name: str) -> tuple[FunctionType, Attribute]:
-    """Makes a function that carries the hooks of an inherited attribute, and its placement."""
-    if hasattr(type(raw), "__get__"):
-        return _forwarding(raw, owner, name)
-    function, stand_in = stand_in_for(raw)
-    return function, Attribute(owner, name, stand_in)
+def site_of(owner: type, name: str, target: str) -> Site | None:
+    """The site of an attribute that a class inherits, on this class alone; None if it inherits none.
+
+    Raises:
+        HookError: It can't be hooked.
+    """
+    try:
+        raw = original_of(raw_after(owner, owner, name))
+    except AttributeError:
+        return None
+    if isinstance(raw, type):
+        return Class(raw)
+    refuse_immutable(owner, repr(target))
+    if raw is object.__new__:
+        raise HookError(
+            f"the target {target!r} is object's, and a class that had a __new__ of its own never gets "
+            "that one back; valid: __init__",
+            target=target,
+        )
+    is_bound = hasattr(type(raw), "__get__")
+    is_stored = type(raw) in _STORAGE or (isinstance(raw, property) and raw.fget is None)
+    if not callable(raw) and (is_stored or not is_bound):
+        raise not_callable(raw, repr(target))
+    key = id(owner), name
+    site = known(key)
+    if site is None:
+        function, value = _forwarding(raw, owner, name) if is_bound else stand_in_for(raw)
+        inner = inside(raw)
+        takes = None if type(inner) is FunctionType else Parameters.told_by(inner)
+        site = shared(key, Function(function, Attribute(owner, name, value), takes))
+    return site
 
 
-def _forwarding(raw: Any, owner: type, name: str) -> tuple[FunctionType, Attribute]:
-    """A function that calls the inherited one, looked up in each call as `super()` does."""
+def _forwarding(raw: Any, owner: type, name: str) -> tuple[FunctionType, Any]:
+    """A function that calls the inherited one, looked up in each call as `super()` does; its descriptor."""
     kind = type(raw)
     inner = inside(raw)
     has_code = type(inner) is FunctionType
@@ -154,7 +111,7 @@ def _forwarding(raw: Any, owner: type, name: str) -> tuple[FunctionType, Attribu
         cached: cached_property[Any] = cached_property(function)
         cached.__set_name__(owner, name)
         value = cached
-    return function, Attribute(owner, name, value)
+    return function, value
 
 
 def _any(self: Any, /, *args: Any, **kwargs: Any) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from switchrail.arguments import check_names, lists_options, several
 from switchrail.errors import HookError, OrderError
 from switchrail.hooks import chain, explain, imports, waiting
 from switchrail.hooks.explain import Explanation
-from switchrail.hooks.hook import HOOK_OPTIONS, Hook, HookOptions, Kind, decorator, ordered
+from switchrail.hooks.hook import HOOK_OPTIONS, Hook, HookOptions, Kind, ordered
 from switchrail.hooks.site import Site
 from switchrail.hooks.target import Awaited, MissingTargetError, resolve
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger(__name__)
 
-_Fn = TypeVar("_Fn", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Hooks:
@@ -72,9 +72,8 @@ class Hooks:
             version=given["version"],
             strict=strict,
         )
-        problem = place.problem_of(hook) if place is not None else None
-        if problem is not None:
-            raise hook.refusal(problem)
+        if place is not None:
+            place.check(hook)
         if missing is not None:
             _log.warning("%r waits for its target: %s", hook, missing)
         return hook
@@ -109,7 +108,7 @@ class Hooks:
     @overload
     def add(
         self, target: object, fn: None = None, kind: Kind = "before", **options: Unpack[HookOptions]
-    ) -> Callable[[_Fn], _Fn]: ...
+    ) -> Callable[[F], F]: ...
 
     @overload
     def add(
@@ -123,7 +122,7 @@ class Hooks:
         fn: Callable[..., Any] | None = None,
         kind: Kind = "before",
         **options: Unpack[HookOptions],
-    ) -> Hook | Callable[[_Fn], _Fn]:
+    ) -> Hook | Callable[[F], F]:
         """Puts a hook in force, for every call that starts after this returns.
 
         Without `fn` it is a decorator, which leaves the function as it is.
@@ -234,6 +233,19 @@ class Hooks:
     def waiting(self) -> tuple[Hook, ...]:
         """This object's hooks whose target isn't there yet, in the order of addition."""
         return tuple(hook for hook, sites in chain.added().items() if hook.owner is self and not sites)
+
+
+def decorator(
+    add: Callable[..., object], target: object, kind: Kind, options: Mapping[str, Any]
+) -> Callable[[F], F]:
+    """A decorator that gives functions to `add`, and leaves them as they are."""
+
+    # Apart from `add`, whose variables would be cells, which look like holders of the target.
+    def decorate(fn: F) -> F:
+        add(target, fn, kind, **options)
+        return fn
+
+    return decorate
 
 
 def _leads_to(path: str, site: Site | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from types import CodeType, FunctionType
 from typing import Any, ClassVar, Final, Protocol
 
 from switchrail.hooks.hook import Hook, name_of, nature_of
+from switchrail.hooks.lock import change_lock
 from switchrail.hooks.parameters import Parameters
 from switchrail.hooks.redirect import redirected
 from switchrail.hooks.trampoline import build
@@ -59,6 +61,12 @@ class Site(ABC):
     @abstractmethod
     def problem_of(self, hook: Hook, wanted: Mapping[Site, Sequence[Hook]] | None = None) -> str | None:
         """The reason why a hook can't stand here; None if it can. `wanted` has the hooks of all places."""
+
+    def check(self, hook: Hook, wanted: Mapping[Site, Sequence[Hook]] | None = None) -> None:
+        """Raises a HookError if a hook can't stand here; see `problem_of`."""
+        problem = self.problem_of(hook, wanted)
+        if problem is not None:
+            raise hook.refusal(problem)
 
     def moves(self, hook: Hook, sites: Iterable[Site]) -> Iterable[tuple[Site, Site | None]]:
         """Pairs of places: hooks put on the first one stand on the second, or nowhere if it is None.
@@ -121,3 +129,23 @@ class Function(Site):
         first = _FIRST.get(hook.kind, ())
         problem = parameters.problem_of(hook.signature, *first)
         return problem and f"it can't be called as {parameters.call('fn', *first)}: {problem}"
+
+
+# Sites by (id of a class, name of an inherited attribute) or (id of an object, ""): hooks there share one.
+# A site keeps its class or object alive. Written under the lock.
+_shared: Final[weakref.WeakValueDictionary[tuple[int, str], Function]] = weakref.WeakValueDictionary()
+
+
+def known(key: tuple[int, str]) -> Function | None:
+    """The site of a key, if there is one."""
+    return _shared.get(key)
+
+
+def shared(key: tuple[int, str], made: Function) -> Function:
+    """The one site of a key: `made`, unless another thread was first.
+
+    It is made before, without the lock, because that reads an object's signature; and not in a closure, whose
+    cells would look like holders of the object.
+    """
+    with change_lock:
+        return _shared.setdefault(key, made)

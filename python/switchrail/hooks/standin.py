@@ -13,10 +13,12 @@ from types import FunctionType, MethodType
 from typing import Any, Final
 
 from switchrail.errors import HookError
+from switchrail.hooks.attributes import refuse_immutable
 from switchrail.hooks.holders import Hidden, replace_held
 from switchrail.hooks.hook import name_of, nature_of
 from switchrail.hooks.lock import warnings
 from switchrail.hooks.parameters import CALLEE, Parameters
+from switchrail.hooks.site import Function, Site, known, shared
 from switchrail.hooks.trampoline import forwarder
 
 
@@ -180,6 +182,52 @@ def original_of(found: Any) -> Any:
     if issubclass(type(found), StandIn):
         return object.__getattribute__(found, "_switchrail_original")
     return found
+
+
+def site_of(found: Any, owner: tuple[Any, str] | None, target: str) -> Site:
+    """The site of a callable without Python code.
+
+    Args:
+        found: The object.
+        owner: The object and attribute that it was found in, if any.
+        target: The target in messages.
+
+    Raises:
+        HookError: It can't be hooked, or called.
+    """
+    if not callable(found):
+        raise not_callable(found, target)
+    found = original_of(found)
+    # A bound method of an instance is a new object at each look.
+    if isinstance(found, MethodType) and owner and found is not original_of(getattr(*owner, None)):
+        raise of_one_instance(found, target)
+    of = getattr(found, "__objclass__", None) or getattr(found, "__self__", None)
+    if isinstance(of, type):
+        refuse_immutable(of, target)
+    key = id(found), ""
+    site = known(key)
+    if site is None:
+        function, stand_in = stand_in_for(found)
+        placement = Replaced(found, stand_in, owner)
+        site = shared(key, Function(function, placement, Parameters.told_by(found)))
+    return site
+
+
+def of_one_instance(method: MethodType, target: str) -> HookError:
+    """The error for a bound method."""
+    return HookError(
+        f"the target {target} is a method of one instance; valid: {name_of(method.__func__)!r}, which every "
+        "instance shares",
+        target=target,
+    )
+
+
+def not_callable(found: Any, target: str) -> HookError:
+    """The error for an object that can't be called."""
+    within = [name for name in ("func", "fset", "fdel") if callable(getattr(found, name, None))]
+    valid = " or ".join(f"its {name}" for name in within) or "something that can be called, or a property"
+    what = "property without a getter" if isinstance(found, property) else type(found).__qualname__
+    return HookError(f"the target {target} is a {what}; valid: {valid}", target=target)
 
 
 def stand_in_for(original: Any) -> tuple[FunctionType, StandIn]:

@@ -10,19 +10,15 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-import weakref
 from dataclasses import dataclass
-from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
 from switchrail.errors import HookError
+from switchrail.hooks import inherited, standin
+from switchrail.hooks.attributes import inside
 from switchrail.hooks.classes import Class, own_namespace
-from switchrail.hooks.hook import name_of
-from switchrail.hooks.inherited import carrier_of, inside, is_immutable, made_for, raw_after
-from switchrail.hooks.lock import change_lock
-from switchrail.hooks.parameters import Parameters
-from switchrail.hooks.site import Function, Placement, Site
-from switchrail.hooks.standin import Replaced, original_of, stand_in_for
+from switchrail.hooks.site import Function, Site
 from switchrail.nearest import nearest
 
 
@@ -54,12 +50,6 @@ class Awaited:
         return f"its module is {'being' if self.is_being_imported else 'not'} imported"
 
 
-# Sites by (id of a class, name of an inherited attribute) or (id of an object, ""): hooks there share one.
-# A site keeps its class or object alive. Written under the lock.
-_made: Final[weakref.WeakValueDictionary[tuple[int, str], Function]] = weakref.WeakValueDictionary()
-
-_STORAGE: Final = (MemberDescriptorType, GetSetDescriptorType)
-
 # A part of a module's name: one that is loaded by its file's location may be called anything, such as a hash.
 _MODULE: Final = re.compile(r"[\w-]+")
 
@@ -84,7 +74,7 @@ def resolve(target: object, *, done: str | None = None) -> Site | Awaited:
                 target.__func__.__name__,
                 f"{target.__self__.__module__}.{target.__qualname__}",
             )
-        raise _of_one_instance(target, repr(target))
+        raise standin.of_one_instance(target, repr(target))
     return _site(target, repr(target), None)
 
 
@@ -136,70 +126,23 @@ def _attribute_of(owner: type, name: str, target: str) -> Site:
     own = own_namespace(owner)
     if name in own:
         return _site(own[name], repr(target), (owner, name))
-    try:
-        raw = original_of(raw_after(owner, owner, name))
-    except AttributeError:
-        raise _missing(target, name, dir(owner)) from None
-    if isinstance(raw, type):
-        return Class(raw)
-    if is_immutable(owner):
-        raise _of_immutable(owner, repr(target))
-    if raw is object.__new__:
-        raise HookError(
-            f"the target {target!r} is object's, and a class that had a __new__ of its own never gets "
-            "that one back; valid: __init__",
-            target=target,
-        )
-    stored = type(raw) in _STORAGE or (isinstance(raw, property) and raw.fget is None)
-    if not callable(raw) and (stored or not hasattr(type(raw), "__get__")):
-        raise _not_callable(raw, repr(target))
-    key = id(owner), name
-    return _made.get(key) or _only(key, raw, *carrier_of(raw, owner, name))
+    site = inherited.site_of(owner, name, target)
+    if site is None:
+        raise _missing(target, name, dir(owner))
+    return site
 
 
 def _site(found: Any, target: str, owner: tuple[Any, str] | None) -> Site:
     # Not `inspect.isfunction`: it accepts subclasses and Cython's functions, whose code can't be swapped.
     if type(found) is FunctionType:
-        inherited = made_for(found)
-        return Function(found) if inherited is None else _attribute_of(*inherited, target)
+        made_for = inherited.made_for(found)
+        return Function(found) if made_for is None else _attribute_of(*made_for, target)
     if isinstance(found, type):
         return Class(found)
     inner = inside(found)
-    if inner is not found and inner is not None:
-        return _site(inner, target, None)
-    if not callable(found):
-        raise _not_callable(found, target)
-    found = original_of(found)
-    # A bound method of an instance is a new object at each look.
-    if isinstance(found, MethodType) and owner and found is not original_of(getattr(*owner, None)):
-        raise _of_one_instance(found, target)
-    of = getattr(found, "__objclass__", None) or getattr(found, "__self__", None)
-    if isinstance(of, type) and is_immutable(of):
-        raise _of_immutable(of, target)
-    key = id(found), ""
-    site = _made.get(key)
-    if site is None:
-        function, stand_in = stand_in_for(found)
-        site = _only(key, found, function, Replaced(found, stand_in, owner))
-    return site
-
-
-def _only(key: tuple[int, str], found: Any, function: FunctionType, placement: Placement) -> Function:
-    """The one site of a key, with this function unless another thread was first.
-
-    The function is made before, without the lock, because that reads the object's signature; and not in a
-    closure, whose cells would look like holders of the object.
-
-    Args:
-        key: The key in `_made`.
-        found: The object that is hooked.
-        function: Carries the hooks.
-        placement: Leads the object's calls to the function.
-    """
-    inner = inside(found)
-    takes = None if type(inner) is FunctionType else Parameters.told_by(inner)
-    with change_lock:
-        return _made.setdefault(key, Function(function, placement, takes))
+    if inner is found or inner is None:
+        return standin.site_of(found, owner, target)
+    return _site(inner, target, None)
 
 
 def _can_be_imported(module: str) -> bool:
@@ -234,26 +177,3 @@ def _missing(target: str, name: str, known: Any, *, module: str | None = None) -
         nearest=names,
         module=module,
     )
-
-
-def _of_immutable(cls: type, target: str) -> HookError:
-    return HookError(
-        f"the target {target} belongs to {cls.__qualname__}, a class in C that can't be changed; "
-        "valid: the same method of a subclass",
-        target=target,
-    )
-
-
-def _of_one_instance(method: MethodType, target: str) -> HookError:
-    return HookError(
-        f"the target {target} is a method of one instance; valid: {name_of(method.__func__)!r}, which every "
-        "instance shares",
-        target=target,
-    )
-
-
-def _not_callable(found: Any, target: str) -> HookError:
-    within = [name for name in ("func", "fset", "fdel") if callable(getattr(found, name, None))]
-    valid = " or ".join(f"its {name}" for name in within) or "something that can be called, or a property"
-    what = "property without a getter" if isinstance(found, property) else type(found).__qualname__
-    return HookError(f"the target {target} is a {what}; valid: {valid}", target=target)

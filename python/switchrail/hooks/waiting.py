@@ -55,9 +55,7 @@ def attach(hook: Hook, *, done: str | None = None) -> Awaited | HookError | Orde
                 return attach(hook, done=done)
             why = site
         else:
-            problem = site.problem_of(hook)
-            if problem is not None:
-                raise hook.refusal(problem)
+            site.check(hook)
             chain.change(attach={hook: site}, strict=hook.strict)
             return None
     except (HookError, OrderError) as error:

@@ -6,12 +6,9 @@ from dataclasses import dataclass
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any, Final
 
+from switchrail.hooks.attributes import ABSENT, attributes_of, inside
 from switchrail.hooks.holders import Namespace
-from switchrail.hooks.inherited import attributes_of, inside
 from switchrail.hooks.lock import change_lock
-
-ABSENT: Final = object()
-"""Stands for an attribute that isn't there."""
 
 # Attributes that belong to the class object itself.
 _KEPT: Final = frozenset(

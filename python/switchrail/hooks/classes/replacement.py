@@ -14,8 +14,8 @@ from types import FunctionType, MemberDescriptorType
 from typing import Any, ClassVar
 
 from switchrail.errors import HookError
+from switchrail.hooks.attributes import ABSENT, Attribute, attributes_of, is_immutable
 from switchrail.hooks.classes.namespaces import (
-    ABSENT,
     Replaced,
     extends,
     function_of,
@@ -26,7 +26,6 @@ from switchrail.hooks.classes.namespaces import (
 from switchrail.hooks.classes.supers import remember, replacing_super
 from switchrail.hooks.holders import Namespace
 from switchrail.hooks.hook import Hook, name_of
-from switchrail.hooks.inherited import Attribute, attributes_of, is_immutable
 from switchrail.hooks.redirect import closing_over, has_attribute_super, redirect
 from switchrail.hooks.site import Function, Site
 

@@ -1,0 +1,96 @@
+"""Attributes of classes: how they are found, and how hooks put theirs there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from switchrail.errors import HookError
+from switchrail.hooks.hook import name_of
+
+ABSENT: Final = object()
+"""Stands for an attribute that isn't there."""
+
+
+def inside(found: Any) -> Any:
+    """The function within a static or class method or a property, cached or not; else the object itself."""
+    if isinstance(found, (staticmethod, classmethod)):
+        return found.__func__
+    if isinstance(found, property):
+        return found.fget
+    if isinstance(found, cached_property):
+        return found.func
+    return found
+
+
+def raw_after(owner: type, cls: type, name: str) -> Any:
+    """The attribute, unbound, of the first class after `owner` in the resolution order of `cls` that has it.
+
+    Raises:
+        AttributeError: No class after it does.
+    """
+    order = cls.__mro__
+    for base in order[order.index(owner) + 1 :]:
+        found = vars(base).get(name, ABSENT)  # one lookup: another thread may delete it
+        if found is not ABSENT:
+            return found
+    raise AttributeError(f"{cls.__qualname__!r} inherits no {name!r}")
+
+
+def is_immutable(cls: type) -> bool:
+    """Whether a class refuses changes of its attributes, as classes in C do."""
+    return bool(cls.__flags__ & 1 << 8)  # Py_TPFLAGS_IMMUTABLETYPE
+
+
+def refuse_immutable(cls: type, target: str) -> None:
+    """Refuses a target on such a class.
+
+    Raises:
+        HookError: The class is one.
+    """
+    if is_immutable(cls):
+        raise HookError(
+            f"the target {target} belongs to {cls.__qualname__}, a class in C that can't be changed; "
+            "valid: the same method of a subclass",
+            target=target,
+        )
+
+
+_put: Final[dict[tuple[type, str], Any]] = {}
+
+
+def attributes_of(owner: type) -> dict[str, Any]:
+    """The attributes that hooks have put on a class, also those hidden by one of the class's own."""
+    # A copy: another thread, or a finalizer, may change hooks meanwhile.
+    return {name: value for (of, name), value in _put.copy().items() if of is owner}
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """A placement: an attribute that a class has while its function has hooks."""
+
+    owner: type
+    name: str
+    value: Any
+
+    def put(self) -> None:
+        """Sets the attribute, unless the class has one of that name by now.
+
+        Raises:
+            HookError: The class refuses.
+        """
+        _put[self.owner, self.name] = self.value
+        if self.name not in vars(self.owner):
+            try:
+                setattr(self.owner, self.name, self.value)
+            except (AttributeError, TypeError) as error:  # which its metaclass raises
+                _put.pop((self.owner, self.name))
+                name = name_of(self.owner)
+                raise HookError(f"{name} can't be changed: {error}", target=f"{name}.{self.name}") from error
+
+    def take(self) -> None:
+        """Deletes it, unless somebody else has replaced it."""
+        _put.pop((self.owner, self.name), None)
+        if vars(self.owner).get(self.name) is self.value:
+            delattr(self.owner, self.name)
