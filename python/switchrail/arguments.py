@@ -60,11 +60,11 @@ def lists_options(options: type, defaults: Mapping[str, Any]) -> Callable[[F], F
     def decorate(function: F) -> F:
         whole = signature(function)
         *explicit, _ = whole.parameters.values()
-        types = options.__annotations__
-        listed = [
-            Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=types[name].__forward_arg__)
-            for name, default in defaults.items()
-        ]
+        listed = []
+        for name, default in defaults.items():
+            annotation = options.__annotations__[name]
+            annotation = getattr(annotation, "__forward_arg__", annotation)
+            listed.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation))
         function.__signature__ = whole.replace(parameters=[*explicit, *listed])  # type: ignore[attr-defined]
         return function
 
