@@ -116,7 +116,7 @@ def gated_delta_inputs_case(tokens: int) -> Case:
     """From the layer's input to what its convolution and its delta rule read."""
     x, module = normal(1, tokens, HIDDEN), gated_delta_net()
     given = {name: weight.clone() for name, weight in module.named_parameters()}
-    weight = GATED_DELTA_NET.prepare(module)
+    weight = GATED_DELTA_NET.prepare(gated_delta_inputs, module)
     own = gated_delta_net()
     own.load_state_dict(given)
 
