@@ -85,7 +85,9 @@ add_rms_norm(x, x, weight, eps=1e-6, weight_offset=1.0)
 gated_rms_norm(x, x, weight, eps=1e-6)
 silu_and_mul(x, x)
 heads, angles = torch.zeros(1, 3, 2, 64, **BF16), torch.zeros(1, 3, 32, **BF16)
-qk_norm_rope(heads, heads, weight, weight, angles, angles, eps=1e-6, weight_offset=1.0)
+kept = {"v": heads, "cache": (heads, heads, torch.zeros(3, dtype=torch.int64))}
+for given in ({}, kept):
+    qk_norm_rope(heads, heads, weight, weight, angles, angles, eps=1e-6, weight_offset=1.0, **given)
 rotary(torch.zeros(1, 3, dtype=torch.int64), torch.zeros(32), scaling=1.0, dtype=torch.bfloat16)
 gated_delta_inputs(x, torch.zeros(40, 64, **BF16), weight[:4], weight[:4], channels=16)
 for rows, size in ((1, 9), (40, 9), (1100, 9)):
@@ -104,4 +106,4 @@ def test_kernels_with_all_that_is_optional_have_types_that_agree():
         [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert int(done.stdout) == 54, "some kernel was not launched"
+    assert int(done.stdout) == 55, "some kernel was not launched"

@@ -207,6 +207,17 @@ def test_qk_norm_rope(tokens, dtype, device, monkeypatch):
     found = qk_norm_rope(q, k, q_norm.weight, k_norm.weight, cos, sin, eps=q_norm.eps, weight_offset=1.0)
     for mine, own in zip(found, expected, strict=True):
         check_sum(mine, own)
+    v = product[:, :, 1 : 2 * kv_heads : 2]
+    k_cache, v_cache = torch.zeros(2, 9, 4, kv_heads, size, dtype=dtype, device=device)
+    places = torch.randperm(36, device=device)[:tokens]
+    queries, _ = qk_norm_rope(
+        q, k, q_norm.weight, k_norm.weight, cos, sin,
+        eps=q_norm.eps, weight_offset=1.0, v=v, cache=(k_cache, v_cache, places),
+    )  # fmt: skip
+    assert torch.equal(queries, found[0])
+    for cache, kept in ((k_cache, found[1]), (v_cache, v)):
+        expected = torch.zeros_like(cache).flatten(0, 1).index_copy_(0, places, kept.squeeze(0))
+        assert torch.equal(cache.flatten(0, 1), expected)
 
 
 @pytest.mark.parametrize(

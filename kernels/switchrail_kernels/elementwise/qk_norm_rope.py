@@ -21,8 +21,8 @@ def _rounded(b_x, p_out):
 
 @triton.jit
 def _rotate_head(
-    p_x, p_weight, p_cos, p_sin, p_out, tokens, s_x, s_out, eps, offset,
-    D: tl.constexpr, R: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
+    p_x, p_weight, p_cos, p_sin, p_out, p_rows, tokens, s_x, s_out, eps, offset,
+    D: tl.constexpr, R: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr, CACHED: tl.constexpr,
 ):  # fmt: skip
     """One head of `BT` tokens. It rounds where the model definition rounds."""
     o_t = tl.program_id(0) * BT + tl.arange(0, BT)
@@ -44,28 +44,44 @@ def _rotate_head(
     b_pair = _rounded(b_pair * b_factor * b_pair_weight[None, :], p_out)
     b_pair = tl.where((o_d < R // 2)[None, :], -b_pair, b_pair)
     b_out = _rounded(b_x * b_cos, p_out) + _rounded(b_pair * b_sin, p_out)
-    tl.store(
-        p_out + o_t.to(tl.int64)[:, None] * s_out + o_d[None, :], b_out.to(p_out.dtype.element_ty), mask=mask
-    )
+    o_row = tl.load(p_rows + o_t, mask=o_t < tokens, other=0) if CACHED else o_t.to(tl.int64)
+    tl.store(p_out + o_row[:, None] * s_out + o_d[None, :], b_out.to(p_out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _copy_head(p_x, p_out, p_rows, tokens, s_x, s_out, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr):
+    o_t = tl.program_id(0) * BT + tl.arange(0, BT)
+    o_d = tl.arange(0, BD)
+    mask = (o_t < tokens)[:, None] & (o_d < D)[None, :]
+    b_x = tl.load(p_x + o_t.to(tl.int64)[:, None] * s_x + o_d[None, :], mask=mask, other=0.0)
+    o_row = tl.load(p_rows + o_t, mask=o_t < tokens, other=0)
+    tl.store(p_out + o_row[:, None] * s_out + o_d[None, :], b_x, mask=mask)
 
 
 @triton.jit
 def _rotate(
-    p_q, p_k, p_q_weight, p_k_weight, p_cos, p_sin, p_q_out, p_k_out,
-    tokens, s_q_token, s_q_head, s_k_token, s_k_head, eps, offset,
+    p_q, p_k, p_v, p_q_weight, p_k_weight, p_cos, p_sin, p_q_out, p_k_out, p_v_out, p_rows,
+    tokens, s_q_token, s_q_head, s_k_token, s_k_head, s_v_token, s_v_head, eps, offset,
     H: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, R: tl.constexpr,
-    BT: tl.constexpr, BD: tl.constexpr,
+    BT: tl.constexpr, BD: tl.constexpr, CACHED: tl.constexpr,
 ):  # fmt: skip
     i_h = tl.program_id(1)
     if i_h < H:
         _rotate_head(
-            p_q + i_h.to(tl.int64) * s_q_head, p_q_weight, p_cos, p_sin, p_q_out + i_h * D,
-            tokens, s_q_token, H * D, eps, offset, D, R, BT, BD,
+            p_q + i_h.to(tl.int64) * s_q_head, p_q_weight, p_cos, p_sin, p_q_out + i_h * D, p_rows,
+            tokens, s_q_token, H * D, eps, offset, D, R, BT, BD, False,
         )  # fmt: skip
-    else:
+    elif i_h < H + HKV:
+        i_k = i_h - H
         _rotate_head(
-            p_k + (i_h - H).to(tl.int64) * s_k_head, p_k_weight, p_cos, p_sin, p_k_out + (i_h - H) * D,
-            tokens, s_k_token, HKV * D, eps, offset, D, R, BT, BD,
+            p_k + i_k.to(tl.int64) * s_k_head, p_k_weight, p_cos, p_sin, p_k_out + i_k * D, p_rows,
+            tokens, s_k_token, HKV * D, eps, offset, D, R, BT, BD, CACHED,
+        )  # fmt: skip
+    elif CACHED:
+        i_v = i_h - H - HKV
+        _copy_head(
+            p_v + i_v.to(tl.int64) * s_v_head, p_v_out + i_v * D, p_rows,
+            tokens, s_v_token, HKV * D, D, BT, BD,
         )  # fmt: skip
 
 
@@ -82,6 +98,8 @@ def qk_norm_rope(
     *,
     eps: float,
     weight_offset: float,
+    v: torch.Tensor | None = None,
+    cache: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Normalises and rotates heads; see `switchrail.platforms.operations.QKNormRope`.
 
@@ -94,20 +112,33 @@ def qk_norm_rope(
         sin: [1, T, R].
         eps: Added to the means of squares.
         weight_offset: Added to the weights.
+        v: [1, T, HKV, D], where there is a cache.
+        cache: Caches of keys and of values [pages, page, HKV, D], and each token's row in them [T].
 
     Returns:
-        Queries and keys, contiguous.
+        Queries and keys, contiguous; with a cache the second is that of keys.
     """
     (tokens, heads, size), kv_heads = q.shape[1:], k.shape[2]
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+    if cache is None or v is None:
+        k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+        v, v_out, places, copied = k, k_out, q, 0  # of which nothing is read
+    else:
+        (k_out, v_out, places), copied = cache, kv_heads
     if tokens:
         each, columns, warps = block(tokens, size)
         _launch(
-            (triton.cdiv(tokens, each), heads + kv_heads, 1),
-            (q, k, q_weight, k_weight, cos.contiguous(), sin.contiguous(), q_out, k_out),
-            (tokens, *q.stride()[1:3], *k.stride()[1:3], float(eps), float(weight_offset)),
-            (heads, kv_heads, size, cos.shape[-1], each, columns),
+            (triton.cdiv(tokens, each), heads + kv_heads + copied, 1),
+            (q, k, v, q_weight, k_weight, cos.contiguous(), sin.contiguous(), q_out, k_out, v_out, places),
+            (
+                tokens,
+                *q.stride()[1:3],
+                *k.stride()[1:3],
+                *v.stride()[1:3],
+                float(eps),
+                float(weight_offset),
+            ),
+            (heads, kv_heads, size, cos.shape[-1], each, columns, copied > 0),
             num_warps=warps,
         )
     return q_out, k_out

@@ -106,11 +106,15 @@ class Rotary(Operation):
 class QKNormRope(Operation):
     """Normalisation and rotation of the heads of queries and keys, between their product and attention.
 
-    `forward(q, k, q_weight, k_weight, cos, sin, *, eps, weight_offset)` returns q and k with each head
-    normalised as `RMSNorm` says, rounded to its dtype, and then its first R elements rotated: x cos +
+    `forward(q, k, q_weight, k_weight, cos, sin, *, eps, weight_offset, v, cache)` returns q and k with each
+    head normalised as `RMSNorm` says, rounded to its dtype, and then its first R elements rotated: x cos +
     rotate(x) sin, where rotate exchanges the halves of R elements and negates what comes first; both products
     and their sum are rounded. q [1, T, H, D] and k [1, T, HKV, D] may be strided views with their last axis
     contiguous; weights [D]; cos and sin [1, T, R] as `Rotary` returns them, R even.
+
+    Where `cache` is given, caches of keys and of values [pages, page, HKV, D], contiguous, with each token's
+    row in them [T] int64, pages taken together, the keys are written there, and so is v [1, T, HKV, D]; what
+    is returned for k is then of no account.
     """
 
     name = "qk_norm_rope"
@@ -126,6 +130,8 @@ class QKNormRope(Operation):
         *,
         eps: float,
         weight_offset: float,
+        v: torch.Tensor | None = None,
+        cache: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As the class says."""
         raise NotImplementedError

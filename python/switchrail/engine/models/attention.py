@@ -1,4 +1,4 @@
-"""Softmax layers with gates, whose queries and keys are normalised and rotated at once."""
+"""Softmax layers with gates, whose queries and keys are normalised, rotated and kept at once."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from typing import Any, Final
 
 import torch
 
+from switchrail.engine.memory import KINDS
+from switchrail.engine.models.contract import KEYWORD, Connected
 from switchrail.engine.models.operations import Binding
 from switchrail.engine.models.softmax import attention
 from switchrail.platforms.operations import QKNormRope
 from switchrail.platforms.serving import Forward
+from switchrail.pools import MultiHeadPool
 
 
 def _call(
@@ -26,13 +29,24 @@ def _call(
         for product in (module.q_proj, module.k_proj, module.v_proj)
     )
     q, gate = q[:, :, ::2], q[:, :, 1::2]  # of each head the queries, then their gate
-    q, k = function(
+    cache = _cache(kwargs[KEYWORD])
+    q, rotated = function(
         q, k, module.q_norm.weight, module.k_norm.weight, *position_embeddings,
-        eps=module.q_norm.eps, weight_offset=1.0,
+        eps=module.q_norm.eps, weight_offset=1.0, v=v, cache=cache,
     )  # fmt: skip
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    out, _ = attention(module, q, k, v, attention_mask, module.scaling, **kwargs)
+    q, k, v = (x.transpose(1, 2) for x in (q, k if cache else rotated, v))
+    out, _ = attention(module, q, k, v, attention_mask, module.scaling, written=cache is not None, **kwargs)
     return module.o_proj((out * torch.sigmoid(gate)).flatten(2)), None
+
+
+def _cache(connected: Connected) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    """Where a token's keys and values go; None where the pool has a way of its own to write them."""
+    connection, layer = connected.connection, connected.layers["attention"]
+    caches = layer.k_cache, layer.v_cache
+    own = type(connection.pools.kv[KINDS["attention"]]).write is not MultiHeadPool.write
+    if own or not all(cache.is_contiguous() for cache in caches):
+        return None
+    return (*caches, connection.running.step.kv_rows)
 
 
 def _suits(module: Any) -> bool:

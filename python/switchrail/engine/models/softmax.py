@@ -27,6 +27,8 @@ def attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float,
+    *,
+    written: bool = False,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """The function that softmax layers call.
@@ -38,6 +40,7 @@ def attention(
         value: [1, HKV, T, D].
         attention_mask: None, as the engine gives none.
         scaling: Of the products of query and key.
+        written: Whether keys and values are in the cache already.
         **kwargs: `KEYWORD` and what the model passes on.
 
     Returns:
@@ -65,7 +68,8 @@ def attention(
     layer: AttentionLayer = connected.layers["attention"]
     if scaling != layer.scale:
         raise connected.refuse("attention", "scale", scaling, layer.scale)
-    connected.write("attention", k, v)
+    if not written:
+        connected.write("attention", k, v)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     connected.connection.dispatcher.dispatch(AttentionCall(layer, q, out))
     return out.unsqueeze(0), None
