@@ -59,7 +59,7 @@ class _Sentinel(enum.Enum):
 
 
 RETURN_NONE: Final = _Sentinel.RETURN_NONE
-"""What an `after` hook returns to make the result None; plain None leaves the result unchanged."""
+"""An `after` hook's return value that makes the result None; plain None leaves the result unchanged."""
 
 
 def name_of(callable_: Callable[..., Any]) -> str:

@@ -44,6 +44,7 @@ def build(function: FunctionType, code: CodeType, hooks: Sequence[Hook]) -> Code
         names[name] = value
         return name
 
+    # Before hooks may change the arguments.
     body: list[str] = []
     changed = "__switchrail_changed"
     befores = [hook for hook in hooks if hook.kind == "before"]
@@ -54,6 +55,7 @@ def build(function: FunctionType, code: CodeType, hooks: Sequence[Hook]) -> Code
         body.append(f"{changed} = {parameters.call(fn)}")
         body.append(f"if {changed} is not None: [{', '.join(parameters.names)}] = {rebind}({changed}, {fn})")
 
+    # The call is of the outermost around hook; the next one, and so on to the original, is its argument.
     replaces = [hook.fn for hook in hooks if hook.kind == "replace"]
     arounds = [hook.fn for hook in hooks if hook.kind == "around"]
     if parameters.callee:  # the original differs from call to call, so each call makes the nesting
@@ -67,6 +69,7 @@ def build(function: FunctionType, code: CodeType, hooks: Sequence[Hook]) -> Code
         inner = named("original", original)
     call = parameters.call(named("around", arounds[0]), inner) if arounds else parameters.call(inner)
 
+    # After hooks may change the result.
     afters = [hook for hook in reversed(hooks) if hook.kind == "after"]
     if afters:
         none = named("none", RETURN_NONE)

@@ -1,4 +1,4 @@
-"""Whether a thread chooses the platform: what asks its plugins can't wait for what loads others."""
+"""Notes which threads choose the platform: they can't wait for the loading of plugins."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ T = TypeVar("T")
 class Choosing(threading.local):
     """Whether this thread chooses the platform of one runtime.
 
-    A plugin that is being loaded may ask for the platform. So a platform plugin that is being asked may not
-    wait for the loader: each could wait for the other.
+    A plugin that is being loaded may ask for the platform. So a platform plugin that is being asked must not
+    wait for the loader, or each could wait for the other.
     """
 
     _here: bool = False
