@@ -53,7 +53,7 @@ def _suits(module: Any) -> bool:
     return bool(module.q_norm.eps == module.k_norm.eps)
 
 
-GATED_ATTENTION: Final = Binding(QKNormRope, _call, _suits)
-"""Queries with gates, and norms with weights around zero; hooks on the norms don't see this."""
+GATED_ATTENTION: Final = Binding(QKNormRope, _call, _suits, passes=("q_norm", "k_norm"))
+"""Queries with gates, and norms with weights around zero."""
 
 __all__ = ["GATED_ATTENTION"]

@@ -40,7 +40,7 @@ def _call(
     return residual + module.mlp(x)
 
 
-DECODER_LAYER: Final = Binding(AddRMSNorm, _call)
-"""A norm with weights around zero after the mixer; hooks on that norm don't see this."""
+DECODER_LAYER: Final = Binding(AddRMSNorm, _call, passes=("post_attention_layernorm",))
+"""A norm with weights around zero after the mixer."""
 
 __all__ = ["DECODER_LAYER"]

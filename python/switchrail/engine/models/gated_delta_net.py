@@ -81,7 +81,9 @@ def _call(
     return module.out_proj(out.flatten(1).unsqueeze(0))
 
 
-GATED_DELTA_NET: Final = Binding(GatedDeltaInputs, _call, prepare=_prepare)
-"""Hooks on the modules of the two products don't see this."""
+GATED_DELTA_NET: Final = Binding(
+    GatedDeltaInputs, _call, prepare=_prepare, passes=("in_proj_qkvz", "in_proj_ba")
+)
+"""Gated delta layers of which each head of queries has its keys, values and output gate beside it."""
 
 __all__ = ["GATED_DELTA_NET"]

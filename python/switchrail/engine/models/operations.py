@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final
 
 import torch
 from torch import nn
 
 from switchrail.engine.step import Running
+from switchrail.hooks import chain
 from switchrail.platforms.operations import GatedRMSNorm, Operation, RMSNorm, Rotary, SiluAndMul
 from switchrail.platforms.serving import Forward
 
@@ -35,6 +37,8 @@ class Binding:
             of them.
         suits: Whether a module of the class runs the operation; one that doesn't keeps its forward.
         padded: Whether the function is told, as `rows`, which rows are padding.
+        passes: Dotted attributes of the module: modules that `call` does the work of without calling them.
+            Where one of them is hooked, the class's own forward serves.
     """
 
     operation: type[Operation]
@@ -42,6 +46,7 @@ class Binding:
     suits: Callable[[Any], bool] = lambda module: True
     prepare: Callable[[Forward, Any], Any] | None = None
     padded: bool = False
+    passes: tuple[str, ...] = ()
 
 
 _ATTRIBUTE: Final = "_switchrail_forward"
@@ -102,7 +107,8 @@ def bind(
         if binding.padded:
             function = partial(_with_rows, function, running)
         for part in _parts(model, module, name, binding):
-            part.__dict__[_ATTRIBUTE] = binding.call, function
+            passed = [attrgetter(path)(part) for path in binding.passes]
+            part.__dict__[_ATTRIBUTE] = binding.call, function, passed
             bound.append(name)
     return list(dict.fromkeys(bound))
 
@@ -122,8 +128,40 @@ def _parts(model: nn.Module, module: str, name: str, binding: Binding) -> list[n
 
 def forward(original: Forward, *args: Any, **kwargs: Any) -> Any:
     """Hook: the platform's function where the module, which is the first argument, has one."""
-    call, function = args[0].__dict__.get(_ATTRIBUTE, (None, None))
-    return original(*args, **kwargs) if call is None else call(function, *args, **kwargs)
+    call, function, passed = args[0].__dict__.get(_ATTRIBUTE, (None, None, ()))
+    if call is None or any(map(_is_hooked, passed)):
+        return original(*args, **kwargs)
+    return call(function, *args, **kwargs)
+
+
+def _is_hooked(part: nn.Module) -> bool:
+    """Whether a call of a module would run hooks other than `forward`."""
+    if part._forward_hooks or part._forward_pre_hooks:
+        return True
+    names = _hooked_names()
+    if not names:
+        return False
+    owner = next(cls for cls in type(part).__mro__ if "forward" in vars(cls))
+    return f"{owner.__module__}.{owner.__qualname__}.forward" in names
+
+
+_found: tuple[object, frozenset[str]] = (None, frozenset())
+"""What the hooks were, and what `_hooked_names` has found in them."""
+
+
+def _hooked_names() -> frozenset[str]:
+    """The functions and methods that have hooks other than `forward`."""
+    global _found
+    version, names = _found
+    if version is not chain.version():
+        table = chain.table()
+        names = frozenset(
+            site.name
+            for site, found in table.chains.items()
+            if any(hook.priority != INNERMOST for hook in found.running)
+        )
+        _found = table, names
+    return names
 
 
 def _with_rows(function: Forward, running: Running, *args: Any, **kwargs: Any) -> Any:

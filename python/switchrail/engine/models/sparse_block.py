@@ -64,7 +64,17 @@ def _suits(module: Any) -> bool:
     return module.shared_expert.config.hidden_act in ("silu", "swish")
 
 
-SPARSE_BLOCK: Final = Binding(Experts, _call, _suits, _prepare, padded=True)
-"""Hooks on the router, on the experts and on a shared one of their size don't see this."""
+_PASSES = (
+    "gate",
+    "experts",
+    "shared_expert",
+    "shared_expert.gate_proj",
+    "shared_expert.up_proj",
+    "shared_expert.down_proj",
+    "shared_expert_gate",
+)
+
+SPARSE_BLOCK: Final = Binding(Experts, _call, _suits, _prepare, padded=True, passes=_PASSES)
+"""Experts, and a shared one."""
 
 __all__ = ["SPARSE_BLOCK"]
