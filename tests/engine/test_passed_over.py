@@ -86,3 +86,11 @@ def test_a_hook_on_a_module_is_called(name: str, served: Served) -> None:
     for handle in handles:
         handle.remove()
     assert served.run() == (expected, {Experts.name, GatedDeltaInputs.name})
+
+
+def test_a_hook_on_all_modules_is_called(served: Served) -> None:
+    expected, _ = served.run()
+    seen = set()
+    with nn.modules.module.register_module_forward_hook(lambda part, *args: seen.add(type(part))):
+        assert served.run() == (expected, set())
+    assert {modelling.Qwen3NextTopKRouter, modelling.Qwen3NextExperts, nn.Linear} <= seen

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.nn.modules import module as of_all_modules
 
 from switchrail.engine.step import Running
 from switchrail.hooks import chain
@@ -137,6 +138,8 @@ def forward(original: Forward, *args: Any, **kwargs: Any) -> Any:
 def _is_hooked(part: nn.Module) -> bool:
     """Whether a call of a module would run hooks other than `forward`."""
     if part._forward_hooks or part._forward_pre_hooks:
+        return True
+    if of_all_modules._global_forward_hooks or of_all_modules._global_forward_pre_hooks:
         return True
     names = _hooked_names()
     if not names:
