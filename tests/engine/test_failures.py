@@ -60,6 +60,31 @@ def test_what_breaks_one_text_off_ends_nobody_whose_token_is_written(
     assert is_idle(engine)
 
 
+def test_an_admission_that_fails_ends_the_request_that_was_admitted(
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is not tried again for ever, as by a device that has failed for good."""
+    engine = make_engine(options=SMALL)
+    admit = engine._core.sequences.admit
+    failures = 0
+
+    def broken(*args: Any) -> None:
+        nonlocal failures
+        failures += 1
+        if failures > 1:
+            monkeypatch.undo()  # or the test would not end
+        admit(*args)
+        raise Broken
+
+    monkeypatch.setattr(engine._core.sequences, "admit", broken)
+    other = engine.submit([5], FREE)
+    with pytest.raises(Broken):
+        engine.generate([[1, 2]], FREE)
+    assert failures == 2
+    assert (other.finish_reason, type(other.error)) == ("error", Broken)
+    assert is_idle(engine)
+
+
 class Saboteur:
     """Lets a backend call, a text or a row of logits fail when asked."""
 

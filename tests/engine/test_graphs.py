@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import switchrail
+import torch
 from switchrail.engine import Engine, SamplingParams
 from switchrail.engine.graphs import Key, lengths, sizes
+from switchrail.engine.watch import HookWatch
 from switchrail.platforms.cpu import CpuPlatform, CpuServing
 from switchrail.testing.graph import RecordedGraph
 
@@ -225,3 +229,60 @@ def test_two_engines_in_turn(make_engine: Make, captured_runtime: switchrail.Run
             engine.step()
     for each in requests:
         assert [tuple(request.tokens) for request in each] == expected
+
+
+def test_a_closed_engine_frees_what_was_captured_without_the_collector(
+    make_engine: Make, captured_runtime: switchrail.Runtime
+) -> None:
+    engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
+    tokens(engine, make_prompts()[:2])
+    held = [weakref.ref(tensor) for tensor in engine.pools.tensors()]
+    held += [weakref.ref(weight) for weight in engine._runner.model.parameters()]
+    gc.collect()
+    gc.disable()
+    try:
+        engine.close()
+        assert all(tensor() is None for tensor in held)
+    finally:
+        gc.enable()
+
+
+def test_each_key_has_the_backends_for_caches_of_its_length(
+    make_engine: Make, captured_runtime: switchrail.Runtime
+) -> None:
+    """And not those for padding, which has no tokens, where backends differ by the length of caches."""
+    engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
+    graphs = engine._runner.graphs
+    assert graphs is not None
+    bound, asked = graphs._bound, []
+
+    class Asked:
+        def at(self, phase: str, seqlens: tuple[int, ...], kv_seqlens: tuple[int, ...]) -> Any:
+            asked.append(Key(len(seqlens), max(kv_seqlens)))
+            return bound.at(phase, seqlens, kv_seqlens)
+
+    graphs._bound = Asked()  # type: ignore[assignment]
+    with torch.inference_mode():
+        graphs.capture()
+    assert asked == graphs.keys[::-1]
+
+
+@pytest.mark.parametrize("look", [False, True])
+def test_an_interrupted_look_for_hooks_loses_none(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, look: bool
+) -> None:
+    model = make_engine(options=OPTIONS)._runner.model
+    watch = HookWatch(model)
+
+    def interrupted() -> Any:
+        raise KeyboardInterrupt
+
+    handle = model.model.norm.register_forward_hook(lambda *_: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(watch, "_find", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            watch.look() if look else watch.has_changed()
+    assert watch.has_changed()
+    watch.look()
+    handle.remove()
+    assert watch.has_changed()

@@ -123,3 +123,57 @@ def test_a_cancelled_request_frees_its_memory_at_once(engine: Engine) -> None:
         engine.step()
     assert other.finish_reason == "length"
     assert len(engine.pools.slots) == engine.pools.slots.capacity
+
+
+def test_a_step_that_fails_behind_one_whose_tokens_never_come_ends_both(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the device has failed: each call raises, and the caller is told of the first one."""
+    first = engine.submit([1, 2, 3], SamplingParams(max_new_tokens=8, ignore_eos=True))
+    engine.step()
+    second = engine.submit([4], SamplingParams(max_new_tokens=8, ignore_eos=True))
+
+    def broken(text: str) -> Callable[..., Any]:
+        def fail(*_: Any) -> Any:
+            raise RuntimeError(text)
+
+        return fail
+
+    monkeypatch.setattr(engine._core._flights[0].tokens, "read", broken("a read"))
+    monkeypatch.setattr(engine._runner, "run", broken("a launch"))
+    with pytest.raises(RuntimeError, match="a launch"):
+        engine.step()
+    assert [(request.finish_reason, request.step_failed) for request in (first, second)] == [
+        ("error", True)
+    ] * 2
+    assert not engine.busy
+    assert len(engine.pools.slots) == engine.pools.slots.capacity
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("stops", [False, True])
+def test_an_interrupt_between_the_end_of_the_last_request_and_its_release_loses_no_memory(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, ahead: int, stops: bool
+) -> None:
+    engine._core._ahead = ahead
+    prompt = [5, 6, 7]
+    (free,) = engine.generate([prompt], SamplingParams(max_new_tokens=6, ignore_eos=True))
+    stop_tokens = (free.tokens[1],) if stops else ()
+    params = SamplingParams(max_new_tokens=6, ignore_eos=True, stop_token_ids=stop_tokens)
+    request = engine.submit(prompt, params)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine._core.sequences, "release", interrupted)
+    interrupts = 0
+    for _ in range(9):
+        try:
+            engine.step()
+        except KeyboardInterrupt:
+            interrupts += 1
+            monkeypatch.undo()
+    assert interrupts == 1
+    assert not engine.busy
+    assert len(engine.pools.slots) == engine.pools.slots.capacity
+    assert request.finish_reason == ("stop" if stops else "length")

@@ -169,10 +169,7 @@ class Dispatcher:
         """
         check_rows(parts)
         routes = tuple(
-            (bound or self.bound).at(
-                part.phase, part.lengths, None if part.pages is None else part.pages.kv_seqlens
-            )
-            for part in parts
+            (bound or self.bound).at(part.phase, part.lengths, _cached(part, bounds)) for part in parts
         )
         table = self._tables.get(routes)
         if table is None:
@@ -337,6 +334,13 @@ class Dispatcher:
         return DispatchError(
             f"layer {layer_id} ran its {op} twice in one step", layer=layer_id, op=op, found=2
         )
+
+
+def _cached(part: Part, bounds: Bounds | None) -> tuple[int, ...] | None:
+    """How many tokens of each sequence the cache holds, at most; None: there is none."""
+    if part.pages is None:
+        return None
+    return part.pages.kv_seqlens if bounds is None else (bounds.tokens,) * len(part.lengths)
 
 
 def _note(error: Exception, text: str) -> None:

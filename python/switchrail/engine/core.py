@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from itertools import repeat
 from typing import Any
 
@@ -130,7 +131,9 @@ class EngineCore:
             self._fail(self._giving)
             self._giving = None
         if self._launching:
-            self._read(0)  # the steps before the one that failed
+            for _ in self._flights:  # the steps before the one that failed
+                with suppress(Exception):  # the first error is told, the tasks of this one fail as well
+                    self._read(0)
         for task in self._launching:
             self._fail(task)
         self._launching, self._error = (), None
@@ -162,7 +165,12 @@ class EngineCore:
     def _go_on(self) -> None:
         start = time.perf_counter()
         self._read(self._ahead)
-        schedule = self._scheduler.schedule({task for flight in self._flights for task, _ in flight.ready})
+        unread = {task for flight in self._flights for task, _ in flight.ready}
+        try:
+            schedule = self._scheduler.schedule(unread)
+        except Exception:  # of an admission: the device's, say
+            self._launching = list(self._scheduler.waiting)[:1]
+            raise
         tasks = schedule.tasks
         if tasks:
             self._launching = tasks
@@ -199,9 +207,9 @@ class EngineCore:
                 task.accept(token)
             except Exception as error:  # a tokenizer's, say: it ends this task and no other
                 task.note(None, "error", error)
+            if task.finish_reason is not None:
+                self.sequences.release(task)
             self._giving = None
-        if task.finish_reason is not None:
-            self.sequences.release(task)
 
     @torch.inference_mode()
     def _launch(self, schedule: Schedule) -> Flight:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from switchrail._core import BoundPlan
 from switchrail.dispatch import Dispatcher, Part, Prepared
@@ -123,7 +125,8 @@ class Runner:
             pin_memory=self._platform.hardware.pin_memory_available(),
         )
         self.graphs = Graphs(
-            self._forward,
+            # not the runner: a cycle would keep a closed engine's memory until it is collected
+            partial(_forward, self.model, self.dispatcher, self.running),
             self.dispatcher,
             bound,
             inputs,
@@ -150,23 +153,32 @@ class Runner:
             if found is not None:
                 return found
         step = self.builder.build(schedule, sequences.page_table, sequences.last_tokens)
-        return self._forward(step, step.parts), step.logit_slots
+        logits = _forward(self.model, self.dispatcher, self.running, step, step.parts)
+        return logits, step.logit_slots
 
-    def _forward(self, step: Step, parts: Sequence[Part] | Prepared) -> torch.Tensor:
-        try:
-            self.running.now = step
-            with self.dispatcher.running(parts):
-                logits: torch.Tensor = self.model(
-                    input_ids=step.input_ids,
-                    attention_mask=None,
-                    position_ids=step.position_ids,
-                    past_key_values=None,
-                    use_cache=False,
-                    logits_to_keep=step.logit_rows,
-                ).logits
-        finally:
-            self.running.now = None
-        return logits.squeeze(0)
+
+def _forward(
+    model: nn.Module,
+    dispatcher: Dispatcher,
+    running: Running,
+    step: Step,
+    parts: Sequence[Part] | Prepared,
+) -> torch.Tensor:
+    """Runs a step: [R, vocabulary]."""
+    try:
+        running.now = step
+        with dispatcher.running(parts):
+            logits: torch.Tensor = model(
+                input_ids=step.input_ids,
+                attention_mask=None,
+                position_ids=step.position_ids,
+                past_key_values=None,
+                use_cache=False,
+                logits_to_keep=step.logit_rows,
+            ).logits
+    finally:
+        running.now = None
+    return logits.squeeze(0)
 
 
 __all__ = ["Runner"]

@@ -27,19 +27,20 @@ class HookWatch:
 
     def look(self) -> None:
         """Takes what there is now as what was captured."""
-        self._version = chain.version()
-        self._count = RemovableHandle.next_id
-        self._hooked = self._find()
-        self._keys = [tuple(hooks) for hooks in self._hooked]
+        version, count = chain.version(), RemovableHandle.next_id
+        hooked = self._find()
+        keys = [tuple(hooks) for hooks in hooked]
+        # as in `Sequences.admit`, no exception of a signal comes between these
+        self._version, self._count, self._hooked, self._keys = version, count, hooked, keys
 
     def has_changed(self) -> bool:
         """Whether anything is different from the last look."""
-        if RemovableHandle.next_id != self._count:  # torch was given a hook, perhaps for another model
-            self._count = RemovableHandle.next_id
+        count = RemovableHandle.next_id
+        if count != self._count:  # torch was given a hook, perhaps for another model
             found = self._find()
             if len(found) != len(self._hooked):
                 return True
-            self._hooked = found
+            self._hooked, self._count = found, count
         return chain.version() is not self._version or [tuple(hooks) for hooks in self._hooked] != self._keys
 
     def _find(self) -> list[Mapping[int, object]]:
