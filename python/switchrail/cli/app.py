@@ -34,6 +34,7 @@ COMMANDS = (
     "doctor",
     "check-backend",
     "tune",
+    "warmup",
 )
 
 

@@ -1,0 +1,82 @@
+"""`switchrail warmup`: compiles what a checkpoint's first requests would wait for."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+
+import typer
+from rich.progress import track
+
+import switchrail
+from switchrail.cli.checkpoint import CheckpointArgument, DownloadOption
+from switchrail.cli.choices import (
+    BackendOption,
+    ConfigOption,
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    loaded_runtime,
+    read_choices,
+)
+from switchrail.cli.show import console, platform_text, print_json, table
+from switchrail.engine.hub import find_checkpoint
+
+
+def warmup(
+    checkpoint: CheckpointArgument,
+    backend: BackendOption = None,
+    config: ConfigOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    download: DownloadOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Compile the kernels that a checkpoint's requests need, and capture its decodes, before the first one.
+
+    Kernels stay on the disk, in Triton's cache, for every later process with the same versions.
+    """
+    from switchrail.engine.warmup import warm_up
+
+    choices = read_choices(config, backend)
+    folder = find_checkpoint(checkpoint, download=download)
+    runtime = loaded_runtime(choices)
+    platform = runtime.platform if device is None else runtime.find_platform(device)
+    told = console(stderr=True, quiet=as_json)
+    told.print(platform_text(platform))
+    start = time.perf_counter()
+    with switchrail.Engine(
+        folder,
+        runtime=runtime,
+        device=platform,
+        dtype=dtype,
+        backends=choices.backends,
+        options=choices.engine,
+    ) as engine:
+        made = time.perf_counter() - start
+        graphs = engine.graphs
+        rounds = list(
+            warm_up(
+                engine,
+                lambda each: track(each, description="prompts", console=told, transient=True),
+            )
+        )
+    refused = [graph for graph in graphs if graph.reason is not None]
+    if as_json:
+        print_json(
+            {
+                "seconds": made,
+                "graphs": [asdict(graph) for graph in graphs],
+                "rounds": [asdict(one) for one in rounds],
+            }
+        )
+        return
+    out = console()
+    rows = [(one.prompts, f"{one.longest:,}", f"{one.first:.2f} s", f"{one.second:.2f} s") for one in rounds]
+    out.print(table("prompts, run twice", ("prompts", "longest", "first run", "second run"), rows))
+    captured = len(graphs) - len(refused)
+    out.print(f"engine made in {made:.1f} s, {captured} of {len(graphs)} decodes captured")
+    for graph in refused:
+        out.print(f"{graph.sequences} sequences, {graph.tokens} tokens: {graph.reason}", markup=False)
+    if refused:
+        raise typer.Exit(1)

@@ -1,0 +1,69 @@
+"""Prompts that make an engine compile what its requests will need."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from switchrail.engine.engine import Engine
+from switchrail.params import SamplingParams
+
+_LENGTHS: Final = (1, 2, 15, 16, 17, 63, 64, 65, 129, 500, 1000, 2000, 4000, 8000)
+_NEW_TOKENS: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """Prompts that were run twice.
+
+    Attributes:
+        prompts: How many.
+        longest: Tokens of the longest.
+        first: Seconds of the first run, in which kernels are compiled or read from the disk.
+        second: Seconds of the second run.
+    """
+
+    prompts: int
+    longest: int
+    first: float
+    second: float
+
+
+def warm_up(
+    engine: Engine, progress: Callable[[list[list[int]]], Iterable[list[int]]] = iter
+) -> Iterator[Round]:
+    """Runs prompts of many lengths, alone and together, on an engine that nobody else uses meanwhile.
+
+    Args:
+        engine: The engine.
+        progress: Passes the rounds on, each the lengths of its prompts, one when the one before it is done.
+
+    Yields:
+        What each round took.
+    """
+    for lengths in progress(rounds(engine)):
+        prompts = [[number % 2 for number in range(length)] for length in lengths]
+        first, second = (_run(engine, prompts) for _ in range(2))
+        yield Round(prompts=len(prompts), longest=max(lengths), first=first, second=second)
+
+
+def rounds(engine: Engine) -> list[list[int]]:
+    """The lengths of prompts that are run together."""
+    options = engine.options
+    most = engine.max_length - _NEW_TOKENS
+    capacity = engine.pools.pages.capacity * options.page_size
+    fits = [length for length in (*_LENGTHS, min(options.max_tokens_per_step, most)) if length <= most]
+    alone = [[length] for length in dict.fromkeys(fits) if length + _NEW_TOKENS <= capacity]
+    together = [*fits[:8], *[9] * (options.max_sequences - 8)][: options.max_sequences]
+    return [*alone, together]
+
+
+def _run(engine: Engine, prompts: list[list[int]]) -> float:
+    start = time.perf_counter()
+    engine.generate(prompts, SamplingParams(max_new_tokens=_NEW_TOKENS, ignore_eos=True))
+    return time.perf_counter() - start
+
+
+__all__ = ["Round", "rounds", "warm_up"]

@@ -1,0 +1,31 @@
+"""`switchrail warmup`: rounds of prompts, each run twice, and what became of the graphs."""
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def small(tmp_path):
+    config = tmp_path / "config.toml"
+    config.write_text("[engine]\nmax_length = 40\nmax_sequences = 3\n")
+    return config
+
+
+def test_rounds_fit_the_engine(switchrail, checkpoint, small):
+    done = switchrail("warmup", checkpoint, "--device", "cpu", "--config", small, "--json")
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert document["graphs"] == []
+    assert [(one["prompts"], one["longest"]) for one in document["rounds"]] == [
+        *((1, length) for length in (1, 2, 15, 16, 17, 37)),
+        (3, 15),
+    ]
+    assert all(one["first"] > 0 < one["second"] for one in document["rounds"])
+
+
+def test_what_it_says(switchrail, checkpoint, small):
+    done = switchrail("warmup", checkpoint, "--device", "cpu", "--config", small)
+    assert done.exit_code == 0, done.output
+    assert "first run" in done.stdout
+    assert "0 of 0 decodes captured" in done.stdout
