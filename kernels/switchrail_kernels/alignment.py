@@ -30,7 +30,9 @@ def check_pool(contract: Contract, name: str, pool: torch.Tensor, alignment: int
     """
     if not is_aligned(pool, alignment):
         raise contract.error(
-            name, f"rows that do not begin at multiples of {alignment} bytes", "of this backend, ones that do"
+            name,
+            f"rows that do not begin at multiples of {alignment} bytes",
+            "rows that do, for this backend",
         )
 
 

@@ -278,7 +278,7 @@ def test_what_can_be_added(make: Any) -> None:
     with pytest.raises(ContractError, match=r"scale: got 0\.0"):
         dispatcher.add(1, half(scale=0.0))
     with pytest.raises(
-        ContractError, match=r"A_log: got a value; asked is None: .* lacks the feature raw_gates"
+        ContractError, match=r"A_log: got a value, expected None: .* lacks the feature raw_gates"
     ):
         dispatcher.add(1, half(gate="softplus", A_log=torch.zeros(HEADS)))
     caches = torch.zeros(2, 16, HEADS, SIZE)

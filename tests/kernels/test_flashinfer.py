@@ -314,7 +314,7 @@ def test_more_rows_than_a_latent_plan_has_room_for_are_refused(make, monkeypatch
     monkeypatch.setattr(sys.modules[type(backend).__module__], "MOST", 137)
     call = mla_call([20, 1], heads=32, dtype=torch.float32)
     verify(backend, mla_call([19], heads=32, dtype=torch.float32))
-    with pytest.raises(ContractError, match=r"got 138 tiles .* asked is of this backend, 137 at most"):
+    with pytest.raises(ContractError, match=r"got 138 tiles .* expected at most 137 for this backend"):
         call.run(backend)
     assert call.out.isnan().all()
 
@@ -451,7 +451,7 @@ def test_weights_of_gated_delta_decode(make, qk_l2norm):
     options = {"raw": "softplus", "qk_l2norm": qk_l2norm, "dtype": torch.float32, **DELTA}
     verify(backend, gated_delta_call([1] * 3, phase="decode", beta_scale=4.0, **options))
     call = gated_delta_call([1] * 3, phase="decode", beta_scale=4.5, **options)
-    with pytest.raises(ContractError, match=r"beta_scale: got 4.5; asked is of this backend, 4.0 at most"):
+    with pytest.raises(ContractError, match=r"beta_scale: got 4.5, expected at most 4.0 for this backend"):
         call.run(backend)
 
 
@@ -478,7 +478,7 @@ NAMES = {"attention": "Attention", "mla": "Mla", "gated_delta": "GatedDelta", "k
 def test_a_plan_of_another_backend_is_refused(make, op):
     backend = make(op, f"FlashInfer{NAMES[op]}")
     call = GENERATORS[op]([1], phase="decode")
-    with pytest.raises(ArgumentError, match="plan: got object; asked is what the backend's `plan` returned"):
+    with pytest.raises(ArgumentError, match="plan: got object, expected what the backend's `plan` returned"):
         call.bind(backend, object())()
     assert call.out.isnan().all()
 

@@ -43,7 +43,7 @@ def test_a_plan_of_another_backend_or_phase_is_refused(runtime, device, op, name
     before = call.clone()
     for plan in foreign:
         with pytest.raises(
-            ArgumentError, match=f"plan: got {type(plan).__name__}; asked is what the backend"
+            ArgumentError, match=f"plan: got {type(plan).__name__}, expected what the backend"
         ):
             call.bind(backend, plan)()
     for name, tensor in call.tensors.items():
@@ -59,7 +59,7 @@ def test_a_record_of_another_backend_is_refused(runtime, op, name):
     accepted = torch.tensor([0, 1])
     before = call.state.clone()
     with pytest.raises(
-        ArgumentError, match="record: got object; asked is what the backend's `run` in verify returned"
+        ArgumentError, match="record: got object, expected what the backend's `run` in verify returned"
     ):
         backend.commit(call.made, call.batch, plan, object(), accepted)
     if name != "reference":
@@ -131,7 +131,7 @@ def test_a_decodes_plan_is_for_as_many_sequences_and_no_other_phase(runtime, dev
 
     calls = {n: make([1] * n, "decode") for n in (2, 3)}
     plan = backend.plan("decode", calls[2].batch, Bounds(sequences=2, rows=2, tokens=9))
-    with pytest.raises(ContractError, match="3 sequences; asked is 2"):
+    with pytest.raises(ContractError, match="3 sequences, expected 2"):
         backend.refresh(plan, calls[3].batch)
     with pytest.raises(ContractError, match="decode"):
         backend.refresh(plan, make([2, 1]).batch)

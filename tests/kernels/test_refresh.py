@@ -162,7 +162,7 @@ def test_what_is_not_within_the_bounds_is_refused(device, op):
     plan = backend.plan("decode", call.batch, WITHIN)
     long = dataclasses.replace(call.batch, kv_seqlens=(9, 3, MOST + 1, 9))
     fewer = OPS[op][0]([1], kv_lengths=[9], phase="decode", device=device).batch
-    for batch, match in ((long, "701 tokens; asked is 700 at most"), (fewer, "1 sequences; asked is 4, as")):
+    for batch, match in ((long, "701 tokens, expected 700 at most"), (fewer, "1 sequences, expected 4, as")):
         with pytest.raises(ContractError, match=match):
             backend.plan("decode", batch, WITHIN)
         with pytest.raises(ContractError, match=match):
@@ -185,7 +185,7 @@ def test_only_a_decode_with_bounds_is_refreshed(device, op):
     with pytest.raises(ContractError, match="plan: got one that was made without bounds"):
         backend.refresh(backend.plan("decode", call.batch), call.batch)
     for plan in (object(), None, backend.plan("verify", call.batch, WITHIN)):
-        with pytest.raises(ArgumentError, match=r"plan: got .*; asked is what the backend's `plan` returned"):
+        with pytest.raises(ArgumentError, match=r"plan: got .*, expected what the backend's `plan` returned"):
             backend.refresh(plan, call.batch)
 
 

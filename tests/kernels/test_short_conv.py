@@ -94,7 +94,7 @@ def test_nothing_to_do(backend, device):
 
 
 def test_more_taps_than_a_piece_has_rows_are_refused(backend, device):
-    with pytest.raises(ContractError, match=r"weight: got W = 18; asked is 2 to 17"):
+    with pytest.raises(ContractError, match=r"weight: got W = 18, expected 2 to 17"):
         short_conv_call([3], width=18, device=device).run(backend)
 
 

@@ -39,19 +39,19 @@ def test_what_the_generators_make_is_within_the_contract(op, dtype):
 
 
 TENSOR_BREACHES = [
-    ("gated_delta", "q", lambda t: t.int(), r"q: got dtype int32; asked is one of float64, float32, float16"),
-    ("gated_delta", "k", lambda t: t.half(), r"k: got dtype float16; asked is one of: float32"),
-    ("gated_delta", "g", lambda t: t.bfloat16(), r"g: got dtype bfloat16; asked is one of: float32"),
+    ("gated_delta", "q", lambda t: t.int(), r"q: got dtype int32, expected one of float64, float32, float16"),
+    ("gated_delta", "k", lambda t: t.half(), r"k: got dtype float16, expected one of: float32"),
+    ("gated_delta", "g", lambda t: t.bfloat16(), r"g: got dtype bfloat16, expected one of: float32"),
     (
         "gated_delta",
         "state",
         lambda t: t.half(),
-        r"state: got dtype float16; asked is one of: bfloat16, float32",
+        r"state: got dtype float16, expected one of: bfloat16, float32",
     ),
-    ("gated_delta", "v", lambda t: t[:, 0], r"v: got shape \[8, 16\]; asked is \[T, HV, V\]"),
+    ("gated_delta", "v", lambda t: t[:, 0], r"v: got shape \[8, 16\], expected \[T, HV, V\]"),
     ("gated_delta", "v", lambda t: t[:-1], r"v: got shape \[7, 4, 16\].*T = 8 \(batch.seqlens\)"),
     ("gated_delta", "k", lambda t: t[:, :, :8], r"k: got shape \[8, 2, 8\].*K = 16 \(q\)"),
-    ("gated_delta", "beta", lambda t: None, r"beta: got NoneType; asked is a torch.Tensor"),
+    ("gated_delta", "beta", lambda t: None, r"beta: got NoneType, expected a torch.Tensor"),
     ("gated_delta", "state", lambda t: t.mT, r"state: got strides .*\[slots, HV, V, K\] dense in memory"),
     ("gated_delta", "out", lambda t: t[:, ::2], r"out: got shape \[8, 2, 16\].*HV = 4 \(v\)"),
     ("mamba2", "C", lambda t: t[:, :1], r"C: got shape \[8, 1, 16\].*G = 2 \(B\)"),
@@ -60,16 +60,16 @@ TENSOR_BREACHES = [
         "mla",
         "q_rope",
         lambda t: t[:, :, 1:],
-        r"kv_cache: got L = 40; asked is R \+ E with R = 32 \(w_k\), E = 7",
+        r"kv_cache: got L = 40, expected R \+ E with R = 32 \(w_k\), E = 7",
     ),
     ("mla", "w_k", lambda t: None, r"w_v: got shape \[4, 16, 32\].*R = 16 \(q_nope\)"),
     ("mla", "w_v", lambda t: None, r"out: got shape .*V = 32 \(w_k\)"),
-    ("kda", "g", lambda t: t[:, :, 0], r"g: got shape \[8, 4\]; asked is \[T, HV, K\]"),
-    ("lightning", "g", lambda t: t[:, None], r"g: got shape \[4, 1\]; asked is \[H\]"),
+    ("kda", "g", lambda t: t[:, :, 0], r"g: got shape \[8, 4\], expected \[T, HV, K\]"),
+    ("lightning", "g", lambda t: t[:, None], r"g: got shape \[4, 1\], expected \[H\]"),
     ("lightning", "v", lambda t: t[:, :2], r"v: got shape \[8, 2, 16\].*H = 4 \(q\)"),
     ("gated_delta", "q", lambda t: t.mT.contiguous().mT, r"q: got strides .*stride 1 along K"),
-    ("gated_delta", "q", lambda t: t.to("meta"), r"batch: got device cpu; asked is meta, that of q"),
-    ("gated_delta", "k", lambda t: t.to("meta"), r"k: got device meta; asked is cpu, that of q"),
+    ("gated_delta", "q", lambda t: t.to("meta"), r"batch: got device cpu, expected meta, that of q"),
+    ("gated_delta", "k", lambda t: t.to("meta"), r"k: got device meta, expected cpu, that of q"),
     ("short_conv", "state", lambda t: t.contiguous(), r"state: got strides .*\[slots, W-1, C\] dense"),
     ("short_conv", "weight", lambda t: t[:, 1:].contiguous(), r"state: got shape .*W = 3 \(weight\)"),
     (
@@ -79,7 +79,7 @@ TENSOR_BREACHES = [
         r"x: got strides .*C or T",
     ),
     ("attention", "v_cache", lambda t: t[:-1], r"v_cache: got shape .*pages = 5 \(k_cache\)"),
-    ("attention", "q", lambda t: t.numpy(), r"q: got ndarray; asked is a torch.Tensor"),
+    ("attention", "q", lambda t: t.numpy(), r"q: got ndarray, expected a torch.Tensor"),
 ]
 
 
@@ -102,26 +102,26 @@ def test_a_tensor_that_breaks_the_contract(op, name, change, message):
 
 def test_heads_that_do_not_divide():
     call = gated_delta_call([3], heads=2, value_heads=3)
-    with pytest.raises(ContractError, match=r"v: got HV = 3; asked is a multiple of H = 2 \(q\)"):
+    with pytest.raises(ContractError, match=r"v: got HV = 3, expected a multiple of H = 2 \(q\)"):
         check(call)
-    with pytest.raises(ContractError, match=r"x: got H = 3; asked is a multiple of G = 2 \(B\)"):
+    with pytest.raises(ContractError, match=r"x: got H = 3, expected a multiple of G = 2 \(B\)"):
         check(mamba2_call([3], heads=3))
-    with pytest.raises(ContractError, match=r"q: got H = 3; asked is a multiple of HKV = 2 \(k_cache\)"):
+    with pytest.raises(ContractError, match=r"q: got H = 3, expected a multiple of HKV = 2 \(k_cache\)"):
         check(attention_call([3], heads=3, kv_heads=2))
 
 
 @pytest.mark.parametrize(
     ("op", "name", "value", "message"),
     [
-        ("attention", "scale", 0.0, "scale: got 0.0; asked is a finite number other than 0"),
+        ("attention", "scale", 0.0, "scale: got 0.0, expected a finite number other than 0"),
         ("attention", "scale", float("nan"), "scale: got nan"),
-        ("attention", "scale", 1, "scale: got 1 of type int; asked is float"),
-        ("attention", "window", 0, "window: got 0; asked is more than 0"),
-        ("attention", "window", 2.0, "window: got 2.0 of type float; asked is int or None"),
+        ("attention", "scale", 1, "scale: got 1 of type int, expected float"),
+        ("attention", "window", 0, "window: got 0, expected more than 0"),
+        ("attention", "window", 2.0, "window: got 2.0 of type float, expected int or None"),
         ("attention", "soft_cap", float("inf"), "soft_cap: got inf"),
-        ("gated_delta", "qk_l2norm", 1, "qk_l2norm: got 1 of type int; asked is bool"),
-        ("short_conv", "activation", "swish", "activation: got 'swish'; asked is one of 'silu', None"),
-        ("short_conv", "activation", True, "activation: got True of type bool; asked is str or None"),
+        ("gated_delta", "qk_l2norm", 1, "qk_l2norm: got 1 of type int, expected bool"),
+        ("short_conv", "activation", "swish", "activation: got 'swish', expected one of 'silu', None"),
+        ("short_conv", "activation", True, "activation: got True of type bool, expected str or None"),
     ],
 )
 def test_an_option_that_breaks_the_contract(op, name, value, message):
@@ -138,7 +138,7 @@ def test_a_missing_and_an_unknown_argument():
     with pytest.raises(ContractError, match="beta: got nothing"):
         call.contract.make({k: v for k, v in arguments.items() if k != "beta"})
     with pytest.raises(
-        ContractError, match="bias: got an argument that the contract lacks; asked is one of A_log, beta"
+        ContractError, match="bias: got an argument that the contract lacks, expected one of A_log, beta"
     ):
         call.contract.make({**arguments, "bias": None})
 
@@ -157,11 +157,11 @@ def test_a_plan_of_another_batch_is_refused(op, phase):
 def test_what_is_no_call_of_the_op():
     call = gated_delta_call([3])
     for other, message in (
-        (kda_call([3]).made, "call: got KdaCall; asked is a GatedDeltaCall"),
+        (kda_call([3]).made, "call: got KdaCall, expected a GatedDeltaCall"),
         (None, "call: got NoneType"),
         (
             call.made._replace(layer=kda_call([3]).made.layer),
-            "layer: got KdaLayer; asked is a GatedDeltaLayer",
+            "layer: got KdaLayer, expected a GatedDeltaLayer",
         ),
     ):
         for backend in (REFERENCES["gated_delta"](), TorchGatedDelta()):
@@ -177,7 +177,7 @@ def test_what_belongs_to_a_feature_is_refused_by_a_backend_that_lacks_it(name):
     contract.check_call(official, call.batch, (name,))
     for _ in range(2):
         with pytest.raises(
-            ContractError, match=f"{name}: got a value; asked is None: .* lacks the feature {name}"
+            ContractError, match=f"{name}: got a value, expected None: .* lacks the feature {name}"
         ):
             contract.check_call(official, call.batch)
     if name == "lse":
@@ -262,7 +262,7 @@ def test_a_remembered_call_vouches_for_no_other_number_of_rows(op, rows):
 def test_a_batch_that_breaks_the_contract():
     call = gated_delta_call([3, 1])
     wrong = [
-        (attention_call([3, 1]).batch, "batch: got PagedBatch; asked is a StateBatch"),
+        (attention_call([3, 1]).batch, "batch: got PagedBatch, expected a StateBatch"),
         (with_batch(call, read_slots=call.batch.read_slots.int()).batch, "read_slots: got dtype int32"),
         (with_batch(call, cu_seqlens=call.batch.cu_seqlens[:2]).batch, r"cu_seqlens: got shape \[2\].*N = 2"),
         (
@@ -275,7 +275,7 @@ def test_a_batch_that_breaks_the_contract():
         for backend in (REFERENCES["gated_delta"](), TorchGatedDelta()):
             with pytest.raises(ContractError, match=message):
                 dataclasses.replace(call, batch=batch).run(backend)
-    with pytest.raises(ContractError, match="a length of 3; asked is 1 for each sequence in decode"):
+    with pytest.raises(ContractError, match="a length of 3, expected 1 for each sequence in decode"):
         dataclasses.replace(call, phase="decode").run(TorchGatedDelta())
 
 
@@ -283,10 +283,10 @@ def test_a_batch_that_breaks_the_contract():
     ("read", "write", "message"),
     [
         ([1, 2], [1, 1], "write_slots: got slot 1 for sequences 0 and 1"),
-        ([1, -1], [1, 2], "got -1, 2 for sequence 1; asked is -1 in both or in none"),
+        ([1, -1], [1, 2], "got -1, 2 for sequence 1, expected -1 in both or in none"),
         ([1, 2], [2, 3], "read_slots: got slot 2 for sequence 1, which sequence 0 writes"),
-        ([1, -2], [1, -2], "got -2, -2 for sequence 1; asked is -1 or more"),
-        ([1, 99], [1, 99], "got slot 99; asked is below 5"),
+        ([1, -2], [1, -2], "got -2, -2 for sequence 1, expected -1 or more"),
+        ([1, 99], [1, 99], "got slot 99, expected below 5"),
     ],
 )
 @pytest.mark.parametrize("op", [op for op in GENERATORS if op not in ("attention", "mla")])

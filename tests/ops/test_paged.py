@@ -122,7 +122,7 @@ def test_a_row_of_a_tree_is_that_of_the_chain_that_leads_to_it(op, backend, make
 
 def test_trees_are_for_verification_of_a_backend_that_has_them(backend, make):
     call = make([3, 4], phase="verify").with_trees()
-    with pytest.raises(ContractError, match="got trees; asked is none: this backend lacks the feature trees"):
+    with pytest.raises(ContractError, match="got trees, expected none: this backend lacks the feature trees"):
         call.contract.check_batch("verify", call.batch)
-    with pytest.raises(ContractError, match="got trees in prefill; asked is trees in verify only"):
+    with pytest.raises(ContractError, match="got trees in prefill, expected trees in verify only"):
         dataclasses.replace(call, phase="prefill").run(backend)

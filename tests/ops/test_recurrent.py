@@ -211,14 +211,14 @@ def test_raw_gates_need_their_parameters(op):
             tensors={k: v for k, v in call.tensors.items() if k != name},
             options={k: v for k, v in call.options.items() if k != name},
         )
-        with pytest.raises(ContractError, match=f"{name}: got None; asked is given where gate is 'sigmoid'"):
+        with pytest.raises(ContractError, match=f"{name}: got None, expected given where gate is 'sigmoid'"):
             broken.run(backend())
     broken = dataclasses.replace(call, options={**call.options, "lower_bound": 5.0})
-    with pytest.raises(ContractError, match=r"lower_bound: got 5\.0; asked is less than 0"):
+    with pytest.raises(ContractError, match=r"lower_bound: got 5\.0, expected less than 0"):
         broken.run(backend())
     half = make([3], raw="softplus", dtype=torch.float16)
     activated = {k: v for k, v in half.options.items() if k != "gate"}
-    with pytest.raises(ContractError, match="g: got dtype float16; asked is one of: float32"):
+    with pytest.raises(ContractError, match="g: got dtype float16, expected one of: float32"):
         dataclasses.replace(half, options=activated).run(backend())
 
 
@@ -276,21 +276,21 @@ def test_drafts_that_break_the_contract(op):
     backend, make = STATEFUL[op]
     call = make([2, 3], phase="verify")
     for parents, message in (
-        ((-1, 0, -1, 0), "parent_rows: got 4 rows; asked is 5"),
-        ((-1, 0, -1, 1, 1), "parent_rows: got 1 for row 1 of sequence 1; asked is -1, or a row before it"),
+        ((-1, 0, -1, 0), "parent_rows: got 4 rows, expected 5"),
+        ((-1, 0, -1, 1, 1), "parent_rows: got 1 for row 1 of sequence 1, expected -1, or a row before it"),
         ((-2, 0, -1, 0, 1), "parent_rows: got -2 for row 0 of sequence 0"),
     ):
         batch = dataclasses.replace(call.batch, parent_rows=parents)
         with pytest.raises(ContractError, match=message):
             dataclasses.replace(call, batch=batch).run(backend())
-    with pytest.raises(ContractError, match="batch: got StateBatch; asked is a VerifyBatch in verify"):
+    with pytest.raises(ContractError, match="batch: got StateBatch, expected a VerifyBatch in verify"):
         dataclasses.replace(make([2, 3]), phase="verify").run(backend())
     verification = call.clone().run(backend())
     for accepted, message in (
-        ([2, 0], "accepted: got 2 for sequence 0; asked is -1 to 1"),
+        ([2, 0], "accepted: got 2 for sequence 0, expected -1 to 1"),
         ([0, -2], "accepted: got -2 for sequence 1"),
-        ([0], r"accepted: got shape \[1\]; asked is \[N\] with N = 2"),
-        ([0.0, 1.0], "accepted: got dtype float32; asked is one of: int64"),
+        ([0], r"accepted: got shape \[1\], expected \[N\] with N = 2"),
+        ([0.0, 1.0], "accepted: got dtype float32, expected one of: int64"),
     ):
         with pytest.raises(ContractError, match=message):
             verification.commit(torch.tensor(accepted), call.state)
@@ -353,10 +353,10 @@ def test_checkpoints_that_break_the_contract(op):
         return dataclasses.replace(call, phase=phase, batch=dataclasses.replace(call.batch, **values))
 
     for batch, message in (
-        ({"checkpoint_every": 0}, "checkpoint_every: got 0; asked is an int of 1 or more"),
+        ({"checkpoint_every": 0}, "checkpoint_every: got 0, expected an int of 1 or more"),
         (
             {"checkpoint_slots": torch.full((2, 2), -1)},
-            "checkpoint_slots: got 2 a sequence; asked is 3 at least",
+            "checkpoint_slots: got 2 a sequence, expected 3 at least",
         ),
         ({"checkpoint_slots": torch.full((3, 4), -1)}, r"checkpoint_slots: got shape \[3, 4\]"),
         ({"checkpoint_slots": torch.full((2, 4), -2)}, "checkpoint_slots: got -2 for sequence 0"),
@@ -370,19 +370,19 @@ def test_checkpoints_that_break_the_contract(op):
         ),
         (
             {"checkpoint_slots": torch.tensor([[top, -1, -1], [-1, -1, -1]])},
-            f"got slot {top}; asked is below {top}",
+            f"got slot {top}, expected below {top}",
         ),
-        ({"phase": "decode"}, "batch.seqlens: got a length of 40; asked is 1"),
+        ({"phase": "decode"}, "batch.seqlens: got a length of 40, expected 1"),
         (
             {"phase": "verify"},
-            "batch: got checkpoints in verify; asked is checkpoints in prefill only",
+            "batch: got checkpoints in verify, expected checkpoints in prefill only",
         ),
     ):
         with pytest.raises(ContractError, match=message):
             broken(**batch).run(backend())
     with pytest.raises(
         ContractError,
-        match="batch: got checkpoints; asked is none: this backend lacks the feature checkpoints",
+        match="batch: got checkpoints, expected none: this backend lacks the feature checkpoints",
     ):
         call.contract.check_batch("prefill", call.batch)
 

@@ -193,7 +193,7 @@ def _prefill(call: DeltaCall, batch: StateBatch, plan: _Sequences) -> None:
 def _decode(call: DeltaCall, batch: StateBatch, plan: _Sequences) -> None:
     state, weight = call.layer.state, call.layer.beta_scale
     if weight is not None and weight > MOST:
-        raise CONTRACT.error("beta_scale", f"{weight}", f"of this backend, {MOST} at most")
+        raise CONTRACT.error("beta_scale", f"{weight}", f"at most {MOST} for this backend")
     if state.dtype == torch.float32:
         check_pool(CONTRACT, "state", state)
         _step(call, batch, state)

@@ -60,7 +60,7 @@ class FlashInferMla(MlaBackend):
             pieces = int((-(-packed // tile)).sum()) + multiprocessors(q_nope.device)
             if pieces > MOST:
                 found = f"{pieces} tiles of {tile} rows and heads"
-                raise CONTRACT.error("q_nope", found, f"of this backend, {MOST} at most")
+                raise CONTRACT.error("q_nope", found, f"at most {MOST} for this backend")
             tables = plan.tables(page)
             wrapper.plan(
                 plan.rows,

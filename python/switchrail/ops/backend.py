@@ -19,7 +19,7 @@ def foreign(argument: Literal["plan", "record"], found: object) -> ArgumentError
     """The error for a plan or a record that is none of the backend's own."""
     name = type(found).__name__
     return ArgumentError(
-        f"{argument}: got {name}; asked is what the backend's {_MADE_BY[argument]} returned",
+        f"{argument}: got {name}, expected what the backend's {_MADE_BY[argument]} returned",
         argument=argument,
         found=name,
     )

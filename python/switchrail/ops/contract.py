@@ -368,7 +368,7 @@ class Contract:
     def error(self, argument: str, found: str, valid: str) -> ContractError:
         """The error for one argument: what was given, and what is asked."""
         return ContractError(
-            f"{self.op}: {argument}: got {found}; asked is {valid}",
+            f"{self.op}: {argument}: got {found}, expected {valid}",
             op=self.op,
             argument=argument,
             found=found,

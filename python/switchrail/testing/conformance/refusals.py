@@ -50,7 +50,7 @@ def _refused(what: str, broken: Sample, backend: AnyBackend) -> None:
         pass
     except Exception as error:
         cause = f"an input that breaks the contract raises {type(error).__name__}, not ContractError"
-        headline = f"{what}: got {error!r}; asked is a ContractError"
+        headline = f"{what}: got {error!r}, expected a ContractError"
         raise Mismatch([Problem(headline, (Finding(cause),))]) from error
     else:
         finding = Finding("an input that breaks the contract is not refused", "CONTRACT.check refuses it")
