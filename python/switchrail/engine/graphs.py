@@ -134,6 +134,7 @@ class Graphs:
         self._watch = watch
         self._sizes, self._lengths = sizes(sequences), lengths(tokens)
         self._logits: torch.Tensor | None = None
+        self._shares: Graph | None = None  # the last one, if its capture didn't fail
         self.keys = [Key(size, length) for size in self._sizes for length in self._lengths]
         self.captured: dict[Key, Captured] = {}
         self.refused: dict[Key, str] = {}
@@ -186,12 +187,14 @@ class Graphs:
     def _drop(self) -> None:
         self.captured.clear()
         self.refused.clear()
+        self._shares = None
         self._watch.look()
 
     def _try(self, key: Key) -> None:
-        shares = next((captured.graph for captured in self.captured.values()), None)
+        shares, self._shares = self._shares, None
         try:
             self.captured[key] = self._capture(key, shares)
+            self._shares = self.captured[key].graph
         except Exception as error:
             self.refused[key] = f"{type(error).__name__}: {error}"
             _log.warning(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from switchrail.platforms.graph import Graph
+
+_failed: Final[list[Any]] = []
 
 
 class CudaGraph(Graph):
@@ -41,7 +43,9 @@ class CudaGraph(Graph):
         try:
             self._graph.capture_end()
         except Exception:
-            # torch leaves its allocator as it was in the capture: no later one could share the pool
+            # torch leaves its allocators as they were in the capture: that of the device can be told that it
+            # is over; that of the host asks this graph from now on, so it stays, and nobody uses its pool again
+            _failed.append(self._graph)
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
             raise
 

@@ -17,7 +17,8 @@ class Graph:
         """Captures nothing yet.
 
         Args:
-            shares: One whose working memory this one uses too: the two never run at one time.
+            shares: One whose working memory this one uses too: the two never run at one time, and no capture
+                with that memory has failed.
         """
 
     @contextmanager
