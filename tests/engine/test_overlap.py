@@ -7,7 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from switchrail.engine import Engine, Event, SamplingParams
+import torch
+from switchrail.engine import Engine, Event, SamplingParams, runner
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 Make = Callable[..., Engine]
 OPTIONS = {"max_sequences": 6, "max_tokens_per_step": 24, "page_size": 4, "num_pages": 90, "max_length": 64}
@@ -177,3 +180,46 @@ def test_an_interrupt_between_the_end_of_the_last_request_and_its_release_loses_
     assert not engine.busy
     assert len(engine.pools.slots) == engine.pools.slots.capacity
     assert request.finish_reason == ("stop" if stops else "length")
+
+
+class NoWaiting(TorchFunctionMode):
+    """Refuses what makes the host wait for the device, on a CPU too, where nothing waits."""
+
+    READS = (Tensor.item, Tensor.tolist, Tensor.cpu, Tensor.nonzero, Tensor.__bool__, Tensor.__int__)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        indexed = func in (Tensor.__getitem__, Tensor.__setitem__) and isinstance(args[1], list)
+        copied = func is torch.tensor and kwargs.get("device") is not None
+        moved = func is Tensor.to and not isinstance(args[1], torch.dtype) and not kwargs.get("non_blocking")
+        if func in self.READS or indexed or copied or moved:
+            raise AssertionError(f"{func} waits for the device")
+        return func(*args, **kwargs)
+
+
+def test_nothing_waits_for_the_device_between_two_launches(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither admissions nor copies of pages and slots nor sampling; backends are their own affair."""
+    core, forward = engine._core, runner._forward
+    seen = []
+
+    def outside(*args: Any) -> torch.Tensor:
+        seen.append(args)
+        with torch._C.DisableTorchFunction():
+            return forward(*args)
+
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            with NoWaiting():
+                return function(*args)
+
+        return call
+
+    monkeypatch.setattr(runner, "_forward", outside)
+    monkeypatch.setattr(core._scheduler, "schedule", watched(core._scheduler.schedule))
+    monkeypatch.setattr(core, "_launch", watched(core._launch))
+    params = make_params(24)
+    assert any(each.n > 1 for each in params)
+    engine.generate(make_prompts(24), params)
+    assert len(seen) == engine.stats.steps

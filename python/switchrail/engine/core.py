@@ -19,6 +19,7 @@ from switchrail.engine.scheduler import Schedule, Scheduler
 from switchrail.engine.sequences import Sequences
 from switchrail.engine.stats import Stats
 from switchrail.engine.task import FinishReason, Task
+from switchrail.engine.transfer import sent
 from switchrail.errors import EngineError, RequestError
 from switchrail.platforms import Hardware
 
@@ -223,9 +224,10 @@ class EngineCore:
             ready = [*schedule.decode, *filter(_is_through, (task for task, _ in schedule.prefill))]
             if schedule.forks:
                 row = {task: number for number, task in enumerate(ready)}
-                logits = logits[[*range(len(ready)), *(row[leader] for leader, _ in schedule.forks)]]
+                rows = [*range(len(ready)), *(row[leader] for leader, _ in schedule.forks)]
+                logits = logits[sent(rows, torch.int64, logits.device)]
                 ready = ready + self._fork(runner, schedule.forks)
-                slots = torch.tensor([task.slot for task in ready], device=slots.device)
+                slots = sent([task.slot for task in ready], torch.int64, slots.device)
             if not ready:
                 return Flight(schedule.tasks, [], Sent(None))
             tokens = self._choose(logits, [task.params for task in ready], [task.draws for task in ready])

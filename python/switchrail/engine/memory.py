@@ -11,6 +11,7 @@ import torch
 
 from switchrail.checks import is_number
 from switchrail.engine.options import EngineOptions
+from switchrail.engine.transfer import sent
 from switchrail.errors import ConfigError, PlatformError
 from switchrail.overrides import check_overrides
 from switchrail.platforms import Platform
@@ -110,7 +111,7 @@ class Pools:
         """Copies contents of pages and slots, each pair's first to its second; no second is also a first."""
         for pools, pairs in ((self.kv.values(), pages), ([self.state], slots)):
             if pairs:
-                sources, targets = torch.tensor(pairs, device=self._device).unbind(1)
+                sources, targets = sent(pairs, torch.int64, self._device).unbind(1)
                 for pool in pools:
                     pool.copy(sources, targets)
 

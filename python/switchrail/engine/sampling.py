@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
+from switchrail.engine.transfer import sent
 from switchrail.params import SamplingParams
 
 
@@ -28,17 +28,11 @@ def choose(
     best, tokens = logits.max(dim=-1)
     rows = [row for row, param in enumerate(params) if param.temperature > 0]
     if rows:
-        index = _sent(rows, torch.int64, logits.device)
+        index = sent(rows, torch.int64, logits.device)
         tokens[index] = _draw(
             logits[index].float(), [params[row] for row in rows], [draws[row].random() for row in rows]
         )
     return tokens.where(best.isfinite(), -1)
-
-
-def _sent(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Values on the device, which the host doesn't wait for."""
-    host = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
-    return host.to(device, non_blocking=True)
 
 
 def _draw(logits: torch.Tensor, params: Sequence[SamplingParams], uniform: Sequence[float]) -> torch.Tensor:
@@ -60,7 +54,7 @@ def _draw(logits: torch.Tensor, params: Sequence[SamplingParams], uniform: Seque
         (max(p.temperature, 1e-30), min(p.top_k or size, size), p.top_p, p.min_p, u)
         for p, u in zip(params, uniform, strict=True)
     ]
-    values = _sent(columns, torch.float32, logits.device)
+    values = sent(columns, torch.float32, logits.device)
     temperature, top_k, top_p, min_p, u = values.unsqueeze(1).unbind(-1)
     ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
     scores = (ordered - ordered[:, :1]) / temperature

@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 import torch
 
 from switchrail.engine.sequence import Sequence
+from switchrail.engine.transfer import sent
 from switchrail.errors import RequestError
 from switchrail.pools import FreeList, pages_of
 
@@ -74,8 +75,7 @@ class Sequences(Generic[S]):
         numbers = [*shared, *self._pages.take(pages)]
         for page in numbers:
             self._holders[page] += 1
-        row = torch.tensor(numbers, dtype=torch.int32)
-        self.page_table[slot, : len(numbers)] = row.to(self.page_table.device)
+        self.page_table[slot, : len(numbers)] = sent(numbers, torch.int32, self.page_table.device)
         # CPython 3.10 to 3.14 looks for signals where it calls, enters a function or jumps, so none raises
         # between these. Other threads, which free-threaded builds run meanwhile, wait for the engine's lock.
         sequence.slot, sequence.pages, sequence.length = slot, numbers, 0
