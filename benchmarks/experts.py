@@ -81,12 +81,13 @@ def make_weights(count: int, device: torch.device) -> Weights:
     with torch.device("meta"):
         block = Qwen3NextSparseMoeBlock(config).to(DTYPE).eval()
     options: dict[str, Any] = {"dtype": DTYPE, "device": device}
-    router = torch.randn(count + 1, HIDDEN, **options) * HIDDEN**-0.5
+    router = torch.zeros(count + 8, HIDDEN, **options)  # the engine pads it too
+    router[: count + 1].normal_(std=HIDDEN**-0.5)
     gate_up = torch.empty(count + 1, 2 * INNER, HIDDEN, **options).normal_(std=HIDDEN**-0.5)
     down = torch.empty(count + 1, HIDDEN, INNER, **options).normal_(std=INNER**-0.5)
     views = {
         "gate.weight": router[:count],
-        "shared_expert_gate.weight": router[count:],
+        "shared_expert_gate.weight": router[count : count + 1],
         "experts.gate_up_proj": gate_up[:count],
         "experts.down_proj": down[:count],
         "shared_expert.gate_proj.weight": gate_up[count, :INNER],
@@ -95,6 +96,10 @@ def make_weights(count: int, device: torch.device) -> Weights:
     }
     block.load_state_dict(views, assign=True)
     return Weights(block, router, gate_up, down)
+
+
+def route(weights: Weights, x: torch.Tensor) -> torch.Tensor:
+    return linear(x, weights.router)[:, : len(weights.down)]
 
 
 def run_block(implementation: str, weights: Weights, x: torch.Tensor) -> torch.Tensor:
@@ -112,7 +117,7 @@ def run_experts(
 
 
 def run_ours(weights: Weights, x: torch.Tensor) -> torch.Tensor:
-    return run_experts(weights, x, linear(x, weights.router))
+    return run_experts(weights, x, route(weights, x))
 
 
 def chosen(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -169,7 +174,7 @@ def compile_part(number: int, of: int) -> None:
     every = {tiles: None for count in EXPERTS for rows in ROWS for tiles in candidates(rows, count)}
     x = torch.randn(32, HIDDEN, dtype=DTYPE, device=device)
     for tiles in list(every)[number::of]:
-        run_experts(weights, x, linear(x, weights.router), tiles)
+        run_experts(weights, x, route(weights, x), tiles)
     torch.cuda.synchronize()
 
 
@@ -232,7 +237,7 @@ def measure(
     for number in range(max(len(layers), 8 if rows == 1 else 4)):
         weights = layers[number % len(layers)]
         x = torch.randn(rows, HIDDEN, dtype=DTYPE, device=weights.router.device)
-        inputs.append((weights, x, linear(x, weights.router)))
+        inputs.append((weights, x, route(weights, x)))
     weights, x, logits = inputs[0]
     _, _, clear = chosen(logits)
     expected = exact(weights, x, logits)

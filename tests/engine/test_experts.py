@@ -76,7 +76,8 @@ def test_a_shared_expert_of_their_size_is_one_more_of_them() -> None:
     x = torch.randn(1, 7, 32)
     expected, before = block(x), {name: weight.clone() for name, weight in block.named_parameters()}
     stacked = SPARSE_BLOCK.prepare(experts, block)
-    assert [len(weights) for weights in stacked] == [7, 7, 7]
+    assert [len(weights) for weights in stacked] == [8, 7, 7]
+    assert not stacked.router[7:].any()
     assert {weight.untyped_storage().data_ptr() for weight in block.parameters()} == {
         weights.untyped_storage().data_ptr() for weights in stacked
     }

@@ -21,11 +21,11 @@ _gate_up_pairs, _down_pairs = Launcher(gate_up_pairs), Launcher(down_pairs)
 _LOGITS = 8192
 """Logits that one program chooses from, at most."""
 
-_CHUNK = 32
-"""Rows of one program, at most."""
-
 _ADDED = 32
 """Chunks up to which each adds up the counts of all of them by itself."""
+
+_CHUNK, _LONG = 8, 32
+"""Rows of a chunk where there are so few, and where there are more: a program with fewer takes less time."""
 
 
 def experts(
@@ -72,7 +72,8 @@ def experts(
         lengths = [pairs, 0, 0, 0, 0, 0, 0]
     else:
         sizes = sizes or tiles(t * top_k / own, x.dtype, x.device)
-        bm, bt = sizes.rows, min(padded(t), _CHUNK, max(_LOGITS // ep, 1))
+        chunk = _CHUNK if t <= _CHUNK * _ADDED else _LONG
+        bm, bt = sizes.rows, min(padded(t), chunk, max(_LOGITS // ep, 1))
         chunks = triton.cdiv(t, bt)
         blocks = min(t * top_k, t * top_k // bm + own) + shared * triton.cdiv(t, bm)
         lengths = [pairs, pairs, (chunks + 1) * own, chunks * 4 * own, pairs, 3 * blocks, 1]
@@ -86,7 +87,7 @@ def experts(
         (logits, limit, chosen, weights, ranks, counts, places, order_of, table, used),
         (logits.stride(0), t),
         (own, shared, top_k, ep, kp, bt, bm * single, normalize, padding, not alone, single),
-        num_warps=min(max(bt * ep // 512, 1), 16),
+        num_warps=min(max(bt * ep // 128, 1), 8 if bt <= _CHUNK else 16),
     )
     options = launch_options(x.dtype)
     values = torch.empty((pairs, inner), dtype=x.dtype, device=x.device)

@@ -12,12 +12,15 @@ from switchrail.engine.models.stack import stack
 from switchrail.platforms.operations import Experts
 from switchrail.platforms.serving import Forward
 
+_ALIGNED: Final = 8
+"""Logits of a row are padded to a multiple of this: for other sizes cuBLAS has slower kernels."""
+
 
 class Weights(NamedTuple):
     """What the operation is given.
 
     Attributes:
-        router: [E, H].
+        router: [E, H], perhaps with rows of zeros behind them.
         gate_up: [E, 2 I, H].
         down: [E, H, I].
     """
@@ -35,7 +38,7 @@ def _prepare(function: Forward, module: Any) -> Weights | None:
         return None
     gate_up = stack(experts.gate_up_proj, shared.gate_proj.weight, shared.up_proj.weight)
     return Weights(
-        stack(module.gate.weight, module.shared_expert_gate.weight),
+        stack(module.gate.weight, module.shared_expert_gate.weight, multiple=_ALIGNED),
         gate_up.view(count + 1, 2 * inner, hidden),
         stack(experts.down_proj, shared.down_proj.weight).view(count + 1, hidden, inner),
     )
@@ -48,7 +51,7 @@ def _call(function: Forward, module: Any, hidden_states: torch.Tensor) -> Any:
     weights = stacked or Weights(gate.weight, experts.gate_up_proj, experts.down_proj)
     out = function(
         x,
-        linear(x, weights.router),
+        linear(x, weights.router)[:, : len(weights.down)],
         weights.gate_up,
         weights.down,
         top_k=gate.top_k,

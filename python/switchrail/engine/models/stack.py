@@ -6,19 +6,21 @@ import torch
 
 
 @torch.no_grad()
-def stack(*weights: torch.Tensor) -> torch.Tensor:
+def stack(*weights: torch.Tensor, multiple: int = 1) -> torch.Tensor:
     """Moves weights into one tensor, whose views they become.
 
     Args:
         weights: Parameters, each [..., D], of one dtype, on one device.
+        multiple: What the rows are padded to a multiple of, with zeros.
 
     Returns:
-        [rows of all, D].
+        [rows of all, with padding, D].
     """
     size = weights[0].shape[-1]
     rows = [weight.numel() // size for weight in weights]
-    whole = weights[0].new_empty(sum(rows), size)
-    for weight, part in zip(weights, torch.split(whole, rows), strict=True):
+    count = sum(rows)
+    whole = weights[0].new_zeros(count + -count % multiple, size)
+    for weight, part in zip(weights, torch.split(whole[:count], rows), strict=True):
         weight.data = part.view(weight.shape).copy_(weight)
     return whole
 
