@@ -14,7 +14,7 @@ import torch
 from switchrail.engine import Engine, SamplingParams
 from switchrail.engine.graphs import Key, lengths, sizes
 from switchrail.engine.watch import HookWatch
-from switchrail.platforms.cpu import CpuPlatform, CpuServing
+from switchrail.platforms.cpu import CpuHardware, CpuPlatform, CpuServing
 from switchrail.testing.graph import RecordedGraph
 
 from tests.engine.capturable import CAPTURABLE
@@ -25,8 +25,13 @@ class GraphServing(CpuServing):
         return RecordedGraph
 
 
+class GraphHardware(CpuHardware):
+    def support_cuda_graph(self) -> bool:
+        return True
+
+
 class GraphPlatform(CpuPlatform):
-    serving_class = GraphServing
+    hardware_class, serving_class = GraphHardware, GraphServing
 
 
 @pytest.fixture

@@ -194,7 +194,8 @@ class Engine(AbstractContextManager["Engine"]):
         self, runtime: Runtime, backends: Mapping[str, str] | None, sequences: Sequences[Any]
     ) -> None:
         """Captures decodes, where the platform can and there are backends for it."""
-        if self.platform.serving.graph_class() is None:
+        graph_class = self.platform.serving.graph_class()
+        if graph_class is None or not self.platform.hardware.support_cuda_graph():
             return
         chosen = {key: name for key, name in (backends or {}).items() if not key.endswith(".prefill")}
         try:
@@ -202,7 +203,7 @@ class Engine(AbstractContextManager["Engine"]):
         except (BackendUnfitError, NoBackendError) as error:
             _log.warning("decodes run eagerly: %s", error)
             return
-        self._runner.capture(runtime.bind(plan), sequences)
+        self._runner.capture(runtime.bind(plan), sequences, graph_class)
 
     @property
     def pools(self) -> Pools:

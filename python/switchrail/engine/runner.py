@@ -23,6 +23,7 @@ from switchrail.engine.sequences import Sequences
 from switchrail.engine.step import Running, Step, StepBuilder
 from switchrail.engine.watch import HookWatch
 from switchrail.platforms import Platform
+from switchrail.platforms.graph import Graph
 
 
 class Runner:
@@ -104,18 +105,17 @@ class Runner:
         self,
         bound: BoundPlan,
         sequences: Sequences[Any],
+        graph_class: type[Graph],
         progress: Callable[[Iterable[Key]], Iterable[Key]] = iter,
     ) -> None:
-        """Captures decodes, where the platform can.
+        """Captures decodes.
 
         Args:
             bound: The routes of decodes that are captured.
             sequences: Who has which memory.
+            graph_class: What captures.
             progress: Passes the keys of graphs on, one when the one before it is done.
         """
-        graph_class = self._platform.serving.graph_class()
-        if graph_class is None:
-            return
         inputs = DecodeInputs(
             sequences.page_table,
             sequences.last_tokens,

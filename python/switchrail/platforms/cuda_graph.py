@@ -43,8 +43,8 @@ class CudaGraph(Graph):
         try:
             self._graph.capture_end()
         except Exception:
-            # torch leaves its allocators as they were in the capture: that of the device can be told that it
-            # is over; that of the host asks this graph from now on, so it stays, and nobody uses its pool again
+            # torch leaves its allocators as they were in the capture. That of the device can be told that it
+            # is over; that of the host goes on asking this graph, so it stays, and its pool isn't used again.
             _failed.append(self._graph)
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
             raise
