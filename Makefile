@@ -2,6 +2,7 @@
 # make test   all tests: Rust, Python, documents
 # make lint   formatting, clippy, rustdoc, licences and circles of the crates, ruff, layers, mypy, stubs; CI runs it too
 # make toy-op adds an op to a copy, as CONTRIBUTING.md says, and runs it; a job of its own in CI
+# make mutants  changes the code in a hundred places, one at a time, and tells which changes no test notices
 # make soak   the tests again and again in random order, beside busy processes
 #
 # VENV=DIR         the environment to use (default .venv); an existing one is kept, and so is the torch in it
@@ -29,7 +30,7 @@ RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Ca
 # maturin and cargo build PyO3 with different settings: one target directory would make each rebuild after the other.
 MATURIN := VIRTUAL_ENV=$(abspath $(VENV)) CARGO_TARGET_DIR=$(abspath target/maturin) $(BIN)/maturin
 
-.PHONY: run test lint toy-op soak build wheel test-rust lint-rust test-python lint-python bench clean
+.PHONY: run test lint toy-op mutants soak build wheel test-rust lint-rust test-python lint-python bench clean
 
 run: build
 	$(BIN)/switchrail run $(CHECKPOINT) --max-new-tokens 48 \
@@ -41,6 +42,12 @@ lint: lint-rust lint-python
 
 toy-op: build
 	$(PY) tests/add_an_op.py
+
+# All tests once, to find which of them reach a change; then each change against these.
+mutants: build
+	$(PY) -m tests.mutants cover --workers $(WORKERS)
+	$(PY) -m tests.mutants run --workers $(WORKERS)
+	$(PY) -m tests.mutants check
 
 # Three times all of it, and fifty times what has threads, processes, signals or order in it.
 soak: build

@@ -23,32 +23,40 @@ os.environ["SWITCHRAIL_TIMES"] = str(Path(__file__).with_name("none.json"))
 
 from tests import leftovers
 from tests.interpreter import spare_repetition
+from tests.processes import processes  # noqa: F401  (a fixture for all)
 
 spare_repetition()
 
-# Their tests share something that takes long to make.
-WHOLE_FILES = {
+# Their tests share something that takes long to make. They begin first, in this order:
+# the other processes would wait for a long one that began last.
+WHOLE_FILES = (
+    "tests/wheel/test_wheel.py",
+    "tests/test_plugin_guide.py",
+    "tests/engine/test_parity.py",
     "tests/benchmarks/test_ops.py",
     "tests/cli/test_new_plugin.py",
     "tests/discovery/test_lock.py",
-    "tests/engine/test_parity.py",
-    "tests/platforms/test_acme.py",
     "tests/plugins/test_vendor.py",
+    "tests/platforms/test_acme.py",
     "tests/spawn/test_ranks.py",
-    "tests/test_plugin_guide.py",
-    "tests/wheel/test_wheel.py",
-}
+)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """One process runs all of such a file, and all cases of a function; those of most tests come first.
+    """One process runs all of such a file, and all cases of a function; functions of most cases come first.
 
     With each case on its own, xdist's bookkeeping took as long as ten files of tests.
     """
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
+        def schedule(self) -> None:
+            super().schedule()
+            for file in reversed(WHOLE_FILES):
+                if file in self.workqueue:
+                    self.workqueue.move_to_end(file, last=False)
+
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
             return file if file in WHOLE_FILES else nodeid.partition("[")[0]

@@ -167,23 +167,14 @@ def test_output_that_nobody_reads_ends_the_command_as_it_ends_others(checkpoint,
 
 
 @pytest.mark.parametrize("command", ["plugins", "doctor"])
-def test_one_line_for_a_plugin_that_fails(tmp_path, command):
+def test_one_line_for_a_plugin_that_fails(processes, tmp_path, command):
     info = tmp_path / "ill_gdn-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ill-gdn\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[switchrail.plugins]\nill = ill_gdn:register\n")
     (tmp_path / "ill_gdn.py").write_text("raise OSError('no driver')\n")
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, command],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = processes.run(PROGRAM, [command], env=environment)
     assert (done.stdout + done.stderr).count("no driver") == 1, done.stderr
-    listed = subprocess.run(
-        [sys.executable, "-c", PROGRAM, "backends"],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
+    listed = processes.run(PROGRAM, ["backends"], env=environment)
     assert listed.stderr.count("no driver") == 1, "a command without the plugins' table logs it"

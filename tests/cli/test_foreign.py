@@ -6,8 +6,6 @@ import os
 import pty
 import re
 import select
-import subprocess
-import sys
 import time
 from types import SimpleNamespace
 
@@ -125,20 +123,19 @@ def site(tmp_path):
     return tmp_path / "site"
 
 
-def in_a_terminal(arguments, environment, folder):
+def in_a_terminal(processes, arguments, environment, folder):
     """Runs the command on a terminal; what reached that."""
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", "from switchrail.cli import main; main()", *map(str, arguments)],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "400", **environment},
-        cwd=folder,
-    )
-    os.close(theirs)
-    shown, end = b"", time.monotonic() + 240
     try:
+        processes.start(
+            "from switchrail.cli import main; main()",
+            arguments,
+            streams=(theirs, theirs, theirs),
+            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "400", **environment},
+            cwd=folder,
+        )
+        os.close(theirs)
+        shown, end = b"", time.monotonic() + 240
         while time.monotonic() < end:
             if select.select([ours], [], [], 1)[0]:
                 try:
@@ -148,12 +145,10 @@ def in_a_terminal(arguments, environment, folder):
                 if not read:
                     break
                 shown += read
-        process.wait(60)
         return shown.decode()
     finally:
-        process.kill()
-        process.wait()
         os.close(ours)
+        processes.wait()
 
 
 COMMANDS = {
@@ -183,7 +178,7 @@ SHOW_BLOCKED = ("plugins", "doctor", "backends", "a platform that fails")
     ("name", "is_locked"),
     [*((name, False) for name in COMMANDS), *((name, True) for name in SHOW_BLOCKED)],
 )
-def test_no_command_lets_it_through(site, tmp_path, checkpoint, name, is_locked):
+def test_no_command_lets_it_through(processes, site, tmp_path, checkpoint, name, is_locked):
     (tmp_path / "hostile").mkdir()
     config = {"model_type": f"acme{WORSE}", "architectures": [BAD]}
     (tmp_path / "hostile" / "config.json").write_text(json.dumps(config))
@@ -192,7 +187,7 @@ def test_no_command_lets_it_through(site, tmp_path, checkpoint, name, is_locked)
     places = {"{checkpoint}": checkpoint, "{hostile}": tmp_path / "hostile", "{lock}": lock}
     arguments = [places.get(argument, argument) for argument in COMMANDS[name]]
     environment = {"PYTHONPATH": str(site)} | ({"SWITCHRAIL_LOCK": str(lock)} if is_locked else {})
-    shown = in_a_terminal(arguments, environment, tmp_path)
+    shown = in_a_terminal(processes, arguments, environment, tmp_path)
     left = CONTROL.search(OF_RICH.sub("", shown))
     assert left is None, (left, shown)
     assert "\roverwritten" not in shown

@@ -279,30 +279,30 @@ def test_help_comes_also_when_loading_fails(switchrail, plugins, monkeypatch):
     assert "can't be listed" in done.output
 
 
-@pytest.mark.parametrize(
-    ("arguments", "imported"),
-    [
-        (["--help"], set()),
-        (["plugins"], set()),
-        (["backends", "--json"], set()),
-        (["run", "--help"], set()),
-        (["explain", "{checkpoint}"], set()),
-        (["explain", "{checkpoint}", "--as", "cuda:9.0"], set()),
-        (["plan", "{checkpoint}"], set()),
-        (["plan", "{checkpoint}", "--as", "cuda:9.0", "--json"], set()),
-    ],
-)
-def test_imports_no_more_than_it_needs(checkpoint, arguments, imported):
-    arguments = [argument.format(checkpoint=checkpoint) for argument in arguments]
+def test_imports_no_more_than_it_needs(checkpoint):
+    """One process for all: each command is told from the one before by what is imported after it."""
+    commands = [
+        ["--help"],
+        ["plugins"],
+        ["backends", "--json"],
+        ["run", "--help"],
+        ["explain", str(checkpoint)],
+        ["explain", str(checkpoint), "--as", "cuda:9.0"],
+        ["plan", str(checkpoint)],
+        ["plan", str(checkpoint), "--as", "cuda:9.0", "--json"],
+    ]
     program = f"""
 import sys
 from switchrail.cli.app import app
-app({arguments!r}, standalone_mode=False)
+from switchrail.testing import isolated
 heavy = {{"torch", "numpy", "transformers", "triton", "switchrail_kernels.attention.triton"}}
-print(heavy & set(sys.modules), file=sys.stderr)
+for command in {commands!r}:
+    with isolated():
+        app(command, standalone_mode=False)
+    print(command, heavy & set(sys.modules), file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stderr == f"{imported}\n"
+    assert done.stderr.splitlines() == [f"{command} set()" for command in commands]
 
 
 def test_ranges():

@@ -40,37 +40,6 @@ def _copy(call, into):
         getattr(into.batch, name).copy_(tensor)
 
 
-def test_ragged_lengths(backend, device, dtype):
-    verify(backend, attention_call([1, 0, 33, 64, 65], dtype=dtype, device=device))
-
-
-@pytest.mark.parametrize("page", [1, 5, 16, 64, 128])
-def test_pages_and_earlier_tokens(backend, device, page):
-    lengths, kv = [1, 3, 40, 64], [100, 3, 70, 128]
-    verify(backend, attention_call(lengths, kv_lengths=kv, page=page, device=device))
-    verify(backend, attention_call([1] * 4, kv_lengths=kv, phase="decode", page=page, device=device))
-
-
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "size"), [(4, 4, 16), (6, 2, 24), (8, 1, 32), (3, 1, 64), (20, 1, 16)]
-)
-def test_groups_and_head_sizes(backend, device, dtype, heads, kv_heads, size):
-    sizes = {"heads": heads, "kv_heads": kv_heads, "head_size": size, "dtype": dtype, "device": device}
-    verify(backend, attention_call([2, 40], kv_lengths=[2, 50], **sizes))
-    verify(backend, attention_call([1] * 2, kv_lengths=[2, 50], phase="decode", **sizes))
-
-
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_padding_and_dense_queries(backend, device, phase):
-    lengths = [1] * 3 if phase == "decode" else [5, 3, 33]
-    verify(
-        backend,
-        attention_call(
-            lengths, kv_lengths=[7, 9, 40], phase=phase, padding=(1,), strided=False, device=device
-        ),
-    )
-
-
 @pytest.mark.parametrize("kv", [1, 255, 256, 257, 700, 17000])
 def test_decode_cuts_long_caches_into_pieces(backend, device, kv):
     call = attention_call(
@@ -127,24 +96,24 @@ def test_a_single_decode_is_merged_of_its_pieces(backend, device, dtype, window)
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
-@pytest.mark.parametrize("cap", [1e-2, 0.3, 50.0, 1e4, 1e8])
+@pytest.mark.parametrize("cap", [1e-2, 1e8])
 def test_caps_of_any_size(backend, device, phase, cap):
     lengths = [1, 1] if phase == "decode" else [3, 40]
     sizes = {"soft_cap": cap, "lse": True, "device": device}
     verify(backend, attention_call(lengths, kv_lengths=[300, 90], phase=phase, **sizes))
 
 
-@pytest.mark.parametrize("window", [1, 50, 90, 300])
+@pytest.mark.parametrize("window", [50, 300])
 @pytest.mark.parametrize("phase", ["prefill", "decode", "verify"])
 def test_windows_with_whole_blocks_between_their_ends(backend, device, dtype, phase, window):
     lengths = [1] * 3 if phase == "decode" else [40, 9, 1]
     sizes = {"window": window, "phase": phase, "dtype": dtype, "device": device, "page": 64}
-    verify(backend, attention_call(lengths, kv_lengths=[700, 200, 90], **sizes))
-    verify(backend, attention_call(lengths, kv_lengths=[700, 200, 90], **sizes, **FEATURES))
+    features = FEATURES if window == 300 else {}
+    verify(backend, attention_call(lengths, kv_lengths=[700, 200, 90], **sizes, **features))
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
-@pytest.mark.parametrize("window", [2**31 - 1, 2**31, 2**64])
+@pytest.mark.parametrize("window", [2**31, 2**64])
 def test_windows_wider_than_32_bits(backend, device, phase, window):
     lengths = [1, 1] if phase == "decode" else [3, 40]
     verify(backend, attention_call(lengths, kv_lengths=[900, 90], phase=phase, window=window, device=device))
@@ -234,12 +203,6 @@ def test_a_plan_serves_other_lengths_of_the_caches(backend, device, phase, windo
     assert measure(first.out, run_reference(second).out).within(BOUNDS[torch.float32])
 
 
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_large_logits(backend, device, phase):
-    lengths = [1] if phase == "decode" else [40]
-    verify(backend, attention_call(lengths, kv_lengths=[300], phase=phase, norm=30.0, device=device))
-
-
 def test_a_result_does_not_depend_on_its_neighbours(backend, device):
     call = attention_call([1, 1, 1], kv_lengths=[900, 300, 5], phase="decode", device=device)
     together = call.clone()
@@ -261,11 +224,6 @@ def test_a_result_does_not_depend_on_its_neighbours(backend, device):
 def test_tiles_for_little_shared_memory(backend, device, monkeypatch):
     monkeypatch.setattr(kernels, "has_large_shared_memory", lambda device: False)
     verify(backend, attention_call([70, 9], head_size=160, dtype=torch.float16, device=device))
-
-
-def test_nothing_to_do(backend, device):
-    for phase, lengths in (("prefill", [0, 0]), ("prefill", []), ("decode", [])):
-        attention_call(lengths, phase=phase, device=device).run(backend)
 
 
 QWEN3_NEXT = {"heads": 16, "kv_heads": 2, "head_size": 256, "page": 64}

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from switchrail.testing.compare import Error, verify_commit
+from switchrail.testing.compare import verify_commit
 from switchrail.testing.inputs import gated_delta_call, kda_call
 from switchrail_kernels.drafts import DRAFT_ROWS as ROWS
 from switchrail_kernels.gated_delta.triton import TritonGatedDelta
@@ -21,41 +21,11 @@ each_op = pytest.mark.parametrize(
 
 
 @each_op
-@pytest.mark.parametrize("gate", ["near_one", "mixed"])
-def test_chains_and_trees(backend, make, gate, device, dtype):
-    call = make([3, 6, 0, 1], phase="verify", gate=gate, padding=(3,), dtype=dtype, device=device, **SMALL)
-    verify_commit(backend(), call)
-    verify_commit(backend(), call.with_trees())
-
-
-@each_op
 @pytest.mark.parametrize("sizes", [SMALL, pytest.param(MODEL, marks=pytest.mark.gpu)], ids=["small", "model"])
 def test_drafts_of_several_blocks(backend, make, sizes, device):
     options = {"phase": "verify", "gate": "mixed", "device": device, **sizes}
     verify_commit(backend(), make([ROWS.value + 3], **options))
     verify_commit(backend(), make([2 * ROWS.value + 2], **options).with_trees(seed=2))
-
-
-@each_op
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"in_place": False, "initial": "all"},
-        {"raw": "softplus", "beta_scale": 2.0},
-        {"raw": "sigmoid", "beta_scale": 1.0},
-        {"qk_l2norm": False, "key_size": 24, "value_size": 48},
-    ],
-    ids=str,
-)
-def test_slots_raw_gates_and_sizes(backend, make, options, device):
-    call = make([4, 2], phase="verify", device=device, **{**SMALL, **options})
-    verify_commit(backend(), call.with_trees())
-
-
-@each_op
-def test_a_bfloat16_state_is_rounded_once(backend, make, device):
-    call = make([5, 2], phase="verify", state_dtype=torch.bfloat16, device=device, **SMALL)
-    verify_commit(backend(), call, bound=Error(4e-3, 8e-3))
 
 
 @each_op

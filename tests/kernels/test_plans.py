@@ -113,7 +113,7 @@ def test_a_refreshed_plan_is_the_equal_of_a_new_one(runtime, device, op, name):
     ]
     bounds = Bounds(sequences=4, rows=4, tokens=700)
     kept = backend.plan("decode", calls[0].batch, bounds)
-    for call in (*calls, *reversed(calls)):
+    for call in (*calls, calls[0]):
         refreshed, anew = call.clone(), call.clone()
         backend.refresh(kept, refreshed.batch)
         refreshed.bind(backend, kept)()

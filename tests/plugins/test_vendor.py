@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -117,7 +115,7 @@ def test_explained(installed):
     assert re.search(r" of twin-gdn 0.3.0 +fits, but acme was chosen for linear.decode *$", castor)
 
 
-def test_in_processes_of_their_own(site, tmp_path, speak):
+def test_in_processes_of_their_own(processes, site, tmp_path, speak):
     config = tmp_path / "routes.toml"
     config.write_text(
         """
@@ -133,12 +131,7 @@ def test_in_processes_of_their_own(site, tmp_path, speak):
     def run(*path):
         program = f"import sys; sys.path[:0] = {[*map(str, path)]}; from switchrail.cli import main; main()"
         command = ["run", CHECKPOINT, "--device", "cpu", "--prompt", PROMPT, "--max-new-tokens", NEW_TOKENS]
-        return subprocess.run(
-            [sys.executable, "-c", program, *map(str, command), "--config", config, "--json"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return processes.run(program, [*command, "--config", config, "--json"])
 
     done = run(site)
     assert done.returncode == 0, done.stderr

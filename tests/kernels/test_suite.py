@@ -1,0 +1,57 @@
+"""Triton's kernels under the conformance suite, which checks all that is not particular to a kernel.
+
+With a GPU all quick cases are run; the interpreter runs the short ones that differ in what a kernel computes.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+
+import pytest
+import torch
+from switchrail.testing import isolated
+from switchrail.testing.conformance import Case, Unavailable, select_named
+
+pytest.importorskip("triton")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+INTERPRETED = {
+    "prefill": (
+        *("none", "empty", "dense", "padding", "page-33", "sinks", "bias", "time-innermost", "zero-keys"),
+        *("initial-states", "read-not-write", "state-bfloat16", "gate-*", "hard-mixed", "normalised"),
+        *("large-norms", "heads-1-3", "heads-3-1", "heads-6-2", "head-size-16*", "*-steps", "plain"),
+    ),
+    "decode": (
+        *("none", "padding", "page-33", "initial-states", "read-not-write", "state-bfloat16", "bias"),
+        *("gate-one", "gate-mixed", "normalised", "large-norms", "head-size-16*", "*-steps", "plain"),
+    ),
+    "verify": ("trees", "raw-softplus", "normalised", "state-bfloat16", "head-size-16-24"),
+}
+"""The checks that are interpreted, by phase; patterns of their names."""
+IN_FLOAT16 = ("ragged", "past", "gate-mixed", "hard-mixed")
+"""The checks that are interpreted in float16."""
+
+
+def cases() -> list[Case]:
+    """The cases to run here."""
+    with isolated() as runtime:
+        runtime.load()
+        platform = runtime.find_platform(DEVICE)
+        found = select_named(runtime, "triton", platform=platform, quick=True).cases
+    return [case for case in found if DEVICE == "cuda" or is_interpreted(case)]
+
+
+def is_interpreted(case: Case) -> bool:
+    setting = case.setting
+    if setting.op == "mla":  # takes many times as long, and has tests of its own
+        return False
+    names = INTERPRETED[setting.phase] if setting.dtype == torch.float32 else IN_FLOAT16
+    return any(fnmatch.fnmatch(case.check.name, name) for name in names)
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case.id)
+def test_a_case(case):
+    try:
+        case()
+    except Unavailable as reason:
+        pytest.skip(str(reason))

@@ -1,0 +1,275 @@
+"""Mutation testing: changes the code in a hundred places, one at a time, and runs the tests that reach each.
+
+    python -m tests.mutants cover      # which tests reach which change: one run of all tests, in a copy
+    python -m tests.mutants run        # each change against its tests, the fastest first, until one fails
+    python -m tests.mutants check      # the tests that noticed something, with nothing changed
+    python -m tests.mutants show       # the list
+
+The changes are drawn with a seed, a fixed number per area. `cover` keeps the ones that `list.json` names,
+where the code still has them, and draws others for those that are gone. `run` writes each outcome back to
+the list.
+
+Mutation libraries were weighed: mutmut leaves decorated functions unchanged, so all kernels, and wraps
+others in a way that Triton can't read the source of; cosmic-ray runs one command, so all tests, for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from tests.mutants.mutations import Mutation, Place, find, probe, probed
+from tests.mutants.trial import Trial, run_trials
+
+ROOT = Path(__file__).parents[2]
+WORK = (ROOT / "target" / "mutants").resolve()
+UNFIT = WORK / "unfit.json"
+LIST = Path(__file__).with_name("list.json")
+AREAS = {
+    "python/switchrail/engine": 25,
+    "python/switchrail/hooks": 25,
+    "python/switchrail/plugins": 20,
+    "kernels/switchrail_kernels": 30,
+}
+"""How many changes of each area are tried."""
+NO_PROOF = ("tests/conformance/test_mutants.py", "tests/conformance/test_mutants_triton.py")
+"""Files whose tests look for a line of the source by its text, and so fail however it is changed."""
+SPARE = 4
+"""How many times as many are drawn: some are on lines that no test reaches."""
+# A copy's package runs this first: which test reached what, from this process and those that tests start.
+REACHED = """
+def _install():
+    import builtins, os
+    if hasattr(builtins, "_reached"):
+        return
+    seen = set()
+    def reached(number):
+        test = os.environ.get("PYTEST_CURRENT_TEST", "")
+        if (number, test) not in seen:
+            seen.add((number, test))
+            with open(f"{folder}/{os.getpid()}", "a") as file:
+                file.write(f"{number} {test}\\n")
+        return False
+    folder = FOLDER
+    builtins._reached = reached
+_install()
+del _install
+"""
+
+
+def copy_tree(to: Path) -> None:
+    """The repository's files as they are now, with the built extension module."""
+    shutil.rmtree(to, ignore_errors=True)
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\n")
+    built = [str(path.relative_to(ROOT)) for path in (ROOT / "python").rglob("*.so")]
+    for name in [*filter(None, names), *built]:
+        if (ROOT / name).is_file():
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, to / name)
+
+
+def environment(tree: Path) -> dict[str, str]:
+    """The variables with which a copy's packages are imported rather than the installed ones."""
+    path = os.pathsep.join(map(str, (tree / "python", tree / "kernels")))
+    return os.environ | {"PYTHONPATH": path}
+
+
+def draw(tree: Path, seed: int) -> dict[str, list[Mutation]]:
+    """The changes of each area: first those of the list that still exist, then others in a random order."""
+    listed = [Mutation(**each["mutation"]) for each in read_list()]
+    drawn = {}
+    for area, count in AREAS.items():
+        there: dict[Mutation, None] = {}
+        for path in sorted((tree / area).rglob("*.py")):
+            there |= dict.fromkeys(find(str(path.relative_to(tree)), path.read_text()))
+        kept = [each for each in listed if each in there]
+        others = [each for each in there if each not in set(kept)]
+        random.Random(f"{seed} {area}").shuffle(others)
+        drawn[area] = kept + others[: SPARE * count]
+    return drawn
+
+
+def read_list() -> list[dict[str, Any]]:
+    """What the list has: each change, what became of it, and by which test."""
+    return json.loads(LIST.read_text()) if LIST.exists() else []
+
+
+def cover(seed: int, workers: int, arguments: list[str]) -> None:
+    """Runs the tests in a copy that tells which of them reach each change."""
+    tree, record, reached = WORK / "cover", WORK / "record", WORK / "reached"
+    copy_tree(tree)
+    for folder in (record, reached):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    drawn = draw(tree, seed)
+    numbered = dict(enumerate(each for several in drawn.values() for each in several))
+    stands_for: dict[int, list[int]] = {}
+    for file in sorted({each.file for each in numbered.values()}):
+        source = (tree / file).read_text()
+        found = find(file, source)
+        places: dict[int, Place] = {
+            number: found[each] for number, each in numbered.items() if each.file == file
+        }
+        chosen = probed(places)
+        stands_for |= chosen
+        (tree / file).write_text(probe(source, {number: places[number] for number in chosen}))
+    for package in ("python/switchrail", "kernels/switchrail_kernels"):
+        first = tree / package / "__init__.py"
+        first.write_text(first.read_text() + REACHED.replace("FOLDER", repr(str(reached))))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.mutants.record", "-p", "no:cacheprovider"]
+    command += ["-n", str(workers), *arguments]
+    variables = environment(tree) | {"TEST_RECORD": str(record)}
+    subprocess.run(command, cwd=tree, env=variables, check=False)
+    (WORK / "drawn.json").write_text(
+        json.dumps(
+            {
+                "numbered": {number: each.as_dict() for number, each in numbered.items()},
+                "stands_for": stands_for,
+            }
+        )
+    )
+
+
+def read_tests() -> dict[str, dict[str, Any]]:
+    """What each test of `cover` cost, by its name; those that failed there are left out."""
+    texts = [path.read_text() for path in (WORK / "record").glob("*.jsonl")]
+    lines = [json.loads(line) for text in texts for line in text.splitlines()]
+    passed = {line["test"]: line for line in lines if line["outcome"] == "passed"}
+    unfit = set(json.loads(UNFIT.read_text())) if UNFIT.exists() else set()
+    return {
+        test: line for test, line in passed.items() if test not in unfit and not test.startswith(NO_PROOF)
+    }
+
+
+def read_reached(stands_for: dict[str, list[int]], tests: dict[str, Any]) -> dict[int, set[str]]:
+    """The tests that reach each change. What a fixture reaches, all tests of its file may."""
+    by_file = defaultdict(set)
+    for test in tests:
+        by_file[test.partition("::")[0]].add(test)
+    found: dict[int, set[str]] = defaultdict(set)
+    for path in (WORK / "reached").iterdir():
+        for line in path.read_text().splitlines():
+            number, _, rest = line.partition(" ")
+            test, _, when = rest.rpartition(" ")
+            reaching = {test} if when == "(call)" else by_file[test.partition("::")[0]]
+            for each in stands_for[number]:
+                found[each] |= reaching & tests.keys()
+    return found
+
+
+def choose(seed: int) -> list[Trial]:
+    """The first changes of each area that some test reaches, with these tests in the order to run."""
+    drawn = json.loads((WORK / "drawn.json").read_text())
+    tests = read_tests()
+    reached = read_reached(drawn["stands_for"], tests)
+    left = dict(AREAS)
+    trials = []
+    for number, fields in drawn["numbered"].items():
+        mutation = Mutation(**fields)
+        area = next(each for each in AREAS if mutation.file.startswith(f"{each}/"))
+        if left[area] and reached.get(int(number)):
+            left[area] -= 1
+            costs = {test: tests[test]["own"] + tests[test]["children"] for test in reached[int(number)]}
+            trials.append(Trial(mutation, costs))
+    print(f"{len(trials)} changes; missing: { ({k: v for k, v in left.items() if v}) }")
+    return trials
+
+
+def run(seed: int, workers: int, seconds: float, only: str, left: bool) -> None:
+    """Tries each change, and writes down what became of it.
+
+    Args:
+        seed: As `draw` takes it.
+        workers: How many at a time.
+        seconds: Processor time of a change's tests at most.
+        only: Only changes whose file and function have this in them.
+        left: Only changes that the list does not have, that no test noticed, or whose test is gone.
+    """
+    trials = [each for each in choose(seed) if only in f"{each.mutation.file}:{each.mutation.function}"]
+    noticed = {
+        json.dumps(each["mutation"])
+        for each in read_list()
+        if each["outcome"] == "killed" and (each["test"] in read_tests() or "::" not in each["test"])
+    }
+    if left:
+        trials = [each for each in trials if json.dumps(each.mutation.as_dict()) not in noticed]
+    print(f"{len(trials)} to try")
+    trees = [WORK / f"tree-{number}" for number in range(workers)]
+    for tree in trees:
+        copy_tree(tree)
+        folders = [str(tree / name) for name in ("python", "kernels", "tests")]
+        subprocess.run([sys.executable, "-m", "compileall", "-q", *folders], check=False)
+    results = {json.dumps(each["mutation"]): each for each in (read_list() if only or left else [])}
+    for trial, outcome in run_trials(trials, trees, seconds):
+        line = {"mutation": trial.mutation.as_dict(), **outcome, "tests": len(trial.costs)}
+        results[json.dumps(line["mutation"])] = line
+        shown = f"{outcome['outcome']}: {describe(trial.mutation)}: {outcome['test']}"
+        print(f"{shown} ({outcome['wall']:.0f} s; {len(trial.costs)} tests reach it)", flush=True)
+        ordered = sorted(results.values(), key=lambda each: json.dumps(each["mutation"]))
+        LIST.write_text(json.dumps(ordered, indent=1) + "\n")
+    show()
+
+
+def check(workers: int) -> None:
+    """Runs the tests that noticed something with nothing changed; one that fails is no proof any more."""
+    for tree in (trees := [WORK / f"tree-{number}" for number in range(workers)]):
+        copy_tree(tree)
+    tests = read_tests()
+    used = {each["test"] for each in read_list()} & tests.keys()
+    trial = Trial(None, dict.fromkeys(sorted(used), 0.0))
+    for _, outcome in run_trials([trial], trees, 1.0):
+        failed = outcome["test"].split("\n") if outcome["test"] else []
+        print(f"{len(used)} tests, {outcome['outcome']}; these fail unchanged: {failed}")
+        known = json.loads(UNFIT.read_text()) if UNFIT.exists() else []
+        UNFIT.write_text(json.dumps(sorted({*known, *failed})))
+
+
+def describe(mutation: Mutation) -> str:
+    """A change in a line."""
+    return f"{mutation.file}: {mutation.function}: {mutation.before!r:.120} -> {mutation.after!r:.120}"
+
+
+def show() -> None:
+    """Prints the list, by area, and the ones that no test noticed."""
+    listed = read_list()
+    for area in AREAS:
+        there = [each for each in listed if each["mutation"]["file"].startswith(f"{area}/")]
+        killed = [each for each in there if each["outcome"] == "killed"]
+        print(f"{area}: {len(killed)} of {len(there)} noticed")
+        for each in there:
+            if each not in killed:
+                print(f"  {each['outcome']}: {describe(Mutation(**each['mutation']))}")
+
+
+def main() -> None:
+    """See above."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("command", choices=("cover", "run", "check", "show"))
+    parser.add_argument("--seed", type=int, default=13)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=20.0, help="most processor time of a change's tests")
+    parser.add_argument("--only", default="", help="changes whose file and function have this in them")
+    parser.add_argument("--left", action="store_true", help="only what no test that is there has noticed yet")
+    options, arguments = parser.parse_known_args()
+    match options.command:
+        case "cover":
+            cover(options.seed, options.workers, arguments)
+        case "run":
+            run(options.seed, options.workers, options.seconds, options.only, options.left)
+        case "check":
+            check(options.workers)
+        case "show":
+            show()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""A plugin of pytest that writes down what each test costs and how it ends, a line a test.
+
+    TEST_RECORD=FOLDER python -m pytest -p tests.mutants.record ...
+
+A line has wall seconds, processor seconds of this process and of its children, and how many it started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
+
+
+class Recorder:
+    """Writes to a file of its own in each of pytest's processes."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = (folder / f"{os.getpid()}.jsonl").open("a")
+        self._started = 0
+        self._outcomes: dict[str, str] = {}
+        self._walls: dict[str, float] = {}
+        sys.addaudithook(self._count)
+
+    def _count(self, event: str, arguments: Any) -> None:
+        if event in STARTS:
+            self._started += 1
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        before, wall, started = os.times(), time.monotonic(), self._started
+        self._outcomes.clear()
+        result = yield
+        after = os.times()
+        bad = {each for each in self._outcomes.values() if each != "passed"}
+        line = {
+            "test": item.nodeid,
+            "outcome": min(bad) if bad else "passed",
+            "wall": time.monotonic() - wall,
+            "own": after.user + after.system - before.user - before.system,
+            "children": sum(after[2:4]) - sum(before[2:4]),
+            "started": self._started - started,
+            **self._walls,
+        }
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        return result
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._outcomes[report.when or ""] = report.outcome
+        self._walls[report.when or ""] = report.duration
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Records in the processes that run tests, not in the one that gives them out."""
+    if "TEST_RECORD" in os.environ and getattr(config.option, "dist", "no") == "no":
+        config.pluginmanager.register(Recorder(Path(os.environ["TEST_RECORD"])))

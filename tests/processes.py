@@ -1,0 +1,104 @@
+"""Processes for tests, forked from one that has the large imports done: a fifth of the time of new ones.
+
+What is imported there is other packages' alone: each process imports ours for itself, with its own variables.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+SERVER = """
+import json, os, socket, sys
+import numpy, pydantic, rich.console, safetensors, torch, transformers, typer
+transformers.Qwen3NextForCausalLM
+server = socket.socket(fileno=int(sys.argv[1]))
+while request := socket.recv_fds(server, 1 << 20, 3):
+    if not request[0]:
+        sys.exit()
+    if child := os.fork():
+        for each in request[1]:
+            os.close(each)
+        server.sendall(b"%d\\n" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        continue
+    server.close()
+    program, arguments, variables, folder = json.loads(request[0])
+    for target, each in enumerate(request[1]):
+        os.dup2(each, target)
+        os.close(each)
+    os.environ.clear()
+    os.environ.update(variables)
+    os.chdir(folder)
+    sys.argv[1:] = arguments
+    sys.path[1:1] = filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))
+    exec(program, {"__name__": "__main__", "__builtins__": __builtins__})
+    break
+"""
+
+
+class Helper:
+    """The process that others are forked from, one at a time."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        command = [sys.executable, "-c", SERVER, str(theirs.fileno())]
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
+        theirs.close()
+
+    def start(
+        self,
+        program: str,
+        arguments: Sequence[object] = (),
+        *,
+        streams: tuple[int, int, int],
+        env: Mapping[str, str] | None = None,
+        cwd: Path | str = ".",
+    ) -> None:
+        """Starts a process that runs a program as `python -c` does; `wait` must follow."""
+        variables = dict(os.environ if env is None else env)
+        request = [program, [str(each) for each in arguments], variables, str(Path(cwd).absolute())]
+        socket.send_fds(self._socket, [json.dumps(request).encode()], streams)
+
+    def wait(self) -> int:
+        """The exit status of the process that was started."""
+        return int(self._socket.makefile().readline())
+
+    def run(
+        self,
+        program: str,
+        arguments: Sequence[object] = (),
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | str = ".",
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a program to its end, as `subprocess.run` with captured output does."""
+        file = tempfile.TemporaryFile
+        with open(os.devnull) as none, file("w+") as out, file("w+") as err:
+            streams = (none.fileno(), out.fileno(), err.fileno())
+            self.start(program, arguments, streams=streams, env=env, cwd=cwd)
+            status = self.wait()
+            out.seek(0)
+            err.seek(0)
+            return subprocess.CompletedProcess([program, *arguments], status, out.read(), err.read())
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._socket.close()
+        self._process.wait()
+
+
+@pytest.fixture(scope="session")
+def processes():
+    """The helper; started when a test first needs it."""
+    helper = Helper()
+    yield helper
+    helper.close()
