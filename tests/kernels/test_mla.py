@@ -81,6 +81,12 @@ def test_long_caches_are_cut_into_pieces(backend, device, phase, kv):
         verify(backend, call.with_trees())
 
 
+@pytest.mark.parametrize("heads", [4, 20])
+def test_a_tree_over_several_tiles(backend, device, heads):
+    call = mla_call([3, 40], kv_lengths=[9, 45], phase="verify", heads=heads, device=device)
+    verify(backend, call.with_trees(seed=2))
+
+
 def test_how_a_cache_is_cut():
     def cut(tiles, programs, longest):
         return plan.Cut.of(tiles, programs, longest, torch.device("cpu"))  # which counts as an H200
