@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from switchrail.testing.compare import verify_commit
+from switchrail.testing.compare import Error, verify_commit
 from switchrail.testing.inputs import gated_delta_call, kda_call
 from switchrail_kernels.drafts import DRAFT_ROWS as ROWS
 from switchrail_kernels.gated_delta.triton import TritonGatedDelta
@@ -26,6 +26,28 @@ def test_drafts_of_several_blocks(backend, make, sizes, device):
     options = {"phase": "verify", "gate": "mixed", "device": device, **sizes}
     verify_commit(backend(), make([ROWS.value + 3], **options))
     verify_commit(backend(), make([2 * ROWS.value + 2], **options).with_trees(seed=2))
+
+
+@each_op
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"in_place": False, "initial": "all"},
+        {"raw": "softplus", "beta_scale": 2.0},
+        {"raw": "sigmoid", "beta_scale": 1.0},
+        {"qk_l2norm": False, "key_size": 24, "value_size": 48},
+    ],
+    ids=str,
+)
+def test_slots_raw_gates_and_sizes(backend, make, options, device):
+    call = make([4, 2], phase="verify", device=device, **{**SMALL, **options})
+    verify_commit(backend(), call.with_trees())
+
+
+@each_op
+def test_a_bfloat16_state_is_rounded_once(backend, make, device):
+    call = make([5, 2], phase="verify", state_dtype=torch.bfloat16, device=device, **SMALL)
+    verify_commit(backend(), call, bound=Error(4e-3, 8e-3))
 
 
 @each_op
