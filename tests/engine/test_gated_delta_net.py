@@ -41,6 +41,7 @@ def test_a_prepared_module_computes_as_before_and_holds_its_weights_once() -> No
     for part in (net.in_proj_qkvz, net.in_proj_ba):
         assert part.weight.untyped_storage().data_ptr() == weight.untyped_storage().data_ptr()
     torch.testing.assert_close(net(x), expected)
+    assert not any(part is net for part in net.fix_query_key_value_ordering.args)
     net.__dict__["_switchrail_prepared"] = weight
     assert GATED_DELTA_NET.call is not None
     torch.testing.assert_close(GATED_DELTA_NET.call(inputs, net, x), expected)

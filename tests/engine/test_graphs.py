@@ -272,6 +272,25 @@ def test_each_key_has_the_backends_for_caches_of_its_length(
     assert asked == graphs.keys[::-1]
 
 
+def test_graphs_that_are_captured_again_use_the_working_memory_of_those_before(
+    make_engine: Make, captured_runtime: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or each change of hooks would take all of it from the device once more."""
+    make, shared = RecordedGraph.__init__, []
+
+    def sharing(self: RecordedGraph, shares: RecordedGraph | None = None) -> None:
+        make(self, shares)
+        shared.append(shares is not None)
+
+    monkeypatch.setattr(RecordedGraph, "__init__", sharing)
+    engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
+    keys = len(engine.graphs)
+    engine._runner.model.model.norm.register_forward_hook(lambda *_: None)
+    tokens(engine, make_prompts(1)[:3])
+    assert len(shared) > keys
+    assert shared == [False] + [True] * (len(shared) - 1)
+
+
 @pytest.mark.parametrize("look", [False, True])
 def test_an_interrupted_look_for_hooks_loses_none(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch, look: bool

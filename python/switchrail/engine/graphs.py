@@ -187,29 +187,28 @@ class Graphs:
     def _drop(self) -> None:
         self.captured.clear()
         self.refused.clear()
-        self._shares = None
         self._watch.look()
 
     def _try(self, key: Key) -> None:
-        shares, self._shares = self._shares, None
         try:
-            self.captured[key] = self._capture(key, shares)
-            self._shares = self.captured[key].graph
+            self.captured[key] = self._capture(key)
         except Exception as error:
             self.refused[key] = f"{type(error).__name__}: {error}"
             _log.warning(
                 "decodes of %d sequences and %d tokens run eagerly, capturing one failed: %r", *key, error
             )
 
-    def _capture(self, key: Key, shares: Graph | None) -> Captured:
+    def _capture(self, key: Key) -> Captured:
         self._inputs.fill(())
         step = self._inputs.step(*key)
         bounds = Bounds(sequences=key.sequences, rows=key.sequences, tokens=key.tokens)
         prepared = self._dispatcher.prepare(step.parts, bounds, self._bound)
         self._run(step, prepared)  # compiles what it needs; with padding alone no state is touched
-        graph = self._graph_class(shares)
+        graph = self._graph_class(self._shares)
+        self._shares = None  # no graph shares memory with a capture that failed
         with graph.capture():
             self._run(step, prepared)
+        self._shares = graph
         return Captured(graph, step, prepared)
 
     def _run(self, step: Step, prepared: Prepared) -> None:

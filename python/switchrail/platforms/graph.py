@@ -11,6 +11,7 @@ class Graph:
 
     Launched again, everything reads and writes the memory that it did while it was captured. So what a step
     is told lies in tensors that stay where they are, and what it returns is overwritten by the next one.
+    It may be let go of while it still runs.
     """
 
     def __init__(self, shares: Graph | None = None) -> None:

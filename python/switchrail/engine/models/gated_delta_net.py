@@ -26,7 +26,9 @@ def _prepare(function: Forward, module: Any) -> torch.Tensor:
     keys, values = module.head_k_dim, ratio * module.head_v_dim
     _order_rows(module.in_proj_qkvz.weight, groups, [keys, keys, values, values])
     _order_rows(module.in_proj_ba.weight, groups, [ratio, ratio])
-    module.fix_query_key_value_ordering = partial(_split, module)
+    sizes = [module.key_dim, module.key_dim, module.value_dim, module.value_dim]
+    heads = [module.head_k_dim, module.head_k_dim, module.head_v_dim, module.head_v_dim]
+    module.fix_query_key_value_ordering = partial(_split, sizes, heads)
     return stack(module.in_proj_qkvz.weight, module.in_proj_ba.weight)
 
 
@@ -36,10 +38,10 @@ def _order_rows(weight: nn.Parameter, groups: int, sizes: list[int]) -> None:
     weight.data = torch.cat([part.reshape(-1, weight.shape[1]) for part in parts])
 
 
-def _split(module: Any, mixed_qkvz: torch.Tensor, mixed_ba: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """In place of the module's `fix_query_key_value_ordering`."""
-    sizes = [module.key_dim, module.key_dim, module.value_dim, module.value_dim]
-    heads = [module.head_k_dim, module.head_k_dim, module.head_v_dim, module.head_v_dim]
+def _split(
+    sizes: list[int], heads: list[int], mixed_qkvz: torch.Tensor, mixed_ba: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """In place of the module's `fix_query_key_value_ordering`; without the module, which would be a cycle."""
     parts = torch.split(mixed_qkvz, sizes, dim=-1)
     return (
         *(torch.unflatten(part, -1, (-1, head)) for part, head in zip(parts, heads, strict=True)),
