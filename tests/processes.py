@@ -17,13 +17,15 @@ from pathlib import Path
 import pytest
 
 SERVER = """
-import json, os, socket, sys
+import atexit, gc, json, os, socket, sys, traceback
 import numpy, pydantic, rich.console, safetensors, torch, transformers, typer
 transformers.Qwen3NextForCausalLM
+gc.collect()
+gc.freeze()
 server = socket.socket(fileno=int(sys.argv[1]))
 while request := socket.recv_fds(server, 1 << 20, 3):
     if not request[0]:
-        sys.exit()
+        os._exit(0)
     if child := os.fork():
         for each in request[1]:
             os.close(each)
@@ -39,8 +41,20 @@ while request := socket.recv_fds(server, 1 << 20, 3):
     os.chdir(folder)
     sys.argv[1:] = arguments
     sys.path[1:1] = filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))
-    exec(program, {"__name__": "__main__", "__builtins__": __builtins__})
-    break
+    status = 0
+    try:
+        exec(program, {"__name__": "__main__", "__builtins__": __builtins__})
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # taking down what the imports made takes as long as making it
 """
 
 
