@@ -182,6 +182,24 @@ def test_an_interrupt_between_the_end_of_the_last_request_and_its_release_loses_
     assert request.finish_reason == ("stop" if stops else "length")
 
 
+def test_the_host_is_one_step_ahead_in_a_long_prompt_too(engine: Engine) -> None:
+    """Whose steps give no tokens; a cancel among them leaves nothing to be read."""
+    engine.submit([1] * 48, SamplingParams(max_new_tokens=2, ignore_eos=True))
+    cancelled = engine.submit([2] * 60, SamplingParams(max_new_tokens=2))
+    unread = []
+    while not cancelled.length:
+        engine.step()
+        unread.append(len(engine._core._flights))
+    assert unread == [1, 1, 1]
+    while engine.busy and cancelled.length < 60:
+        engine.step()
+    assert engine.cancel(cancelled)
+    while engine.busy:
+        engine.step()
+    assert not engine._core._flights
+    assert len(engine.pools.pages) == engine.pools.pages.capacity
+
+
 class NoWaiting(TorchFunctionMode):
     """Refuses what makes the host wait for the device, on a CPU too, where nothing waits."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from itertools import repeat
 from typing import Any
@@ -175,7 +175,7 @@ class EngineCore:
         tasks = schedule.tasks
         if tasks:
             self._launching = tasks
-            flight = self._launch(schedule)
+            flight = self._launch(schedule, unread)
             self._flights, self._launching = (*self._flights, flight), ()
         self._read(self._ahead if tasks else 0)
         if tasks:
@@ -213,7 +213,7 @@ class EngineCore:
             self._giving = None
 
     @torch.inference_mode()
-    def _launch(self, schedule: Schedule) -> Flight:
+    def _launch(self, schedule: Schedule, unread: Collection[Task]) -> Flight:
         """Runs the model, and chooses tokens, which stay on the device for the next step."""
         runner, sequences = self.runner, self.sequences
         if runner is None:
@@ -228,11 +228,10 @@ class EngineCore:
                 logits = logits[sent(rows, torch.int64, logits.device)]
                 ready = ready + self._fork(runner, schedule.forks)
                 slots = sent([task.slot for task in ready], torch.int64, slots.device)
-            if not ready:
-                return Flight(schedule.tasks, [], Sent(None))
-            tokens = self._choose(logits, [task.params for task in ready], [task.draws for task in ready])
-            sequences.last_tokens[slots] = tokens.clamp(min=0)
-            unread = {task for flight in self._flights for task, _ in flight.ready}
+            tokens = slots
+            if ready:
+                tokens = self._choose(logits, [task.params for task in ready], [task.draws for task in ready])
+                sequences.last_tokens[slots] = tokens.clamp(min=0)
             return Flight(
                 schedule.tasks,
                 [(task, len(task.tokens) + (task in unread)) for task in ready],

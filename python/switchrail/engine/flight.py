@@ -13,26 +13,26 @@ from switchrail.engine.task import Task
 class Sent:
     """Token ids on their way to the host."""
 
-    def __init__(self, tokens: torch.Tensor | None, pin_memory: bool = False) -> None:
+    def __init__(self, tokens: torch.Tensor, pin_memory: bool) -> None:
         """Sends them, without waiting.
 
         Args:
-            tokens: [R] int64; None: there are none.
+            tokens: [R] int64.
             pin_memory: Whether the device copies to pinned memory by itself.
         """
         self._event: torch.Event | None = None
         self._host = tokens
-        if tokens is not None and pin_memory:
+        if pin_memory:
             self._host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
             self._host.copy_(tokens, non_blocking=True)
             self._event = torch.Event(tokens.device)
             self._event.record()
 
     def read(self) -> list[int]:
-        """Waits for them."""
+        """Waits for them, and so for the step; where there are none too."""
         if self._event is not None:
             self._event.synchronize()
-        return [] if self._host is None else self._host.tolist()
+        return self._host.tolist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Flight:
     @property
     def is_wanted(self) -> bool:
         """Whether any of its tasks goes on."""
-        return any(task.finish_reason is None for task, _ in self.ready)
+        return any(task.finish_reason is None for task in self.tasks)
 
 
 __all__ = ["Flight", "Sent"]
