@@ -176,3 +176,18 @@ def test_a_captured_step_allocates_nothing(make_engine: Make) -> None:
     while len(requests[0].tokens) < 50:
         engine.step()
     assert (torch.cuda.memory_reserved(), torch.cuda.max_memory_allocated()) == before
+
+
+def test_a_captured_step_never_waits_for_the_device(make_engine: Make) -> None:
+    """From schedule to read: torch raises where something else than the event of the tokens is waited for."""
+    engine = on_cuda(make_engine)
+    params = [SamplingParams(max_new_tokens=40, ignore_eos=True, temperature=n % 2, seed=n) for n in range(8)]
+    requests = [engine.submit([1, 2, 3], each) for each in params]
+    while not all(request.tokens for request in requests):
+        engine.step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        while len(requests[0].tokens) < 30:
+            engine.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -310,3 +310,19 @@ def test_an_interrupted_look_for_hooks_loses_none(
     watch.look()
     handle.remove()
     assert watch.has_changed()
+
+
+def test_another_engine_that_is_made_or_closed_leaves_graphs_as_they_are(
+    make_engine: Make, captured_runtime: switchrail.Runtime
+) -> None:
+    engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
+    prompts = make_prompts(1)[:2]
+    expected = tokens(engine, prompts)
+    seen = count_replays(engine)
+    other = make_engine(options=OPTIONS)
+    assert tokens(engine, prompts) == expected
+    replays = len(seen)
+    assert replays > 0
+    other.close()
+    assert tokens(engine, prompts) == expected
+    assert len(seen) == 2 * replays

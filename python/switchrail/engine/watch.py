@@ -8,7 +8,11 @@ from torch import nn
 from torch.nn.modules import module as globals_of_modules
 from torch.utils.hooks import RemovableHandle
 
+from switchrail.engine.models.contract import ENGINE
 from switchrail.hooks import chain
+from switchrail.hooks.hook import Hook
+from switchrail.hooks.site import Site
+from switchrail.hooks.table import Table
 
 _OF_MODULES = ("_forward_hooks", "_forward_pre_hooks")
 _OF_ALL = ("_global_forward_hooks", "_global_forward_pre_hooks")
@@ -28,10 +32,12 @@ class HookWatch:
     def look(self) -> None:
         """Takes what there is now as what was captured."""
         version, count = chain.version(), RemovableHandle.next_id
+        chains = _chains(version)
         hooked = self._find()
         keys = [tuple(hooks) for hooks in hooked]
         # as in `Sequences.admit`, no exception of a signal comes between these
-        self._version, self._count, self._hooked, self._keys = version, count, hooked, keys
+        self._version, self._chains = version, chains
+        self._count, self._hooked, self._keys = count, hooked, keys
 
     def has_changed(self) -> bool:
         """Whether anything is different from the last look."""
@@ -41,13 +47,27 @@ class HookWatch:
             if len(found) != len(self._hooked):
                 return True
             self._hooked, self._count = found, count
-        return chain.version() is not self._version or [tuple(hooks) for hooks in self._hooked] != self._keys
+        version = chain.version()
+        if version is not self._version:
+            if _chains(version) != self._chains:
+                return True
+            self._version = version
+        return [tuple(hooks) for hooks in self._hooked] != self._keys
 
     def _find(self) -> list[Mapping[int, object]]:
         """The hooks of all modules, by numbers that torch gives out once."""
         every = [getattr(globals_of_modules, name) for name in _OF_ALL]
         modules = self._model.modules()
         return every + [hooks for one in modules for name in _OF_MODULES if (hooks := getattr(one, name))]
+
+
+def _chains(table: Table) -> dict[Site, tuple[Hook, ...]]:
+    """The hooks that run on each place, but for those of engines, which leave others' models as they are."""
+    return {
+        site: others
+        for site, one in table.chains.items()
+        if (others := tuple(hook for hook in one.running if hook.source != ENGINE))
+    }
 
 
 __all__ = ["HookWatch"]

@@ -57,8 +57,8 @@ def added() -> Mapping[Hook, tuple[Site, ...]]:
     return _table.sites
 
 
-def version() -> object:
-    """Something that is the same, by identity, until the next change."""
+def version() -> Table:
+    """The table as it is now, which is the same object until the next change; waits for nothing."""
     return _table
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from switchrail.engine.models import operations
-from switchrail.engine.models.contract import KEYWORD, Connected, Connection, MixerContract
+from switchrail.engine.models.contract import ENGINE, KEYWORD, Connected, Connection, MixerContract
 from switchrail.engine.models.families import Family
 from switchrail.engine.models.operations import ForwardOf
 from switchrail.errors import LayoutError
@@ -98,7 +98,7 @@ def connect(
     hooks.commit(
         [
             *(
-                hooks.prepare(f"{family.module}.{name}", hook, "around", source="switchrail")
+                hooks.prepare(f"{family.module}.{name}", hook, "around", source=ENGINE)
                 for name, hook in wanted.items()
             ),
             *(
@@ -106,7 +106,7 @@ def connect(
                     f"{family.module}.{name}.forward",
                     operations.forward,
                     "around",
-                    source="switchrail",
+                    source=ENGINE,
                     priority=operations.INNERMOST,
                 )
                 for name in operations.bind(

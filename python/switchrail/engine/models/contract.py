@@ -19,6 +19,9 @@ from switchrail.pools import Shape
 KEYWORD: Final = "switchrail"
 """The keyword that carries a `Connected` from a mixer's call to the functions that it calls."""
 
+ENGINE: Final = "switchrail"
+"""The source of the hooks of engines."""
+
 
 @dataclass(frozen=True, slots=True)
 class Connection:
@@ -85,4 +88,4 @@ class MixerContract:
     packed: bool = False
 
 
-__all__ = ["KEYWORD", "Connected", "Connection", "MixerContract"]
+__all__ = ["ENGINE", "KEYWORD", "Connected", "Connection", "MixerContract"]
