@@ -1,7 +1,7 @@
-"""How many CPU seconds each command takes from its start to its end, beside what it can't do without.
+"""CPU seconds of each command from start to end, next to those of the imports that it needs.
 
-Each runs in processes of its own, in turns; the median is printed. CPU time is given because other load on
-the machine changes it less than the time on the clock. A command that fails ends the benchmark.
+The commands and imports take turns, each time in a new process; the median is printed. CPU time is measured
+because other load on the machine changes it less than wall time. A command that fails ends the benchmark.
 
     python benchmarks/commands.py [--json] [--rounds N]
 """
@@ -61,7 +61,7 @@ def main() -> None:
     for _ in range(options.rounds + 1):
         for name, arguments in contestants.items():
             taken[name].append(cpu_seconds(arguments))
-    medians = {name: statistics.median(times[1:]) for name, times in taken.items()}  # the first fills caches
+    medians = {name: statistics.median(times[1:]) for name, times in taken.items()}  # run 1 fills caches
     if options.json:
         print(json.dumps(medians, indent=2))
         return

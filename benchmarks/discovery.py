@@ -1,9 +1,9 @@
-"""How long a new process takes to find plugins among 600 distributions, with the imports that it needs.
+"""Time for a new process to find plugins among 600 distributions, with the imports that it needs.
 
-Every contestant runs in processes of its own, in turns, on the same folder, and must find the same plugins.
-`inside` is from before its first import to its answer, `cpu` the processor's time for that, `process` the
-whole process; an empty program is given for comparison. Stevedore, where it is installed, is measured without
-and with its cache file.
+The contestants take turns on the same folder, each time in a new process, and must find the same plugins.
+`inside` is the wall time from before the first import to the answer, `cpu` the CPU time of the same part, and
+`process` the wall time of the whole process. An empty program is listed for comparison. Stevedore, if it is
+installed, is measured without and with its cache file.
 
     python benchmarks/discovery.py [--json] [--rounds N]
 """

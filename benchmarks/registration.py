@@ -1,6 +1,6 @@
-"""How long a plugin takes that registers many backends: staged, committed, resolved among, taken out again.
+"""Times a plugin that registers many backends: staging, commit, a resolve among them, and withdrawal.
 
-Ten times as many take about ten times as long.
+Ten times as many backends should take about ten times as long.
 
     python benchmarks/registration.py [--json] [--rounds N]
 """
@@ -19,7 +19,7 @@ COUNTS = (1_000, 10_000)
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long it takes, by the clock."""
+    """Wall time of a call of `work`, in seconds."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""Holds the crates to having no circle among the modules of a folder; a subfolder counts as one module.
+"""Checks that the modules of each folder have no circular dependency; a subfolder is one module.
 
 python rust/circles.py
 """
@@ -20,12 +20,12 @@ NAME = re.compile(
     r"|^macro_rules! (\w+)|^(?:mirror|names)! \{[^}]*?^    (?:pub )?(\w+)[(,]",
     re.MULTILINE,
 )
-# A private `use`, or a path within a line; `pub use` passes a name on without making a module depend on it.
+# A private `use`, or a path within a line. `pub use` only re-exports a name, so it makes no dependency.
 REFERENCE = re.compile(r"(?<!pub )(?<!\) )\b(crate|super)::(\{[^;]*|(?:\w+::)*\{[^;]*|[\w:]+)")
 
 
 def circles(source: Path) -> Iterator[list[str]]:
-    """The circle in each folder of a crate's sources that has one, as module names."""
+    """One circular dependency of each folder that has any, as a list of module names."""
     texts: dict[Module, str] = {}
     for path in source.rglob("*.rs"):
         parts = path.relative_to(source).with_suffix("").parts
@@ -55,7 +55,7 @@ def circles(source: Path) -> Iterator[list[str]]:
 
 
 def main() -> int:
-    """Prints the circles; returns 1 where there are any."""
+    """Prints the circular dependencies; returns 1 if there are any."""
     found = [
         f"{crate.parent.name}: {' <- '.join(circle)}"
         for crate in sorted(Path(__file__).parent.glob("*/src"))

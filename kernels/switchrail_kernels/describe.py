@@ -1,6 +1,6 @@
-"""Tables in Markdown, of what the registrations claim and of the devices whose times plans go by.
+"""Markdown tables of the registrations' capabilities, and of the devices whose measured times plans use.
 
-`python -m switchrail_kernels.describe` writes both.
+`python -m switchrail_kernels.describe` prints both.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _HEAD = ("op", "backend", "phases", "dtypes", "states", "head sizes", "features"
 
 
 def support() -> str:
-    """The backends of this distribution and `torch`, which needs none, by op.
+    """The table of backends by op: those of this distribution, and the core's `torch` backends.
 
-    Where Triton's interpreter is switched on, the table has what is claimed then.
+    If Triton's interpreter is on, the table lists the capabilities under the interpreter.
     """
     runtime = switchrail.Runtime()
     with runtime.transaction() as registry:
@@ -33,7 +33,7 @@ def support() -> str:
 
 
 def timed() -> str:
-    """The devices whose times the kernels' plans go by."""
+    """The table of devices whose measured times the kernels' plans use."""
     rows = [
         (each.device, ".".join(map(str, each.capability)), each.date, each.versions, each.command)
         for each in DEVICES
@@ -62,7 +62,10 @@ def _row(registration: Registration) -> tuple[str, ...]:
 
 
 def _head_sizes(sizes: Sequence[int | tuple[int, int]]) -> str:
-    """One number where both sizes are equal, else that of q and k, and that of v; all pairs in few words."""
+    """The supported head sizes: one number if q, k and v have it, else `q and k / v`.
+
+    If every pair of the listed sizes is supported: `any two of ...`.
+    """
     if not sizes:
         return "any"
     pairs = {(size, size) if isinstance(size, int) else tuple(size) for size in sizes}

@@ -37,12 +37,12 @@ CALL = {"lengths": [40, 3, 0, 33], "padding": (1,), "initial": "all"}
 @pytest.mark.parametrize(
     ("then", "words"),
     [
-        (lambda **a: a["out"][10, 2, 5].add_(1), ["sequence 0, row 10, head 2, column 5", "wrong are 1 of "]),
+        (lambda **a: a["out"][10, 2, 5].add_(1), ["sequence 0, row 10, head 2, column 5", "wrong: 1 of "]),
         (lambda **a: a["out"][50, 1].mul_(3), ["first wrong: out at sequence 3, row 7, head 1, column 0"]),
         (lambda **a: a["out"].mul_(2), ["got / expected is one number", ": 2 = 2"]),
-        (lambda **a: a["out"].mul_(1.4426950408889634), ["= log2(e): a base of 2 stands for one of e"]),
-        (lambda **a: a["out"].mul_(0.6931471805599453), ["= ln 2: a base of e stands for one of 2"]),
-        (lambda **a: a["out"].neg_(), ["-1 = -1: the sign is the other one"]),
+        (lambda **a: a["out"].mul_(1.4426950408889634), ["= log2(e): base 2 is used instead of base e"]),
+        (lambda **a: a["out"].mul_(0.6931471805599453), ["= ln 2: base e is used instead of base 2"]),
+        (lambda **a: a["out"].neg_(), ["-1 = -1: the sign is wrong"]),
         (lambda **a: a["out"][:, 1].mul_(3), ["only some heads are wrong: 1 of 4"]),
         (
             lambda **a: a["out"].mul_(torch.tensor([1.0, 2, 3, 4])[:, None]),
@@ -73,7 +73,7 @@ CALL = {"lengths": [40, 3, 0, 33], "padding": (1,), "initial": "all"}
         ),
         (
             lambda **a: a["q"].as_strided((1,), (1,), 0).fill_(3),
-            ["q itself is as it was; the memory beside it, in the same buffer, is not"],
+            ["q itself is unchanged; memory beside it in the same buffer is modified"],
         ),
         (
             lambda **a: a["batch"].has_initial_state.logical_not_(),
@@ -87,7 +87,7 @@ CALL = {"lengths": [40, 3, 0, 33], "padding": (1,), "initial": "all"}
             lambda **a: a["state"][-1].copy_(a["state"][a["batch"].write_slots[3]]),
             ["holds what belongs to slot ", " of sequence 3"],
         ),
-        (lambda **a: a["state"][0].fill_(1.0), ["slot 0, which is nobody's, is written"]),
+        (lambda **a: a["state"][0].fill_(1.0), ["slot 0, which no sequence owns, is written"]),
     ],
 )
 def test_a_mistake(then, words):

@@ -482,8 +482,8 @@ AGAIN = "a layer that was called before has another result than a new one"
 REPORTS = {
     "k and v swapped": ["k_cache and v_cache are swapped"],
     "q and k swapped": ["q and k are swapped"],
-    "TF32 logits": ["off by a little, as where digits are rounded off", "TF32"],
-    "TF32 products with the state": ["off by a little, as where digits are rounded off", "TF32"],
+    "TF32 logits": ["off by a little, as after rounding", "TF32"],
+    "TF32 products with the state": ["off by a little, as after rounding", "TF32"],
     "a 32-bit offset of slots": ["offsets into a pool beyond 2^31 elements go wrong"],
     "a window one too wide": ["the window is one too wide"],
     "a window one too narrow": ["the window is one too narrow"],
@@ -492,13 +492,13 @@ REPORTS = {
     "a stale slot": ["a slot that no sequence starts from is read"],
     "a dirty slot read": ["a slot that no sequence starts from is read"],
     "initial states ignored": ["initial states are ignored"],
-    "states of padding written": ["slot 0, which is nobody's, is written"],
+    "states of padding written": ["slot 0, which no sequence owns, is written"],
     "the last chunk dropped": [
         "only rows of the last of several chunks of 16 are wrong",
         "the state leaves out the last chunk of 16",
     ],
     "decay dropped from one chunk to the next": ["only rows after the first chunk of"],
-    "a gate in the wrong space": ["the decay's exponential is taken once more"],
+    "a gate in the wrong space": ["exp is applied to the decay once too often"],
     "beta dropped": ["beta is ignored"],
     "scale forgotten": ["got / expected is one number", "4 = 1/scale = sqrt(K) with K = 16", "forgotten"],
     "normalised twice": ["q and k are normalised though qk_l2norm is False"],
@@ -507,7 +507,7 @@ REPORTS = {
     "a sink left out of the sum": ["sinks is ignored"],
     "numbers that differ from call to call": [
         "the same call made again has other bits",
-        "the bits differ, the numbers agree but for rounding",
+        "the bits differ, but the numbers agree within rounding",
     ],
     "a sequence that looks at the batch": ["a sequence alone has another result than among others"],
     "an input modified": ["an input is modified: beta, first at sequence 0, row 0, head 0:"],
@@ -522,13 +522,13 @@ REPORTS = {
         " of a layer that was called before: it was not refused",
         "an input that breaks the contract is not refused",
     ],
-    "a commit one row late": ["what is there is the state after the row after the accepted one"],
+    "a commit one row late": ["the result is the state after the row after the accepted one"],
     "a tree of states taken for a chain": ["the tree is taken for a chain"],
-    "live states written by a verification": ["a slot is written that is only read: slot"],
+    "live states written by a verification": ["a read-only slot is written: slot"],
     "the decay applied twice": ["the decay is applied twice"],
     "the decay ignored": ["the decay is ignored"],
     "q and k not normalised": ["q and k are not normalised"],
-    "states written transposed": ["the states are transposed: K x V is there, V x K is asked"],
+    "states written transposed": ["the states are transposed: got K x V, expected V x K"],
     "states read transposed": ["initial states are read transposed"],
     "states written to the slots of others": [
         "states are in the slots of others: slot 4 of sequence 0 holds what belongs to slot 7 of sequence 6"
@@ -555,7 +555,7 @@ REPORTS = {
         "grouped as",
     ],
     "key-value heads shared in interleaved order": [
-        "heads share in the wrong order: head i takes i % HKV for i // (H / HKV)"
+        "heads are grouped in the wrong order: head i uses i % HKV, not i // (H / HKV)"
     ],
     "rows one too late": ["rows are off by 1: each holds what belongs to the row before it"],
     "a chunk's rows without their own token": ["rows don't read their own token", "mask is off by one"],

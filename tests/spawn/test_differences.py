@@ -1,4 +1,4 @@
-"""A worker that finds another installation refuses, and says in what."""
+"""A worker with another installation refuses the state, and names the differences."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ CHANGES: dict[str, tuple[Callable[..., Any], list[str]]] = {
     ),
     "added": (
         lambda install, folder: install("acme-three"),
-        ["plugin acme-three:acme-three: it is there besides"],
+        ["plugin acme-three:acme-three: it is unexpected"],
     ),
     "failing": (
         lambda install, folder: install("acme-one", "raise OSError('no driver')"),
@@ -99,7 +99,7 @@ CHANGES: dict[str, tuple[Callable[..., Any], list[str]]] = {
         ),
         [
             "before hook acme_one.near of 'acme-one' on textwrap.dedent: it is missing",
-            "around hook acme_one.near of 'acme-one' on textwrap.dedent: it is there besides",
+            "around hook acme_one.near of 'acme-one' on textwrap.dedent: it is unexpected",
         ],
     ),
     "configuration": (

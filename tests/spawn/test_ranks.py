@@ -97,7 +97,7 @@ def test_ranks_that_differ(results: list[dict[str, Any]]) -> None:
 def test_ranks_that_differ_in_more(results: list[dict[str, Any]]) -> None:
     ranks = common(results, "more")["ranks"]
     assert set(ranks) == {"1", "2", "3"}
-    assert ranks["1"] == ["before hook builtins.print of 'user' on textwrap.dedent: it is there besides"]
+    assert ranks["1"] == ["before hook builtins.print of 'user' on textwrap.dedent: it is unexpected"]
     assert ranks["2"] == ["platform: choice is 'cuda 8.0', not 'cpu'"]
     differences = "\n".join(ranks["3"])
     assert "plan 1: preferences is {'attention.decode': 'reference'}, not {}" in differences
@@ -120,7 +120,7 @@ def test_a_rank_whose_load_fails(results: list[dict[str, Any]]) -> None:
 
 
 def test_a_group_of_some_ranks(results: list[dict[str, Any]]) -> None:
-    assert common(results, "group", [0, 2])["ranks"] == {"2": ["kda backend 'more': it is there besides"]}
+    assert common(results, "group", [0, 2])["ranks"] == {"2": ["kda backend 'more': it is unexpected"]}
     assert not any("group" in results[rank] for rank in (1, 3))
 
 

@@ -1,8 +1,8 @@
-"""Attention to latents: `attend` walks the pages in every phase, `merge` weighs what comes of pieces.
+"""Attention to latents: `attend` walks the pages in every phase, `merge` combines the results of pieces.
 
-The queries come multiplied by what makes keys of latents, so that all heads share one key, [c, r], and one
-value, c. A program's rows are some heads of one token, or all heads of several; of each block of latents,
-read once, both the logits and the sum are made.
+The queries are multiplied by the key expansion beforehand, so that all heads share one key [c, r] (latent
+and rotary part) and one value c. A program's rows are some heads of one token, or all heads of several
+tokens. Each block of latents serves both the logits and the weighted sum.
 """
 
 # Triton reads the types of a kernel's arguments at the call.
@@ -25,7 +25,7 @@ _LONG = tl.constexpr(LONG)
 
 @triton.jit
 def _piece_length(keys, base, most, BN: tl.constexpr):
-    """How long the pieces are that `keys` are evenly cut into, as many as `Cut.pieces` has them."""
+    """The length of each piece if `keys` are cut evenly into the number of pieces of `Cut.pieces`."""
     pieces = tl.minimum(tl.cdiv(keys, _LEAST), base * tl.cdiv(keys, base * _LONG))
     pieces = tl.maximum(tl.minimum(pieces, most), 1)
     return tl.maximum(tl.cdiv(tl.cdiv(keys, pieces), BN), 1) * BN
@@ -33,7 +33,7 @@ def _piece_length(keys, base, most, BN: tl.constexpr):
 
 @triton.jit
 def find_piece(p_items, keys, base, most, BN: tl.constexpr, DECODE: tl.constexpr):
-    """A program's piece of `keys`, the number of pieces, and how long they are."""
+    """The index of this program's piece of `keys`, the number of pieces, and their length."""
     if DECODE:
         i_p = tl.program_id(1)
         length = _piece_length(keys, base, most, BN)
@@ -59,7 +59,7 @@ def _walk(
     o_e = tl.arange(0, BE)
     for i_start in tl.range(start, stop, BN, num_stages=STAGES):
         o_n = i_start + tl.arange(0, BN)
-        # What lies beyond the end may be NaN: a key that is masked is one that can be read.
+        # Memory beyond the end may hold NaN, so masked positions load the last valid key instead.
         o_seen = tl.minimum(o_n, stop - 1)
         page = tl.load(p_pages + o_seen // PAGE).to(tl.int64)
         p_token = p_cache + ((page * PAGE + o_seen % PAGE) * L)[:, None]
@@ -102,12 +102,12 @@ def _attend(
     BV: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, PAGE: tl.constexpr,
     PARTS: tl.constexpr, DECODE: tl.constexpr, TREES: tl.constexpr, LSE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One piece of the keys of one tile of rows, and `BV` of the values' columns.
+    """Attends one tile of rows to one piece of its keys, for `BV` columns of the values.
 
-    Where there are two PARTS of a query, which add up to it, the second lies H heads behind the first.
+    If PARTS is 2, a query is the sum of two parts; the second lies H heads behind the first.
 
-    Where BK is less than BR, the logits are summed over blocks of BK columns, of queries that are read again
-    for each block of keys: so float32, which has no tensor cores, keeps to its registers.
+    If BK is less than BR, the logits are summed over blocks of BK columns, and the queries are read again for
+    each block of keys. This keeps float32, which has no tensor cores, within its registers.
     """
     i_tile = tl.program_id(0) // tl.cdiv(H, BG)
     i_h = tl.program_id(0) % tl.cdiv(H, BG)
@@ -159,7 +159,7 @@ def _attend(
         b_plain, b_low, b_rotated, b_acc, b_max, b_sum, p_plain, p_cache, p_pages, p_parents, o_row,
         m_row, o_v, middle, stop, past, scale, R, BR, BK, E, BE, BN, PAGE, PARTS, TREES, STAGES,
     )  # fmt: skip
-    b_acc = b_acc / tl.where(b_sum > 0, b_sum, 1.0)[:, None]  # padding sees no key: zeros
+    b_acc = b_acc / tl.where(b_sum > 0, b_sum, 1.0)[:, None]  # padding rows see no key and get zeros
     b_total = b_max + tl.log2(b_sum)
     m_out = m_row[:, None] & (o_v < R)[None, :]
     m_once = (o_t < rows) & (o_h < tl.where(i_v == 0, H, 0))
@@ -184,7 +184,7 @@ def _merge(
     R: tl.constexpr, BC: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, DECODE: tl.constexpr,
     LSE: tl.constexpr,
 ):  # fmt: skip
-    """`BC` columns of one row of one head, of all pieces."""
+    """Combines all pieces of one row of one head, for `BC` columns."""
     i_h = tl.program_id(1)
     if DECODE:
         row = tl.program_id(0).to(tl.int64)

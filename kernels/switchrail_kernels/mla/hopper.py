@@ -33,7 +33,7 @@ _barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
 @gluon.jit
 def _places(p_pages, o_n, stop, PAGE: gl.constexpr, L: gl.constexpr):
-    """Where tokens lie. What lies beyond the end may be NaN: a key that is masked is one that can be read."""
+    """Where tokens lie. Memory beyond the end may hold NaN, so masked positions load the last valid key."""
     o_seen = gl.minimum(o_n, stop - 1)
     page = gl.load(p_pages + o_seen // PAGE).to(gl.int64)
     return (page * PAGE + o_seen % PAGE) * L
@@ -114,11 +114,11 @@ def _attend(
     fence_async_shared()
     for i_b in range(blocks):
         now = i_b % 2
-        async_copy.wait_group(0)  # which the compiler has all warps wait for
+        async_copy.wait_group(0)  # the compiler makes all warps wait here
         fence_async_shared()
         b_s = warpgroup_mma(s_plain, s_c.index(now).permute([1, 0]), b_zero, use_acc=False, is_async=True)
         b_s = warpgroup_mma(s_rotated, s_r.index(now).permute([1, 0]), b_s, is_async=True)
-        # The next block, in the place of the last, of which all is done.
+        # Load the next block into the buffer of the last one, which is no longer needed.
         i_start = start + i_b * BN
         o_wide = _places(p_pages, i_start + BN + o_wn, stop, PAGE, L)
         o_narrow = _places(p_pages, i_start + BN + o_nn, stop, PAGE, L)

@@ -1,4 +1,4 @@
-"""The command's entry point: its subcommands, and how errors leave it."""
+"""The command's entry point: its subcommands, and its error messages and exit codes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class _Command(_FlagsAreFalse, TyperCommand):
 
 
 class _Commands(_FlagsAreFalse, TyperGroup):
-    """Imports a subcommand's module when it is asked for; turns the library's errors into one message."""
+    """Imports a subcommand's module when it is needed; turns the library's errors into one message."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -82,7 +82,7 @@ class _Commands(_FlagsAreFalse, TyperGroup):
         return get_command(single)
 
     def main(self, *arguments: Any, **options: Any) -> Any:
-        """As click's; ends as if by SIGPIPE where nobody reads the output any more."""
+        """Runs click's `main`. If the reader of the output has gone, exits with the code of SIGPIPE."""
         try:
             return super().main(*arguments, **options)
         except SystemExit as end:
@@ -137,11 +137,11 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
 
 
 def main() -> None:
-    """Runs the command with the process's arguments; what the library logs goes to standard error."""
+    """Runs the command with the process's arguments; the library's log goes to standard error."""
     sys.excepthook = _report
     completes = "_SWITCHRAIL_COMPLETE" in os.environ
     move_output(others=not completes)
-    if completes:  # a shell asks: what is printed or logged would be in the user's line
+    if completes:  # for shell completion: any other output would end up in the user's command line
         LOG.addHandler(logging.NullHandler())
         join_words(os.environ)
     else:

@@ -1,4 +1,4 @@
-"""`switchrail explain`: what serves each layer, and why nothing else does; or what hooks a target has."""
+"""`switchrail explain`: the backend of each layer, and why the others don't serve; or a target's hooks."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ def explain(
         Path | None,
         typer.Argument(
             metavar="[CHECKPOINT]",
-            help="A checkpoint folder, of which config.json is enough; or the name of a model on the Hugging "
-            "Face hub.",
+            help="A checkpoint folder with at least config.json, or a model's name on the Hugging Face hub.",
         ),
     ] = None,
     hook: Annotated[
@@ -44,7 +43,7 @@ def explain(
         typer.Option(
             "--hook",
             metavar="TARGET",
-            help="Instead: the hooks of this dotted path, as a call runs them. Imports its module.",
+            help="Show the hooks of this dotted path, in the order of a call, instead. Imports its module.",
         ),
     ] = None,
     layer: Annotated[int | None, typer.Option(help="Only the layer with this id.")] = None,
@@ -95,7 +94,7 @@ def explain(
         out.print()
         out.print(_decision(route))
         if len(route.decision.serving) > 1:
-            out.print("microseconds of a call as measured here; batches between these go by thresholds")
+            out.print("microseconds per call as measured here; thresholds decide for batches between these")
             out.print(_classes(route))
 
 

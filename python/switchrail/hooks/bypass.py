@@ -1,4 +1,4 @@
-"""Finds calls that pass hooks by: of caches around a function, and of compilers that read its source."""
+"""Finds calls that bypass hooks: through caches around a function, or compilers that read its source."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _COMPILERS: Final = {"triton": "fn", "numba": "py_func"}
 
 
 def nearby(site: Site) -> tuple[str, ...]:
-    """Notes on calls that pass a place's hooks by, as far as its module and class show them."""
+    """Notes on calls that bypass a place's hooks, found in its module and class."""
     if not isinstance(site, Function):
         return ()
     function = site.function
     namespaces: list[Any] = [function.__globals__]
     owner: Any = sys.modules.get(function.__module__ or "")
     for part in function.__qualname__.split(".")[:-1]:
-        owner = getattr(owner, "__dict__", {}).get(part)  # no getattr, for which a module may import
+        owner = getattr(owner, "__dict__", {}).get(part)  # getattr could import modules
     if isinstance(owner, type):
         namespaces.append(vars(owner))
     return _notes(site, (value for namespace in namespaces for value in [*namespace.values()]))
 
 
 def everywhere(site: Site) -> tuple[str, ...]:
-    """The same, as far as all objects that the garbage collector knows show them."""
+    """The same notes, found in all objects that the garbage collector knows."""
     if not isinstance(site, Function):
         return ()
     holders = gc.get_referrers(site.function)

@@ -58,7 +58,7 @@ def added() -> Mapping[Hook, tuple[Site, ...]]:
 
 
 def version() -> Table:
-    """The table as it is now, which is the same object until the next change; waits for nothing."""
+    """The current table, the same object until the next change; does not wait."""
     return _table
 
 
@@ -76,14 +76,14 @@ def change(
     enable: Iterable[Hook] = (),
     strict: bool = False,
 ) -> None:
-    """Changes the table: all that is asked for, or nothing.
+    """Changes the table: makes the whole change, or none of it.
 
     Every call of a target runs the chain from before the change or the one from after it.
 
     Args:
         add: New hooks, with their places.
-        remove: Hooks to remove; those that aren't there are left out.
-        attach: Hooks with a further place for each; hooks that were removed meanwhile are left out.
+        remove: Hooks to remove; those that aren't there are ignored.
+        attach: Hooks with a further place for each; hooks that were removed meanwhile are ignored.
         disable: Hooks that stay, but don't run.
         enable: Hooks that run again.
         strict: Whether a second `replace` on one place is refused, not only reported.
@@ -121,7 +121,7 @@ def change(
     report(before, after)
 
 
-# Apart from `change`: from CPython 3.13 on, an interrupt at the end of a loop may pass by a `finally` there.
+# Not part of `change`: from CPython 3.13 on, an interrupt at the end of a loop may pass by a `finally` there.
 def _requested(
     before: Mapping[Hook, tuple[Site, ...]],
     add: Mapping[Hook, Sequence[Site]],

@@ -144,7 +144,7 @@ def _explained(table: Table, site: Site) -> Explanation:
     found = table.chains.get(site)
     if found is None:
         return Explanation(site.name, (), site)
-    # Objects of one class have the same name, so they are told apart by the paths to them.
+    # Objects of one class have the same name; the paths to them differ.
     if isinstance(site, Function) and isinstance(site.placement, Replaced):
         target = min(hook.target_name for hook in table.hooks[site])
     else:  # a method of a replacing class has the name of the method that it stands for

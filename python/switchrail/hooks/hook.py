@@ -99,7 +99,7 @@ class Hook:
         before: Sources, or names of hooks, that run after this one: it is nearer to the caller.
         after: Sources, or names of hooks, that are nearer to the caller.
         owner: The `Hooks` that it belongs to.
-        site: Its place; None if that was not there when the hook was made.
+        site: Its place; None if the place did not exist when the hook was made.
         path: The dotted path to its target, for modules that are imported later or again; None: no path
             leads there.
         plugin: The plugin of the distribution that added it, or None.
@@ -163,7 +163,7 @@ class Hook:
     def repeats(self, other: Hook) -> bool:
         """Whether both have the same owner, kind and callable."""
         a, b = self.fn, other.fn
-        if isinstance(a, MethodType) and isinstance(b, MethodType):  # new at each look
+        if isinstance(a, MethodType) and isinstance(b, MethodType):  # each access makes a new one
             is_same = a.__self__ is b.__self__ and a.__func__ is b.__func__
         else:
             is_same = a is b

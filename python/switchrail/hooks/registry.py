@@ -29,8 +29,8 @@ class Hooks:
     hooked functions take none. Hooks stay when this object is dropped; `clear` removes them.
 
     Attributes:
-        strict: Whether a target that does not exist, and a second `replace` on one target, are errors. Else
-            they are warnings in the log.
+        strict: Whether a target that does not exist, and a second `replace` on one target, are errors; if
+            not, they are logged as warnings.
     """
 
     def __init__(self, *, strict: bool = False) -> None:
@@ -45,7 +45,7 @@ class Hooks:
         given: HookOptions = {**HOOK_OPTIONS, **options}
         strict = self.strict if given["strict"] is None else given["strict"]
         if isinstance(target, str):
-            imports.watch(target)  # before `resolve`: an import that another thread begins now is noticed
+            imports.watch(target)  # first: another thread may begin the import now
         place: Site | None = None
         missing: MissingTargetError | None = None
         try:
@@ -133,12 +133,12 @@ class Hooks:
             fn: The callable to run. The docstring of `switchrail.hooks` has its arguments for each kind.
             kind: `before`, `after`, `around` or `replace`.
             source: The distribution that the hook comes from.
-            plugin: The plugin of that distribution. It is for explanations, as is the version.
-            version: The distribution's version.
+            plugin: The plugin of that distribution; explanations show it.
+            version: The distribution's version; explanations show it.
             priority: Hooks of higher priority are nearer to the caller.
-            before: Sources, or names of hooks, that run after this one on the target: it is nearer to the
-                caller. Names that are not there have no effect.
-            after: Sources, or names of hooks, that are nearer to the caller than this one.
+            before: Sources, or names of hooks, that this hook runs before: it is nearer to the caller.
+                Unknown names have no effect.
+            after: Sources, or names of hooks, that are nearer to the caller than this hook.
             strict: Overrides `Hooks.strict` for this hook.
 
         Returns:
@@ -158,19 +158,19 @@ class Hooks:
         return hook
 
     def remove(self, *hooks: Hook) -> None:
-        """Takes hooks out of force. A function gets its own code back with the last one.
+        """Takes hooks out of force. When a function loses its last hook, it gets its own code back.
 
-        If somebody else has swapped a function's code since, it stays, and the log has a warning. Hooks that
-        are not in force are left out.
+        If other code has swapped the function's code since, the swapped code stays, and a warning is logged.
+        Hooks that are not in force are ignored.
         """
         chain.change(remove=[hook for hook in hooks if hook.owner is self])
 
     def disable(self, *hooks: Hook) -> None:
-        """Keeps hooks from running, but in their places."""
+        """Stops hooks from running; they keep their places in the order."""
         chain.change(disable=[hook for hook in hooks if hook.owner is self and hook in chain.added()])
 
     def enable(self, *hooks: Hook) -> None:
-        """Lets disabled hooks run again; those that wait, if their target is there by now."""
+        """Lets disabled hooks run again. Waiting hooks are put on their targets if these exist by now."""
         chain.change(enable=[hook for hook in hooks if hook.owner is self])
         waiting.retry()
 
@@ -181,7 +181,7 @@ class Hooks:
     def list(self, target: object = None) -> tuple[Hook, ...]:
         """This object's hooks that run, on one target or on all, in their running order.
 
-        Waiting hooks are tried again before.
+        First tries to put waiting hooks on their targets.
         """
         waiting.retry()
         site = None if target is None else resolve(target)
@@ -198,13 +198,13 @@ class Hooks:
         return explain.of(target)
 
     def explain_all(self) -> tuple[Explanation, ...]:
-        """The same for each target that is hooked or that a hook waits for, sorted by target."""
+        """`explain` for each target that is hooked or that a hook waits for, sorted by target."""
         return explain.everything()
 
     def chains(self) -> Sequence[tuple[str, Sequence[str]]]:
         """Pairs (name of the target, texts for its enabled hooks in their order), for fingerprints.
 
-        Hooks that wait are included, so that it makes no difference which modules are imported already.
+        Waiting hooks are included, so that the result does not depend on the modules imported so far.
         """
         enabled: dict[str, list[Hook]] = {}
         for hook in chain.added():
@@ -238,9 +238,9 @@ class Hooks:
 def decorator(
     add: Callable[..., object], target: object, kind: Kind, options: Mapping[str, Any]
 ) -> Callable[[F], F]:
-    """A decorator that gives functions to `add`, and leaves them as they are."""
+    """A decorator that passes functions to `add`, and returns them unchanged."""
 
-    # Apart from `add`, whose variables would be cells, which look like holders of the target.
+    # A closure inside `add` would keep the target in a cell, and the search for holders would find that cell.
     def decorate(fn: F) -> F:
         add(target, fn, kind, **options)
         return fn
@@ -251,12 +251,12 @@ def decorator(
 def _leads_to(path: str, site: Site | None) -> bool:
     try:
         return resolve(path) == site
-    except HookError:  # such as a function within a function
+    except HookError:  # for example a function defined in another function
         return False
 
 
 def _in_order(hooks: Sequence[Hook]) -> Sequence[Hook]:
     try:
         return ordered(hooks)
-    except OrderError:  # some wait: a cycle is an error only once all are in force
+    except OrderError:  # while hooks wait, a cycle is no error yet
         return sorted(hooks, key=lambda hook: (hook.name, hook.source))

@@ -1,4 +1,4 @@
-"""Log messages after a change: of hooks that never run, and of calls that pass hooks by."""
+"""Log messages after a change, about hooks that never run and calls that bypass hooks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 def report(before: Table, after: Table) -> None:
-    """Logs what the change from one table to the other has brought."""
+    """Logs the consequences of the change from one table to the other."""
     replacing = {*after.moved.values()}
     for site, chain in after.chains.items():
         replaces = [hook for hook in chain.running if hook.kind == "replace"]

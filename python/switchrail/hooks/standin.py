@@ -198,7 +198,7 @@ def site_of(found: Any, owner: tuple[Any, str] | None, target: str) -> Site:
     if not callable(found):
         raise not_callable(found, target)
     found = original_of(found)
-    # A bound method of an instance is a new object at each look.
+    # Each access to a bound method of an instance makes a new object.
     if isinstance(found, MethodType) and owner and found is not original_of(getattr(*owner, None)):
         raise of_one_instance(found, target)
     of = getattr(found, "__objclass__", None) or getattr(found, "__self__", None)

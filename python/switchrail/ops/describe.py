@@ -11,23 +11,22 @@ from switchrail.ops.contract import CHECKPOINTS, COMPUTE, INPUT, PARENTS, Contra
 
 _HEAD = """# Contracts
 
-What a call of each op may be given, what it means, and what it writes. This page is made from the contracts
-themselves (`python -m switchrail.ops.describe`), as are the checks of inputs and the calls that backends are
-tested with.
+The valid arguments of each op, their meaning, and the tensors that a call writes. This page is generated from
+the contracts (`python -m switchrail.ops.describe`). The checks of inputs and the calls of the conformance
+suite come from the same contracts.
 
 - A tensor's axes are named, outermost first; an axis has one size in all tensors of a call. T is the number
   of packed rows, N the number of sequences.
-- *{input}* is the dtype of the op's first tensor. *{compute}* is float32, or float64 where that is float64.
-- *dense* is the order in which the axes must lie in memory without gaps, innermost last. *stride 1* is along
-  an axis, or one of several; the others may have any stride.
-- A feature is something that not every backend of the op has. What belongs to one is left out of a call, or
-  None, where it isn't used; only a backend that declares the feature is given it, and one that doesn't is
-  refused with that reason.
-- What is *of the layer* never changes for a layer; the other tensors come with each call, with a
-  row a token.
+- *{input}* is the dtype of the op's first tensor. *{compute}* is float64 if *{input}* is, else float32.
+- *dense* gives the order of the axes in memory, innermost last, without gaps. *stride 1 along* an axis, or
+  one of several, leaves the other strides free.
+- A feature is an ability that not every backend of the op has. A call that doesn't use a feature omits its
+  arguments or gives None for them. Only backends that declare the feature can serve a call that uses it; the
+  others are rejected, and the reason names the feature.
+- Tensors *of the layer* never change for a layer. Each call brings the other tensors, with one row per token.
 - `switchrail.ops.CONTRACTS["attention"].check(phase, call, batch)` raises a `ContractError` for a call that
-  breaks the contract; `make(arguments)` makes the call of tensors and options by name.
-- `run` returns nothing, but in verify what `commit` needs.
+  breaks the contract; `make(arguments)` makes a call from tensors and options by name.
+- `run` returns None, except in verify: there it returns the record that `commit` takes.
 """
 
 

@@ -1,4 +1,4 @@
-"""The families that this distribution brings, and finding out which one is here."""
+"""The built-in device families, and detection of the one on this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CLASSES: Final = {
 }
 
 KINDS: Final = tuple(_CLASSES)
-"""The kinds in the order in which a device is looked for; the CPU is what is left."""
+"""The kinds in the order of detection; the CPU is the last resort."""
 
 _TORCH_TYPES: Final = {kind: kind for kind in KINDS} | {"rocm": "cuda", "tpu": "xla"}
 
@@ -40,12 +40,12 @@ def detect(device: str | torch.device | None = None) -> Platform:
     """The built-in platform of a device; plugins are not asked.
 
     Args:
-        device: A kind (`rocm`), what torch calls a device (`cuda:1`), or a `torch.device`; None: the first
-            kind of which a device is there.
+        device: A kind (`rocm`), torch's name of a device (`cuda:1`), or a `torch.device`; None: the first
+            kind with a device on this machine.
 
     Raises:
-        PlatformError: There is no such device; the error lists those that there are. Or a package that adds a
-            family to torch is installed and can't be imported.
+        PlatformError: There is no such device; the error lists the devices on this machine. Or a package that
+            adds a family to torch is installed and can't be imported.
     """
     if device is None:
         return next(cls() for cls in map(platform_class, KINDS) if cls.hardware_class.devices())
@@ -65,8 +65,8 @@ def no_such_device(device: object, others: tuple[str, ...] = ()) -> PlatformErro
     """The error for a device or platform that is not there.
 
     Args:
-        device: What was asked for.
-        others: What could have been, besides the devices that are there.
+        device: The device or platform that was requested.
+        others: Other valid names, besides the devices on this machine.
     """
     valid = (*_available(), *others)
     near, hint = ((), "") if is_builtin(device) else nearest(device, valid)
@@ -79,7 +79,7 @@ def no_such_device(device: object, others: tuple[str, ...] = ()) -> PlatformErro
 
 
 def is_builtin(device: object) -> bool:
-    """Whether it names a built-in kind, or what torch calls one, with an index or without."""
+    """Whether a name is a built-in kind or torch's name of one, with or without an index."""
     family = str(device).partition(":")[0]
     return family in _TORCH_TYPES or family in _TORCH_TYPES.values()
 
@@ -89,7 +89,7 @@ def _available() -> tuple[str, ...]:
     for kind in reversed(KINDS):
         try:
             found += platform_class(kind).hardware_class.devices()
-        except PlatformError:  # its package is broken; that is another message's subject
+        except PlatformError:  # its package is broken; another error reports that
             continue
     return tuple(found)
 

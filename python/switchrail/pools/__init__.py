@@ -1,6 +1,6 @@
-"""Where sequences keep what attention remembers: pages of keys and values, and slots of recurrent state.
+"""Memory of attention layers for each sequence: pages of keys and values, and slots of recurrent state.
 
-They know neither platform nor engine. A platform can give classes of its own.
+The pools depend on neither platform nor engine. A platform can replace them by its own classes.
 """
 
 from __future__ import annotations

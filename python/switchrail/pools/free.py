@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 
 class FreeList:
-    """The numbers 1 to `count` - 1, each free or taken; 0 is reserved and never given out.
+    """The numbers 1 to `count` - 1, each free or taken; number 0 is reserved and never handed out.
 
     A platform's own class can override `__init__`, `__len__`, `take` and `give`.
 
     Attributes:
-        capacity: How many there are, the reserved one not counted.
+        capacity: How many numbers there are, without the reserved one.
     """
 
     def __init__(self, count: int) -> None:
@@ -20,7 +20,7 @@ class FreeList:
         self._taken = bytearray(count)
 
     def __len__(self) -> int:
-        """How many are free."""
+        """How many numbers are free."""
         return len(self._free)
 
     def take(self, count: int) -> list[int]:
@@ -41,7 +41,7 @@ class FreeList:
             self._free.append(number)
 
     def reset(self, taken: Iterable[int]) -> None:
-        """Makes these numbers the taken ones, whatever was left half done before."""
+        """Makes exactly these numbers taken, also after an interrupted `take` or `give`."""
         kept = set(taken)
         initialize = type(self).__init__
         initialize(self, self.capacity + 1)

@@ -1,4 +1,4 @@
-"""Pages of what softmax layers keep of each token."""
+"""The paged KV cache of softmax layers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ S = TypeVar("S", bound=KVShape | LatentShape)
 
 
 class KVPool(Generic[S]):
-    """The pages of a model's softmax layers of one kind; all layers share the numbers of pages.
+    """The cache pages of a model's softmax layers of one kind. A page has the same number in all layers.
 
-    Allocated once; pages come back uncleared. A platform's own class derives from `MultiHeadPool` or
-    `LatentPool`; what it changes most often is `allocate`.
+    The memory is allocated once; reused pages are not cleared. A platform's own class derives from
+    `MultiHeadPool` or `LatentPool`, and most often overrides `allocate`.
 
     Attributes:
-        kind: What its layers keep.
+        kind: The kind of cache: keys and values (`mha`) or latents (`mla`).
     """
 
     kind: ClassVar[KVKind]
@@ -38,11 +38,11 @@ class KVPool(Generic[S]):
         """Allocates the pages.
 
         Args:
-            shapes: What each layer keeps, by layer id.
-            num_pages: Pages, the reserved one included.
-            page_size: Tokens in a page.
-            dtype: Of what is kept.
-            device: Where it lives.
+            shapes: The cache shape of each layer, by layer id.
+            num_pages: The number of pages, with the reserved one.
+            page_size: Tokens per page.
+            dtype: The dtype of the cache.
+            device: The device of the cache.
         """
         self._caches: dict[int, tuple[torch.Tensor, ...]] = {}
         for layer, shape in shapes.items():
@@ -51,12 +51,12 @@ class KVPool(Generic[S]):
 
     @classmethod
     def token_sizes(cls, shape: S) -> tuple[tuple[int, ...], ...]:
-        """The shape of what is kept of a token, for each tensor of a layer."""
+        """The shape of one token's entry in each cache tensor of a layer."""
         raise NotImplementedError
 
     @classmethod
     def page_bytes(cls, shapes: Iterable[S], page_size: int, dtype: torch.dtype) -> int:
-        """Bytes that one page takes over the layers with these shapes."""
+        """Bytes of one page, summed over the layers with these shapes."""
         values = sum(prod(size) for shape in shapes for size in cls.token_sizes(shape))
         return page_size * values * dtype.itemsize
 
@@ -65,28 +65,28 @@ class KVPool(Generic[S]):
         return torch.empty(shape, dtype=dtype, device=device)
 
     def caches(self, layer: int) -> tuple[torch.Tensor, ...]:
-        """The tensors of a layer, each [pages, page, ...], as its op's contract has them.
+        """The cache tensors of a layer, each [pages, page, ...], as the contract of its op defines them.
 
         Raises:
-            UnknownLayerError: The pool keeps nothing of that layer.
+            UnknownLayerError: The pool has no cache for that layer.
         """
         try:
             return self._caches[layer]
         except (KeyError, TypeError):
             layers = tuple(self._caches)
             raise UnknownLayerError(
-                f"the pool keeps nothing of layer {layer!r}; valid: {', '.join(map(str, layers))}",
+                f"the pool has no cache for layer {layer!r}; valid: {', '.join(map(str, layers))}",
                 found=layer,
                 layers=layers,
             ) from None
 
     def write(self, layer: int, rows: torch.Tensor, *values: torch.Tensor) -> None:
-        """Keeps tokens.
+        """Writes tokens into the cache.
 
         Args:
             layer: Layer id.
-            rows: [T] int64, where each token goes, in the pool seen as [pages * page, ...].
-            *values: What is kept of each, as the kind has it.
+            rows: [T] int64, the row of each token in the cache viewed as [pages * page, ...].
+            *values: The entries of the tokens; the subclasses list them.
         """
         for cache, value in zip(self.caches(layer), values, strict=True):
             cache.flatten(0, 1).index_copy_(0, rows, value)
@@ -102,7 +102,7 @@ class KVPool(Generic[S]):
             tensor[targets] = tensor[sources]
 
     def tensors(self) -> list[torch.Tensor]:
-        """Every tensor that `caches` gives."""
+        """All cache tensors of all layers."""
         return [tensor for caches in self._caches.values() for tensor in caches]
 
 
@@ -116,12 +116,12 @@ class MultiHeadPool(KVPool[KVShape]):
 
     @classmethod
     def token_sizes(cls, shape: KVShape) -> tuple[tuple[int, ...], ...]:
-        """Of the key, and of the value."""
+        """The shape of one token's key, and that of its value."""
         return ((shape.heads, shape.size),) * 2
 
 
 class LatentPool(KVPool[LatentShape]):
-    """What multi-head latent attention keeps: one tensor [pages, page, R + P], latent before rotary part.
+    """The cache of multi-head latent attention: one tensor [pages, page, R + P], latent before rotary part.
 
     `write` takes latents [T, R] and rotary parts [T, P].
     """
@@ -142,7 +142,7 @@ class LatentPool(KVPool[LatentShape]):
 
     @classmethod
     def token_sizes(cls, shape: LatentShape) -> tuple[tuple[int, ...], ...]:
-        """Of both parts together."""
+        """The shape of one token's latent and rotary part, concatenated."""
         return ((shape.latent + shape.rotary,),)
 
     def parts(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -152,7 +152,7 @@ class LatentPool(KVPool[LatentShape]):
         return cache[..., :size], cache[..., size:]
 
     def write(self, layer: int, rows: torch.Tensor, *values: torch.Tensor) -> None:
-        """Keeps tokens: their latents [T, R] and rotary parts [T, P]."""
+        """Writes the latents [T, R] and rotary parts [T, P] of tokens into the cache."""
         super().write(layer, rows, torch.cat(values, dim=-1))
 
 

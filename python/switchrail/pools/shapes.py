@@ -1,4 +1,4 @@
-"""What one layer keeps of a token or of a sequence."""
+"""Shapes of a layer's memory for one token or one sequence."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 KVKind = Literal["mha", "mla"]
-"""What a layer keeps of a token: keys and values, or a latent with its rotary part."""
+"""The kind of a layer's cache: keys and values, or latents with their rotary parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVShape:
-    """Keys and values of a softmax layer: `heads` times `size` values each, a token."""
+    """One token's key and value in a softmax layer, each [heads, size]."""
 
     kind: ClassVar[KVKind] = "mha"
 
@@ -21,7 +21,7 @@ class KVShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentShape:
-    """What multi-head latent attention keeps of a token: a latent and the rotary part of the key."""
+    """One token's latent and rotary key part in multi-head latent attention, [latent] and [rotary]."""
 
     kind: ClassVar[KVKind] = "mla"
 
@@ -31,7 +31,7 @@ class LatentShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaShape:
-    """The state of a delta-rule layer: [heads, value_size, key_size], a sequence."""
+    """One sequence's state in a delta-rule layer, [heads, value_size, key_size]."""
 
     heads: int
     value_size: int
@@ -40,23 +40,23 @@ class DeltaShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvShape:
-    """The window of a causal convolution: the last `width` - 1 inputs of `channels` values, a sequence."""
+    """One sequence's window of a causal convolution: its last `width` - 1 inputs of `channels` values."""
 
     channels: int
     width: int
 
 
 TokenShape = KVShape | LatentShape
-"""Kept in pages."""
+"""Shapes of memory in pages."""
 
 StateShape = DeltaShape | ConvShape
-"""Kept in slots."""
+"""Shapes of memory in slots."""
 
 Shape = TokenShape | StateShape
 
 
 def pages_of(tokens: int, page_size: int) -> int:
-    """Pages that hold so many tokens."""
+    """The number of pages that `tokens` tokens need."""
     return -(-tokens // page_size)
 
 

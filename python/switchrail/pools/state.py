@@ -1,4 +1,4 @@
-"""Slots of what linear layers keep of each sequence."""
+"""Slots with the recurrent states and convolution windows of linear layers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from switchrail.pools.shapes import ConvShape, DeltaShape, StateShape
 
 
 class StatePool:
-    """The slots of a model's linear layers; all layers share the numbers of slots.
+    """The slots of a model's linear layers. A slot has the same number in all layers.
 
-    Allocated once; slots come back uncleared. What a platform's own class changes most often is `allocate`.
+    The memory is allocated once; reused slots are not cleared. A platform's own class most often overrides
+    `allocate`.
 
     Attributes:
         states: layer id -> recurrent states, [slots, HV, V, K].
@@ -31,11 +32,11 @@ class StatePool:
         """Allocates the slots.
 
         Args:
-            shapes: What each (layer id, op) keeps.
-            num_slots: Slots, the reserved one included.
-            dtype: Of convolution windows.
-            state_dtype: Of recurrent states.
-            device: Where they live.
+            shapes: The shape of a sequence's state or window, by (layer id, op).
+            num_slots: The number of slots, with the reserved one.
+            dtype: The dtype of convolution windows.
+            state_dtype: The dtype of recurrent states.
+            device: The device of the slots.
         """
         self.states: dict[int, torch.Tensor] = {}
         self.windows: dict[int, torch.Tensor] = {}
@@ -49,7 +50,7 @@ class StatePool:
 
     @classmethod
     def slot_bytes(cls, shapes: Iterable[StateShape], dtype: torch.dtype, state_dtype: torch.dtype) -> int:
-        """Bytes that one slot takes over the layers with these shapes."""
+        """Bytes of one slot, summed over the layers with these shapes."""
         total = 0
         for shape in shapes:
             if isinstance(shape, ConvShape):

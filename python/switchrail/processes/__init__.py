@@ -1,4 +1,4 @@
-"""Other processes: giving them this one's runtime, and comparing theirs with it."""
+"""Gives other processes this one's runtime, and compares theirs with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What differs between two runtimes, in words."""
+"""Describes the differences between two runtimes in words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Things = dict[str, Mapping[str, Any]]
 
 
 def differences(found: State, expected: State) -> tuple[str, ...]:
-    """Every way in which a runtime is not as another one is; where plugins are installed does not count."""
+    """Every difference between two runtimes. The places where plugins are installed are not compared."""
     lines = [*_compared(dict(_things(found)), dict(_things(expected)))]
     lines += _compared_orders(dict(_orders(found)), dict(_orders(expected)))
     if not lines and found.fingerprint != expected.fingerprint:
@@ -27,7 +27,7 @@ def differences(found: State, expected: State) -> tuple[str, ...]:
 
 
 def digest(state: State) -> str:
-    """A text that two states share where nothing differs between them."""
+    """A digest that is equal for two states without differences."""
     things = [dict(_things(state)), dict(_orders(state)), state.fingerprint]
     return sha256(json.dumps(things, sort_keys=True).encode()).hexdigest()
 
@@ -37,7 +37,7 @@ def _compared(ours: _Things, theirs: _Things) -> Iterator[str]:
         if name not in ours:
             yield f"{name}: it is missing"
         elif name not in theirs:
-            yield f"{name}: it is there besides"
+            yield f"{name}: it is unexpected"
         else:
             mine, other = ours[name], theirs[name]
             for field in dict.fromkeys([*other, *mine]):
@@ -54,7 +54,7 @@ def _compared_orders(ours: Mapping[str, list[str]], theirs: Mapping[str, list[st
 
 
 def _things(state: State) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each thing that counts, by a name of its own, with its properties."""
+    """Everything that is compared: pairs of a unique name and its properties."""
     yield "switchrail", {"version": state.version}
     yield "platform", {"choice": state.platform}
     yield "hooks", {"strictness": state.strict_hooks}
@@ -96,7 +96,7 @@ def _backend(backend: BackendState) -> Mapping[str, Any]:
     origin, spec = document["origin"], document["spec"]
     owner = {
         key: value for key, value in origin.items() if key != "version"
-    }  # a plugin's property, said there
+    }  # a plugin has its own entry with the version
     return {
         "origin": " ".join(owner.values()),
         "path": spec["path"],
@@ -115,7 +115,7 @@ def _hook_name(hook: HookState) -> str:
 def _hook(hook: HookState) -> Mapping[str, Any]:
     return {
         "plugin": hook.plugin,
-        "version": hook.version if hook.plugin is None else None,  # a plugin's is said there
+        "version": hook.version if hook.plugin is None else None,  # a plugin has its own entry
         "priority": hook.priority,
         "before": hook.before,
         "after": hook.after,

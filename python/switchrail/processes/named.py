@@ -1,4 +1,4 @@
-"""What another process can find by its name."""
+"""Objects that another process can find by name, and their paths."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def path_of(thing: Any) -> str:
     """The path `module:Qualified.name` that leads to an object in every process.
 
     Raises:
-        NotFoundByNameError: Nothing does; the message says why.
+        NotFoundByNameError: There is no such path; the message says why.
     """
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str):
@@ -26,16 +26,16 @@ def path_of(thing: Any) -> str:
         found = getattr(found, part, None)
     if found is None:
         raise NotFoundByNameError(f"nothing is at its path {path}")
-    if found is not thing and found != thing:  # a bound method is made anew each time, and equal
+    if found is not thing and found != thing:  # each access makes a new bound method, equal to the last
         raise NotFoundByNameError(f"its path {path} leads elsewhere, to {found!r}")
     return path
 
 
 def check_path(path: str) -> None:
-    """Refuses a path that means nothing, or something else, in another process. Imports nothing.
+    """Refuses a path that leads to nothing, or to another object, in another process. Imports nothing.
 
     Raises:
-        NotFoundByNameError: It is such a path.
+        NotFoundByNameError: The path is refused; the message says why.
     """
     module, _, name = path.partition(":")
     if module in ("__main__", "__mp_main__"):

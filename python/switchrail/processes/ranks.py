@@ -1,4 +1,4 @@
-"""Comparing the ranks of a distributed job before it begins."""
+"""Compares the ranks of a distributed job before it begins."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """What one rank has to say: a state, or why it has none. Reports of equal digests say the same."""
+    """The report of one rank: its state, or why it has none. Reports with equal digests are equal."""
 
     state: State | None
     digest: str
@@ -39,21 +39,21 @@ def check_ranks(
 ) -> str:
     """Has the ranks of a distributed job compare their runtimes; each calls it at the start.
 
-    Where one differs, or fails to load, all of them raise the same error. It is compared with what most ranks
-    have. The index of a rank's device does not count; its family and compute capability do.
+    If a rank differs or fails to load, all ranks raise the same error. Each rank is compared with the runtime
+    that most ranks have. Family and compute capability of the devices are compared, their indices are not.
 
     Args:
-        runtime: What is compared; None: the current one, with the installed plugins loaded.
+        runtime: The runtime to compare; None: the current one, with the installed plugins loaded.
         plan: The route plan in use, to be compared too.
         group: The process group of `torch.distributed`; None: all ranks.
-        timeout: How many seconds a rank may let the others wait.
+        timeout: Seconds to wait for each rank.
 
     Returns:
         The fingerprint that all ranks have.
 
     Raises:
-        RankError: Ranks differ; the error names each one, and in what. Or a rank did not come in time, or the
-            process that serves the job's store has ended.
+        RankError: Ranks differ; the error names each such rank and its differences. Or a rank did not call
+            this in time, or the process that serves the job's store has ended.
     """
     reports = _exchanged(_report(runtime, plan), group, timeout)
     alike: dict[str, list[int]] = {}
@@ -95,8 +95,8 @@ def _report(runtime: Runtime | None, plan: RoutePlan | None) -> _Report:
 def _exchanged(report: _Report, group: Any, timeout: float) -> dict[int, _Report]:
     """Every rank's report, through the job's store.
 
-    A collective would need the device of the group's backend, and can't tell which rank did not come. Not all
-    versions of torch that Switchrail runs with have a public way to the store.
+    A collective would need the device of the group's backend, and can't tell which rank is missing. Some
+    supported versions of torch have no public access to the store.
     """
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import _get_default_store
@@ -127,7 +127,7 @@ def _through(
             store.wait([f"{name}/{key}"], timedelta(seconds=max(end - time.monotonic(), 0.1)))
         except DistNetworkError:
             raise
-        except RuntimeError:  # of another class in each version of torch and for each kind of store
+        except RuntimeError:  # the class depends on torch's version and on the kind of store
             return False
         return True
 
@@ -143,7 +143,7 @@ def _through(
             known[digest] = pickle.loads(bytes.fromhex(store.get(f"{name}/report of {rank}").decode()))
         reports[rank] = known[digest]
     store.set(f"{name}/end of {here}", "")
-    if here == 0:  # which often serves the store, and ends with the error: the others are to have read
+    if here == 0:  # often serves the store, and ends after an error: wait until the others have read
         end = time.monotonic() + timeout  # they may have begun later
         for rank in ranks:
             if reports[rank].digest:

@@ -1,4 +1,4 @@
-"""Making a runtime from its state, in another process."""
+"""Makes a runtime from its state, in another process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def restore(state: State) -> Runtime:
         if before is not None and not _differences(before, state):
             return before
         runtime = Runtime()
-        swap_current(runtime)  # what a user's module registers when it is imported goes where it went there
+        swap_current(runtime)  # user modules imported below register into this runtime
         try:
             _refuse([*_bring(runtime, state), *_differences(runtime, state)])
         except BaseException:
@@ -66,7 +66,7 @@ def _differences(runtime: Runtime, state: State) -> tuple[str, ...]:
 
 
 def _bring(runtime: Runtime, state: State) -> Iterator[str]:
-    """Brings a new runtime to a state, as far as that can be; yields what can't."""
+    """Gives a new runtime the contents of a state; yields a problem for each part that can't be restored."""
     runtime.hooks.strict = state.strict_hooks
     try:
         if state.platform is not None:
@@ -97,7 +97,7 @@ def _owned(registration: Registration) -> tuple[str, str, object]:
 
 
 def _withdraw_cleared(runtime: Runtime, wanted: Collection[tuple[str, str, object]]) -> None:
-    """Takes out what was cleared there: a plugin that was loaded later may have taken the name."""
+    """Withdraws registrations that the original runtime had cleared, before later plugins reuse the names."""
     cleared = [each for each in runtime._core.snapshot().backends if _owned(each) not in wanted]
     with runtime._open() as staging:
         for registration in cleared:
@@ -118,7 +118,7 @@ def _paths(state: State) -> Iterator[str]:
 def _stack(
     runtime: Runtime, key: tuple[str, str], wanted: Sequence[BackendState], found: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Makes the registrations of an op and name those that are wanted, in their order."""
+    """Replaces the registrations of one op and name by the wanted ones, in their order."""
     here = runtime._core.stack(*key)
     if [*map(_document, here)] == [_document(backend.registration) for backend in wanted]:
         return
@@ -134,7 +134,7 @@ def _stack(
             if implementation is None:
                 implementation = _implementation(backend, found)
             if implementation is None:
-                return  # what is missing then is for the comparison to say
+                return  # the comparison that follows reports the missing one
             made.append((backend.registration, implementation))
         with runtime._open() as staging:
             for registration in here:
@@ -146,7 +146,7 @@ def _stack(
 
 
 def _document(registration: Registration, *, configured: bool = True) -> dict[str, Any]:
-    """What of a registration tells it from others in every process; a version is its plugin's."""
+    """The process-independent data of a registration. Versions are left out: they are compared per plugin."""
     document: dict[str, Any] = registration.to_dict()
     del document["id"]
     document["origin"].pop("version", None)
@@ -156,7 +156,7 @@ def _document(registration: Registration, *, configured: bool = True) -> dict[st
 
 
 def _implementation(backend: BackendState, found: Mapping[str, Any]) -> Implementation | None:
-    """What stands behind a user's registration; None where a plugin brings it, or it was not found."""
+    """The implementation of a user's registration; None if a plugin provides it, or it was not found."""
     registration = backend.registration
     if registration.to_dict()["origin"]["kind"] != "user":
         return None
@@ -190,7 +190,7 @@ def _register(runtime: Runtime, registration: Registration, implementation: Impl
 
 
 def _hooks(runtime: Runtime, wanted: Sequence[HookState], found: Mapping[str, Any]) -> Iterator[str]:
-    """Makes the hooks those that are wanted, in their order."""
+    """Replaces the runtime's hooks by the wanted ones, in their order."""
     here = [hook for hook in chain.added() if hook.owner is runtime.hooks]
     known: dict[tuple[Any, ...], list[Hook]] = {}
     for hook in here:
@@ -205,7 +205,7 @@ def _hooks(runtime: Runtime, wanted: Sequence[HookState], found: Mapping[str, An
             elif state.fn is not None and state.fn in found:
                 hooks[_prepared(runtime, state, found[state.fn])] = state
             else:
-                return  # what is missing then is for the comparison to say
+                return  # the comparison that follows reports the missing one
         if [*hooks] != here:
             runtime.hooks.remove(*here)
             runtime.hooks.commit([*hooks], strict=False)

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeState(State):
-    """Everything that decides what a runtime does, by name: a small value that pickles.
+    """Everything that decides how a runtime behaves, by name: a small value that can be pickled.
 
-    A worker, however it was started, takes it as an argument and calls `restore`, or is given the bound
-    method `state.restore` as its initializer. Its attributes are those of `switchrail.processes.state.State`.
+    A worker, however it was started, takes it as an argument and calls `restore`, or has the bound method
+    `state.restore` as its initializer. Its attributes are those of `switchrail.processes.state.State`.
     """
 
     def __reduce__(self) -> tuple[Any, tuple[str, bytes]]:
@@ -29,7 +29,7 @@ class RuntimeState(State):
 
     @classmethod
     def of(cls, runtime: Runtime, *plans: RoutePlan) -> RuntimeState:
-        """A runtime as data, and what plans were made from.
+        """The state of a runtime and of the plans.
 
         Raises:
             UnpicklableError: Something in it can't be found by name in another process; the error names each
@@ -45,18 +45,18 @@ class RuntimeState(State):
         return cls(*state.values())
 
     def restore(self) -> Runtime:
-        """Makes a runtime like the one that this is of the default one of this process; once.
+        """Makes a runtime with this state, and makes it the default runtime of this process.
 
-        What the default runtime had before is let go, its hooks are taken off. Where the default runtime is
-        like this one already, as in a forked child or at the second call, nothing happens. Call it before
-        other threads use the default runtime.
+        The previous default runtime is dropped and its hooks are removed. If the default runtime has this
+        state already, as in a forked child or at the second call, nothing happens. Call it before other
+        threads use the default runtime.
 
         Returns:
             The runtime.
 
         Raises:
-            InstallationError: This process finds another installation, or something fails to load here that
-                did not there; the error lists every difference. The default runtime stays what it was.
+            InstallationError: The installation of this process differs, or something fails to load only here;
+                the error lists every difference. The default runtime stays as it was.
         """
         return restore(self)
 
@@ -64,7 +64,7 @@ class RuntimeState(State):
         """Makes the plans that were given to `RuntimeState.of` again.
 
         Args:
-            runtime: What `restore` returned.
+            runtime: The result of `restore`.
 
         Raises:
             InstallationError: A plan has other routes or backends here; the error lists them.

@@ -1,4 +1,4 @@
-"""What a runtime consists of, as data, and reading it."""
+"""The contents of a runtime as data, and reading them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BackendState:
-    """A registration, and where to find what stands behind it.
+    """A registration, and where to find its implementation.
 
     Attributes:
         registration: The registration.
-        is_imported: Whether its class was given, not only the path of one.
-        config_type: The path of its configuration's type; None where it has none, or a plugin brings it.
+        is_imported: Whether it was registered with a class; if not, with the path of one.
+        config_type: The path of its configuration's type; None if it has none, or a plugin provides it.
     """
 
     registration: Registration
@@ -39,16 +39,16 @@ class HookState:
     """A hook, and where to find its callable.
 
     Attributes:
-        target: The dotted path of what it is on.
+        target: The dotted path of its target.
         kind: `before`, `after`, `around` or `replace`.
         name: The module and qualified name of the callable.
-        fn: The path of the callable; None where a plugin brings it.
-        source: The distribution that it comes from, or another name for who added it.
+        fn: The path of the callable; None if a plugin provides it.
+        source: The distribution that it comes from, or another name for its author.
         plugin: The plugin that added it, or None.
         version: The distribution's version, or None.
         priority: Higher ones are nearer to the caller.
-        before: Sources, or names of hooks, than which it is nearer to the caller.
-        after: Sources, or names of hooks, that are nearer to the caller.
+        before: Sources, or names of hooks, that are farther from the caller than this one.
+        after: Sources, or names of hooks, that are nearer to the caller than this one.
         strict: Whether a target that turns out to be missing is an error.
         is_enabled: Whether it runs.
     """
@@ -69,13 +69,13 @@ class HookState:
 
 @dataclass(frozen=True, slots=True)
 class PlanState:
-    """What a route plan was made from, and what came of it.
+    """The arguments that a route plan was made from, and its routes.
 
     Attributes:
-        layout: What each layer is.
+        layout: The kind of each layer.
         request: The arguments of `Runtime.plan`.
         routes: (layer id, op, phase, backend name), as in `RoutePlan.table`.
-        fingerprint: The plan's.
+        fingerprint: The plan's fingerprint.
     """
 
     layout: Layout
@@ -89,17 +89,17 @@ class State:
     """The data of a `RuntimeState`.
 
     Attributes:
-        fingerprint: The runtime's, without plans.
-        version: Of Switchrail.
-        paths: Where plugins were looked for; None: `sys.path`.
-        plugins: All that were found; those that were loaded stand first, in the order in which they were.
+        fingerprint: The runtime's fingerprint, without plans.
+        version: Switchrail's version.
+        paths: The paths searched for plugins; None: `sys.path`.
+        plugins: All plugins found; first the loaded ones, in the order of loading.
         packages: Installed versions of the distributions that registered backends need.
-        backends: All registrations, overridden ones too, each name's in order.
+        backends: All registrations, also overridden ones; those of one name in order of addition.
         hooks: All hooks, waiting and disabled ones too, in the order of their addition.
-        chains: For each target its enabled hooks, as they run.
+        chains: For each target its enabled hooks, in their running order.
         strict_hooks: The value of `Hooks.strict`.
-        platform: The choice of a platform; None: none was made.
-        plans: What the plans given to `RuntimeState.of` were made from.
+        platform: The platform that was chosen; None: no choice was made.
+        plans: The plans given to `RuntimeState.of`.
     """
 
     fingerprint: str
@@ -123,7 +123,7 @@ class State:
 
 
 def read(runtime: Runtime, plans: Sequence[RoutePlan] = ()) -> tuple[State, list[str]]:
-    """A runtime as data, and what in it can't be found by name in another process."""
+    """The state of a runtime, and a problem for each object that another process can't find by name."""
     installed = runtime._loader.installed()
     while True:
         problems: list[str] = []
@@ -164,7 +164,7 @@ def opened(version: str, values: bytes) -> tuple[Any, ...]:
     """The values of a state that was pickled.
 
     Raises:
-        InstallationError: Another version of Switchrail pickled it, which may not even have these classes.
+        InstallationError: Another version of Switchrail pickled it; its classes may be different.
     """
     here = _core.fingerprint(_core.Runtime(), [], [], []).inputs["switchrail"]
     if version != here:
@@ -248,6 +248,6 @@ def _platform(runtime: Runtime, problems: list[str]) -> str | None:
 def _plan(plan: RoutePlan) -> PlanState:
     request = plan.to_dict()["request"]
     device = request.pop("device")
-    del request["packages"]  # those of the process that makes the plan count
+    del request["packages"]  # a process that makes the plan again uses its own packages
     request |= {"device": device["kind"], "capability": device["capability"]}
     return PlanState(plan.layout, request, tuple(plan.table), plan.fingerprint)

@@ -7,7 +7,7 @@ use switchrail::PluginPlace;
 
 use crate::{errors::raise, plugin::Plugin};
 
-/// A `PluginPlace` as `switchrail.plugins` writes it: priority, before, after.
+/// A `PluginPlace` in the form that `switchrail.plugins` passes: priority, before, after.
 type Place = (i32, Vec<String>, Vec<String>);
 
 /// Puts plugins in the order that they declare; returns their indices, first to last.

@@ -1,8 +1,8 @@
-//! Enums that are known by name, and what is said of a name that none of them has.
+//! Enums whose values have names, and the errors for unknown names.
 
 use crate::{CoreError, UnknownName};
 
-/// A name that is no op, phase, dtype, device or layer kind.
+/// An unknown name of an op, phase, dtype, device or layer kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NameError {
@@ -45,7 +45,7 @@ impl CoreError for NameError {
     }
 }
 
-/// An enum whose values have names: its list, its texts, and parsing with suggestions.
+/// Defines an enum whose values have names: the list of values, their names, and parsing with suggestions.
 macro_rules! names {
     ($(#[$doc:meta])* $type:ident, $what:literal, $error:ident, { $($(#[$vdoc:meta])* $variant:ident = $name:literal,)+ }) => {
         $(#[$doc])*
@@ -59,7 +59,7 @@ macro_rules! names {
             /// Every value, in the order of declaration.
             pub const ALL: [Self; [$($name),+].len()] = [$(Self::$variant),+];
 
-            /// The name that is parsed and shown.
+            /// The name that [`FromStr`](std::str::FromStr) parses and [`Display`](std::fmt::Display) shows.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {

@@ -1,4 +1,4 @@
-"""Softmax layers with gates, whose queries and keys are normalised, rotated and kept at once."""
+"""Gated softmax layers: one operation normalises and rotates queries and keys, and writes the KV cache."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _call(
         product(hidden_states).unflatten(-1, (-1, module.head_dim))
         for product in (module.q_proj, module.k_proj, module.v_proj)
     )
-    q, gate = q[:, :, ::2], q[:, :, 1::2]  # of each head the queries, then their gate
+    q, gate = q[:, :, ::2], q[:, :, 1::2]  # each head's query comes before its gate
     cache = _cache(kwargs[KEYWORD])
     q, rotated = function(
         q, k, module.q_norm.weight, module.k_norm.weight, *position_embeddings,
@@ -40,7 +40,10 @@ def _call(
 
 
 def _cache(connected: Connected) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    """Where a token's keys and values go; None where the pool has a way of its own to write them."""
+    """The caches and the rows to write; None if the operation can't write them.
+
+    It can't if the pool overrides `write`, or a cache is not contiguous.
+    """
     connection, layer = connected.connection, connected.layers["attention"]
     caches = layer.k_cache, layer.v_cache
     own = type(connection.pools.kv[KINDS["attention"]]).write is not MultiHeadPool.write
@@ -54,6 +57,6 @@ def _suits(module: Any) -> bool:
 
 
 GATED_ATTENTION: Final = Binding(QKNormRope, _call, _suits, passes=("q_norm", "k_norm"))
-"""Queries with gates, and norms with weights around zero."""
+"""The binding for attention with gated queries, whose norms add 1 to their weights."""
 
 __all__ = ["GATED_ATTENTION"]

@@ -13,7 +13,7 @@ from switchrail.testing.inputs import Sample
 from switchrail.testing.measure import BOUNDS, FLOOR, Error, measure
 
 Rerun = Callable[[Sample], Sample]
-"""Makes a copy of a call, and returns it."""
+"""Copies a call, runs the copy, and returns it with its results."""
 
 HEADS = ("H", "HV", "HKV", "G")
 """The axes of heads and of groups of heads."""
@@ -29,16 +29,16 @@ class Difference:
     Attributes:
         call: The call as it was given, before it was made.
         name: The tensor's name.
-        index: [R], for each row of `got` its packed row, or its slot.
-        owners: For each row of `got` its sequence.
+        index: [R], the packed row, or the slot, of each row of `got`.
+        owners: The sequence of each row of `got`.
         got: [R, ...] float64, on the CPU; the further axes are those of the contract.
-        expected: Likewise.
-        dtype: The dtype in which it was computed.
-        bound: The largest error; 0 where bits are compared.
-        rerun: Makes the call again, where that says something.
+        expected: The expected values, in the same form.
+        dtype: The dtype of the computation.
+        bound: The largest allowed error; 0 if bits are compared.
+        rerun: Makes the call again; None if a second run would show nothing.
         before: The states before the call, where they are known.
-        others: Other results of the call that it may hold instead, by a description.
-        is_oracles: Whether `expected` is what the oracle makes of `call`.
+        others: Other results of the call that `got` may hold by mistake, by their descriptions.
+        is_oracles: Whether `expected` is the oracle's result for `call`.
     """
 
     call: Sample
@@ -61,19 +61,20 @@ class Difference:
 
     @property
     def is_state(self) -> bool:
-        """Whether it is of states."""
+        """Whether the difference is in the states."""
         return self.axes[0] == "slots"
 
     @property
     def has_heads(self) -> bool:
-        """Whether the second axis is that of heads."""
+        """Whether the second axis counts heads."""
         return len(self.axes) > 1 and self.axes[1] in HEADS
 
     @cached_property
     def wrong(self) -> torch.Tensor:
-        """[R, ...], which numbers are wrong: those that take their row beyond its bound.
+        """[R, ...], the wrong numbers: those whose error exceeds the bound of their row.
 
-        Where each row is within its bound and the tensor as a whole is not, those that take the whole beyond.
+        If each row is within its bound and the whole tensor is not, those whose error exceeds the bound of
+        the tensor.
         """
         same = (self.got == self.expected) | (self.got.isnan() & self.expected.isnan())
         difference = (self.got - self.expected).abs()
@@ -87,12 +88,12 @@ class Difference:
 
     @cached_property
     def wrong_rows(self) -> torch.Tensor:
-        """[R], the rows with a number that is wrong."""
+        """[R], the rows with a wrong number."""
         return self.wrong.flatten(1).any(1)
 
     @cached_property
     def unwritten(self) -> torch.Tensor:
-        """[R, ...], the numbers that the call leaves as they were."""
+        """[R, ...], the wrong numbers that the call did not write."""
         left = torch.zeros_like(self.wrong)
         if self.before is not None:
             same = (self.got == self.before).flatten(1).all(1)
@@ -115,7 +116,7 @@ class Difference:
         return tensor.detach().cpu().double()[self.index]
 
     def matches(self, one: torch.Tensor, other: torch.Tensor) -> bool:
-        """Whether two tensors agree as well as a right result with the oracle's."""
+        """Whether two tensors agree within the bound for results."""
         bound = self.bound if self.bound.row else BOUNDS[self.dtype]
         return one.shape == other.shape and one.numel() > 0 and measure(one, other).within(bound)
 
@@ -150,7 +151,7 @@ def of_output(
     rerun: Rerun | None = None,
     is_oracles: bool = True,
 ) -> Difference:
-    """The difference of an output [T, ...], without the rows of padding."""
+    """The difference between two outputs [T, ...], without the rows of padding."""
     owners = [n for n, length in enumerate(call.batch.seqlens) for _ in range(length)]
     index = torch.tensor([row for row, n in enumerate(owners) if n not in call.padding], dtype=torch.int64)
     return Difference(
@@ -179,7 +180,7 @@ def of_states(
     others: Mapping[str, torch.Tensor] | None = None,
     is_oracles: bool = True,
 ) -> Difference:
-    """The difference of states, [len(slots), ...] each; the rest as `Difference` has it."""
+    """The difference between two tensors of states [len(slots), ...]; for the rest see `Difference`."""
     owner = owners_of_slots(call)
     return Difference(
         call=call,

@@ -11,11 +11,11 @@ class Finding:
     """One thing that was found out.
 
     Attributes:
-        cause: The same words for every failure of this kind, by which a summary groups them; empty for what
-            only describes this one.
-        detail: What is particular to this failure.
-        is_whole: Whether it explains all of the failure, so that nothing more is asked.
-        possible: Causes that other failures may show, and that this one neither shows nor contradicts.
+        cause: The same words for every failure of this kind: a summary groups failures by them. Empty if the
+            finding only describes this failure.
+        detail: The details of this failure.
+        is_whole: Whether it explains the whole failure, so that no other diagnoser is needed.
+        possible: Causes that this failure neither shows nor contradicts; other failures may show them.
     """
 
     cause: str
@@ -39,7 +39,7 @@ class Problem:
 
 
 class Mismatch(AssertionError):
-    """A backend did something else than its contract asks.
+    """A backend broke its contract.
 
     Attributes:
         problems: Everything that is wrong with the call.

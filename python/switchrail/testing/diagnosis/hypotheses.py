@@ -1,4 +1,4 @@
-"""Mistakes that are tried: where the oracle, given a call with the mistake in it, makes the same numbers."""
+"""Tries known mistakes: one explains a failure if the oracle, given it, returns the same wrong numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from switchrail.testing.diagnosis.findings import Finding
 from switchrail.testing.inputs import Sample, run_reference
 
 MOST_ROWS = 512
-"""Of a call with more rows the oracle would take too long."""
+"""The most rows of a call to diagnose; with more rows the oracle would take too long."""
 
 _CHUNKS = (16, 32, 64, 128)
 
@@ -26,9 +26,9 @@ class Hypothesis:
     """A mistake.
 
     Attributes:
-        about: What is wrong.
+        about: The mistake in words.
         call: The call with the mistake in it.
-        later: By how many rows the results of that call come too early.
+        later: The number of rows by which the results of `call` must be shifted down before the comparison.
     """
 
     about: str
@@ -47,20 +47,20 @@ def explained(d: Difference) -> Finding | None:
         try:
             result = run_reference(hypothesis.call)
         except (ContractError, IndexError, RuntimeError):
-            continue  # nothing that a backend could have taken for the call
+            continue  # the changed call is invalid, so no backend has computed it
         told = result.state if d.is_state else result.outputs[d.name].roll(hypothesis.later, 0)
         if hypothesis.later:
             told[sorted({min(start, len(told) - 1) for start in call.batch.cu_seqlens.tolist()})] = torch.nan
         share = _explained_share(d, told[d.index])
         if share:
-            where = "" if share == 1 else "in the wrong rows "
-            detail = f"{where}the oracle gives the same numbers with that mistake"
+            where = "" if share == 1 else " in the wrong rows"
+            detail = f"with that mistake the oracle gives the same numbers{where}"
             return Finding(hypothesis.about, detail, is_whole=share == 1)
     return None
 
 
 def _explained_share(d: Difference, told: torch.Tensor) -> float:
-    """The share of rows that equal the mistake's; 0 unless the wrong ones do."""
+    """The share of rows that equal the oracle's with the mistake; 0 if the wrong rows don't equal them."""
     finite = (told.isfinite() & d.got.isfinite()).flatten(1).all(1)
     wrong = d.wrong_rows & finite
     if wrong.sum() * 2 < d.wrong_rows.sum() or not d.matches(d.got[wrong], told[wrong]):
@@ -108,8 +108,8 @@ def _gates(call: Sample) -> Iterator[Hypothesis]:
     if gate is not None and not call.options.get("gate"):
         yield _with(call, "the decay is ignored", **{name: torch.zeros_like(gate)})
         yield _with(call, "the decay is applied twice", **{name: 2 * gate})
-        yield _with(call, "the decay's exponential is taken once more", **{name: gate.exp()})
-        yield _with(call, "gates count as decays, without the exponential", **{name: gate.abs().log()})
+        yield _with(call, "exp is applied to the decay once too often", **{name: gate.exp()})
+        yield _with(call, "the gate is used as the decay, without exp", **{name: gate.abs().log()})
     for name in ("A_log", "dt_bias"):
         tensor = call.tensors.get(name)
         if tensor is not None:
@@ -167,7 +167,7 @@ def _swapped(call: Sample) -> Iterator[Hypothesis]:
 
 
 def _groups(call: Sample) -> Iterator[Hypothesis]:
-    """Heads that share another head, `i % n` for `i // (m / n)`."""
+    """Heads that use the wrong shared head: `i % n` instead of `i // (m / n)`."""
     specs = call.contract.tensors
     for many, few in call.contract.multiples:
         sizes = {
@@ -184,12 +184,12 @@ def _groups(call: Sample) -> Iterator[Hypothesis]:
             for name, tensor in call.tensors.items()
             if tensor is not None and few in specs[name].axes
         }
-        about = f"heads share in the wrong order: head i takes i % {few} for i // ({many} / {few})"
+        about = f"heads are grouped in the wrong order: head i uses i % {few}, not i // ({many} / {few})"
         yield _with(call, about, **changed)
 
 
 def _masks(call: Sample) -> Iterator[Hypothesis]:
-    """Rows that see a token too many or too few."""
+    """Rows that see tokens which they must not see, or miss tokens that they must see."""
     batch = call.batch
     if isinstance(batch, (PagedTreeBatch, VerifyBatch)):
         chain = tuple(i - 1 for length in batch.seqlens for i in range(length))
@@ -209,7 +209,10 @@ def _masks(call: Sample) -> Iterator[Hypothesis]:
 
 
 def _states_before(call: Sample) -> Iterator[Hypothesis]:
-    """Rows that read the state before their own token: a row's query in the row before it reads that."""
+    """Rows that read the state without their own token.
+
+    The previous row reads that state: queries are moved one row up, and `later` moves the results back.
+    """
     about = "rows don't read their own token: the causal mask is off by one"
     double = call.double()
     q, k, g = (double.tensors[name] for name in ("q", "k", "g"))
@@ -231,7 +234,7 @@ def _states_before(call: Sample) -> Iterator[Hypothesis]:
 
 
 def _seeing(call: Sample, about: str, seen: Callable[[int, int], int]) -> Hypothesis:
-    """Each row as a sequence of its own, which sees `seen(n, i)` positions of its sequence at most."""
+    """Each row becomes a sequence of its own that sees at most `seen(n, i)` positions of its old sequence."""
     batch = call.batch
     assert isinstance(batch, PagedBatch)
     owners = [(n, i) for n, length in enumerate(batch.seqlens) for i in range(length)]
@@ -264,7 +267,7 @@ def _pages(call: Sample) -> Iterator[Hypothesis]:
 
 
 def _ends(call: Sample) -> Iterator[Hypothesis]:
-    """States without the last rows; outputs show that by the rows that are wrong."""
+    """States without the last rows of their sequences. In outputs, `places` finds this mistake."""
     batch = call.batch
     if call.phase != "prefill" or not isinstance(batch, StateBatch):
         return

@@ -1,4 +1,4 @@
-"""Memory that was written although the call may not: inputs, and slots of other sequences."""
+"""Memory that the call must not write and did: inputs, and slots of other sequences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def changed_input(call: Sample, name: str, before: torch.Tensor, after: torch.Te
     cause = "an input is modified"
     if not len(changed):
         return [
-            Finding(cause, f"{name} itself is as it was; the memory beside it, in the same buffer, is not")
+            Finding(cause, f"{name} itself is unchanged; memory beside it in the same buffer is modified")
         ]
     at = changed[0].tolist()
     axes = (call.contract.tensors.get(name) or call.contract.batch[name]).axes
@@ -47,7 +47,7 @@ def stray_slots(
         changed: The slots.
         states: The pool after the call, on the CPU.
         expected: The oracle's pool, on the CPU.
-        bound: The largest error of a state.
+        bound: The largest allowed error of a state.
     """
     batch = call.batch
     assert isinstance(batch, StateBatch)
@@ -66,20 +66,20 @@ def stray_slots(
             "",
         )
         if slot == 0:
-            role, about = "slot 0, which is nobody's, is written", "slot 0"
+            role, about = "slot 0, which no sequence owns, is written", "slot 0"
         elif slot in empty:
             role, about = "the slot of an empty sequence is written", f"slot {slot} of sequence {empty[slot]}"
         elif slot in read:
-            role = "a slot is written that is only read"
+            role = "a read-only slot is written"
             about = f"slot {slot}, which sequence {read[slot]} reads"
         elif call.padding and slot == len(states) - 1:
-            role, about = "the last slot is written, where padding's -1 leads", f"slot {slot}"
+            role, about = "the last slot is written, as if padding's -1 were an index", f"slot {slot}"
         elif slot - 1 in written or slot + 1 in written:
             own = slot - 1 if slot - 1 in written else slot + 1
             role = "a slot beside one that a sequence owns is written"
             about = f"slot {slot}, beside slot {own} of sequence {written[own]}"
         else:
-            role, about = "a slot is written that no sequence names", f"slot {slot}"
+            role, about = "a slot that no sequence names is written", f"slot {slot}"
         roles.add(role)
         told.append(about + content)
     rest = f" and {len(told) - _MOST_TOLD} more" if len(told) > _MOST_TOLD else ""

@@ -1,4 +1,4 @@
-"""Where the wrong numbers are: properties of their rows, heads and columns that few others have."""
+"""Places of the wrong numbers: properties that their rows, heads and columns share, and few others have."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from switchrail.testing.diagnosis.findings import Finding
 
 _CHUNKS = (16, 32, 64, 128)
 _LEAST_SHARE = 0.5
-"""Of the rows with something in common so many are wrong, or it says nothing."""
+"""The least share of wrong rows among the rows with a property; below it the property explains nothing."""
 
 _MOST_NAMED = 3
 
 Common = tuple[str, torch.Tensor, bool]
-"""A property of rows: its name, [R] the rows that have it, and whether whole sequences have it."""
+"""A property of rows: its name, a mask [R] of the rows with it, and whether it holds for whole sequences."""
 
 
 def rows_in_common(d: Difference) -> Finding | None:
@@ -32,7 +32,7 @@ def rows_in_common(d: Difference) -> Finding | None:
     for about, rows, is_of_sequences in _commons(d, owners):
         if rows.all() or not rows[wrong].all():
             continue
-        # a wrong state may be forgotten on the way, so that the rows at a sequence's end are right again
+        # a wrong state may decay, so that the last rows of its sequence are right again
         counted = owners if is_of_sequences else torch.arange(len(owners))
         share = len(set(counted[wrong].tolist())) / len(set(counted[rows].tolist()))
         if share >= _LEAST_SHARE:
@@ -52,7 +52,7 @@ def _cause(about: str) -> str:
 
 
 def heads_in_common(d: Difference) -> Finding | None:
-    """The heads, where only some are wrong."""
+    """The wrong heads, if only some are wrong."""
     if not d.has_heads:
         return None
     wrong = d.wrong.transpose(0, 1).flatten(1).any(1)
@@ -71,12 +71,12 @@ def heads_in_common(d: Difference) -> Finding | None:
 
 
 def columns_in_common(d: Difference) -> Finding | None:
-    """The columns, where only some are wrong."""
+    """The wrong columns, if only some are wrong."""
     if len(d.axes) < 2 or d.axes[-1] in HEADS:
         return None
     wrong = d.wrong.flatten(0, -2).any(0)
     share = float(wrong.double().mean())
-    # a column may be right by chance; a block of them is not
+    # single columns may be right by chance, a block of them can't
     if share > 0.75:
         return None
     what = "columns" if d.axes[0] == "T" else d.axes[-1]
@@ -160,7 +160,7 @@ def _of_pages(
 
 
 def _ranges(chosen: torch.Tensor) -> str:
-    """`0-2, 4`, of [n] bool."""
+    """The chosen indices of a mask [n] in short, such as `0-2, 4`."""
     runs: list[list[int]] = []
     for number in chosen.nonzero().flatten().tolist():
         if runs and number == runs[-1][-1] + 1:

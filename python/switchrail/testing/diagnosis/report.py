@@ -1,4 +1,4 @@
-"""Everything that is found out about one difference."""
+"""All findings about one difference."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Diagnoser = Callable[[Difference], Finding | None]
 
 
 def diagnose(d: Difference) -> tuple[Finding, ...]:
-    """Asks every group of diagnosers, of each group the first that knows something.
+    """Collects the first finding of each group of diagnosers.
 
-    What a diagnoser raises is a finding too: a failure stays the failure that it was.
+    An exception in a diagnoser becomes a finding, so that it does not hide the original failure.
     """
     findings = []
     for group in _GROUPS:
@@ -37,21 +37,21 @@ def diagnose(d: Difference) -> tuple[Finding, ...]:
 
 
 def first_wrong(d: Difference) -> Finding:
-    """The first number that is wrong, and how many there are."""
+    """The first wrong number, and the count of wrong numbers."""
     places = d.wrong.nonzero()
     if not len(places):
         return Finding("", "only the signs of zeros or the bits of NaN differ")
     at = places[0].tolist()
     got, expected = (float(tensor[tuple(at)]) for tensor in (d.got, d.expected))
     rows = f"{int(d.wrong_rows.sum()):,} of {count(len(d.owners), 'slot' if d.is_state else 'row')}"
-    counted = f"wrong are {len(places):,} of {count(d.wrong.numel(), 'number')}, in {rows}"
+    counted = f"wrong: {len(places):,} of {count(d.wrong.numel(), 'number')}, in {rows}"
     return Finding(
         "", f"first wrong: {d.name} at {d.place(at)}: got {got:.6g}, expected {expected:.6g}; {counted}"
     )
 
 
 def never_written(d: Difference) -> Finding | None:
-    """Numbers that are as they were before the call."""
+    """Numbers that the call did not write."""
     left = d.unwritten
     if not left.any():
         return None
@@ -86,7 +86,7 @@ def not_finite(d: Difference) -> Finding | None:
             whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
             whole.nan_to_num_(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
         if d.result(d.rerun(cleaned)).isfinite()[bad].all():
-            return Finding(f"{about} is read", f"what must not be read there is NaN; {counted}")
+            return Finding(f"{about} is read", f"it must not be read and holds NaN; {counted}")
     return Finding(f"{what} is written", counted)
 
 

@@ -1,4 +1,4 @@
-"""Explanations that the numbers of a difference give by themselves."""
+"""Explanations from the numbers of a difference alone."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ _MOST_ROWS = 128
 _MOST_TOLD = 4
 
 _CONSTANTS = {
-    "log2(e)": (1.4426950408889634, "a base of 2 stands for one of e"),
-    "ln 2": (0.6931471805599453, "a base of e stands for one of 2"),
+    "log2(e)": (1.4426950408889634, "base 2 is used instead of base e"),
+    "ln 2": (0.6931471805599453, "base e is used instead of base 2"),
     "2": (2.0, ""),
     "1/2": (0.5, ""),
-    "-1": (-1.0, "the sign is the other one"),
+    "-1": (-1.0, "the sign is wrong"),
 }
 
 
 def rounded_otherwise(d: Difference) -> Finding | None:
-    """Other bits where bits are compared, and the same numbers."""
+    """Different bits, and equal numbers within rounding, where bits are compared."""
     if d.bound.row or not d.matches(d.got, d.expected):
         return None
-    return Finding("the bits differ, the numbers agree but for rounding", is_whole=True)
+    return Finding("the bits differ, but the numbers agree within rounding", is_whole=True)
 
 
 def taken_for(d: Difference) -> Finding | None:
-    """It is another result of the same call."""
+    """Another result of the same call, in place of the expected one."""
     for about, other in d.others.items():
         if d.matches(d.got[d.wrong_rows], other[d.wrong_rows]):
-            return Finding(f"what is there is {about}")
+            return Finding(f"the result is {about}")
     return None
 
 
@@ -46,7 +46,7 @@ def transposed(d: Difference) -> Finding | None:
     if not d.matches(turned, expected):
         return None
     value, key = d.axes[-2:]
-    return Finding(f"the states are transposed: {key} x {value} is there, {value} x {key} is asked")
+    return Finding(f"the states are transposed: got {key} x {value}, expected {value} x {key}")
 
 
 def zeros(d: Difference) -> Finding | None:
@@ -55,7 +55,7 @@ def zeros(d: Difference) -> Finding | None:
 
 
 def constant_ratio(d: Difference) -> Finding | None:
-    """One factor between what is there and what was expected: a scale that was forgotten, or put in twice."""
+    """One factor between got and expected: a scale that was forgotten, or applied twice."""
     ratio = _ratio(d, d.got[d.wrong_rows], d.expected[d.wrong_rows])
     if ratio is None:
         return None
@@ -63,7 +63,7 @@ def constant_ratio(d: Difference) -> Finding | None:
 
 
 def ratio_of_heads(d: Difference) -> Finding | None:
-    """One factor a head."""
+    """One factor for each head."""
     if not d.has_heads or d.got.shape[1] < 2:
         return None
     got, expected = d.got[d.wrong_rows], d.expected[d.wrong_rows]
@@ -81,7 +81,7 @@ def ratio_of_heads(d: Difference) -> Finding | None:
 
 
 def ratio_of_rows(d: Difference) -> Finding | None:
-    """One factor a row and head, as where a sum that divides is wrong."""
+    """One factor for each row and head, as with a wrong sum in the denominator."""
     if d.got.shape[-1] < 4:
         return None
     got, expected = d.got[d.wrong_rows], d.expected[d.wrong_rows]
@@ -91,11 +91,11 @@ def ratio_of_rows(d: Difference) -> Finding | None:
     if not d.matches(got, factors * expected):
         return None
     detail = f"from {float(factors.min()):.4g} to {float(factors.max()):.4g}"
-    return Finding("got / expected is one number for each row, as where what divides a row is wrong", detail)
+    return Finding("got / expected is one number for each row, as with a wrong denominator", detail)
 
 
 def swapped_heads(d: Difference) -> Finding | None:
-    """Each head is right, and stands where another one belongs."""
+    """Each head is right, but in the place of another one."""
     if not d.has_heads or not 1 < d.got.shape[1] <= _MOST_HEADS:
         return None
     heads = range(d.got.shape[1])
@@ -117,7 +117,7 @@ def moved_rows(d: Difference) -> Finding | None:
     if not 0 < len(wrong) <= len(d.owners) <= _MOST_ROWS:
         return None
     flat = d.expected.flatten(1)
-    ends = len(set(d.owners))  # rows without a neighbour to be taken from
+    ends = len(set(d.owners))  # the first or last row of a sequence has no neighbour on one side
     sources = {}
     for row in wrong.tolist():
         apart = (flat - d.got[row].flatten()).square().sum(1)
@@ -154,7 +154,7 @@ def rounding(d: Difference) -> Finding | None:
     if error > 100 * d.bound.norm or error > 0.05 or d.wrong_rows.double().mean() < 0.5:
         return None
     hint = "; products in TF32 are off by 3e-4 and more" if d.dtype == torch.float32 and error > 5e-5 else ""
-    cause = "most rows are off by a little, as where digits are rounded off"
+    cause = "most rows are off by a little, as after rounding"
     return Finding(cause, f"{error:.1e} in all{hint}", is_whole=True)
 
 
@@ -167,10 +167,10 @@ EXACT = (
     swapped_heads,
     moved_rows,
 )
-"""Those that leave little doubt."""
+"""Diagnosers whose findings leave little doubt."""
 
 VAGUE = (ratio_of_heads, ratio_of_rows, rounding)
-"""Those that other mistakes may look like."""
+"""Diagnosers whose findings may have other causes."""
 
 
 def _ratio(d: Difference, got: torch.Tensor, expected: torch.Tensor) -> float | None:

@@ -3,7 +3,7 @@
 use crate::{Op, name::names};
 
 names! {
-    /// What one layer of a model is, named after its mixer.
+    /// The kind of a layer, named after its mixer.
     #[non_exhaustive]
     LayerKind, "layer kind", LayerKind, {
         /// Softmax attention over all earlier tokens.
@@ -38,7 +38,8 @@ names! {
 impl LayerKind {
     /// The ops that such a layer runs, in the order of its forward.
     ///
-    /// A hybrid layer's state-space half is Mamba2 here; a family where it is another says so in its layers.
+    /// The state-space half of a hybrid layer is Mamba2 here. [`Layout`](crate::Layout) replaces it in families with
+    /// another one.
     pub(super) const fn ops(self) -> &'static [Op] {
         match self {
             Self::FullAttention | Self::SlidingAttention => &[Op::Attention],
@@ -53,7 +54,7 @@ impl LayerKind {
         }
     }
 
-    /// What such a layer computes besides and no op covers.
+    /// The part of such a layer's computation that no op covers.
     pub(super) const fn uncovered(self) -> Option<&'static str> {
         match self {
             Self::Mamba1 => Some("the selective scan of mamba1"),

@@ -6,7 +6,7 @@ use super::RoutePlan;
 use crate::{CoreError, Registration, Snapshot, quoted};
 
 impl RoutePlan {
-    /// The registrations of a snapshot that this plan's backends are, in the order of [`RoutePlan::backends`].
+    /// The snapshot's registrations of this plan's backends, in the order of [`RoutePlan::backends`].
     ///
     /// A backend is the same where origin and [`BackendSpec`](crate::BackendSpec) are equal, so that a plan from a
     /// document, or from another process, can be bound as well. The configuration is not compared: a plan keeps the one
@@ -19,7 +19,7 @@ impl RoutePlan {
             let stack = snapshot.stack(wanted.spec.op, &wanted.spec.name);
             let same =
                 |found: &&Arc<Registration>| found.origin == wanted.origin && found.spec == wanted.spec;
-            // Several can be equal; the plan's own comes first, where it is still there.
+            // Several can be equal. The registration that the plan was made with is preferred while it is there.
             let own = stack.iter().filter(same).find(|found| found.id == wanted.id);
             own.or_else(|| stack.iter().rev().find(same))
                 .cloned()
@@ -32,7 +32,7 @@ impl RoutePlan {
     }
 }
 
-/// A backend of a plan that the runtime does not have, or not as the plan knows it.
+/// A backend of a plan that is not registered in the runtime, or is registered differently.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error(
     "the plan's {} backend {:?} ({}) is not registered as it was when the plan was made; registered under that name: \
@@ -44,7 +44,7 @@ impl RoutePlan {
 pub struct BindError {
     /// The backend as the plan knows it.
     pub wanted: Arc<Registration>,
-    /// What is registered under its op and name.
+    /// The registrations under the same op and name.
     pub found: Vec<Arc<Registration>>,
 }
 

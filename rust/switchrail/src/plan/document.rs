@@ -119,7 +119,7 @@ pub enum PlanDocumentError {
     Missing {
         /// The layer.
         layer: usize,
-        /// An op of its.
+        /// An op that the layer runs.
         op: Op,
         /// A phase that was asked for.
         phase: Phase,

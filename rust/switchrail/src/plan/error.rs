@@ -12,7 +12,7 @@ pub enum PlanError {
         /// The model.
         model: String,
     },
-    /// A preference can't be meant.
+    /// A preference is invalid.
     #[error(transparent)]
     Preference(#[from] PreferenceError),
     /// A layer computes something that no op covers.
@@ -27,7 +27,7 @@ pub enum PlanError {
         layer: usize,
         /// Its kind.
         kind: LayerKind,
-        /// What is not covered.
+        /// The computation that no op covers.
         what: String,
     },
     /// An op of a layer has no backend.
@@ -35,7 +35,7 @@ pub enum PlanError {
     Unroutable {
         /// The model.
         model: String,
-        /// Every layer that it is true of.
+        /// Every layer without a backend for the op.
         layers: Vec<usize>,
         /// The kind of the first of them.
         kind: LayerKind,
@@ -144,7 +144,7 @@ pub enum RouteError {
         model: String,
         /// The phase that was asked for.
         found: Phase,
-        /// Those that were planned.
+        /// The phases that were planned.
         valid: Vec<Phase>,
     },
 }

@@ -28,7 +28,7 @@ use tables::Tables;
 /// The feature that a backend of `attention` needs for layers that attend to a window.
 pub const WINDOW: &str = "window";
 
-/// What a route plan is for, besides the layout.
+/// The request for a route plan: everything that it depends on besides the layout.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlanRequest {
@@ -36,10 +36,10 @@ pub struct PlanRequest {
     pub device: Device,
     /// Format of activations and of cached keys and values.
     pub dtype: Dtype,
-    /// Format of the recurrent states. Asked of the linear ops only ([`Op::is_linear`]).
+    /// Format of the recurrent states. Applies to the linear ops only ([`Op::is_linear`]).
     #[serde(default)]
     pub state_dtype: Option<Dtype>,
-    /// Tokens a page. Asked of the paged ops only ([`Op::is_paged`]).
+    /// Tokens per page. Applies to the paged ops only ([`Op::is_paged`]).
     #[serde(default)]
     pub page_size: Option<u32>,
     /// The phases to plan, at least one.
@@ -50,7 +50,7 @@ pub struct PlanRequest {
     /// Axis order of the recurrent states, by op.
     #[serde(default)]
     pub state_layouts: BTreeMap<Op, String>,
-    /// What backends must be able to do besides, by op. Layers with a window add [`WINDOW`] by themselves.
+    /// The features that backends must have, by op. [`WINDOW`] is added for layers with a window.
     #[serde(default)]
     pub features: BTreeMap<Op, BTreeSet<String>>,
     /// The distributions that are installed.
@@ -59,13 +59,13 @@ pub struct PlanRequest {
     /// The ops whose gates never decay.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub no_decay: BTreeSet<Op>,
-    /// What calls of backends took on the device.
+    /// Measured times of backend calls on the device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub measurements: Vec<Measurement>,
 }
 
 impl PlanRequest {
-    /// A request for prefill and decode that asks for nothing but what every request must.
+    /// A request for prefill and decode with the required fields only.
     #[must_use]
     pub fn new(device: Device, dtype: Dtype) -> Self {
         Self {
@@ -122,12 +122,12 @@ pub struct Route {
     pub decision: Decision,
 }
 
-/// For each layer, op and phase of one model, the backend that serves it; or those that do, each for a class of batches.
+/// The backend for each layer, op and phase of one model; or several backends, each for its class of batches.
 ///
-/// What backends of one op share, a state or a cache, all that a plan has of it take in one form.
+/// Backends of one op share a state or a cache. All of them in one plan use the same form of it.
 ///
 /// A plan owns what it needs: the registrations that it uses stay alive and as they were, whatever is registered,
-/// configured or withdrawn later. [`RoutePlan::is_stale`] tells that something was.
+/// configured or withdrawn later. [`RoutePlan::is_stale`] says whether such a change has been made.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(try_from = "Document", into = "Document")]
 pub struct RoutePlan {
@@ -136,9 +136,9 @@ pub struct RoutePlan {
     version: u64,
     tables: Tables,
     routes: Vec<Route>,
-    /// Those that the table names, by id.
+    /// The registrations in the tables, by id.
     backends: Vec<Arc<Registration>>,
-    /// The state that the plan was made on, to compare with; holds no backend alive.
+    /// The snapshot that the plan was made on, for [`RoutePlan::is_stale`]; it keeps no backend alive.
     snapshot: Weak<Snapshot>,
 }
 
@@ -146,7 +146,7 @@ impl RoutePlan {
     /// Decides, for each op that each layer runs and each phase asked for, which backend serves it.
     ///
     /// # Errors
-    /// [`PlanError`] where a preference can't be meant, a layer computes something that no op covers, or an op has no
+    /// [`PlanError`] where a preference is invalid, a layer computes something that no op covers, or an op has no
     /// backend that fits; the latter names every candidate with its reasons.
     pub fn new(
         snapshot: &Arc<Snapshot>,
@@ -217,7 +217,7 @@ impl RoutePlan {
         })
     }
 
-    /// The backend of a layer's op in a phase; of several, the one for batches that are not known.
+    /// The backend of a layer's op in a phase; where several serve it, the one for unknown batches.
     ///
     /// # Errors
     /// [`RouteError`] for a layer that the model does not have, an op that the layer does not run, or a phase that was
@@ -227,7 +227,8 @@ impl RoutePlan {
         self.look_up(layer, op, phase, self.tables.start(op, phase))
     }
 
-    /// Which tables serve a batch in a phase: of each sequence, its rows and how many tokens the cache then holds.
+    /// The tables that serve a batch in a phase. `sequences` has for each sequence the number of its rows, and the
+    /// number of tokens in the cache after the call.
     ///
     /// # Errors
     /// [`RouteError`] for a phase that was not planned.
@@ -238,7 +239,7 @@ impl RoutePlan {
         Ok(self.tables.select(&self.routes, phase, sequences))
     }
 
-    /// Whether batches of a phase differ in what serves them; else every selection is the same.
+    /// Whether different batches of a phase can get different backends; if not, every selection is the same.
     #[must_use]
     pub fn is_split(&self, phase: Phase) -> bool {
         let mut decisions = self.routes.iter().map(|route| &route.decision);
@@ -294,37 +295,37 @@ impl RoutePlan {
         }
     }
 
-    /// The layout that it was made for.
+    /// The layout that the plan was made for.
     #[must_use]
     pub fn layout(&self) -> &Arc<Layout> {
         &self.layout
     }
 
-    /// What it was made for, besides the layout.
+    /// The request that the plan was made for.
     #[must_use]
     pub const fn request(&self) -> &PlanRequest {
         &self.request
     }
 
-    /// Version of the snapshot that it was made on.
+    /// Version of the snapshot that the plan was made on.
     #[must_use]
     pub const fn version(&self) -> u64 {
         self.version
     }
 
-    /// Its decisions, by op, phase and first layer. Layers of which the same is asked share one.
+    /// The plan's decisions, by op, phase and first layer. Layers with equal queries share one.
     #[must_use]
     pub fn routes(&self) -> &[Route] {
         &self.routes
     }
 
-    /// The registrations that it pins, by id.
+    /// The registrations that the plan pins, by id.
     #[must_use]
     pub fn backends(&self) -> &[Arc<Registration>] {
         &self.backends
     }
 
-    /// A registration that it pins.
+    /// A registration that the plan pins.
     #[must_use]
     pub fn backend(&self, id: BackendId) -> Option<&Arc<Registration>> {
         self.backends
@@ -357,31 +358,31 @@ impl RoutePlan {
         cells.filter_map(|(layer, op)| Some((layer, op, self.tables.get(selection.start(op), layer)?)))
     }
 
-    /// Where the table of an op in a phase begins that [`RoutePlan::lookup`] reads. A host that keeps something of its
-    /// own by route lays it out like [`RoutePlan::cells`].
+    /// The index in [`RoutePlan::cells`] where the table starts that [`RoutePlan::lookup`] reads for an op in a phase.
+    /// A host that keeps its own values per route can store them at the same indices.
     #[inline]
     #[must_use]
     pub fn start(&self, op: Op, phase: Phase) -> usize {
         self.tables.start(op, phase)
     }
 
-    /// All tables, one after the other: by which backend each cell is served. The cell of a layer is as many behind a
-    /// table's start as its id says.
+    /// All tables, one after the other, with the backend of each cell. The cell of a layer is at the table's start plus
+    /// the layer's id.
     #[must_use]
     pub fn cells(&self) -> &[Option<BackendId>] {
         self.tables.cells()
     }
 
-    /// Whether the runtime has committed anything since, so that a new plan might differ.
+    /// Whether the runtime has committed a change since the plan was made, so that a new plan might differ.
     ///
-    /// A plan that was read from a document, or made on another runtime, always is.
+    /// A plan that was read from a document, or made on another runtime, is always stale.
     #[must_use]
     pub fn is_stale(&self, runtime: &Runtime) -> bool {
         !std::ptr::eq(self.snapshot.as_ptr(), Arc::as_ptr(&runtime.snapshot()))
     }
 }
 
-/// Two plans are equal that say the same, also when one of them was read from a document.
+/// Compares contents: a plan equals the one that was read from its document.
 impl PartialEq for RoutePlan {
     fn eq(&self, other: &Self) -> bool {
         (

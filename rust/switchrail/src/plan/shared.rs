@@ -1,11 +1,11 @@
-//! What the backends of one op share: the form of a state, or of a cache.
+//! Agreement between the backends of one op on the form of the state or cache that they share.
 
 use std::collections::BTreeSet;
 
 use super::{PlanError, PlanRequest, Route};
 use crate::{Capabilities, Dtype, Layout, Query, Snapshot};
 
-/// A form of what is shared; what is `None` is not asked for.
+/// A form of a shared state or cache; a field that is `None` is left open.
 struct Form {
     layout: Option<String>,
     dtype: Option<Dtype>,
@@ -13,7 +13,7 @@ struct Form {
 }
 
 impl Form {
-    /// What a query asks for, and besides what it leaves open.
+    /// The query, with this form's values in the fields that the query leaves open.
     fn asked_of(&self, query: &Query) -> Query {
         let mut query = query.clone();
         query.state_layout = query.state_layout.or_else(|| self.layout.clone());
@@ -23,11 +23,11 @@ impl Form {
     }
 }
 
-/// The routes of one op, whose backends take one form of what they share.
+/// The routes of one op, with backends that all use one form of the shared state or cache.
 ///
-/// A prefill writes the state that a decode goes on from, and another class of batches another time: so all backends
-/// that a plan has of an op must agree. Where the request leaves the form open and those that are chosen freely do not
-/// agree, one form after the other is asked for, those of the first route's choice first, until all routes have one.
+/// A decode goes on from the state that a prefill wrote, and the next batch can be of another class: so all backends of
+/// an op in a plan must agree on the form. If the request leaves the form open and the backends chosen without it
+/// disagree, each form is tried in turn until every route has a backend; those of the first route's choice come first.
 pub(super) fn resolve(
     snapshot: &Snapshot,
     layout: &Layout,
@@ -75,7 +75,7 @@ fn decide(
     asked.iter().map(route).collect()
 }
 
-/// The capabilities of all backends that serve, with what was asked of them.
+/// The capabilities of all backends that serve, each with its query.
 fn serving<'a>(snapshot: &'a Snapshot, routes: &'a [Route]) -> Vec<(&'a Query, &'a Capabilities)> {
     let of = |route: &'a Route| {
         let query = &route.decision.query;
@@ -94,7 +94,7 @@ fn agree(snapshot: &Snapshot, routes: &[Route]) -> bool {
         && common(open(|query| query.page_size.is_none()).map(|each| &each.page_sizes))
 }
 
-/// Whether something is in all sets that restrict anything.
+/// Whether one value is in every set, empty sets aside: these restrict nothing.
 fn common<'a, T: Ord + 'a>(sets: impl Iterator<Item = &'a BTreeSet<T>>) -> bool {
     let restricting: Vec<_> = sets.filter(|set| !set.is_empty()).collect();
     restricting.first().is_none_or(|first| {
@@ -103,7 +103,7 @@ fn common<'a, T: Ord + 'a>(sets: impl Iterator<Item = &'a BTreeSet<T>>) -> bool 
     })
 }
 
-/// Every form that can be asked for, those of the first route's choice first.
+/// Every possible form, those of the first route's choice first.
 fn forms(snapshot: &Snapshot, routes: &[Route]) -> Vec<Form> {
     let chosen = serving(snapshot, routes).into_iter().map(|(_, each)| each);
     let op = routes[0].decision.query.op;
@@ -125,7 +125,7 @@ fn forms(snapshot: &Snapshot, routes: &[Route]) -> Vec<Form> {
     forms
 }
 
-/// Each value that is in a set, in the order of the sets; nothing where no set restricts anything.
+/// The different values of all sets, in the order of the sets; one `None` where all sets are empty.
 fn options<'a, T: Ord + Clone + 'a>(sets: impl Iterator<Item = &'a BTreeSet<T>>) -> Vec<Option<T>> {
     let mut found: Vec<Option<T>> = Vec::new();
     for value in sets.flatten().cloned().map(Some) {

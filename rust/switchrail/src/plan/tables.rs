@@ -1,4 +1,4 @@
-//! What calls read: for each op, phase and class of batches, the backend of each layer.
+//! The tables that calls read: for each op, phase and class of batches, the backend of each layer.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ impl BatchTables {
         self.phase
     }
 
-    /// Where the table of an op begins.
+    /// The index of the first cell of an op's table.
     #[inline]
     #[must_use]
     pub const fn start(&self, op: Op) -> usize {
@@ -27,24 +27,28 @@ impl BatchTables {
     }
 }
 
-/// So many cells an op and phase have at most; a plan of three kinds of layers with six classes each has some 10,000.
+/// The most cells of one op and phase. Three kinds of layers with six classes each need about 10,000.
 const MOST_CELLS: usize = 1 << 20;
 
-/// The tables, one after the other, each with a cell a layer. The first is empty: that of ops that no layer runs, and of
-/// phases that were not planned. An op in a phase has one for each combination of the classes of its routes, the first
-/// of which is that of batches that are not known.
+/// All tables, one after the other; each has one cell per layer.
+///
+/// The first table has no backends. Ops that no layer runs and phases that were not planned use it. An op in a phase
+/// has one table for each combination of its routes' classes. The first of these tables serves unknown batches.
 #[derive(Debug, Clone)]
 pub(super) struct Tables {
     cells: Box<[Option<BackendId>]>,
     layers: usize,
     starts: [[usize; Phase::ALL.len()]; Op::ALL.len()],
-    /// The routes with classes, and how far apart the tables of two neighbouring classes are.
+    /// For each route with several classes: its index, and the distance in cells between the tables of two neighbouring
+    /// classes.
     strides: Vec<(usize, usize)>,
 }
 
 impl Tables {
-    /// The tables of routes of different layers; of an op and phase whose classes have too many combinations to keep
-    /// ([`MOST_CELLS`]), the op and phase.
+    /// Builds the tables. Routes of the same op and phase must not share a layer.
+    ///
+    /// # Errors
+    /// The op and phase whose classes have more combinations than [`MOST_CELLS`] allows.
     pub fn new(layout: &Layout, routes: &[Route]) -> Result<Self, (Op, Phase)> {
         let layers = layout.layers().len();
         let mut cells = vec![None; layers];
