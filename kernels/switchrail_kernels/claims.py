@@ -1,4 +1,4 @@
-"""What registrations claim: what several ops' have in common."""
+"""The capabilities that registrations claim, as far as several ops share them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Claims(TypedDict, total=False):
 
 _SIZES = (16, 24, 32, 48, 64, 96, 128, 192, 256)
 RECURRENT_SIZES = tuple((k, v) for k in _SIZES for v in _SIZES)
-"""Of q and k, and of v, in the ops with a recurrent state."""
+"""Head sizes of q and k, and of v, in the ops with a recurrent state."""
 
 STATES: Claims = {"state_dtypes": ("float32", "bfloat16"), "state_layouts": ("VK",)}
 RECURRENT: Claims = {**STATES, "head_sizes": RECURRENT_SIZES}

@@ -25,7 +25,7 @@ class Gpu(NamedTuple):
     """One device.
 
     Attributes:
-        name: What its maker calls it.
+        name: The vendor's name of it.
         capability: Its compute capability.
         total_memory: Its memory in bytes.
     """

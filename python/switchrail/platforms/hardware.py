@@ -1,4 +1,4 @@
-"""The device part of a platform: one device, and what can be done with it."""
+"""The device part of a platform: one device and its operations."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from switchrail.platforms.identity import UNSPECIFIED, DeviceCapability
 
 
 class Hardware:
-    """One device of a family. A family derives from it and provides what its devices can do.
+    """One device of a family. A family derives from it and provides the methods that its devices support.
 
-    What is not provided raises NotProvidedError, a NotImplementedError that names platform and method.
+    A missing method raises NotProvidedError, a NotImplementedError that names platform and method.
     `name`, `total_memory` and `current_memory_usage` are mandatory. The engine, or the identity that it
     shows, asks for everything but `distributed_backend`, which is for those who start a process group.
 
     Attributes:
         kind: The family: one of `switchrail.platforms.KINDS`, or `oot:NAME` for one that a plugin brings.
-        device: What torch calls the device, such as `cuda:0`.
+        device: Torch's name of the device, such as `cuda:0`.
     """
 
     kind: ClassVar[str] = UNSPECIFIED
@@ -38,14 +38,14 @@ class Hardware:
 
     @classmethod
     def devices(cls) -> tuple[str, ...]:
-        """What torch calls the devices of this family that are there, in order.
+        """Torch's names of this family's devices on this machine, in order.
 
         A plugin's are looked at only where a user names one of them by its number, as in `acme:1`.
         """
         return ()
 
     def name(self) -> str:
-        """What its maker calls the device."""
+        """The vendor's name of the device."""
         raise self._not_provided("name")
 
     def capability(self) -> DeviceCapability | None:
@@ -61,7 +61,7 @@ class Hardware:
         raise self._not_provided("current_memory_usage")
 
     def get_device(self) -> str:
-        """What torch calls the device on which this thread launches its work."""
+        """Torch's name of the device on which this thread launches its work."""
         raise self._not_provided("get_device")
 
     def set_device(self, device: str) -> None:

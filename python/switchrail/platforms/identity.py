@@ -1,4 +1,4 @@
-"""What a platform is, as plain data: it pickles and compares without the device."""
+"""The identity of a platform as plain data, which can be pickled and compared without the device."""
 
 from __future__ import annotations
 
@@ -95,11 +95,11 @@ class Identity:
 
     Attributes:
         kind: Its family: one of `switchrail.platforms.KINDS`, `oot:NAME`, or `unspecified`.
-        name: What its maker calls the device.
-        device: What torch calls it, such as `cuda:0`.
+        name: The vendor's name of the device.
+        device: Torch's name of it, such as `cuda:0`.
         capability: Its compute capability, where the family has one.
         total_memory: Its memory in bytes; None where nobody tells.
-        cpu_architecture: Of the host's processor.
+        cpu_architecture: The architecture of the host's processor.
         support_cuda_graph: Whether a whole step can be captured and replayed.
         support_piecewise_cuda_graph: Whether the parts of a step between its attention calls can be.
     """

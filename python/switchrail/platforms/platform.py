@@ -46,7 +46,7 @@ class Platform:
         """Makes both parts.
 
         Args:
-            device: What torch calls the device; None: the family's current one.
+            device: Torch's name of the device; None: the family's current one.
 
         Raises:
             PlatformError: There is no such device.
@@ -62,12 +62,12 @@ class Platform:
 
     @property
     def name(self) -> str:
-        """What its maker calls the device."""
+        """The vendor's name of the device."""
         return self.hardware.name()
 
     @property
     def device(self) -> str:
-        """What torch calls the device, such as `cuda:0`."""
+        """Torch's name of the device, such as `cuda:0`."""
         return self.hardware.device
 
     @property

@@ -1,4 +1,4 @@
-"""What connects one kind of mixer to the dispatcher."""
+"""The connection of one kind of mixer to the dispatcher."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Connected:
     Attributes:
         id: The layer id.
         layers: By op, the half of its calls that never changes.
-        connection: What it is connected to.
+        connection: The connection of its model.
     """
 
     id: int

@@ -39,9 +39,9 @@ def attention(
         key: [1, HKV, T, D].
         value: [1, HKV, T, D].
         attention_mask: None, as the engine gives none.
-        scaling: Of the products of query and key.
+        scaling: The factor of the products of query and key.
         written: Whether keys and values are in the cache already.
-        **kwargs: `KEYWORD` and what the model passes on.
+        **kwargs: `KEYWORD` and other arguments that the model passes on.
 
     Returns:
         [1, T, H, D], and None in place of the weights.
