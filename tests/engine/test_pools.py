@@ -120,7 +120,7 @@ def test_a_layer_that_the_pool_does_not_have(make: Callable[[], KVPool[Any]], la
     if isinstance(pool, LatentPool):
         calls.append(lambda: pool.parts(layer))
     for call in calls:
-        with pytest.raises(UnknownLayerError, match=f"nothing of layer .*; valid: {valid}") as caught:
+        with pytest.raises(UnknownLayerError, match=f"no cache for layer .*; valid: {valid}") as caught:
             call()
         assert caught.value.found is layer
 
