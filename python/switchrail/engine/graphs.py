@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -139,14 +139,10 @@ class Graphs:
         self.captured: dict[Key, Captured] = {}
         self.refused: dict[Key, str] = {}
 
-    def capture(self, progress: Callable[[Iterable[Key]], Iterable[Key]] = iter) -> None:
-        """Captures all keys, the largest first, whose working memory the others then share.
-
-        Args:
-            progress: Passes the keys on, one when the one before it is done.
-        """
+    def capture(self) -> None:
+        """Captures all keys, the largest first, whose working memory the others then share."""
         self._drop()
-        for key in progress(self.keys[::-1]):
+        for key in reversed(self.keys):
             self._try(key)
 
     def states(self) -> tuple[GraphState, ...]:

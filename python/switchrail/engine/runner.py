@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import nn
 from switchrail._core import BoundPlan
 from switchrail.dispatch import Dispatcher, Part, Prepared
 from switchrail.engine.checkpoint import Checkpoint
-from switchrail.engine.graphs import Graphs, Key
+from switchrail.engine.graphs import Graphs
 from switchrail.engine.inputs import DecodeInputs
 from switchrail.engine.memory import Pools
 from switchrail.engine.models.binding import Connection, connect, find_mixers, read_shapes
@@ -106,7 +106,6 @@ class Runner:
         bound: BoundPlan,
         sequences: Sequences[Any],
         graph_class: type[Graph],
-        progress: Callable[[Iterable[Key]], Iterable[Key]] = iter,
     ) -> None:
         """Captures decodes.
 
@@ -114,7 +113,6 @@ class Runner:
             bound: The routes of decodes that are captured.
             sequences: Who has which memory.
             graph_class: What captures.
-            progress: Passes the keys of graphs on, one when the one before it is done.
         """
         inputs = DecodeInputs(
             sequences.page_table,
@@ -135,7 +133,7 @@ class Runner:
             graph_class=graph_class,
             watch=HookWatch(self.model),
         )
-        self.graphs.capture(progress)
+        self.graphs.capture()
 
     def run(self, schedule: Schedule, sequences: Sequences[Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """Runs a schedule's tokens: from a graph where one serves them.
