@@ -1,4 +1,5 @@
-//! The route lookup in thread CPU time, alone and while eight threads register; the same for 48 and 320 layers.
+//! Measures the route lookup in thread CPU time, idle and while eight threads register, for 48 and 320
+//! layers.
 
 #[path = "../../switchrail/tests/common/mod.rs"]
 mod common;
@@ -13,7 +14,7 @@ use criterion::{
 };
 use switchrail::RoutePlan;
 
-/// Measures the calling thread's CPU time, which the other threads' turns are not in.
+/// Measures the calling thread's CPU time, which excludes the time of other threads.
 struct ThreadCpuTime;
 
 impl Measurement for ThreadCpuTime {

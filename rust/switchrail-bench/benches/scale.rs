@@ -1,4 +1,5 @@
-//! Staging, selection, order and resolving by number: ten times as many take about ten times as long.
+//! Measures staging, selection, ordering and resolving of 1,000 and 10,000 items. Time should grow about
+//! linearly.
 
 #[path = "../../switchrail/tests/common/mod.rs"]
 mod common;

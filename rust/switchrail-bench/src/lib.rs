@@ -1,1 +1,1 @@
-//! Nothing: the benchmarks of the core are in `benches`.
+//! Empty; the benchmarks of the core are in `benches`.

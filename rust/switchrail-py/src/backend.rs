@@ -1,4 +1,4 @@
-//! Mirror of the core's `backend`: specs in, registrations out.
+//! Mirror of the core's `backend`: converts specs to the core and registrations from it.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::{
     op::{Capability, capability, parse, parse_all},
 };
 
-/// A `BackendSpec` as `switchrail.registration` writes it; every name in it is parsed by the core.
+/// A `BackendSpec` in the form that `switchrail.registration` passes. The core parses the names in it.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub struct Spec<'py> {
@@ -50,7 +50,7 @@ impl From<Heads> for HeadSize {
 }
 
 impl Spec<'_> {
-    /// The core's spec.
+    /// Converts to the core's spec.
     pub fn into_core(self) -> PyResult<BackendSpec> {
         let support = |Support(kind, min, max)| {
             let kind = parse(&kind)?;
@@ -86,7 +86,7 @@ impl Spec<'_> {
 }
 
 mirror! {
-    /// A backend as it is registered.
+    /// A registered backend.
     Registration(Arc<switchrail::Registration>) {
         #[getter]
         fn id(&self) -> u64 {
@@ -118,7 +118,7 @@ mirror! {
             self.0.spec.priority
         }
 
-        /// Who registered it, for people.
+        /// Description of its origin, for people.
         #[getter]
         fn origin(&self) -> String {
             self.0.origin.to_string()
@@ -129,19 +129,19 @@ mirror! {
             json::dump(py, &self.0.spec.capabilities)
         }
 
-        /// The values that it was registered with.
+        /// The default values that it was registered with.
         #[getter]
         fn default_config<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
             json::dump(py, &self.0.spec.config)
         }
 
-        /// The user's values alone.
+        /// The user's values, without the defaults.
         #[getter]
         fn configuration<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
             json::dump(py, &self.0.configuration)
         }
 
-        /// The defaults with the user's values over them.
+        /// The defaults, overwritten by the user's values.
         #[getter]
         fn effective_config<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
             json::dump(py, &self.0.effective_config())

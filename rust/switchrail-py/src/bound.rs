@@ -21,7 +21,7 @@ use crate::{
     resolve::sequences,
 };
 
-/// A plan with the instances of its backends, which it owns alone.
+/// A route plan with the instances of its backends. No other plan shares these instances.
 #[pyclass(frozen, module = "switchrail._core")]
 pub struct BoundPlan {
     plan: Py<RoutePlan>,
@@ -33,8 +33,8 @@ pub struct BoundPlan {
 
 #[pymethods]
 impl BoundPlan {
-    /// Binds a plan to a runtime. `build` is called once for each backend in the plan that has a Python object, with
-    /// the plan's registration and that object, and returns the instance.
+    /// Binds a plan to a runtime. Calls `build` once for each backend in the plan that has a Python object,
+    /// with the plan's registration and that object; `build` returns the instance.
     #[new]
     fn new(
         runtime: &Bound<'_, Runtime>,
@@ -48,7 +48,8 @@ impl BoundPlan {
                 Entry::Native(_) => Some(None),
                 Entry::Foreign => runtime.objects.get(py, backend.id).map(Some),
             };
-            // One that was withdrawn since the snapshot was taken has no object any more: the next snapshot lacks it.
+            // A registration that was withdrawn after the snapshot has no object. The next snapshot no longer
+            // contains it.
             if let Some(objects) = found.iter().map(object).collect() {
                 break objects;
             }
@@ -68,8 +69,8 @@ impl BoundPlan {
         self.plan.clone_ref(py)
     }
 
-    /// What serves a batch in a phase: of each sequence its rows, and how many tokens the cache then holds, its rows
-    /// alone where that is not given.
+    /// The routes for a batch in a phase. `seqlens` has the rows of each sequence, `kv_seqlens` the cached
+    /// tokens after the call; by default these are equal.
     #[pyo3(signature = (phase, seqlens, kv_seqlens=None))]
     fn at(
         slf: &Bound<'_, Self>,
@@ -90,7 +91,7 @@ impl BoundPlan {
         })
     }
 
-    /// The bound method that serves an op of a layer in a phase; the layer is given as to `RoutePlan.lookup`.
+    /// The bound method that serves an op of a layer in a phase. The layer is given as in `RoutePlan.lookup`.
     #[pyo3(signature = (op, phase, layer_id=None, layer=None))]
     fn lookup(
         &self,
@@ -117,7 +118,7 @@ impl BoundPlan {
         self.call(py, start, layer, id)
     }
 
-    /// The instance whose method `lookup` gives.
+    /// The instance that `lookup` returns a method of.
     #[pyo3(signature = (op, phase, layer_id=None, layer=None))]
     fn backend(
         &self,
@@ -131,7 +132,7 @@ impl BoundPlan {
         self.instance(py, id)
     }
 
-    /// Whether anything was committed since the plan was made, so that a new plan might differ.
+    /// Whether anything was committed since the plan was made, so a new plan might differ.
     fn is_stale(&self) -> bool {
         self.core().is_stale(&self.runtime)
     }
@@ -151,17 +152,17 @@ impl BoundPlan {
         &self.plan.get().core
     }
 
-    /// An op, where it may not be given as the interned name.
+    /// Parses an op, which need not be an interned name.
     fn op(&self, op: &Bound<'_, PyAny>) -> PyResult<Op> {
         position(&self.ops, op).map_or_else(|| parse_any(op), |op| Ok(Op::ALL[op]))
     }
 
-    /// A phase, likewise.
+    /// Parses a phase, which need not be an interned name.
     fn phase(&self, phase: &Bound<'_, PyAny>) -> PyResult<Phase> {
         position(&self.phases, phase).map_or_else(|| parse_any(phase), |phase| Ok(Phase::ALL[phase]))
     }
 
-    /// The route that the arguments of a lookup name: the start of its table, its layer, its backend.
+    /// The route for the arguments of a lookup: the start of its table, its layer and its backend.
     fn route(
         &self,
         py: Python<'_>,
@@ -176,13 +177,13 @@ impl BoundPlan {
         Ok((self.core().start(op, phase), layer, id))
     }
 
-    /// The bound method of a route that the plan has.
+    /// The bound method of one of the plan's routes.
     fn call(&self, py: Python<'_>, start: usize, layer: usize, id: BackendId) -> PyResult<Py<PyAny>> {
         let call = self.calls.get(start, layer);
         call.map_or_else(|| Err(self.native(py, id)), |call| Ok(call.clone_ref(py)))
     }
 
-    /// The instance of a backend that the plan has.
+    /// The instance of one of the plan's backends.
     fn instance(&self, py: Python<'_>, id: BackendId) -> PyResult<Py<PyAny>> {
         self.calls.instance(py, id).ok_or_else(|| self.native(py, id))
     }
@@ -194,13 +195,14 @@ impl BoundPlan {
     }
 }
 
-/// Where a name is among interned ones; none also for an equal one that is not interned.
+/// The index of a name among interned names, compared by identity. `None` for an equal name that is not
+/// interned.
 #[inline]
 fn position(names: &[Py<PyString>], name: &Bound<'_, PyAny>) -> Option<usize> {
     names.iter().position(|known| known.as_ptr() == name.as_ptr())
 }
 
-/// What of a bound plan serves one batch in one phase. It reads the plan's own tables.
+/// The routes of a bound plan for one batch in one phase. Reads the plan's own tables.
 #[pyclass(frozen, module = "switchrail._core")]
 pub struct BatchRoutes {
     plan: Py<BoundPlan>,
@@ -214,7 +216,7 @@ impl BatchRoutes {
         self.tables.phase().name()
     }
 
-    /// The bound method that serves an op of a layer; the layer is given as to `RoutePlan.lookup`.
+    /// The bound method that serves an op of a layer. The layer is given as in `RoutePlan.lookup`.
     #[pyo3(signature = (op, layer_id=None, layer=None))]
     fn lookup(
         &self,
@@ -235,7 +237,7 @@ impl BatchRoutes {
         bound.call(py, self.tables.start(op), layer, id)
     }
 
-    /// The instance whose method `lookup` gives.
+    /// The instance that `lookup` returns a method of.
     #[pyo3(signature = (op, layer_id=None, layer=None))]
     fn backend(
         &self,
@@ -248,7 +250,8 @@ impl BatchRoutes {
         self.plan.get().instance(py, id)
     }
 
-    /// Each instance that serves the batch, once, with its op: those that are to plan it.
+    /// The instances that serve the batch, without duplicates, each with its op. Each of them must plan the
+    /// batch.
     #[getter]
     fn backends(&self, py: Python<'_>) -> PyResult<Vec<(&'static str, Py<PyAny>)>> {
         let bound = self.plan.get();
@@ -262,7 +265,7 @@ impl BatchRoutes {
         found.into_iter().map(instance).collect()
     }
 
-    /// Every route as (layer id, op, backend name).
+    /// All routes as (layer id, op, backend name).
     #[getter]
     fn table(&self) -> Vec<(usize, &'static str, String)> {
         let bound = self.plan.get();
@@ -273,7 +276,7 @@ impl BatchRoutes {
             .collect()
     }
 
-    /// Whether the other one has the same tables of the same bound plan.
+    /// Whether `other` has the same tables of the same bound plan.
     fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
         other
             .cast::<Self>()
@@ -297,7 +300,7 @@ impl BatchRoutes {
 }
 
 impl BatchRoutes {
-    /// The route that the arguments of a lookup name.
+    /// The route for the arguments of a lookup.
     fn route(
         &self,
         py: Python<'_>,

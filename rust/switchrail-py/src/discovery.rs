@@ -7,20 +7,20 @@ use pyo3::prelude::*;
 use crate::{backend::Registration, mirror::mirror, plugin::Plugin};
 
 mirror! {
-    /// What is installed on a path.
+    /// The distributions and plugins installed on a path.
     Discovery(switchrail::Discovery) {
         #[getter]
         fn plugins(&self) -> Vec<Plugin> {
             self.0.plugins.iter().map(|record| Plugin(record.clone().into())).collect()
         }
 
-        /// Versions by distribution, of those that have one.
+        /// Versions by distribution; distributions without a version are omitted.
         #[getter]
         fn packages(&self) -> BTreeMap<String, String> {
             self.0.packages().iter().map(|(name, version)| (name.to_owned(), version.to_owned())).collect()
         }
 
-        /// The installed version of each distribution that backends require, None where it is not installed.
+        /// The installed version of each distribution that the backends require, None if it is not installed.
         fn required(&self, backends: Vec<Bound<'_, Registration>>) -> BTreeMap<String, Option<String>> {
             let packages = self.0.packages();
             let required = backends.iter().flat_map(|backend| &backend.get().0.spec.capabilities.packages);
@@ -29,7 +29,7 @@ mirror! {
                 .collect()
         }
 
-        /// What could not be read or was passed over: path, code and message.
+        /// Problems as (path, code, message).
         #[getter]
         fn problems(&self) -> Vec<(String, &'static str, &str)> {
             let problems = self.0.problems.iter();
@@ -40,7 +40,7 @@ mirror! {
     }
 }
 
-/// Finds the distributions on a path and the plugins in them; nothing is imported.
+/// Finds the distributions on a path and their plugins; imports nothing.
 #[pyfunction]
 #[pyo3(signature = (paths, *, thorough=false))]
 pub fn discover(py: Python<'_>, paths: Vec<PathBuf>, thorough: bool) -> Discovery {

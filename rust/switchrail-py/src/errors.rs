@@ -1,4 +1,5 @@
-//! The core's errors to the exceptions of `switchrail.errors`: code to class, fields to attributes.
+//! Converts the core's errors to the exceptions of `switchrail.errors`: codes to classes, fields to
+//! attributes.
 
 use pyo3::{prelude::*, types::PyDict};
 use switchrail::CoreError;
@@ -9,7 +10,7 @@ use crate::{
     text::described,
 };
 
-/// The class for each code. A code that is missing here becomes the base class, which a test refuses.
+/// The class for each code. Unknown codes map to the base class; a test checks that there are none.
 fn class_of(code: &str) -> &'static str {
     match code {
         "unknown_op" => "UnknownOpError",
@@ -62,7 +63,7 @@ fn class_of(code: &str) -> &'static str {
     }
 }
 
-/// The exception for an error of the core. For `map_err`.
+/// The exception for an error of the core, for use in `map_err`.
 pub fn raise(error: impl CoreError) -> PyErr {
     Python::attach(|py| {
         let fields = json::to_py(py, &error.fields());
@@ -73,7 +74,7 @@ pub fn raise(error: impl CoreError) -> PyErr {
     })
 }
 
-/// The arguments that a mapping holds; `ArgumentError` names the one whose type is wrong.
+/// Extracts arguments from a mapping; an `ArgumentError` names the argument with a wrong type.
 pub fn arguments<'py, T>(mapping: &Bound<'py, PyAny>) -> PyResult<T>
 where
     T: for<'a> FromPyObject<'a, 'py, Error = PyErr>,
@@ -82,7 +83,7 @@ where
         let build = || -> PyResult<PyErr> {
             let py = mapping.py();
             let error = let_pass_interrupts(py, error)?;
-            let message = error.value(py).to_string(); // failed to extract field Spec.priority
+            let message = error.value(py).to_string(); // such as "failed to extract field Spec.priority"
             let argument = message.rsplit('.').next().unwrap_or_default();
             let found = match mapping.get_item(argument) {
                 Ok(found) => found,

@@ -1,4 +1,4 @@
-//! Exceptions of `switchrail.errors`, and those that pass untouched.
+//! Makes exceptions of `switchrail.errors`, and tells which exceptions must pass unchanged.
 
 use pyo3::{
     exceptions::PyException,
@@ -6,8 +6,8 @@ use pyo3::{
     types::{PyDict, PyType},
 };
 
-/// The error again, for whoever makes another of it; `Err` where it has to reach the caller as it is, as
-/// `KeyboardInterrupt` and `SystemExit` do.
+/// Returns an error that may be replaced by another one as `Ok`, and one that must reach the caller
+/// unchanged, such as `KeyboardInterrupt` or `SystemExit`, as `Err`.
 pub fn let_pass_interrupts(py: Python<'_>, error: PyErr) -> PyResult<PyErr> {
     if error.is_instance_of::<PyException>(py) {
         Ok(error)
@@ -16,7 +16,7 @@ pub fn let_pass_interrupts(py: Python<'_>, error: PyErr) -> PyResult<PyErr> {
     }
 }
 
-/// An exception of `switchrail.errors` by the name of its class.
+/// Makes an exception of `switchrail.errors`, given the name of its class.
 pub fn exception(py: Python<'_>, class: &str, message: String, fields: Option<&Bound<'_, PyDict>>) -> PyErr {
     let build = || -> PyResult<PyErr> {
         let class = py

@@ -6,14 +6,14 @@ use switchrail::{FingerprintInputs, HookChain, PluginRecord};
 use crate::{json, mirror::mirror, plan::RoutePlan, plugin::Plugin, registry::Runtime};
 
 mirror! {
-    /// A digest of everything that decides what runs.
+    /// A digest of everything that affects routing and hooks.
     Fingerprint(switchrail::Fingerprint) {
         #[getter]
         fn digest(&self) -> &str {
             &self.0.digest
         }
 
-        /// What was digested.
+        /// The digested document.
         #[getter]
         fn inputs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
             json::to_py(py, &self.0.inputs)
@@ -21,7 +21,7 @@ mirror! {
     }
 }
 
-/// Digests a runtime's state, its plugins, its hooks (for each target their names in running order) and plans.
+/// Digests a runtime's state, its plugins, its hooks (the names of each target's hooks, in order) and plans.
 #[pyfunction]
 pub fn fingerprint(
     runtime: &Runtime,

@@ -1,4 +1,4 @@
-//! JSON values to Python objects and back. Data crosses the border by value.
+//! Converts JSON values to Python objects and back. Data is always copied.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -15,7 +15,7 @@ use crate::{
     text::described,
 };
 
-/// The Python form of a value: dict, tuple, str, int, float, bool, None.
+/// Converts a JSON value to a dict, tuple, str, int, float, bool or None.
 pub fn to_py<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>> {
     match value {
         Value::Null => Ok(py.None().into_bound(py)),
@@ -43,7 +43,7 @@ pub fn to_py<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>>
     }
 }
 
-/// The Python form of a value of the core.
+/// Converts a value of the core to Python.
 pub fn dump<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound<'py, PyAny>> {
     to_py(
         py,
@@ -51,19 +51,19 @@ pub fn dump<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound<'py,
     )
 }
 
-/// The JSON text of a value of the core.
+/// Serialises a value of the core.
 pub fn text(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect("the core's values serialise")
 }
 
-/// A hash of a value's document, which equal values share.
+/// A hash of a value's document; equal values have equal hashes.
 pub fn hash(value: &impl Serialize) -> u64 {
     let mut hasher = DefaultHasher::new();
     text(value).hash(&mut hasher);
     hasher.finish()
 }
 
-/// The value of a JSON text; `SchemaError` where it is not one.
+/// Parses a JSON text; raises `SchemaError` if it is invalid.
 pub fn parse<T: DeserializeOwned>(what: &str, text: &str) -> PyResult<T> {
     serde_json::from_str(text).map_err(|error| {
         Python::attach(|py| {
@@ -80,12 +80,12 @@ pub fn parse<T: DeserializeOwned>(what: &str, text: &str) -> PyResult<T> {
     })
 }
 
-/// The value of the core that an object made of dicts, tuples, texts and numbers stands for.
+/// Converts a Python object made of dicts, tuples, strings and numbers to a value of the core.
 pub fn load<T: DeserializeOwned>(what: &str, object: &Bound<'_, PyAny>) -> PyResult<T> {
     parse(what, &text(&from_py(object)?))
 }
 
-/// The object's value as a JSON object.
+/// Converts a mapping to a JSON object.
 pub fn fields(object: &Bound<'_, PyAny>) -> PyResult<Map<String, Value>> {
     match from_py(object)? {
         Value::Object(fields) => Ok(fields),
@@ -96,12 +96,12 @@ pub fn fields(object: &Bound<'_, PyAny>) -> PyResult<Map<String, Value>> {
     }
 }
 
-/// Deeper nesting is a cycle, or as bad as one.
+/// Values nested more deeply are refused; they are probably cyclic.
 const MAX_DEPTH: usize = 100;
 
-/// The JSON form of a Python object made of mappings, lists, tuples, texts, numbers, booleans and None.
+/// Converts mappings, lists, tuples, strings, numbers, booleans and None to JSON.
 ///
-/// Names that are integers become texts, as Python's own `json` does it; numbers that JSON lacks become their names.
+/// Like Python's own `json`, it converts integer keys to strings. Numbers that JSON lacks become their names.
 pub fn from_py(object: &Bound<'_, PyAny>) -> PyResult<Value> {
     read(object, 0)
 }

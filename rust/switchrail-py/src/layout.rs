@@ -17,9 +17,9 @@ use crate::{
 };
 
 mirror! {
-    /// What each layer id of one model is.
+    /// The kind and the ops of each layer of one model.
     Layout(switchrail::Layout) {
-        /// The layout of a transformers config: a mapping, or the path of a `config.json` or of its folder.
+        /// Reads a transformers config: a mapping, or the path of a `config.json` or of its folder.
         #[staticmethod]
         fn from_config(config: &Bound<'_, PyAny>) -> PyResult<Self> {
             let layout = match config.extract::<PathBuf>() {
@@ -32,7 +32,7 @@ mirror! {
             layout.map(Self).map_err(raise)
         }
 
-        /// The layout of a model without config: the kind of each layer.
+        /// A layout for a model without a config, from the kind of each layer.
         #[staticmethod]
         fn from_kinds(model: Text, kinds: Texts) -> PyResult<Self> {
             let kinds = kinds.0.iter().map(|kind| parse(kind)).collect::<PyResult<Vec<_>>>()?;
@@ -58,12 +58,12 @@ mirror! {
             self.0.layers().len()
         }
 
-        /// The layer with an id.
+        /// The layer with this id.
         fn layer(&self, id: &Bound<'_, PyAny>) -> PyResult<Layer> {
             self.0.layer(read_id(&self.0, id)?).cloned().map(Layer).map_err(raise)
         }
 
-        /// What the config says of an op's shape in layers of a kind; None where it says nothing.
+        /// The shape of an op in layers of a kind, as far as the config gives it; other values are None.
         fn shape<'py>(&self, py: Python<'py>, kind: Text, op: Text) -> PyResult<Bound<'py, PyAny>> {
             json::dump(py, &self.0.shape(parse(&kind.0)?, parse(&op.0)?))
         }
@@ -95,7 +95,7 @@ mirror! {
     }
 }
 
-/// A layer id as it is given: an int, and nothing that only looks like one.
+/// Checks and converts a layer id. Only a Python int is accepted.
 pub fn read_id(layout: &switchrail::Layout, id: &Bound<'_, PyAny>) -> PyResult<usize> {
     if !id.is_exact_instance_of::<PyInt>() {
         let problem = format!(
@@ -112,7 +112,7 @@ pub fn read_id(layout: &switchrail::Layout, id: &Bound<'_, PyAny>) -> PyResult<u
     Ok(number)
 }
 
-/// The error for a layer id that can't be meant, with the model and the valid range.
+/// The error for an invalid layer id, with the model and the valid range.
 pub fn refuse_id(layout: &switchrail::Layout, class: &str, problem: &str, found: &Bound<'_, PyAny>) -> PyErr {
     let (py, model, layers) = (found.py(), layout.model(), layout.layers().len());
     let message = match layers {

@@ -1,8 +1,8 @@
-//! Python binding of the `switchrail` core: a mirror, one file per file of the core, that decides nothing.
+//! Python binding of the `switchrail` core: mirrors the core file by file, and takes no decisions.
 //!
-//! Besides the mirror: `bound` holds the instances of a plan's backends, `objects` is the one place that stores and
-//! calls Python objects, `errors` the one that maps errors, `exception` the one that makes exceptions, `json` the one
-//! that converts data.
+//! Files without a counterpart: `bound` holds the instances of a plan's backends; `objects` stores and calls
+//! Python objects, `errors` maps errors, `exception` makes exceptions, and `json` converts data. Each of
+//! these tasks is done in that one file only.
 #![allow(
     clippy::needless_pass_by_value,
     reason = "PyO3 hands arguments over by value, and so does map_err"

@@ -10,7 +10,7 @@ use crate::{errors::raise, plugin::Plugin};
 /// A `PluginPlace` in the form that `switchrail.plugins` passes: priority, before, after.
 type Place = (i32, Vec<String>, Vec<String>);
 
-/// Puts plugins in the order that they declare; returns their indices, first to last.
+/// Orders plugins as they declare; returns their indices, first to last.
 #[pyfunction]
 pub fn order_plugins(plugins: Vec<(Bound<'_, Plugin>, Place)>) -> PyResult<Vec<usize>> {
     let (plugins, places): (Vec<_>, Vec<_>) = plugins.into_iter().unzip();

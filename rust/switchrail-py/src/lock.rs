@@ -12,9 +12,9 @@ use crate::{
 };
 
 mirror! {
-    /// What may be loaded, with a digest of each file.
+    /// The distributions that may be loaded, with a digest of each file.
     Lock(switchrail::Lock) {
-        /// Digests what is installed now.
+        /// Creates a lock of the current installation.
         #[staticmethod]
         fn of(py: Python<'_>, discovery: &Discovery) -> PyResult<Self> {
             py.detach(|| switchrail::Lock::of(&discovery.0)).map(Self).map_err(raise)
@@ -32,13 +32,14 @@ mirror! {
             self.0.distributions.iter().map(|locked| locked.name.as_str()).collect()
         }
 
-        /// Where what is installed now differs.
+        /// The differences between the current installation and the lock.
         fn differences(&self, py: Python<'_>, discovery: &Discovery) -> Vec<LockDifference> {
             let found = py.detach(|| self.0.differences(&discovery.0));
             found.into_iter().map(LockDifference).collect()
         }
 
-        /// The plugins, those that differ from the lock blocked, and those that are missing added as failed.
+        /// Returns the plugins after applying the lock: plugins that differ are blocked, missing ones are
+        /// added as failed.
         fn apply(
             &self,
             py: Python<'_>,
@@ -55,7 +56,7 @@ mirror! {
 }
 
 mirror! {
-    /// Where one distribution differs from the lock.
+    /// How one distribution differs from the lock.
     LockDifference(switchrail::LockDifference) {
         #[getter]
         fn distribution(&self) -> &str {

@@ -1,9 +1,9 @@
-//! What every mirrored value has: JSON, pickling by value, comparison, a readable form.
+//! Methods common to all mirrored values: JSON, pickling by value, comparison and `repr`.
 
-/// Declares a frozen class around a value of the core, with the getters that follow.
+/// Declares a frozen class around a value of the core, with the given getters.
 ///
-/// The value serialises; the class gets `to_json`, `from_json`, `to_dict`, `__reduce__`, `__eq__`, `__hash__` and
-/// `__repr__`.
+/// The value must be serialisable. The class gets `to_json`, `from_json`, `to_dict`, `__reduce__`, `__eq__`,
+/// `__hash__` and `__repr__`.
 macro_rules! mirror {
     ($(#[$attribute:meta])* $name:ident($core:ty) { $($method:tt)* }) => {
         $(#[$attribute])*
@@ -12,18 +12,18 @@ macro_rules! mirror {
 
         #[pymethods]
         impl $name {
-            /// The JSON document.
+            /// The value as a JSON document.
             fn to_json(&self) -> String {
                 crate::json::text(&self.0)
             }
 
-            /// The value that `to_json` wrote.
+            /// The value from a document that `to_json` wrote.
             #[staticmethod]
             fn from_json(text: crate::text::Text) -> PyResult<Self> {
                 crate::json::parse(stringify!($name), &text.0).map(Self)
             }
 
-            /// The document as dicts, tuples, texts and numbers.
+            /// The document as dicts, tuples, strings and numbers.
             fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
                 crate::json::dump(py, &self.0)
             }

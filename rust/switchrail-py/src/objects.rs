@@ -1,4 +1,4 @@
-//! Python objects: the one place that stores and calls them.
+//! The only place that stores and calls Python objects.
 
 use std::{
     collections::HashMap,
@@ -10,40 +10,41 @@ use switchrail::{BackendId, RoutePlan};
 
 use crate::backend::Registration;
 
-/// Objects by the id of the registration that they stand behind. It belongs to exactly one pyclass, which forwards its `__traverse__` and `__clear__` here.
+/// The Python objects of registrations, by id. Belongs to exactly one pyclass, which forwards its
+/// `__traverse__` and `__clear__` here.
 ///
-/// The lock is held for look-ups and insertions alone: no Python code runs under it, and what is removed is dropped
-/// after it is released.
+/// The lock is only held for lookups and insertions. No Python code runs under it, and removed objects are
+/// dropped after it is released.
 #[derive(Default)]
 pub struct Objects(Mutex<HashMap<BackendId, Py<PyAny>>>);
 
 impl Objects {
-    /// Keeps an object.
+    /// Stores an object.
     pub fn insert(&self, id: BackendId, object: Py<PyAny>) {
         let replaced = self.lock().insert(id, object);
         drop(replaced);
     }
 
-    /// Another reference to an object.
+    /// A new reference to an object.
     pub fn get(&self, py: Python<'_>, id: BackendId) -> Option<Py<PyAny>> {
         self.lock().get(&id).map(|object| object.clone_ref(py))
     }
 
-    /// Takes objects out. The caller drops them.
+    /// Removes objects and returns them for the caller to drop.
     #[must_use]
     pub fn remove(&self, ids: impl IntoIterator<Item = BackendId>) -> Vec<Py<PyAny>> {
         let mut objects = self.lock();
         ids.into_iter().filter_map(|id| objects.remove(&id)).collect()
     }
 
-    /// Takes everything out. The caller drops it.
+    /// Removes all objects and returns them for the caller to drop.
     #[must_use]
     pub fn take(&self) -> HashMap<BackendId, Py<PyAny>> {
         std::mem::take(&mut *self.lock())
     }
 
-    /// Shows the objects to the garbage collector. Where another thread holds the lock (which takes free threading) it
-    /// shows none: they then count as in use until the next collection.
+    /// Visits the objects for the garbage collector. If another thread holds the lock (only possible with
+    /// free threading), it visits none; then they count as in use until the next collection.
     pub fn traverse(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         match self.0.try_lock() {
             Ok(objects) => objects.values().try_for_each(|object| visit.call(object)),
@@ -56,18 +57,20 @@ impl Objects {
     }
 }
 
-/// The instances of the backends in a route plan, and the bound method of each, `run`. It belongs to `BoundPlan`.
+/// The instances of a route plan's backends, and the bound `run` method of each. Belongs to `BoundPlan`.
 ///
-/// Nothing in it changes, so it has no `__clear__`: a cycle through it is broken in the instance's own attributes.
+/// It is immutable, so it has no `__clear__`; the collector breaks cycles through it at the instances' own
+/// attributes.
 pub struct Calls {
     instances: HashMap<BackendId, Py<PyAny>>,
-    /// Laid out as the plan's cells are.
+    /// One method per cell of the plan's tables.
     methods: Box<[Option<Py<PyAny>>]>,
     layers: usize,
 }
 
 impl Calls {
-    /// Has each backend of a plan constructed, from its registration and the object behind it; native ones have none.
+    /// Builds the instance of each backend from its registration and its object. Native backends have no
+    /// object.
     pub fn build(
         plan: &RoutePlan,
         objects: Vec<Option<Py<PyAny>>>,
@@ -89,7 +92,7 @@ impl Calls {
         })
     }
 
-    /// The bound method of a layer, in the table that begins at `start`.
+    /// The bound method of a layer in the table that begins at `start`.
     #[inline]
     pub fn get(&self, start: usize, layer: usize) -> Option<&Py<PyAny>> {
         if layer >= self.layers {
@@ -98,12 +101,12 @@ impl Calls {
         self.methods[start + layer].as_ref()
     }
 
-    /// Another reference to the instance of a backend in the plan; none where it is native.
+    /// A new reference to the instance of one of the plan's backends; `None` for a native backend.
     pub fn instance(&self, py: Python<'_>, id: BackendId) -> Option<Py<PyAny>> {
         self.instances.get(&id).map(|instance| instance.clone_ref(py))
     }
 
-    /// Shows the objects to the garbage collector.
+    /// Visits the objects for the garbage collector.
     pub fn traverse(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.instances
             .values()
@@ -115,7 +118,7 @@ impl Calls {
     }
 }
 
-/// A layer object's own id: its `layer_id`, else its `layer_idx`. Nothing else of it is looked at.
+/// The id of a layer object: its `layer_id`, or else its `layer_idx`. No other attribute is read.
 pub fn own_id<'py>(layer: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     for name in [intern!(layer.py(), "layer_id"), intern!(layer.py(), "layer_idx")] {
         if let Some(id) = layer.getattr_opt(name)?.filter(|id| !id.is_none()) {

@@ -1,4 +1,4 @@
-//! Mirror of the core's `op`: its names, and parsing them.
+//! Mirror of the core's `op`: lists and parses names.
 
 use std::{collections::BTreeSet, str::FromStr};
 
@@ -10,36 +10,36 @@ use switchrail::{ComputeCapability, CoreError, Device, DeviceKind, Dtype, Op, Ph
 
 use crate::{errors::raise, text::Text};
 
-/// A name of the core from its text.
+/// Parses a name.
 pub fn parse<T: FromStr<Err: CoreError>>(text: &str) -> PyResult<T> {
     text.parse().map_err(raise)
 }
 
-/// The name, where it is an op's.
+/// Checks the name of an op and returns it.
 #[pyfunction]
 pub fn parse_op(name: Text) -> PyResult<&'static str> {
     parse(&name.0).map(Op::name)
 }
 
-/// Several.
+/// Parses several names.
 pub fn parse_all<T: FromStr<Err: CoreError> + Ord>(texts: &[String]) -> PyResult<BTreeSet<T>> {
     texts.iter().map(|text| parse(text)).collect()
 }
 
-/// A compute capability as Python has it.
+/// A compute capability in Python's form.
 pub type Capability = Option<(u32, u32)>;
 
-/// The core's form of it.
+/// Converts a compute capability to the core's form.
 pub fn capability(found: Capability) -> Option<ComputeCapability> {
     found.map(|(major, minor)| ComputeCapability(major, minor))
 }
 
-/// A device as Python has it: its kind and its compute capability.
+/// A device in Python's form: kind and compute capability.
 #[derive(FromPyObject)]
 pub struct DeviceForm(String, Capability);
 
 impl DeviceForm {
-    /// The core's form of it.
+    /// Converts to the core's form.
     pub fn into_core(self) -> PyResult<Device> {
         Ok(Device {
             kind: parse(&self.0)?,
@@ -48,7 +48,7 @@ impl DeviceForm {
     }
 }
 
-/// Adds the lists of names.
+/// Adds the lists of names to the module.
 pub fn add_names(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     module.add(

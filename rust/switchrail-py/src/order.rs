@@ -15,7 +15,7 @@ pub struct Item {
     after: Vec<String>,
 }
 
-/// Puts items in order; returns their indices, first to last.
+/// Orders items; returns their indices, first to last.
 #[pyfunction]
 pub fn order(items: Vec<Item>) -> PyResult<Vec<usize>> {
     let item = |Item {

@@ -1,4 +1,4 @@
-//! Mirror of the core's `plan`: route plans, which are data alone.
+//! Mirror of the core's `plan`: route plans, which are pure data.
 
 use std::{collections::BTreeMap, str::FromStr, sync::Arc};
 
@@ -20,7 +20,7 @@ use crate::{
     text::{Text, described},
 };
 
-/// A `PlanRequest` as `switchrail.runtime` writes it.
+/// A `PlanRequest` in the form that `switchrail.runtime` passes.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub struct Request {
@@ -63,7 +63,7 @@ impl Request {
     }
 }
 
-/// The core's `RoutePlan`: data alone. `BoundPlan` calls what it names.
+/// The core's `RoutePlan`. It is pure data; a `BoundPlan` holds instances that can be called.
 #[pyclass(frozen, module = "switchrail._core")]
 pub struct RoutePlan {
     pub core: switchrail::RoutePlan,
@@ -71,7 +71,7 @@ pub struct RoutePlan {
 
 #[pymethods]
 impl RoutePlan {
-    /// Plans on the runtime's current state.
+    /// Makes a plan for the runtime's current state.
     #[new]
     fn new(runtime: &Runtime, layout: &Layout, request: &Bound<'_, PyAny>) -> PyResult<Self> {
         let request = arguments::<Request>(request)?.into_core()?;
@@ -80,9 +80,11 @@ impl RoutePlan {
         Ok(Self { core })
     }
 
-    /// The registration that serves an op of a layer in a phase; of several, the one for batches that are not known.
+    /// The registration that serves an op of a layer in a phase; if there are several, the one for unknown
+    /// batches.
     ///
-    /// The layer is given by its object, whose own `layer_id` or `layer_idx` counts, or by its id.
+    /// The layer is given by its id or as an object; an object's own `layer_id` or `layer_idx` takes
+    /// precedence.
     #[pyo3(signature = (op, phase, layer_id=None, layer=None))]
     fn lookup(
         &self,
@@ -115,13 +117,13 @@ impl RoutePlan {
         self.core.backends().iter().cloned().map(Registration).collect()
     }
 
-    /// Its decisions, each with the layers that it is for.
+    /// Its decisions, each with the layers that it applies to.
     #[getter]
     fn routes(&self) -> Vec<Route> {
         self.core.routes().iter().cloned().map(Route).collect()
     }
 
-    /// Its decisions alone.
+    /// Its decisions, without layers.
     #[getter]
     fn decisions(&self) -> Vec<Decision> {
         self.core
@@ -131,7 +133,7 @@ impl RoutePlan {
             .collect()
     }
 
-    /// Every route as (layer id, op, phase, backend name), as `lookup` goes.
+    /// All routes as (layer id, op, phase, backend name), consistent with `lookup`.
     #[getter]
     fn table(&self) -> Vec<(usize, &'static str, &'static str, String)> {
         self.core
@@ -140,7 +142,7 @@ impl RoutePlan {
             .collect()
     }
 
-    /// Digest of its layout, its routes and the backends in it.
+    /// Digest of its layout, its routes and their backends.
     #[getter]
     fn fingerprint(&self) -> String {
         let snapshot = switchrail::Snapshot::default();
@@ -153,18 +155,18 @@ impl RoutePlan {
         switchrail::Fingerprint::new(inputs).digest
     }
 
-    /// The JSON document.
+    /// The plan as a JSON document.
     fn to_json(&self) -> String {
         json::text(&self.core)
     }
 
-    /// The plan that `to_json` wrote.
+    /// The plan from a document that `to_json` wrote.
     #[staticmethod]
     fn from_json(text: &str) -> PyResult<Self> {
         json::parse("RoutePlan", text).map(|core| Self { core })
     }
 
-    /// The document as dicts, tuples, texts and numbers.
+    /// The document as dicts, tuples, strings and numbers.
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         json::dump(py, &self.core)
     }
@@ -193,14 +195,14 @@ impl RoutePlan {
 }
 
 impl RoutePlan {
-    /// The name of a backend that it pins.
+    /// The name of one of its backends.
     pub fn name(&self, id: BackendId) -> String {
         let found = self.core.backend(id);
         found.map(|backend| backend.spec.name.clone()).unwrap_or_default()
     }
 }
 
-/// The value of the core that an argument names.
+/// Parses an argument that names a value of the core.
 pub fn parse_any<T: FromStr<Err: CoreError>>(name: &Bound<'_, PyAny>) -> PyResult<T> {
     match name.extract() {
         Ok(Text(text)) => parse(&text),
@@ -211,7 +213,7 @@ pub fn parse_any<T: FromStr<Err: CoreError>>(name: &Bound<'_, PyAny>) -> PyResul
     }
 }
 
-/// The id of a layer that is given by its object or by its id.
+/// The id of a layer that is given as an object or by its id.
 pub fn layer_of(
     py: Python<'_>,
     layout: &switchrail::Layout,
@@ -239,7 +241,7 @@ pub fn layer_of(
 }
 
 mirror! {
-    /// A decision, and the layers that it is for.
+    /// A decision, and the layers that it applies to.
     Route(switchrail::Route) {
         #[getter]
         fn layers(&self) -> Vec<usize> {

@@ -8,7 +8,7 @@ use switchrail::{PluginRecord, PluginState, Selection};
 
 use crate::{errors::raise, mirror::mirror};
 
-/// The core's record, and the traceback of a plugin that failed.
+/// The core's record of a plugin, plus the traceback of its failure.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub struct Traced {
     #[serde(flatten)]
@@ -27,7 +27,7 @@ impl From<PluginRecord> for Traced {
 }
 
 mirror! {
-    /// One entry point of an installed distribution, and how far it got.
+    /// One entry point of an installed distribution, and its state.
     Plugin(Traced) {
         #[getter]
         fn name(&self) -> &str {
@@ -87,47 +87,47 @@ mirror! {
             }
         }
 
-        /// Of what it raised; for one that hung, where it was.
+        /// Traceback of its failure; for a plugin that hangs, its stack.
         #[getter]
         fn traceback(&self) -> Option<&str> {
             self.0.traceback.as_deref()
         }
 
-        /// Whether an entry, `name` or `distribution:name`, means it.
+        /// Whether the entry, `name` or `distribution:name`, names this plugin.
         fn is_named(&self, entry: &str) -> bool {
             self.0.record.is_named(entry)
         }
 
-        /// Whether it comes from a distribution, by any spelling of its name.
+        /// Whether it comes from the distribution, with any equivalent spelling of the name.
         fn is_of(&self, distribution: &str) -> bool {
             self.0.record.is_of(distribution)
         }
 
-        /// The same plugin, loaded.
+        /// A copy in the state loaded.
         fn loaded(&self) -> Self {
             Self(PluginRecord { state: PluginState::Loaded, ..self.0.record.clone() }.into())
         }
 
-        /// The same plugin, failed.
+        /// A copy in the state failed.
         fn failed(&self, reason: String, traceback: String) -> Self {
             let record = PluginRecord { state: PluginState::Failed { reason }, ..self.0.record.clone() };
             Self(Traced { record, traceback: Some(traceback) })
         }
 
-        /// The same plugin, hung.
+        /// A copy in the state hung.
         fn hung(&self, reason: String, traceback: String) -> Self {
             let record = PluginRecord { state: PluginState::Hung { reason }, ..self.0.record.clone() };
             Self(Traced { record, traceback: Some(traceback) })
         }
 
-        /// The same plugin, left out.
+        /// A copy in the state blocked.
         fn blocked(&self, reason: String) -> Self {
             Self(PluginRecord { state: PluginState::Blocked { reason }, ..self.0.record.clone() }.into())
         }
     }
 }
 
-/// The plugins, those that the selection leaves out blocked.
+/// Returns the plugins with those blocked that the selection excludes.
 #[pyfunction]
 #[pyo3(signature = (plugins, allow=None, platform=None))]
 pub fn select(
@@ -139,7 +139,7 @@ pub fn select(
     changed(&plugins, |records| selection.apply(records).map_err(raise))
 }
 
-/// The platform that a program means by a platform or a device that it names.
+/// The platform for a name of a platform or device.
 #[pyfunction]
 pub fn platform_of(named: &str, plugins: Vec<Bound<'_, Plugin>>) -> Option<String> {
     let records: Vec<PluginRecord> = plugins
@@ -149,7 +149,7 @@ pub fn platform_of(named: &str, plugins: Vec<Bound<'_, Plugin>>) -> Option<Strin
     Selection::platform_of(named, &records).map(str::to_owned)
 }
 
-/// The plugins after a change of their records; tracebacks stay with theirs, and records may join.
+/// Applies a change to the plugins' records. The change may append records; tracebacks are kept.
 pub fn changed(
     plugins: &[Bound<'_, Plugin>],
     change: impl FnOnce(&mut Vec<PluginRecord>) -> PyResult<()>,
@@ -165,7 +165,7 @@ pub fn changed(
         .collect())
 }
 
-/// The names in an allow list as `SWITCHRAIL_PLUGINS` has it.
+/// Parses an allow list in the form of `SWITCHRAIL_PLUGINS`.
 #[pyfunction]
 pub fn parse_allow(text: &str) -> Vec<String> {
     Selection::parse_allow(text)

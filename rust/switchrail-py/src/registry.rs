@@ -1,4 +1,4 @@
-//! Mirror of the core's `registry`: the runtime and its transactions, with the objects behind the registrations.
+//! Mirror of the core's `registry`: the runtime, its transactions, and the registrations' objects.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -17,11 +17,11 @@ use crate::{
     text::Text,
 };
 
-/// The core's `Runtime`, and for each registration the object that stands behind it.
+/// The core's `Runtime`, plus the Python object of each registration.
 #[pyclass(frozen, module = "switchrail._core")]
 pub struct Runtime {
     pub core: Arc<switchrail::Runtime>,
-    /// An object is here before its registration is seen, and until after it is gone.
+    /// Contains an object from before its registration is visible until after it is removed.
     pub objects: Objects,
 }
 
@@ -40,13 +40,13 @@ impl Runtime {
         Snapshot(switchrail::Snapshot::clone(&self.core.snapshot()))
     }
 
-    /// How many commits led to the current state.
+    /// The number of commits that led to the current state.
     #[getter]
     fn version(&self) -> u64 {
         self.core.snapshot().version()
     }
 
-    /// The active backends, of one op or of all, by op and name.
+    /// The active backends of one op or of all ops, sorted by op and name.
     #[pyo3(signature = (op=None))]
     fn backends(&self, op: Option<Text>) -> PyResult<Vec<Registration>> {
         let ops = op.map_or_else(
@@ -61,14 +61,15 @@ impl Runtime {
             .collect())
     }
 
-    /// The active backend of an op and name in a phase; None where no registration of the name serves it.
+    /// The active backend of an op and name in a phase, or None if no registration of that name serves the
+    /// phase.
     fn active(&self, op: Text, name: Text, phase: Text) -> PyResult<Option<Registration>> {
         let snapshot = self.core.snapshot();
         let found = snapshot.active(parse(&op.0)?, &name.0, parse(&phase.0)?);
         Ok(found.cloned().map(Registration))
     }
 
-    /// Whether a registration of an op and name is overridden, in a phase or in any.
+    /// Whether a registration of an op and name is overridden, in the given phase or in any.
     #[pyo3(signature = (op, name, phase=None))]
     fn is_overridden(&self, op: Text, name: Text, phase: Option<Text>) -> PyResult<bool> {
         let snapshot = self.core.snapshot();
@@ -76,7 +77,7 @@ impl Runtime {
         Ok(snapshot.is_overridden(parse(&op.0)?, &name.0, phase))
     }
 
-    /// The registrations of an op and name, in their order.
+    /// The registrations of an op and name, in order.
     fn stack(&self, op: Text, name: Text) -> PyResult<Vec<Registration>> {
         let snapshot = self.core.snapshot();
         Ok(snapshot
@@ -92,14 +93,14 @@ impl Runtime {
         arguments::<Query>(query)?.resolve(&self.core.snapshot())
     }
 
-    /// The object behind a registration; None when it is gone.
+    /// The object of a registration, or None if the registration was removed.
     fn object(&self, py: Python<'_>, id: u64) -> Option<Py<PyAny>> {
         let snapshot = self.core.snapshot();
         let registration = snapshot.get(BackendId::of(id)?)?;
         self.objects.get(py, registration.id)
     }
 
-    /// Opens a transaction in the name of a plugin, or of an origin in the core's JSON form.
+    /// Opens a transaction on behalf of a plugin, or of an origin in the core's JSON form.
     fn begin(slf: &Bound<'_, Self>, origin: &Bound<'_, PyAny>) -> PyResult<Transaction> {
         let origin: Origin = match origin.cast::<Plugin>() {
             Ok(plugin) => (&plugin.get().0.record).into(),
@@ -127,19 +128,20 @@ impl Runtime {
     }
 }
 
-/// The core's `Transaction` and `Registrar` in one.
+/// The core's `Transaction` and `Registrar` in one class.
 ///
-/// The objects of what it adds are kept by the runtime at once, under ids that nobody knows before the commit.
+/// Objects of staged registrations are stored in the runtime immediately. Their ids are unknown to others
+/// until the commit.
 #[pyclass(frozen, module = "switchrail._core")]
 pub struct Transaction {
     runtime: Py<Runtime>,
     origin: Origin,
-    /// Locked for the core's work alone: no Python code runs and no object is dropped under it.
+    /// Only locked during calls of the core: no Python code runs and no object is dropped under this lock.
     staged: Mutex<Staged>,
 }
 
 struct Staged {
-    /// None after commit or close.
+    /// `None` after commit or close.
     transaction: Option<switchrail::Transaction>,
     ids: Vec<BackendId>,
     committed: bool,
@@ -153,19 +155,19 @@ impl Transaction {
         self.lock().transaction.is_some()
     }
 
-    /// In whose name it is, as a document.
+    /// The origin on whose behalf it stages changes, as a document.
     #[getter]
     fn origin<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         json::dump(py, &self.origin)
     }
 
-    /// Whether it was published: tells a caller that was interrupted while it committed.
+    /// Whether it was published. Tells this to a caller whose commit was interrupted.
     #[getter]
     fn is_committed(&self) -> bool {
         self.lock().committed
     }
 
-    /// Stages a backend with the object behind it; returns its id.
+    /// Stages a backend with its object; returns its id.
     fn add(&self, spec: &Bound<'_, PyAny>, object: Py<PyAny>, overrides: bool) -> PyResult<u64> {
         let spec = arguments::<Spec>(spec)?.into_core()?;
         let mut staged = self.lock();
@@ -180,7 +182,8 @@ impl Transaction {
         added.map(BackendId::get).map_err(raise)
     }
 
-    /// Stages the removal of everything but the built-in of an op and name; with a phase, of what serves that alone.
+    /// Stages the removal of all registrations of an op and name except the built-in one; with a phase, only
+    /// of those that serve no other phase.
     #[pyo3(signature = (op, name, phase=None))]
     fn clear(&self, op: Text, name: Text, phase: Option<Text>) -> PyResult<()> {
         let phase = phase.map(|phase| parse(&phase.0)).transpose()?;
@@ -193,18 +196,18 @@ impl Transaction {
         self.stage(|registrar| registrar.withdraw(registration.0.id))
     }
 
-    /// Stages the removal of every registration of its origin.
+    /// Stages the removal of all registrations of its origin.
     fn withdraw_own(&self) -> PyResult<()> {
         self.stage(Registrar::withdraw_own)
     }
 
-    /// Stages the user's values for the uppermost backend of an op and name.
+    /// Stages the user's values for the last registered backend of an op and name.
     fn configure(&self, op: Text, name: Text, values: &Bound<'_, PyAny>) -> PyResult<()> {
         let (op, values) = (parse(&op.0)?, json::fields(values)?);
         self.stage(|registrar| registrar.configure(op, &name.0, values))
     }
 
-    /// Publishes what was staged, whole or not at all.
+    /// Publishes all staged changes, or none if one is invalid.
     fn commit(&self) -> PyResult<Commit> {
         let mut staged = self.lock();
         let result = staged
@@ -286,7 +289,7 @@ mirror! {
             self.0.version()
         }
 
-        /// Every registration, overridden ones too.
+        /// All registrations, including overridden ones.
         #[getter]
         fn backends(&self) -> Vec<Registration> {
             self.0.backends().iter().cloned().map(Registration).collect()
@@ -300,7 +303,7 @@ mirror! {
 }
 
 mirror! {
-    /// What one commit changed.
+    /// The changes of one commit.
     Commit(Arc<switchrail::Commit>) {
         #[getter]
         fn version(&self) -> u64 {

@@ -19,7 +19,7 @@ use crate::{
     text::{Text, described},
 };
 
-/// A `Query` as `switchrail.runtime` writes it, with what else a resolve takes.
+/// A `Query` in the form that `switchrail.runtime` passes, with the other inputs of a decision.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub struct Query {
@@ -39,7 +39,7 @@ pub struct Query {
     measurements: Vec<Measurement>,
 }
 
-/// A `Measurement` as `switchrail.times` writes it.
+/// A `Measurement` in the form that `switchrail.times` passes.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub struct Measurement {
@@ -52,7 +52,7 @@ pub struct Measurement {
     samples: Vec<Sample>,
 }
 
-/// A `Sample`, likewise.
+/// A `Sample` in the form that `switchrail.times` passes.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub struct Sample {
@@ -85,13 +85,13 @@ impl Measurement {
     }
 }
 
-/// The core's form of what was measured.
+/// Converts measurements to the core's form.
 pub fn measurements(given: Vec<Measurement>) -> PyResult<Vec<switchrail::Measurement>> {
     given.into_iter().map(Measurement::into_core).collect()
 }
 
 impl Query {
-    /// Asks a snapshot.
+    /// Resolves the query on a snapshot.
     pub fn resolve(self, snapshot: &switchrail::Snapshot) -> PyResult<Decision> {
         let mut query = switchrail::Query {
             op: parse(&self.op)?,
@@ -117,7 +117,7 @@ impl Query {
     }
 }
 
-/// Of each sequence of a batch its rows, and how many tokens the cache then holds; its rows where that is not given.
+/// Rows and cached tokens after the call for each sequence of a batch. Without `kv_seqlens` both are equal.
 pub fn sequences(
     seqlens: &Bound<'_, PyAny>,
     kv_seqlens: Option<&Bound<'_, PyAny>>,
@@ -139,7 +139,7 @@ pub fn sequences(
     Ok(rows.into_iter().zip(cached).collect())
 }
 
-/// The core's `Load` of a batch, as its rows and its length.
+/// The core's `Load` of a batch, as rows and length.
 #[pyfunction]
 #[pyo3(signature = (op, seqlens, kv_seqlens=None))]
 pub fn load_of(
@@ -196,7 +196,7 @@ fn preferences(pairs: BTreeMap<String, String>, snapshot: &switchrail::Snapshot)
     Ok(preferences)
 }
 
-/// Every key that a preference can have.
+/// All valid preference keys.
 #[pyfunction]
 pub fn preference_keys() -> Vec<String> {
     switchrail::PreferenceKey::all()
@@ -205,9 +205,9 @@ pub fn preference_keys() -> Vec<String> {
 }
 
 mirror! {
-    /// Which backend serves a query, and why each other one does not.
+    /// The backend that serves a query, and the reasons against the others.
     Decision(switchrail::Decision) {
-        /// Version of the state that it was taken on.
+        /// Version of the state that it is based on.
         #[getter]
         fn version(&self) -> u64 {
             self.0.version
@@ -223,45 +223,45 @@ mirror! {
             self.0.query.phase.name()
         }
 
-        /// What was asked.
+        /// The query.
         #[getter]
         fn query<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
             json::dump(py, &self.0.query)
         }
 
-        /// Name of the backend chosen.
+        /// Name of the chosen backend.
         #[getter]
         fn chosen(&self) -> &str {
             &self.0.chosen.name
         }
 
-        /// Who registered it, for people.
+        /// Description of its origin, for people.
         #[getter]
         fn origin(&self) -> String {
             self.0.chosen.origin.to_string()
         }
 
-        /// Name of the backend for a batch, which is given as to `RoutePlan.at`.
+        /// Name of the backend for a batch, which is given as in `BoundPlan.at`.
         #[pyo3(signature = (seqlens, kv_seqlens=None))]
         fn at(&self, seqlens: &Bound<'_, PyAny>, kv_seqlens: Option<&Bound<'_, PyAny>>) -> PyResult<&str> {
             let load = Load::of(self.0.query.op, sequences(seqlens, kv_seqlens)?);
             Ok(&self.0.at(load).name)
         }
 
-        /// The backends that serve calls, each with who registered it, the chosen one first.
+        /// The backends that serve calls, each with its origin, starting with the chosen one.
         #[getter]
         fn serving(&self) -> Vec<(&str, String)> {
             let each = |backend: &'_ switchrail::BackendRef| backend.origin.to_string();
             self.0.serving().iter().map(|backend| (backend.name.as_str(), each(backend))).collect()
         }
 
-        /// What spoke for it, for people.
+        /// The reason for the choice, for people.
         #[getter]
         fn because(&self) -> String {
             self.0.because.to_string()
         }
 
-        /// Every other registration of the op, best first.
+        /// All other registrations of the op, best first.
         #[getter]
         fn rejected(&self) -> Vec<Rejection> {
             self.0.rejected.iter().cloned().map(Rejection).collect()
@@ -277,13 +277,13 @@ mirror! {
             &self.0.backend.name
         }
 
-        /// Who registered it, for people.
+        /// Description of its origin, for people.
         #[getter]
         fn origin(&self) -> String {
             self.0.backend.origin.to_string()
         }
 
-        /// Every reason, for people; `to_dict` has them as data.
+        /// All reasons, for people; `to_dict` has them as data.
         #[getter]
         fn reasons(&self) -> Vec<String> {
             self.0.reasons.iter().map(ToString::to_string).collect()

@@ -1,4 +1,4 @@
-//! Texts as arguments of methods that people call: anything else is an `ArgumentError`.
+//! String arguments of public methods. Other types raise an `ArgumentError`.
 
 use pyo3::{
     Borrowed,
@@ -8,10 +8,10 @@ use pyo3::{
 
 use crate::exception::{exception, let_pass_interrupts};
 
-/// One text.
+/// A string.
 pub struct Text(pub String);
 
-/// A list or another iterable of texts, and no text itself.
+/// A list or other iterable of strings, but not a string itself.
 pub struct Texts(pub Vec<String>);
 
 impl FromPyObject<'_, '_> for Text {
@@ -57,9 +57,9 @@ fn refuse(found: Borrowed<'_, '_, PyAny>, valid: &str) -> PyErr {
     build().unwrap_or_else(|error: PyErr| error)
 }
 
-/// What an object says of itself, in short; its type where it fails to.
+/// The object's `repr`, shortened; its type if `repr` fails.
 ///
-/// Python looks for signals before it asks an object for its text, so an interrupt may come out of it.
+/// Python checks for signals before it calls `repr`, so this can return an interrupt as an error.
 pub fn described(object: &Bound<'_, PyAny>) -> PyResult<String> {
     match object.repr() {
         Ok(text) => Ok(switchrail::shown(&text.to_string_lossy()).into_owned()),

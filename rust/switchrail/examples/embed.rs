@@ -1,5 +1,5 @@
-//! A Rust service with kernels of its own: it registers them, plans a Qwen3-Next model, and calls what each layer's
-//! route leads to. No Python anywhere.
+//! A Rust service with its own kernels. It registers them, plans a Qwen3-Next model, and calls the backend of
+//! each layer. Python is not involved.
 //!
 //! ```text
 //! cargo run --example embed [CONFIG_JSON]
@@ -14,7 +14,7 @@ use switchrail::{
     NativeBackend, Op, Origin, Phase, PlanRequest, Preferences, RoutePlan, Runtime,
 };
 
-/// The service's own backend: the gated delta rule of one head, token by token. [`Entry::native`] gives it back.
+/// The service's own backend: the gated delta rule of one head, token by token. [`Entry::native`] returns it.
 #[derive(Debug)]
 struct GatedDelta {
     head_size: usize,
@@ -59,7 +59,7 @@ impl GatedDelta {
     }
 }
 
-/// A backend that the service only routes to in this example.
+/// A backend of which this example only uses the registration data.
 fn elsewhere(op: Op, name: &str, priority: i32) -> BackendSpec {
     BackendSpec {
         name: name.to_owned(),
@@ -78,7 +78,7 @@ fn elsewhere(op: Op, name: &str, priority: i32) -> BackendSpec {
 fn main() -> Result<(), Box<dyn Error>> {
     let runtime = Runtime::new();
 
-    // All of it is registered, or, where something is wrong, nothing.
+    // Registers all backends, or none if one is invalid.
     let transaction = runtime.begin(Origin::User);
     let registrar = transaction.registrar();
     let native = BackendSpec {
@@ -126,7 +126,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
 
-    // A step: one lookup in a table for each layer and op, then the service's own call.
+    // A step: for each layer and op one table lookup, then the service's own call.
     let linear: Vec<usize> = plan
         .entries()
         .filter(|(_, op, phase, _)| (*op, *phase) == (Op::GatedDelta, Phase::Decode))
@@ -152,7 +152,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("layer {layer}: {out:?}");
     }
 
-    // What can't be is said, with what could.
+    // Errors name the invalid value and the valid ones.
     if let Err(error) = plan.lookup(plan.layout().layers().len(), Op::GatedDelta, Phase::Decode) {
         println!("{}: {error}", error.code());
     }

@@ -1,4 +1,4 @@
-//! What a backend is: its identity, where it came from, and what it can do, as data.
+//! Identity, origin and capabilities of a backend, as data.
 
 use std::{any::Any, collections::BTreeSet, fmt, num::NonZeroU64, sync::Arc};
 
@@ -7,13 +7,14 @@ use serde::{Deserialize, Serialize};
 use crate::shown::{cut, shown};
 use crate::{ComputeCapability, DeviceKind, Dtype, Op, PackageRequirement, Phase, PluginRecord};
 
-/// What a user says in the place of a backend's name to mean: decide by capabilities and priority. No backend has it.
+/// The name that selects a backend by capabilities and priority. No backend may be called this.
 pub const AUTO: &str = "auto";
 
 /// A backend's configuration: values by name.
 pub type Config = serde_json::Map<String, serde_json::Value>;
 
-/// Names one registration in one [`Runtime`](crate::Runtime). Never reused, also not after the registration is gone.
+/// Identifies one registration in one [`Runtime`](crate::Runtime). Ids are never reused, even after a
+/// registration is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct BackendId(NonZeroU64);
@@ -23,7 +24,7 @@ impl BackendId {
         Self(id)
     }
 
-    /// The id with a number; none for zero, which no registration has.
+    /// The id with this number, or `None` for zero, which is never an id.
     #[must_use]
     pub fn of(number: u64) -> Option<Self> {
         NonZeroU64::new(number).map(Self)
@@ -44,8 +45,8 @@ impl fmt::Display for BackendId {
 
 /// Who registered something.
 ///
-/// The order is that of precedence between backends of equal priority: what the user registered, then plugins by
-/// distribution name, then what came with Switchrail.
+/// The derived order is the precedence between backends of equal priority: the user's first, then plugins' by
+/// distribution name, then Switchrail's own.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Origin {
@@ -65,7 +66,8 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// Whether it may take out or configure what `owner` registered: a plugin, only what is its own.
+    /// Whether this origin may remove or configure what `owner` registered. A plugin may change only its own
+    /// registrations.
     #[must_use]
     pub fn may_change(&self, owner: &Self) -> bool {
         !matches!(self, Self::Plugin { .. }) || self == owner
@@ -101,70 +103,70 @@ impl fmt::Display for Origin {
     }
 }
 
-/// A backend as it is registered: data alone.
+/// A backend's registration data.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BackendSpec {
-    /// The name that preferences use; unique for its op.
+    /// The name that preferences use; unique within its op.
     pub name: String,
-    /// What it computes.
+    /// The op that it computes.
     pub op: Op,
     /// The phases that it serves, at least one.
     pub phases: BTreeSet<Phase>,
-    /// Where its implementation is: `module:Qualified.name` for a host's object, anything that helps a reader for a
-    /// [native](Entry::Native) one. The core never opens it.
+    /// Where the implementation is: `module:Qualified.name` for a Python object, a description for people for
+    /// a [native](Entry::Native) one. The core never opens it.
     pub path: String,
     /// What it can do.
     pub capabilities: Capabilities,
-    /// Where nothing was chosen, the highest priority that fits wins.
+    /// Among the backends that fit, the one with the highest priority serves, unless the user chose another.
     #[serde(default)]
     pub priority: i32,
-    /// Defaults of its configuration.
+    /// Default values of its configuration.
     #[serde(default)]
     pub config: Config,
 }
 
 /// What a backend can do.
 ///
-/// `devices` and `phases` must be named. Of the other lists **an empty one restricts nothing**; in `features` it
-/// offers nothing, in `packages` it needs nothing.
+/// `devices` and `phases` are required. An empty `features` offers no feature, and an empty `packages`
+/// requires nothing. **Every other empty list restricts nothing.**
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Capabilities {
-    /// Where it runs, at least one.
+    /// The devices that it runs on, at least one.
     pub devices: Vec<DeviceSupport>,
-    /// Formats of activations (and caches of keys and values) that it takes.
+    /// Supported dtypes of activations and of key/value caches.
     pub dtypes: BTreeSet<Dtype>,
-    /// Formats of the recurrent state that it takes.
+    /// Supported dtypes of the recurrent state.
     pub state_dtypes: BTreeSet<Dtype>,
-    /// Head sizes that it takes.
+    /// Supported head sizes.
     pub head_sizes: BTreeSet<HeadSize>,
-    /// Tokens a page that it takes.
+    /// Supported page sizes, in tokens.
     pub page_sizes: BTreeSet<u32>,
-    /// Axis orders of the recurrent state that it takes, such as `VK` ([`STATE_LAYOUTS`](crate::STATE_LAYOUTS)).
+    /// Supported axis orders of the recurrent state, such as `VK` ([`STATE_LAYOUTS`](crate::STATE_LAYOUTS)).
     pub state_layouts: BTreeSet<String>,
-    /// What it can do that not every backend of its op can, such as `window` ([`Op::features`]).
+    /// Optional features of its op that it supports, such as `window` ([`Op::features`]).
     pub features: BTreeSet<String>,
-    /// Distributions that must be installed for it.
+    /// Distributions that it requires.
     pub packages: Vec<PackageRequirement>,
 }
 
-/// A device family that a backend runs on, and which of its generations.
+/// A device family that a backend runs on, and the range of its compute capabilities.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceSupport {
     /// The family.
     pub kind: DeviceKind,
-    /// The oldest capability that will do; none means any.
+    /// The lowest supported capability; `None` means any.
     #[serde(default)]
     pub min_capability: Option<ComputeCapability>,
-    /// The newest capability that will do, itself included; none means any.
+    /// The highest supported capability (inclusive); `None` means any.
     #[serde(default)]
     pub max_capability: Option<ComputeCapability>,
 }
 
 impl DeviceSupport {
-    /// Every generation of a family.
+    /// Supports every capability of a device family.
     #[must_use]
     pub const fn any(kind: DeviceKind) -> Self {
         Self {
@@ -174,7 +176,7 @@ impl DeviceSupport {
         }
     }
 
-    /// Whether the capability lies in the range; an unknown one does only where there is no range.
+    /// Whether the capability lies in the range. An unknown capability fits only if there is no range.
     pub(crate) fn contains(&self, capability: Option<ComputeCapability>) -> bool {
         let above = |min| capability.is_some_and(|capability| min <= capability);
         let below = |max| capability.is_some_and(|capability| capability <= max);
@@ -195,13 +197,14 @@ impl fmt::Display for DeviceSupport {
     }
 }
 
-/// The head sizes of an op: of queries and keys, and of values. In JSON a number where both are equal, else `[k, v]`.
+/// The head sizes of an op: of queries and keys, and of values. In JSON a number if both are equal, else `[k,
+/// v]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(from = "HeadSizeForm", into = "HeadSizeForm")]
 pub struct HeadSize {
-    /// Of queries and keys.
+    /// Head size of queries and keys.
     pub k: u32,
-    /// Of values.
+    /// Head size of values.
     pub v: u32,
 }
 
@@ -245,29 +248,28 @@ impl fmt::Display for HeadSize {
 
 /// A backend that is a Rust value.
 ///
-/// The core stores it, hands it out with the route plans that pin it, and asks nothing of it but whether a
-/// configuration will do. What it computes is between it and its service, which gets its own type back with
-/// [`Entry::native`].
+/// The core stores it and returns it with the route plans that pin it. The core only asks it to check a
+/// configuration. A service gets its own type back with [`Entry::native`] and computes with it.
 pub trait NativeBackend: Any + fmt::Debug + Send + Sync {
-    /// Checks the configuration, defaults and the user's values together, at registration and when it changes.
+    /// Checks the configuration (defaults merged with the user's values), at registration and at each change.
     ///
     /// # Errors
-    /// What is wrong with it, for people.
+    /// A description of the problem, for people.
     fn check_config(&self, config: &Config) -> Result<(), String>;
 }
 
-/// What stands behind a registration.
+/// The implementation behind a registration.
 #[derive(Debug, Clone, Default)]
 pub enum Entry {
     /// A Rust value.
     Native(Arc<dyn NativeBackend>),
-    /// An object that the host keeps, by the registration's id.
+    /// An object that the host language keeps under the registration's id.
     #[default]
     Foreign,
 }
 
 impl Entry {
-    /// The native backend, if there is one and it is a `T`.
+    /// The native backend, if there is one and its type is `T`.
     #[must_use]
     pub fn native<T: NativeBackend>(&self) -> Option<&T> {
         match self {
@@ -277,7 +279,7 @@ impl Entry {
     }
 }
 
-/// Native entries are equal when they are the same value.
+/// Native entries are equal if they are the same value (`Arc::ptr_eq`).
 impl PartialEq for Entry {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
@@ -288,28 +290,28 @@ impl PartialEq for Entry {
     }
 }
 
-/// A backend as a snapshot holds it.
+/// A backend in a snapshot.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Registration {
-    /// Names this registration.
+    /// Identifies this registration.
     pub id: BackendId,
     /// Who registered it.
     pub origin: Origin,
-    /// What was registered.
+    /// The registered data.
     pub spec: BackendSpec,
-    /// The user's values, which count over the defaults in [`BackendSpec::config`].
+    /// The user's values, which take precedence over the defaults in [`BackendSpec::config`].
     ///
-    /// They belong to this registration: an override starts with its own defaults, and clearing it brings the
-    /// built-in back with the values that it had.
+    /// They belong to this registration. An override starts with its own defaults; clearing the override
+    /// restores the built-in backend with its previous values.
     pub configuration: Config,
-    /// What stands behind it. Not part of the JSON form: it belongs to its process, and is [`Entry::Foreign`] in what
-    /// was read from a document.
+    /// The implementation. It is not part of the JSON form, because it exists in one process only: a
+    /// registration read from a document has [`Entry::Foreign`].
     #[serde(skip)]
     pub entry: Entry,
 }
 
 impl Registration {
-    /// The configuration in effect: the defaults with the user's values over them.
+    /// The configuration in effect: the defaults, overwritten by the user's values.
     #[must_use]
     pub fn effective_config(&self) -> Config {
         let mut config = self.spec.config.clone();

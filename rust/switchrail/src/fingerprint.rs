@@ -1,4 +1,4 @@
-//! A digest of everything that decides what runs.
+//! A digest of everything that affects routing and hooks.
 
 use std::{
     collections::BTreeSet,
@@ -16,36 +16,36 @@ use crate::{
 /// The hooks of one target, in the order in which they run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HookChain {
-    /// What is hooked, such as `module:function`.
+    /// The hooked target, such as `module:function`.
     pub target: String,
-    /// The hooks, as the host names them; each name must say all that tells it from others.
+    /// The hooks, named by the host; a name must contain everything that distinguishes a hook from others.
     pub hooks: Vec<String>,
 }
 
-/// What a fingerprint is of.
+/// The inputs of a fingerprint.
 #[derive(Debug, Clone, Copy)]
 pub struct FingerprintInputs<'a> {
-    /// The plugins: of those that are loaded, name, group, target, distribution and version; where they are installed
-    /// does not count, and what is not loaded decides nothing.
+    /// The plugins. Only the loaded ones count, with name, group, target, distribution and version; their
+    /// paths do not count.
     pub plugins: &'a [PluginRecord],
-    /// The hooks: of each target in order; the order of targets does not count.
+    /// The hooks of each target. The order of hooks counts, the order of targets does not.
     pub hooks: &'a [HookChain],
-    /// The active backends: everything in their specs, origin, configuration and in which phases they are active count;
-    /// ids and the order of registration don't.
+    /// The active backends: their specs, origins, configurations and active phases count; ids and the order
+    /// of registration do not.
     pub snapshot: &'a Snapshot,
-    /// The route plans in use: model type, layer kinds, routes and the backends that they pin count; what the model is
-    /// called does not, for that is the name of its folder.
+    /// The route plans in use: model type, layer kinds, routes and the pinned backends count. The model's
+    /// name does not count, because it is the name of its folder.
     pub plans: &'a [&'a RoutePlan],
 }
 
-/// A digest that is equal exactly where what decides is equal: on any machine, in any process, in any order of
-/// installation, loading and registration.
+/// A digest that is equal if and only if all its inputs are equal, on any machine, in any process, and in any
+/// order of installation, loading and registration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fingerprint {
     schema: Schema,
     /// SHA-256 of the inputs' canonical JSON, in hexadecimal.
     pub digest: String,
-    /// What was digested, to see where two fingerprints differ.
+    /// The digested document, for finding where two fingerprints differ.
     pub inputs: Value,
 }
 
@@ -98,7 +98,7 @@ impl fmt::Display for Fingerprint {
     }
 }
 
-/// A digest as documents have it.
+/// The digest in hexadecimal, as documents have it.
 pub(crate) fn hexadecimal(digest: &[u8]) -> String {
     digest.iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
@@ -106,7 +106,7 @@ pub(crate) fn hexadecimal(digest: &[u8]) -> String {
     })
 }
 
-/// Of several registrations of one name, `phases` tell which serves when.
+/// The backend as JSON. `phases` are those in which it is active, which distinguishes overrides of one name.
 fn backend_json(backend: &Registration, phases: &BTreeSet<Phase>) -> Value {
     json!({
         "origin": backend.origin,
@@ -132,7 +132,7 @@ fn plan_json(plan: &RoutePlan) -> Value {
     })
 }
 
-/// Which backend serves which class, where there are several; not the times that led there.
+/// The backends of a route's classes of batches, if it has several; without the times that led to them.
 fn classes_json(route: &Route) -> Option<Value> {
     let classes = route.decision.classes.as_ref()?;
     let query = &route.decision.query;
@@ -146,7 +146,7 @@ fn classes_json(route: &Route) -> Option<Value> {
     }))
 }
 
-/// The values in the order of their canonical texts.
+/// The values, sorted by their canonical text.
 fn sorted(values: impl Iterator<Item = Value>) -> Vec<Value> {
     let mut values: Vec<(String, Value)> = values
         .map(|value| {
@@ -159,7 +159,7 @@ fn sorted(values: impl Iterator<Item = Value>) -> Vec<Value> {
     values.into_iter().map(|(_, value)| value).collect()
 }
 
-/// Writes JSON with sorted keys and no space, whatever order the map type keeps.
+/// Writes JSON with sorted keys and without spaces, whatever the order of the map type.
 fn canonical(value: &Value, text: &mut String) {
     match value {
         Value::Array(items) => {

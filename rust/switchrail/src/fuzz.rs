@@ -1,4 +1,4 @@
-//! What holds for any bytes: the body of the fuzz targets, and a replay of their corpus.
+//! Properties that hold for any bytes: the bodies of the fuzz targets, and a replay of their corpus.
 #![allow(clippy::missing_panics_doc, reason = "to panic is how they report")]
 
 use crate::Lock;
@@ -8,7 +8,7 @@ use crate::discovery::{
     text::strip,
 };
 
-/// What `entry_points.txt` may hold.
+/// Checks the parser of `entry_points.txt`.
 pub fn entry_points(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let (entries, problems) = parse(&text);
@@ -27,7 +27,7 @@ pub fn entry_points(bytes: &[u8]) {
     }
 }
 
-/// What `METADATA` and `PKG-INFO` may hold.
+/// Checks the parser of `METADATA` and `PKG-INFO`.
 pub fn metadata(bytes: &[u8]) {
     let found = headers::parse(bytes);
     for value in [found.name, found.version].into_iter().flatten() {
@@ -35,7 +35,7 @@ pub fn metadata(bytes: &[u8]) {
     }
 }
 
-/// What a lock file may hold.
+/// Checks the parser of lock files.
 pub fn lock(bytes: &[u8]) {
     if let Ok(lock) = Lock::parse(bytes) {
         assert_eq!(Lock::parse(lock.to_string().as_bytes()).unwrap(), lock);

@@ -1,20 +1,20 @@
 //! Plugin discovery, backend registry and layer routing for attention kernels.
 //!
-//! All decisions of Switchrail are taken in this crate; it knows nothing of Python. The life of a call:
+//! This crate takes all of Switchrail's decisions and does not depend on Python. The life of a call:
 //!
 //! 1. [`discover`] reads the metadata of the distributions on a path and lists their plugins; nothing is imported.
 //! 2. [`Selection`] decides which of them may be loaded, and a [`Lock`] refuses what has changed.
 //! 3. Each plugin registers its [`BackendSpec`]s in a [`Transaction`] of the [`Runtime`]; readers see immutable
 //!    [`Snapshot`]s.
 //! 4. [`Layout::from_config`] reads which layer of a model is of which kind.
-//! 5. A [`RoutePlan`] pins the backend of each layer, op and phase, with a [`Decision`] that says why; where times were
-//!    measured, several, each for a class of batches.
-//! 6. A [`Fingerprint`] tells whether another process would decide the same.
+//! 5. A [`RoutePlan`] pins the backend of each layer, op and phase, with a [`Decision`] that says why. If
+//!    times were measured, it can pin several backends, each for a class of batches.
+//! 6. A [`Fingerprint`] tells whether another process would take the same decisions.
 //!
-//! [`order`] puts a host's hooks and plugin loads into their one order.
+//! [`order`] computes the order of hooks and of plugin loads.
 //!
-//! Each operation has an error enum of its own. All of them implement [`CoreError`]: a stable code, the fields as data,
-//! and a message that names what was found, what would be valid and the nearest names.
+//! Each operation has its own error enum. All of them implement [`CoreError`]: a stable code, the fields as
+//! data, and a message with the value found, the valid values and the nearest names.
 
 mod backend;
 mod discovery;

@@ -4,21 +4,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::{OrderError, OrderItem, PluginRecord, normalized_name, order};
 
-/// What a plugin says of its place among the others.
+/// A plugin's declared place among the others.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PluginPlace {
-    /// Higher comes first.
+    /// Plugins with a higher priority come first.
     pub priority: i32,
-    /// Plugins that it comes before: the name of one, `distribution:name`, or a distribution for all of its plugins.
-    /// What is not there constrains nothing.
+    /// Plugins that it comes before: a name, `distribution:name`, or a distribution for all of its plugins.
+    /// Names of plugins that are not installed have no effect.
     pub before: Vec<String>,
-    /// Plugins that it comes after, in the same way.
+    /// Plugins that it comes after, named in the same way.
     pub after: Vec<String>,
 }
 
-/// Puts plugins in order, as [`order`] does; returns their indices. Of equal rank, those of the distribution whose
-/// normalised name is first come first.
+/// Orders plugins as [`order`] does and returns their indices. Plugins of equal rank are ordered by the
+/// normalised name of their distribution.
 ///
 /// ```
 /// # use switchrail::{PluginGroup, PluginOrigin, PluginPlace, PluginRecord, PluginState, order_plugins};
@@ -37,7 +37,7 @@ pub struct PluginPlace {
 /// ```
 ///
 /// # Errors
-/// [`OrderError::Cycle`] where what they say contradicts; its members are qualified names.
+/// [`OrderError::Cycle`] if the declared places contradict each other; its members are qualified names.
 pub fn order_plugins<'a>(
     plugins: impl IntoIterator<Item = (&'a PluginRecord, &'a PluginPlace)>,
 ) -> Result<Vec<usize>, OrderError> {

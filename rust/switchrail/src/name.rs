@@ -6,19 +6,19 @@ use crate::{CoreError, UnknownName};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NameError {
-    /// No [`Op`](crate::Op) is called that.
+    /// No [`Op`](crate::Op) has that name.
     #[error(transparent)]
     Op(UnknownName),
-    /// No [`Phase`](crate::Phase) is called that.
+    /// No [`Phase`](crate::Phase) has that name.
     #[error(transparent)]
     Phase(UnknownName),
-    /// No [`Dtype`](crate::Dtype) is called that.
+    /// No [`Dtype`](crate::Dtype) has that name.
     #[error(transparent)]
     Dtype(UnknownName),
-    /// No [`DeviceKind`](crate::DeviceKind) is called that, and it does not start with `oot:`.
+    /// No [`DeviceKind`](crate::DeviceKind) has that name, and it does not start with `oot:`.
     #[error(transparent)]
     Device(UnknownName),
-    /// No [`LayerKind`](crate::LayerKind) is called that.
+    /// No [`LayerKind`](crate::LayerKind) has that name.
     #[error(transparent)]
     LayerKind(UnknownName),
 }
@@ -56,7 +56,7 @@ macro_rules! names {
         }
 
         impl $type {
-            /// Every value, in the order of declaration.
+            /// All values, in the order of declaration.
             pub const ALL: [Self; [$($name),+].len()] = [$(Self::$variant),+];
 
             /// The name that [`FromStr`](std::str::FromStr) parses and [`Display`](std::fmt::Display) shows.

@@ -1,4 +1,4 @@
-//! What is computed, when, where and in which number format.
+//! Ops, phases, dtypes and devices.
 
 use std::{fmt, str::FromStr};
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{NameError, UnknownName, name::names};
 
 names! {
-    /// What is computed. One layer may run several.
+    /// An operation that backends implement. One layer may run several ops.
     Op, "op", Op, {
         /// Causal softmax attention, multi-head or grouped-query, full or with a window.
         Attention = "attention",
@@ -21,23 +21,23 @@ names! {
         Lightning = "lightning",
         /// The state-space dual form of Mamba 2.
         Mamba2 = "mamba2",
-        /// The depthwise causal convolution with state that most linear layers begin with.
+        /// The depthwise causal convolution with state, with which most linear layers begin.
         ShortConv = "short_conv",
     }
 }
 
-/// What an op keeps of a sequence from call to call.
+/// The memory that an op keeps for a sequence between calls.
 enum Memory {
     /// Pages of keys and values, or of latents.
     Pages,
-    /// A state of heads, which linear attention reads and writes.
+    /// A recurrent state per head, as linear attention has.
     Heads,
-    /// A state of another form.
+    /// A state without heads, as the convolution has.
     Channels,
 }
 
 impl Op {
-    /// All that the core knows of an op: its memory, and what not every backend of it can do.
+    /// The core's facts about an op: its memory, and the features that backends may lack.
     const fn facts(self) -> (Memory, &'static [&'static str]) {
         match self {
             Self::Attention => (
@@ -62,17 +62,18 @@ impl Op {
         }
     }
 
-    /// Whether the op carries a recurrent state of heads instead of a cache of keys and values.
+    /// Whether the op carries a recurrent state per head instead of a cache of keys and values.
     ///
-    /// These four are what the preference key `linear` stands for; the convolution is not one of them.
+    /// The preference key `linear` stands for these four ops. The convolution is not one of them.
     #[must_use]
     pub const fn is_linear(self) -> bool {
         matches!(self.facts().0, Memory::Heads)
     }
 
-    /// What not every backend of the op can do, by the names that registrations claim and queries ask for.
+    /// The op's optional features, by the names that registrations and queries use.
     ///
-    /// A plugin's own are written `oot:NAME` (out of tree), so that a misspelt name is never taken for a new one.
+    /// A plugin's own features are written `oot:NAME` (out of tree). Other unknown names are errors, so
+    /// misspelt names are noticed.
     #[must_use]
     pub const fn features(self) -> &'static [&'static str] {
         self.facts().1
@@ -85,13 +86,14 @@ impl Op {
     }
 }
 
-/// The features of an op with a state that has none of its own.
+/// The features that all ops with a state have.
 const STATEFUL: &[&str] = &["batch_invariant", "checkpoints", "cuda_graph"];
 
-/// The axis orders of a recurrent state, as its last two axes lie; any other is written `oot:NAME`.
+/// The supported axis orders of the last two axes of a recurrent state. A plugin's own order is written
+/// `oot:NAME`.
 pub const STATE_LAYOUTS: [&str; 2] = ["KV", "VK"];
 
-/// The first of several names that is neither known nor written `oot:NAME`.
+/// The error for the first name that is neither known nor written `oot:NAME`.
 pub(crate) fn unknown_claim<'a>(
     what: &'static str,
     found: impl IntoIterator<Item = &'a String>,
@@ -106,19 +108,21 @@ pub(crate) fn unknown_claim<'a>(
 }
 
 names! {
-    /// When it is computed.
+    /// The phase of a sequence that a call computes.
     Phase, "phase", Phase, {
-        /// Many new tokens of a sequence at once, at its start or continuing it (also called extend).
+        /// Several new tokens of a sequence at once, at its start or after a cached prefix (also called
+        /// extend).
         Prefill = "prefill",
-        /// One new token a sequence.
+        /// One new token per sequence.
         Decode = "decode",
-        /// The drafted tokens of a sequence, to be accepted or refused (target verify of speculative decoding).
+        /// Drafted tokens of a sequence, to be accepted or rejected (target verification in speculative
+        /// decoding).
         Verify = "verify",
     }
 }
 
 names! {
-    /// A number format, named as torch names it.
+    /// A number format, with torch's name.
     Dtype, "dtype", Dtype, {
         /// IEEE double precision.
         Float64 = "float64",
@@ -126,11 +130,11 @@ names! {
         Float32 = "float32",
         /// IEEE half precision.
         Float16 = "float16",
-        /// The upper half of a float32.
+        /// The upper 16 bits of a float32.
         Bfloat16 = "bfloat16",
-        /// Eight bits, four of them exponent; no infinities.
+        /// Eight bits with four exponent bits and no infinities.
         Float8E4m3fn = "float8_e4m3fn",
-        /// Eight bits, five of them exponent.
+        /// Eight bits with five exponent bits.
         Float8E5m2 = "float8_e5m2",
         /// Eight-bit integer, for quantised caches.
         Int8 = "int8",
@@ -139,8 +143,8 @@ names! {
 
 /// A family of devices.
 ///
-/// A family that this crate does not know is written `oot:NAME` (out of tree), so that a misspelt name is never taken
-/// for a new family.
+/// A family that this crate does not know is written `oot:NAME` (out of tree). Other unknown names are
+/// errors, so misspelt names are noticed.
 ///
 /// ```
 /// use switchrail::DeviceKind;
@@ -168,14 +172,14 @@ pub enum DeviceKind {
     Tpu,
     /// Apple GPUs.
     Mps,
-    /// Any other family, by the name that its platform plugin gave it.
+    /// Any other family, by the name that its platform plugin gives it.
     OutOfTree(String),
 }
 
 const OUT_OF_TREE: &str = "oot:";
 
 impl DeviceKind {
-    /// The kinds that have a name of their own.
+    /// The kinds with a name of their own.
     pub const KNOWN: [Self; 8] = [
         Self::Cuda,
         Self::Rocm,
@@ -240,7 +244,7 @@ impl From<DeviceKind> for String {
     }
 }
 
-/// The compute capability of a device, ordered; in JSON `[major, minor]`.
+/// The compute capability of a device; ordered. In JSON `[major, minor]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ComputeCapability(
     /// Major version.
@@ -255,12 +259,12 @@ impl fmt::Display for ComputeCapability {
     }
 }
 
-/// A device that something is to run on.
+/// A device that backends run on.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Device {
     /// Its family.
     pub kind: DeviceKind,
-    /// Its compute capability, where the family has one and it is known.
+    /// Its compute capability, if the family has one and it is known.
     pub capability: Option<ComputeCapability>,
 }
 

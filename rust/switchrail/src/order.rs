@@ -1,4 +1,4 @@
-//! One deterministic order for hooks and plugin loads.
+//! Computes one deterministic order of hooks and of plugin loads.
 
 use std::{
     cmp::Reverse,
@@ -9,21 +9,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::CoreError;
 
-/// Something to be put in order.
+/// An item to order.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OrderItem {
-    /// Its name, for the constraints of others. Several items may share one.
+    /// Its name, which other items' constraints use. Several items may share one.
     pub key: String,
-    /// Name of the distribution that it comes from.
+    /// Name of the distribution that registered it.
     pub source: String,
-    /// Higher comes first.
+    /// Items of higher priority come first.
     #[serde(default)]
     pub priority: i32,
-    /// Keys or sources that it must come before. One that no item has constrains nothing: what it names may well not
-    /// be installed.
+    /// Keys or sources that it must come before. Names that no item has are ignored, because they may belong
+    /// to plugins that are not installed.
     #[serde(default)]
     pub before: Vec<String>,
-    /// Keys or sources that it must come after, in the same way.
+    /// Keys or sources that it must come after; unknown names are ignored likewise.
     #[serde(default)]
     pub after: Vec<String>,
 }
@@ -54,13 +54,13 @@ impl CoreError for OrderError {
     }
 }
 
-/// Puts items in order; returns their indices, first to last.
+/// Orders items and returns their indices, first to last.
 ///
-/// Of all items whose predecessors are placed, the next is the one of highest priority, then of the first
-/// distribution name, then the one registered first (that is, of the smallest index).
+/// Among the items whose predecessors are all placed, the next is the one with the highest priority, then
+/// with the first distribution name, then with the smallest index (registered first).
 ///
 /// # Errors
-/// [`OrderError::Cycle`] where the constraints contradict each other.
+/// [`OrderError::Cycle`] if the constraints contradict each other.
 pub fn order(items: &[OrderItem]) -> Result<Vec<usize>, OrderError> {
     let mut named: HashMap<&str, Vec<usize>> = HashMap::new();
     for (index, item) in items.iter().enumerate() {
@@ -110,7 +110,7 @@ pub fn order(items: &[OrderItem]) -> Result<Vec<usize>, OrderError> {
     let Some(start) = waiting.iter().position(|count| *count > 0) else {
         return Ok(placed);
     };
-    // What is left has a predecessor that is left too, so that walking back comes round.
+    // Each remaining item has a remaining predecessor, so walking back must reach a cycle.
     let mut walk = vec![start];
     while let Some(previous) = predecessors[walk[walk.len() - 1]]
         .iter()
@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(round, ["a", "b", "c"]);
     }
 
-    /// The definition, word for word: place the best item whose predecessors are placed, until none can be.
+    /// The definition, implemented literally: repeatedly place the best item whose predecessors are placed.
     fn naive(items: &[OrderItem]) -> Option<Vec<usize>> {
         let mut placed: Vec<usize> = Vec::new();
         while placed.len() < items.len() {
@@ -215,7 +215,7 @@ mod tests {
         prop::collection::vec(one, 0..8)
     }
 
-    /// Whether a constraint between two items, by index, says that the first comes first.
+    /// Whether a constraint requires item `a` to come before item `b` (both given by index).
     fn comes_before(items: &[OrderItem], a: usize, b: usize) -> bool {
         let is = |index: usize, name: &String| items[index].key == *name || items[index].source == *name;
         a != b && (items[a].before.iter().any(|n| is(b, n)) || items[b].after.iter().any(|n| is(a, n)))
@@ -236,7 +236,7 @@ mod tests {
             }
         }
 
-        /// Where no two items share source and priority, the order in which they were registered changes nothing.
+        /// If no two items share source and priority, the order of registration does not matter.
         #[test]
         fn registered_in_any_order_they_come_out_the_same(
             (items, shuffled) in items().prop_flat_map(|mut items| {

@@ -1,4 +1,4 @@
-//! Installed distributions by name and version, and what a backend requires of them.
+//! Installed distributions by name and version, and backends' requirements on them.
 
 use std::{collections::BTreeMap, fmt, str::FromStr, sync::Arc};
 
@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::CoreError;
 
-/// A distribution's name as PEP 503 normalises it: lower case, and each run of `-`, `_` and `.` a single `-`.
+/// Normalises a distribution's name as PEP 503 says: lower case, with each run of `-`, `_` and `.` as one
+/// `-`.
 pub(crate) fn normalized_name(name: &str) -> String {
     let mut normalized = String::with_capacity(name.len());
     for letter in name.to_lowercase().chars() {
@@ -19,7 +20,7 @@ pub(crate) fn normalized_name(name: &str) -> String {
     normalized
 }
 
-/// A distribution that a backend needs: a name, and optionally versions as PEP 440 writes them.
+/// A distribution that a backend requires: a name, and optionally a PEP 440 version specifier.
 ///
 /// ```
 /// use switchrail::PackageRequirement;
@@ -36,22 +37,22 @@ pub struct PackageRequirement {
     specifiers: pep440_rs::VersionSpecifiers,
 }
 
-/// A text that is no package requirement.
+/// An invalid package requirement.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequirementError {
-    /// The name is not one that a distribution can have.
+    /// The text does not start with a valid distribution name.
     #[error("{found:?} does not start with the name of a distribution; write NAME or NAME>=VERSION")]
     Name {
-        /// The text as it was given.
+        /// The given text.
         found: String,
     },
-    /// What follows the name is no version specifier.
+    /// The part after the name is not a version specifier.
     #[error("{found:?} is no package requirement: {reason}; write NAME or NAME>=VERSION,<VERSION")]
     Specifier {
-        /// The text as it was given.
+        /// The given text.
         found: String,
-        /// What is wrong with it.
+        /// The problem.
         reason: String,
     },
 }
@@ -79,7 +80,8 @@ impl PackageRequirement {
         &self.name
     }
 
-    /// Whether a version will do. One that is no PEP 440 version does only where any would.
+    /// Whether a version satisfies the requirement. A version that PEP 440 does not allow only satisfies a
+    /// requirement without specifiers.
     #[must_use]
     pub fn accepts(&self, version: &str) -> bool {
         self.specifiers.is_empty()
@@ -139,15 +141,16 @@ impl fmt::Display for PackageRequirement {
     }
 }
 
-/// The distributions that are installed, by normalised name, for [`Capabilities::packages`](crate::Capabilities::packages). Cheap to clone.
+/// Installed distributions by normalised name, for [`Capabilities::packages`](crate::Capabilities::packages).
+/// Cheap to clone.
 ///
-/// The default is empty: backends that need a package are then refused.
+/// The default is empty: backends that require a package are then rejected.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Packages(Arc<BTreeMap<String, String>>);
 
 impl Packages {
-    /// The installed version of a distribution, by any spelling of its name.
+    /// The installed version of a distribution. The name may be spelled in any equivalent way.
     #[must_use]
     pub fn version(&self, name: &str) -> Option<&str> {
         self.0.get(&normalized_name(name)).map(String::as_str)
@@ -161,7 +164,7 @@ impl Packages {
     }
 }
 
-/// Names and versions; where two names normalise to one, the first wins.
+/// Collects names and versions. If two names normalise to the same, the first is kept.
 impl<N: AsRef<str>, V: Into<String>> FromIterator<(N, V)> for Packages {
     fn from_iter<I: IntoIterator<Item = (N, V)>>(packages: I) -> Self {
         let mut map = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! What is known of one plugin: where it comes from, and how far it got.
+//! The record of one plugin: its origin and its state.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,10 +10,10 @@ use crate::{normalized_name, schema::lossy_path};
 /// The two entry-point groups that Switchrail reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum PluginGroup {
-    /// General plugins: they register backends and hooks.
+    /// General plugins, which register backends and hooks.
     #[serde(rename = "switchrail.plugins")]
     Plugins,
-    /// Platforms: device families, of which one is active.
+    /// Platforms: device families, one of which is active.
     #[serde(rename = "switchrail.platforms")]
     Platforms,
 }
@@ -43,32 +43,33 @@ impl fmt::Display for PluginGroup {
 pub struct PluginOrigin {
     /// Name of the distribution, as its metadata spells it.
     pub distribution: String,
-    /// Its version, where its metadata has one.
+    /// Its version, if its metadata has one.
     pub version: Option<String>,
     /// Its metadata folder or file.
     #[serde(serialize_with = "lossy_path")]
     pub path: PathBuf,
 }
 
-/// How far a plugin got.
+/// The state of a plugin.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum PluginState {
-    /// Found, not imported.
+    /// Found but not imported.
     Discovered,
-    /// Left out by the selection.
+    /// Excluded by the selection or the lock.
     Blocked {
-        /// Which rule left it out.
+        /// The rule that excluded it.
         reason: String,
     },
-    /// Imported, and its transaction committed.
+    /// Imported, with its transaction committed.
     Loaded,
-    /// Its import, its registration or its commit failed; nothing of it is registered.
+    /// Its import, registration or commit failed; nothing of it is registered.
     Failed {
-        /// What went wrong.
+        /// The failure.
         reason: String,
     },
-    /// It took longer than it may; its thread goes on, its transaction is closed, and nothing of it is registered.
+    /// It exceeded its time limit. Its thread still runs, its transaction is closed, and nothing of it is
+    /// registered.
     Hung {
         /// What it was doing, and for how long.
         reason: String,
@@ -82,32 +83,33 @@ pub struct PluginRecord {
     pub name: String,
     /// Its group.
     pub group: PluginGroup,
-    /// What it points to, `module:attribute`, extras left out.
+    /// Its target, `module:attribute`, without extras.
     pub target: String,
-    /// Extras of the distribution that it asks for.
+    /// The extras of the distribution that it requires.
     pub extras: Vec<String>,
-    /// Where it comes from.
+    /// The distribution that it comes from.
     pub origin: PluginOrigin,
-    /// How far it got.
+    /// Its state.
     #[serde(flatten)]
     pub state: PluginState,
 }
 
 impl PluginRecord {
-    /// `distribution:name`, which stays unique when two distributions use one entry-point name.
+    /// `distribution:name`, which is unique even if two distributions use the same entry-point name.
     #[must_use]
     pub fn qualified_name(&self) -> String {
         format!("{}:{}", self.origin.distribution, self.name)
     }
 
-    /// Whether an entry means this plugin: its name, or `distribution:name` with any spelling of the distribution.
+    /// Whether the entry names this plugin, as its name or as `distribution:name` with any equivalent
+    /// spelling of the distribution.
     #[must_use]
     pub fn is_named(&self, entry: &str) -> bool {
         let is_qualified = |(distribution, name)| name == self.name && self.is_of(distribution);
         entry == self.name || entry.split_once(':').is_some_and(is_qualified)
     }
 
-    /// Whether it comes from a distribution, by any spelling of its name.
+    /// Whether it comes from the distribution, with any equivalent spelling of the name.
     #[must_use]
     pub fn is_of(&self, distribution: &str) -> bool {
         normalized_name(&self.origin.distribution) == normalized_name(distribution)

@@ -1,4 +1,4 @@
-//! Which backend the user wants where.
+//! The user's choices of backends.
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
@@ -8,20 +8,20 @@ use crate::{AUTO, CoreError, Op, Phase, Snapshot, UnknownName};
 
 const LINEAR: &str = "linear";
 
-/// What a preference is for: `OP`, `OP.PHASE`, `linear` or `linear.PHASE`.
+/// The scope of a preference: `OP`, `OP.PHASE`, `linear` or `linear.PHASE`.
 ///
 /// `linear` stands for the ops with a recurrent state ([`Op::is_linear`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct PreferenceKey {
-    /// The op; none means the linear ones.
+    /// The op; `None` means all linear ops.
     pub op: Option<Op>,
-    /// The phase; none means all.
+    /// The phase; `None` means all phases.
     pub phase: Option<Phase>,
 }
 
 impl PreferenceKey {
-    /// Every valid key.
+    /// All valid keys.
     pub fn all() -> impl Iterator<Item = Self> {
         let ops = Op::ALL.into_iter().map(Some).chain([None]);
         ops.flat_map(|op| {
@@ -30,7 +30,7 @@ impl PreferenceKey {
         })
     }
 
-    /// The ops that the key speaks for.
+    /// The ops that the key covers.
     fn ops(self) -> impl Iterator<Item = Op> {
         Op::ALL
             .into_iter()
@@ -73,11 +73,11 @@ impl From<PreferenceKey> for String {
     }
 }
 
-/// A preference that can't be meant.
+/// An invalid preference.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PreferenceError {
-    /// The key names no op, or no phase.
+    /// The key has an unknown op or phase.
     #[error(transparent)]
     UnknownKey(UnknownName),
     /// No backend of the key's ops has that name.
@@ -85,7 +85,7 @@ pub enum PreferenceError {
     UnknownBackend {
         /// The key.
         key: PreferenceKey,
-        /// The name, and the valid ones.
+        /// The unknown name and the valid ones.
         name: UnknownName,
     },
 }
@@ -112,8 +112,8 @@ impl CoreError for PreferenceError {
 
 /// The user's choices: backend names by key.
 ///
-/// For an op and a phase the most specific key counts: `OP.PHASE`, then `OP`, then, for linear ops, `linear.PHASE`,
-/// then `linear`. [`AUTO`] is a choice like any other: `kda=auto` takes KDA out of what `linear=acme` asks for.
+/// The most specific key applies: `OP.PHASE`, then `OP`, then, for linear ops, `linear.PHASE`, then `linear`.
+/// [`AUTO`] can be chosen like a backend: `kda=auto` exempts KDA from `linear=acme`.
 ///
 /// ```
 /// use switchrail::{Op, Phase, Preferences};
@@ -129,10 +129,11 @@ impl CoreError for PreferenceError {
 pub struct Preferences(BTreeMap<PreferenceKey, String>);
 
 impl Preferences {
-    /// Preferences from keys and backend names as text; of two with one key the later counts.
+    /// Parses keys, paired with backend names. If a key occurs twice, the last name is kept.
     ///
     /// # Errors
-    /// [`PreferenceError::UnknownKey`]. Names are checked against a snapshot, by [`Preferences::check`].
+    /// [`PreferenceError::UnknownKey`]. Names are not checked here but by [`Preferences::check`], against a
+    /// snapshot.
     pub fn parse<K: AsRef<str>, N: Into<String>>(
         pairs: impl IntoIterator<Item = (K, N)>,
     ) -> Result<Self, PreferenceError> {
@@ -142,12 +143,12 @@ impl Preferences {
         Ok(Self(pairs.collect::<Result<_, PreferenceError>>()?))
     }
 
-    /// All of them, sorted by key.
+    /// All choices, sorted by key.
     pub fn iter(&self) -> impl Iterator<Item = (PreferenceKey, &str)> {
         self.0.iter().map(|(key, name)| (*key, name.as_str()))
     }
 
-    /// The backend chosen for an op and a phase, and the key that says so; none means [`AUTO`].
+    /// The backend chosen for an op and a phase, with the key that applies; `None` means [`AUTO`].
     #[must_use]
     pub fn choice(&self, op: Op, phase: Phase) -> Option<(PreferenceKey, &str)> {
         let family = op.is_linear().then_some(None);
@@ -160,10 +161,10 @@ impl Preferences {
             .filter(|(_, name)| *name != AUTO)
     }
 
-    /// Checks that every name is that of a registered backend of one of its key's ops.
+    /// Checks that each name belongs to a registered backend of one of its key's ops.
     ///
     /// # Errors
-    /// [`PreferenceError::UnknownBackend`], with the valid names and the nearest.
+    /// [`PreferenceError::UnknownBackend`], with the valid names and the nearest ones.
     pub fn check(&self, snapshot: &Snapshot) -> Result<(), PreferenceError> {
         for (key, name) in self.iter().filter(|(_, name)| *name != AUTO) {
             if !key.ops().any(|op| snapshot.find(op, name).is_some()) {

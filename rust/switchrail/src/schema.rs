@@ -1,4 +1,4 @@
-//! The serialised form that documents share.
+//! Reading of documents, and the version that all of them have.
 
 #[cfg(unix)]
 use std::os::unix::fs::OpenOptionsExt;
@@ -12,12 +12,13 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use crate::CoreError;
 
-/// Version of the JSON form of every top-level document: discovery, layout, decision, route plan, fingerprint.
+/// Version of the JSON form of all top-level documents: discovery, layout, decision, route plan, fingerprint.
 ///
-/// It grows when a reader of the old form would misread the new one; a field more does not count.
+/// It increases when older readers would misread the new form. A new field does not increase it.
 pub const SCHEMA_VERSION: u32 = 1;
 
-/// The `schema` field of a document: written as [`SCHEMA_VERSION`], and any other version is refused when it is read.
+/// The `schema` field of a document. It is written as [`SCHEMA_VERSION`]; reading any other version is an
+/// error.
 ///
 /// ```
 /// use switchrail::Schema;
@@ -65,21 +66,21 @@ impl From<Schema> for u32 {
     }
 }
 
-/// A document larger than this is no such document.
+/// Largest accepted document, in bytes.
 const LARGEST: u64 = 1 << 28;
 
-/// The bytes of a document's file. A pipe, which would be waited for, and what is too large are refused.
+/// Reads a document. Refuses pipes, which could block, and files that are too large.
 pub(crate) fn read_document(path: &Path) -> io::Result<Vec<u8>> {
     read_file(path, LARGEST)
 }
 
-/// The bytes of a regular file of at most `limit` bytes. What is looked at is what was opened, whatever the path leads
-/// to later, and a file may grow.
+/// Reads a regular file of at most `limit` bytes. Checks the opened file rather than the path, and limits the
+/// read itself, because both can change in between.
 fn read_file(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let mut options = File::options();
     options.read(true);
     #[cfg(unix)]
-    options.custom_flags(libc::O_NONBLOCK); // else opening a pipe waits for its writer
+    options.custom_flags(libc::O_NONBLOCK); // else opening a pipe would block until a writer opens it
     let file = options.open(path)?;
     if !file.metadata()?.is_file() {
         return Err(io::Error::other("it is no file"));
@@ -93,7 +94,7 @@ fn read_file(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Paths need not be UTF-8, JSON does; serde's own form refuses such a path.
+/// Serialises a path lossily: paths need not be UTF-8, JSON must be, and serde would refuse.
 pub(crate) fn lossy_path<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&path.to_string_lossy())
 }
@@ -113,7 +114,7 @@ mod tests {
         assert!(read_file(path.parent().unwrap(), size).is_err());
     }
 
-    /// The kernel says that they have no bytes.
+    /// The kernel reports a size of 0 for such files.
     #[test]
     #[cfg(target_os = "linux")]
     fn a_file_that_hides_its_size_has_a_limit_too() {

@@ -11,10 +11,10 @@ use crate::{
     CoreError, DeviceKind, PluginGroup, PluginRecord, PluginState, UnknownName, normalized_name, quoted,
 };
 
-/// At most so many names of an allow list are in the reason of each plugin that it leaves out.
+/// The reason of a plugin that is not allowed lists at most this many names of the allow list.
 const NAMED: usize = 10;
 
-/// Why a selection cannot be applied.
+/// Why a selection could not be applied.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SelectionError {
@@ -41,22 +41,23 @@ impl CoreError for SelectionError {
     }
 }
 
-/// Which plugins may be loaded.
+/// The rules for which plugins may be loaded.
 ///
-/// The default lets all of them.
+/// The default allows all of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Selection {
-    /// The general plugins that are allowed: `name`, or `distribution:name` where two distributions use one name.
-    /// `None` allows all; an empty list, none. Platforms are never hidden by it, so that naming one changes nothing.
+    /// The allowed general plugins: `name`, or `distribution:name` if two distributions use the same name.
+    /// `None` allows all, an empty list none. It never blocks platforms, so naming a platform has no effect.
     pub allow: Option<Vec<String>>,
-    /// The platform in use, once it is chosen: then general plugins of distributions that provide only other platforms
-    /// are left out.
+    /// The platform in use, if it is chosen. It blocks general plugins of distributions that only provide
+    /// other platforms.
     pub platform: Option<String>,
 }
 
 impl Selection {
-    /// Reads an allow list as `SWITCHRAIL_PLUGINS` has it: names separated by commas. An empty text allows none.
+    /// Parses an allow list in the form of `SWITCHRAIL_PLUGINS`: names separated by commas. An empty text
+    /// allows none.
     ///
     /// ```
     /// use switchrail::Selection;
@@ -72,10 +73,10 @@ impl Selection {
             .collect()
     }
 
-    /// Sets the state of each plugin to discovered or blocked. Plugins that are loaded or have failed stay as they are.
+    /// Sets the state of each plugin to discovered or blocked. Loaded and failed plugins keep their state.
     ///
     /// # Errors
-    /// [`SelectionError`] where a name in the allow list, or the platform, is that of no plugin; nothing is changed then.
+    /// [`SelectionError`] if the allow list or the platform names no known plugin; nothing is changed then.
     pub fn apply(&self, plugins: &mut [PluginRecord]) -> Result<(), SelectionError> {
         if let Some(allow) = &self.allow {
             let known: HashSet<Key<'_>> = plugins.iter().flat_map(plugin_keys).collect();
@@ -99,8 +100,8 @@ impl Selection {
         Ok(())
     }
 
-    /// The platform that a program means by a platform or a device that it names, such as `cuda` by `cuda:0`; none
-    /// where it is of no [`DeviceKind`] with a name of its own, and of no installed platform.
+    /// The platform for a name of a platform or device, such as `cuda` for `cuda:0`; `None` if it is neither
+    /// a known [`DeviceKind`] nor an installed platform.
     #[must_use]
     pub fn platform_of<'a>(named: &'a str, plugins: &[PluginRecord]) -> Option<&'a str> {
         let family = named.rsplit_once(':').map(|(family, _)| family);
@@ -123,13 +124,14 @@ impl Selection {
         )))
     }
 
-    /// Of each plugin, why it is left out, if it is.
+    /// For each plugin the reason why it is blocked, if it is.
     fn reasons(&self, plugins: &[PluginRecord]) -> Vec<Option<String>> {
         let allowed: Option<HashSet<Key<'_>>> = self
             .allow
             .as_ref()
             .map(|allow| allow.iter().flat_map(|entry| entry_keys(entry)).collect());
-        // Each plugin looks at the platforms of its own distribution alone: to look at all would be quadratic.
+        // Only compares each plugin with the platforms of its own distribution; comparing all would be
+        // quadratic.
         let mut by_origin: BTreeMap<&Path, Vec<&PluginRecord>> = BTreeMap::new();
         for plugin in platforms(plugins) {
             by_origin.entry(&plugin.origin.path).or_default().push(plugin);
@@ -159,7 +161,7 @@ impl Selection {
     }
 }
 
-/// Why a plugin that the allow list leaves out is left out.
+/// The reason for a plugin that is not in the allow list.
 fn not_allowed(allow: &[String]) -> String {
     match allow.len().checked_sub(NAMED) {
         _ if allow.is_empty() => "the allow list is empty".to_owned(),
@@ -171,23 +173,23 @@ fn not_allowed(allow: &[String]) -> String {
     }
 }
 
-/// A name, alone or with its distribution's normalised name.
+/// A plugin's name, optionally with its distribution's normalised name.
 type Key<'a> = (Option<String>, &'a str);
 
-/// The names of a plugin: its own, and that with its distribution's.
+/// The names of a plugin, without and with its distribution.
 fn plugin_keys(plugin: &PluginRecord) -> [Key<'_>; 2] {
     let distribution = normalized_name(&plugin.origin.distribution);
     [(None, &plugin.name), (Some(distribution), &plugin.name)]
 }
 
-/// What an entry, `name` or `distribution:name`, may mean.
+/// The possible meanings of an entry, `name` or `distribution:name`.
 fn entry_keys(entry: &str) -> impl Iterator<Item = Key<'_>> {
     let qualified = entry.split_once(':');
     let qualified = qualified.map(|(distribution, name)| (Some(normalized_name(distribution)), name));
     [(None, entry)].into_iter().chain(qualified)
 }
 
-/// The platforms that are known without a plugin.
+/// The platforms that exist without a plugin.
 fn builtin() -> impl Iterator<Item = String> {
     DeviceKind::KNOWN.into_iter().map(|kind| kind.to_string())
 }

@@ -1,14 +1,14 @@
-//! Foreign texts as messages show them: a terminal must not obey them, and they must not fill a log.
+//! Makes foreign text safe for messages: no control characters for a terminal, and a limited length.
 
 use std::{borrow::Cow, fmt::Write as _};
 
-/// Foreign texts are cut after so many characters.
+/// Foreign text is cut after this many characters.
 pub const LONGEST_SHOWN: usize = 2_000;
 
-/// A foreign text without characters that a terminal obeys, and no longer than [`LONGEST_SHOWN`].
+/// The text without characters that control a terminal, and no longer than [`LONGEST_SHOWN`].
 ///
-/// Control characters, the marks that turn the direction of writing and other separators of lines become escapes as
-/// Python has them. Borrowed where there is nothing to change.
+/// Control characters, bidirectional marks and line separators become Python's escapes. Borrowed if nothing
+/// changes.
 ///
 /// ```
 /// assert_eq!(switchrail::shown("acme\u{1b}[2K"), r"acme\x1b[2K");
@@ -31,7 +31,7 @@ pub fn shown(text: &str) -> Cow<'_, str> {
     Cow::Owned(harmless)
 }
 
-/// A text no longer than [`LONGEST_SHOWN`], for messages that show it as `{:?}`, which escapes by itself.
+/// The text, cut to [`LONGEST_SHOWN`]; for messages that show it as `{:?}`, which escapes it.
 pub(crate) fn cut(text: &str) -> Cow<'_, str> {
     match text.char_indices().nth(LONGEST_SHOWN) {
         Some((end, _)) => {
@@ -42,7 +42,7 @@ pub(crate) fn cut(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// Whether a character is none to be read: a control character, a mark of direction, a separator of lines.
+/// Whether a character affects the terminal: a control character, a bidirectional mark or a line separator.
 fn is_obeyed(letter: char) -> bool {
     letter.is_control()
         || matches!(

@@ -1,4 +1,4 @@
-//! What all errors share: a stable code, their fields as data, and the nearest valid names.
+//! Common parts of all errors: a stable code, the fields as data, and the nearest valid names.
 
 use std::fmt::{self, Write as _};
 
@@ -6,16 +6,16 @@ use serde::Serialize;
 
 use crate::shown::cut;
 
-/// At most so many names are suggested.
+/// At most this many names are suggested.
 const SUGGESTIONS: usize = 3;
 
-/// At most so many names are listed in a message; the data has all.
+/// A message lists at most this many names; the data has all.
 const LISTED: usize = 100;
 
-/// Above every similarity.
+/// The score of an alias, above every similarity.
 const ALIAS: f64 = 2.0;
 
-/// What the field calls the ops, and what preferences call the linear ones, besides their names here.
+/// Other common names of the ops, and of the linear ops in preferences.
 const ALIASES: [(&str, &[&str]); 8] = [
     (
         "attention",
@@ -83,23 +83,24 @@ const ALIASES: [(&str, &[&str]); 8] = [
     ("linear", &["linear_attention", "linear_attn"]),
 ];
 
-/// Names below this similarity (0 to 1) are not worth suggesting.
+/// Names below this similarity (0 to 1) are not suggested.
 const SIMILAR: f64 = 0.7;
 
-/// An error of this crate, for hosts that map errors to types of their own.
+/// An error of this crate, for hosts that map errors to their own types.
 ///
-/// `Display` is the whole message for people. The code and the fields say the same to programs.
+/// `Display` gives the whole message for people. The code and the fields give the same information to
+/// programs.
 pub trait CoreError: std::error::Error {
-    /// A stable `snake_case` name of what went wrong, unique in the crate.
+    /// A stable `snake_case` name of the error, unique in the crate.
     fn code(&self) -> &'static str;
 
-    /// What was found and what would be valid, as a JSON object.
+    /// The values found and the valid ones, as a JSON object.
     ///
-    /// Where a name was unknown it has at least `found`, `valid` and `nearest` (see [`UnknownName`]).
+    /// For an unknown name it has at least `found`, `valid` and `nearest` (see [`UnknownName`]).
     fn fields(&self) -> serde_json::Value;
 }
 
-/// A name that nothing answers to, with what would have been valid.
+/// An unknown name, with the valid ones.
 ///
 /// ```
 /// let unknown = "prefil".parse::<switchrail::Phase>().unwrap_err();
@@ -110,18 +111,18 @@ pub trait CoreError: std::error::Error {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct UnknownName {
-    /// What kind of name it should have been, such as `backend`.
+    /// The kind of name that was expected, such as `backend`.
     pub what: &'static str,
-    /// The name as it was given.
+    /// The given name.
     pub found: String,
-    /// Every valid name, sorted.
+    /// All valid names, sorted.
     pub valid: Vec<String>,
-    /// The valid names that look most like it, best first.
+    /// The most similar valid names, best first.
     pub nearest: Vec<String>,
 }
 
 impl UnknownName {
-    /// Collects the valid names, sorts them and finds the nearest.
+    /// Sorts the valid names and finds the nearest ones.
     pub(crate) fn new<S: Into<String>>(
         what: &'static str,
         found: impl Into<String>,
@@ -167,10 +168,10 @@ impl fmt::Display for UnknownName {
 
 impl std::error::Error for UnknownName {}
 
-/// The names most like `found`, best first, at most three, none that is not similar.
+/// At most three names similar to `found`, best first.
 ///
-/// Case, and `-` for `_`, count for nothing. Equally similar names come in alphabetical order. What the field also calls
-/// an op is nearest to the op's own name.
+/// Ignores case and the difference between `-` and `_`. Equally similar names are in alphabetical order. A
+/// common other name of an op is nearest to that op.
 ///
 /// ```
 /// assert_eq!(switchrail::nearest("Gated-Delta", ["gated_delta", "kda"]), ["gated_delta"]);
@@ -202,7 +203,7 @@ pub fn nearest<'a>(found: &str, valid: impl IntoIterator<Item = &'a str>) -> Vec
         .collect()
 }
 
-/// Names in quotes, separated by commas, as messages show them: the first of very many.
+/// Names in quotes, separated by commas; a long list is cut.
 pub(crate) fn quoted<S: AsRef<str>>(names: &[S]) -> String {
     let shown = names.iter().take(LISTED);
     let mut list = shown
@@ -215,7 +216,7 @@ pub(crate) fn quoted<S: AsRef<str>>(names: &[S]) -> String {
     list
 }
 
-/// The name here of what the field calls otherwise, with the phase that follows it in a preference's key.
+/// Translates a common other name of an op, keeping the phase of a preference key.
 fn meant(folded: &str) -> Option<String> {
     let (name, phase) = folded.split_at(folded.find('.').unwrap_or(folded.len()));
     let (own, _) = ALIASES.iter().find(|(_, aliases)| aliases.contains(&name))?;
@@ -226,7 +227,7 @@ fn fold(name: &str) -> String {
     name.trim().to_lowercase().replace(['-', ' '], "_")
 }
 
-/// The better of two measures: Jaro-Winkler forgives typing errors, a shared start forgives a missing end.
+/// The larger of two measures: Jaro-Winkler tolerates typing errors, a common prefix tolerates a missing end.
 fn similarity(found: &str, name: &str) -> f64 {
     let jaro = strsim::jaro_winkler(found, name);
     if !found.is_empty() && name.starts_with(found) {

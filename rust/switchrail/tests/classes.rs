@@ -1,4 +1,4 @@
-//! Classes of calls: which backend serves which load, between what was measured and beyond it.
+//! Classes of calls: which backend serves which load, between the measured loads and beyond them.
 
 mod common;
 
@@ -42,8 +42,8 @@ fn at(decision: &Decision, rows: u64, length: u64) -> &str {
     &decision.at(Load { rows, length }).name
 }
 
-/// Over 512 to 32,768 rows in 1 to 64 sequences: `split` cuts the time axis and is best at few sequences, `wide` runs
-/// sequences side by side and is best at many, `plain` is best at few rows.
+/// Times for 512 to 32,768 rows in 1 to 64 sequences. `split` divides the time axis and is best for few
+/// sequences, `wide` runs sequences in parallel and is best for many, `plain` is best for few rows.
 fn delta() -> Vec<Sample> {
     let lines = [512_u64, 2_048, 8_192, 32_768].into_iter();
     let loads = lines.flat_map(|rows| [1, 4, 16, 64].map(|count| (rows, rows / count)));
@@ -71,7 +71,7 @@ fn each_load_goes_to_what_is_fastest_there() {
             "{sample:?}"
         );
     }
-    // held out: the real times, of which the interpolated ones are not far
+    // held-out real times, which the interpolated ones must approximate
     for (rows, length) in [
         (32_768, 28_672),
         (32_048, 30_000),
@@ -217,7 +217,8 @@ fn a_time_counts_at_its_own_load_whatever_its_neighbours_lack() {
 
 #[test]
 fn along_a_number_of_rows_the_change_is_where_the_times_cross() {
-    // `a` leads by one octave, then `b` by three: they cross a quarter of the way from 1 to 256 sequences, at 4
+    // `a` leads by one octave, then `b` by three, so they cross a quarter of the way from 1 to 256 sequences,
+    // at 4
     let samples = vec![
         sample(65_536, 65_536, &[("a", 100), ("b", 200)]),
         sample(65_536, 256, &[("a", 800), ("b", 100)]),
@@ -263,7 +264,7 @@ fn keys_that_are_read_tell_decodes_apart_and_what_is_shared_tells_prefills() {
         Phase::Decode,
         vec![sample(32, 512, &times), sample(32, 32_768, &turned)],
     );
-    // in all 131,072 tokens are where the times cross
+    // the times cross at 131,072 tokens in total
     assert_eq!([at(&decode, 16, 8_191), at(&decode, 16, 8_192)], ["near", "far"]);
     assert_eq!([at(&decode, 64, 2_047), at(&decode, 64, 2_048)], ["near", "far"]);
     let prefill = decision(
@@ -428,7 +429,8 @@ fn a_measurement_is_of_one_op_phase_dtype_and_head_size_with_the_nearest_heads_a
     assert!(others.iter().all(|other| of(other).is_none()));
 }
 
-/// A request whose measurements put `split`, `wide` and `plain` to use in a model's prefill, and torch in its decode.
+/// A request whose measurements select `split`, `wide` and `plain` in a model's prefill, and torch in its
+/// decode.
 fn measured_request(layout: &Layout) -> PlanRequest {
     let kind = layout.layers()[0].kind;
     let shape = layout.shape(kind, OP);
@@ -572,7 +574,7 @@ fn a_document_keeps_the_classes_and_the_fingerprint_covers_them() {
     }
 }
 
-/// A backend with states of one layout.
+/// A backend that supports one state layout.
 fn laid_out(runtime: &Arc<Runtime>, name: &str, priority: i32, layouts: &[&str]) {
     let mut spec = BackendSpec {
         priority,
@@ -687,7 +689,7 @@ proptest! {
         prop_assert_eq!(&decision, &decide(&["plain", "split", "wide"], samples.clone()));
         let text = serde_json::to_string(&decision).unwrap();
         prop_assert_eq!(&serde_json::from_str::<Decision>(&text).unwrap(), &decision);
-        // at a load that was measured once and by all, the least time serves, or one that is hardly more
+        // if all were measured at this load, the fastest one serves, or one within the tolerance
         let all = samples.iter().filter(|sample| sample.nanoseconds.len() == 3);
         for sample in all.filter(|sample| samples.iter().filter(|other| other.load == sample.load).count() == 1) {
             if matches!(decision.because, Because::MeasuredByLoad { .. } | Because::Measured { .. }) {
@@ -730,7 +732,7 @@ proptest! {
             let kept = (0..).zip(times).filter(|(index, _)| *index != lacking).map(|(_, time)| time);
             kept.collect::<Vec<_>>()
         };
-        // the fastest below is not timed above, or the other way round
+        // the backend that is fastest below is not timed above, or vice versa
         let (fast_low, fast_high) = (usize::try_from(low).unwrap(), usize::try_from(high).unwrap());
         let samples = vec![
             sample(1 << 8, 1 << 8, &but(9, fast_low)),

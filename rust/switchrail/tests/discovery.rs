@@ -1,4 +1,4 @@
-//! Discovery on folders made for the purpose.
+//! Tests of discovery on temporary folders.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -283,7 +283,7 @@ fn a_thorough_look_lists_broken_metadata_of_any_distribution() {
     assert_eq!(found.problems[0].path, site.path().join("nameless-1.0.dist-info"));
 }
 
-/// The data is as it was written; what is said of it is for people.
+/// The data keeps a name as written; messages show it escaped.
 #[test]
 fn no_message_about_metadata_is_a_command_to_a_terminal() {
     let site = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The JSON form of everything that a service would send.
+//! Tests of the JSON form of all documents.
 
 mod common;
 
@@ -15,14 +15,14 @@ use switchrail::{
     Preferences, Query, RoutePlan, Runtime, SCHEMA_VERSION, Snapshot,
 };
 
-/// Reads what was written, and gives the JSON.
+/// Serialises and deserialises a value; returns the JSON.
 fn round_trip<T: Serialize + DeserializeOwned + PartialEq + Debug>(value: &T) -> Value {
     let text = serde_json::to_string(value).unwrap();
     assert_eq!(&serde_json::from_str::<T>(&text).unwrap(), value);
     serde_json::from_str(&text).unwrap()
 }
 
-/// As [`round_trip`]; another schema version, and none, must be refused.
+/// Like [`round_trip`]; also checks that another schema version, or none, is refused.
 fn document<T: Serialize + DeserializeOwned + PartialEq + Debug>(value: &T) -> Value {
     let json = round_trip(value);
     assert_eq!(json["schema"], SCHEMA_VERSION);

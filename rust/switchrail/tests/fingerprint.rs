@@ -1,4 +1,4 @@
-//! The fingerprint: the same wherever the same decides, another as soon as one input changes.
+//! The fingerprint is equal for equal inputs, and differs as soon as one input changes.
 
 mod common;
 
@@ -11,7 +11,7 @@ use switchrail::{
     PlanRequest, PluginGroup, PluginOrigin, PluginRecord, PluginState, RoutePlan, Runtime,
 };
 
-/// Everything that a fingerprint is of, to be changed piece by piece.
+/// All inputs of a fingerprint, to be changed one by one.
 struct World {
     plugins: Vec<PluginRecord>,
     hooks: Vec<HookChain>,
@@ -109,7 +109,7 @@ fn places_and_orders_of_installation_loading_and_registration_do_not_count() {
     assert_eq!(digest(&other), expected);
 }
 
-/// Runs this very test binary again, for the digest that another process finds.
+/// Runs this test binary again and returns the digest that the other process computes.
 #[test]
 fn another_process_finds_the_same() {
     const ASKED: &str = "SWITCHRAIL_TEST_PRINT_FINGERPRINT";

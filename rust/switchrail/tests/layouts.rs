@@ -1,4 +1,4 @@
-//! Layouts against what transformers built: the fixtures come from `tests/layouts/families.py`.
+//! Compares layouts with transformers' models; `tests/layouts/families.py` makes the fixtures.
 
 use std::{fs, path::Path};
 
@@ -58,7 +58,8 @@ fn kinds_and_shapes_are_those_of_the_modules() {
     }
 }
 
-/// A published config may leave sizes to the defaults of its class, which are not read: a size is right or unknown.
+/// A published config may omit sizes that have defaults in its class. Such a size is unknown here, but never
+/// wrong.
 fn published(expected: Shape, found: Shape, form: &str) -> Shape {
     let known = |expected: Option<u32>, found: Option<u32>| {
         if form == "saved" {
@@ -162,7 +163,7 @@ fn ring_and_ling_share_a_model_type() {
     assert_eq!(kinds("BailingHybridForCausalLM"), "kda mla kda mla");
 }
 
-/// Every value of every fixture, in turn, replaced by what does not belong there.
+/// Replaces each value of each fixture, one by one, by an invalid one.
 #[test]
 fn no_config_makes_it_panic() {
     let wrong = [
@@ -455,7 +456,7 @@ fn numbers_that_python_writes_are_read() {
     }
 }
 
-/// What a damaged or hostile file may hold, or be, in the place of a config.
+/// Damaged or hostile contents of a config, or other file types in its place.
 #[test]
 fn a_config_that_is_none_is_an_error_of_its_own_and_never_an_abort() {
     let root = tempfile::tempdir().unwrap();

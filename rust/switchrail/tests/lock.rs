@@ -1,4 +1,4 @@
-//! Locks of installations made for the purpose, and what changes in them.
+//! Tests of locks of temporary installations, and of the differences after changes.
 
 use std::fmt::Write;
 use std::fs;
@@ -380,7 +380,7 @@ fn an_editable_install_has_the_files_of_its_sources() {
     }
 }
 
-/// No file that decides nothing when Python imports may decide what a lock holds.
+/// Files that do not affect an import must not affect the lock.
 #[test]
 fn a_note_that_an_install_is_editable_hides_nothing() {
     let (_root, site) = installed();
@@ -434,10 +434,11 @@ fn a_namespace_package_is_held_but_for_what_others_have_recorded() {
     assert_eq!(told(&lock, &site), [difference]);
     let other = "space/vendor/kernel.py,,\nspace/pack/more.so,,\n";
     write(site.join("vendor-1.0.dist-info/RECORD"), other);
-    // What is in a package of one's own is held, whoever has recorded it too.
+    // Files in a package that only this distribution provides are locked, even if another one has recorded
+    // them too.
     let difference = "acme differs from the lock: files added: space/pack/more.so";
     assert_eq!(told(&lock, &site), [difference]);
-    // Discovery finds metadata whatever the case of their ending: they are an owner's too.
+    // Discovery finds metadata with an ending in any case, so these own files too.
     fs::rename(
         site.join("vendor-1.0.dist-info"),
         site.join("vendor-1.0.DIST-INFO"),
@@ -521,7 +522,7 @@ fn egg_info_stands_for_what_is_beside_it_or_recorded() {
         info.join("installed-files.txt"),
         "../acme_too.py\nPKG-INFO\n../lost.py\n",
     );
-    // Of the module that its entry point names nothing is recorded, and it is imported nevertheless.
+    // The module that its entry point names is not recorded, but would be imported.
     assert_eq!(locked(), ["acme.egg-info/PKG-INFO", "acme/gdn.py", "acme_too.py"]);
 }
 
@@ -654,7 +655,7 @@ fn a_corrupt_lock_is_refused_with_the_reason() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever the metadata say, a lock is written or refused, and holds right after.
+    /// For any metadata, a lock is either refused, or written and then free of differences.
     #[test]
     fn any_record_survives(
         record in prop_oneof![

@@ -1,8 +1,8 @@
-//! A route lookup costs what reading a table costs, whatever other threads register.
+//! A route lookup costs about as much as reading a table, even while other threads register.
 //!
-//! The measure is a plain read of an array of arrays in the same run, in turns with the lookup: a lock, a map or a text
-//! in the lookup would take tens of times as long. `cargo bench --bench lookup` has the figures in nanoseconds. Only
-//! optimised code is worth measuring: `cargo test --release --test lookup_cost`.
+//! The reference is a plain read of an array of arrays, alternating with lookups in the same run. A lock, a
+//! map or a string in the lookup would make it tens of times slower. `cargo bench --bench lookup` has the
+//! figures in nanoseconds. Only optimised code is worth measuring: `cargo test --release --test lookup_cost`.
 
 mod common;
 
@@ -15,10 +15,11 @@ use switchrail::{BackendId, Op, Phase, RoutePlan};
 const LOOKUPS: u64 = 200_000;
 const ROUNDS: usize = 101;
 
-/// So many times as long as the plain read at most; an atomic load of a snapshot alone takes fifteen times as long.
+/// The largest allowed ratio to the plain read. An atomic load of a snapshot alone takes fifteen times as
+/// long.
 const MOST: f64 = 4.0;
 
-/// The table that a lookup can't be cheaper than.
+/// The table of the plain read.
 type Plain = Vec<[[Option<BackendId>; Phase::ALL.len()]; Op::ALL.len()]>;
 
 fn plain(plan: &RoutePlan) -> Plain {
@@ -51,7 +52,7 @@ fn a_lookup_takes_a_few_times_as_long_as_a_plain_read_also_while_eight_threads_r
     for layers in [48, 320] {
         let plan = RoutePlan::new(&runtime.snapshot(), qwen3_next(layers), request()).unwrap();
         let (calls, table) = (calls(&plan), plain(&plan));
-        // In turns, so that what slows the machine slows both; the least of many is what each takes undisturbed.
+        // Alternates, so that external load slows both. The minimum of many runs excludes interruptions.
         let ratio = || {
             let rounds = (0..ROUNDS).map(|_| {
                 let read = timed(|| read_plain(&table, &calls, LOOKUPS));

@@ -1,9 +1,9 @@
-//! The commit protocol in every order in which threads can run:
-//! `RUSTFLAGS="--cfg loom" cargo test -p switchrail --test loom --target-dir target/loom`.
+//! Checks the commit protocol in all possible thread interleavings: `RUSTFLAGS="--cfg loom" cargo test -p
+//! switchrail --test loom --target-dir target/loom`.
 //!
-//! The cell is a model here. The cell itself, arc-swap, is under `stress`, and under Miri with the registry's tests:
-//! `MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 cargo +nightly miri test -p switchrail --test registry`
-//! (19 passed on 2026-11-21 with nightly 1.97.0 of 2026-05-19, arc-swap 1.9.3).
+//! Here the cell is a model. The real cell, arc-swap, is tested by `stress`, and under Miri by the registry's
+//! tests: `MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 cargo +nightly miri test -p switchrail --test
+//! registry` (19 passed on 2026-11-21 with nightly 1.97.0 of 2026-05-19, arc-swap 1.9.3).
 #![cfg(loom)]
 
 mod common;
@@ -38,10 +38,10 @@ fn names(snapshot: &Snapshot) -> Vec<&str> {
         .collect()
 }
 
-/// Each commit makes one version, whole, and a reader never goes back.
+/// Each commit makes exactly one complete version, and versions never decrease for a reader.
 #[test]
 fn commits_are_serial_and_readers_see_them_whole() {
-    // Three threads: all orders in which at most three times one is stopped for another where it need not be.
+    // Three threads: explores all interleavings with at most three preemptions.
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
@@ -73,7 +73,7 @@ fn commits_are_serial_and_readers_see_them_whole() {
     });
 }
 
-/// Of two transactions that take one name, one wins, and nothing of the other is published.
+/// If two transactions use the same name, one of them wins and nothing of the other is published.
 #[test]
 fn a_conflict_leaves_nothing_and_names_the_owner() {
     loom::model(|| {
@@ -108,7 +108,7 @@ fn a_conflict_leaves_nothing_and_names_the_owner() {
     });
 }
 
-/// A transaction that another thread closes is committed whole or not at all.
+/// A transaction that another thread closes is either committed as a whole or not at all.
 #[test]
 fn closing_and_committing_exclude_each_other() {
     loom::model(|| {
@@ -129,7 +129,7 @@ fn closing_and_committing_exclude_each_other() {
     });
 }
 
-/// What a thread adds while the transaction ends is in the commit, or was refused.
+/// A registration that a thread adds while the transaction ends is either committed or refused.
 #[test]
 fn a_late_write_is_committed_or_refused() {
     for commits in [true, false] {
@@ -156,7 +156,7 @@ fn a_late_write_is_committed_or_refused() {
     }
 }
 
-/// A backend that is withdrawn while it is configured is gone, and the configuration says so or came first.
+/// If a backend is withdrawn while it is configured, it is gone; the configuration fails or came first.
 #[test]
 fn what_is_withdrawn_is_not_configured() {
     loom::model(|| {

@@ -1,4 +1,4 @@
-//! Route plans: what is decided, what is pinned, what is refused.
+//! Tests of route plans: decisions, pinned backends and errors.
 
 mod common;
 
@@ -359,7 +359,7 @@ fn a_plan_from_a_document_is_bound_to_what_the_runtime_has() {
         "in its own runtime they are the same"
     );
 
-    // Another process: other ids, and a native entry where the plan's has none.
+    // Another process: other ids, and a native entry where the plan has none.
     let other = Runtime::new();
     register(&other, Origin::User, spec(Op::Kda, "first"), false);
     let transaction = other.begin(plugin("acme"));

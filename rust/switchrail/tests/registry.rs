@@ -315,7 +315,7 @@ fn configuring_what_goes_in_the_meantime_fails_at_commit() {
     assert_eq!(transaction.commit().unwrap_err().code(), "commit_gone");
 }
 
-/// Takes `{"scale": NUMBER}` only, and says when it is dropped, trying the runtime's lock from there.
+/// Only accepts `{"scale": NUMBER}`. Reports its drop, and tries to take the runtime's lock in it.
 #[derive(Debug)]
 struct Scaled {
     runtime: std::sync::Weak<Runtime>,
@@ -510,7 +510,7 @@ fn a_commit_that_does_not_follow_is_refused() {
     );
 }
 
-/// What the model knows of one registration.
+/// The model's data of one registration.
 #[derive(Debug, Clone, PartialEq)]
 struct Model {
     id: BackendId,
@@ -552,7 +552,7 @@ fn steps() -> impl Strategy<Value = Vec<Vec<Step>>> {
 }
 
 proptest! {
-    /// Against a model: a list, in which the last of a name is active.
+    /// Compares with a model: a list in which the last registration of a name is active.
     #[test]
     fn histories_do_what_the_model_does_and_replay(history in steps()) {
         let runtime = Runtime::new();
@@ -718,7 +718,7 @@ fn an_override_of_one_phase_leaves_the_others_alone() {
         ["torch: does not serve decode, only prefill"]
     );
 
-    // what is wholly overridden is active nowhere
+    // a registration that is overridden in all of its phases is active in none
     let other = register(&runtime, Origin::User, phased(&[Phase::Decode]), true);
     let of_op = || {
         runtime

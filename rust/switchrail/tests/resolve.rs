@@ -1,4 +1,4 @@
-//! Decisions: one test per reason, the order of candidates, the user's choices.
+//! Tests of decisions: one per reason, the order of candidates, and the user's choices.
 
 mod common;
 
@@ -20,8 +20,8 @@ fn resolve(runtime: &Arc<Runtime>, query: &Query) -> Result<Decision, ResolveErr
         .resolve(query, &Preferences::default(), &Packages::default())
 }
 
-/// Registers `picky`, changed so that it does not fit, beside `plain`, which does; returns why `picky` was rejected,
-/// and checks that it is taken when the query is changed so that it fits.
+/// Registers `picky` with a change that makes it unfit, and `plain`, which fits. Returns the reasons against
+/// `picky`, and checks that it is chosen once the query is changed to fit.
 fn reasons(
     change: impl Fn(&mut BackendSpec),
     ask: impl Fn(&mut Query),
@@ -296,7 +296,7 @@ fn reason_features() {
     assert_eq!(none[0].to_string(), "lacks oot:replay, raw_gates");
 }
 
-/// Why a backend that needs `needed` is rejected where `installed` is.
+/// The reasons against a backend that requires `needed` if `installed` is installed.
 fn package_reasons(needed: &[&str], installed: &[(&str, &str)]) -> Vec<Reason> {
     let runtime = Runtime::new();
     let mut needy = spec(OP, "needy");

@@ -1,4 +1,4 @@
-//! What grows with the number of backends, plugins or times, and not with its square.
+//! Costs that must grow linearly with the number of backends, plugins or times, not quadratically.
 
 mod common;
 
@@ -11,10 +11,10 @@ use common::{
 
 const REPEATS: usize = 5;
 
-/// Four times as much takes four times as long where time is linear, and sixteen times where it is quadratic.
+/// Four times the items take four times as long if the cost is linear, and sixteen times if it is quadratic.
 const MOST: f64 = 9.0;
 
-/// The least CPU time of several runs.
+/// The lowest CPU time of several runs.
 fn least<T>(mut prepare: impl FnMut() -> T, mut work: impl FnMut(T)) -> Duration {
     let run = |_| {
         let prepared = prepare();

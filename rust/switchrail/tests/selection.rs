@@ -1,4 +1,4 @@
-//! Which plugins a selection lets through.
+//! Tests of which plugins a selection allows.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,5 @@
-//! Sixteen threads on one runtime: eight register, configure and withdraw while eight resolve and look up.
+//! Sixteen threads share one runtime: eight register, configure and withdraw, while eight resolve and look
+//! up.
 
 mod common;
 
@@ -25,7 +26,7 @@ const LOOKUPS_A_RESOLVE: usize = 13;
 const RESOLVES_A_PLAN: usize = 250;
 const OPS: [Op; 3] = [Op::Attention, Op::GatedDelta, Op::ShortConv];
 
-/// A small generator, so that every run asks the same of each thread.
+/// A small random generator, so that each thread does the same work in every run.
 struct Random(u64);
 
 impl Random {
@@ -37,10 +38,10 @@ impl Random {
     }
 }
 
-/// What one writer did.
+/// The actions of one writer.
 struct Written {
     commits: Vec<Arc<Commit>>,
-    /// What it registered under names of its own and did not withdraw: nobody else touches these.
+    /// Registrations under this writer's own names that it did not withdraw. No other thread changes them.
     live: BTreeSet<BackendId>,
     aborted: Vec<BackendId>,
     requests: usize,
@@ -57,7 +58,7 @@ fn write(runtime: &Arc<Runtime>, thread: usize) -> Written {
         requests: 0,
     };
     for _ in 0..TRANSACTIONS {
-        // With fewer cores than threads, a turn would else be over before a reader had one.
+        // With fewer cores than threads, this turn would otherwise end before a reader runs.
         thread::yield_now();
         let transaction = runtime.begin(origin.clone());
         let registrar = transaction.registrar();
@@ -123,7 +124,7 @@ fn write(runtime: &Arc<Runtime>, thread: usize) -> Written {
     written
 }
 
-/// The questions that readers ask.
+/// The readers' queries.
 fn questions() -> Vec<(Query, Preferences)> {
     let automatic = OPS.map(|op| (query(op), Preferences::default()));
     let chosen = OPS.map(|op| {
@@ -141,7 +142,7 @@ fn answer(snapshot: &Snapshot, (query, preferences): &(Query, Preferences)) -> D
         .expect("the built-in always fits")
 }
 
-/// What one reader was told.
+/// The answers that one reader got.
 struct Read {
     decisions: HashMap<(u64, usize), Decision>,
     plans: Vec<RoutePlan>,
@@ -160,7 +161,7 @@ fn read(runtime: &Arc<Runtime>, layout: &Arc<Layout>, thread: usize, newest: &At
     };
     let mut table = Vec::new();
     for round in 0..RESOLVES {
-        // As in `write`.
+        // For the reason given in `write`.
         thread::yield_now();
         let seen = newest.load(Ordering::Acquire);
         let snapshot = runtime.snapshot();
@@ -190,7 +191,7 @@ fn read(runtime: &Arc<Runtime>, layout: &Arc<Layout>, thread: usize, newest: &At
     read
 }
 
-/// All sixteen at once.
+/// Runs all sixteen threads.
 fn run(runtime: &Arc<Runtime>, layout: &Arc<Layout>) -> (Vec<Written>, Vec<Read>) {
     let (newest, barrier) = (&AtomicU64::new(0), &Barrier::new(2 * THREADS));
     thread::scope(|scope| {
@@ -215,7 +216,7 @@ fn run(runtime: &Arc<Runtime>, layout: &Arc<Layout>) -> (Vec<Written>, Vec<Read>
     })
 }
 
-/// Replays the commits from `start`, and at each version asks again what readers asked; returns the last state.
+/// Replays the commits from `start` and repeats the readers' queries at each version; returns the last state.
 fn replay(
     start: &Arc<Snapshot>,
     commits: &[&Arc<Commit>],

@@ -1,9 +1,9 @@
-//! `entry_points.txt`, read as Python's `importlib.metadata` reads it.
+//! Parses `entry_points.txt` as Python's `importlib.metadata` does.
 
 use super::text::{lines, strip};
 use crate::PluginGroup;
 
-/// One line of a group that Switchrail reads.
+/// One entry point of a group that Switchrail reads.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct EntryPoint {
     pub name: String,
@@ -11,7 +11,7 @@ pub(crate) struct EntryPoint {
     pub value: String,
 }
 
-/// The entry points of Switchrail's groups, and what is wrong with lines of theirs.
+/// The entry points of Switchrail's groups, and the problems found in those groups.
 pub(crate) fn parse(text: &str) -> (Vec<EntryPoint>, Vec<String>) {
     let (mut entries, mut problems) = (Vec::new(), Vec::new());
     let mut group = None;
@@ -50,7 +50,8 @@ pub(crate) fn parse(text: &str) -> (Vec<EntryPoint>, Vec<String>) {
     (entries, problems)
 }
 
-/// The target, `module` or `module:attribute`, and the extras of a value such as `acme.gdn : register [fast, big]`.
+/// Splits a value such as `acme.gdn : register [fast, big]` into its target (`module` or `module:attribute`)
+/// and its extras.
 pub(crate) fn parse_value(value: &str) -> Option<(String, Vec<String>)> {
     let (object, extras) = match value.split_once('[') {
         Some((object, extras)) => (object, strip(extras).strip_suffix(']')?),

@@ -1,11 +1,11 @@
-//! Name and version at the head of `METADATA` or `PKG-INFO`.
+//! Reads name and version from the head of `METADATA` or `PKG-INFO`.
 
 use std::io;
 
-/// Headers end at the first empty line; a file that has none is not read further than this.
+/// Most bytes that are read of a file. Headers end at the first empty line, which a damaged file may lack.
 pub(crate) const MAX_HEAD: u64 = 1 << 20;
 
-/// What the headers say.
+/// The parsed headers.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Headers {
     pub name: Option<String>,
@@ -13,7 +13,7 @@ pub(crate) struct Headers {
     pub problems: Vec<String>,
 }
 
-/// Reads the headers of a metadata folder, or of an egg's single metadata file, which has no name of its own.
+/// Reads the headers from a metadata folder, or from an egg's single metadata file (passed as an empty name).
 pub(crate) fn read(file: impl Fn(&str) -> io::Result<Option<Vec<u8>>>) -> Headers {
     let mut problems = Vec::new();
     for name in ["METADATA", "PKG-INFO", ""] {
@@ -26,7 +26,8 @@ pub(crate) fn read(file: impl Fn(&str) -> io::Result<Option<Vec<u8>>>) -> Header
                 }
             }
             Ok(None) => {}
-            // The metadata folder itself is none.
+            // An empty name stands for the path itself. Reading it fails if the path is a folder; that is no
+            // problem.
             Err(_) if name.is_empty() => {}
             Err(error) => problems.push(format!("its metadata cannot be read: {error}")),
         }
@@ -53,7 +54,7 @@ impl Headers {
     }
 }
 
-/// Lines that end as Python's do in texts: in `\n`, `\r\n` or `\r`.
+/// Splits into lines as Python's text files do: at `\n`, `\r\n` or `\r`.
 fn lines(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     bytes.split(|byte| *byte == b'\n').flat_map(|line| {
         line.strip_suffix(b"\r")
@@ -62,11 +63,11 @@ fn lines(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// The first `Name` and the first `Version`; stops when it has both, or where the headers end.
+/// Parses the first `Name` and the first `Version`. Stops when it has both, or at the end of the headers.
 pub(crate) fn parse(bytes: &[u8]) -> Headers {
     let mut headers = Headers::default();
     let mut folded: Option<Vec<u8>> = None;
-    // An empty line comes after the last, so that the last header is taken too.
+    // The extra empty line flushes the last header.
     for line in lines(bytes).chain([&b""[..]]) {
         let text = line
             .strip_prefix(b"\xef\xbb\xbf")

@@ -19,15 +19,15 @@ use ProblemCode::{Broken, LeftOver, SameName};
 use entry_points::EntryPoint;
 use source::Source;
 
-/// An `entry_points.txt` larger than this is no such file.
+/// A larger `entry_points.txt` is refused, in bytes.
 const MAX_ENTRY_POINTS: u64 = 1 << 20;
 
 /// An installed distribution.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Distribution {
-    /// Its name, as PEP 503 normalises it.
+    /// Its name, normalised as PEP 503 says.
     pub name: String,
-    /// Its version; as in the name of its metadata folder where it has no plugin.
+    /// Its version. For a distribution without plugins it is read from the name of the metadata folder.
     pub version: Option<String>,
     /// Its metadata folder or file.
     #[serde(serialize_with = "lossy_path")]
@@ -39,11 +39,11 @@ pub struct Distribution {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ProblemCode {
-    /// It cannot be read, or something in it is missing or wrong.
+    /// The distribution or file cannot be read, or a part of it is missing or wrong.
     Broken,
-    /// Another distribution of the same name in the same folder comes before it.
+    /// Another distribution of the same name in the same folder takes precedence.
     SameName,
-    /// It is what an interrupted installation or removal left behind.
+    /// An interrupted installation or removal left it behind.
     LeftOver,
 }
 
@@ -59,7 +59,7 @@ impl ProblemCode {
     }
 }
 
-/// What discovery could not read, or passed over.
+/// Something that discovery could not read or ignored.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct DiscoveryProblem {
     /// The file or folder.
@@ -67,23 +67,24 @@ pub struct DiscoveryProblem {
     pub path: PathBuf,
     /// What kind of problem it is.
     pub code: ProblemCode,
-    /// What is wrong with it, for people.
+    /// Description of the problem, for people.
     pub message: String,
 }
 
-/// What is installed on a path.
+/// The distributions and plugins installed on a path.
 ///
-/// Everything in it is sorted, so that two machines with the same distributions get the same document, whatever order
-/// their file systems list folders in.
+/// All lists are sorted, so two machines with the same distributions get the same document regardless of the
+/// order in which their file systems list folders.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Discovery {
-    /// Version of this form.
+    /// Version of this document format.
     pub schema: Schema,
-    /// Every distribution that is not shadowed, by name.
+    /// All distributions that are not shadowed, by name.
     pub distributions: Vec<Distribution>,
-    /// Every plugin in them: by group, distribution and name. One whose declaration is broken has failed already.
+    /// All plugins, by group, distribution and name. A plugin with a broken declaration is already marked as
+    /// failed.
     pub plugins: Vec<PluginRecord>,
-    /// What could not be read, by path.
+    /// Problems, by path.
     pub problems: Vec<DiscoveryProblem>,
 }
 
@@ -100,10 +101,11 @@ impl Discovery {
 
 /// Finds the distributions on a path, and the plugins in them. Nothing is imported.
 ///
-/// A distribution hides all of the same normalised name in later folders of the path, as in Python. Where one folder
-/// has several, the first by the name of its metadata wins, and the others are listed as problems. Folders that do not
-/// exist are passed over, as Python does; whatever else cannot be read is listed. Archives on the path are read as folders
-/// are. `docs/discovery.md` lists where this and `importlib.metadata` differ.
+/// As in Python, a distribution shadows those of the same normalised name in later folders of the path. If
+/// one folder has several of a name, the one whose metadata folder sorts first wins, and the others are
+/// listed as problems. Like Python, it ignores folders that do not exist. Other paths that cannot be read are
+/// listed as problems. Archives on the path are read like folders. `docs/discovery.md` lists the differences
+/// from `importlib.metadata`.
 ///
 /// ```
 /// let found = switchrail::discover(&["/nowhere"]);
@@ -113,8 +115,8 @@ pub fn discover<P: AsRef<Path>>(paths: &[P]) -> Discovery {
     Found::default().look(paths)
 }
 
-/// Finds what [`discover`] finds, and reads the metadata of every distribution, also of those that have no plugins: what
-/// is wrong with these is listed too. It takes about twice as long.
+/// Like [`discover`], but also reads the metadata of distributions without plugins and lists the problems in
+/// them. Takes about twice as long.
 pub fn discover_thoroughly<P: AsRef<Path>>(paths: &[P]) -> Discovery {
     let found = Found {
         thorough: true,
@@ -125,13 +127,13 @@ pub fn discover_thoroughly<P: AsRef<Path>>(paths: &[P]) -> Discovery {
 
 #[derive(Default)]
 struct Found {
-    /// Whether the metadata of all distributions are read.
+    /// Whether to read the metadata of all distributions.
     thorough: bool,
-    /// By name.
+    /// Version and path, by name.
     distributions: BTreeMap<String, (Option<String>, PathBuf)>,
     plugins: Vec<(String, PluginRecord)>,
     problems: Vec<DiscoveryProblem>,
-    /// Metadata folders without metadata that were found before a sound one of the same name, each with that.
+    /// Metadata folders without metadata, each with the sound one of the same name that was found later.
     replaced: HashMap<PathBuf, PathBuf>,
 }
 
@@ -325,7 +327,7 @@ impl Found {
     }
 }
 
-/// Whether a file name is that of metadata, in any case of letters; asked of everything that is in a folder.
+/// Whether a file name is that of metadata, ignoring case. Called for every file in a folder.
 pub(crate) fn is_info(file_name: &OsStr) -> bool {
     let name = file_name.as_encoded_bytes();
     [&b".dist-info"[..], b".egg-info"].into_iter().any(|ending| {
@@ -334,7 +336,7 @@ pub(crate) fn is_info(file_name: &OsStr) -> bool {
     }) || name.eq_ignore_ascii_case(b"egg-info")
 }
 
-/// Why a metadata folder does not count beside another of the same name.
+/// The problem to report for a metadata folder that another one of the same name shadows.
 fn passed_over(info: &Path, other: &Path) -> (ProblemCode, String) {
     let (code, left_over) = if is_left_over(info) {
         (LeftOver, "has no metadata, and ")
@@ -348,7 +350,7 @@ fn passed_over(info: &Path, other: &Path) -> (ProblemCode, String) {
     )
 }
 
-/// Whether a metadata folder has no metadata, as an interrupted removal leaves it.
+/// Whether a metadata folder has no metadata, as after an interrupted removal.
 fn is_left_over(info: &Path) -> bool {
     if !info.is_dir() {
         return false;
@@ -357,13 +359,13 @@ fn is_left_over(info: &Path) -> bool {
     headers.name.is_none() && headers.version.is_none()
 }
 
-/// What the name of a metadata folder says.
+/// Parses name and version from the name of a metadata folder.
 fn name_and_version(folder: &Path, file_name: &str) -> Option<(String, Option<String>)> {
     let is = |extension: &str, expected: &str| extension.eq_ignore_ascii_case(expected);
     let egg: String;
     let stem = match file_name.rsplit_once('.') {
         Some((stem, extension)) if is(extension, "dist-info") || is(extension, "egg-info") => stem,
-        // An egg's own folder, NAME-VERSION-PYTHON.egg, is on the path.
+        // Without a stem, the name is in that of the enclosing egg folder, NAME-VERSION-PYTHON.egg.
         None if is(file_name, "egg-info") => {
             egg = folder.file_name()?.to_string_lossy().into_owned();
             egg.rsplit_once('.')
@@ -374,14 +376,14 @@ fn name_and_version(folder: &Path, file_name: &str) -> Option<(String, Option<St
     };
     let mut parts = stem.split('-');
     let name = normalized_name(parts.next().unwrap_or_default());
-    // What is written as `_` there may be `-` in the version.
+    // A `-` in a version is written as `_` in the folder's name, so a version with `_` is ambiguous.
     let version = parts
         .next()
         .filter(|version| !version.is_empty() && !version.contains('_'));
     Some((name, version.map(str::to_owned)))
 }
 
-/// A file of a metadata folder; without a name the metadata's own.
+/// The path of a file in a metadata folder; with an empty name, the metadata path itself.
 fn beside(info: &Path, name: &str) -> PathBuf {
     if name.is_empty() {
         info.to_owned()

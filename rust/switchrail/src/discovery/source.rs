@@ -1,4 +1,4 @@
-//! What an entry of the path may be: a folder, or an archive that Python imports from.
+//! An entry of the path: a folder, or an archive that Python can import from.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -11,17 +11,17 @@ use std::path::Path;
 
 use zip::{ZipArchive, result::ZipError};
 
-/// Most files have fewer bytes, and are read at once.
+/// Initial buffer size in bytes. Most files are smaller, so one read suffices.
 const COMMON: usize = 4096;
 
-/// A folder or an archive with metadata folders in it.
+/// A folder or an archive that contains metadata folders.
 pub(super) enum Source<'a> {
     Folder,
     Archive(&'a Path, RefCell<ZipArchive<BufReader<File>>>),
 }
 
 impl<'a> Source<'a> {
-    /// Opens an entry of the path, and lists what is in it; `None` where there is no such entry.
+    /// Opens an entry of the path and lists its contents; `None` if it does not exist.
     pub fn open(path: &'a Path) -> io::Result<Option<(Self, Vec<io::Result<OsString>>)>> {
         match fs::read_dir(path) {
             Ok(entries) => {
@@ -43,7 +43,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// The first `limit` bytes of a file in it; `None` where there is no such file.
+    /// The first `limit` bytes of a file in it; `None` if the file does not exist.
     pub fn read(&self, path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
         let Self::Archive(root, archive) = self else {
             return read_file(path, limit);
@@ -57,11 +57,12 @@ impl<'a> Source<'a> {
     }
 }
 
-/// The first `limit` bytes of a file; `None` where there is none.
+/// The first `limit` bytes of a file; `None` if it does not exist.
 pub(super) fn read_file(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
     let mut options = OpenOptions::new();
     options.read(true);
-    // Opening a named pipe would wait for a writer. To ask first what it is would be a question more for each file.
+    // Opening a named pipe would block until a writer opens it. Checking the file type first would cost a
+    // system call per file.
     #[cfg(unix)]
     options.custom_flags(libc::O_NONBLOCK);
     match options.open(path) {

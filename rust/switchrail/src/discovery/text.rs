@@ -1,11 +1,11 @@
-//! White space as Python's `str.strip` and `str.splitlines` see it.
+//! White space as defined by Python's `str.strip` and `str.splitlines`.
 
-/// Python counts the four separators U+001C to U+001F as white space, Unicode does not.
+/// Strips white space as Python does, which unlike Unicode includes the separators U+001C to U+001F.
 pub(crate) fn strip(text: &str) -> &str {
     text.trim_matches(|letter: char| letter.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&letter))
 }
 
-/// The lines of a text; empty ones may be added where a line ends in two characters.
+/// The lines of a text. A line ending of two characters (`\r\n`) yields an extra empty line.
 pub(crate) fn lines(text: &str) -> impl Iterator<Item = &str> {
     text.split(|letter: char| {
         matches!(

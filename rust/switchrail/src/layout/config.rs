@@ -4,10 +4,10 @@ use serde_json::{Map, Value};
 
 use super::LayoutError;
 
-/// More layers than this are a damaged config, and would only cost memory.
+/// A config with more layers is refused as damaged.
 const MAX_LAYERS: u64 = 1 << 16;
 
-/// Found values longer than this are cut in messages.
+/// Messages cut values that are longer than this, in characters.
 const SHOWN: usize = 80;
 
 /// The part of a config that describes the language model.
@@ -17,12 +17,12 @@ pub(super) struct Config<'a> {
 }
 
 impl Config<'_> {
-    /// The value of a key; `null` counts as absent, as it does in transformers.
+    /// The value of a key. Like transformers, it treats `null` as absent.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.values.get(key).filter(|value| !value.is_null())
     }
 
-    /// A size, where the config gives it.
+    /// The size under a key, if the config has it.
     pub fn size(&self, key: &str) -> Result<Option<u32>, LayoutError> {
         self.get(key).map(|value| self.to_size(key, value)).transpose()
     }
@@ -34,7 +34,7 @@ impl Config<'_> {
             .ok_or_else(|| self.bad(key, value, "a whole number, 0 or more"))
     }
 
-    /// A number to divide by, where the config gives it.
+    /// The positive number under a key, if the config has it.
     pub fn divisor(&self, key: &str) -> Result<Option<usize>, LayoutError> {
         self.get(key)
             .map(|value| {
@@ -64,7 +64,7 @@ impl Config<'_> {
     }
 }
 
-/// A found value as messages show it.
+/// A value of the config as messages show it.
 pub(super) fn shown(found: &Value) -> String {
     let mut text = crate::shown(&found.to_string()).into_owned();
     if let Some((end, _)) = text.char_indices().nth(SHOWN) {

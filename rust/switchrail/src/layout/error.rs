@@ -1,4 +1,4 @@
-//! What can be wrong with a config, or with a layer id.
+//! Errors of configs and layer ids.
 
 use std::path::PathBuf;
 
@@ -7,24 +7,24 @@ use serde_json::{Value, json};
 use super::LayerKind;
 use crate::{CoreError, UnknownName, quoted};
 
-/// Why a layout could not be read, or a layer not be found in it.
+/// Why a layout could not be read, or a layer was not found in it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayoutError {
-    /// The config file is missing or cannot be read.
+    /// The config file does not exist or cannot be read.
     #[error("cannot read the model config {path}: {source}; valid: a config.json, or the folder that has one", path = path.display())]
     Read {
         /// The file that was tried.
         path: PathBuf,
-        /// What the operating system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// The config file is no JSON.
+    /// The config file is not JSON.
     #[error("the model config {path} is not JSON: {source}", path = path.display())]
     Json {
         /// The file.
         path: PathBuf,
-        /// Where it stops being JSON.
+        /// The parser's error, with its position.
         source: serde_json::Error,
     },
     /// The config names no model type.
@@ -33,47 +33,47 @@ pub enum LayoutError {
         quoted(valid)
     )]
     NoModelType {
-        /// The config, cut when it is long.
+        /// The config, cut if it is long.
         found: String,
-        /// The model types that are known.
+        /// The known model types.
         valid: Vec<&'static str>,
     },
-    /// The config names a model type that no family here has.
+    /// The config names a model type that no known family has.
     #[error("{0}")]
     UnknownModelType(UnknownName),
-    /// The config says nothing about its layers in any way that its family knows.
+    /// The config has none of the keys that name layers in its family.
     #[error("the {model_type} config names no layers; valid: one of the keys {keys}", keys = quoted(valid))]
     MissingKey {
         /// The config's model type.
         model_type: String,
-        /// The keys of which one is needed.
+        /// The keys, one of which is required.
         valid: Vec<String>,
     },
-    /// A key has a value of the wrong kind.
+    /// A key has a value of the wrong type or range.
     #[error("{key} is {found} in the {model_type} config; valid: {valid}")]
     BadValue {
         /// The config's model type.
         model_type: String,
-        /// The key, with dots where it is nested.
+        /// The key; nested keys are joined by dots.
         key: String,
-        /// Its value, cut when it is long.
+        /// The value, cut if it is long.
         found: String,
-        /// What it should be.
+        /// The valid values.
         valid: String,
     },
-    /// A layer is called something that its family does not have.
+    /// The config names a layer kind that its family does not have.
     #[error("{key}[{layer}] in the {model_type} config: {name}")]
     UnknownKind {
         /// The config's model type.
         model_type: String,
-        /// The key.
+        /// The key of the list.
         key: String,
-        /// The layer's index in it.
+        /// The layer's index in the list.
         layer: usize,
-        /// What was found and what is valid.
+        /// The unknown name, the valid ones and the nearest ones.
         name: Box<UnknownName>,
     },
-    /// A list of layers is longer or shorter than the model.
+    /// A list of layers is not as long as the model has layers.
     #[error(
         "{key} names {found} layers in the {model_type} config, but num_hidden_layers is {valid}; valid: the same number in both"
     )]
@@ -82,9 +82,9 @@ pub enum LayoutError {
         model_type: String,
         /// The key of the list.
         key: String,
-        /// How many it names.
+        /// Number of layers in the list.
         found: usize,
-        /// How many the model has.
+        /// Number of layers in the model.
         valid: usize,
     },
     /// A list of layer ids names one that the model does not have.
@@ -94,14 +94,14 @@ pub enum LayoutError {
         model_type: String,
         /// The key of the list.
         key: String,
-        /// The id, as the config counts.
+        /// The id, in the config's own counting.
         found: u64,
-        /// The first valid id, as the config counts.
+        /// The first valid id, in the config's own counting.
         first: usize,
-        /// The last valid id, as the config counts.
+        /// The last valid id, in the config's own counting.
         last: usize,
     },
-    /// Two keys say different things of one layer.
+    /// Two keys give one layer different kinds.
     #[error(
         "layer {layer} is {first_kind} by {first} but {second_kind} by {second} in the {model_type} config; valid: the same in both, or only one of the keys"
     )]
@@ -110,23 +110,23 @@ pub enum LayoutError {
         model_type: String,
         /// The layer, counted from 0.
         layer: usize,
-        /// One key.
+        /// The first key.
         first: String,
-        /// What the layer is by that key.
+        /// The layer's kind according to the first key.
         first_kind: LayerKind,
-        /// The other key.
+        /// The second key.
         second: String,
-        /// What the layer is by the other key.
+        /// The layer's kind according to the second key.
         second_kind: LayerKind,
     },
-    /// Keys that share out the layers among them leave one out.
+    /// A layer is in none of the lists that together must name all layers.
     #[error("layer {layer} is in none of {lists} in the {model_type} config; valid: each layer in exactly one", lists = quoted(keys))]
     Unassigned {
         /// The config's model type.
         model_type: String,
-        /// The layer, as the config counts.
+        /// The layer, in the config's own counting.
         layer: usize,
-        /// The keys.
+        /// The keys of the lists.
         keys: Vec<String>,
     },
     /// The id is outside the layout.
@@ -134,15 +134,15 @@ pub enum LayoutError {
     UnknownLayer {
         /// The model's name.
         model: String,
-        /// The id as it was given.
+        /// The id that was requested.
         found: usize,
-        /// How many layers the model has.
+        /// Number of layers in the model.
         layers: usize,
     },
-    /// A serialised layout does not hold together.
+    /// A serialised layout is inconsistent.
     #[error("not a layout document: {reason}")]
     Document {
-        /// What is wrong with it.
+        /// The inconsistency.
         reason: String,
     },
 }

@@ -1,4 +1,4 @@
-//! The families, how each names its layers, and the sizes of its ops.
+//! The model families: how each names its layers, and the sizes of its ops.
 
 use super::LayerKind::{
     self, FullAttention, GatedDelta, Hybrid, Kda, Lightning, Mamba1, Mamba2, Mla, Mlp, Moe, RgLru, ShortConv,
@@ -11,21 +11,21 @@ use super::{
     shape::{self, KindShapes},
 };
 
-/// What is known of the models of one or more model types.
+/// How to read the configs of a family of model types.
 pub(super) struct Family {
     pub model_types: &'static [&'static str],
-    /// The one of a config's `architectures` without which it is not of this family.
+    /// If set, only configs that list this in `architectures` belong to the family.
     pub architecture: Option<&'static str>,
     pub namings: &'static [Naming],
     pub words: Words,
     pub shapes: fn(&Config) -> Result<KindShapes, LayoutError>,
-    /// The window of layers that are called full, where the config sets one.
+    /// The key of the window of layers that are named as full attention, if the family has one.
     pub window_key: Option<&'static str>,
-    /// The state-space half of its hybrid layers.
+    /// The kind of the state-space half of its hybrid layers.
     pub hybrid_half: LayerKind,
 }
 
-/// What most families leave as it is.
+/// Default values of a family.
 const PLAIN: Family = Family {
     model_types: &[],
     architecture: None,
@@ -41,7 +41,8 @@ const LAYERS_BLOCK_TYPE: Naming = Naming::List {
     key: "layers_block_type",
 };
 
-/// transformers renames the older words `mamba` and `attention` when it loads a config.
+/// The layer names that most families share. `mamba` and `attention` are older names, which transformers
+/// renames when it loads a config.
 macro_rules! words {
     ($linear:ident, $full:ident $(, $word:literal = $kind:ident)*) => {
         &[
@@ -54,7 +55,7 @@ macro_rules! words {
     };
 }
 
-/// Every family; where a model type is in several, the first one that fits a config counts.
+/// All families. If a model type is in several, the first one that fits the config is used.
 pub(super) const FAMILIES: &[Family] = &[
     Family {
         model_types: &["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"],
@@ -90,7 +91,7 @@ pub(super) const FAMILIES: &[Family] = &[
         shapes: shape::kimi_linear,
         ..PLAIN
     },
-    // Ring 2.5 and Ling 3 share a model type; only the second has KDA, and transformers has only the second.
+    // Ring 2.5 and Ling 3 share a model type. Only Ling 3 has KDA, and transformers only has Ling 3.
     Family {
         model_types: &["bailing_hybrid"],
         architecture: Some("BailingMoeV2_5ForCausalLM"),

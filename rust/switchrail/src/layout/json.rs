@@ -1,10 +1,10 @@
-//! Config files as Python's `json` writes them.
+//! Reads config files that Python's `json` wrote.
 
 const NUMBERS: [&[u8]; 3] = [b"Infinity", b"-Infinity", b"NaN"];
 
-/// The file with each number that JSON lacks but Python writes, as in `"time_step_limit": [0.0, Infinity]`, as a text.
+/// Quotes the numbers that Python writes but JSON lacks, as in `"time_step_limit": [0.0, Infinity]`.
 ///
-/// No layout reads such a number; a key that is read refuses the text by its name.
+/// No layout needs these numbers. If a key that is read has one, the error shows it by name.
 pub(super) fn quote_numbers(file: &[u8]) -> Vec<u8> {
     let mut quoted = Vec::with_capacity(file.len());
     let (mut rest, mut in_text) = (file, false);

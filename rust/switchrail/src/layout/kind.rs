@@ -36,10 +36,10 @@ names! {
 }
 
 impl LayerKind {
-    /// The ops that such a layer runs, in the order of its forward.
+    /// The ops of such a layer, in the order of its forward.
     ///
-    /// The state-space half of a hybrid layer is Mamba2 here. [`Layout`](crate::Layout) replaces it in families with
-    /// another one.
+    /// The state-space half of a hybrid layer is Mamba2 here. [`Layout`](crate::Layout) replaces it for
+    /// families that use another one.
     pub(super) const fn ops(self) -> &'static [Op] {
         match self {
             Self::FullAttention | Self::SlidingAttention => &[Op::Attention],
@@ -54,7 +54,7 @@ impl LayerKind {
         }
     }
 
-    /// The part of such a layer's computation that no op covers.
+    /// The part of the layer's computation that no op covers.
     pub(super) const fn uncovered(self) -> Option<&'static str> {
         match self {
             Self::Mamba1 => Some("the selective scan of mamba1"),

@@ -1,4 +1,4 @@
-//! What each layer id of one model is.
+//! The kind and the ops of each layer of a model.
 
 mod config;
 mod error;
@@ -31,16 +31,16 @@ use json::quote_numbers;
 pub struct Layer {
     /// Its index in the model, from 0.
     pub id: usize,
-    /// What it is.
+    /// Its kind.
     pub kind: LayerKind,
-    /// The ops that it runs. None for `moe` and `mlp`.
+    /// Its ops; empty for `moe` and `mlp`.
     pub ops: Vec<Op>,
-    /// What it computes besides and no [`Op`] covers, such as the selective scan of `mamba1`.
+    /// The part of its computation that no [`Op`] covers, such as the selective scan of `mamba1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uncovered: Option<String>,
 }
 
-/// What each layer id of one model is, and the shapes of its ops where its config gives them.
+/// The kind of each layer of one model, and the shapes of its ops as far as the config gives them.
 ///
 /// A draft model has a layout of its own.
 ///
@@ -71,12 +71,13 @@ pub struct Layout {
 impl Layout {
     /// Reads a transformers config.
     ///
-    /// The kinds are those of the mixers that transformers builds from it. A config that nests its language model
-    /// under `text_config` is read from there. The model is called by its `_name_or_path`, else by its model type.
+    /// The kinds are those of the mixers that transformers would build. If the config nests its language
+    /// model under `text_config`, that part is read. The model's name is its `_name_or_path`, or else its
+    /// model type.
     ///
     /// # Errors
-    /// [`LayoutError`] where the model type is of no known family, where the config does not say what its layers are,
-    /// or says it twice and differently.
+    /// [`LayoutError`] if the model type is unknown, or if the config does not name its layers or contradicts
+    /// itself.
     pub fn from_config(config: &Value) -> Result<Self, LayoutError> {
         let (family, config_values, model_type) = find_family(config)?;
         let model = ["_name_or_path", "model_type"]
@@ -94,12 +95,12 @@ impl Layout {
         )
     }
 
-    /// Reads a `config.json`, or the one in a folder; the model is called after the folder.
+    /// Reads a `config.json`, or the one in a folder. The model is named after the folder.
     ///
-    /// `Infinity` and `NaN`, which Python writes, are read.
+    /// Accepts `Infinity` and `NaN`, which Python writes.
     ///
     /// # Errors
-    /// As [`Layout::from_config`], and where the file cannot be read or is not JSON.
+    /// Those of [`Layout::from_config`], and [`LayoutError`] if the file cannot be read or is not JSON.
     pub fn from_path(path: impl AsRef<Path>) -> Result<Self, LayoutError> {
         let path = path.as_ref();
         let file = if path.is_dir() {
@@ -127,7 +128,7 @@ impl Layout {
         Ok(layout)
     }
 
-    /// A layout for an engine that has no config: the kind of each layer, from id 0. No shape is known.
+    /// A layout for an engine without a config, from the kind of each layer. No shape is known.
     pub fn from_kinds(model: impl Into<String>, kinds: impl IntoIterator<Item = LayerKind>) -> Self {
         let layer = |(id, kind): (usize, LayerKind)| Layer {
             id,
@@ -144,7 +145,7 @@ impl Layout {
         }
     }
 
-    /// The model types that [`Layout::from_config`] knows, sorted.
+    /// The model types that [`Layout::from_config`] supports, sorted.
     #[must_use]
     pub fn model_types() -> Vec<&'static str> {
         let mut types: Vec<_> = FAMILIES
@@ -163,7 +164,7 @@ impl Layout {
         &self.model
     }
 
-    /// The `model_type` of its config; `custom` for a layout made by [`Layout::from_kinds`].
+    /// The config's `model_type`; `custom` for a layout made by [`Layout::from_kinds`].
     #[must_use]
     pub fn model_type(&self) -> &str {
         &self.model_type
@@ -187,7 +188,7 @@ impl Layout {
         })
     }
 
-    /// The shape of an op in layers of this kind; every field is `None` where the config says nothing.
+    /// The shape of an op in layers of this kind. Fields that the config does not give are `None`.
     #[must_use]
     pub fn shape(&self, kind: LayerKind, op: Op) -> Shape {
         self.shapes
@@ -198,7 +199,7 @@ impl Layout {
     }
 }
 
-/// The serialised form, before it is checked.
+/// The serialised form, before validation.
 #[derive(Deserialize)]
 struct Document {
     schema: Schema,
@@ -238,7 +239,7 @@ impl TryFrom<Document> for Layout {
     }
 }
 
-/// The family of a config, or of its `text_config`, with the values that describe the layers.
+/// The family of a config or of its `text_config`, and the values that describe the layers.
 fn find_family(config: &Value) -> Result<(&'static Family, &Map<String, Value>, &str), LayoutError> {
     let known = |part: &Value| {
         let found = part.get("model_type")?.as_str()?;
@@ -300,7 +301,7 @@ fn read(model: &str, family: &Family, config: &Config) -> Result<Layout, LayoutE
     Ok(layout)
 }
 
-/// The kinds by the first way that the config uses; each other way that states layers must agree with it.
+/// The layer kinds, read in the first way that the config uses. Other explicit ways must agree with it.
 fn read_kinds(family: &Family, config: &Config) -> Result<Vec<LayerKind>, LayoutError> {
     let mut first: Option<(String, Vec<LayerKind>)> = None;
     for naming in family.namings {

@@ -6,7 +6,7 @@ use super::config::Config;
 use super::{LayerKind, LayoutError};
 use crate::UnknownName;
 
-/// What a family calls its kinds.
+/// A family's names for layer kinds.
 pub(super) type Words = &'static [(&'static str, LayerKind)];
 
 /// One way of naming layers.
@@ -23,19 +23,20 @@ pub(super) enum Naming {
         inside: LayerKind,
         outside: LayerKind,
     },
-    /// Two lists of ids, counted from 1, that share out the layers: Kimi's `linear_attn_config`.
+    /// Two lists of ids, counted from 1, that together name all layers: Kimi's `linear_attn_config`.
     SharedOut {
         key: &'static str,
         lists: [(&'static str, LayerKind); 2],
     },
-    /// The last of every so many layers is of one kind, the others of the other kind.
+    /// The last of each group of layers is of one kind, all others of the other kind. The key gives the
+    /// group's size.
     LastOfEach {
         key: &'static str,
         last: LayerKind,
         others: LayerKind,
     },
-    /// Layer `i` is of one kind where `(i - start) % period == offset`, otherwise and before `start` of the other kind,
-    /// except for `also`.
+    /// Layer `i` is a hit where `i >= start` and `(i - start) % period == offset`; so is the layer `also`.
+    /// All others are misses.
     Periodic {
         start: usize,
         also: Option<usize>,
@@ -51,7 +52,7 @@ const OFFSET: &str = "attn_layer_offset";
 const COUNT: &str = "num_hidden_layers";
 
 impl Naming {
-    /// The keys that have to be there for this way.
+    /// The keys that this way needs.
     pub fn keys(&self) -> Vec<String> {
         match self {
             Self::List { key }
@@ -65,7 +66,7 @@ impl Naming {
         }
     }
 
-    /// Whether it states each layer, rather than a rule that transformers applies only where nothing states them.
+    /// Whether it names each layer. transformers applies the other ways only if no explicit one is used.
     pub const fn is_explicit(&self) -> bool {
         matches!(
             self,
@@ -77,7 +78,7 @@ impl Naming {
         )
     }
 
-    /// The kinds, or `None` where the config does not use this way.
+    /// The kinds, or `None` if the config does not use this way.
     pub fn read(&self, config: &Config, words: Words) -> Result<Option<Vec<LayerKind>>, LayoutError> {
         match self {
             Self::List { key } => {
@@ -207,7 +208,7 @@ fn words_to_kinds(
     entries.iter().enumerate().map(to_kind).collect()
 }
 
-/// The layer ids of a list that counts from `first`, turned to count from 0.
+/// The layer ids of a list that counts from `first`, converted to count from 0.
 fn ids(
     config: &Config,
     key: &str,

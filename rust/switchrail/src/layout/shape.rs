@@ -23,25 +23,25 @@ use crate::Op;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Shape {
-    /// Heads of the queries.
+    /// Number of query heads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub q_heads: Option<u32>,
-    /// Heads of the keys.
+    /// Number of key heads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub k_heads: Option<u32>,
-    /// Heads of the values.
+    /// Number of value heads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub v_heads: Option<u32>,
-    /// Size of a key's head.
+    /// Head size of keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub head_size_k: Option<u32>,
-    /// Size of a value's head.
+    /// Head size of values.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub head_size_v: Option<u32>,
     /// Sliding window, in tokens: `i - j < window`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window: Option<u32>,
-    /// Channels of the convolution.
+    /// Number of channels of the convolution.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub channels: Option<u32>,
     /// Width of the convolution, in tokens.
@@ -55,7 +55,7 @@ pub(super) type KindShapes = Vec<(LayerKind, Op, Shape)>;
 type Size = Result<Option<u32>, LayoutError>;
 type Shapes = Result<KindShapes, LayoutError>;
 
-/// `head_dim`, or else the hidden size shared out among the heads.
+/// `head_dim`, or else the hidden size divided by the number of heads.
 pub(super) fn head_size(config: &Config) -> Size {
     match config.size("head_dim")? {
         Some(size) => Ok(Some(size)),
@@ -109,7 +109,8 @@ pub(super) fn kimi_linear(config: &Config) -> Shapes {
 }
 
 pub(super) fn bailing_hybrid(config: &Config) -> Shapes {
-    // A saved config has the rotary size under head_dim, and the head size of KDA under linear_head_dim.
+    // transformers saves configs with the rotary size under head_dim and KDA's head size under
+    // linear_head_dim.
     let size = |saved: &str, original: &str| match config.size(saved)? {
         Some(size) => Ok(Some(size)),
         None => config.size(original),
@@ -166,7 +167,7 @@ pub(super) fn mamba2_and_attention(config: &Config) -> Shapes {
 }
 
 pub(super) fn nemotron_h(config: &Config) -> Shapes {
-    // The names of older configs win in transformers too.
+    // As in transformers, the older keys take precedence.
     let size = |older: &str, own: &str| match config.size(older)? {
         Some(size) => Ok(Some(size)),
         None => config.size(own),
@@ -301,7 +302,7 @@ pub(super) fn recurrent_gemma(config: &Config) -> Shapes {
     ])
 }
 
-/// Kimi delta attention beside MLA.
+/// Shapes of Kimi delta attention and of MLA.
 fn kimi_delta(config: &Config, heads: Option<u32>, size: Option<u32>, width: Option<u32>) -> Shapes {
     let channels = times(times(heads, size), Some(3));
     Ok(vec![
@@ -335,10 +336,11 @@ fn latents(config: &Config) -> Result<Shape, LayoutError> {
     })
 }
 
-/// Grouped-query attention; a key's head is as large as a value's.
+/// Grouped-query attention with equal head sizes of keys and values.
 fn attention(config: &Config, head_size: Option<u32>) -> Result<Shape, LayoutError> {
     let q_heads = config.size("num_attention_heads")?;
-    // An explicit null means one key head per query head; a missing key, the default of a class that is not read here.
+    // An explicit null means one key head per query head. If the key is absent, the default depends on
+    // transformers' class, which is unknown here.
     let kv_heads = match config.values.get("num_key_value_heads") {
         Some(Value::Null) => q_heads,
         _ => config.size("num_key_value_heads")?,
@@ -353,7 +355,7 @@ fn attention(config: &Config, head_size: Option<u32>) -> Result<Shape, LayoutErr
     })
 }
 
-/// The scan and the convolution of configs that say `mamba_d_state` and `mamba_d_conv`.
+/// Scan and convolution of configs with `mamba_d_state` and `mamba_d_conv`.
 fn mamba2(
     config: &Config,
     heads: &str,
@@ -369,7 +371,8 @@ fn mamba2(
     Ok((scan, convolution(channels, config.size("mamba_d_conv")?)))
 }
 
-/// A Mamba2 scan, and the channels of its convolution: x of the inner size, B and C of a state per group.
+/// A Mamba2 scan, and the number of channels of its convolution: x has the inner size, B and C one state per
+/// group.
 fn state_space(
     heads: Option<u32>,
     groups: Option<u32>,

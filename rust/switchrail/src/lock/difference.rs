@@ -1,4 +1,4 @@
-//! Where an installation differs from a lock.
+//! Differences between an installation and a lock.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,39 +8,39 @@ use serde::{Deserialize, Serialize};
 use super::{LockedDistribution, LockedEntryPoint};
 use crate::shown::shown;
 
-/// At most so many files of a kind are named in a text; the data names all.
+/// A message names at most this many files per kind of change; the data names all of them.
 const NAMED: usize = 3;
 
-/// Where one distribution differs from the lock.
+/// How one distribution differs from the lock.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum LockDifference {
-    /// It is installed, and not in the lock.
+    /// The distribution is installed but not in the lock.
     Added {
         /// The distribution.
         distribution: String,
-        /// The version that is installed.
+        /// The installed version.
         version: Option<String>,
     },
-    /// It is in the lock, and not installed.
+    /// The distribution is in the lock but not installed.
     Missing {
         /// The distribution.
         distribution: String,
         /// The version in the lock.
         version: Option<String>,
     },
-    /// It is another version, declares other entry points or has other files.
+    /// The distribution has another version, other entry points or other files.
     Changed {
         /// The distribution.
         distribution: String,
-        /// How it differs.
+        /// The differences.
         changes: Vec<LockChange>,
     },
-    /// Its files cannot be told or read.
+    /// The distribution's files cannot be listed or read.
     Unreadable {
         /// The distribution.
         distribution: String,
-        /// What cannot be read, and why.
+        /// The unreadable path and the reason.
         problem: String,
     },
 }
@@ -53,14 +53,14 @@ pub enum LockChange {
     Version {
         /// The version in the lock.
         locked: Option<String>,
-        /// The version that is installed.
+        /// The installed version.
         found: Option<String>,
     },
-    /// It declares an entry point that is not in the lock.
+    /// The distribution declares an entry point that is not in the lock.
     EntryPointAdded(LockedEntryPoint),
-    /// It does not declare an entry point of the lock.
+    /// The distribution lacks an entry point of the lock.
     EntryPointMissing(LockedEntryPoint),
-    /// A file has other contents.
+    /// A file's contents differ.
     FileChanged {
         /// The file.
         path: String,
@@ -70,7 +70,7 @@ pub enum LockChange {
         /// The file.
         path: String,
     },
-    /// A file of the lock is not there.
+    /// A file of the lock does not exist.
     FileMissing {
         /// The file.
         path: String,
@@ -178,7 +178,7 @@ fn with_version(distribution: &str, version: Option<&String>) -> String {
     }
 }
 
-/// The changes of one kind after another, the first few of each named.
+/// The changes grouped by kind, with the first few names of each.
 fn summary(changes: &[LockChange]) -> String {
     let mut kinds: Vec<(&str, Vec<String>)> = Vec::new();
     for change in changes {
@@ -200,7 +200,7 @@ fn summary(changes: &[LockChange]) -> String {
 }
 
 impl LockChange {
-    /// The kind of change, and what changed.
+    /// The kind of change, and the name of what changed.
     fn told(&self) -> (&'static str, String) {
         let entry_point = |entry: &LockedEntryPoint| format!("\"{} = {}\"", entry.name, entry.target);
         let version = |version: &Option<String>| version.clone().unwrap_or_else(|| "none".to_owned());

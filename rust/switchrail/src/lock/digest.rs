@@ -1,4 +1,4 @@
-//! SHA-256 of files, several at once.
+//! SHA-256 of files, several in parallel.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,17 +15,17 @@ use crate::fingerprint::hexadecimal;
 
 const BLOCK: usize = 1 << 18;
 
-/// One digest for all files of a distribution, from theirs.
+/// One digest for all files of a distribution, computed from the files' digests.
 pub(super) fn of_files(files: &BTreeMap<String, String>) -> String {
     let mut digest = Sha256::new();
     for (path, file) in files {
-        // With its length, a path cannot run over into what follows.
+        // The length prefix makes the encoding of paths unambiguous.
         digest.update(format!("{} {path} {file}\n", path.len()));
     }
     hexadecimal(&digest.finalize())
 }
 
-/// The digests of the files of each distribution, in the order given.
+/// The digests of the files of each distribution, in the given order.
 pub(super) fn of_all(
     distributions: &[Result<Files, Unreadable>],
 ) -> Vec<Result<BTreeMap<String, String>, Unreadable>> {
@@ -37,7 +37,8 @@ pub(super) fn of_all(
     let mut digests = in_parallel(&paths).into_iter();
     let digested = distributions.iter().map(|files| {
         let files = files.as_ref().map_err(Unreadable::clone)?;
-        // All are taken, so that a failure does not shift those of the next distribution.
+        // Takes all digests of this distribution even if one failed, so that those of the next one stay
+        // aligned.
         let digests: Vec<_> = digests.by_ref().take(files.len()).collect();
         let digest = |((key, path), digest): ((&String, &PathBuf), io::Result<String>)| match digest {
             Ok(digest) => Ok((key.clone(), digest)),

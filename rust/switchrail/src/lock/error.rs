@@ -1,11 +1,11 @@
-//! Why a lock cannot be written, read or held to.
+//! Errors of writing, reading and applying a lock.
 
 use std::path::PathBuf;
 
 use super::LockDifference;
 use crate::CoreError;
 
-/// Why a lock cannot be written, read or held to.
+/// Why a lock could not be written, read or applied.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LockError {
@@ -14,31 +14,31 @@ pub enum LockError {
     Read {
         /// The lock file.
         path: PathBuf,
-        /// What the system says.
+        /// The operating system's error.
         problem: String,
     },
-    /// The lock file holds no lock.
+    /// The file is not a lock.
     #[error("{} is no lock: {problem}; valid: what `switchrail lock` writes", .path.display())]
     Document {
         /// The lock file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
-    /// A distribution's files cannot be told or read.
+    /// A distribution's files cannot be listed or read.
     #[error("the files of {distribution} cannot be digested: {}: {problem}", .path.display())]
     File {
         /// The distribution.
         distribution: String,
-        /// The file, or the metadata that should have told the files.
+        /// The unreadable file, or the metadata that should list the files.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
-    /// Switchrail itself is not what was locked.
+    /// The installed Switchrail differs from the lock.
     #[error("{difference}; install what was locked, or write a new lock with `switchrail lock`")]
     Host {
-        /// Where it differs.
+        /// The difference.
         difference: LockDifference,
     },
 }

@@ -1,4 +1,4 @@
-//! Which files belong to an installed distribution.
+//! Finds the files that belong to an installed distribution.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::OsStr;
@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 
 use crate::discovery::is_info;
 
-/// Files by the name that a lock has for them: the path below the folder that they are imported from.
+/// Paths by their names in a lock. A name is the path relative to the folder that the file is imported from.
 pub(super) type Files = BTreeMap<String, PathBuf>;
 
-/// What an installer notes for itself, in the metadata folder.
+/// Files in the metadata folder that the installer writes for its own use.
 const NOTES: [&str; 6] = [
     "INSTALLER",
     "RECORD",
@@ -21,10 +21,10 @@ const NOTES: [&str; 6] = [
     "uv_cache.json",
 ];
 
-/// What Python imports, by extension.
+/// Extensions of files that Python can import.
 const IMPORTED: [&str; 4] = ["py", "pyc", "pyd", "so"];
 
-/// What could not be read, and why.
+/// A path that could not be read, and the problem.
 #[derive(Debug, Clone)]
 pub(super) struct Unreadable {
     pub path: PathBuf,
@@ -40,15 +40,16 @@ impl Unreadable {
     }
 }
 
-/// The files of the distribution whose metadata is `info`.
+/// The files of the distribution whose metadata folder is `info`.
 ///
-/// A wheel's are those in its `RECORD`, and whatever else could be imported from its packages or in their place. An
-/// editable install's `RECORD` has only `.pth` files and modules that lead to the sources: then the packages and modules
-/// there. Where nothing is recorded, as beside a project's own `egg-info`, the top-level packages and modules. An archive
-/// is one file.
+/// For a wheel: the files in its `RECORD`, and all other files that could be imported from its packages or in
+/// their place. An editable install's `RECORD` only has `.pth` files and modules that lead to the sources;
+/// its files are the packages and modules found there. Without a `RECORD`, as for a project's own `egg-info`:
+/// its top-level packages and modules. An archive is one file.
 ///
-/// `modules` are the top-level modules that its entry points name; one that is nowhere is an error, for it would be
-/// imported unseen. `owners` tell which files of a shared namespace package are another distribution's.
+/// `modules` are the top-level modules that its entry points name. A module that is not found is an error,
+/// because it could be imported without being locked. `owners` tells which files of a shared namespace
+/// package belong to other distributions.
 pub(super) fn of(info: &Path, modules: &BTreeSet<&str>, owners: &mut Owners) -> Result<Files, Unreadable> {
     if let Some(archive) = info.ancestors().skip(1).find(|path| path.is_file()) {
         return Ok(Files::from([(file_name(archive), archive.to_owned())]));
@@ -75,7 +76,8 @@ pub(super) fn of(info: &Path, modules: &BTreeSet<&str>, owners: &mut Owners) -> 
         None => search.add_metadata()?,
     }
     search.add_unrecorded()?;
-    // One that is recorded and not there differs from the lock, and need not be refused.
+    // A recorded file that does not exist is reported as a difference from the lock, so it is not an error
+    // here.
     let is_there = search.top_modules();
     let is_recorded: HashSet<&str> = recorded
         .iter()
@@ -94,7 +96,7 @@ pub(super) fn of(info: &Path, modules: &BTreeSet<&str>, owners: &mut Owners) -> 
     }
 }
 
-/// The paths, from the site folder, that the installer of a distribution wrote down.
+/// The paths that the installer of a distribution recorded, relative to the site folder.
 fn recorded(site: &Path, info: &str) -> Result<Option<Vec<String>>, Unreadable> {
     let folder = site.join(info);
     if let Some(record) = read(&folder.join("RECORD"))? {
@@ -106,12 +108,12 @@ fn recorded(site: &Path, info: &str) -> Result<Option<Vec<String>>, Unreadable> 
     Ok(installed.map(|text| text.lines().map(within).collect()))
 }
 
-/// Which distributions have recorded the files of a site folder; read when it is first asked for.
+/// The distributions that recorded each file of a site folder. Read on first use.
 #[derive(Default)]
 pub(super) struct Owners(HashMap<PathBuf, HashMap<String, Vec<String>>>);
 
 impl Owners {
-    /// Whether another distribution than the one with this metadata folder has recorded a file.
+    /// Whether a distribution other than the one with this metadata folder recorded the file.
     fn has_another(&mut self, site: &Path, info: &str, file: &str) -> Result<bool, Unreadable> {
         if !self.0.contains_key(site) {
             self.0.insert(site.to_owned(), Self::of(site)?);
@@ -127,7 +129,7 @@ impl Owners {
             .filter(|path| path.file_name().is_some_and(is_info))
         {
             let info = file_name(path);
-            // Metadata that can't be read are no owner's.
+            // Metadata that cannot be read owns no files.
             for file in recorded(site, &info).ok().flatten().unwrap_or_default() {
                 owners.entry(file).or_default().push(info.clone());
             }
@@ -139,14 +141,14 @@ impl Owners {
 struct Search<'a> {
     /// Name of the metadata folder.
     info: String,
-    /// The folder that it is in.
+    /// The folder that contains it.
     site: &'a Path,
-    /// Top-level modules that are known to be the distribution's own.
+    /// Top-level modules known to belong to the distribution.
     modules: BTreeSet<String>,
-    /// Whether all that a `.pth` file leads to counts as its own too.
+    /// Whether all modules that a `.pth` file leads to belong to it too.
     every_module: bool,
     files: Files,
-    /// The folders that are being walked, one in another, links resolved.
+    /// The folders being walked, from the outermost in, with links resolved.
     above: Vec<PathBuf>,
 }
 
@@ -202,8 +204,8 @@ impl Search<'_> {
         self.add_packages()
     }
 
-    /// Whatever could be imported from the namespace packages that its recorded modules are in, and that no other
-    /// distribution has recorded.
+    /// Adds the files that could be imported from the namespace packages of its recorded modules, except
+    /// those that another distribution recorded.
     fn add_namespaces(&mut self, paths: &[String], owners: &mut Owners) -> Result<(), Unreadable> {
         let modules = paths.iter().filter(|path| self.is_module(path));
         let folders = modules.filter_map(|path| Some(path.split_once('/')?.0));
@@ -234,12 +236,12 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Whether a recorded path is that of a module in the site folder.
+    /// Whether a recorded path is a module in the site folder.
     fn is_module(&self, path: &str) -> bool {
         is_imported(Path::new(path)) && !path.starts_with("../") && !self.is_left_out(path)
     }
 
-    /// Whatever could be imported from the packages that are known in the site folder.
+    /// Adds the files that could be imported from its known packages in the site folder.
     fn add_packages(&mut self) -> Result<(), Unreadable> {
         let known = self.files.iter().filter_map(|(name, path)| {
             let (package, module) = name.rsplit_once('/')?;
@@ -257,8 +259,8 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// What Python would import in the place of a recorded module or of the sources: in the same folder a package, or
-    /// a file of another extension.
+    /// Adds the files that Python would import instead of a recorded module or of the sources: a package of
+    /// the same name in the same folder, or a file with another extension.
     fn add_rivals<'p>(&mut self, paths: impl Iterator<Item = &'p String>) -> Result<(), Unreadable> {
         let mut modules = BTreeMap::from([("", self.modules.clone())]);
         for path in paths.filter(|path| self.is_module(path)) {
@@ -305,14 +307,14 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// The modules beside its metadata of which no file is known yet.
+    /// Adds the modules beside its metadata that have no known file yet.
     fn add_unrecorded(&mut self) -> Result<(), Unreadable> {
         let known: HashSet<String> = self.top_modules().into_iter().map(str::to_owned).collect();
         self.modules.retain(|module| !known.contains(module));
         self.add_modules(self.site, false)
     }
 
-    /// What differs from one installation of the same files to the next.
+    /// Whether the file can differ between installations of the same distribution.
     fn is_left_out(&self, path: &str) -> bool {
         let mut parts = path.rsplit('/').skip(1);
         let is_script = path.starts_with("../") && matches!(parts.next(), Some("bin" | "Scripts"));
@@ -323,7 +325,7 @@ impl Search<'_> {
         is_script || note || path.split('/').any(|part| part == "__pycache__")
     }
 
-    /// The packages and modules in a folder of the path: its own, or every one.
+    /// Adds the packages and modules in a folder of the path: all of them, or only its own.
     fn add_modules(&mut self, folder: &Path, every: bool) -> Result<(), Unreadable> {
         for path in list(folder)? {
             let name = file_name(&path);
@@ -340,7 +342,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// The packages and modules whose absolute paths a finder module has as texts.
+    /// The existing packages and modules whose absolute paths appear as string literals in a finder module.
     fn mapped(&self, finder: &Path) -> Result<Vec<PathBuf>, Unreadable> {
         let text = read(finder)?.unwrap_or_default();
         let mapped = text
@@ -372,7 +374,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Adds the files of a folder and of those in it. A link to a folder that it is in leads no further.
+    /// Adds the files of a folder and its subfolders. Links to an enclosing folder are not followed.
     fn walk(&mut self, folder: &Path, name: &str, wanted: fn(&Path) -> bool) -> Result<(), Unreadable> {
         let resolved = fs::canonicalize(folder).map_err(|error| Unreadable::new(folder, &error))?;
         if self.above.contains(&resolved) {
@@ -395,9 +397,9 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Adds a file that is there. Of two with one name the first is kept, as it is the one that is imported.
+    /// Adds a file if it exists. Of two files with one name it keeps the first, which Python would import.
     fn add_file(&mut self, name: String, path: PathBuf) -> Result<(), Unreadable> {
-        // Opening a named pipe would wait for a writer.
+        // Opening a named pipe would block until a writer opens it.
         match fs::metadata(&path) {
             Ok(metadata) if metadata.is_file() => {
                 self.files.entry(name).or_insert(path);
@@ -414,7 +416,7 @@ impl Search<'_> {
     }
 }
 
-/// The top-level module or package that a file is, or is in.
+/// The top-level module or package of a file.
 fn top_module(path: &str) -> Option<&str> {
     match path.split_once('/') {
         Some((package, _)) => Some(package),
@@ -438,7 +440,7 @@ fn recorded_path(line: &str) -> String {
     path
 }
 
-/// A path with `/` between its parts, and no `..` but at its start.
+/// The path with `/` as the separator, and with `..` at its start only.
 fn normal(path: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split(['/', '\\']) {
@@ -451,7 +453,7 @@ fn normal(path: &str) -> String {
     parts.join("/")
 }
 
-/// The folders that a `.pth` file adds to the path.
+/// The folders that a `.pth` file adds to `sys.path`.
 fn folders_of(pth: &Path) -> Result<Vec<PathBuf>, Unreadable> {
     let text = read(pth)?.unwrap_or_default();
     let site = pth.parent().unwrap_or(Path::new(""));
@@ -460,7 +462,7 @@ fn folders_of(pth: &Path) -> Result<Vec<PathBuf>, Unreadable> {
     Ok(folders.collect())
 }
 
-/// The texts between quotes in a line of Python, those without escapes other than of quotes and backslashes.
+/// The string literals in a line of Python. Handles only escaped quotes and backslashes.
 fn texts(line: &str) -> Vec<String> {
     let mut texts = Vec::new();
     let mut letters = line.chars();
@@ -480,7 +482,7 @@ fn texts(line: &str) -> Vec<String> {
     texts
 }
 
-/// Whether a path is a file of this extension in the site folder itself.
+/// Whether the path is a file directly in the site folder, with this extension.
 fn is_top_level(path: &str, extension: &str) -> bool {
     !path.contains('/') && Path::new(path).extension() == Some(OsStr::new(extension))
 }
@@ -497,7 +499,7 @@ fn is_absent(error: &io::Error) -> bool {
     )
 }
 
-/// The name of the module that a file or folder is.
+/// The module name of a file or folder.
 fn stem(name: &str) -> &str {
     name.split('.').next().unwrap_or_default()
 }
@@ -509,7 +511,7 @@ fn file_name(path: &Path) -> String {
         .into_owned()
 }
 
-/// What is in a folder, by name: file systems list in any order.
+/// The contents of a folder, sorted by name, because the order of a file system is arbitrary.
 fn list(folder: &Path) -> Result<Vec<PathBuf>, Unreadable> {
     let paths = || {
         fs::read_dir(folder)?
@@ -521,9 +523,9 @@ fn list(folder: &Path) -> Result<Vec<PathBuf>, Unreadable> {
     Ok(paths)
 }
 
-/// The text of a file, where there is one.
+/// The text of a file; `None` if it does not exist.
 fn read(path: &Path) -> Result<Option<String>, Unreadable> {
-    // Opening a named pipe would wait for a writer.
+    // Opening a named pipe would block until a writer opens it.
     let bytes = fs::metadata(path).and_then(|metadata| {
         if metadata.is_file() {
             fs::read(path)

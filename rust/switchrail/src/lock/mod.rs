@@ -1,4 +1,4 @@
-//! What is installed, down to the contents of its files, and what has changed since.
+//! Records the contents of installed distributions, and finds later changes.
 
 mod difference;
 mod digest;
@@ -18,13 +18,14 @@ pub use difference::{LockChange, LockDifference};
 pub use error::LockError;
 use files::{Owners, Unreadable};
 
-/// The distribution that this crate is installed with.
+/// Name of the distribution that contains this crate.
 const HOST: &str = "switchrail";
 
-/// What may be loaded: every distribution that has plugins, and Switchrail's own, with a digest of each of their files.
+/// The distributions that may be loaded, with a digest of each of their files: all that have plugins, and
+/// Switchrail itself.
 ///
-/// The document is the same wherever the same files are installed. Left out is what differs from one installation to
-/// the next: compiled `.pyc` files, scripts, and what an installer notes for itself.
+/// The document is the same wherever the same files are installed. It omits files that differ between
+/// installations: compiled `.pyc` files, scripts, and the installer's own records.
 ///
 /// ```
 /// use switchrail::{Lock, discover};
@@ -36,7 +37,7 @@ const HOST: &str = "switchrail";
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lock {
-    /// Version of this form.
+    /// Version of this document format.
     pub schema: Schema,
     /// The distributions, by name.
     pub distributions: Vec<LockedDistribution>,
@@ -46,19 +47,19 @@ pub struct Lock {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Unchecked")]
 pub struct LockedDistribution {
-    /// Its name, as PEP 503 normalises it.
+    /// Its name, normalised as PEP 503 says.
     pub name: String,
-    /// Its version, where its metadata has one.
+    /// Its version, if its metadata has one.
     pub version: Option<String>,
-    /// What it declares under Switchrail's groups, sorted.
+    /// Its entry points in Switchrail's groups, sorted.
     pub entry_points: Vec<LockedEntryPoint>,
     /// SHA-256 of `files`, in hexadecimal.
     pub digest: String,
-    /// SHA-256 of each file's contents, by its path below the folder that it is imported from.
+    /// SHA-256 of each file's contents, by the file's path relative to the folder that it is imported from.
     pub files: BTreeMap<String, String>,
 }
 
-/// The form that is read; its digest must be that of its files.
+/// The form as it is read, before its digest is checked against its files.
 #[derive(Deserialize)]
 struct Unchecked {
     name: String,
@@ -99,17 +100,17 @@ pub struct LockedEntryPoint {
     pub group: PluginGroup,
     /// Its name.
     pub name: String,
-    /// What it points to, `module:attribute`.
+    /// Its target, `module:attribute`.
     pub target: String,
-    /// Extras of the distribution that it asks for.
+    /// The extras of the distribution that it requires.
     pub extras: Vec<String>,
 }
 
 impl Lock {
-    /// Digests what is installed now.
+    /// Creates a lock of the current installation.
     ///
     /// # Errors
-    /// [`LockError::File`] where the files of a distribution cannot be told or read.
+    /// [`LockError::File`] if the files of a distribution cannot be listed or read.
     pub fn of(discovery: &Discovery) -> Result<Self, LockError> {
         let distributions = locked(discovery)
             .into_iter()
@@ -130,7 +131,7 @@ impl Lock {
     /// Reads a lock file.
     ///
     /// # Errors
-    /// [`LockError::Read`], and [`LockError::Document`] where it holds no lock.
+    /// [`LockError::Read`] if the file cannot be read, and [`LockError::Document`] if it is not a lock.
     pub fn read(path: &Path) -> Result<Self, LockError> {
         let bytes = read_document(path).map_err(|error| LockError::Read {
             path: path.to_owned(),
@@ -142,15 +143,15 @@ impl Lock {
         })
     }
 
-    /// The lock in the bytes of a lock file.
+    /// Parses the contents of a lock file.
     ///
     /// # Errors
-    /// Where they are no JSON, or JSON of another form.
+    /// If they are not JSON, or not of this form.
     pub fn parse(bytes: &[u8]) -> serde_json::Result<Self> {
         serde_json::from_slice(bytes)
     }
 
-    /// Where what is installed now differs from the lock, by distribution.
+    /// The differences between the current installation and the lock, by distribution.
     #[must_use]
     pub fn differences(&self, discovery: &Discovery) -> Vec<LockDifference> {
         let installed = locked(discovery);
@@ -184,12 +185,14 @@ impl Lock {
         differences
     }
 
-    /// Blocks each discovered plugin whose distribution differs from the lock, with the difference as the reason.
+    /// Blocks each discovered plugin whose distribution differs from the lock, with the difference as the
+    /// reason.
     ///
-    /// A plugin of the lock whose distribution is not installed joins the list as failed.
+    /// Plugins in the lock whose distribution is not installed are added to the list as failed.
     ///
     /// # Errors
-    /// [`LockError::Host`] where Switchrail itself differs from the lock: it runs already.
+    /// [`LockError::Host`] if Switchrail itself differs from the lock; it is already running, so it can't be
+    /// blocked.
     pub fn apply(&self, discovery: &Discovery, plugins: &mut Vec<PluginRecord>) -> Result<(), LockError> {
         let differences = self.differences(discovery);
         if let Some(difference) = differences.iter().find(|found| found.distribution() == HOST) {
@@ -225,14 +228,14 @@ impl Lock {
         Ok(())
     }
 
-    /// The first of each name.
+    /// The first distribution of each name.
     fn by_name(&self) -> HashMap<&str, &LockedDistribution> {
         let named = self.distributions.iter().rev();
         named.map(|known| (known.name.as_str(), known)).collect()
     }
 }
 
-/// The text of a lock file: JSON with one file a line, so that versions of it compare well.
+/// The text of a lock file: JSON with one file per line, so that version control shows readable differences.
 impl fmt::Display for Lock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = serde_json::to_string_pretty(self).map_err(|_| fmt::Error)?;
@@ -241,7 +244,7 @@ impl fmt::Display for Lock {
 }
 
 impl LockedDistribution {
-    /// Its plugins, as failed because it is not there.
+    /// Its plugins, marked as failed because the distribution is not installed.
     fn absent(&self, reason: &str) -> impl Iterator<Item = PluginRecord> {
         self.entry_points.iter().map(move |entry| PluginRecord {
             name: entry.name.clone(),
@@ -264,7 +267,7 @@ fn identity(plugin: &PluginRecord) -> (PluginGroup, String) {
     (plugin.group, plugin.qualified_name())
 }
 
-/// What a lock of now has for each distribution that a lock is about.
+/// The current lock entry of each distribution that a lock covers.
 fn locked(discovery: &Discovery) -> Vec<(&Distribution, Result<LockedDistribution, Unreadable>)> {
     let mut plugins: BTreeMap<&Path, Vec<&PluginRecord>> = BTreeMap::new();
     for plugin in &discovery.plugins {

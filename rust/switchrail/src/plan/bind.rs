@@ -1,4 +1,4 @@
-//! From a plan's registrations to those of a runtime.
+//! Matches a plan's backends with the registrations of a runtime.
 
 use std::sync::Arc;
 
@@ -8,18 +8,18 @@ use crate::{CoreError, Registration, Snapshot, quoted};
 impl RoutePlan {
     /// The snapshot's registrations of this plan's backends, in the order of [`RoutePlan::backends`].
     ///
-    /// A backend is the same where origin and [`BackendSpec`](crate::BackendSpec) are equal, so that a plan from a
-    /// document, or from another process, can be bound as well. The configuration is not compared: a plan keeps the one
-    /// that it was made with.
+    /// Two backends match if their origin and [`BackendSpec`](crate::BackendSpec) are equal, so a plan from a
+    /// document or from another process can be bound too. Configurations are not compared, because a plan
+    /// keeps its own.
     ///
     /// # Errors
-    /// [`BindError`] where the snapshot lacks a backend of the plan.
+    /// [`BindError`] if the snapshot lacks a backend of the plan.
     pub fn bind(&self, snapshot: &Snapshot) -> Result<Vec<Arc<Registration>>, BindError> {
         let find = |wanted: &Arc<Registration>| {
             let stack = snapshot.stack(wanted.spec.op, &wanted.spec.name);
             let same =
                 |found: &&Arc<Registration>| found.origin == wanted.origin && found.spec == wanted.spec;
-            // Several can be equal. The registration that the plan was made with is preferred while it is there.
+            // Several can match. Prefers the registration that the plan was made with, if it still exists.
             let own = stack.iter().filter(same).find(|found| found.id == wanted.id);
             own.or_else(|| stack.iter().rev().find(same))
                 .cloned()
@@ -42,9 +42,9 @@ impl RoutePlan {
 )]
 #[non_exhaustive]
 pub struct BindError {
-    /// The backend as the plan knows it.
+    /// The backend as recorded in the plan.
     pub wanted: Arc<Registration>,
-    /// The registrations under the same op and name.
+    /// The current registrations of the same op and name.
     pub found: Vec<Arc<Registration>>,
 }
 

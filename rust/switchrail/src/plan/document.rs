@@ -96,11 +96,11 @@ impl TryFrom<Document> for RoutePlan {
     }
 }
 
-/// A document that is no route plan, though each of its parts can be read.
+/// Why a document is not a route plan, although each of its parts can be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanDocumentError {
-    /// A route is for a layer that the layout does not have, or that does not run the op.
+    /// A route names a layer that the layout lacks or that does not run the route's op.
     #[error("a route of {op} is for layer {layer}, which does not run it")]
     Layer {
         /// The layer.
@@ -108,23 +108,23 @@ pub enum PlanDocumentError {
         /// The route's op.
         op: Op,
     },
-    /// A route leads to a backend that is not in the document.
+    /// A route names a backend that is not in the document.
     #[error("a route leads to backend {id}, which the document does not hold")]
     Backend {
         /// The backend.
         id: BackendId,
     },
-    /// No route is for a layer, op and phase that the plan was asked for.
+    /// No route covers a layer, op and phase that the plan was requested for.
     #[error("layer {layer} runs {op}, and no route says what serves it in {phase}")]
     Missing {
         /// The layer.
         layer: usize,
         /// An op that the layer runs.
         op: Op,
-        /// A phase that was asked for.
+        /// A requested phase.
         phase: Phase,
     },
-    /// Two routes are for one layer, op and phase.
+    /// Two routes cover the same layer, op and phase.
     #[error("layer {layer} has two routes of {op} in {phase}")]
     Twice {
         /// The layer.
@@ -134,7 +134,7 @@ pub enum PlanDocumentError {
         /// The phase.
         phase: Phase,
     },
-    /// The classes of an op's routes have more combinations than a plan keeps tables for.
+    /// The classes of an op's routes have too many combinations for the tables of a plan.
     #[error("the classes of {op} in {phase} have too many combinations")]
     Classes {
         /// The op.

@@ -1,12 +1,12 @@
-//! Why there is no plan, or no route in it.
+//! Errors of making a plan, and of looking up a route in it.
 
 use crate::{CoreError, LayerKind, Op, Phase, PreferenceError, ResolveError, layout::range, quoted};
 
-/// Why there is no plan.
+/// Why a plan could not be made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// No phase was asked for.
+    /// The request has no phase.
     #[error("a plan for {model} needs at least one phase; valid: {}", quoted(&Phase::ALL.map(Phase::name)))]
     NoPhase {
         /// The model.
@@ -27,26 +27,26 @@ pub enum PlanError {
         layer: usize,
         /// Its kind.
         kind: LayerKind,
-        /// The computation that no op covers.
+        /// The uncovered computation.
         what: String,
     },
-    /// An op of a layer has no backend.
+    /// No backend fits an op of a layer.
     #[error("{} of {model} ({kind}), {op} {phase}: {source}", named(.layers))]
     Unroutable {
         /// The model.
         model: String,
-        /// Every layer without a backend for the op.
+        /// All layers without a backend for the op.
         layers: Vec<usize>,
-        /// The kind of the first of them.
+        /// The kind of the first of these layers.
         kind: LayerKind,
         /// The op.
         op: Op,
         /// The phase.
         phase: Phase,
-        /// Why, with every candidate's reasons.
+        /// The rejected candidates, with their reasons.
         source: Box<ResolveError>,
     },
-    /// The classes of an op's routes have more combinations than a plan keeps tables for.
+    /// The classes of an op's routes have too many combinations for the tables of a plan.
     #[error(
         "{op} {phase} of {model} is served by too many backends for tables of all their combinations; name one of them"
     )]
@@ -109,7 +109,7 @@ impl CoreError for PlanError {
     }
 }
 
-/// Why a lookup has no answer.
+/// Why a lookup failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RouteError {
@@ -118,9 +118,9 @@ pub enum RouteError {
     UnknownLayer {
         /// The model.
         model: String,
-        /// The id that was asked for.
+        /// The requested id.
         found: usize,
-        /// How many layers there are.
+        /// Number of layers in the model.
         layers: usize,
     },
     /// The layer does not run the op.
@@ -132,24 +132,24 @@ pub enum RouteError {
         layer: usize,
         /// Its kind.
         kind: LayerKind,
-        /// The op that was asked for.
+        /// The requested op.
         found: Op,
         /// The ops that the layer runs.
         valid: Vec<Op>,
     },
-    /// The plan was made without the phase.
+    /// The plan does not include the phase.
     #[error("the plan for {model} was made without {found}; planned: {}", quoted(&.valid.iter().map(|phase| phase.name()).collect::<Vec<_>>()))]
     PhaseNotPlanned {
         /// The model.
         model: String,
-        /// The phase that was asked for.
+        /// The requested phase.
         found: Phase,
-        /// The phases that were planned.
+        /// The planned phases.
         valid: Vec<Phase>,
     },
 }
 
-/// Ascending layer ids in short: `layers 0-2, 4`.
+/// Ascending layer ids as short text: `layers 0-2, 4`.
 fn named(layers: &[usize]) -> String {
     let runs: Vec<String> = layers
         .chunk_by(|id, next| id + 1 == *next)

@@ -1,4 +1,4 @@
-//! Which backend serves each layer of a model: decided once, read on every call.
+//! Route plans: decide once which backend serves each layer of a model, read on each call.
 
 mod bind;
 mod document;
@@ -25,7 +25,7 @@ use crate::{
 use document::Document;
 use tables::Tables;
 
-/// The feature that a backend of `attention` needs for layers that attend to a window.
+/// The feature that `attention` backends need for layers with a sliding window.
 pub const WINDOW: &str = "window";
 
 /// The request for a route plan: everything that it depends on besides the layout.
@@ -34,9 +34,9 @@ pub const WINDOW: &str = "window";
 pub struct PlanRequest {
     /// Where the model runs.
     pub device: Device,
-    /// Format of activations and of cached keys and values.
+    /// Dtype of activations and of cached keys and values.
     pub dtype: Dtype,
-    /// Format of the recurrent states. Applies to the linear ops only ([`Op::is_linear`]).
+    /// Dtype of the recurrent states. Applies to the linear ops only ([`Op::is_linear`]).
     #[serde(default)]
     pub state_dtype: Option<Dtype>,
     /// Tokens per page. Applies to the paged ops only ([`Op::is_paged`]).
@@ -53,7 +53,7 @@ pub struct PlanRequest {
     /// The features that backends must have, by op. [`WINDOW`] is added for layers with a window.
     #[serde(default)]
     pub features: BTreeMap<Op, BTreeSet<String>>,
-    /// The distributions that are installed.
+    /// The installed distributions.
     #[serde(default)]
     pub packages: Packages,
     /// The ops whose gates never decay.
@@ -113,21 +113,21 @@ impl PlanRequest {
     }
 }
 
-/// The layers that one decision is for.
+/// The layers that one decision applies to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Route {
     /// Ids of the layers, ascending.
     pub layers: Vec<usize>,
-    /// Which backend serves them, and why; its query names op and phase.
+    /// The backend that serves them, and the reason. Its query has the op and the phase.
     pub decision: Decision,
 }
 
-/// The backend for each layer, op and phase of one model; or several backends, each for its class of batches.
+/// The backend of each layer, op and phase of one model; or several backends, each for a class of batches.
 ///
 /// Backends of one op share a state or a cache. All of them in one plan use the same form of it.
 ///
-/// A plan owns what it needs: the registrations that it uses stay alive and as they were, whatever is registered,
-/// configured or withdrawn later. [`RoutePlan::is_stale`] says whether such a change has been made.
+/// A plan owns the registrations that it uses. Later changes of the registry do not affect it.
+/// [`RoutePlan::is_stale`] tells whether there were any.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(try_from = "Document", into = "Document")]
 pub struct RoutePlan {
@@ -143,11 +143,11 @@ pub struct RoutePlan {
 }
 
 impl RoutePlan {
-    /// Decides, for each op that each layer runs and each phase asked for, which backend serves it.
+    /// Decides which backend serves each op of each layer in each requested phase.
     ///
     /// # Errors
-    /// [`PlanError`] where a preference is invalid, a layer computes something that no op covers, or an op has no
-    /// backend that fits; the latter names every candidate with its reasons.
+    /// [`PlanError`] if a preference is invalid, a layer computes something that no op covers, or no backend
+    /// fits an op. The last one names every candidate with its reasons.
     pub fn new(
         snapshot: &Arc<Snapshot>,
         layout: Arc<Layout>,
@@ -217,11 +217,11 @@ impl RoutePlan {
         })
     }
 
-    /// The backend of a layer's op in a phase; where several serve it, the one for unknown batches.
+    /// The backend of a layer's op in a phase; if there are several, the one for unknown batches.
     ///
     /// # Errors
-    /// [`RouteError`] for a layer that the model does not have, an op that the layer does not run, or a phase that was
-    /// not planned.
+    /// [`RouteError`] for an unknown layer, an op that the layer does not run, or a phase that was not
+    /// planned.
     #[inline]
     pub fn lookup(&self, layer: usize, op: Op, phase: Phase) -> Result<BackendId, RouteError> {
         self.look_up(layer, op, phase, self.tables.start(op, phase))
@@ -249,7 +249,7 @@ impl RoutePlan {
     /// The backend of a layer's op for a batch.
     ///
     /// # Errors
-    /// As [`RoutePlan::lookup`].
+    /// Those of [`RoutePlan::lookup`].
     #[inline]
     pub fn lookup_selected(
         &self,
@@ -373,7 +373,7 @@ impl RoutePlan {
         self.tables.cells()
     }
 
-    /// Whether the runtime has committed a change since the plan was made, so that a new plan might differ.
+    /// Whether the runtime has committed a change since the plan was made, so a new plan might differ.
     ///
     /// A plan that was read from a document, or made on another runtime, is always stale.
     #[must_use]

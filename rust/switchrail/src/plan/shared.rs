@@ -13,7 +13,7 @@ struct Form {
 }
 
 impl Form {
-    /// The query, with this form's values in the fields that the query leaves open.
+    /// The query, with its open fields filled from this form.
     fn asked_of(&self, query: &Query) -> Query {
         let mut query = query.clone();
         query.state_layout = query.state_layout.or_else(|| self.layout.clone());
@@ -25,9 +25,10 @@ impl Form {
 
 /// The routes of one op, with backends that all use one form of the shared state or cache.
 ///
-/// A decode goes on from the state that a prefill wrote, and the next batch can be of another class: so all backends of
-/// an op in a plan must agree on the form. If the request leaves the form open and the backends chosen without it
-/// disagree, each form is tried in turn until every route has a backend; those of the first route's choice come first.
+/// A decode continues from the state that a prefill wrote, and consecutive batches can be of different
+/// classes. So all backends of an op in a plan must use the same form. If the request leaves the form open
+/// and the backends chosen without it disagree, each form is tried in turn until every route has a backend,
+/// starting with the forms of the first route's backend.
 pub(super) fn resolve(
     snapshot: &Snapshot,
     layout: &Layout,
@@ -75,7 +76,7 @@ fn decide(
     asked.iter().map(route).collect()
 }
 
-/// The capabilities of all backends that serve, each with its query.
+/// The capabilities of all chosen backends, each with its query.
 fn serving<'a>(snapshot: &'a Snapshot, routes: &'a [Route]) -> Vec<(&'a Query, &'a Capabilities)> {
     let of = |route: &'a Route| {
         let query = &route.decision.query;
@@ -94,7 +95,7 @@ fn agree(snapshot: &Snapshot, routes: &[Route]) -> bool {
         && common(open(|query| query.page_size.is_none()).map(|each| &each.page_sizes))
 }
 
-/// Whether one value is in every set, empty sets aside: these restrict nothing.
+/// Whether some value is in every set. Empty sets restrict nothing and are ignored.
 fn common<'a, T: Ord + 'a>(sets: impl Iterator<Item = &'a BTreeSet<T>>) -> bool {
     let restricting: Vec<_> = sets.filter(|set| !set.is_empty()).collect();
     restricting.first().is_none_or(|first| {
@@ -103,7 +104,7 @@ fn common<'a, T: Ord + 'a>(sets: impl Iterator<Item = &'a BTreeSet<T>>) -> bool 
     })
 }
 
-/// Every possible form, those of the first route's choice first.
+/// All possible forms, starting with those of the first route's backend.
 fn forms(snapshot: &Snapshot, routes: &[Route]) -> Vec<Form> {
     let chosen = serving(snapshot, routes).into_iter().map(|(_, each)| each);
     let op = routes[0].decision.query.op;
@@ -125,7 +126,7 @@ fn forms(snapshot: &Snapshot, routes: &[Route]) -> Vec<Form> {
     forms
 }
 
-/// The different values of all sets, in the order of the sets; one `None` where all sets are empty.
+/// The distinct values of all sets, in their order; a single `None` if all sets are empty.
 fn options<'a, T: Ord + Clone + 'a>(sets: impl Iterator<Item = &'a BTreeSet<T>>) -> Vec<Option<T>> {
     let mut found: Vec<Option<T>> = Vec::new();
     for value in sets.flatten().cloned().map(Some) {

@@ -1,8 +1,8 @@
-//! Why something is not registered, not committed, or not replayed.
+//! Errors of registering, committing and replaying.
 
 use crate::{BackendId, CoreError, Op, Origin, UnknownName};
 
-/// A name that another registration has.
+/// A name that another registration already has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{op} backend {name:?} is already registered by {owner}; choose another name, or override it explicitly"
@@ -10,11 +10,11 @@ use crate::{BackendId, CoreError, Op, Origin, UnknownName};
 pub struct Conflict {
     /// The op.
     pub op: Op,
-    /// The name that both want.
+    /// The name that both registrations use.
     pub name: String,
-    /// Who has it.
+    /// The origin of the existing registration.
     pub owner: Origin,
-    /// The owner's registration.
+    /// The existing registration.
     pub id: BackendId,
 }
 
@@ -31,10 +31,10 @@ pub enum RegisterError {
     /// The transaction was committed, aborted or closed.
     #[error("the transaction is closed; what is registered after it has ended would be lost")]
     Closed,
-    /// The name has an owner, and nothing was said of overriding it.
+    /// The name is taken, and no override was requested.
     #[error(transparent)]
     Taken(Conflict),
-    /// A plugin wants to take out or configure what somebody else registered.
+    /// A plugin tries to remove or configure another origin's registration.
     #[error(
         "{op} backend {name:?} is registered by {owner}; a plugin can take out and configure only what it registered \
          itself, and put its own in the place of others' by overriding them"
@@ -44,10 +44,10 @@ pub enum RegisterError {
         op: Op,
         /// The backend's name.
         name: String,
-        /// Who registered it.
+        /// The origin of the registration.
         owner: Origin,
     },
-    /// A field of the spec can't be meant.
+    /// A field of the spec is invalid.
     #[error("{op} backend {name:?}, {field}: {problem}")]
     Invalid {
         /// The op.
@@ -56,10 +56,10 @@ pub enum RegisterError {
         name: String,
         /// The field.
         field: &'static str,
-        /// What is wrong with it, and what would be valid.
+        /// The problem, and the valid values.
         problem: String,
     },
-    /// It claims a feature, or a layout of the state, that there is not.
+    /// The spec claims an unknown feature or state layout.
     #[error("{op} backend {name:?}, {field}: {claim}")]
     UnknownClaim {
         /// The op.
@@ -68,25 +68,25 @@ pub enum RegisterError {
         name: String,
         /// The field.
         field: &'static str,
-        /// What it claims, and what would be valid.
+        /// The unknown name and the valid ones.
         claim: Box<UnknownName>,
     },
-    /// A native backend refuses its configuration.
+    /// A native backend rejects its configuration.
     #[error("configuration of {op} backend {name:?}: {problem}")]
     Config {
         /// The op.
         op: Op,
         /// The backend's name.
         name: String,
-        /// What it says.
+        /// The backend's own message.
         problem: String,
     },
-    /// No backend of the op has that name.
+    /// No backend of the op has this name.
     #[error("op {op}: {name}")]
     Unknown {
         /// The op.
         op: Op,
-        /// The name, and the valid ones.
+        /// The unknown name and the valid ones.
         name: UnknownName,
     },
 }
@@ -144,17 +144,17 @@ impl CoreError for RegisterError {
     }
 }
 
-/// Why a transaction was not committed.
+/// Why a transaction could not be committed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommitError {
-    /// It was closed before, by a [`Registrar`](crate::Registrar).
+    /// A [`Registrar`](crate::Registrar) already closed the transaction.
     #[error("the transaction is closed; nothing was committed")]
     Closed,
-    /// Another transaction has taken a name since it was staged.
+    /// Another transaction has taken a name since this one staged it.
     #[error("nothing was committed: {0}")]
     Conflict(Conflict),
-    /// What was to be configured was removed since it was staged.
+    /// A registration to be configured has been removed since this was staged.
     #[error(
         "nothing was committed: {op} backend {name:?}, which was to be configured, was removed in the meantime"
     )]
@@ -163,7 +163,7 @@ pub enum CommitError {
         op: Op,
         /// The backend's name.
         name: String,
-        /// The registration that is gone.
+        /// The removed registration.
         id: BackendId,
     },
 }
@@ -186,19 +186,19 @@ impl CoreError for CommitError {
     }
 }
 
-/// A commit that does not follow on a state.
+/// A commit that cannot follow a state.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplayError {
-    /// It is not the next one.
+    /// The commit is not the next one.
     #[error("commit {found} does not follow on version {version}")]
     Order {
-        /// The state's version.
+        /// The version of the state.
         version: u64,
-        /// The commit's.
+        /// The version of the commit.
         found: u64,
     },
-    /// It changes a registration that the state does not have.
+    /// The commit changes a registration that the state does not have.
     #[error("commit {version} changes registration {id}, which the state before it does not have")]
     Unknown {
         /// The registration.

@@ -1,4 +1,4 @@
-//! What is registered: immutable snapshots, and the transactions that make the next one.
+//! The registry: immutable snapshots, and the transactions that create the next one.
 
 mod error;
 mod snapshot;
@@ -16,10 +16,10 @@ use crate::{BackendId, Origin, Schema};
 use snapshot::Request;
 use sync::{AtomicU64, Cell, Mutex, Ordering, lock};
 
-/// Owns what is registered.
+/// Owns the registrations.
 ///
-/// Reading takes the current [`Snapshot`] and never waits. Writing goes through a [`Transaction`]; commits wait for
-/// each other, and each makes the next version.
+/// Readers take the current [`Snapshot`] without waiting. Writers use a [`Transaction`]; commits are
+/// serialised, and each creates the next version.
 ///
 /// ```
 /// use switchrail::{BackendSpec, Capabilities, DeviceKind, DeviceSupport, Entry, Op, Origin, Phase, Runtime};
@@ -49,7 +49,7 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// A runtime with nothing registered, at version 0.
+    /// A runtime without registrations, at version 0.
     #[must_use]
     pub fn new() -> Arc<Self> {
         Arc::new(Self {
@@ -59,13 +59,13 @@ impl Runtime {
         })
     }
 
-    /// The current state. Takes no lock.
+    /// The current snapshot. Takes no lock.
     #[must_use]
     pub fn snapshot(&self) -> Arc<Snapshot> {
         self.snapshot.load()
     }
 
-    /// Opens a transaction in the name of `origin`. Any number may be open at once.
+    /// Opens a transaction on behalf of `origin`. Any number may be open at once.
     pub fn begin(self: &Arc<Self>, origin: Origin) -> Transaction {
         Transaction::new(Arc::clone(self), origin)
     }
@@ -78,8 +78,8 @@ impl Runtime {
     }
 
     fn publish(&self, origin: Origin, requests: &[Request]) -> Result<Arc<Commit>, CommitError> {
-        // These may be the last owners of native backends, whose drops are foreign code: declared before the guard, so
-        // dropped after it.
+        // These may hold the last references to native backends, and dropping those runs foreign code.
+        // Declaring them before the guard drops them after the lock is released.
         let (current, mut next);
         let mut changes = Vec::new();
         let _guard = lock(&self.commit);

@@ -1,4 +1,4 @@
-//! One state of a runtime, and what leads from it to the next.
+//! Immutable states of a runtime, and the changes between them.
 
 use std::{ops::Range, sync::Arc};
 
@@ -9,21 +9,22 @@ use crate::{BackendId, BackendSpec, Config, Op, Origin, Phase, Registration, Sch
 
 /// One immutable state of a [`Runtime`](crate::Runtime).
 ///
-/// Several registrations of one op and name form a stack. In each phase the last of those that serve it is active, and
-/// overrides those below that serve it too; an override of one phase leaves the others to what is below.
+/// Registrations of the same op and name form a stack. In each phase, the last registration that serves the
+/// phase is active and overrides the earlier ones. An override that serves only some phases leaves the other
+/// phases unchanged.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(from = "Document")]
 pub struct Snapshot {
     schema: Schema,
     pub(super) version: u64,
-    /// Sorted by op and name; within a stack in order of registration.
+    /// Sorted by op and name; in order of registration within a stack.
     backends: Vec<Arc<Registration>>,
-    /// The same, sorted by id.
+    /// The same registrations, sorted by id.
     #[serde(skip)]
     by_id: Vec<Arc<Registration>>,
 }
 
-/// The serialised form. What is found by search must be in order, whoever wrote the document.
+/// The serialised form. The lists are sorted after reading, because lookups use binary search.
 #[derive(Deserialize)]
 struct Document {
     schema: Schema,
@@ -50,7 +51,7 @@ impl From<Document> for Snapshot {
     }
 }
 
-/// Nothing registered, version 0: what every runtime begins with.
+/// No registrations, version 0: the initial state of every runtime.
 impl Default for Snapshot {
     fn default() -> Self {
         Self {
@@ -63,19 +64,19 @@ impl Default for Snapshot {
 }
 
 impl Snapshot {
-    /// How many commits led here.
+    /// The number of commits so far.
     #[must_use]
     pub const fn version(&self) -> u64 {
         self.version
     }
 
-    /// Every registration, overridden ones too: by op, then name, then order of registration.
+    /// All registrations including overridden ones, by op, name and order of registration.
     #[must_use]
     pub fn backends(&self) -> &[Arc<Registration>] {
         &self.backends
     }
 
-    /// The backends of an op that are active in some phase, by name, those of one name in order of registration.
+    /// The backends of an op that are active in at least one phase, by name and order of registration.
     pub fn of_op(&self, op: Op) -> impl Iterator<Item = &Arc<Registration>> {
         self.stacks_of(op).flat_map(|stack| {
             let is_active = |index: &usize| {
@@ -91,20 +92,20 @@ impl Snapshot {
         self.stacks_of(op).map(|stack| stack[0].spec.name.as_str())
     }
 
-    /// The stacks of an op, by name, each in order of registration and never empty.
+    /// The stacks of an op, by name. Each is in order of registration and never empty.
     pub(crate) fn stacks_of(&self, op: Op) -> impl Iterator<Item = &[Arc<Registration>]> {
         let start = self.backends.partition_point(|backend| backend.spec.op < op);
         let end = self.backends.partition_point(|backend| backend.spec.op <= op);
         self.backends[start..end].chunk_by(|a, b| a.spec.name == b.spec.name)
     }
 
-    /// The registrations of an op and name in their order, each of which overrides those before it.
+    /// The registrations of an op and name, in order. Each overrides the ones before it.
     #[must_use]
     pub fn stack(&self, op: Op, name: &str) -> &[Arc<Registration>] {
         &self.backends[self.range(op, name)]
     }
 
-    /// Where the stack of an op and name is; where there is none, the empty place that it would be at.
+    /// The position of the stack of an op and name. If there is none, an empty range at the position for it.
     fn range(&self, op: Op, name: &str) -> Range<usize> {
         let key =
             |backend: &Arc<Registration>| (backend.spec.op, backend.spec.name.as_str()).cmp(&(op, name));
@@ -113,20 +114,21 @@ impl Snapshot {
         start..end
     }
 
-    /// The uppermost backend of an op and name, which is active in all of its phases.
+    /// The last registered backend of an op and name. It is active in all of its phases.
     #[must_use]
     pub fn find(&self, op: Op, name: &str) -> Option<&Arc<Registration>> {
         self.stack(op, name).last()
     }
 
-    /// The active backend of an op and name in a phase; none where no registration of the name serves it.
+    /// The active backend of an op and name in a phase, or `None` if no registration of that name serves the
+    /// phase.
     #[must_use]
     pub fn active(&self, op: Op, name: &str, phase: Phase) -> Option<&Arc<Registration>> {
         let stack = self.stack(op, name);
         active(stack, phase).map(|index| &stack[index])
     }
 
-    /// Whether a registration of an op and name is overridden, in a phase or in any.
+    /// Whether a registration of an op and name is overridden, in the given phase or in any.
     #[must_use]
     pub fn is_overridden(&self, op: Op, name: &str, phase: Option<Phase>) -> bool {
         let stack = self.stack(op, name);
@@ -142,16 +144,17 @@ impl Snapshot {
         })
     }
 
-    /// The registration with an id, active or not.
+    /// The registration with this id, active or overridden.
     #[must_use]
     pub fn get(&self, id: BackendId) -> Option<&Arc<Registration>> {
         self.place(id).map(|place| &self.by_id[place])
     }
 
-    /// The state after a commit. From [`Snapshot::default`] on, the commits of a runtime in order give its states.
+    /// The state after a commit. Applying a runtime's commits in order to [`Snapshot::default`] yields all of
+    /// its states.
     ///
     /// # Errors
-    /// [`ReplayError`] where the commit does not follow on this state.
+    /// [`ReplayError`] if the commit cannot follow this state.
     pub fn apply(&self, commit: &Commit) -> Result<Self, ReplayError> {
         if commit.version != self.version + u64::from(!commit.changes.is_empty()) {
             return Err(ReplayError::Order {
@@ -170,12 +173,12 @@ impl Snapshot {
         Ok(next)
     }
 
-    /// Where the registration with an id is among those sorted by id.
+    /// The position of a registration in the list sorted by id.
     fn place(&self, id: BackendId) -> Option<usize> {
         self.by_id.binary_search_by_key(&id, |backend| backend.id).ok()
     }
 
-    /// Where a registration is in both orders: by op and name, and by id.
+    /// The positions of a registration in both lists: by op and name, and by id.
     fn places(&self, id: BackendId) -> Option<(usize, usize)> {
         let place = self.place(id)?;
         let BackendSpec { op, name, .. } = &self.by_id[place].spec;
@@ -210,7 +213,7 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Turns a request into changes, and makes them.
+    /// Converts a request into changes and applies them.
     pub(super) fn carry_out(
         &mut self,
         request: &Request,
@@ -276,22 +279,22 @@ impl Snapshot {
     }
 }
 
-/// Which registration of a stack is active in a phase: the last that serves it.
+/// The index of the registration of a stack that is active in a phase: the last one that serves it.
 pub(crate) fn active(stack: &[Arc<Registration>], phase: Phase) -> Option<usize> {
     stack
         .iter()
         .rposition(|backend| backend.spec.phases.contains(&phase))
 }
 
-/// What one commit changed.
+/// The changes of one commit.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Commit {
     pub(super) schema: Schema,
-    /// The version that it made; where it changed nothing, the version that it found.
+    /// The version after the commit. A commit without changes keeps the version.
     pub version: u64,
-    /// In whose name.
+    /// The origin on whose behalf it was committed.
     pub origin: Origin,
-    /// The changes, in order. None at all means that no new version was published.
+    /// The changes, in order. If there are none, no new version was published.
     pub changes: Vec<Change>,
 }
 
@@ -299,26 +302,26 @@ pub struct Commit {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Change {
-    /// A registration was put on top of its stack.
+    /// A registration was added to the top of its stack.
     Add {
         /// The registration.
         registration: Arc<Registration>,
     },
-    /// A registration was taken out of its stack.
+    /// A registration was removed from its stack.
     Remove {
-        /// Which.
+        /// The registration.
         id: BackendId,
     },
-    /// A registration's user values were replaced.
+    /// The user's values of a registration were replaced.
     Configure {
-        /// Which.
+        /// The registration.
         id: BackendId,
         /// The new values.
         configuration: Config,
     },
 }
 
-/// What was staged; what it changes is decided at commit.
+/// A staged request. Its changes are determined at commit.
 #[derive(Debug, Clone)]
 pub(super) enum Request {
     Add {

@@ -1,4 +1,4 @@
-//! What threads share, exchanged for models of the same where the commit protocol is checked by loom.
+//! Shared-memory primitives; replaced by loom's models when loom checks the commit protocol.
 
 #[cfg(not(loom))]
 pub(super) use std::sync::{
@@ -14,7 +14,7 @@ pub(super) use loom::sync::{
 
 use std::sync::{Arc, PoisonError};
 
-/// An `Arc` that is read without waiting, and exchanged.
+/// An `Arc` that can be replaced, with wait-free reads.
 #[cfg(not(loom))]
 #[derive(Debug)]
 pub(super) struct Cell<T>(arc_swap::ArcSwap<T>);
@@ -34,7 +34,7 @@ impl<T> Cell<T> {
     }
 }
 
-/// The model: every load and store is one step, and between any two of them other threads may run.
+/// The model: each load and store is one step, and other threads may run between two steps.
 #[cfg(loom)]
 #[derive(Debug)]
 pub(super) struct Cell<T>(Mutex<Arc<T>>);
@@ -54,7 +54,7 @@ impl<T> Cell<T> {
     }
 }
 
-/// Nothing that a panicking thread could leave half-done is behind these locks.
+/// Locks a mutex and ignores poisoning: these mutexes guard no data that a panic could leave inconsistent.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

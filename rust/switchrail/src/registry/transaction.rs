@@ -1,4 +1,4 @@
-//! Changes that are staged, validated, and committed together.
+//! Transactions: changes that are staged, validated and committed together.
 
 use std::{mem, sync::Arc};
 
@@ -31,19 +31,20 @@ impl Transaction {
         }
     }
 
-    /// The handle that changes are staged with.
+    /// The handle for staging changes.
     #[must_use]
     pub const fn registrar(&self) -> &Registrar {
         &self.registrar
     }
 
-    /// Validates what was staged again, against the state as it now is, and publishes it as the next version.
+    /// Validates the staged changes against the current state and publishes them as the next version.
     ///
-    /// Nothing is published where nothing changes: a transaction that is empty, or clears what is clear.
+    /// If nothing changes, no version is published: for example if the transaction is empty.
     ///
     /// # Errors
-    /// [`CommitError::Conflict`] where another transaction has taken a name in the meantime, [`CommitError::Gone`]
-    /// where it removed what was to be configured, [`CommitError::Closed`]. Nothing is published then.
+    /// [`CommitError::Conflict`] if another transaction has taken a name in the meantime,
+    /// [`CommitError::Gone`] if a registration to be configured was removed, or [`CommitError::Closed`].
+    /// Nothing is published then.
     pub fn commit(self) -> Result<Arc<Commit>, CommitError> {
         let staged = self.registrar.staged().take().ok_or(CommitError::Closed)?;
         self.registrar
@@ -58,24 +59,25 @@ impl Drop for Transaction {
     }
 }
 
-/// Stages changes in a [`Transaction`]. Clones stage in the same one.
+/// Stages changes in a [`Transaction`]. Clones share the transaction.
 ///
-/// Each change is validated at once, against the current state with what was staged before. When the transaction ends,
-/// by commit, drop or [`Registrar::close`], all clones are closed and refuse with [`RegisterError::Closed`].
+/// Each change is validated immediately, against the current state plus the changes staged before. When the
+/// transaction ends, by commit, drop or [`Registrar::close`], all clones are closed and return
+/// [`RegisterError::Closed`].
 #[derive(Debug, Clone)]
 pub struct Registrar {
     runtime: Arc<Runtime>,
     origin: Origin,
-    /// None when closed.
+    /// `None` when closed.
     staged: Arc<Mutex<Option<Staged>>>,
 }
 
-/// What was staged so far, and the state that it leads to.
+/// The staged requests, and the state that they lead to.
 #[derive(Debug, Default)]
 struct Staged {
     requests: Vec<Request>,
-    /// What the requests were last applied to, and the result; kept, because to apply all of them again for each one
-    /// more would make staging quadratic.
+    /// The result of applying the requests to a base state. It is cached, because applying all requests again
+    /// for each new one would make staging quadratic.
     preview: Preview,
 }
 
@@ -86,14 +88,15 @@ struct Preview {
 }
 
 impl Staged {
-    /// Brings the preview up to date with a base. Returns what it replaces, for the caller to drop without a lock.
+    /// Brings the preview up to date with a base. Returns the old preview, which the caller drops after
+    /// unlocking.
     fn catch_up(&mut self, base: Arc<Snapshot>) -> Option<Preview> {
         if Arc::ptr_eq(&self.preview.base, &base) {
             return None;
         }
         let mut state = Snapshot::clone(&base);
         for request in &self.requests {
-            // What can't be carried out any more is for the commit to report.
+            // The commit reports requests that can no longer be applied.
             let _ = state.carry_out(request, &mut Vec::new());
         }
         Some(mem::replace(&mut self.preview, Preview { base, state }))
@@ -101,7 +104,7 @@ impl Staged {
 }
 
 impl Registrar {
-    /// In whose name the transaction is.
+    /// The origin on whose behalf changes are staged.
     #[must_use]
     pub const fn origin(&self) -> &Origin {
         &self.origin
@@ -113,13 +116,13 @@ impl Registrar {
         drop(staged);
     }
 
-    /// Stages a backend, and gives it its id.
+    /// Stages a backend and returns its id.
     ///
-    /// With `overrides` it goes on top of whatever has its op and name, also where nothing has; without, the name must
-    /// be free.
+    /// With `overrides`, it is put on top of the existing registrations of its op and name, if any. Without
+    /// it, the name must be free.
     ///
     /// # Errors
-    /// [`RegisterError::Taken`] with the owner, the variants for a spec that can't be meant, or
+    /// [`RegisterError::Taken`] with the owner, a variant that describes the invalid spec, or
     /// [`RegisterError::Closed`].
     pub fn add(&self, spec: BackendSpec, entry: Entry, overrides: bool) -> Result<BackendId, RegisterError> {
         validate(&spec, &entry)?;
@@ -140,11 +143,12 @@ impl Registrar {
         Ok(id)
     }
 
-    /// Stages the removal of everything but the built-in of an op and name; in a plugin's name, of what it registered
-    /// itself; with a phase, of what serves that phase and no other. Idempotent: nothing may be there.
+    /// Stages the removal of all registrations of an op and name except the built-in one. A plugin only
+    /// removes its own. With a phase, only registrations that serve no other phase are removed. Idempotent:
+    /// it is not an error if there are none.
     ///
     /// # Errors
-    /// [`RegisterError::NotOwn`] where a plugin would clear only what others registered, or
+    /// [`RegisterError::NotOwn`] if a plugin would only clear registrations of other origins, or
     /// [`RegisterError::Closed`].
     pub fn clear(&self, op: Op, name: &str, phase: Option<Phase>) -> Result<(), RegisterError> {
         self.preview(|state| {
@@ -164,10 +168,10 @@ impl Registrar {
         })
     }
 
-    /// Stages the removal of one registration, wherever in its stack it is. Idempotent: it may be gone already.
+    /// Stages the removal of one registration anywhere in its stack. Idempotent: it may already be removed.
     ///
     /// # Errors
-    /// [`RegisterError::NotOwn`] where a plugin would take out what somebody else registered, or
+    /// [`RegisterError::NotOwn`] if a plugin would remove a registration of another origin, or
     /// [`RegisterError::Closed`].
     pub fn withdraw(&self, id: BackendId) -> Result<(), RegisterError> {
         self.preview(|state| {
@@ -178,7 +182,7 @@ impl Registrar {
         self.stage(Request::Withdraw { id })
     }
 
-    /// Stages the removal of every registration of this origin.
+    /// Stages the removal of all registrations of this origin.
     ///
     /// # Errors
     /// [`RegisterError::Closed`].
@@ -193,12 +197,13 @@ impl Registrar {
         own.into_iter().try_for_each(|id| self.withdraw(id))
     }
 
-    /// Stages the user's values for the uppermost backend of an op and name. They replace those given before, if any.
+    /// Stages the user's values for the last registered backend of an op and name. They replace earlier
+    /// values.
     ///
     /// # Errors
-    /// [`RegisterError::Unknown`] with the nearest names, [`RegisterError::Config`] where a native backend refuses the
-    /// values, [`RegisterError::NotOwn`] where a plugin configures what somebody else registered, or
-    /// [`RegisterError::Closed`].
+    /// [`RegisterError::Unknown`] with the nearest names, [`RegisterError::Config`] if a native backend
+    /// rejects the values, [`RegisterError::NotOwn`] if a plugin would configure a registration of another
+    /// origin, or [`RegisterError::Closed`].
     pub fn configure(&self, op: Op, name: &str, configuration: Config) -> Result<(), RegisterError> {
         let find = |state: &Snapshot| {
             state.find(op, name).cloned().ok_or_else(|| {
@@ -233,7 +238,7 @@ impl Registrar {
         })
     }
 
-    /// Looks at the state that what was staged so far leads to.
+    /// Calls `look` with the state that the staged requests lead to.
     fn preview<T>(
         &self,
         look: impl FnOnce(&Snapshot) -> Result<T, RegisterError>,
@@ -243,7 +248,7 @@ impl Registrar {
 
     fn stage(&self, request: Request) -> Result<(), RegisterError> {
         self.with_staged(|staged| {
-            // What is gone since it was looked up is for the commit to report.
+            // The commit reports registrations that were removed after the lookup.
             if let Err(CommitError::Conflict(conflict)) =
                 staged.preview.state.carry_out(&request, &mut Vec::new())
             {
@@ -351,7 +356,7 @@ fn validate(spec: &BackendSpec, entry: &Entry) -> Result<(), RegisterError> {
     Ok(())
 }
 
-/// Whether it reads `module:Qualified.name`, as a class's module and qualified name do, `f.<locals>.C` too.
+/// Whether the path has the form `module:Qualified.name`; `f.<locals>.C` is a valid qualified name.
 fn is_class_path(path: &str) -> bool {
     let named = |part: &str| !part.is_empty() && !part.contains([' ', '\t', '\n', ':']);
     path.split_once(':')

@@ -1,4 +1,4 @@
-//! Which backend is fastest for which loads.
+//! Classes of loads, and the fastest backend for each.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -10,17 +10,19 @@ use super::{
 };
 use crate::{Op, Phase};
 
-/// Bands are an eighth of an octave apart, 9 %, and thresholds multiples of it, so that times that hardly differ give the
-/// same ones.
+/// Width of interpolated bands, an eighth of an octave (9 %). Thresholds are multiples of it, so nearly equal
+/// times give equal thresholds.
 const STEP: i64 = OCTAVE / 8;
 
-/// Below every place.
+/// A place below all loads.
 const LEAST: i64 = -(1 << 7) * OCTAVE;
 
-/// Times that are no further apart count as equal: 1 %, which is less than two runs of one backend differ by.
+/// Times closer than this count as equal: 1 %, which is less than the variation between two runs of one
+/// backend.
 const EQUAL: i64 = OCTAVE * 144 / 10_000;
 
-/// Ascending places, each with what holds from there up to the next one; the first one's holds below it too.
+/// Ascending thresholds, each with the value that applies from there to the next one. The first value also
+/// applies below its threshold.
 type Thresholds<T> = Vec<(i64, T)>;
 
 fn at<T>(thresholds: &Thresholds<T>, place: i64) -> &T {
@@ -28,37 +30,37 @@ fn at<T>(thresholds: &Thresholds<T>, place: i64) -> &T {
     &thresholds[reached.saturating_sub(1)].1
 }
 
-/// The classes of calls that one decision is for, and which backend serves each of them.
+/// The classes of loads for one decision, each with the backend that serves it.
 ///
-/// Two numbers tell loads apart, each by sorted thresholds: the rows pick a band, and within it the second number, which
-/// depends on op and phase, picks the class. A class is the loads that one backend serves.
+/// A load has two coordinates. The number of rows selects a band; in the band, the second coordinate, which
+/// depends on op and phase, selects the class. A class is the set of loads that one backend serves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Unchecked")]
 pub struct Classes {
-    /// The backends, one a class; the first serves where the batch is not known.
+    /// One backend per class. The first also serves unknown batches.
     backends: Vec<BackendRef>,
     bands: Thresholds<Thresholds<usize>>,
 }
 
 impl Classes {
-    /// The backends, one a class; the first is the decision's own.
+    /// One backend per class. The first is the decision's chosen backend.
     #[must_use]
     pub fn backends(&self) -> &[BackendRef] {
         &self.backends
     }
 
-    /// The class of the loads at a place ([`Load::place`](super::Load::place)): which of the backends serves them.
+    /// The class of the loads at a place ([`Load::place`](super::Load::place)).
     pub(super) fn at(&self, (rows, second): (i64, i64)) -> usize {
         *at(at(&self.bands, rows), second)
     }
 
-    /// The thresholds, to compare.
+    /// The thresholds, for comparison.
     pub(crate) const fn bands(&self) -> &Thresholds<Thresholds<usize>> {
         &self.bands
     }
 }
 
-/// Classes as they are read.
+/// The form as it is read, before it is checked.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Unchecked {
@@ -66,7 +68,7 @@ struct Unchecked {
     bands: Thresholds<Thresholds<usize>>,
 }
 
-/// Classes that contradict themselves, though each of their parts can be read.
+/// Why a document has no valid classes, although each of its parts can be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the thresholds of the classes are none, do not ascend, or are of a class without a backend")]
 pub struct ClassesError;
@@ -87,20 +89,21 @@ impl TryFrom<Unchecked> for Classes {
     }
 }
 
-/// What the times of several backends say.
+/// The comparison of several backends' times.
 pub(super) struct Verdict {
-    /// The backends that are fastest somewhere, by their numbers; the first is the fastest of them taken all together,
-    /// of those that were timed at the most loads: one that failed at some is nothing for calls of any.
+    /// The backends that are fastest at some load, by index. The first is the fastest over all loads
+    /// together. Backends that were timed at more loads come before others, because a missing time can mean a
+    /// failure.
     pub winners: Vec<usize>,
-    /// Nanoseconds of each backend, the geometric mean over the loads at which all were timed.
+    /// Nanoseconds of each backend: the geometric mean over the loads at which all backends were timed.
     pub typical: Vec<Option<u64>>,
-    /// The numbers of the fastest backends.
+    /// The indices of the fastest backends.
     bands: Thresholds<Thresholds<usize>>,
 }
 
 impl Verdict {
-    /// The verdict of samples on backends, which are numbered in order of precedence and without a name where they
-    /// don't count; none where no time is known.
+    /// Compares backends by their samples. Backends are indexed in order of precedence; one without a name is
+    /// ignored. `None` if no time is known.
     pub fn new(op: Op, phase: Phase, samples: &[Sample], names: &[Option<&str>]) -> Option<Self> {
         let plane = Plane::new(op, phase, samples, names);
         let bands = plane.bands();
@@ -117,7 +120,7 @@ impl Verdict {
         })
     }
 
-    /// The classes, where there are several; `backends` are those of `winners`.
+    /// The classes, if there are several. `backends` has one entry for each of `winners`.
     pub fn classes(&self, backends: Vec<BackendRef>) -> Option<Classes> {
         let numbers: HashMap<usize, usize> = self.winners.iter().copied().zip(0..).collect();
         let class = |(from, backend): &(i64, usize)| (*from, numbers[backend]);
@@ -129,13 +132,13 @@ impl Verdict {
     }
 }
 
-/// Logarithms of times by backend; none where it was not timed.
+/// Logarithms of times by backend; `None` for a backend that was not timed.
 type Times = Vec<Option<i64>>;
 
-/// Samples of one number of rows, each with its second number.
+/// Samples with the same number of rows, each with its second coordinate.
 type Line = Vec<(i64, Times)>;
 
-/// The measured times: lines of one number of rows each, of the samples at which any of the backends was timed.
+/// The measured times: one line per number of rows, with the samples at which some backend was timed.
 struct Plane {
     lines: Vec<(i64, Line)>,
 }
@@ -161,7 +164,8 @@ impl Plane {
         }
     }
 
-    /// The fastest backends by load: a band for each line, measured or interpolated, and one for equal neighbours.
+    /// The fastest backends by load: a band for each measured or interpolated line, with equal neighbours
+    /// merged.
     fn bands(&self) -> Thresholds<Thresholds<usize>> {
         let mut bands: Thresholds<Thresholds<usize>> = Vec::new();
         let mut last = None;
@@ -175,7 +179,7 @@ impl Plane {
         bands
     }
 
-    /// The lines, and between each two of them interpolated ones a [`STEP`] apart.
+    /// The lines, with interpolated lines between them at intervals of [`STEP`].
     fn filled(&self) -> Vec<(i64, Line)> {
         let mut filled = Vec::new();
         for (index, (rows, line)) in self.lines.iter().enumerate() {
@@ -209,13 +213,13 @@ impl Plane {
             .flat_map(|(_, line)| line.iter().map(|(_, times)| times))
     }
 
-    /// At how many loads another backend was timed, and this one was not.
+    /// The number of loads at which another backend was timed but not this one.
     fn gaps(&self, index: usize) -> usize {
         self.samples().filter(|times| times[index].is_none()).count()
     }
 
-    /// The logarithm of each backend's geometric mean over the loads at which all of those with a time were timed;
-    /// where there is none, over its own.
+    /// The logarithm of each backend's geometric mean over the loads at which all timed backends were timed.
+    /// If there are no such loads, over its own.
     fn means(&self, count: usize) -> Times {
         let timed: Vec<usize> = (0..count)
             .filter(|index| self.samples().any(|times| times[*index].is_some()))
@@ -234,7 +238,8 @@ impl Plane {
     }
 }
 
-/// The logarithms of the times of all backends at a place of a line, linear between the measured ones.
+/// The logarithms of all backends' times at a place of a line, interpolated linearly between the measured
+/// ones.
 fn along(line: &Line, place: i64) -> Times {
     let above = line.partition_point(|(other, _)| *other < place);
     match (above.checked_sub(1).map(|below| &line[below]), line.get(above)) {
@@ -246,14 +251,14 @@ fn along(line: &Line, place: i64) -> Times {
     }
 }
 
-/// What lies `part` of `whole` of the way between times; none where one of them is not known.
+/// Interpolates times at the fraction `part / whole`; `None` where either end is unknown.
 fn between(below: &Times, above: &Times, part: i64, whole: i64) -> Times {
     let ends = below.iter().zip(above);
     ends.map(|(below, above)| Some((*below)? + ((*above)? - (*below)?) * part / whole))
         .collect()
 }
 
-/// The fastest backends along a line.
+/// The thresholds of the fastest backends along a line.
 fn thresholds(line: &Line) -> Thresholds<usize> {
     let fastest: Vec<usize> = line.iter().map(|(_, times)| fastest(times)).collect();
     let mut found = vec![(LEAST, fastest[0])];
@@ -265,15 +270,16 @@ fn thresholds(line: &Line) -> Thresholds<usize> {
     found
 }
 
-/// The first of the backends whose time is within [`EQUAL`] of the least.
+/// The first backend whose time is within [`EQUAL`] of the least.
 fn fastest(times: &Times) -> usize {
     let least = times.iter().flatten().min().expect("one was timed");
     let among = |time: &Option<i64>| time.is_some_and(|time| time <= least + EQUAL);
     times.iter().position(among).expect("one takes the least")
 }
 
-/// Where the backend that is fastest at one place is overtaken by that of the next one: where the lines between their
-/// logarithms cross, and at once where one of them was not timed at both.
+/// The place between two samples where the fastest backend changes: where the interpolated logarithms cross.
+/// If `left` was not timed at the upper sample, the change is right after the lower one. If `right` was not
+/// timed at the lower sample, the change is at the upper one.
 fn crossing((low, below): &(i64, Times), (high, above): &(i64, Times), left: usize, right: usize) -> i64 {
     let lead = |times: &Times, one: usize, other: usize| Some((times[other]? - times[one]?).max(0));
     let Some(behind) = lead(above, right, left) else {
@@ -289,7 +295,7 @@ fn crossing((low, below): &(i64, Times), (high, above): &(i64, Times), left: usi
     rounded.clamp(low + 1, *high)
 }
 
-/// The number that a logarithm in [`OCTAVE`]s is of, for people.
+/// Converts a logarithm in [`OCTAVE`]s back to a number, for messages.
 #[allow(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,

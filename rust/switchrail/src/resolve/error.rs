@@ -1,4 +1,4 @@
-//! Why a query has no answer.
+//! Errors of resolving a query.
 
 use super::{
     Query, Rejection,
@@ -6,42 +6,42 @@ use super::{
 };
 use crate::{CoreError, Op, PreferenceKey, UnknownName};
 
-/// Why a query has no answer.
+/// Why no backend serves a query.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResolveError {
-    /// Nothing was chosen, and nothing fits.
+    /// No backend was chosen, and none fits.
     #[error("no backend for {query}{}{}", if .rejected.is_empty() { ": none is registered for the op" } else { ":" }, lines(.rejected))]
     NoBackend {
-        /// What was asked.
+        /// The query.
         query: Box<Query>,
-        /// Version of the snapshot that was asked.
+        /// Version of the snapshot.
         version: u64,
-        /// Every registration of the op with its reasons.
+        /// All registrations of the op, with their reasons.
         rejected: Vec<Rejection>,
     },
-    /// The backend that the user chose can't do it. No other one is taken instead.
+    /// The backend that the user chose can't serve the query. No other is used instead.
     #[error("{:?}, chosen for {key}, can't serve {query}: {}{}", .chosen.backend.name, joined(&.chosen.reasons), lines(.rejected))]
     UnfitChoice {
-        /// What was asked.
+        /// The query.
         query: Box<Query>,
-        /// Version of the snapshot that was asked.
+        /// Version of the snapshot.
         version: u64,
         /// The preference.
         key: PreferenceKey,
-        /// The backend chosen, with the reasons why it does not fit.
+        /// The chosen backend, with the reasons why it does not fit.
         chosen: Box<Rejection>,
-        /// Every other registration of the op with its reasons.
+        /// All other registrations of the op, with their reasons.
         rejected: Vec<Rejection>,
     },
-    /// No backend of the op has the name that the user chose.
+    /// No backend of the op has the chosen name.
     #[error("{key}: {name} (for op {op})")]
     UnknownChoice {
         /// The op.
         op: Op,
         /// The preference.
         key: PreferenceKey,
-        /// The name, and the valid ones.
+        /// The unknown name and the valid ones.
         name: UnknownName,
     },
 }

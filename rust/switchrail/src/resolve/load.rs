@@ -1,24 +1,26 @@
-//! How large a call is.
+//! The size of a call.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Op, Phase};
 
-/// One octave in the fixed-point logarithms, which are the same on every machine.
+/// One octave in the fixed-point logarithms. These are integers, so all machines compute the same values.
 pub(super) const OCTAVE: i64 = 1 << 24;
 
-/// How large a call is, as far as the time that it takes depends on the batch.
+/// The size of a call, reduced to the two numbers of a batch that most affect its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Load {
-    /// Rows of the batch: its new tokens.
+    /// Number of rows (new tokens) in the batch.
     pub rows: u64,
-    /// Of a paged op, how many tokens a row sees, on average; of any other, the rows of the longest sequence.
+    /// For a paged op the average number of tokens that a row attends to; for other ops the rows of the
+    /// longest sequence.
     pub length: u64,
 }
 
 impl Load {
-    /// The load of a batch: of each sequence, its rows and how many tokens the cache then holds.
+    /// The load of a batch, given as the number of rows and the cached tokens after the call of each
+    /// sequence.
     ///
     /// ```
     /// use switchrail::{Load, Op};
@@ -33,7 +35,7 @@ impl Load {
         for (own, cached) in sequences {
             rows = rows.saturating_add(own);
             longest = longest.max(own);
-            // row i of the sequence sees what was before, the rows before it and itself
+            // row i attends to the tokens cached before, the rows before it and itself
             let twice = cached.saturating_mul(2).saturating_add(1).saturating_sub(own);
             seen = seen.saturating_add(own.saturating_mul(twice).div_ceil(2));
         }
@@ -45,11 +47,12 @@ impl Load {
         Self { rows, length }
     }
 
-    /// Where the load lies among others: the logarithms of its rows and of a second number.
+    /// The load as coordinates: the logarithms of its rows and of a second number.
     ///
-    /// That is the rows over the length: how many sequences of the longest one's length they make, or in prefill of a
-    /// paged op how many rows share a token that they see, twice as many as sequences where nothing came before. In its
-    /// decode and verification it is the product: how many tokens are read.
+    /// The second number is rows / length, except in decode and verify of a paged op. It estimates the number
+    /// of sequences; in prefill of a paged op it is the number of rows that share an attended token, which is
+    /// twice the number of sequences if nothing was cached. In decode and verify of a paged op the second
+    /// number is rows * length, the number of tokens read.
     pub(super) fn place(self, op: Op, phase: Phase) -> (i64, i64) {
         let (rows, length) = (log2(self.rows), log2(self.length));
         let is_product = op.is_paged() && phase != Phase::Prefill;
@@ -57,14 +60,14 @@ impl Load {
     }
 }
 
-/// The logarithm of a number to base 2 in [`OCTAVE`]s, rounded down; of zero, that of one.
+/// The base-2 logarithm of a number in [`OCTAVE`]s, rounded down. Zero is treated as one.
 pub(super) fn log2(number: u64) -> i64 {
     let zeros = number.max(1).leading_zeros();
-    let mut mantissa = u128::from(number.max(1) << zeros); // from 1 to 2, with 63 bits behind the point
+    let mut mantissa = u128::from(number.max(1) << zeros); // from 1 to 2, with 63 fractional bits
     let mut bits = i64::from(63 - zeros);
     for _ in 0..OCTAVE.trailing_zeros() {
         mantissa = (mantissa * mantissa) >> 63;
-        let carry = mantissa >> 64 == 1; // a branch would be guessed wrong every other time
+        let carry = mantissa >> 64 == 1; // written without a branch, which would be mispredicted half of the time
         mantissa >>= u32::from(carry);
         bits = (bits << 1) | i64::from(carry);
     }
@@ -100,7 +103,7 @@ mod tests {
             let seen: u64 = sequences.iter().flat_map(|(own, cached)| cached - own + 1..=*cached).sum();
             let found = Load::of(Op::Mla, sequences.clone());
             prop_assert_eq!(found.rows, rows);
-            // each sequence's half is rounded up
+            // the implementation rounds each sequence's half up
             let least = seen.div_ceil(rows.max(1));
             prop_assert!(least <= found.length && found.length <= least + 1, "{found:?} {least}");
             let mut turned = sequences;

@@ -1,4 +1,4 @@
-//! What calls took on the machine at hand.
+//! Times that calls took on this machine.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -7,61 +7,61 @@ use serde::{Deserialize, Serialize};
 use super::{Load, Query, load::log2};
 use crate::{Dtype, HeadSize, Op, Phase};
 
-/// How many heads an op has: of queries, and of values; in JSON `[q, v]`.
+/// Number of heads of an op: of queries, and of values. In JSON `[q, v]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct HeadCount(
-    /// Of queries.
+    /// Number of query heads.
     pub u32,
-    /// Of values (of attention: of keys and values).
+    /// Number of value heads; for attention, of key/value heads.
     pub u32,
 );
 
 impl HeadCount {
-    /// How many doublings of either it takes from one to the other.
+    /// The number of doublings of either count that leads from one to the other.
     fn distance(self, other: Self) -> i64 {
         let each = |a: u32, b: u32| (log2(a.into()) - log2(b.into())).abs();
         each(self.0, other.0) + each(self.1, other.1)
     }
 }
 
-/// How long calls of one load took.
+/// The times of calls of one load.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Sample {
     /// The load.
     #[serde(flatten)]
     pub load: Load,
-    /// Nanoseconds of a call, by backend; one that could not be timed is not there.
+    /// Nanoseconds per call, by backend. Backends that could not be timed are missing.
     pub nanoseconds: BTreeMap<String, u64>,
 }
 
-/// How long calls of backends took on the device that queries are for.
+/// The times of an op's backends on the device of the queries.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Measurement {
-    /// What was computed.
+    /// The op.
     pub op: Op,
-    /// When.
+    /// The phase.
     pub phase: Phase,
-    /// Format of the activations.
+    /// Dtype of the activations.
     pub dtype: Dtype,
-    /// Head sizes; none for an op without heads.
+    /// Head sizes; `None` for an op without heads.
     #[serde(default)]
     pub head_size: Option<HeadSize>,
-    /// How many heads; none for an op without.
+    /// Number of heads; `None` for an op without heads.
     #[serde(default)]
     pub heads: Option<HeadCount>,
-    /// Whether no gate decayed.
+    /// Whether all gates were 0 (no decay).
     #[serde(default)]
     pub no_decay: bool,
-    /// The times, one sample a load.
+    /// The times, one sample per load.
     pub samples: Vec<Sample>,
 }
 
 impl Measurement {
-    /// The samples of the measurement that fits a query; empty where none does.
+    /// The samples of the measurement that best fits a query; empty if none fits.
     ///
-    /// Op, phase, dtype and head size must be the query's. Of several, those with gates like the query's come first,
-    /// then the one with the nearest number of heads, then the first.
+    /// Op, phase, dtype and head sizes must be equal. If several measurements fit, those with the query's
+    /// decay are preferred, then the one with the nearest number of heads, then the first.
     #[must_use]
     pub fn of(query: &Query, measurements: &[Self]) -> Vec<Sample> {
         let same = |known: &&Self| {
@@ -84,7 +84,7 @@ impl Measurement {
     }
 }
 
-/// `12.3 us`, of nanoseconds.
+/// Formats nanoseconds as `12.3 us`.
 pub(super) struct Microseconds(pub u64);
 
 impl fmt::Display for Microseconds {

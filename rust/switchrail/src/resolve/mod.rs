@@ -1,4 +1,4 @@
-//! Which backend serves a query, and why each other one does not.
+//! Decides which backend serves a query, and explains why the others don't.
 
 mod classes;
 mod error;
@@ -24,52 +24,52 @@ use classes::Verdict;
 use measured::Microseconds;
 use reason::list;
 
-/// What a backend is wanted for.
+/// The requirements on a backend.
 ///
-/// Op, phase, device and dtype are always asked for; of the rest, what is `None` is not asked for, and no backend is
-/// rejected for it.
+/// Op, phase, device and dtype are required. Other fields that are `None` require nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Query {
-    /// What is computed.
+    /// The op.
     pub op: Op,
-    /// When.
+    /// The phase.
     pub phase: Phase,
-    /// Where.
+    /// The device.
     pub device: Device,
-    /// Format of the activations.
+    /// Dtype of the activations.
     pub dtype: Dtype,
-    /// Format of the recurrent state.
+    /// Dtype of the recurrent state.
     #[serde(default)]
     pub state_dtype: Option<Dtype>,
     /// Head sizes.
     #[serde(default)]
     pub head_size: Option<HeadSize>,
-    /// Tokens a page.
+    /// Page size in tokens.
     #[serde(default)]
     pub page_size: Option<u32>,
     /// Axis order of the recurrent state.
     #[serde(default)]
     pub state_layout: Option<String>,
-    /// What the backend must be able to do besides.
+    /// Optional features that the backend must have.
     #[serde(default)]
     pub features: BTreeSet<String>,
-    /// How many heads: of the times that were measured, those with the nearest number count.
+    /// Number of heads. Selects the measured times with the nearest number; rejects no backend.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heads: Option<HeadCount>,
-    /// Whether the gates never decay: of the times that were measured, those without decay count.
+    /// Whether the gates never decay. Selects the times measured without decay; rejects no backend.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub no_decay: bool,
-    /// How many tokens a row sees at most: times were measured without a window, and those with so many tokens count.
+    /// Largest number of tokens that a row attends to. Times are measured without a window, so those for
+    /// calls of this length are used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<u32>,
-    /// What such calls take there, where it was measured.
+    /// Measured times of such calls on the device, if there are any.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub measured: Vec<Sample>,
 }
 
 impl Query {
-    /// A query that asks for nothing but what every query must.
+    /// A query with the required fields only.
     #[must_use]
     pub const fn new(op: Op, phase: Phase, device: Device, dtype: Dtype) -> Self {
         Self {
@@ -90,7 +90,7 @@ impl Query {
     }
 }
 
-/// `gated_delta decode on cuda 9.0 in bfloat16, head size 128, ...`
+/// Displays as `gated_delta decode on cuda 9.0 in bfloat16, head size 128, ...`.
 impl fmt::Display for Query {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -117,7 +117,7 @@ impl fmt::Display for Query {
     }
 }
 
-/// Which registration is meant, with what a reader wants to know of it.
+/// A reference to a registration, with the facts that readers need.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BackendRef {
     /// The registration.
@@ -138,29 +138,29 @@ impl From<&Registration> for BackendRef {
     }
 }
 
-/// The answer to a query: which backend, and why none of the others.
+/// The answer to a query: the chosen backend, and why the others were rejected.
 ///
-/// The same query, preferences and packages give the same decision at the same version, always.
+/// At one version, the same query, preferences and packages always give the same decision.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decision {
     schema: Schema,
-    /// Version of the snapshot that it was taken on.
+    /// Version of the snapshot that it is based on.
     pub version: u64,
-    /// What was asked.
+    /// The query.
     pub query: Query,
-    /// The backend chosen; where there are classes, the one for calls of which the load is not known.
+    /// The chosen backend; if there are classes, the one for unknown loads.
     pub chosen: BackendRef,
-    /// What spoke for it.
+    /// The reason for the choice.
     pub because: Because,
-    /// Which backends serve which loads, where several do: the chosen one and others.
+    /// The classes of loads, if several backends serve. One of these is the chosen one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub classes: Option<Classes>,
-    /// Every registration of the op that serves no call, best first, those that are overridden last.
+    /// All registrations of the op that serve no call: best first, overridden ones last.
     pub rejected: Vec<Rejection>,
 }
 
 impl Decision {
-    /// The backends that serve calls, the chosen one first.
+    /// The backends that serve calls, starting with the chosen one.
     #[must_use]
     pub fn serving(&self) -> &[BackendRef] {
         self.classes
@@ -168,13 +168,13 @@ impl Decision {
             .map_or(std::slice::from_ref(&self.chosen), Classes::backends)
     }
 
-    /// The backend that serves calls of a load.
+    /// The backend for calls of a load.
     #[must_use]
     pub fn at(&self, load: Load) -> &BackendRef {
         &self.serving()[self.class(load)]
     }
 
-    /// Which of those that serve does so at a load.
+    /// The index in [`Decision::serving`] of the backend for a load.
     pub(crate) fn class(&self, mut load: Load) -> usize {
         if let Some(window) = self.query.window {
             load.length = load.length.min(window.into());
@@ -186,33 +186,33 @@ impl Decision {
     }
 }
 
-/// What spoke for the chosen backend.
+/// The reason for a choice.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Because {
     /// The user chose it.
     Preferred {
-        /// The preference that says so.
+        /// The preference that applies.
         key: PreferenceKey,
     },
-    /// No other one fits.
+    /// No other backend fits.
     OnlyFit,
-    /// Of those that fit and were measured it is the fastest at every load.
+    /// Among the measured backends that fit, it is the fastest at every load.
     Measured {
-        /// What a call takes, the geometric mean over the loads.
+        /// Time of a call: the geometric mean over the loads.
         nanoseconds: u64,
     },
-    /// Of those that fit and were measured it is the fastest at some loads, and over all loads together.
+    /// Among the measured backends that fit, it is the fastest at some loads, and over all loads together.
     MeasuredByLoad {
-        /// What a call takes, the geometric mean over the loads.
+        /// Time of a call: the geometric mean over the loads.
         nanoseconds: u64,
     },
-    /// Of those that fit it has the highest priority.
+    /// It has the highest priority among the backends that fit.
     Priority {
         /// Its priority.
         priority: i32,
     },
-    /// Of those that fit with the highest priority it comes first: by [`Origin`], then by name.
+    /// It is the first among the backends that fit with the highest priority, by [`Origin`] and then by name.
     First {
         /// Their priority.
         priority: i32,
@@ -220,8 +220,8 @@ pub enum Because {
 }
 
 impl Because {
-    /// What speaks for a backend that fits: `rival` is the priority of the next one that fits and serves no call,
-    /// `measured` its time where times decided, and whether others serve besides.
+    /// The reason for a backend that fits. `rival` is the priority of the next backend that fits but serves
+    /// no call. `measured` is its time and whether other backends serve too, if times decided.
     fn new(
         choice: Option<(PreferenceKey, &str)>,
         priority: i32,
@@ -272,21 +272,22 @@ impl fmt::Display for Because {
 impl Snapshot {
     /// Decides which backend serves a query.
     ///
-    /// The user's choice counts, if there is one ([`Preferences::choice`]); it is never replaced by another. Else, of
-    /// the active backends that fit, the one of the highest priority, then the first by [`Origin`], then by name. Where
-    /// that one was measured ([`Query::measured`]), the fastest of those that fit and were measured takes its place, at
-    /// each load the fastest there ([`Classes`]): times between the loads that were measured are interpolated, linearly
-    /// in logarithms; of those within 1 % of the fastest the first counts.
+    /// The user's choice ([`Preferences::choice`]) always decides, even if it does not fit; then it is an
+    /// error. Without a choice, the active backends that fit are ranked by priority, then by [`Origin`], then
+    /// by name. The first one serves, unless it was measured ([`Query::measured`]): then the fastest measured
+    /// backend serves, at each load the fastest there ([`Classes`]). Times between measured loads are
+    /// interpolated linearly in logarithms. Among backends within 1 % of the fastest, the one that ranks
+    /// first serves.
     ///
     /// # Errors
-    /// [`ResolveError`]; it carries the reasons of every candidate.
+    /// [`ResolveError`], with the reasons of every candidate.
     pub fn resolve(
         &self,
         query: &Query,
         preferences: &Preferences,
         packages: &Packages,
     ) -> Result<Decision, ResolveError> {
-        // of each name what is active in the phase, or else what lies on top
+        // for each name the registration that is active in the phase, or else the last one
         let candidates = self
             .stacks_of(query.op)
             .map(|stack| &stack[active(stack, query.phase).unwrap_or(stack.len() - 1)]);
@@ -379,7 +380,8 @@ impl Snapshot {
         }
     }
 
-    /// Gives those that fit the reason why another was chosen, and adds those that are overridden.
+    /// Adds to each fitting backend the reason why another was chosen, and appends the overridden
+    /// registrations.
     fn rejections(
         &self,
         query: &Query,
@@ -436,14 +438,14 @@ impl Snapshot {
     }
 }
 
-/// A registration, with the reasons why it does not fit.
+/// A registration, with the reasons why it does not fit (empty if it fits).
 type Candidate<'a> = (&'a Arc<Registration>, Vec<Reason>);
 
 fn fits((_, reasons): &Candidate<'_>) -> bool {
     reasons.is_empty()
 }
 
-/// What times say of those that fit, by their places in the rank; none where the first of them was not measured.
+/// The comparison of the backends that fit, by rank; `None` if the first of them was not measured.
 fn verdict(ranked: &[Candidate<'_>], query: &Query) -> Option<Verdict> {
     let names: Vec<Option<&str>> = ranked
         .iter()
@@ -460,7 +462,7 @@ fn verdict(ranked: &[Candidate<'_>], query: &Query) -> Option<Verdict> {
     Verdict::new(query.op, query.phase, &query.measured, &names)
 }
 
-/// Every reason why a backend can't serve a query.
+/// All reasons why a backend can't serve a query.
 fn misfits(backend: &Registration, query: &Query, packages: &Packages) -> Vec<Reason> {
     let capabilities = &backend.spec.capabilities;
     let mut reasons = Vec::new();
@@ -541,7 +543,7 @@ fn device_misfit(supported: &[DeviceSupport], device: &Device) -> Option<Reason>
     })
 }
 
-/// What was asked for and what is allowed, where something is asked for and something else allowed.
+/// The requested value and the valid ones, if the request is outside a non-empty set.
 fn outside<T: Ord + Clone>(asked: Option<&T>, valid: &BTreeSet<T>) -> Option<(T, BTreeSet<T>)> {
     asked
         .filter(|asked| !valid.is_empty() && !valid.contains(asked))

@@ -1,4 +1,4 @@
-//! Why a backend was not chosen.
+//! Reasons why a backend was not chosen.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -15,7 +15,7 @@ use crate::{
 pub struct Rejection {
     /// The backend.
     pub backend: BackendRef,
-    /// Every reason, at least one.
+    /// All reasons, at least one.
     pub reasons: Vec<Reason>,
 }
 
@@ -25,127 +25,127 @@ impl fmt::Display for Rejection {
     }
 }
 
-/// Why a backend was not chosen.
+/// A reason why a backend was not chosen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Reason {
     /// It does not serve the phase.
     Phase {
-        /// The phase asked for.
+        /// The requested phase.
         asked: Phase,
-        /// Those that it serves.
+        /// The supported phases.
         valid: BTreeSet<Phase>,
     },
     /// It does not run on the device family.
     Device {
-        /// The family asked for.
+        /// The requested family.
         asked: DeviceKind,
-        /// Where it runs.
+        /// The supported devices.
         valid: Vec<DeviceSupport>,
     },
-    /// It runs on the family, but not on this generation.
+    /// It supports the family, but not the device's compute capability.
     Capability {
         /// The capability of the device.
         asked: ComputeCapability,
-        /// The ranges that it runs on.
+        /// The supported ranges.
         valid: Vec<DeviceSupport>,
     },
-    /// It runs on some generations of the family, and the device's is not known.
+    /// It only supports some capabilities of the family, and the device's is unknown.
     CapabilityUnknown {
-        /// The ranges that it runs on.
+        /// The supported ranges.
         valid: Vec<DeviceSupport>,
     },
-    /// It does not take the dtype.
+    /// It does not support the dtype.
     Dtype {
-        /// The dtype asked for.
+        /// The requested dtype.
         asked: Dtype,
-        /// Those that it takes.
+        /// The supported dtypes.
         valid: BTreeSet<Dtype>,
     },
-    /// It does not take a recurrent state of the dtype.
+    /// It does not support the dtype of the recurrent state.
     StateDtype {
-        /// The dtype asked for.
+        /// The requested dtype.
         asked: Dtype,
-        /// Those that it takes.
+        /// The supported dtypes.
         valid: BTreeSet<Dtype>,
     },
-    /// It does not take the head size.
+    /// It does not support the head size.
     HeadSize {
-        /// The head size asked for.
+        /// The requested head size.
         asked: HeadSize,
-        /// Those that it takes.
+        /// The supported head sizes.
         valid: BTreeSet<HeadSize>,
     },
-    /// It does not take the page size.
+    /// It does not support the page size.
     PageSize {
-        /// The page size asked for.
+        /// The requested page size.
         asked: u32,
-        /// Those that it takes.
+        /// The supported page sizes.
         valid: BTreeSet<u32>,
     },
-    /// It does not take the axis order of the recurrent state.
+    /// It does not support the axis order of the recurrent state.
     StateLayout {
-        /// The axis order asked for.
+        /// The requested axis order.
         asked: String,
-        /// Those that it takes.
+        /// The supported axis orders.
         valid: BTreeSet<String>,
     },
-    /// It can't do something that is needed.
+    /// It lacks required features.
     Features {
-        /// What it can't do.
+        /// The missing features.
         missing: BTreeSet<String>,
-        /// What it can.
+        /// The features that it has.
         valid: BTreeSet<String>,
     },
-    /// A distribution that it needs is not installed.
+    /// A required distribution is not installed.
     PackageMissing {
-        /// What it needs.
+        /// The requirement.
         needed: PackageRequirement,
     },
-    /// A distribution that it needs is installed in another version.
+    /// A required distribution is installed in a wrong version.
     PackageVersion {
-        /// What it needs.
+        /// The requirement.
         needed: PackageRequirement,
-        /// The version that is installed.
+        /// The installed version.
         installed: String,
     },
-    /// Another registration of its name lies over it.
+    /// A later registration of its name overrides it.
     Overridden {
-        /// The active one.
+        /// The active registration.
         by: BackendId,
-        /// Who registered that.
+        /// The origin of the active registration.
         origin: Origin,
     },
-    /// It fits, but another was chosen by the user.
+    /// It fits, but the user chose another backend.
     NotPreferred {
-        /// The preference that says so.
+        /// The preference that applies.
         key: PreferenceKey,
-        /// The backend chosen.
+        /// The chosen backend.
         chosen: String,
     },
-    /// It fits, but the chosen one is faster.
+    /// It fits, but the chosen backend is faster.
     Slower {
-        /// What a call of it takes.
+        /// Nanoseconds of a call.
         nanoseconds: u64,
-        /// What a call of the chosen one takes.
+        /// Nanoseconds of a call of the chosen backend.
         chosen: u64,
     },
-    /// It fits and was not measured, as the chosen one was.
+    /// It fits, but was not measured. The chosen backend was.
     NotMeasured {
-        /// What a call of the chosen one takes, in nanoseconds.
+        /// Nanoseconds of a call of the chosen backend.
         chosen: u64,
     },
-    /// It fits, but the chosen one has a higher priority.
+    /// It fits, but the chosen backend has a higher priority.
     LowerPriority {
-        /// Its own.
+        /// Its priority.
         priority: i32,
-        /// That of the chosen one.
+        /// The chosen backend's priority.
         chosen: i32,
     },
-    /// It fits and has the same priority, but the chosen one comes before it: by [`Origin`], then by name.
+    /// It fits and has the same priority, but comes after the chosen backend by [`Origin`] and name.
     LaterInOrder {
-        /// Their priority.
+        /// The priority of both.
         priority: i32,
     },
 }
@@ -229,7 +229,7 @@ pub(super) fn joined(reasons: &[Reason]) -> String {
         .join("; ")
 }
 
-/// Each on a line of its own.
+/// The rejections, each on its own line.
 pub(super) fn lines(rejected: &[Rejection]) -> String {
     rejected.iter().fold(String::new(), |text, rejection| {
         text + "\n  " + &rejection.to_string()

@@ -1,4 +1,4 @@
-//! What the lookup is measured with: this thread's CPU time, and threads that register meanwhile.
+//! Tools for measuring lookups: this thread's CPU time, and threads that register in the meantime.
 
 use std::{
     hint::black_box,
@@ -15,26 +15,26 @@ use switchrail::{Entry, Op, Phase, RoutePlan, Runtime};
 
 use super::{plugin, spec};
 
-/// CPU time of the calling thread so far; time in which it does not run is not in it.
+/// CPU time of the calling thread so far. Time in which it does not run is excluded.
 pub fn thread_cpu_time() -> Duration {
     clock_gettime(ClockId::ThreadCPUTime)
         .try_into()
         .expect("CPU time is positive")
 }
 
-/// CPU time of the calling thread since `start`, which it must have read itself.
+/// CPU time of the calling thread since `start`, which the same thread must have read.
 pub fn thread_cpu_time_since(start: Duration) -> Duration {
     thread_cpu_time().saturating_sub(start)
 }
 
-/// Every route of a plan, in the order of a forward pass.
+/// All routes of a plan, in the order of a forward pass.
 pub fn calls(plan: &RoutePlan) -> Vec<(usize, Op, Phase)> {
     plan.entries()
         .map(|(layer, op, phase, _)| (layer, op, phase))
         .collect()
 }
 
-/// Looks up routes until `count` lookups are done.
+/// Performs `count` lookups, cycling through the routes.
 pub fn look_up(plan: &RoutePlan, calls: &[(usize, Op, Phase)], count: u64) {
     let plan = black_box(plan);
     for (layer, op, phase) in calls.iter().cycle().take(usize::try_from(count).unwrap()) {
@@ -43,7 +43,7 @@ pub fn look_up(plan: &RoutePlan, calls: &[(usize, Op, Phase)], count: u64) {
     }
 }
 
-/// Runs `work` while eight threads register and withdraw; returns how many commits they made.
+/// Runs `work` while eight threads register and withdraw; returns the number of their commits.
 pub fn while_eight_register(runtime: &Arc<Runtime>, work: impl FnOnce()) -> u64 {
     let (stop, commits) = (AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {

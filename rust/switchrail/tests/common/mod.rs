@@ -28,7 +28,7 @@ pub fn spec(op: Op, name: &str) -> BackendSpec {
     }
 }
 
-/// What asks for no more than [`spec`] gives.
+/// A query that requires no more than [`spec`] offers.
 pub fn query(op: Op) -> Query {
     Query::new(op, Phase::Decode, cpu(), Dtype::Float32)
 }
@@ -48,7 +48,7 @@ pub fn plugin(distribution: &str) -> Origin {
     }
 }
 
-/// Registers in a transaction of its own.
+/// Registers a backend in its own transaction.
 pub fn register(runtime: &Arc<Runtime>, origin: Origin, spec: BackendSpec, overrides: bool) -> BackendId {
     let transaction = runtime.begin(origin);
     let id = transaction
@@ -65,7 +65,7 @@ pub fn clear(runtime: &Arc<Runtime>, op: Op, name: &str) {
     transaction.commit().unwrap();
 }
 
-/// The user's values, in a transaction of their own.
+/// Configures a backend in its own transaction.
 pub fn configure(runtime: &Arc<Runtime>, op: Op, name: &str, values: &serde_json::Value) {
     let transaction = runtime.begin(Origin::User);
     transaction
@@ -79,7 +79,7 @@ pub fn preferences<const N: usize>(pairs: [(&str, &str); N]) -> Preferences {
     Preferences::parse(pairs).unwrap()
 }
 
-/// Three gated-delta layers, then a full one, and so on.
+/// Repeats three gated-delta layers and one full-attention layer.
 pub fn qwen3_next(layers: usize) -> Arc<Layout> {
     let config = serde_json::json!({
         "_name_or_path": "tiny-qwen3-next",
@@ -112,7 +112,7 @@ pub fn request() -> PlanRequest {
     PlanRequest::new(cpu(), Dtype::Float32)
 }
 
-/// What calls of one load took, by backend.
+/// The times of calls of one load, by backend.
 pub fn sample(rows: u64, length: u64, times: &[(&str, u64)]) -> Sample {
     let times = times.iter().map(|(name, time)| ((*name).to_owned(), *time));
     Sample {

@@ -1,4 +1,4 @@
-//! Work on many backends, plugins and times: what must not grow with the square of their number.
+//! Work on many backends, plugins and times, whose cost must not be quadratic.
 
 use std::{fmt::Write as _, path::PathBuf, sync::Arc};
 
@@ -9,12 +9,12 @@ use switchrail::{
 
 use super::{plugin, query, register, sample, spec};
 
-/// Names in an order that is not theirs.
+/// Names in unsorted order.
 fn names(count: usize) -> impl Iterator<Item = String> {
     (0..count).map(move |number| format!("backend-{:06}", number * 7919 % count.max(1)))
 }
 
-/// Stages backends in one transaction, and commits them.
+/// Stages backends in one transaction and commits it.
 pub fn register_all(count: usize) -> (Arc<Runtime>, Vec<BackendId>) {
     let runtime = Runtime::new();
     let transaction = runtime.begin(plugin("acme"));
@@ -27,7 +27,7 @@ pub fn register_all(count: usize) -> (Arc<Runtime>, Vec<BackendId>) {
     (runtime, ids)
 }
 
-/// Takes backends out again in one transaction.
+/// Withdraws backends in one transaction.
 pub fn withdraw_all((runtime, ids): &(Arc<Runtime>, Vec<BackendId>)) {
     let transaction = runtime.begin(plugin("acme"));
     for id in ids {
@@ -36,7 +36,7 @@ pub fn withdraw_all((runtime, ids): &(Arc<Runtime>, Vec<BackendId>)) {
     assert_eq!(transaction.commit().unwrap().changes.len(), ids.len());
 }
 
-/// General plugins, each of a distribution with a platform of its own.
+/// General plugins, each from a distribution that also has a platform.
 pub fn installed(count: usize) -> Vec<PluginRecord> {
     let groups = [PluginGroup::Plugins, PluginGroup::Platforms];
     let record = |(name, group): (String, PluginGroup)| PluginRecord {
@@ -57,7 +57,7 @@ pub fn installed(count: usize) -> Vec<PluginRecord> {
         .collect()
 }
 
-/// Selects with a platform named, and half of the plugins allowed.
+/// Applies a selection with a platform and with half of the plugins allowed.
 pub fn select(plugins: &mut [PluginRecord]) {
     let half = plugins.iter().take(plugins.len() / 2);
     let selection = Selection {
@@ -67,7 +67,7 @@ pub fn select(plugins: &mut [PluginRecord]) {
     selection.apply(plugins).unwrap();
 }
 
-/// Puts items in order of which every tenth must come before the next.
+/// Orders items, every tenth of which must come before the next.
 pub fn put_in_order(count: usize) {
     let names: Vec<String> = names(count).collect();
     let item = |(number, name): (usize, &String)| OrderItem {
@@ -85,7 +85,7 @@ pub fn put_in_order(count: usize) {
     assert_eq!(order(&items).unwrap().len(), count);
 }
 
-/// Backends that were all measured, from the smallest load to the largest.
+/// Measured backends, with samples from the smallest load to the largest.
 pub fn measured(count: usize, largest: u64) -> (Arc<Runtime>, Query) {
     let runtime = Runtime::new();
     let names: Vec<String> = names(count).collect();
@@ -109,7 +109,7 @@ pub fn measured(count: usize, largest: u64) -> (Arc<Runtime>, Query) {
     (runtime, query)
 }
 
-/// Asks for the backend of a query; returns the decision's text, so that nothing of it is left out.
+/// Resolves a query; returns the whole decision as text.
 pub fn resolve((runtime, query): &(Arc<Runtime>, Query)) -> String {
     let found = runtime
         .snapshot()
