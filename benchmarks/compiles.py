@@ -1,0 +1,49 @@
+"""Counts what is compiled meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+
+@dataclass
+class Compiles:
+    """What was compiled.
+
+    Attributes:
+        triton: Kernels that Triton compiled, those that it read from its cache not counted.
+        read: Kernels that it read from its cache.
+        dynamo: Frames that torch.compile traced.
+    """
+
+    triton: int = 0
+    read: int = 0
+    dynamo: int = 0
+
+
+@contextmanager
+def counted() -> Iterator[Compiles]:
+    """Counts from here to the end of the block, in this process."""
+    found = Compiles()
+    frames = torch._dynamo.utils.counters["frames"]
+    before = frames["total"]
+    listening = find_spec("triton") is not None
+    if listening:
+        from triton import knobs
+
+        def listen(*, cache_hit: bool, **_: Any) -> None:
+            found.read += cache_hit
+            found.triton += not cache_hit
+
+        previous, knobs.compilation.listener = knobs.compilation.listener, listen
+    try:
+        yield found
+    finally:
+        found.dynamo = frames["total"] - before
+        if listening:
+            knobs.compilation.listener = previous

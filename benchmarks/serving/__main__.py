@@ -1,0 +1,240 @@
+"""How fast the engine serves a slice of Qwen3-Next at real widths on a GPU, beside its peers.
+
+    python -m benchmarks.serving                              # 12 layers, 64 experts; B = 1, 32, 128, 256
+    python -m benchmarks.serving --sglang SITE --arrivals 8   # SGLang's engine, from SITE, in the same run
+    python -m benchmarks.serving --sampled --vocabulary 151936
+    python -m benchmarks.serving --layers 48 --experts 16 --batch 1 --batch 256 --host
+    python -m benchmarks.serving --experts 512                # 40 GB of weights
+    python -m benchmarks.serving --peer 1 --profile 32 --json FILE --plot docs/plots
+
+The slice has hidden size 2,048, three gated delta layers to one of attention, 10 experts a token and random
+bfloat16 weights. B prompts of 200 to 600 tokens, 64 new tokens each, greedy; then, with `--sampled`, at
+temperature 0.7 and top_p 0.9. *prefill* is a run with one new token each, *step* what each of the 63 others
+adds, *tokens/s* new tokens over all of the time: medians of runs that alternate with those of the peer, after
+one that is not counted. `--arrivals`: prompts come at random times (a Poisson process), at 70% of the
+throughput of the largest batch; milliseconds until the first token and between tokens. `--host`: time of the
+host from the schedule to the launch of a decode, and for the tokens that it reads. `--start`: from a new
+process to its first token, the second of two. *compiled* counts what Triton and torch.compile compiled after
+`warm_up`. Before anything is timed, float32 tokens of four layers have to be the same captured and eager;
+`python -m benchmarks.accuracy` checks more."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import switchrail
+import torch
+import transformers
+from switchrail.engine import Engine, SamplingParams
+from switchrail.engine.warmup import warm_up
+
+from benchmarks.compiles import counted
+from benchmarks.serving import host, kernels, plots, runs, start, transformers_peer
+from benchmarks.serving.ours import Ours
+from benchmarks.serving.runs import Contender
+from benchmarks.serving.sglang_peer import SGLang
+from benchmarks.serving.slices import LONG, TINY, WIDTHS, make_checkpoint, make_prompts
+
+BATCHES = (1, 32, 128, 256)
+SAMPLED = {"temperature": 0.7, "top_p": 0.9}
+
+ROW = (
+    "{name:12} B={batch:<4}{chosen} {prompt_tokens:7} prompt tokens  prefill {prefill_ms:8.1f} ms  "
+    "step {step_ms:6.2f} ms  {tokens_per_second:8.0f} tokens/s"
+)
+LONG_ROW = "{name:12} one prompt of {prompt_tokens}: {prefill_ms:.1f} ms"
+PEER = "{name:12} B={batch:<4} prefill {prefill_ms:8.1f} ms  step {step_ms:6.2f} ms"
+ARRIVALS = (
+    "{name:12} {requests} prompts, {requests_per_second:.1f} a second: first token {first_ms[p50]:.1f} ms, "
+    "p99 {first_ms[p99]:.1f}; between tokens {between_ms[p50]:.2f} ms, p99 {between_ms[p99]:.2f}; "
+    "{tokens_per_second:.0f} tokens/s"
+)
+HOST = (
+    "host, B={batch:<4} to the launch {launch_ms:.3f} ms, results {results_ms:.3f} ms, "
+    "step {step_ms:.2f} ms, p99 over median {p99_over_median:.2f}"
+)
+
+
+def check(folder: Path, device: str) -> None:
+    """Holds captured decodes to eager ones, in float32.
+
+    Raises:
+        SystemExit: They give other tokens, or could not be captured.
+    """
+    prompts = make_prompts(2, seed=1)
+    params = SamplingParams(max_new_tokens=24, ignore_eos=True)
+    found = []
+    for capture in ("off", "decode"):
+        options = {"max_sequences": 2, "max_length": 1024, "capture": capture}
+        with Engine(folder, dtype="float32", device=device, options=options) as engine:
+            found.append([output.tokens for output in engine.generate(prompts, params)])
+            reasons = [state.reason for state in engine.graphs if state.reason is not None]
+            if reasons:
+                raise SystemExit(f"not every decode could be captured: {reasons[0]}")
+    if found[0] != found[1]:
+        raise SystemExit("captured decodes give other tokens than eager ones")
+    print("float32 tokens of captured decodes are those of eager ones", flush=True)
+
+
+def show(rows: list[dict[str, Any]], row: dict[str, Any], line: str) -> None:
+    """Keeps a row, and prints it."""
+    rows.append(row)
+    print(line.format(**row), flush=True)
+
+
+def show_ratios(rows: list[dict[str, Any]]) -> None:
+    """Prints how far ahead the first contender is, above 1 where it is faster."""
+    for ours, peer in zip(rows[::2], rows[1::2], strict=True):
+        faster = {name: peer[name] / ours[name] for name in ours if name.endswith("_ms")}
+        if "tokens_per_second" in ours:
+            faster["tokens/s"] = ours["tokens_per_second"] / peer["tokens_per_second"]
+        what = f"B={ours['batch']}{ours['chosen']}" if "batch" in ours else f"one of {LONG}"
+        told = "  ".join(f"{name.removesuffix('_ms')} {ratio:.2f}" for name, ratio in faster.items())
+        print(f"{peer['name']} over {ours['name']}, {what}: {told}", flush=True)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.serving",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--experts", type=int, default=64)
+    parser.add_argument("--vocabulary", type=int, default=3072)
+    parser.add_argument("--batch", type=int, action="append", help="only these numbers of sequences")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--capture", choices=("decode", "off"), default="decode")
+    parser.add_argument("--rows", type=int, default=8192, help="of one step")
+    parser.add_argument("--sampled", action="store_true", help="temperature 0.7, top_p 0.9")
+    parser.add_argument("--arrivals", type=float, metavar="SECONDS", help="prompts at random times too")
+    parser.add_argument("--host", action="store_true", help="what the host does in a step too")
+    parser.add_argument("--start", action="store_true", help="a new process to its first token too")
+    parser.add_argument("--no-batches", action="store_true", help="only what is asked for besides")
+    parser.add_argument("--profile", type=int, action="append", default=[], metavar="B")
+    parser.add_argument(
+        "--peer", type=int, action="append", default=[], metavar="B", help="time transformers' generate too"
+    )
+    parser.add_argument("--sglang", metavar="SITE", help="time SGLang too: PYTHONPATH of its process")
+    parser.add_argument("--sglang-options", type=json.loads, default={}, metavar="JSON", help="of its engine")
+    parser.add_argument("--sglang-log", type=Path, metavar="FILE", help="where its output goes")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the results")
+    parser.add_argument("--plot", type=Path, metavar="DIR", help="draw them as SVG (needs matplotlib)")
+    parser.add_argument("--no-check", action="store_true", help="time without the check")
+    parser.add_argument("--tiny", action="store_true", help="small widths on a CPU, for a trial of this file")
+    return parser.parse_args(arguments)
+
+
+def time_all(
+    options: argparse.Namespace, path: Path, scratch: Path, sizes: Sequence[int], device: str
+) -> dict[str, Any]:
+    """Times the engine on a checkpoint, beside SGLang's where that is asked for."""
+    engine_options = {
+        "max_sequences": max(sizes),
+        "max_tokens_per_step": options.rows,
+        "max_length": LONG + runs.NEW_TOKENS,
+        "capture": options.capture,
+    }
+    found: dict[str, Any] = {}
+    with ExitStack() as stack:
+        peers: list[Contender] = []
+        if options.sglang:
+            sglang = stack.enter_context(
+                SGLang(
+                    path,
+                    site=options.sglang,
+                    sequences=max(sizes),
+                    new_tokens=runs.NEW_TOKENS,
+                    options=options.sglang_options,
+                    log=options.sglang_log or scratch / "sglang.log",
+                )
+            )
+            found |= {"sglang": sglang.version, "sglang_start_s": sglang.seconds}
+            print(f"SGLang {sglang.version}: {sglang.seconds:.1f} s from its start to a token", flush=True)
+            peers.append(sglang)
+        if options.start:
+            found["start_s"] = [start.measure(path, device, engine_options) for _ in range(2)]
+            first, again = found["start_s"]
+            print(f"switchrail: {again:.1f} s from its start to a token, {first:.1f} at first", flush=True)
+        began = time.perf_counter()
+        engine = stack.enter_context(Engine(path, device=device, options=engine_options))
+        made = time.perf_counter()
+        for _ in warm_up(engine):
+            pass
+        warm = time.perf_counter()
+        print(f"engine made in {made - began:.1f} s, warm after {warm - made:.1f} s more", flush=True)
+        with counted() as compiles:
+            found |= time_runs(options, [Ours(engine), *peers], sizes)
+            if options.host:
+                found["host"] = []
+                for batch in sizes:
+                    show(found["host"], host.measure(engine, batch), HOST)
+        found["compiled"] = asdict(compiles)
+        print(f"compiled meanwhile: {found['compiled']}", flush=True)
+        for batch in options.profile:
+            kernels.show(engine, batch)
+    return found
+
+
+def time_runs(
+    options: argparse.Namespace, contenders: Sequence[Contender], sizes: Sequence[int]
+) -> dict[str, Any]:
+    """Batches, a long prompt and arrivals."""
+    found: dict[str, Any] = {name: [] for name in ("rows", "long", "arrivals")}
+    if not options.no_batches:
+        for sampling in ({}, SAMPLED) if options.sampled else ({},):
+            for row in runs.batches(contenders, sizes, options.repeats, sampling):
+                show(found["rows"], row, ROW)
+        for row in runs.long_prompts(contenders, options.repeats):
+            show(found["long"], row, LONG_ROW)
+        if len(contenders) == 2:
+            show_ratios(found["rows"] + found["long"])
+    if options.arrivals:
+        sampling = SAMPLED if options.sampled else {}
+        for row in runs.arrivals(contenders, max(sizes), options.arrivals, sampling):
+            show(found["arrivals"], row, ARRIVALS)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    sizes = options.batch or ((1, 2) if options.tiny else BATCHES)
+    device, widths = ("cpu", TINY) if options.tiny else ("cuda", WIDTHS)
+    make = partial(make_checkpoint, widths=widths, device=device)
+    document: dict[str, Any] = {
+        "device": torch.cuda.get_device_name() if device == "cuda" else platform.processor(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "switchrail": switchrail.__version__,
+        **{name: getattr(options, name) for name in ("layers", "experts", "vocabulary", "repeats")},
+    }
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if not options.no_check:
+            check(make(folder / "check", 4, 16, 3072), device)
+        path = make(folder / "slice", options.layers, options.experts, options.vocabulary)
+        document |= time_all(options, path, folder, sizes, device)
+        gc.collect()
+        torch.cuda.empty_cache()
+        document["transformers_rows"] = []
+        for row in transformers_peer.measure(path, options.peer, device) if options.peer else ():
+            show(document["transformers_rows"], row, PEER)
+    if options.json:
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
+    if options.plot:
+        plots.draw(document, options.plot)
+
+
+if __name__ == "__main__":
+    main()

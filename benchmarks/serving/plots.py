@@ -1,0 +1,43 @@
+"""A figure of what was measured, as SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+COLOURS = {"switchrail": "#3b6fb6", "SGLang": "#c8553d", "transformers": "#e0a32e"}
+
+PANELS = (
+    ("step_ms", "decode step, ms"),
+    ("prefill_ms", "prefill, ms"),
+    ("tokens_per_second", "tokens a second, whole"),
+)
+
+
+def draw(document: Mapping[str, Any], folder: Path) -> Path:
+    """Draws greedy runs by their number of sequences; the same numbers give the same bytes."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams |= {"svg.hashsalt": "switchrail", "font.size": 9, "svg.fonttype": "none"}
+    import matplotlib.pyplot as plt
+
+    rows = [row for row in document["rows"] if not row["chosen"]] + document["transformers_rows"]
+    figure, axes = plt.subplots(1, len(PANELS), figsize=(9.0, 2.8), layout="constrained")
+    for axis, (value, title) in zip(axes, PANELS, strict=True):
+        for name, colour in COLOURS.items():
+            points = [(row["batch"], row[value]) for row in rows if row["name"] == name and value in row]
+            if points:
+                axis.plot(*zip(*points, strict=True), marker="o", markersize=4, color=colour, label=name)
+        axis.set(xscale="log", yscale="log", title=title, xlabel="sequences")
+        batches = sorted({row["batch"] for row in rows})
+        axis.set_xticks(batches, map(str, batches))
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+    axes[0].legend(frameon=False)
+    path = folder / "serving.svg"
+    folder.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None, "Creator": None})
+    plt.close(figure)
+    return path

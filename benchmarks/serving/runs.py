@@ -1,0 +1,127 @@
+"""Runs of contenders on the same prompts, one after the other: batches, long prompts, arrivals."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain, pairwise
+from typing import Any, Protocol
+
+from benchmarks.serving.slices import LONG, make_long_prompt, make_prompts
+
+NEW_TOKENS = 64
+
+LOAD = 0.7
+"""The part of the first contender's greatest throughput that requests arrive at."""
+
+
+class Contender(Protocol):
+    """An engine that is measured."""
+
+    name: str
+
+    def run(self, prompts: Sequence[list[int]], new_tokens: int, sampling: Mapping[str, Any]) -> float:
+        """Seconds until all prompts, given at one time, have all their new tokens."""
+
+    def serve(
+        self,
+        prompts: Sequence[list[int]],
+        arrivals: Sequence[float],
+        new_tokens: int,
+        sampling: Mapping[str, Any],
+    ) -> list[list[float]]:
+        """When each token of each prompt came, prompts being given at `arrivals`: seconds from the start."""
+
+
+def batches(
+    contenders: Sequence[Contender], sizes: Sequence[int], repeats: int, sampling: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Prefill, decode step and throughput of each size and contender: medians of runs that alternate.
+
+    The prefill is a run with one new token, the step what each of the 63 others of a run with 64 adds to it.
+    """
+    for size in sizes:
+        prompts = make_prompts(size)
+
+        def pair(one: Contender, prompts: list[list[int]] = prompts) -> tuple[float, float]:
+            return one.run(prompts, 1, sampling), one.run(prompts, NEW_TOKENS, sampling)
+
+        found = _alternating(contenders, repeats, pair)
+        for one, times in zip(contenders, found, strict=True):
+            whole = statistics.median(last for _, last in times)
+            yield {
+                "name": one.name,
+                "batch": size,
+                "chosen": " sampled" if sampling else "",
+                "prompt_tokens": sum(map(len, prompts)),
+                "prefill_ms": statistics.median(first for first, _ in times) * 1e3,
+                "step_ms": statistics.median((last - first) / (NEW_TOKENS - 1) for first, last in times)
+                * 1e3,
+                "tokens_per_second": size * NEW_TOKENS / whole,
+                "seconds": times,
+            }
+
+
+def long_prompts(contenders: Sequence[Contender], repeats: int) -> Iterator[dict[str, Any]]:
+    """Prefill of one long prompt."""
+    prompts = [make_long_prompt()]
+    found = _alternating(contenders, repeats, lambda one: one.run(prompts, 1, {}))
+    for one, times in zip(contenders, found, strict=True):
+        median = statistics.median(times)
+        yield {"name": one.name, "prompt_tokens": LONG, "prefill_ms": median * 1e3, "seconds": times}
+
+
+def _alternating(
+    contenders: Sequence[Contender], repeats: int, measure: Callable[[Contender], Any]
+) -> list[list[Any]]:
+    """What is measured of each contender, after once that is not counted; each begins as often."""
+    found: list[list[Any]] = [[] for _ in contenders]
+    for one in contenders:
+        measure(one)
+    for repeat in range(repeats):
+        order = list(zip(contenders, found, strict=True))
+        for one, times in order if repeat % 2 == 0 else reversed(order):
+            times.append(measure(one))
+    return found
+
+
+def arrivals(
+    contenders: Sequence[Contender], size: int, seconds: float, sampling: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Latencies where prompts arrive at random times, the same for all contenders.
+
+    Args:
+        contenders: Who is measured.
+        size: Sequences of the batch whose throughput, of the first contender, is the peak.
+        seconds: How long prompts arrive.
+        sampling: How tokens are chosen.
+    """
+    batch = make_prompts(size)
+    rate = LOAD * size / statistics.median(contenders[0].run(batch, NEW_TOKENS, sampling) for _ in range(3))
+    count = max(round(rate * seconds), 1)
+    draw = random.Random(0)
+    times = list(accumulate(draw.expovariate(rate) for _ in range(count)))
+    prompts = make_prompts(count, seed=2)
+    for one in contenders:
+        one.serve(prompts[: count // 4 + 1], times[: count // 4 + 1], NEW_TOKENS, sampling)
+        found = one.serve(prompts, times, NEW_TOKENS, sampling)
+        assert all(len(tokens) == NEW_TOKENS for tokens in found)
+        waits = [tokens[0] - arrival for tokens, arrival in zip(found, times, strict=True)]
+        gaps = [later - before for tokens in found for before, later in pairwise(tokens)]
+        yield {
+            "name": one.name,
+            "requests": count,
+            "requests_per_second": rate,
+            "first_ms": _quantiles(waits),
+            "between_ms": _quantiles(gaps),
+            "tokens_per_second": count * NEW_TOKENS / max(chain.from_iterable(found)),
+        }
+
+
+def _quantiles(seconds: Sequence[float]) -> dict[str, float]:
+    ordered = sorted(seconds)
+    return {
+        name: ordered[min(int(part * len(ordered)), len(ordered) - 1)] * 1e3
+        for name, part in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))
+    }

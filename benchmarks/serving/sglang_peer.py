@@ -1,0 +1,135 @@
+"""SGLang's own engine, as the benchmark drives it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.serving.slices import LONG, LONGEST
+
+_SCRIPT = Path(__file__).parent / "peers/sglang_engine.py"
+
+_TOLD = 2000
+"""Characters of its output that are shown where it fails."""
+
+_PATIENCE = 30
+"""Seconds that it may take to end."""
+
+
+class SGLang(AbstractContextManager["SGLang"]):
+    """SGLang's engine in a child process, which it keeps for itself as it brings packages of its own.
+
+    Attributes:
+        seconds: From the start of the process to a request's first token.
+        version: SGLang's.
+    """
+
+    name = "SGLang"
+
+    def __init__(
+        self,
+        checkpoint: Path,
+        *,
+        site: str,
+        sequences: int,
+        new_tokens: int,
+        options: Mapping[str, Any],
+        log: Path,
+    ) -> None:
+        """Starts it.
+
+        Args:
+            checkpoint: What it serves.
+            site: What PYTHONPATH is to be for it.
+            sequences: Sequences that run at one time.
+            new_tokens: Tokens of each, at most.
+            options: Further arguments of its engine.
+            log: Where what it prints goes.
+        """
+        self._log = log
+        read, write = os.pipe()
+        start = time.perf_counter()
+        with log.open("w") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, _SCRIPT, str(write)],
+                env=os.environ | {"PYTHONPATH": site},
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=(write,),
+                text=True,
+            )
+        os.close(write)
+        self._answers = os.fdopen(read)
+        self.version = self._ask(
+            {
+                "model_path": str(checkpoint),
+                "skip_tokenizer_init": True,
+                "disable_radix_cache": True,  # with it the schedule isn't overlapped, and prompts are cached
+                "grammar_backend": "none",
+                "mem_fraction_static": 0.5,
+                "max_running_requests": sequences,
+                "max_total_tokens": max(sequences * (LONGEST + new_tokens), LONG + new_tokens) + 4096,
+                "context_length": LONG + 2 * new_tokens,
+                "random_seed": 0,
+                "log_level": "info",
+                **options,
+            }
+        )
+        self.run([[2, 3, 4]], 1, {})
+        self.seconds = time.perf_counter() - start
+
+    def run(self, prompts: Sequence[list[int]], new_tokens: int, sampling: Mapping[str, Any]) -> float:
+        """Seconds until all prompts, given at one time, have all their new tokens."""
+        found: float = self._ask({"call": "run", "prompts": prompts, "params": _params(new_tokens, sampling)})
+        return found
+
+    def serve(
+        self,
+        prompts: Sequence[list[int]],
+        arrivals: Sequence[float],
+        new_tokens: int,
+        sampling: Mapping[str, Any],
+    ) -> list[list[float]]:
+        """When each token of each prompt came, prompts being given at `arrivals`: seconds from the start."""
+        params = _params(new_tokens, sampling)
+        found: list[list[float]] = self._ask(
+            {"call": "serve", "prompts": prompts, "arrivals": arrivals, "params": params}
+        )
+        return found
+
+    def _ask(self, request: Mapping[str, Any]) -> Any:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # why it has ended is in its output
+        line = self._answers.readline()
+        if not line:
+            self._end()
+            raise RuntimeError(f"SGLang has ended: {self._log.read_text(errors='replace')[-_TOLD:]}")
+        return json.loads(line)
+
+    def __exit__(self, *_: object) -> None:
+        """Ends it."""
+        self._end()
+
+    def _end(self) -> None:
+        try:
+            self._process.communicate(timeout=_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._answers.close()
+
+
+def _params(new_tokens: int, sampling: Mapping[str, Any]) -> dict[str, Any]:
+    return {"max_new_tokens": new_tokens, "ignore_eos": True, "temperature": 0, **sampling}

@@ -1,0 +1,104 @@
+"""The checkpoints that are served: slices of Qwen3-Next with random weights; and their prompts."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+SHORTEST, LONGEST, LONG = 200, 600, 8192
+"""Tokens of the prompts, and of the long one."""
+
+TOKENIZER = Path(__file__).parents[2] / "tests/checkpoints/kjv-qwen3-next"
+
+WIDTHS: dict[str, Any] = {
+    "hidden_size": 2048,
+    "intermediate_size": 5120,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "linear_num_value_heads": 32,
+    "linear_num_key_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "num_experts_per_tok": 10,
+    "max_position_embeddings": 32768,
+    "eos_token_id": 0,
+    "pad_token_id": 1,
+}
+"""Those of the published model."""
+
+TINY: dict[str, Any] = {
+    **WIDTHS,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "head_dim": 32,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
+"""Those of a trial without a GPU."""
+
+
+def make_checkpoint(
+    folder: Path,
+    layers: int,
+    experts: int,
+    vocabulary: int,
+    *,
+    widths: dict[str, Any] = WIDTHS,
+    device: str = "cuda",
+) -> Path:
+    """Saves a slice with random weights and the tokenizer of the repository's checkpoint."""
+    torch.manual_seed(0)
+    config = Qwen3NextConfig(
+        num_hidden_layers=layers, num_experts=experts, vocab_size=vocabulary, dtype="bfloat16", **widths
+    )
+    with torch.device(device):
+        model = Qwen3NextForCausalLM(config).to(torch.bfloat16)
+    model.save_pretrained(folder)
+    _add_published_names(folder / "config.json")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TOKENIZER / name, folder)
+    del model
+    if device == "cuda":
+        torch.cuda.empty_cache()
+    return folder
+
+
+def _add_published_names(path: Path) -> None:
+    """Adds what the published model's config says in other words than transformers saves, for SGLang."""
+    config = json.loads(path.read_text())
+    rope = config.get("rope_parameters") or {}
+    config |= {
+        "full_attention_interval": 4,
+        "rope_theta": rope.get("rope_theta", 10000.0),
+        "partial_rotary_factor": rope.get("partial_rotary_factor", 0.25),
+        "rope_scaling": None,
+        "torch_dtype": "bfloat16",
+    }
+    path.write_text(json.dumps(config, indent=1) + "\n")
+
+
+def make_prompts(count: int, seed: int = 0) -> list[list[int]]:
+    """Prompts of random tokens and lengths."""
+    draw = random.Random(seed)
+    return [[draw.randrange(2, 3000) for _ in range(draw.randint(SHORTEST, LONGEST))] for _ in range(count)]
+
+
+def make_long_prompt() -> list[int]:
+    """One prompt of `LONG` tokens."""
+    draw = random.Random(1)
+    return [draw.randrange(2, 3000) for _ in range(LONG)]

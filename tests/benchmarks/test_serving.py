@@ -1,0 +1,119 @@
+"""The benchmark of the engine on a CPU, tiny, beside a stand-in for SGLang."""
+
+import json
+import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from switchrail.engine import Engine
+from switchrail.testing import isolated
+
+from benchmarks.serving import __main__ as command
+from benchmarks.serving import runs, slices
+from benchmarks.serving.ours import Ours
+from benchmarks.serving.sglang_peer import SGLang
+
+CHECKPOINT = Path(__file__).parents[1] / "checkpoints/kjv-qwen3-next"
+
+STAND_IN = '''
+"""What the benchmark needs of SGLang."""
+import asyncio
+
+__version__ = "0"
+
+class Engine:
+    def __init__(self, **options):
+        if options.get("refuses"):
+            raise ValueError("no such option")
+        assert options["max_running_requests"] >= 1
+        self.loop = asyncio.new_event_loop()
+        print("noise")
+
+    def generate(self, input_ids, sampling_params):
+        return [{"output_ids": [7] * sampling_params["max_new_tokens"]} for _ in input_ids]
+
+    async def async_generate(self, input_ids, sampling_params, stream):
+        async def chunks():
+            for count in range(1, sampling_params["max_new_tokens"] + 1):
+                await asyncio.sleep(0)
+                yield {"meta_info": {"completion_tokens": count}}
+        return chunks()
+
+    def shutdown(self):
+        pass
+'''
+
+
+@pytest.fixture(autouse=True)
+def runtime():
+    with isolated():
+        yield
+
+
+@pytest.fixture
+def site(tmp_path):
+    (tmp_path / "sglang.py").write_text(STAND_IN)
+    return tmp_path
+
+
+def start(site, **options):
+    return SGLang(
+        CHECKPOINT, site=str(site), sequences=2, new_tokens=4, options=options, log=site / "sglang.log"
+    )
+
+
+def test_the_peer_is_asked_in_a_process_of_its_own(site):
+    with start(site) as peer:
+        assert peer.version == "0"
+        assert peer.seconds > 0
+        assert peer.run([[1, 2], [3]], 4, {}) > 0
+        found = peer.serve([[1, 2], [3]], [0.0, 0.2], 4, {"temperature": 0.7})
+        assert [len(times) for times in found] == [4, 4]
+        assert found[1][0] >= 0.2
+        assert all(before <= later for times in found for before, later in pairwise(times))
+    assert (site / "sglang.log").read_text() == "noise\n"
+
+
+def test_what_a_peer_that_fails_has_printed_is_told(site):
+    with pytest.raises(RuntimeError, match="no such option"):
+        start(site, refuses=True)
+
+
+def test_arrivals_are_those_of_the_first_contender_and_the_same_for_all(monkeypatch):
+    monkeypatch.setattr(runs, "NEW_TOKENS", 4)
+    with Engine(CHECKPOINT, device="cpu", options={"max_sequences": 4, "max_length": 700}) as engine:
+        ours = Ours(engine)
+        seen = []
+
+        class Other(Ours):
+            name = "other"
+
+            def serve(self, prompts, arrivals, new_tokens, sampling):
+                seen.append(arrivals)
+                return super().serve(prompts, arrivals, new_tokens, sampling)
+
+        first, second = runs.arrivals([ours, Other(engine)], 1, 0.5, {"temperature": 0.7})
+    assert first["requests"] == second["requests"] == len(seen[-1])
+    assert all(0 < before <= later for before, later in pairwise(seen[-1]))
+    assert 0 < first["first_ms"]["p50"] <= first["first_ms"]["p99"]
+
+
+def test_it_runs_whole(site, tmp_path, capsys, monkeypatch):
+    path, folder = tmp_path / "found.json", tmp_path / "plots"
+    small = ["--tiny", "--layers", "4", "--experts", "12", "--repeats", "1", "--batch", "2", "--rows", "4096"]
+    asked = ["--sglang", str(site), "--host", "--sampled", "--no-check"]
+    for module in (slices, command):
+        monkeypatch.setattr(module, "LONG", 700)
+    command.main([*small, *asked, "--json", str(path), "--plot", str(folder)])
+    found = json.loads(path.read_text())
+    assert [(row["name"], row["chosen"]) for row in found["rows"]] == [
+        ("switchrail", ""),
+        ("SGLang", ""),
+        ("switchrail", " sampled"),
+        ("SGLang", " sampled"),
+    ]
+    assert found["compiled"] == {"triton": 0, "read": 0, "dynamo": 0}
+    assert found["host"][0]["launch_ms"] > 0
+    assert "SGLang over switchrail, B=2 sampled:" in capsys.readouterr().out
+    ElementTree.parse(folder / "serving.svg")
