@@ -1,7 +1,7 @@
 """How fast the engine serves a slice of Qwen3-Next at real widths on a GPU, beside its peers.
 
     python -m benchmarks.serving                              # 12 layers, 64 experts; B = 1, 32, 128, 256
-    python -m benchmarks.serving --sglang SITE --arrivals 8   # SGLang's engine, from SITE, in the same run
+    python -m benchmarks.serving --sglang PYTHON --arrivals 8 # and SGLang's engine, which PYTHON has
     python -m benchmarks.serving --sampled --vocabulary 151936
     python -m benchmarks.serving --layers 48 --experts 16 --batch 1 --batch 256 --host
     python -m benchmarks.serving --experts 512                # 40 GB of weights
@@ -126,7 +126,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--peer", type=int, action="append", default=[], metavar="B", help="time transformers' generate too"
     )
-    parser.add_argument("--sglang", metavar="SITE", help="time SGLang too: PYTHONPATH of its process")
+    parser.add_argument("--sglang", metavar="PYTHON", help="time SGLang too, with this interpreter")
     parser.add_argument("--sglang-options", type=json.loads, default={}, metavar="JSON", help="of its engine")
     parser.add_argument("--sglang-log", type=Path, metavar="FILE", help="where its output goes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the results")
@@ -153,7 +153,7 @@ def time_all(
             sglang = stack.enter_context(
                 SGLang(
                     path,
-                    site=options.sglang,
+                    python=options.sglang,
                     sequences=max(sizes),
                     new_tokens=runs.NEW_TOKENS,
                     options=options.sglang_options,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -37,7 +36,7 @@ class SGLang(AbstractContextManager["SGLang"]):
         self,
         checkpoint: Path,
         *,
-        site: str,
+        python: str,
         sequences: int,
         new_tokens: int,
         options: Mapping[str, Any],
@@ -47,7 +46,7 @@ class SGLang(AbstractContextManager["SGLang"]):
 
         Args:
             checkpoint: What it serves.
-            site: What PYTHONPATH is to be for it.
+            python: The interpreter of an environment with SGLang, or a script that runs it.
             sequences: Sequences that run at one time.
             new_tokens: Tokens of each, at most.
             options: Further arguments of its engine.
@@ -58,8 +57,7 @@ class SGLang(AbstractContextManager["SGLang"]):
         start = time.perf_counter()
         with log.open("w") as output:
             self._process = subprocess.Popen(
-                [sys.executable, _SCRIPT, str(write)],
-                env=os.environ | {"PYTHONPATH": site},
+                [python, _SCRIPT, str(write)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -1,6 +1,7 @@
 """The benchmark of the engine on a CPU, tiny, beside a stand-in for SGLang."""
 
 import json
+import sys
 import xml.etree.ElementTree as ElementTree
 from itertools import pairwise
 from pathlib import Path
@@ -52,19 +53,22 @@ def runtime():
 
 
 @pytest.fixture
-def site(tmp_path):
+def python(tmp_path):
+    """An interpreter that has the stand-in."""
     (tmp_path / "sglang.py").write_text(STAND_IN)
-    return tmp_path
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    return str(script)
 
 
-def start(site, **options):
-    return SGLang(
-        CHECKPOINT, site=str(site), sequences=2, new_tokens=4, options=options, log=site / "sglang.log"
-    )
+def start(python, log, **options):
+    return SGLang(CHECKPOINT, python=python, sequences=2, new_tokens=4, options=options, log=log)
 
 
-def test_the_peer_is_asked_in_a_process_of_its_own(site):
-    with start(site) as peer:
+def test_the_peer_is_asked_in_a_process_of_its_own(python, tmp_path):
+    log = tmp_path / "log"
+    with start(python, log) as peer:
         assert peer.version == "0"
         assert peer.seconds > 0
         assert peer.run([[1, 2], [3]], 4, {}) > 0
@@ -72,12 +76,12 @@ def test_the_peer_is_asked_in_a_process_of_its_own(site):
         assert [len(times) for times in found] == [4, 4]
         assert found[1][0] >= 0.2
         assert all(before <= later for times in found for before, later in pairwise(times))
-    assert (site / "sglang.log").read_text() == "noise\n"
+    assert log.read_text() == "noise\n"
 
 
-def test_what_a_peer_that_fails_has_printed_is_told(site):
+def test_what_a_peer_that_fails_has_printed_is_told(python, tmp_path):
     with pytest.raises(RuntimeError, match="no such option"):
-        start(site, refuses=True)
+        start(python, tmp_path / "log", refuses=True)
 
 
 def test_arrivals_are_those_of_the_first_contender_and_the_same_for_all(monkeypatch):
@@ -99,10 +103,10 @@ def test_arrivals_are_those_of_the_first_contender_and_the_same_for_all(monkeypa
     assert 0 < first["first_ms"]["p50"] <= first["first_ms"]["p99"]
 
 
-def test_it_runs_whole(site, tmp_path, capsys, monkeypatch):
+def test_it_runs_whole(python, tmp_path, capsys, monkeypatch):
     path, folder = tmp_path / "found.json", tmp_path / "plots"
     small = ["--tiny", "--layers", "4", "--experts", "12", "--repeats", "1", "--batch", "2", "--rows", "4096"]
-    asked = ["--sglang", str(site), "--host", "--sampled", "--no-check"]
+    asked = ["--sglang", python, "--host", "--sampled", "--no-check"]
     for module in (slices, command):
         monkeypatch.setattr(module, "LONG", 700)
     command.main([*small, *asked, "--json", str(path), "--plot", str(folder)])

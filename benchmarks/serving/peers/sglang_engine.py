@@ -1,4 +1,4 @@
-"""SGLang's engine in a process of its own, where PYTHONPATH leads to SGLang: `sglang_engine.py FD`.
+"""SGLang's engine in a process of its own: `sglang_engine.py FD`.
 
 Reads requests from its input, a JSON object a line, and writes an answer to each to the file descriptor. The
 first request has the arguments of the engine; its answer says which version runs. What SGLang prints goes
