@@ -28,4 +28,4 @@ def test_what_it_says(switchrail, checkpoint, small):
     done = switchrail("warmup", checkpoint, "--device", "cpu", "--config", small)
     assert done.exit_code == 0, done.output
     assert "first run" in done.stdout
-    assert "0 of 0 decodes captured" in done.stdout
+    assert "0 of 0 steps captured" in done.stdout

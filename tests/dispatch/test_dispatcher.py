@@ -166,9 +166,9 @@ def test_tables_are_made_once_for_each_combination_of_routes(
     made: list[object] = []
     table = Dispatcher._table
 
-    def counted(self: Dispatcher, routes: Any) -> Any:
+    def counted(self: Dispatcher, *routes: Any) -> Any:
         made.append(routes)
-        return table(self, routes)
+        return table(self, *routes)
 
     monkeypatch.setattr(Dispatcher, "_table", counted)
     for parts in (both(), both()[:1], both()[1:], both(), both()[:1]):

@@ -43,9 +43,13 @@ def make_params(count: int) -> list[SamplingParams]:
     ]
 
 
-def on_cuda(make_engine: Make, **options: Any) -> Engine:
+def on_cuda(make_engine: Make, backends: Any = None, **options: Any) -> Engine:
     return make_engine(
-        device="cuda", dtype="float32", runtime=runtime_with_kernels(), options={**OPTIONS, **options}
+        device="cuda",
+        dtype="float32",
+        runtime=runtime_with_kernels(),
+        backends=backends,
+        options={**OPTIONS, **options},
     )
 
 
@@ -58,17 +62,35 @@ def test_tokens_are_the_same_in_every_way_of_running(make_engine: Make) -> None:
         {"capture": "off", "overlap": False},
         {"capture": "off"},
         {"overlap": False},
+        {"capture": "decode"},
         {},
     ):
         engine = on_cuda(make_engine, **ways)
         assert {state.reason for state in engine.graphs} <= {None}
-        assert bool(engine.graphs) == ("capture" not in ways)
+        assert bool(engine.graphs) == (ways.get("capture") != "off")
         for tensor in engine.pools.tensors():
             tensor.fill_(float("nan"))
         found.append([output.tokens for output in engine.generate(prompts, params)])
         assert not engine.busy
         assert len(engine.pools.pages) == engine.pools.pages.capacity
-    assert found[1:] == found[:1] * 3
+    assert found[1:] == found[:1] * 4
+
+
+def test_a_backend_without_graphs_runs_between_pieces(make_engine: Make) -> None:
+    """With a plan of its own for each step, padding left out."""
+    prompts = make_prompts(9)
+    params = make_params(len(prompts))
+    backends = {"gated_delta": "torch"}
+    found = []
+    for capture in ("off", "all"):
+        engine = on_cuda(make_engine, backends=backends, capture=capture)
+        for tensor in engine.pools.tensors():
+            tensor.fill_(float("nan"))
+        found.append([output.tokens for output in engine.generate(prompts, params)])
+    assert found[0] == found[1]
+    assert {state.reason for state in engine.graphs} == {None}
+    assert all("gated_delta.decode" in state.eager for state in engine.graphs)
+    assert len(engine.pools.pages) == engine.pools.pages.capacity
 
 
 @torch.inference_mode()
@@ -154,7 +176,7 @@ def test_what_waits_for_the_device_is_not_captured(
 
     monkeypatch.setattr(TritonGatedDelta, "run", waiting)
     engine = on_cuda(make_engine)
-    reasons = {state.sequences: state.reason for state in engine.graphs}
+    reasons = {state.rows: state.reason for state in engine.graphs if state.kind == "decode"}
     assert "captur" in str(reasons[8])
     assert "not two" in str(reasons[2])
     assert reasons[1] is reasons[4] is reasons[12] is None

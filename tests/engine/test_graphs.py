@@ -12,7 +12,7 @@ import pytest
 import switchrail
 import torch
 from switchrail.engine import Engine, SamplingParams
-from switchrail.engine.graphs import Key, lengths, sizes
+from switchrail.engine.keys import Key, lengths, mixed_rows, sizes
 from switchrail.engine.watch import HookWatch
 from switchrail.platforms.cpu import CpuHardware, CpuPlatform, CpuServing
 from switchrail.testing.graph import RecordedGraph
@@ -27,6 +27,9 @@ class GraphServing(CpuServing):
 
 class GraphHardware(CpuHardware):
     def support_cuda_graph(self) -> bool:
+        return True
+
+    def support_piecewise_cuda_graph(self) -> bool:
         return True
 
 
@@ -67,15 +70,30 @@ def count_replays(engine: Engine) -> list[Key]:
     seen: list[Key] = []
     for key, captured in graphs.captured.items():
 
-        def replay(key: Key = key, replay: Callable[[], None] = captured.graph.replay) -> None:
+        def replay(
+            run: Callable[[Any], None],
+            key: Key = key,
+            replay: Callable[[Callable[[Any], None]], None] = captured.pieces.replay,
+        ) -> None:
             seen.append(key)
-            replay()
+            replay(run)
 
-        captured.graph.replay = replay  # type: ignore[method-assign]
+        captured.pieces.replay = replay  # type: ignore[method-assign]
     return seen
 
 
-OPTIONS = {"max_sequences": 8, "max_length": 200, "page_size": 16, "prefill_chunk": 16}
+def decoded(keys: list[Key]) -> set[int]:
+    """The rows of the decodes among them."""
+    return {key.rows for key in keys if key.kind == "decode"}
+
+
+OPTIONS = {
+    "max_sequences": 8,
+    "max_length": 200,
+    "page_size": 16,
+    "prefill_chunk": 16,
+    "max_tokens_per_step": 100,
+}
 
 
 def test_tokens_of_captured_decodes_are_those_of_eager_ones(
@@ -89,11 +107,11 @@ def test_tokens_of_captured_decodes_are_those_of_eager_ones(
         tensor.fill_(float("nan"))
     seen = count_replays(engine)
     assert tokens(engine, prompts) == expected
-    assert {key.sequences for key in seen} >= {1, 8}
+    assert decoded(seen) >= {1, 8}
     params = [SamplingParams(max_new_tokens=3 * n + 1, ignore_eos=True) for n in range(len(prompts))]
     found = [output.tokens for output in engine.generate(prompts, params)]
     assert found == [each[: len(one)] for one, each in zip(found, tokens(engine, prompts, 20), strict=True)]
-    assert {key.sequences for key in seen} == {1, 2, 4, 8}
+    assert decoded(seen) == {1, 2, 4, 8}
 
 
 def test_a_change_of_hooks_is_captured_before_the_next_step(
@@ -134,26 +152,41 @@ def test_keys() -> None:
     assert sizes(100) == (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 100)
     assert lengths(700) == (700,)
     assert lengths(8192) == (1024, 4096, 8192)
+    assert mixed_rows(8) == (8,)
+    assert mixed_rows(100) == (16, 24, 32, 48, 64, 96, 100)
+    assert mixed_rows(8192)[-3:] == (512, 768, 1024)
 
 
 def test_what_was_captured_is_told(make_engine: Make, captured_runtime: switchrail.Runtime) -> None:
     engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
     names = {f"{op}.decode": "capturable" for op in CAPTURABLE}
-    assert [(state.sequences, state.tokens, state.reason) for state in engine.graphs] == [
-        (size, 200, None) for size in (1, 2, 4, 8)
+    assert [(state.kind, state.rows, state.tokens, state.reason) for state in engine.graphs] == [
+        *(("decode", size, 200, None) for size in (1, 2, 4, 8)),
+        *(("mixed", rows, None, None) for rows in (16, 24, 32, 48, 64, 96, 100)),
     ]
-    assert all(state.backends == names for state in engine.graphs)
+    decodes = [state for state in engine.graphs if state.kind == "decode"]
+    assert all((state.backends, state.eager) == (names, {}) for state in decodes)
+    eager = {f"{op}.{phase}" for op in CAPTURABLE for phase in ("prefill", "decode")}
+    assert all((state.backends, set(state.eager)) == ({}, eager) for state in engine.graphs[4:])
+    assert engine.graphs[0].name == "decodes of 1 sequences and 200 tokens"
+    assert engine.graphs[4].name == "steps of 16 rows with prompt tokens"
     off = make_engine(runtime=captured_runtime, device=GraphPlatform(), options={**OPTIONS, "capture": "off"})
     assert off.graphs == ()
 
 
-def test_a_backend_chosen_by_name_that_cant_be_captured_runs_eagerly(
-    make_engine: Make, captured_runtime: switchrail.Runtime, caplog: pytest.LogCaptureFixture
+def test_where_pieces_cant_be_captured_one_such_backend_makes_decodes_eager(
+    make_engine: Make,
+    captured_runtime: switchrail.Runtime,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(GraphHardware, "support_piecewise_cuda_graph", lambda self: False)
+    engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
+    assert {state.kind for state in engine.graphs} == {"decode"}
     chosen = {"gated_delta.decode": "torch"}
     engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS, backends=chosen)
     assert engine.graphs == ()
-    assert "decodes run eagerly" in caplog.text
+    assert "decodes run whole eagerly" in caplog.text
     assert "cuda_graph" in caplog.text
     prompts = make_prompts(2)[:3]
     assert tokens(engine, prompts) == tokens(make_engine(options=OPTIONS), prompts)
@@ -174,7 +207,7 @@ def test_a_failure_while_capturing_leaves_that_key_eager(
 
     monkeypatch.setattr(CAPTURABLE["gated_delta"], "run", waiting)
     engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
-    reasons = {state.sequences: state.reason for state in engine.graphs}
+    reasons = {state.rows: state.reason for state in engine.graphs if state.kind == "decode"}
     assert reasons[1] is reasons[8] is None
     assert "needs values on the host" in str(reasons[2])
     assert reasons[4] == "ValueError: not four"
@@ -259,17 +292,17 @@ def test_each_key_has_the_backends_for_caches_of_its_length(
     engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
     graphs = engine._runner.graphs
     assert graphs is not None
-    bound, asked = graphs._bound, []
+    bound, asked = graphs._decodes._bound, []
 
     class Asked:
         def at(self, phase: str, seqlens: tuple[int, ...], kv_seqlens: tuple[int, ...]) -> Any:
-            asked.append(Key(len(seqlens), max(kv_seqlens)))
+            asked.append(Key("decode", len(seqlens), max(kv_seqlens)))
             return bound.at(phase, seqlens, kv_seqlens)
 
-    graphs._bound = Asked()  # type: ignore[assignment]
+    graphs._decodes._bound = Asked()  # type: ignore[assignment]
     with torch.inference_mode():
         graphs.capture()
-    assert asked == graphs.keys[::-1]
+    assert asked == [key for key in graphs.keys if key.kind == "decode"][::-1]
 
 
 def test_graphs_that_are_captured_again_use_the_working_memory_of_those_before(

@@ -75,8 +75,8 @@ def warmup(
     rows = [(one.prompts, f"{one.longest:,}", f"{one.first:.2f} s", f"{one.second:.2f} s") for one in rounds]
     out.print(table("prompts, run twice", ("prompts", "longest", "first run", "second run"), rows))
     captured = len(graphs) - len(refused)
-    out.print(f"engine made in {made:.1f} s, {captured} of {len(graphs)} decodes captured")
+    out.print(f"engine made in {made:.1f} s, {captured} of {len(graphs)} steps captured")
     for graph in refused:
-        out.print(f"{graph.sequences} sequences, {graph.tokens} tokens: {graph.reason}", markup=False)
+        out.print(f"{graph.name}: {graph.reason}", markup=False)
     if refused:
         raise typer.Exit(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from switchrail.dispatch.dispatcher import Dispatcher, Prepared
+from switchrail.dispatch.dispatcher import NOTHING, Dispatcher, Prepared
 from switchrail.dispatch.part import Part
 
-__all__ = ["Dispatcher", "Part", "Prepared"]
+__all__ = ["NOTHING", "Dispatcher", "Part", "Prepared"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -84,18 +84,24 @@ class Prepared:
         return {key: ", ".join(dict.fromkeys(names)) for key, names in found.items()}
 
 
+NOTHING: Final = Prepared((), (), {}, [])
+"""What a step of which nothing is planned is prepared with."""
+
+
 @dataclass(slots=True)
 class _Step:
     """A step that runs, or was verified and is to be committed.
 
     Attributes:
         prepared: Its parts, and who planned them.
-        left: The layers that are still to be called.
+        left: The layers that are still to be called; one that has no targets is for `elsewhere`.
+        elsewhere: Takes the calls that the step's plans don't serve.
         verified: Of each call that is to be committed the user's number, the call and the record.
     """
 
     prepared: Prepared
     left: dict[Layer, tuple[Target, ...]]
+    elsewhere: Callable[[Any], None] | None
     verified: list[tuple[int, Any, object]]
 
 
@@ -105,6 +111,10 @@ class Dispatcher:
     In each step every layer of the plan must come by exactly once: a model definition that skips one, or
     takes another path through its code, would otherwise mix sequences without a word. What a step needs
     besides its plans is found out once for each combination of route tables, and kept.
+
+    Attributes:
+        bound: The route plan with its backends.
+        ops: The ops whose calls come here.
     """
 
     def __init__(self, bound: BoundPlan, ops: Collection[str] | None = None) -> None:
@@ -123,8 +133,9 @@ class Dispatcher:
         for layer_id, op, _, _ in bound.plan.table:
             if ops is None or op in ops:
                 self._ids.setdefault(op, set()).add(layer_id)
+        self.ops = frozenset(self._ids)
         self._layers: dict[Layer, tuple[int, str]] = {}
-        self._tables: dict[tuple[BatchRoutes, ...], _Table] = {}
+        self._tables: dict[tuple[tuple[BatchRoutes, ...], frozenset[str]], _Table] = {}
         self._step: _Step | None = None
         self._verified: _Step | None = None
 
@@ -154,7 +165,11 @@ class Dispatcher:
         self._layers[layer] = layer_id, op
 
     def prepare(
-        self, parts: Sequence[Part], bounds: Bounds | None = None, bound: BoundPlan | None = None
+        self,
+        parts: Sequence[Part],
+        bounds: Bounds | None = None,
+        bound: BoundPlan | None = None,
+        ops: Collection[str] | None = None,
     ) -> Prepared:
         """Has each backend in use plan a step, once a part.
 
@@ -162,6 +177,7 @@ class Dispatcher:
             parts: Whose rows follow one another from the step's first to its last.
             bounds: How large the steps are that the result is refreshed for; None: this one alone.
             bound: The routes; None: the dispatcher's own.
+            ops: The ops that are planned; None: all.
 
         Raises:
             DispatchError: A layer of the plan was not added, or rows are in no part or in several.
@@ -171,9 +187,10 @@ class Dispatcher:
         routes = tuple(
             (bound or self.bound).at(part.phase, part.lengths, _cached(part, bounds)) for part in parts
         )
-        table = self._tables.get(routes)
+        key = routes, self.ops if ops is None else frozenset(ops)
+        table = self._tables.get(key)
         if table is None:
-            table = self._tables[routes] = self._table(routes)
+            table = self._tables[key] = self._table(*key)
         planned: list[tuple[SequenceBatch, object]] = []
         for user in table.users:
             batch = parts[user.part].batch(user.op)
@@ -202,13 +219,16 @@ class Dispatcher:
             prepared.planned[index] = batch, plan
 
     @contextmanager
-    def running(self, parts: Sequence[Part] | Prepared) -> Iterator[None]:
+    def running(
+        self, parts: Sequence[Part] | Prepared, elsewhere: Callable[[Any], None] | None = None
+    ) -> Iterator[None]:
         """Lets the calls in the block belong to a step.
 
         A step that was left before its end, as an interrupt can leave it, is over.
 
         Args:
             parts: As `prepare` takes them, or what it returned.
+            elsewhere: Takes the calls of the ops that were not planned; None: there are none.
 
         Raises:
             DispatchError: As `prepare`; or the block ended, and a layer was not called.
@@ -216,7 +236,9 @@ class Dispatcher:
         """
         prepared = parts if isinstance(parts, Prepared) else self.prepare(parts)
         self._verified = None
-        step = _Step(prepared, dict(prepared.targets), [])
+        left: dict[Layer, tuple[Target, ...]] = {} if elsewhere is None else dict.fromkeys(self._layers, ())
+        left.update(prepared.targets)
+        step = _Step(prepared, left, elsewhere, [])
         try:
             self._step = step
             yield
@@ -249,10 +271,19 @@ class Dispatcher:
             raise self._refusal(layer)
         if len(targets) == 1:
             self._run(step, call, targets[0])
+        elif not targets:
+            assert step.elsewhere is not None
+            step.elsewhere(call)
         else:
             for part, target in zip(step.prepared.parts, targets, strict=True):
                 self._run(step, take_rows(call, part.rows), target)
         del step.left[layer]
+
+    def dispatch_rows(self, call: Any) -> None:
+        """As `dispatch`, for a call that may have rows of padding behind those of the step."""
+        step = self._step
+        parts = step.prepared.parts if step is not None else ()
+        self.dispatch(take_rows(call, parts[0].rows) if len(parts) == 1 else call)
 
     def commit(self, accepted: torch.Tensor) -> None:
         """Writes the states after the accepted tokens of the last step's verification, in all layers.
@@ -296,7 +327,7 @@ class Dispatcher:
         user = step.prepared.users[index]
         return f"backend {user.name} failed in {user.place(step.prepared.parts)}"
 
-    def _table(self, routes: tuple[BatchRoutes, ...]) -> _Table:
+    def _table(self, routes: tuple[BatchRoutes, ...], ops: Collection[str]) -> _Table:
         missing = {(id, op) for op, ids in self._ids.items() for id in ids} - set(self._layers.values())
         if missing:
             layer_id, op = min(missing)
@@ -307,10 +338,11 @@ class Dispatcher:
                 found=0,
             )
         users: list[_User] = []
-        targets: dict[Layer, list[Target]] = {layer: [] for layer in self._layers}
+        planned = {layer: place for layer, place in self._layers.items() if place[1] in ops}
+        targets: dict[Layer, list[Target]] = {layer: [] for layer in planned}
         for index, route in enumerate(routes):
             names = {(layer, op): name for layer, op, name in route.table}
-            for layer, (layer_id, op) in self._layers.items():
+            for layer, (layer_id, op) in planned.items():
                 backend = route.backend(op, layer_id)
                 commits = route.phase == "verify" and backend.has_state
                 user = _User(index, op, backend, names[layer_id, op], commits)
@@ -347,4 +379,4 @@ def _note(error: Exception, text: str) -> None:
     error.__notes__ = [*getattr(error, "__notes__", ()), text]  # type: ignore[attr-defined]
 
 
-__all__ = ["Dispatcher", "Prepared"]
+__all__ = ["NOTHING", "Dispatcher", "Prepared"]

@@ -32,17 +32,15 @@ from switchrail.engine.models.operations import prepare
 from switchrail.engine.options import EngineOptions, options_on
 from switchrail.engine.prompts import check_length, listed, token_ids, tokenize
 from switchrail.engine.request import Event, Output, Request
-from switchrail.engine.routes import plan_routes
+from switchrail.engine.routes import plan_captured, plan_routes
 from switchrail.engine.runner import Runner
 from switchrail.engine.sequences import Sequences
 from switchrail.engine.stats import Stats
 from switchrail.engine.text import TextStream
 from switchrail.errors import (
     ArgumentError,
-    BackendUnfitError,
     ConfigError,
     EngineError,
-    NoBackendError,
     RequestError,
 )
 from switchrail.params import SamplingParams
@@ -131,7 +129,7 @@ class Engine(AbstractContextManager["Engine"]):
                 max_pages=pages_of(self.max_length, self.options.page_size),
                 device=self.device,
             )
-            if self.options.capture == "decode":
+            if self.options.capture != "off":
                 self._capture(runtime, backends, sequences)
         self._core = EngineCore(
             self._runner,
@@ -193,17 +191,19 @@ class Engine(AbstractContextManager["Engine"]):
     def _capture(
         self, runtime: Runtime, backends: Mapping[str, str] | None, sequences: Sequences[Any]
     ) -> None:
-        """Captures decodes, where the platform can and there are backends for it."""
+        """Captures steps, where the platform can."""
+        hardware = self.platform.hardware
         graph_class = self.platform.serving.graph_class()
-        if graph_class is None or not self.platform.hardware.support_cuda_graph():
+        if graph_class is None or not hardware.support_cuda_graph():
             return
-        chosen = {key: name for key, name in (backends or {}).items() if not key.endswith(".prefill")}
-        try:
-            plan = self._plan(runtime, preferences=chosen, phases=("decode",), features=("cuda_graph",))
-        except (BackendUnfitError, NoBackendError) as error:
-            _log.warning("decodes run eagerly: %s", error)
-            return
-        self._runner.capture(runtime.bind(plan), sequences, graph_class)
+        ops = {op for layer in self.plan.layout.layers for op in layer.ops}
+        plan, eager = plan_captured(partial(self._plan, runtime), ops, backends)
+        in_pieces = hardware.support_piecewise_cuda_graph()
+        for op, reason in eager.items():
+            _log.warning("decodes run %s eagerly: %s", op if in_pieces else "whole", reason)
+        if not eager or in_pieces:
+            mixed = in_pieces and self.options.capture == "all"
+            self._runner.capture(runtime.bind(plan), eager, sequences, graph_class, mixed=mixed)
 
     @property
     def pools(self) -> Pools:
@@ -216,7 +216,7 @@ class Engine(AbstractContextManager["Engine"]):
 
     @property
     def graphs(self) -> tuple[GraphState, ...]:
-        """Which decodes were captured, on which backends, and why others were not; empty where none is to be.
+        """Which steps were captured, on which backends, and why others were not; empty where none is to be.
 
         Raises:
             EngineError: The engine is closed.

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from switchrail.dispatch import Part
-from switchrail.engine.step import Step
+from switchrail.engine.step import Step, part_of
 from switchrail.engine.task import Task
-from switchrail.ops.batch import PagedBatch, StateBatch
 from switchrail.pools import pages_of
 
-_POSITIONS, _SLOTS, _LENGTHS = range(3)
+_POSITIONS, _SLOTS = range(2)
 
 
 class DecodeInputs:
@@ -46,7 +45,7 @@ class DecodeInputs:
         self._last_tokens = last_tokens
         self._page_size = page_size
         self._pin_memory = pin_memory
-        self._rows = torch.zeros(3, sequences, dtype=torch.int64, device=device)
+        self._rows = torch.zeros(2, sequences, dtype=torch.int64, device=device)
         self._rows[_SLOTS] = -1
         self._ids = torch.zeros(sequences, dtype=torch.int64, device=device)
         self._kv_lens = torch.zeros(sequences, dtype=torch.int32, device=device)
@@ -65,7 +64,6 @@ class DecodeInputs:
         rows[:, : len(tasks)] = [
             [task.length for task in tasks],
             [task.slot for task in tasks],
-            [task.length + 1 for task in tasks],
         ]
         self._rows.copy_(host, non_blocking=True)
 
@@ -84,12 +82,19 @@ class DecodeInputs:
             real_rows=self._real_rows,
         )
 
-    def part(self, step: Step, tasks: Sequence[Task]) -> Part:
-        """The part of a step that was made here, with the lengths that the host knows of."""
+    def part(self, step: Step, tasks: Sequence[Task], *, padded: bool) -> Part:
+        """The part of a step that was made here, with the lengths that the host knows of.
+
+        Args:
+            step: The step.
+            tasks: Which tasks run.
+            padded: Whether it has the step's padding too.
+        """
         (made,) = step.parts
         assert made.pages is not None
-        padding = (0,) * (len(made.lengths) - len(tasks))
-        return self._part(made.pages.page_table, (*(task.length + 1 for task in tasks), *padding))
+        padding = (0,) * (len(made.lengths) - len(tasks)) if padded else ()
+        lengths = (*(task.length + 1 for task in tasks), *padding)
+        return self._part(made.pages.page_table[: len(lengths)], lengths)
 
     def derive(self, step: Step) -> None:
         """Computes on the device what follows from the rows."""
@@ -103,32 +108,23 @@ class DecodeInputs:
         torch.index_select(self._last_tokens, 0, owners, out=step.input_ids[0])
         page = table.gather(1, (positions // self._page_size).unsqueeze(1)).squeeze(1).long()
         torch.add(page * self._page_size, positions % self._page_size, out=step.kv_rows)
-        part.pages.kv_lens.copy_(self._rows[_LENGTHS, part.rows])
+        real = slots >= 0
+        part.pages.kv_lens.copy_((positions + 1) * real)
         step.sequence_ids.copy_(slots)
-        self._real_rows.copy_((slots >= 0).sum())
+        self._real_rows.copy_(real.sum())
 
     def _part(self, table: torch.Tensor, lengths: tuple[int, ...]) -> Part:
         rows = slice(0, len(lengths))
-        slots = self._rows[_SLOTS, rows]
-        seqlens = (1,) * len(lengths)
-        cu_seqlens = self._cu_seqlens[: len(lengths) + 1]
-        return Part(
-            phase="decode",
-            rows=rows,
-            states=StateBatch(
-                cu_seqlens=cu_seqlens,
-                seqlens=seqlens,
-                read_slots=slots,
-                write_slots=slots,
-                has_initial_state=self._yes[rows],
-            ),
-            pages=PagedBatch(
-                cu_seqlens=cu_seqlens,
-                seqlens=seqlens,
-                page_table=table,
-                kv_lens=self._kv_lens[rows],
-                kv_seqlens=lengths,
-            ),
+        return part_of(
+            "decode",
+            rows,
+            seqlens=(1,) * len(lengths),
+            cu_seqlens=self._cu_seqlens[: len(lengths) + 1],
+            slots=self._rows[_SLOTS, rows],
+            has_initial_state=self._yes[rows],
+            page_table=table,
+            kv_lens=self._kv_lens[rows],
+            kv_seqlens=lengths,
         )
 
 

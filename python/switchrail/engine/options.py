@@ -34,8 +34,8 @@ class EngineOptions:
             for.
         memory_fraction: The part that the pools may take of the memory which is free with the weights loaded.
             None: 0.85; on a host 0.25.
-        capture: What is captured in graphs, which the host then launches as a whole: `decode`, where the
-            platform can, or `off`.
+        capture: What is captured in graphs, where the platform can: `all` steps that take the host longer
+            than the device; only those without prompt tokens, `decode`; or none, `off`.
         overlap: Whether the host reads a step's tokens while the device runs the next step, where it can. A
             request that ends early (by an end token or a stop string) then costs one row of one step.
         seed: Start of the random numbers of torch, on host and device, which backends may draw; None: they
@@ -52,7 +52,7 @@ class EngineOptions:
     num_pages: int | None = None
     max_length: int | None = None
     memory_fraction: float | None = None
-    capture: Literal["decode", "off"] = "decode"
+    capture: Literal["all", "decode", "off"] = "all"
     overlap: bool = True
     seed: int | None = None
 
@@ -85,7 +85,12 @@ class EngineOptions:
                     fraction is None or (is_number(fraction) and 0 < fraction <= 1),
                     "None or a number above 0 and at most 1",
                 ),
-                ("capture", self.capture, self.capture in ("decode", "off"), "'decode' or 'off'"),
+                (
+                    "capture",
+                    self.capture,
+                    self.capture in ("all", "decode", "off"),
+                    "'all', 'decode' or 'off'",
+                ),
                 ("overlap", self.overlap, isinstance(self.overlap, bool), "True or False"),
                 ("seed", self.seed, optional(self.seed, 0), "None or an integer of at least 0"),
             ],

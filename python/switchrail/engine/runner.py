@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
 
 from switchrail._core import BoundPlan
 from switchrail.dispatch import Dispatcher, Part, Prepared
+from switchrail.engine.capturer import Capturer, Elsewhere
 from switchrail.engine.checkpoint import Checkpoint
+from switchrail.engine.decodes import Decodes
 from switchrail.engine.graphs import Graphs
 from switchrail.engine.inputs import DecodeInputs
+from switchrail.engine.keys import Keys
 from switchrail.engine.memory import Pools
+from switchrail.engine.mixed import MixedSteps
 from switchrail.engine.models.binding import Connection, connect, find_mixers, read_shapes
 from switchrail.engine.models.operations import ForwardOf
 from switchrail.engine.options import EngineOptions
@@ -24,6 +28,10 @@ from switchrail.engine.step import Running, Step, StepBuilder
 from switchrail.engine.watch import HookWatch
 from switchrail.platforms import Platform
 from switchrail.platforms.graph import Graph
+
+_PHASES: Final = ("prefill", "decode")
+
+_RAGGED: Final = "sequences and their lengths differ from step to step"
 
 
 class Runner:
@@ -35,7 +43,7 @@ class Runner:
         dispatcher: Where the model's layers reach their backends.
         running: The step that runs.
         builder: What makes a step of a schedule.
-        graphs: The decodes that were captured; None: none is.
+        graphs: The steps that were captured; None: none is.
         hooks: What stands on the modelling module, to be cleared when the model is done with.
     """
 
@@ -104,34 +112,56 @@ class Runner:
     def capture(
         self,
         bound: BoundPlan,
+        eager: Mapping[str, str],
         sequences: Sequences[Any],
         graph_class: type[Graph],
+        *,
+        mixed: bool,
     ) -> None:
-        """Captures decodes.
+        """Captures steps.
 
         Args:
             bound: The routes of decodes that are captured.
+            eager: The ops whose decodes can't be, and why.
             sequences: Who has which memory.
             graph_class: What captures.
+            mixed: Whether steps with prompt tokens are captured, in pieces.
         """
+        options, device = self._options, torch.device(self._platform.device)
+        keys = Keys.of(options, self._max_length, mixed=mixed)
+        capturer = Capturer(
+            # not the runner: a cycle would keep a closed engine's memory until it is collected
+            partial(_forward, self.model, self.dispatcher, self.running),
+            graph_class,
+            sequences=options.max_sequences,
+        )
         inputs = DecodeInputs(
             sequences.page_table,
             sequences.last_tokens,
-            sequences=self._options.max_sequences,
-            page_size=self._options.page_size,
-            device=torch.device(self._platform.device),
+            sequences=options.max_sequences,
+            page_size=options.page_size,
+            device=device,
             pin_memory=self._platform.hardware.pin_memory_available(),
         )
         self.graphs = Graphs(
-            # not the runner: a cycle would keep a closed engine's memory until it is collected
-            partial(_forward, self.model, self.dispatcher, self.running),
-            self.dispatcher,
-            bound,
-            inputs,
-            sequences=self._options.max_sequences,
-            tokens=self._max_length,
-            graph_class=graph_class,
-            watch=HookWatch(self.model),
+            keys,
+            Decodes(capturer, self.dispatcher, bound, inputs, eager),
+            MixedSteps(
+                capturer,
+                self.dispatcher,
+                self.builder,
+                sequences,
+                rows=max(keys.rows, default=0),
+                sequences=options.max_sequences,
+                device=device,
+            ),
+            HookWatch(self.model),
+            {
+                "decode": {f"{op}.decode": reason for op, reason in eager.items()},
+                "mixed": {
+                    f"{op}.{phase}": _RAGGED for op in sorted(self.dispatcher.ops) for phase in _PHASES
+                },
+            },
         )
         self.graphs.capture()
 
@@ -146,10 +176,9 @@ class Runner:
             [R, vocabulary], a row for each decoding task, then for each whose prompt ends in this step, and
             their R slots; the next step may overwrite both.
         """
-        if self.graphs is not None and not schedule.prefill:
-            found = self.graphs.run(schedule.decode)
-            if found is not None:
-                return found
+        found = None if self.graphs is None else self.graphs.run(schedule)
+        if found is not None:
+            return found
         step = self.builder.build(schedule, sequences.page_table, sequences.last_tokens)
         logits = _forward(self.model, self.dispatcher, self.running, step, step.parts)
         return logits, step.logit_slots
@@ -161,11 +190,12 @@ def _forward(
     running: Running,
     step: Step,
     parts: Sequence[Part] | Prepared,
+    elsewhere: Elsewhere | None = None,
 ) -> torch.Tensor:
     """Runs a step: [R, vocabulary]."""
     try:
         running.now = step
-        with dispatcher.running(parts):
+        with dispatcher.running(parts, elsewhere):
             logits: torch.Tensor = model(
                 input_ids=step.input_ids,
                 attention_mask=None,

@@ -24,7 +24,7 @@ class Step:
         position_ids: [1, T] int64, counted from each sequence's own start.
         sequence_ids: [1, T] int32, the same for rows of one sequence.
         kv_rows: [T] int64, where each row's key and value go, in the pool seen as [pages * page, HKV, D].
-        logit_rows: [R] int64, the rows whose logits are wanted.
+        logit_rows: [R] int64, the rows whose logits are wanted, padding included.
         logit_slots: [R] int64, the slots of their sequences.
         parts: The decode rows first, then the prefill rows; one of them where the step has no others.
         real_rows: [1] int32, how many rows come before those of padding; None: no row is padding.
@@ -60,6 +60,39 @@ class Running:
         return self.now
 
 
+def part_of(
+    phase: Phase,
+    rows: slice,
+    *,
+    seqlens: tuple[int, ...],
+    cu_seqlens: torch.Tensor,
+    slots: torch.Tensor,
+    has_initial_state: torch.Tensor,
+    page_table: torch.Tensor,
+    kv_lens: torch.Tensor,
+    kv_seqlens: tuple[int, ...],
+) -> Part:
+    """The part of sequences that keep pages and, in one slot each, states."""
+    return Part(
+        phase=phase,
+        rows=rows,
+        states=StateBatch(
+            cu_seqlens=cu_seqlens,
+            seqlens=seqlens,
+            read_slots=slots,
+            write_slots=slots,
+            has_initial_state=has_initial_state,
+        ),
+        pages=PagedBatch(
+            cu_seqlens=cu_seqlens,
+            seqlens=seqlens,
+            page_table=page_table,
+            kv_lens=kv_lens,
+            kv_seqlens=kv_seqlens,
+        ),
+    )
+
+
 class StepBuilder:
     """Turns a schedule into tensors: arrays, no loop over sequences, one transfer to the device."""
 
@@ -78,13 +111,24 @@ class StepBuilder:
         self._count = torch.arange(num_slots + 1, dtype=torch.int32, device=device)
         self._yes = torch.ones(num_slots, dtype=torch.bool, device=device)
 
-    def build(self, schedule: Schedule, page_table: torch.Tensor, last_tokens: torch.Tensor) -> Step:
+    def build(
+        self,
+        schedule: Schedule,
+        page_table: torch.Tensor,
+        last_tokens: torch.Tensor,
+        *,
+        rows: int = 0,
+        logits: int = 0,
+    ) -> Step:
         """Makes the step of a schedule.
 
         Args:
             schedule: What to run.
             page_table: [slots, pages] int32, the pages of the sequence in each slot.
             last_tokens: [slots] int64, the newest token of each.
+            rows: T, where the schedule has fewer: the others are padding, whose keys and values go to page 0
+                and which are in no part.
+            logits: Likewise for `logit_rows`; `logit_slots` has no padding.
         """
         decode, prefill = schedule.decode, schedule.prefill
         n_decode = len(decode)
@@ -99,14 +143,16 @@ class StepBuilder:
         wanted = np.array([True] * n_decode + finishing, dtype=bool)
         cu_prefill = np.zeros(len(prompts) + 1, dtype=np.int32)
         cu_prefill[1:] = ends[n_decode:] - n_decode
+        padding = np.zeros(max(0, rows - int(ends[-1])), dtype=np.int64)
+        unread = np.zeros(max(0, logits - int(wanted.sum())), dtype=np.int64)
 
         ids, positions, row_slots, d_slots, logit_rows, logit_slots, kv_lens, cu_seqlens, started = _transfer(
             [
-                np.concatenate([np.zeros(n_decode, dtype=np.int64), *prompts]),
-                np.arange(ends[-1]) + (before - ends + counts).repeat(counts),
-                slots.repeat(counts),
+                np.concatenate([np.zeros(n_decode, dtype=np.int64), *prompts, padding]),
+                np.concatenate([np.arange(ends[-1]) + (before - ends + counts).repeat(counts), padding]),
+                np.concatenate([slots.repeat(counts), padding]),
                 slots,
-                ends[wanted] - 1,
+                np.concatenate([ends[wanted] - 1, unread]),
                 slots[wanted],
                 after.astype(np.int32),
                 cu_prefill,
@@ -121,36 +167,25 @@ class StepBuilder:
         kv_seqlens = after.tolist()
         table = pages[d_slots]
 
-        def part(
-            phase: Phase, sequences: slice, rows: slice, cu: torch.Tensor, initial: torch.Tensor
-        ) -> Part:
-            seqlens = tuple(counts[sequences].tolist())
-            return Part(
-                phase=phase,
-                rows=rows,
-                states=StateBatch(
-                    cu_seqlens=cu,
-                    seqlens=seqlens,
-                    read_slots=d_slots[sequences],
-                    write_slots=d_slots[sequences],
-                    has_initial_state=initial,
-                ),
-                pages=PagedBatch(
-                    cu_seqlens=cu,
-                    seqlens=seqlens,
-                    page_table=table[sequences],
-                    kv_lens=kv_lens[sequences],
-                    kv_seqlens=tuple(kv_seqlens[sequences]),
-                ),
+        def part(phase: Phase, sequences: slice, cu_seqlens: torch.Tensor, initial: torch.Tensor) -> Part:
+            return part_of(
+                phase,
+                slice(int(ends[sequences][0] - counts[sequences][0]), int(ends[sequences][-1])),
+                seqlens=tuple(counts[sequences].tolist()),
+                cu_seqlens=cu_seqlens,
+                slots=d_slots[sequences],
+                has_initial_state=initial,
+                page_table=table[sequences],
+                kv_lens=kv_lens[sequences],
+                kv_seqlens=tuple(kv_seqlens[sequences]),
             )
 
         parts = []
         if n_decode:
-            first = slice(0, n_decode)
-            parts.append(part("decode", first, first, self._count[: n_decode + 1], self._yes[:n_decode]))
+            one_each, yes = self._count[: n_decode + 1], self._yes[:n_decode]
+            parts.append(part("decode", slice(0, n_decode), one_each, yes))
         if prompts:
-            rest = slice(n_decode, int(ends[-1]))
-            parts.append(part("prefill", rest, rest, cu_seqlens, started))
+            parts.append(part("prefill", slice(n_decode, len(tasks)), cu_seqlens, started))
         return Step(
             input_ids=ids.unsqueeze(0),
             position_ids=positions.unsqueeze(0),
@@ -179,4 +214,4 @@ def _transfer(
     ]
 
 
-__all__ = ["Running", "Step", "StepBuilder"]
+__all__ = ["Running", "Step", "StepBuilder", "part_of"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -11,6 +12,9 @@ import torch
 from switchrail.platforms.graph import Graph
 
 _failed: Final[list[Any]] = []
+
+# between two calls that run eagerly there may be nothing to launch
+warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
 
 
 class CudaGraph(Graph):
@@ -52,6 +56,15 @@ class CudaGraph(Graph):
     def replay(self) -> None:
         """On the current stream."""
         self._graph.replay()
+
+    def kept(self, tensor: torch.Tensor) -> torch.Tensor:
+        """One that doesn't own its memory, which stays the graphs' own."""
+        storage = tensor.untyped_storage()
+        same = torch._C._construct_storage_from_data_pointer(
+            storage.data_ptr(), tensor.device, storage.nbytes()
+        )
+        empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return empty.set_(same, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 __all__ = ["CudaGraph"]

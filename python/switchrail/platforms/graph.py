@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Graph:
@@ -35,6 +39,14 @@ class Graph:
     def replay(self) -> None:
         """Launches it again, behind what this thread has launched before."""
         raise NotImplementedError
+
+    def kept(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the block, for use between this graph's replay and that of one that shares its memory.
+
+        It may be one that doesn't keep the memory from being used for other tensors of later blocks, where
+        the memory lives as long as the graph.
+        """
+        return tensor
 
 
 __all__ = ["Graph"]

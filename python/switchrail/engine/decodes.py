@@ -1,0 +1,77 @@
+"""Captured steps without prompt tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+
+from switchrail._core import BoundPlan
+from switchrail.dispatch import Dispatcher
+from switchrail.engine.capturer import Captured, Capturer
+from switchrail.engine.inputs import DecodeInputs
+from switchrail.engine.keys import Key
+from switchrail.engine.task import Task
+from switchrail.ops.batch import Bounds
+
+
+class Decodes:
+    """Decodes: backends plan them within bounds, once a key, and refresh their plans.
+
+    What a backend without graphs does is left out, and done eagerly between the pieces.
+    """
+
+    def __init__(
+        self,
+        capturer: Capturer,
+        dispatcher: Dispatcher,
+        bound: BoundPlan,
+        inputs: DecodeInputs,
+        eager: Collection[str],
+    ) -> None:
+        """Captures nothing yet.
+
+        Args:
+            capturer: What captures.
+            dispatcher: Where the model's layers reach their backends.
+            bound: The routes of captured decodes.
+            inputs: What they read.
+            eager: The ops whose backends can't be captured.
+        """
+        self._capturer = capturer
+        self._dispatcher = dispatcher
+        self._bound = bound
+        self._inputs = inputs
+        self._eager = frozenset(eager)
+
+    def capture(self, key: Key) -> Captured:
+        """Captures a key."""
+        assert key.tokens is not None
+        self._inputs.fill(())
+        step = self._inputs.step(key.rows, key.tokens)
+        bounds = Bounds(sequences=key.rows, rows=key.rows, tokens=key.tokens)
+        ops = self._dispatcher.ops - self._eager
+        prepared = self._dispatcher.prepare(step.parts, bounds, self._bound, ops)
+        pieces = self._capturer.capture(step, prepared, lambda: self._inputs.derive(step))
+        return Captured(key, pieces, step, prepared)
+
+    def run(self, captured: Captured, tasks: Sequence[Task]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Runs the last token of each task.
+
+        Returns:
+            [R, vocabulary] and the R slots, overwritten by the next step.
+        """
+        dispatcher, inputs, step = self._dispatcher, self._inputs, captured.step
+        inputs.fill(tasks)
+        dispatcher.refresh(captured.prepared, (inputs.part(step, tasks, padded=True),))
+        if self._eager:
+            prepared = dispatcher.prepare((inputs.part(step, tasks, padded=False),), ops=self._eager)
+            with dispatcher.running(prepared):
+                captured.pieces.replay(dispatcher.dispatch_rows)
+        else:
+            captured.pieces.replay(dispatcher.dispatch)
+        assert self._capturer.logits is not None
+        return self._capturer.logits[: len(tasks)], step.logit_slots[: len(tasks)]
+
+
+__all__ = ["Decodes"]

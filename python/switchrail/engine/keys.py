@@ -1,0 +1,131 @@
+"""Which steps are captured: the one table of keys, for the engine and for whoever asks what it would do."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+from switchrail.engine.options import EngineOptions
+
+StepKind = Literal["decode", "mixed"]
+
+_SHORTEST: Final = 1024
+"""Tokens of the first class of caches; the next ones are four times as long each."""
+
+_FEW: Final = (1, 2, 4)
+_STEP: Final = 8
+
+_MIXED: Final = 16
+_MOST_MIXED: Final = 1024
+"""Rows of the smallest and the largest mixed step: with more, the device is slower than the host."""
+
+
+class Key(NamedTuple):
+    """The steps that one graph serves.
+
+    Attributes:
+        kind: `decode`: no prompt tokens; `mixed`: some, beside decodes or alone.
+        rows: Rows, padding included; in a decode one for each sequence.
+        tokens: Tokens of the longest cache; None: any number.
+    """
+
+    kind: StepKind
+    rows: int
+    tokens: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Which steps these are, in words."""
+        if self.kind == "decode":
+            return f"decodes of {self.rows} sequences and {self.tokens} tokens"
+        return f"steps of {self.rows} rows with prompt tokens"
+
+
+def sizes(most: int) -> tuple[int, ...]:
+    """The numbers of sequences that are captured: few, then by quarters of the power of two below them."""
+    found = [size for size in _FEW if size < most]
+    size = _STEP
+    while size < most:
+        found.append(size)
+        size += max(_STEP, 2 ** (size.bit_length() - 1) // 4)
+    return (*found, most)
+
+
+def lengths(most: int) -> tuple[int, ...]:
+    """The lengths of caches that are captured."""
+    found = []
+    length = _SHORTEST
+    while length < most:
+        found.append(length)
+        length *= 4
+    return (*found, most)
+
+
+def mixed_rows(most: int) -> tuple[int, ...]:
+    """The rows of mixed steps that are captured: powers of two, and between two of them their middle."""
+    most = min(most, _MOST_MIXED)
+    found = []
+    size = _MIXED
+    while size < most:
+        found.append(size)
+        power = 2 ** (size.bit_length() - 1)
+        size = size + power // 2
+    return (*found, most)
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """All keys of an engine.
+
+    Attributes:
+        sequences: Rows of decodes.
+        tokens: Lengths of their caches.
+        rows: Rows of mixed steps; empty where these are not captured.
+    """
+
+    sequences: tuple[int, ...]
+    tokens: tuple[int, ...]
+    rows: tuple[int, ...]
+
+    @classmethod
+    def of(cls, options: EngineOptions, max_length: int, *, mixed: bool) -> Keys:
+        """The keys of an engine.
+
+        Args:
+            options: Its sizes.
+            max_length: Tokens of the longest sequence.
+            mixed: Whether steps with prompt tokens are captured, in pieces.
+        """
+        rows = mixed_rows(options.max_tokens_per_step) if mixed else ()
+        return cls(sizes(options.max_sequences), lengths(max_length), rows)
+
+    def __iter__(self) -> Iterator[Key]:
+        """Decodes by rows, then by tokens; then mixed steps by rows."""
+        for size in self.sequences:
+            for length in self.tokens:
+                yield Key("decode", size, length)
+        for rows in self.rows:
+            yield Key("mixed", rows)
+
+    def decode(self, sequences: int, longest: int) -> Key:
+        """The key of a decode.
+
+        Args:
+            sequences: How many sequences it has.
+            longest: Tokens of the longest cache.
+        """
+        return Key(
+            "decode",
+            self.sequences[bisect_left(self.sequences, sequences)],
+            self.tokens[bisect_left(self.tokens, longest)],
+        )
+
+    def mixed(self, rows: int) -> Key | None:
+        """The key of a step with prompt tokens; None where it has too many rows."""
+        index = bisect_left(self.rows, rows)
+        return Key("mixed", self.rows[index]) if index < len(self.rows) else None
+
+
+__all__ = ["Key", "Keys", "StepKind", "lengths", "mixed_rows", "sizes"]

@@ -1,0 +1,104 @@
+"""Steps with prompt tokens, captured but for the calls of their layers' backends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from switchrail.dispatch import NOTHING, Dispatcher
+from switchrail.engine.capturer import Captured, Capturer
+from switchrail.engine.keys import Key
+from switchrail.engine.scheduler import Schedule
+from switchrail.engine.sequences import Sequences
+from switchrail.engine.step import Step, StepBuilder
+
+
+class MixedSteps:
+    """Steps of few rows, for which the host takes longer than the device.
+
+    Everything that depends on the number of rows alone is captured. Sequences and their lengths differ from
+    step to step, so backends are called eagerly with those that there are.
+    """
+
+    def __init__(
+        self,
+        capturer: Capturer,
+        dispatcher: Dispatcher,
+        builder: StepBuilder,
+        memory: Sequences[Any],
+        *,
+        rows: int,
+        sequences: int,
+        device: torch.device,
+    ) -> None:
+        """Allocates what the captured part reads.
+
+        Args:
+            capturer: What captures.
+            dispatcher: Where the model's layers reach their backends.
+            builder: What makes a step of a schedule.
+            memory: Who has which memory.
+            rows: Rows of the largest step.
+            sequences: Sequences that run at one time, at most.
+            device: Where the model runs.
+        """
+        self._capturer = capturer
+        self._dispatcher = dispatcher
+        self._builder = builder
+        self._page_table, self._last_tokens = memory.page_table, memory.last_tokens
+        self._sequences = sequences
+        self._ids, self._positions, self._kv_rows, self._logit_rows = torch.zeros(
+            4, rows, dtype=torch.int64, device=device
+        ).unbind()
+        self._sequence_ids = torch.zeros(rows, dtype=torch.int32, device=device)
+        self._real_rows = torch.zeros(1, dtype=torch.int32, device=device)
+
+    def capture(self, key: Key) -> Captured:
+        """Captures a key."""
+        step = self._step(key.rows)
+        for tensor in (*_varying(step), self._real_rows):
+            tensor.zero_()
+        return Captured(key, self._capturer.capture(step, NOTHING), step, NOTHING)
+
+    def run(self, captured: Captured, schedule: Schedule) -> tuple[torch.Tensor, torch.Tensor]:
+        """Runs a schedule's tokens.
+
+        Returns:
+            [R, vocabulary] and the R slots; the next step overwrites the first.
+        """
+        dispatcher, rows = self._dispatcher, captured.key.rows
+        made = self._builder.build(
+            schedule, self._page_table, self._last_tokens, rows=rows, logits=self._logits(rows)
+        )
+        prepared = dispatcher.prepare(made.parts)
+        for tensor, new in zip(_varying(captured.step), _varying(made), strict=True):
+            tensor.copy_(new)
+        self._real_rows.fill_(made.parts[-1].rows.stop)
+        with dispatcher.running(prepared):
+            captured.pieces.replay(dispatcher.dispatch_rows)
+        assert self._capturer.logits is not None
+        return self._capturer.logits[: len(made.logit_slots)], made.logit_slots
+
+    def _logits(self, rows: int) -> int:
+        return min(rows, self._sequences)
+
+    def _step(self, rows: int) -> Step:
+        """Of the first rows."""
+        return Step(
+            input_ids=self._ids[:rows].unsqueeze(0),
+            position_ids=self._positions[:rows].unsqueeze(0),
+            sequence_ids=self._sequence_ids[:rows].unsqueeze(0),
+            kv_rows=self._kv_rows[:rows],
+            logit_rows=self._logit_rows[: self._logits(rows)],
+            logit_slots=self._logit_rows[:0],
+            parts=(),
+            real_rows=self._real_rows,
+        )
+
+
+def _varying(step: Step) -> tuple[torch.Tensor, ...]:
+    return step.input_ids, step.position_ids, step.sequence_ids, step.kv_rows, step.logit_rows
+
+
+__all__ = ["MixedSteps"]

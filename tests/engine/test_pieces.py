@@ -1,0 +1,214 @@
+"""Steps that are captured in pieces, on a CPU: decodes around backends without graphs, steps with prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import switchrail
+import torch
+from switchrail.engine import Engine, SamplingParams
+from switchrail.ops.attention.torch import TorchAttention
+from switchrail.ops.gated_delta.torch import TorchGatedDelta
+
+from tests.engine.capturable import CAPTURABLE
+from tests.engine.test_graphs import (
+    OPTIONS,
+    GraphPlatform,
+    Make,
+    captured_runtime,
+    count_replays,
+    decoded,
+    make_prompts,
+    tokens,
+)
+
+assert captured_runtime
+
+DECODES = {**OPTIONS, "capture": "decode"}
+
+
+@pytest.fixture
+def poisoned_memory() -> Iterator[None]:
+    """What is allocated without a value is NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def runtime_without(*ops: str) -> switchrail.Runtime:
+    """Backends that can be captured, for decode alone, but for some ops."""
+    runtime = switchrail.Runtime()
+    runtime.use_platform(GraphPlatform())
+    for op, backend in CAPTURABLE.items():
+        if op not in ops:
+            runtime.register(
+                "capturable", backend, op=op, phases=("decode",), features=("cuda_graph",), priority=-1
+            )
+    return runtime
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize(
+    ("missing", "chosen", "word"),
+    [
+        ((), {"gated_delta.decode": "torch"}, "chosen for gated_delta.decode"),
+        ((), {"short_conv": "torch", "gated_delta": "torch"}, "torch"),
+        (("attention",), {}, "no backend for attention decode"),
+        (tuple(CAPTURABLE), {}, "no backend for"),
+    ],
+)
+def test_backends_without_graphs_run_between_pieces(
+    make_engine: Make, missing: tuple[str, ...], chosen: dict[str, str], word: str
+) -> None:
+    """Ragged, with padding and poison; several times, so that what is stale would show."""
+    prompts = make_prompts()
+    expected = tokens(make_engine(options=OPTIONS), prompts)
+    engine = make_engine(
+        runtime=runtime_without(*missing), device=GraphPlatform(), options=DECODES, backends=chosen
+    )
+    for tensor in engine.pools.tensors():
+        tensor.fill_(float("nan"))
+    eager = {key.partition(".")[0] for key in chosen} | set(missing)
+    for state in engine.graphs:
+        assert state.reason is None
+        assert set(state.eager) == {f"{op}.decode" for op in eager}
+        for reason in state.eager.values():
+            assert word in reason
+            assert "cuda_graph" in reason
+        assert set(state.backends) == {f"{op}.decode" for op in CAPTURABLE if op not in eager}
+    seen = count_replays(engine)
+    assert tokens(engine, prompts) == expected
+    assert decoded(seen) >= {1, 8}
+    params = [SamplingParams(max_new_tokens=3 * n + 1, ignore_eos=True) for n in range(len(prompts))]
+    found = [output.tokens for output in engine.generate(prompts, params)]
+    assert found == [each[: len(one)] for one, each in zip(found, tokens(engine, prompts, 20), strict=True)]
+
+
+def test_a_backend_between_pieces_sees_no_padding(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, seen = TorchGatedDelta.run, set()
+
+    def told(self: Any, call: Any, batch: Any, plan: Any) -> Any:
+        assert len(call.q) == sum(batch.seqlens)
+        assert int(batch.read_slots.min()) > 0
+        seen.add(len(batch.seqlens))
+        return run(self, call, batch, plan)
+
+    monkeypatch.setattr(TorchGatedDelta, "run", told)
+    chosen = {"gated_delta": "torch"}
+    engine = make_engine(runtime=runtime_without(), device=GraphPlatform(), options=DECODES, backends=chosen)
+    tokens(engine, make_prompts()[:3])
+    assert 3 in seen
+
+
+def test_a_change_of_hooks_is_captured_in_pieces_too(make_engine: Make) -> None:
+    runtime = runtime_without("attention")
+    engine = make_engine(runtime=runtime, device=GraphPlatform(), options=OPTIONS)
+    prompts = make_prompts(1)[:3]
+    plain = tokens(engine, prompts)
+
+    def louder(result: Any, *args: Any, **kwargs: Any) -> Any:
+        return result * -1.5
+
+    hook = runtime.hook(
+        "transformers.models.qwen3_next.modeling_qwen3_next.Qwen3NextRMSNorm.forward", louder, "after"
+    )
+    assert plain != tokens(engine, prompts) == tokens(make_engine(options=OPTIONS), prompts)
+    runtime.hooks.remove(hook)
+    assert tokens(engine, prompts) == plain
+
+
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+def test_a_failure_between_pieces_ends_the_requests_of_its_step(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    run, fails = TorchAttention.run, []
+
+    def broken(self: Any, call: Any, batch: Any, made: Any) -> Any:
+        if fails and (max(batch.seqlens) == 1) == (phase == "decode"):
+            raise RuntimeError("no room")
+        return run(self, call, batch, made)
+
+    monkeypatch.setattr(TorchAttention, "run", broken)
+    engine = make_engine(runtime=runtime_without("attention"), device=GraphPlatform(), options=OPTIONS)
+    prompt = make_prompts(4)[3]
+    prompts = [prompt, prompt[::-1]]
+    expected = tokens(engine, prompts)
+    seen = count_replays(engine)
+    fails.append(phase)
+    with pytest.raises(RuntimeError, match="no room") as caught:
+        engine.generate(prompts)
+    fails.clear()
+    assert caught.value.__notes__ == [f"backend torch failed in attention {phase} of layer 1"]
+    assert seen[-1].kind == ("decode" if phase == "decode" else "mixed")
+    assert not engine.busy
+    assert tokens(engine, prompts) == expected
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+def test_tokens_of_steps_with_prompts_are_those_of_eager_ones(
+    make_engine: Make, captured_runtime: switchrail.Runtime
+) -> None:
+    """Prompts alone and beside decodes, of one row and of more than the largest key, forks among them."""
+    prompts = [*make_prompts(), *make_prompts(7)]
+    options = {**OPTIONS, "max_tokens_per_step": 1100, "prefill_chunk": None, "max_length": 1024}
+    plain = make_engine(options=options)
+    engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=options)
+    for tensor in engine.pools.tensors():
+        tensor.fill_(float("nan"))
+    seen = count_replays(engine)
+    for count in (2, 9):
+        assert tokens(engine, prompts, count) == tokens(plain, prompts, count)
+    forked = SamplingParams(n=3, temperature=1.0, seed=3, max_new_tokens=5, ignore_eos=True)
+    for prompt in prompts[:3]:
+        found, expected = (one.generate([prompt], forked) for one in (engine, plain))
+        assert [output.tokens for output in found] == [output.tokens for output in expected]
+    assert len({key.rows for key in seen if key.kind == "mixed"}) > 2
+    replays = len(seen)
+    long = [[number % 256 for number in range(1010)], prompts[1], prompts[2]]
+    assert tokens(engine, long, 1) == tokens(plain, long, 1)
+    assert len(seen) == replays, "a step of more rows than any key has runs eagerly"
+
+
+def test_padding_writes_to_no_page(make_engine: Make, captured_runtime: switchrail.Runtime) -> None:
+    """Nor is what is left of a larger step before it."""
+    engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
+    params = SamplingParams(max_new_tokens=1, ignore_eos=True)
+    engine.generate(make_prompts()[3:6], params)
+    for pool in engine.pools.kv.values():
+        for tensor in pool.tensors():
+            tensor.fill_(7)
+    seen = count_replays(engine)
+    engine.generate([[1, 2, 3]], params)
+    assert [key.rows for key in seen] == [16]
+    for pool in engine.pools.kv.values():
+        for tensor in pool.tensors():
+            written = (tensor != 7).flatten(2).any(-1)
+            assert written[1:].sum() == 3
+
+
+def test_mixed_steps_that_cant_be_captured_run_eagerly(
+    make_engine: Make, captured_runtime: switchrail.Runtime
+) -> None:
+    """Where a hook needs a value on the host."""
+
+    def waits(result: Any, *args: Any, **kwargs: Any) -> Any:
+        assert result.sum().item() is not None
+        return result
+
+    name = "transformers.models.qwen3_next.modeling_qwen3_next.Qwen3NextRMSNorm.forward"
+    hook = captured_runtime.hook(name, waits, "after")
+    engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
+    assert all("needs values on the host" in str(state.reason) for state in engine.graphs)
+    prompts = make_prompts()[:3]
+    found = tokens(engine, prompts)
+    captured_runtime.hooks.remove(hook)
+    assert found == tokens(make_engine(options=OPTIONS), prompts) == tokens(engine, prompts)
+
+
+def test_an_option_leaves_steps_with_prompts_eager(
+    make_engine: Make, captured_runtime: switchrail.Runtime
+) -> None:
+    engine: Engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=DECODES)
+    assert {state.kind for state in engine.graphs} == {"decode"}
