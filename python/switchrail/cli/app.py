@@ -39,7 +39,7 @@ COMMANDS = (
 
 
 class _FlagsAreFalse:
-    """Flags that are not given are False; where they are None, typer imports pydantic to convert them."""
+    """Makes flags False by default, because typer imports pydantic to convert a default of None."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
@@ -50,7 +50,7 @@ class _FlagsAreFalse:
 
 
 class _Command(_FlagsAreFalse, TyperCommand):
-    """A subcommand. The help of `--backend` names the installed backends; it loads the plugins for that."""
+    """A subcommand. The help of `--backend` names the installed backends, for which it loads the plugins."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         for parameter in self.params:
@@ -66,7 +66,7 @@ class _Command(_FlagsAreFalse, TyperCommand):
 
 
 class _Commands(_FlagsAreFalse, TyperGroup):
-    """Imports a subcommand's module when it is needed; turns the library's errors into one message."""
+    """Imports the modules of subcommands when needed, and prints the library's errors as one message."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -82,7 +82,7 @@ class _Commands(_FlagsAreFalse, TyperGroup):
         return get_command(single)
 
     def main(self, *arguments: Any, **options: Any) -> Any:
-        """Runs click's `main`. If the reader of the output has gone, exits with the code of SIGPIPE."""
+        """Runs click's `main`. Exits with the code of SIGPIPE if the reader of the output has closed it."""
         try:
             return super().main(*arguments, **options)
         except SystemExit as end:
@@ -124,7 +124,7 @@ def _switchrail(
         typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version and exit."),
     ] = False,
 ) -> None:
-    """Runs hybrid models, each layer's attention on the backend that its route names."""
+    """Runs hybrid models, with a backend of choice for each layer's attention."""
 
 
 class _Lines(logging.Formatter):
@@ -137,7 +137,7 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
 
 
 def main() -> None:
-    """Runs the command with the process's arguments; the library's log goes to standard error."""
+    """Runs the command with the process's arguments. The library logs to standard error."""
     sys.excepthook = _report
     completes = "_SWITCHRAIL_COMPLETE" in os.environ
     move_output(others=not completes)

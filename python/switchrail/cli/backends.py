@@ -1,4 +1,4 @@
-"""`switchrail backends`: what can be chosen."""
+"""`switchrail backends`: lists the registered backends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def backends(as_json: JsonOption = False) -> None:
-    """List the backends by op; with --json, all that is known of each."""
+    """List the backends by op; with --json, including their capabilities."""
     found = loaded_runtime(Choices()).backends()
     if as_json:
         print_json([backend.to_dict() for backend in found])

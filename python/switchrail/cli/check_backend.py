@@ -1,4 +1,4 @@
-"""`switchrail check-backend`: a backend against the float64 oracle over its op's contract."""
+"""`switchrail check-backend`: compares a backend with the float64 oracle over its op's contract."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def check_backend(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="A line for each case.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a backend against the float64 oracle over all that it claims of its op's contract.
+    """Compare a backend with the float64 oracle over all parts of its op's contract that it claims.
 
-    Exits with 1 where a case fails.
+    Exits with 1 if a case fails.
     """
     from switchrail.testing.conformance import select_named
     from switchrail.testing.summary import summarise
@@ -130,7 +130,7 @@ def _run(cases: Sequence[Case], *, quiet: bool) -> Iterator[Outcome]:
 
 
 def _by_phase(title: str, outcomes: Sequence[Outcome]) -> Table:
-    """A row for each phase of each op: how many cases held, and the error that came nearest to its bound."""
+    """A table row per op and phase: the passed cases, and the largest error relative to its bound."""
     cells = []
     for which, group in _grouped(outcomes, lambda case: (case.setting.op, case.setting.phase)):
         held, error, bound, _, where = _nearest(group)
@@ -139,7 +139,7 @@ def _by_phase(title: str, outcomes: Sequence[Outcome]) -> Table:
 
 
 def _by_case(title: str, outcomes: Sequence[Outcome]) -> Table:
-    """A row for each check of each op, likewise."""
+    """Makes a row per op and check, with the same columns as `_by_phase` and more."""
     cells = []
     for which, group in _grouped(outcomes, lambda case: (case.setting.op, case.check.name)):
         *measured, where = _nearest(group)
@@ -158,7 +158,11 @@ def _grouped(
 
 
 def _nearest(group: Sequence[Outcome]) -> tuple[str, str, str, str, list[str]]:
-    """How many cases held, and of the error nearest to its bound: both, a note, and its case."""
+    """Counts the passed cases, and finds the error that is largest relative to its bound.
+
+    Returns:
+        "Passed of run"; error, bound, note and id of that error.
+    """
     ran = [outcome for outcome in group if outcome.status != "skipped"]
     held = f"{sum(outcome.status == 'passed' for outcome in ran)} of {len(ran)}"
     measured = [(outcome, outcome.measured) for outcome in ran if outcome.measured is not None]
@@ -174,7 +178,7 @@ def _share(measured: Measured) -> float:
 
 
 def _by_reason(left_out: Sequence[LeftOut]) -> dict[str, str]:
-    """What was left out for each reason, in short."""
+    """The names of skipped cases by reason, shortened."""
     reasons: dict[str, list[str]] = {}
     for case in left_out:
         names = reasons.setdefault(case.reason, [])

@@ -1,4 +1,4 @@
-"""The argument that names a checkpoint."""
+"""The options that select a checkpoint."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ DownloadOption = Annotated[
     bool,
     typer.Option(
         "--download",
-        help="Download what is missing of a model on the Hugging Face hub; else the network is not used.",
+        help="Download missing files of a model on the Hugging Face hub; by default the network is not used.",
     ),
 ]

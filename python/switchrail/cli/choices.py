@@ -1,4 +1,4 @@
-"""What is chosen on the command line and in a configuration file."""
+"""Options that several subcommands share, and the configuration file."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ ConfigOption = Annotated[
         "--config",
         metavar="FILE",
         help="A TOML file with tables: backends (KEY = NAME), config.OP.NAME (a backend's own values), "
-        "engine (its sizes). What the command line says comes first.",
+        "engine (its sizes). Options of the command line take precedence.",
     ),
 ]
 DeviceOption = Annotated[
     str | None,
     typer.Option(
         metavar="DEVICE",
-        help="Such as cpu, cuda:0, or the name of a platform plugin; else the platform in use.",
+        help="Such as cpu, cuda:0, or the name of a platform plugin; by default the platform in use.",
         autocompletion=complete.devices,
     ),
 ]
@@ -54,14 +54,14 @@ DescribedDeviceOption = Annotated[
     typer.Option(
         "--as",
         metavar="KIND[:CAPABILITY]",
-        help="Instead of a device that is here: what would serve on one like it, such as cuda:9.0.",
+        help="Plan for a device that need not exist here, such as cuda:9.0, instead of --device.",
     ),
 ]
 DtypeOption = Annotated[
     str | None,
     typer.Option(
         metavar="DTYPE",
-        help="float32, float16 or bfloat16; else what suits the device.",
+        help="float32, float16 or bfloat16; by default chosen for the device.",
         autocompletion=complete.dtypes,
     ),
 ]
@@ -79,10 +79,10 @@ PhaseOption = Annotated[
 
 
 def installed_backends() -> str:
-    """One sentence that names the installed backends by op, or says why it can't."""
+    """A sentence that names the installed backends by op, or says why they can't be listed."""
     try:
         runtime = loaded_runtime(Choices())
-    except SwitchrailError as error:  # help is wanted all the more then
+    except SwitchrailError as error:  # the help is shown anyway
         return f"Installed names can't be listed: {error}"
     names: dict[str, set[str]] = {}
     for backend in runtime.backends():
@@ -92,7 +92,7 @@ def installed_backends() -> str:
 
 @dataclass(frozen=True)
 class Choices:
-    """What the user chose.
+    """The user's choices.
 
     Attributes:
         backends: Preference key -> backend name.
@@ -106,10 +106,10 @@ class Choices:
 
 
 def read_choices(file: Path | None, backends: Sequence[str] | None) -> Choices:
-    """Reads the configuration file, and the command line's choices over it.
+    """Reads the configuration file. Choices of the command line override it.
 
     Raises:
-        ConfigError: The file can't be read or holds something else, or a choice is not KEY=NAME.
+        ConfigError: The file can't be read or has invalid content, or a choice is not KEY=NAME.
     """
     tables = {} if file is None else _read_tables(file)
     chosen = dict(tables.get("backends", {}))
@@ -165,7 +165,7 @@ def _check_tables(file: Path, name: str, table: object, depth: int) -> None:
 
 
 def loaded_runtime(choices: Choices) -> Runtime:
-    """The current runtime, with the installed plugins loaded and the chosen configuration set."""
+    """The current runtime, with the installed plugins loaded and the chosen configuration applied."""
     runtime = switchrail.current_runtime()
     runtime.default_timeout = PATIENCE
     runtime.load()

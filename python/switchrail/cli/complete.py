@@ -1,4 +1,4 @@
-"""What a shell offers where an argument is completed."""
+"""Shell completion of arguments."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from switchrail.errors import SwitchrailError
 from switchrail.foreign import one_line
 
 SECONDS = 5.0
-"""The time that each plugin has to load while a shell waits."""
+"""Time limit for loading each plugin while a shell waits, in seconds."""
 
 _key = ""
-"""The key of the `KEY=NAME` that is completed, where the shell gives the name alone."""
+"""The key of the `KEY=NAME` to be completed, if the shell only passes the name."""
 
 
 def join_words(environment: MutableMapping[str, str]) -> None:
-    """Joins words that bash has cut at equals signs, in the variables that it passes to a completion.
+    """Joins words that bash has split at equals signs, in the variables that it passes to a completion.
 
-    Of the word at the cursor it replaces what follows the last sign, so that alone is left to complete.
+    Reduces the word at the cursor to the part after its last equals sign, because bash completes only this
+    part.
     """
     global _key
     count = environment.get("COMP_CWORD", "")
@@ -40,7 +41,7 @@ def join_words(environment: MutableMapping[str, str]) -> None:
 
 
 def backend_choices(incomplete: str) -> list[str]:
-    """`KEY=` for `--backend`, and after it the names that the key's ops have."""
+    """Completes `--backend` with `KEY=`, and after it with the names of the backends of the key's ops."""
     given, equals, _ = incomplete.rpartition("=")
     key = given or _key
     if not key:
@@ -56,24 +57,24 @@ def backend_names() -> list[str]:
 
 
 def ops() -> list[str]:
-    """The ops."""
+    """The names of the ops."""
     return list(_core.OPS)
 
 
 def phases() -> list[str]:
-    """The phases."""
+    """The names of the phases."""
     return list(_core.PHASES)
 
 
 def dtypes() -> list[str]:
-    """The dtypes that a model can run in."""
+    """The dtypes in which a model can run."""
     from switchrail.engine.dtypes import DTYPES
 
     return list(DTYPES)
 
 
 def devices() -> list[str]:
-    """The built-in kinds of devices, and the installed platforms."""
+    """The built-in device kinds and the installed platforms."""
     from switchrail.platforms.builtin import KINDS
     from switchrail.plugins.environment import PLATFORMS
     from switchrail.runtime import Runtime
@@ -89,8 +90,8 @@ def _names(of: Sequence[str]) -> list[str]:
 
     runtime = current_runtime()
     try:
-        with redirect_stdout(sys.__stdout__):  # which is not where the shell reads
+        with redirect_stdout(sys.__stdout__):  # the shell reads another stream
             runtime.load(timeout=SECONDS)
         return sorted({one_line(backend.name) for op in of for backend in runtime.backends(op)})
-    except SwitchrailError:  # the command will say so when it runs
+    except SwitchrailError:  # the command itself will report it
         return []

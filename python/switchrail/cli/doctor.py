@@ -1,4 +1,4 @@
-"""`switchrail doctor`: what is wrong in this installation, and what to do."""
+"""`switchrail doctor`: finds problems of this installation and gives advice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WRONG = 1
 
 
 def doctor(as_json: JsonOption = False) -> None:
-    """Look for what is wrong in this installation, and say what to do; exit with 1 where anything is."""
+    """Find problems of this installation and give advice; exit with 1 if there are any."""
     from switchrail.doctor import diagnose
 
     with failures_shown():

@@ -1,4 +1,4 @@
-"""`switchrail explain`: the backend of each layer, and why the others don't serve; or a target's hooks."""
+"""`switchrail explain`: shows why each layer's backend was chosen, or a target's hooks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def explain(
     download: DownloadOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show which backend would serve each layer, and why each other one would not."""
+    """Show which backend would serve each layer, and why the others would not."""
     choices = read_choices(config, backend)
     if hook is not None and checkpoint is None:
         explain_hook(loaded_runtime(choices).hooks, hook, as_json=as_json)

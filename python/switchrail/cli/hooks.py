@@ -1,4 +1,4 @@
-"""Hooks as the command shows them: each target's chain, as a call runs it."""
+"""Prints hooks: each target's chain, in the order of a call."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _COLUMNS = ("kind", "hook", "plugin", "distribution", "version", "priority", "st
 
 
 def explain_hook(hooks: Hooks, target: str, *, as_json: bool) -> None:
-    """Shows what runs at one target, once its module is imported.
+    """Imports a target's module and shows the hooks of the target.
 
     Raises:
-        HookError: The target is not there, or its module can't be imported.
+        HookError: The target does not exist, or its module can't be imported.
     """
     for module in modules_of(target):
         try:
             seconds = seconds_allowed(None, PATIENCE)
             within(seconds, partial(importlib.import_module, module), f"module {module}", "its import")
         except ModuleNotFoundError as error:
-            if error.name == module:  # a class; or nothing, which is said below
+            if error.name == module:  # `explain` reports a path that leads nowhere
                 break
             raise HookError(f"{module} can't be imported: {error}", target=target) from error
         except (Exception, SystemExit) as error:
@@ -46,7 +46,7 @@ def explain_hook(hooks: Hooks, target: str, *, as_json: bool) -> None:
 
 
 def show_hooks(explanations: Sequence[Explanation]) -> None:
-    """Prints the chain of each target, and what passes it by."""
+    """Prints the chain of each target, and the callers that bypass it."""
     out = console()
     if not explanations:
         out.print(Text.assemble(("hooks ", "bold"), "there are none"))

@@ -1,4 +1,4 @@
-"""`switchrail lock`: what may be loaded, down to the contents of files."""
+"""`switchrail lock`: records the installed distributions and the digests of their files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CheckOption = Annotated[
 def lock(
     output: OutputOption = Path("switchrail.lock"), check: CheckOption = False, as_json: JsonOption = False
 ) -> None:
-    """Write down what is installed; with SWITCHRAIL_LOCK set to the file, nothing else is loaded."""
+    """Record the installed distributions. With SWITCHRAIL_LOCK set to the file, only these can be loaded."""
     if check:
         differences = lock_differences(output)
         if as_json:

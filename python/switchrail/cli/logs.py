@@ -1,4 +1,4 @@
-"""What the library logs, as the command shows it."""
+"""The library's log, as the command shows it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LOG = logging.getLogger("switchrail")
 
 @contextmanager
 def failures_shown() -> Iterator[None]:
-    """Leaves plugins that fail out of the log, for a block whose caller shows their records instead."""
+    """Omits plugins' failures from the log, for callers that show the plugins' records instead."""
     LOG.addFilter(_is_no_failure)
     try:
         yield

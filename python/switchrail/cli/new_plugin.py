@@ -1,4 +1,4 @@
-"""`switchrail new-plugin`: the folder that a vendor begins with."""
+"""`switchrail new-plugin`: writes the folder of a new plugin."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from switchrail.runtime import Runtime
 _TEMPLATES = files("switchrail.cli") / "templates"
 
 OpOption = Annotated[
-    str, typer.Option(metavar="OP", help="What its backend computes.", autocompletion=complete.ops)
+    str, typer.Option(metavar="OP", help="The op that its backend computes.", autocompletion=complete.ops)
 ]
 PlatformOption = Annotated[
-    bool, typer.Option("--platform", help="Also a device family, which runs on the host.")
+    bool, typer.Option("--platform", help="Also add a device family, which runs on the host.")
 ]
-HookOption = Annotated[bool, typer.Option("--hook", help="Also a hook.")]
+HookOption = Annotated[bool, typer.Option("--hook", help="Also add a hook.")]
 DirectoryOption = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Where to write it, new or empty; else ./NAME.")
+    Path | None, typer.Option(metavar="DIR", help="The new or empty folder to write to; by default ./NAME.")
 ]
 
 
@@ -41,7 +41,7 @@ def new_plugin(
     hook: HookOption = False,
     directory: DirectoryOption = None,
 ) -> None:
-    """Write a distribution with a plugin that works: a backend, its test, and what pip needs."""
+    """Write a distribution with a working plugin: a backend, its test, and the files that pip needs."""
     folder = Path(name) if directory is None else directory
     written = write_plugin(folder, name, op=op, platform=platform, hook=hook)
     for file in written:
@@ -55,19 +55,19 @@ def write_plugin(
     """Writes a distribution with a plugin.
 
     Args:
-        folder: Where to; it must not be there yet, or be empty.
-        name: The distribution's name, which its plugin and its backend have too.
-        op: What its backend computes.
-        platform: Whether it brings a device family as well.
-        hook: Whether it hooks something as well.
+        folder: The folder to write to; it must not exist, or be empty.
+        name: The name of the distribution, the plugin and the backend.
+        op: The op that the backend computes.
+        platform: Whether to add a device family.
+        hook: Whether to add a hook.
 
     Returns:
-        The files.
+        The files written.
 
     Raises:
-        NewPluginError: The name won't do, or there is something in the folder already.
+        NewPluginError: The name is invalid or taken, or the folder is not empty.
         UnknownOpError: There is no such op.
-        UnknownBackendError: The op has no built-in backend to begin with.
+        UnknownBackendError: The op has no built-in backend to derive from.
     """
     op = _core.parse_op(op)
     module = _checked(name, op)
@@ -98,7 +98,7 @@ def write_plugin(
 
 
 def _checked(name: str, op: str) -> str:
-    """The module's name, for a distribution's name that will do."""
+    """Checks the distribution's name and returns the module's name."""
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", name):
         raise _refused(
             name, "it is no distribution's name", "letters, digits, '-', '_' and '.', as in acme-gdn"

@@ -1,4 +1,4 @@
-"""Standard output has the command's own words alone; what others print goes to standard error."""
+"""Keeps standard output for the command's own output; other output goes to standard error."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _OUTPUT: ContextVar[TextIO | None] = ContextVar("output", default=None)
 
 
 def move_output(*, others: bool) -> None:
-    """Moves standard output to another file descriptor, so that C code and child processes don't write to it.
+    """Moves standard output to another file descriptor, so C code and child processes can't write to it.
 
-    It stays so until the process ends, which is when C code writes much of what it printed. Where a stream is
-    closed, nothing is moved.
+    This lasts until the process ends, because C code often writes its buffers only then. Does nothing if a
+    stream is closed.
 
     Args:
-        others: Whether what they print goes to standard error; else nobody sees it.
+        others: Whether the output of others goes to standard error; otherwise it is discarded.
     """
     out, err = sys.stdout, sys.stderr
     if not isinstance(out, TextIOWrapper) or err is None:
@@ -44,7 +44,7 @@ def move_output(*, others: bool) -> None:
 
 @contextmanager
 def others_aside() -> Iterator[None]:
-    """What plugins, kernels and libraries print meanwhile goes to standard error."""
+    """Redirects the output of plugins, kernels and libraries to standard error."""
     token = _OUTPUT.set(sys.stdout)
     try:
         with redirect_stdout(sys.stderr):

@@ -1,4 +1,4 @@
-"""`switchrail plan`: which backend serves each layer, as a table or as a document for other processes."""
+"""`switchrail plan`: shows which backend serves each layer, as a table or as a JSON document."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def plan(
         Path,
         typer.Argument(
             metavar="CHECKPOINT",
-            help="A checkpoint folder, of which config.json is enough; or the name of a model on the Hugging "
+            help="A checkpoint folder with at least config.json, or the name of a model on the Hugging "
             "Face hub.",
         ),
     ],
@@ -56,7 +56,7 @@ def plan(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show which backend serves each layer; `explain` says why. Imports no backend."""
+    """Show which backend serves each layer; `explain` shows the reasons. Imports no backend."""
     platform, made = planned(
         checkpoint,
         read_choices(config, backend),

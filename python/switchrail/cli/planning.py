@@ -1,4 +1,4 @@
-"""The plan of a checkpoint as the engine would make it, without torch and without a backend."""
+"""Plans a checkpoint as the engine would, without importing torch or a backend."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def planned(
     phase: str | None,
     download: bool,
 ) -> tuple[Platform, RoutePlan]:
-    """Loads the plugins and plans a checkpoint; the arguments are the command's options of these names.
+    """Loads the plugins and plans a checkpoint. The arguments are the command's options of the same names.
 
     Raises:
-        SwitchrailError: The checkpoint is not there or means nothing, or as `Runtime.load`,
+        SwitchrailError: The checkpoint does not exist or is invalid; also the errors of `Runtime.load`,
             `Runtime.find_platform` and `Runtime.plan`.
     """
     from switchrail.engine.dtypes import choose_dtype
@@ -58,7 +58,7 @@ def planned(
 
 
 def _is_for(key: str, phase: str | None) -> bool:
-    """Whether a preference can say something of the only phase that is planned, if there is one."""
+    """Whether a preference can apply to the planned phase, if only one is planned."""
     own = key.partition(".")[2]
     return phase is None or own == phase or own not in _core.PHASES
 

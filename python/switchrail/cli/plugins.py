@@ -1,4 +1,4 @@
-"""`switchrail plugins`: what is installed, and how far it got; or what it hooks."""
+"""`switchrail plugins`: lists the installed plugins and their states, or their hooks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def plugins(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the installed plugins: loaded, left out or failed, and why."""
+    """List the installed plugins: loaded, blocked or failed, with the reason."""
     if hooks:
         explanations = loaded_runtime(Choices()).hooks.explain_all()
         if as_json:
@@ -30,8 +30,8 @@ def plugins(
     with failures_shown():
         runtime = loaded_runtime(Choices())
     try:
-        runtime._platforms.ask_plugins()  # so that the records say which one is in use
-    except PlatformPluginError:  # its record says so
+        runtime._platforms.ask_plugins()  # so the records show which one is in use
+    except PlatformPluginError:  # its record shows it
         pass
     except PlatformError as error:
         typer.echo(f"switchrail: {error}", err=True)

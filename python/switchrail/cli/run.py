@@ -1,4 +1,4 @@
-"""`switchrail run`: a checkpoint speaks."""
+"""`switchrail run`: generates text with a checkpoint."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def run(
         Path | None, typer.Option(metavar="FILE", help="A file with a prompt in each line that is not empty.")
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="The most tokens to generate for a prompt.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
-    top_k: Annotated[int | None, typer.Option(help="Draw among so many of the likeliest tokens.")] = None,
+    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Draw among this many of the most likely tokens.")] = None,
     top_p: Annotated[
         float, typer.Option(help="Draw among the likeliest of this probability together.")
     ] = 1.0,
@@ -75,7 +75,7 @@ def run(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Continue prompts, greedily unless asked otherwise.
+    """Continue prompts, greedily unless options say otherwise.
 
     The generated text goes to standard output; prompts, tables and statistics go to standard error.
     """
@@ -148,7 +148,7 @@ def run(
 
 @contextmanager
 def _named_failures() -> Iterator[None]:
-    """Says which backend raised what ended a step; its traceback is for those who call the engine."""
+    """Reports which backend's exception ended a step, without its traceback."""
     try:
         yield
     except SwitchrailError:
@@ -166,7 +166,7 @@ def _named_failures() -> Iterator[None]:
 def _check_prompts(
     folder: Path, prompts: Sequence[str], params: SamplingParams, options: EngineOptions
 ) -> None:
-    """Refuses what the engine would refuse, before it loads the weights."""
+    """Refuses prompts that the engine would refuse, before it loads the weights."""
     from switchrail.checks import is_count
     from switchrail.engine.checkpoint import load_tokenizer, read_config
 
@@ -174,7 +174,7 @@ def _check_prompts(
     tokenizer = load_tokenizer(folder)
     for prompt in prompts:
         tokens = tokenize(tokenizer, prompt)
-        if is_count(longest):  # else the engine says what is wrong with it
+        if is_count(longest):  # otherwise the engine reports the invalid value
             check_length(len(tokens), params, longest)
 
 
@@ -205,9 +205,10 @@ def _output(output: Output) -> dict[str, Any]:
 
 
 def _until_interrupted(events: Iterable[Event]) -> Iterator[Event]:
-    """The events up to Ctrl-C, which is heard between them: raised in a callback, it could be lost.
+    """Yields the events until Ctrl-C.
 
-    A second one is raised at once.
+    Checks for Ctrl-C between events, because an exception raised inside a callback could be lost. A second
+    Ctrl-C is raised immediately.
     """
     heard: list[int] = []
 
@@ -227,15 +228,15 @@ def _until_interrupted(events: Iterable[Event]) -> Iterator[Event]:
 
 
 def _speak(out: Console, told: Console, events: Iterable[Event], prompts: Sequence[str]) -> list[Output]:
-    """Prints each prompt and its text: the first that goes on as it comes, those after it when it is done.
+    """Prints each prompt with its text: the current one during generation, later ones when finished.
 
-    On a terminal control characters are escaped; elsewhere the text is as it is.
+    On a terminal, control characters are escaped; elsewhere the text is unchanged.
 
     Args:
-        out: Where the texts go, a blank line between two.
-        told: Where the prompts go, each on a line of its own unless both are the terminal.
-        events: The engine's.
-        prompts: In the order of their requests' ids.
+        out: The console for the texts, separated by blank lines.
+        told: The console for the prompts, each on its own line unless both consoles are terminals.
+        events: The engine's events.
+        prompts: The prompts, in the order of their requests' ids.
     """
     outputs: dict[int, Output] = {}
     end = "" if out.is_terminal and told.is_terminal else "\n"
@@ -261,7 +262,7 @@ def _speak(out: Console, told: Console, events: Iterable[Event], prompts: Sequen
                 current = number + 1
     except BaseException:
         if begun > current:
-            out.out("")  # what is said of it begins on a line of its own
+            out.out("")  # so the error message begins on its own line
         raise
     return [outputs[i] for i in range(len(prompts))]
 
@@ -269,6 +270,6 @@ def _speak(out: Console, told: Console, events: Iterable[Event], prompts: Sequen
 def _say(console: Console, text: str, style: str | None = None) -> None:
     if console.is_terminal or console.quiet:
         console.out(escaped(text), end="", style=style, highlight=False)
-    else:  # rich would leave out some of the control characters
+    else:  # rich would drop some control characters
         console.file.write(text)
         console.file.flush()

@@ -1,4 +1,4 @@
-"""How the command prints what it knows."""
+"""Formats the command's output."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PIPE_WIDTH = 160
 
 class _Plain(Console):
     def render_str(self, text: str, **options: Any) -> Text:
-        """Text without markup; foreign text in it is escaped."""
+        """Makes text without markup; escapes foreign text in it."""
         return super().render_str(in_lines(text), **{**options, "markup": False, "emoji": False})
 
     def on_broken_pipe(self) -> None:
@@ -35,11 +35,11 @@ class _Plain(Console):
 
 
 def console(*, stderr: bool = False, quiet: bool = False) -> Console:
-    """Standard output or standard error; where that is no terminal, lines are seldom folded.
+    """A console on standard output or standard error; wide if that is not a terminal.
 
     Args:
-        stderr: Standard error.
-        quiet: Prints nothing.
+        stderr: Whether to use standard error.
+        quiet: Whether to print nothing.
     """
     stream = sys.stderr if stderr else output()
     width = None if stream.isatty() else PIPE_WIDTH
@@ -54,7 +54,7 @@ def print_json(document: Any) -> None:
 def table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, fold: Sequence[str] = ()
 ) -> Table:
-    """A table of plain text; where it is too wide, the columns `fold` are folded."""
+    """Makes a table of plain text. If it is too wide, the columns in `fold` are folded."""
     result = Table(
         title=Text(one_line(title), "bold"),
         title_justify="left",
@@ -70,7 +70,7 @@ def table(
 
 
 def times_table(op: str, samples: Sequence[Mapping[str, Any]]) -> Table:
-    """Microseconds by load, a column a backend; of several the fastest of each line is marked."""
+    """A table of microseconds by load with a column per backend. Marks the fastest time of each line."""
     names = list(dict.fromkeys(name for sample in samples for name in sample["nanoseconds"]))
     length = "a row sees" if op in PAGED_OPS else "longest"
     rows = []
@@ -90,7 +90,7 @@ def times_table(op: str, samples: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers in short: `0-2, 4`."""
+    """Formats ascending numbers as ranges: `0-2, 4`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -101,7 +101,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def platform_text(platform: Platform) -> Text:
-    """One line about the device."""
+    """Formats one line about the device."""
     found = platform.identity
     capability = f", capability {found.capability}" if found.capability else ""
     memory = "memory unknown" if found.total_memory is None else f"{found.total_memory / 2**30:.0f} GiB"
@@ -111,7 +111,7 @@ def platform_text(platform: Platform) -> Text:
 
 
 def plugin_table(plugins: Sequence[Plugin]) -> Table | Text:
-    """What is installed, and how far it got."""
+    """Makes a table of the installed plugins and their states."""
     if not plugins:
         return Text.assemble(("plugins ", "bold"), "none is installed")
     rows = [
@@ -130,7 +130,7 @@ def plugin_table(plugins: Sequence[Plugin]) -> Table | Text:
 
 
 def route_table(plan: RoutePlan) -> Table:
-    """The backends of each op in each phase, all that serve some batch, for the layers that share them."""
+    """Makes a table of the backends that serve each op and phase, grouped by layers that share them."""
     layers: dict[tuple[str, str], dict[int, dict[str, str]]] = {}
     kinds = {layer.id: layer.kind for layer in plan.layout.layers}
     phases = list(dict.fromkeys(phase for _, _, phase, _ in plan.table))

@@ -1,4 +1,4 @@
-"""`switchrail tune`: times the backends on this machine, so that `auto` takes the fastest."""
+"""`switchrail tune`: times the backends on this machine, so `auto` can choose the fastest."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def tune(
     checkpoint: Annotated[
         Path | None,
-        typer.Argument(help="For heads and head sizes of this model; else for those of widespread ones."),
+        typer.Argument(help="Use this model's heads and head sizes; by default those of common models."),
     ] = None,
     op: Annotated[
         list[str] | None,
@@ -51,8 +51,8 @@ def tune(
 ) -> None:
     """Time the backends that fit, and keep the result for `auto`; `explain` shows it.
 
-    What was measured counts on the same device with the same versions, until it is measured again or the file
-    is removed.
+    The times apply to the same device with the same versions, until they are measured again or the file is
+    removed.
     """
     from switchrail.engine.dtypes import choose_dtype
     from switchrail.engine.hub import find_checkpoint
@@ -93,7 +93,7 @@ def tune(
             status.update(f"timing; done: {_title(timing)}")
             found.append(timing)
             result = machine(runtime, platform, found)
-            # At once: what follows may break off.
+            # Write immediately: a later measurement may fail.
             write_machine(path, result, runtime._loader.installed().packages)
     for timing in found:
         if timing.noisy:

@@ -1,4 +1,4 @@
-"""`switchrail warmup`: compiles what a checkpoint's first requests would wait for."""
+"""`switchrail warmup`: compiles the kernels that a checkpoint's first requests would wait for."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def warmup(
     download: DownloadOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compile the kernels that a checkpoint's requests need, and capture its decodes, before the first one.
+    """Compile the kernels that a checkpoint needs and capture its decodes, before the first request.
 
-    Kernels stay on the disk, in Triton's cache, for every later process with the same versions.
+    Triton's cache keeps the kernels on disk, for all later processes with the same versions.
     """
     from switchrail.engine.warmup import warm_up
 

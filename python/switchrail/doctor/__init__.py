@@ -1,4 +1,4 @@
-"""What is wrong in an installation, and what to do. `switchrail doctor` prints it."""
+"""Finds problems of an installation, with advice. `switchrail doctor` prints them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from switchrail.waiting import PATIENCE, HungError, patience, within
 
 
 def diagnose() -> list[Finding]:
-    """Looks at everything there is: loads all that may be loaded, into a runtime of its own.
+    """Checks everything, and loads all plugins that may be loaded into a temporary runtime.
 
-    What hooks wait for is imported, and each backend for the platform at hand is constructed once. At the end
-    nothing is hooked.
+    Imports the modules that hooks wait for, and constructs each backend for the current platform once.
+    Removes all hooks at the end.
     """
     runtime = Runtime()
     runtime.default_timeout = PATIENCE
@@ -33,7 +33,7 @@ def diagnose() -> list[Finding]:
             seconds = patience(runtime._loader.seconds())
             try:
                 found += within(seconds, lambda: list(check_device()), "torch", "looking for the device")
-            except HungError as error:  # whatever asks for the device next would hang too
+            except HungError as error:  # the next use of the device would hang too
                 advice = f"see what `nvidia-smi` says; {PLATFORM}=cpu looks for no device"
                 found.append(Finding("device", "torch", str(error), advice))
             else:
@@ -45,7 +45,7 @@ def diagnose() -> list[Finding]:
 
 @contextmanager
 def _without(variables: set[str]) -> Iterator[None]:
-    """Leaves out of the environment what is wrong there, so that the rest can be looked at."""
+    """Removes invalid variables from the environment, so the remaining checks can run."""
     left_out = {name: os.environ.pop(name) for name in variables if name in os.environ}
     try:
         yield

@@ -1,4 +1,4 @@
-"""The device: whether torch and the driver go together, and whether a platform can be chosen."""
+"""Checks the device: whether torch and the driver are compatible, and whether a platform can be chosen."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def check_device() -> Iterator[Finding]:
-    """Where there is an NVIDIA GPU: whether torch can use it, and why not."""
+    """If there is an NVIDIA GPU, checks whether torch can use it."""
     try:
         import torch
-    except Exception as error:  # a broken build raises anything
+    except Exception as error:  # a broken build can raise any exception
         yield Finding("device", "torch", f"it can't be imported: {error!r}", "pip install torch")
         return
     if not DRIVER.exists() or torch.version.hip is not None:
@@ -55,10 +55,10 @@ def check_device() -> Iterator[Finding]:
 
 
 def check_platform(runtime: Runtime) -> Iterator[Finding]:
-    """Chooses the platform, asks it what it must know, and constructs the backends for it."""
+    """Chooses the platform, calls its mandatory methods, and constructs its backends."""
     try:
         platform = runtime.platform
-    except Exception as error:  # a broken torch raises anything
+    except Exception as error:  # a broken torch can raise any exception
         yield Finding(
             "platform", "the platform", str(error), f"set {PLATFORM} to one that works, such as cpu"
         )
@@ -68,7 +68,7 @@ def check_platform(runtime: Runtime) -> Iterator[Finding]:
         try:
             work = getattr(platform.hardware, what)
             within(seconds, work, subject, f"its method {what}")
-        except Exception as error:  # a vendor's code raises anything
+        except Exception as error:  # a vendor's code can raise any exception
             advice = "ask its vendor: every platform must say that"
             yield Finding("platform", subject, f"{what} raised {type(error).__name__}: {error}", advice)
     for backend in runtime.backends():
@@ -78,7 +78,7 @@ def check_platform(runtime: Runtime) -> Iterator[Finding]:
             name = f"{backend.op} backend {backend.name} of {backend.origin}"
             work = partial(runtime.build, backend.op, backend.name)
             within(seconds, work, name, "its construction")
-        except Exception as error:  # whatever its module or its constructor raises
+        except Exception as error:  # a module or a constructor can raise any exception
             yield _not_constructed(backend, error)
 
 
@@ -97,7 +97,7 @@ def _not_constructed(backend: Registration, error: Exception) -> Finding:
 
 
 def driver_cuda() -> tuple[int, int] | None:
-    """The newest CUDA that the driver knows; None where its library is not there."""
+    """The newest CUDA version that the driver supports; None if there is no driver library."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -115,7 +115,8 @@ def _architectures() -> Iterator[Finding]:
     built = [_number(name) for name in names]
     for index in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(index)
-        # Code for an earlier minor of the generation runs too, and PTX ("compute_") on all later ones.
+        # Code for an earlier minor version of the same generation runs too, and PTX ("compute_") on all later
+        # devices.
         fits = [number for number in built if number // 10 == major and number % 10 <= minor]
         if not fits and not any(name.startswith("compute_") for name in names):
             yield Finding(

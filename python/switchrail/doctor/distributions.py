@@ -1,4 +1,4 @@
-"""Installed distributions: what can't be read, what hides what, which versions don't go together."""
+"""Checks installed distributions: unreadable metadata, shadowed copies, incompatible versions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ADVICE = {
 
 
 def check_distributions(runtime: Runtime) -> Iterator[Finding]:
-    """Metadata, copies, names and versions."""
+    """Checks metadata, copies, names and versions."""
     yield from _metadata()
     yield from _copies()
     yield from _groups()
@@ -45,7 +45,7 @@ def _metadata() -> Iterator[Finding]:
 
 
 def _copies() -> Iterator[Finding]:
-    """Of two copies in different folders the first one on sys.path counts."""
+    """Reports copies that an earlier folder of sys.path shadows."""
     copies: dict[str, list[tuple[str, str]]] = defaultdict(list)
     ours = {CORE, KERNELS}
     for folder in _folders():
@@ -69,9 +69,9 @@ def _copies() -> Iterator[Finding]:
 
 
 def _is_source_of(name: str, source: str, folder: str) -> bool:
-    """Whether one folder is of the tree that an editable installation in the other one has its code in.
+    """Whether `source` is in the source tree of the editable installation in `folder`.
 
-    Building leaves metadata in the tree.
+    Building leaves metadata in the tree, which is no second copy.
     """
     for distribution in metadata.distributions(name=name, path=[folder]):
         origin = json.loads(distribution.read_text("direct_url.json") or "{}")
@@ -82,12 +82,12 @@ def _is_source_of(name: str, source: str, folder: str) -> bool:
 
 
 def _groups() -> Iterator[Finding]:
-    """A group's name that is misspelt is found by nobody."""
+    """Reports misspelt group names, whose entry points nobody reads."""
     seen: set[tuple[str, str, str]] = set()
     for distribution in metadata.distributions():
         try:
             seen.update((distribution.name, point.name, point.group) for point in distribution.entry_points)
-        except Exception:  # what can't be read is the finding of another check
+        except Exception:  # another check reports unreadable metadata
             continue
     for owner, name, group in sorted(seen, key=str):
         if group.partition(".")[0] == CORE and group not in GROUPS:
@@ -132,6 +132,6 @@ def _versions(runtime: Runtime) -> Iterator[Finding]:
 
 
 def _folders() -> list[str]:
-    """The places on sys.path, each once."""
+    """The folders of sys.path, without duplicates."""
     places = {os.path.realpath(path or "."): path for path in reversed(sys.path) if isinstance(path, str)}
     return list(reversed(places.values()))

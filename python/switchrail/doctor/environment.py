@@ -1,4 +1,4 @@
-"""What the environment says, and whether it means anything."""
+"""Checks the environment variables."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ READERS: Mapping[str, tuple[Read, str]] = {
         "name another file, remove it and measure again with `switchrail tune`, or unset it",
     ),
 }
-"""How each variable is read, and what to do where that fails."""
+"""How to check each variable, and the advice if that fails."""
 
 
 def check_environment(runtime: Runtime) -> Iterator[Finding]:
-    """Variables that name nothing, and what differs from the lock."""
+    """Reports unknown and invalid variables, and differences from the lock."""
     plugins = runtime.discover()
     for variable in sorted(name for name in os.environ if name.startswith(PREFIX)):
         if variable not in READERS:

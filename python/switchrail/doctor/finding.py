@@ -1,4 +1,4 @@
-"""One thing that is wrong, and what to do."""
+"""A finding and the advice for it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong, or worth knowing.
+    """A problem, or a note.
 
     Attributes:
-        check: What was looked at.
-        subject: What it is about: a variable, a distribution, a plugin, a hook, a device.
-        problem: What is wrong.
-        advice: What to do.
-        is_problem: Whether anything has to be done; else it is only worth knowing.
+        check: The check that found it.
+        subject: The variable, distribution, plugin, hook or device that it concerns.
+        problem: The problem.
+        advice: The recommended action.
+        is_problem: Whether action is needed; otherwise it is only a note.
     """
 
     check: str

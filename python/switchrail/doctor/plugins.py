@@ -1,4 +1,4 @@
-"""Plugins: whether they load, and whether what they hook is there."""
+"""Checks that plugins load, and that the targets of their hooks exist."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def check_plugins(runtime: Runtime, differing: Collection[str]) -> Iterator[Find
     """Loads the plugins that may be loaded.
 
     Args:
-        runtime: Where they are loaded.
-        differing: The distributions that differ from the lock, which is a finding already.
+        runtime: The runtime to load into.
+        differing: The distributions that differ from the lock, which is already reported.
     """
     try:
         runtime.load()
@@ -53,7 +53,7 @@ def _hooks(runtime: Runtime) -> Iterator[Finding]:
                 work = partial(importlib.import_module, module)
                 within(patience(runtime._loader.seconds()), work, f"module {module}", "its import")
             except ModuleNotFoundError:
-                break  # from here on the path names what is in a module
+                break  # the rest of the path names attributes in a module
             except (Exception, SystemExit) as error:
                 problem = f"importing {module} failed: {error!r}"
                 break

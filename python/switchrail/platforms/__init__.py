@@ -1,7 +1,7 @@
-"""Platforms: a device family's identity, what its devices can do, and what an engine on them is made of.
+"""Platforms: the identity of a device family, the facts about its devices, and the parts of engines on them.
 
-`docs/platforms.md` says which families there are and how a distribution brings another one. Importing this
-package imports no torch; looking for a device does.
+`docs/platforms.md` lists the families and explains how a distribution adds another one. Importing this
+package does not import torch; looking for a device does.
 """
 
 from __future__ import annotations

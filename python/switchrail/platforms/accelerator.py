@@ -1,4 +1,4 @@
-"""Device families that torch drives through a module of their own, such as `torch.cuda`."""
+"""Device families that torch drives through their own module, such as `torch.cuda`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from switchrail.platforms.hardware import Hardware, check_device
 
 
 class Accelerator(Hardware):
-    """A device with an index, in a family whose module in torch has the functions that `torch.cuda` has.
+    """A device with an index, in a family whose torch module has the same functions as `torch.cuda`.
 
-    torch, and the package that adds the family to it, are imported only where they are installed and a
-    device is looked for.
+    torch, and the package that adds the family to it, are only imported to look for a device, and only if
+    they are installed.
 
     Attributes:
-        torch_type: What torch calls the family; its module is `torch.<torch_type>`.
-        package: The package that adds the family to torch; None: torch has it.
+        torch_type: torch's name of the family; its module is `torch.<torch_type>`.
+        package: The package that adds the family to torch; None if torch has it.
         process_group: The backend of `torch.distributed` for the family.
     """
 
@@ -35,10 +35,10 @@ class Accelerator(Hardware):
 
     @classmethod
     def devices(cls) -> tuple[str, ...]:
-        """`<torch_type>:0` and so on.
+        """The devices `<torch_type>:0`, `<torch_type>:1` and so on.
 
         Raises:
-            PlatformError: The family's package is installed and can't be imported.
+            PlatformError: The family's package is installed but can't be imported.
         """
         if not cls._is_present():
             return ()
@@ -46,7 +46,7 @@ class Accelerator(Hardware):
 
     @classmethod
     def _is_present(cls) -> bool:
-        """Whether torch has the family, and finds at least one device of it."""
+        """Whether torch has the family and finds a device of it."""
         if not is_importable("torch") or (cls.package is not None and not is_importable(cls.package)):
             return False
         module = cls._module()
@@ -54,7 +54,7 @@ class Accelerator(Hardware):
 
     @classmethod
     def _module(cls) -> Any:
-        """The family's module in torch; None: this torch was built without it."""
+        """The family's module in torch; None if this torch was built without it."""
         import torch
 
         if cls.package is not None:
@@ -63,26 +63,26 @@ class Accelerator(Hardware):
 
     @property
     def index(self) -> int:
-        """Which device of the family."""
+        """The index of the device in its family."""
         return int(self.device.rpartition(":")[2])
 
     def name(self) -> str:
-        """As torch has it."""
+        """The name that torch reports."""
         return str(self._module().get_device_name(self.index))
 
     def total_memory(self) -> int | None:
-        """From the device's properties in torch, or else from torch's `mem_get_info`."""
+        """The device's memory in bytes, from its properties in torch or else from torch's `mem_get_info`."""
         module = self._module()
         properties = module.get_device_properties(self.index)
         return int(getattr(properties, "total_memory", 0) or module.mem_get_info(self.index)[1]) or None
 
     def current_memory_usage(self) -> int | None:
-        """What is not free."""
+        """The memory in use, in bytes: total memory minus free memory."""
         total = self.total_memory()
         return None if total is None else total - int(self._module().mem_get_info(self.index)[0])
 
     def get_device(self) -> str:
-        """As torch has it."""
+        """The current device of torch."""
         return self._current()
 
     @classmethod
@@ -90,11 +90,11 @@ class Accelerator(Hardware):
         return f"{cls.torch_type}:{cls._module().current_device()}"
 
     def set_device(self, device: str) -> None:
-        """Tells torch."""
+        """Sets torch's current device."""
         self._module().set_device(device)
 
     def synchronize(self) -> None:
-        """Waits for the device's streams."""
+        """Waits for all streams of the device."""
         self._module().synchronize(self.device)
 
     def empty_cache(self) -> None:
@@ -102,26 +102,26 @@ class Accelerator(Hardware):
         self._module().empty_cache()
 
     def distributed_backend(self) -> str:
-        """The family's own."""
+        """The family's backend of `torch.distributed`."""
         return self.process_group
 
     def seed(self, seed: int) -> None:
-        """Seeds torch, which passes it on to every device."""
+        """Seeds torch, which seeds all devices."""
         import torch
 
         torch.manual_seed(seed)
 
     def pin_memory_available(self) -> bool:
-        """It copies from pinned memory."""
+        """True: it can copy from pinned memory."""
         return True
 
     def supported_dtypes(self) -> tuple[str, ...]:
-        """All three."""
+        """All three dtypes."""
         return ("bfloat16", "float16", "float32")
 
 
 def is_importable(package: str) -> bool:
-    """Whether a package is installed; imports nothing."""
+    """Whether a package is installed; does not import it."""
     return find_spec(package) is not None
 
 
@@ -129,7 +129,7 @@ def import_package(package: str, kind: str) -> Any:
     """Imports the package that adds a family to torch.
 
     Raises:
-        PlatformError: It can't be imported.
+        PlatformError: The import failed.
     """
     try:
         return import_module(package)

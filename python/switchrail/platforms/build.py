@@ -1,4 +1,4 @@
-"""What torch was built for, read from its files: importing torch takes seconds."""
+"""Reads from torch's files which toolkits it was built for, because importing torch takes seconds."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 
 def built_for(family: str) -> str | None:
-    """The version of a device family's toolkit that torch was built with.
+    """The version of a device family's toolkit with which torch was built.
 
     Args:
         family: `cuda`, `hip` or `xpu`.
 
     Returns:
-        The version, such as `13.2`; None where torch was built without it, or is not installed.
+        The version, such as `13.2`; None if torch was built without it, or is not installed.
     """
-    if sys.modules.get("torch") is not None:  # None forbids its import
+    if sys.modules.get("torch") is not None:  # None blocks the import
         import torch
 
         return getattr(torch.version, family, None)

@@ -37,15 +37,15 @@ def platform_class(kind: str) -> type[Platform]:
 
 
 def detect(device: str | torch.device | None = None) -> Platform:
-    """The built-in platform of a device; plugins are not asked.
+    """The built-in platform of a device. Does not ask plugins.
 
     Args:
-        device: A kind (`rocm`), torch's name of a device (`cuda:1`), or a `torch.device`; None: the first
-            kind with a device on this machine.
+        device: A kind (`rocm`), torch's name of a device (`cuda:1`), or a `torch.device`. None means the
+            first kind with a device on this machine.
 
     Raises:
         PlatformError: There is no such device; the error lists the devices on this machine. Or a package that
-            adds a family to torch is installed and can't be imported.
+            adds a family to torch is installed but can't be imported.
     """
     if device is None:
         return next(cls() for cls in map(platform_class, KINDS) if cls.hardware_class.devices())
@@ -62,10 +62,10 @@ def detect(device: str | torch.device | None = None) -> Platform:
 
 
 def no_such_device(device: object, others: tuple[str, ...] = ()) -> PlatformError:
-    """The error for a device or platform that is not there.
+    """The error for a device or platform that does not exist.
 
     Args:
-        device: The device or platform that was requested.
+        device: The requested device or platform.
         others: Other valid names, besides the devices on this machine.
     """
     valid = (*_available(), *others)

@@ -1,4 +1,4 @@
-"""From a platform plugin, or the path of a class, to a platform."""
+"""Makes a platform from a platform plugin or from the path of a class."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ T = TypeVar("T")
 
 
 class Limited(Protocol):
-    """Does work in the time that it has."""
+    """Runs work with a time limit."""
 
     def __call__(self, work: Callable[[], T], name: str, what: str) -> T:
-        """Does `work`; messages name its owner `name` and its purpose `what`."""
+        """Runs `work`. Messages call its owner `name` and its purpose `what`."""
 
 
 class Candidate:
     """A platform plugin that may be chosen.
 
     Attributes:
-        plugin: Its record as it was found.
-        record: Its record with what came of it: `loaded`, `failed`, `hung`, or `blocked` where it declined.
+        plugin: Its record as discovered.
+        record: Its record after it was asked: `loaded`, `failed`, `hung`, or `blocked` if it declined.
     """
 
     def __init__(self, plugin: Plugin, known: Plugin | None, limited: Limited) -> None:
-        """Asks nothing yet.
+        """Stores the arguments; asks nothing yet.
 
         Args:
-            plugin: Its record as it was found.
-            known: What came of it when it was asked before: what hangs is not asked again.
+            plugin: Its record as discovered.
+            known: Its record after an earlier attempt. A plugin that hung is not asked again.
             limited: Runs the plugin's code with a time limit.
         """
         self.plugin, self._limited = plugin, limited
@@ -52,7 +52,7 @@ class Candidate:
         self._handlers = handlers()
 
     def ask(self) -> str | None:
-        """The class path that its function returns; None: it declines.
+        """The class path that its function returns, or None if it declines.
 
         Raises:
             PlatformPluginError: It fails, or may not be asked.
@@ -65,11 +65,11 @@ class Candidate:
         return path
 
     def make(self, path: str, index: str = "") -> Platform:
-        """Its platform.
+        """Makes its platform.
 
         Args:
-            path: What `ask` returned.
-            index: The number of the device; empty: the one that is current.
+            path: The result of `ask`.
+            index: The number of the device; empty means the current device.
 
         Raises:
             PlatformError: There is no device of that number.
@@ -104,13 +104,13 @@ class Candidate:
         return names[name]
 
     def _blamed(self, work: Callable[[], T]) -> T:
-        """Turns whatever the plugin's code raises into one error that says whose it is."""
+        """Runs the plugin's code; converts its exceptions to an error that names the plugin."""
         try:
             return work()
         except HungError as error:
             self.record = self.plugin.hung(str(error), error.stack())
             raise self._failure(str(error), traceback=error.stack()) from error
-        except BaseException as error:  # SystemExit too: a plugin does not end its host
+        except BaseException as error:  # SystemExit too: a plugin must not end its host
             if is_interrupt(error, self._handlers):
                 raise
             reason, traceback = described(error)
@@ -131,10 +131,10 @@ class Candidate:
 
 
 def import_class(path: str) -> type[Platform]:
-    """The class of a platform, by `module:Class`.
+    """Imports the class of a platform, given as `module:Class`.
 
     Raises:
-        PlatformError: There is no such class, it is no platform's, or as `check_classes`.
+        PlatformError: There is no such class, or it is not a platform's; also the errors of `check_classes`.
     """
     module, _, name = path.partition(":")
     try:
@@ -150,11 +150,11 @@ def import_class(path: str) -> type[Platform]:
 
 
 def check_classes(platform: type[Platform], hardware: Any, serving: Any) -> None:
-    """Checks the overrides in a platform's class and in the classes of its parts against their bases.
+    """Checks the overrides in a platform's class and in the classes of its parts against their base classes.
 
     Raises:
-        PlatformError: A part is of another class, or a class doesn't fit its base; the error lists every
-            problem.
+        PlatformError: A part has a wrong class, or a class doesn't match its base; the error lists all
+            problems.
     """
     problems = [
         f"{platform.__qualname__}.{name} is asked of the serving part; valid: a method of serving_class"
@@ -185,10 +185,10 @@ def check_classes(platform: type[Platform], hardware: Any, serving: Any) -> None
 
 
 def instance_of(cls: type[Platform], device: str | None) -> Platform:
-    """A platform of a class, on a device; None: the one that is current.
+    """Makes a platform of a class on a device; None means the current device.
 
     Raises:
-        PlatformError: There is no such device, or the platform's kind is none.
+        PlatformError: There is no such device, or the platform's kind is invalid.
     """
     platform = cls(device)
     check_platform(platform)
@@ -199,7 +199,7 @@ def check_platform(platform: Platform) -> None:
     """Checks a platform's classes, and that backends can be registered for its kind.
 
     Raises:
-        PlatformError: They can't, or as `check_classes`.
+        PlatformError: The kind is invalid; also the errors of `check_classes`.
     """
     check_classes(type(platform), type(platform.hardware), type(platform.serving))
     kind: Any = platform.kind

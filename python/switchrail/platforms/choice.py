@@ -1,4 +1,4 @@
-"""Which platform a runtime runs on."""
+"""Chooses the platform of a runtime."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ T = TypeVar("T")
 
 
 class PlatformChoice:
-    """The platform of one runtime: found when it is first asked for, once, by whichever thread comes first.
+    """The platform of one runtime, chosen once, by the first thread that needs it.
 
-    What was asked for by name counts, by `use` before `SWITCHRAIL_PLATFORM`. Else the installed platform
-    plugins are asked, and the one that does not decline serves; where several don't, that is an error. Where
-    none is left, the first built-in kind of which a device is there serves. A choice that fails is not kept:
-    who asks next tries again. Each device has one platform of a class, however it is named.
+    A platform that was set by name serves: with `use`, or else with `SWITCHRAIL_PLATFORM`. Otherwise the
+    installed platform plugins are asked, and the one that does not decline serves; it is an error if several
+    don't. If all decline, the first built-in kind with a device serves. A failed choice is not kept: the next
+    call tries again. Each device has one platform per class, regardless of how it is named.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class PlatformChoice:
         seconds: Callable[[], float | None],
         choosing: Choosing,
     ) -> None:
-        """Chooses nothing yet.
+        """Stores the arguments; chooses nothing yet.
 
         Args:
-            plugins: Gives the records of the installed platform plugins; called without the choice's lock.
-            seconds: Gives the time that a plugin's import and function may take; None: as long as they take.
-            choosing: Is told which threads choose, as the runtime's loader has to know.
+            plugins: Returns the records of the installed platform plugins; called without the choice's lock.
+            seconds: Returns the time limit for a plugin's import and function; None means no limit.
+            choosing: Records which threads are choosing; the runtime's loader needs to know.
         """
         self._plugins, self._seconds, self._choosing = plugins, seconds, choosing
         self._platform: Platform | None = None
@@ -58,20 +58,20 @@ class PlatformChoice:
 
     @property
     def asked(self) -> str | None:
-        """What was asked for with `use`, as `use` takes it in another process; None: nothing was."""
+        """The name that was given to `use`, in a form for other processes; None if there was none."""
         return self._asked
 
     def record_of(self, plugin: Plugin) -> Plugin:
-        """A platform plugin's record with what came of it in the last choice; others as they are."""
+        """A platform plugin's record after the last choice; other plugins' records unchanged."""
         return self._records.get(plugin.qualified_name, plugin) if _may_be_asked(plugin) else plugin
 
     def get(self) -> Platform:
         """The platform.
 
         Raises:
-            PlatformError: The one asked for is not there or declines, or several plugins activate.
+            PlatformError: The requested platform does not exist or declines, or several plugins are active.
             PlatformPluginError: A plugin failed.
-            PlatformReentryError: A plugin asked for the platform while it was asked itself.
+            PlatformReentryError: A plugin asked for the platform while it was being asked itself.
         """
         if self._platform is not None:
             return self._platform
@@ -80,17 +80,17 @@ class PlatformChoice:
         return found
 
     def ask_plugins(self) -> None:
-        """Asks the installed platform plugins, so that their records say what came of it.
+        """Asks the installed platform plugins, so their records show the result.
 
-        Looks for no device of a built-in kind, which would import torch. Raises what `get` raises.
+        Does not look for devices of built-in kinds, which would import torch. Raises the errors of `get`.
         """
         self._choose(lambda name: None)
 
     def _choose(self, look: Callable[[str], Platform | None]) -> Platform | None:
-        """Chooses the platform, unless it is chosen already; None: no plugin's, and `look` finds none.
+        """Chooses the platform, once. None if no plugin is active and `look` finds none.
 
         Args:
-            look: Finds a built-in one, given the name that the environment asks for or an empty text.
+            look: Finds a built-in platform, given the name in the environment or an empty string.
         """
         name = os.environ.get(PLATFORM, "").strip()
         candidates = () if name in KINDS else self._candidates()
@@ -123,17 +123,17 @@ class PlatformChoice:
         self._alone(work)
 
     def find(self, platform: Platform | str | torch.device) -> Platform:
-        """A platform by what a user says; the choice stays as it is.
+        """Finds a platform without changing the choice.
 
         Args:
-            platform: A platform; a built-in kind; what torch calls a device; the name of a platform plugin,
-                or `DISTRIBUTION:NAME` where two have one name, also with the number of a device (`acme:1`);
-                or the path of a class, `module:Class` or `module:Class:device`.
+            platform: A platform; a built-in kind; torch's name of a device; the name of a platform plugin, or
+                `DISTRIBUTION:NAME` if two have the same name, optionally with a device number (`acme:1`); or
+                the path of a class, `module:Class` or `module:Class:device`.
 
         Raises:
             PlatformError: There is no such platform or device, or the plugin declines.
             PlatformPluginError: The plugin failed.
-            PlatformReentryError: A plugin asked for a platform while it was asked itself.
+            PlatformReentryError: A plugin asked for a platform while it was being asked itself.
         """
         candidates = self._candidates_for(platform)
 
@@ -153,7 +153,7 @@ class PlatformChoice:
         return () if isinstance(platform, Platform) or is_builtin(platform) else self._candidates()
 
     def _kept(self, platform: Platform) -> Platform:
-        """The one that was made before, so that a device is initialised once."""
+        """The platform made earlier for the same device, if any, so a device is only initialised once."""
         return self._made.setdefault((type(platform), platform.device), platform)
 
     def _keep_records(self, candidates: Sequence[Candidate]) -> None:
@@ -168,7 +168,7 @@ class PlatformChoice:
         return self._flight.run(lambda: self._choosing.run(work))
 
     def _limited(self, work: Callable[[], T], name: str, what: str) -> T:
-        """Does a plugin's work; where its time is limited, in a thread that may choose no platform either."""
+        """Runs a plugin's work with a time limit, in a thread that may not choose a platform either."""
         return within(self._seconds(), carried(lambda: self._choosing.run(work)), name, what)
 
 
@@ -177,7 +177,7 @@ def _may_be_asked(plugin: Plugin) -> bool:
 
 
 def _active(name: str, candidates: Sequence[Candidate]) -> Platform | None:
-    """The platform of the plugin that is asked for by name, or active; None: a built-in kind serves."""
+    """The platform of the plugin that is named or active; None if a built-in kind serves."""
     if name in KINDS:
         return None
     if name:

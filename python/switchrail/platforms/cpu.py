@@ -1,4 +1,4 @@
-"""The host's processor."""
+"""The host's processor as a platform."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MEMINFO: Final = Path("/proc/meminfo")
 
 
 class CpuHardware(Hardware):
-    """The processor, and its memory."""
+    """The host's processor and memory."""
 
     kind = "cpu"
 
@@ -28,21 +28,21 @@ class CpuHardware(Hardware):
 
     @classmethod
     def devices(cls) -> tuple[str, ...]:
-        """The one that is always there."""
+        """The one device, which always exists."""
         return ("cpu",)
 
     def name(self) -> str:
-        """As the operating system names the processor, or else its instruction set."""
+        """The operating system's name of the processor, or else its instruction set."""
         return host.processor() or host.machine()
 
     def total_memory(self) -> int:
-        """The host's memory."""
+        """The host's memory in bytes."""
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def current_memory_usage(self) -> int:
-        """What would not be given to a program that asked for it; files kept in memory would.
+        """Bytes that new programs can't get. Files cached in memory don't count.
 
-        Where the operating system doesn't tell, the most that this process has had.
+        If the operating system does not report it, the peak memory of this process.
         """
         available = _available()
         return self.total_memory() - available if available is not None else _largest_so_far()
@@ -52,18 +52,18 @@ class CpuHardware(Hardware):
         return self.device
 
     def set_device(self, device: str) -> None:
-        """Leaves it at `cpu`.
+        """Accepts `cpu` only.
 
         Raises:
-            PlatformError: It is another device.
+            PlatformError: The device is another one.
         """
         CpuHardware(device)
 
     def synchronize(self) -> None:
-        """Returns: torch's calls return when their work is done."""
+        """Does nothing: torch's calls are synchronous on the CPU."""
 
     def empty_cache(self) -> None:
-        """Returns: torch keeps no memory of the host's for later."""
+        """Does nothing: torch caches no host memory."""
 
     def distributed_backend(self) -> str:
         """`gloo`."""
@@ -76,15 +76,15 @@ class CpuHardware(Hardware):
         torch.manual_seed(seed)
 
     def supported_dtypes(self) -> tuple[str, ...]:
-        """All three; float32 is the fastest on most processors."""
+        """All three dtypes. float32 is the fastest on most processors."""
         return ("float32", "float16", "bfloat16")
 
 
 class CpuServing(Serving):
-    """The built-in parts."""
+    """The default parts of engines on a CPU."""
 
     def engine_defaults(self) -> Mapping[str, Any]:
-        """A quarter of the memory: a host has other work to do."""
+        """A quarter of the memory, because the host also runs other programs."""
         return {"memory_fraction": 0.25}
 
 

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs, and AMD GPUs, which torch drives through the same module."""
+"""NVIDIA GPUs and AMD GPUs. torch drives both through `torch.cuda`."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ if TYPE_CHECKING:
 
 
 class _Gpu(Accelerator):
-    """What torch drives through `torch.cuda`."""
+    """A GPU that torch drives through `torch.cuda`."""
 
     torch_type = "cuda"
     process_group = "nccl"
 
     def supported_dtypes(self) -> tuple[str, ...]:
-        """bfloat16 from capability 8.0 on."""
+        """All three dtypes; no bfloat16 below capability 8.0."""
         capability = self.capability()
         assert capability is not None
         return ("bfloat16", "float16", "float32") if capability >= (8, 0) else ("float16", "float32")
 
     def support_cuda_graph(self) -> bool:
-        """It does."""
+        """True."""
         return True
 
     def support_piecewise_cuda_graph(self) -> bool:
-        """It does."""
+        """True."""
         return True
 
 
 class CudaHardware(_Gpu):
-    """An NVIDIA GPU. Name, capability and memory come from the driver, so that torch need not be imported."""
+    """An NVIDIA GPU. Name, capability and memory come from the driver, so torch need not be imported."""
 
     kind = "cuda"
 
     @classmethod
     def devices(cls) -> tuple[str, ...]:
-        """`cuda:0` and so on; none where torch is missing or was built without CUDA."""
+        """The devices `cuda:0`, `cuda:1` and so on; none if torch is missing or was built without CUDA."""
         return tuple(f"cuda:{index}" for index in range(len(cls._gpus())))
 
     @classmethod
@@ -58,20 +58,20 @@ class CudaHardware(_Gpu):
         return super()._current() if "torch" in sys.modules else "cuda:0"
 
     def name(self) -> str:
-        """As the driver has it."""
+        """The name that the driver reports."""
         return self._gpus()[self.index].name
 
     def capability(self) -> DeviceCapability | None:
-        """As the driver has it."""
+        """The capability that the driver reports."""
         return self._gpus()[self.index].capability
 
     def total_memory(self) -> int:
-        """As the driver has it."""
+        """The memory that the driver reports, in bytes."""
         return self._gpus()[self.index].total_memory
 
 
 class RocmHardware(_Gpu):
-    """An AMD GPU; torch calls it `cuda` too."""
+    """An AMD GPU. torch calls its device type `cuda` too."""
 
     kind = "rocm"
 
@@ -80,28 +80,29 @@ class RocmHardware(_Gpu):
         return built_for("hip") is not None and super()._is_present()
 
     def capability(self) -> DeviceCapability | None:
-        """As torch has it."""
+        """The capability that torch reports."""
         properties = self._module().get_device_properties(self.index)
         return DeviceCapability(properties.major, properties.minor)
 
 
 class _GpuServing(Serving):
-    """What torch drives through `torch.cuda` captures steps."""
+    """Engines on GPUs that torch drives through `torch.cuda`; they capture steps."""
 
     def graph_class(self) -> type[Graph]:
-        """Torch's own."""
+        """The CUDA graphs of torch."""
         from switchrail.platforms.cuda_graph import CudaGraph
 
         return CudaGraph
 
 
 class CudaServing(_GpuServing):
-    """The built-in parts."""
+    """The parts of engines on NVIDIA GPUs."""
 
     def engine_defaults(self) -> Mapping[str, Any]:
-        """Pages of 64 tokens, which kernels read at once: with pages of 16 prefill takes a quarter longer.
+        """Pages of 64 tokens and steps of 8,192 rows.
 
-        And steps of 8,192 rows: so many keep the device busy, whose host launches as slowly for fewer.
+        Kernels read a page of 64 tokens at once; with pages of 16, prefill takes a quarter longer. Steps of
+        8,192 rows keep the device busy while the host launches the next one.
         """
         return {"page_size": 64, "max_tokens_per_step": 8192}
 

@@ -20,21 +20,21 @@ warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
 class CudaGraph(Graph):
     """A `torch.cuda.CUDAGraph`.
 
-    While one is captured, other threads can launch and allocate what they like, but for random numbers of
-    torch's default generator, which torch refuses them meanwhile.
+    During a capture, other threads can launch kernels and allocate memory, but torch refuses them random
+    numbers of its default generator.
     """
 
     def __init__(self, shares: Graph | None = None) -> None:
         super().__init__(shares)
         self._graph = torch.cuda.CUDAGraph()
-        # cuBLAS keeps memory of its own for each stream: so graphs that share memory share the stream too
+        # cuBLAS keeps a workspace per stream, so graphs that share memory must share the stream too
         together = shares if isinstance(shares, CudaGraph) else None
         self._stream: Any = together._stream if together else torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._pool: Any = together._pool if together else torch.cuda.graph_pool_handle()
 
     @contextmanager
     def capture(self) -> Iterator[None]:
-        """On a stream of its own; nothing of it runs."""
+        """Captures on a separate stream. Nothing runs during the capture."""
         torch.cuda.synchronize()
         with torch.cuda.stream(self._stream):
             self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -47,14 +47,15 @@ class CudaGraph(Graph):
         try:
             self._graph.capture_end()
         except Exception:
-            # torch leaves its allocators as they were in the capture. That of the device can be told that it
-            # is over; that of the host goes on asking this graph, so it stays, and its pool isn't used again.
+            # torch leaves its allocators in capture mode. The device's allocator can be reset here. The
+            # host's allocator keeps using this graph, so the graph is kept alive, and its pool isn't used
+            # again.
             _failed.append(self._graph)
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
             raise
 
     def replay(self) -> None:
-        """On the current stream."""
+        """Launches the graph on the current stream."""
         self._graph.replay()
 
     def kept(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Platforms that stand for devices of other machines: they can be planned for, and run nothing."""
+"""Platforms for devices of other machines. They can be planned for, but can't run anything."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ _WITH_CAPABILITY = ("cuda", "rocm", "musa")
 
 
 def described(text: str) -> Platform:
-    """A platform of a built-in kind that knows what its kind supports, and runs nothing.
+    """A platform of a built-in kind that knows what its kind supports, but can't run anything.
 
     Args:
-        text: `cuda:9.0`, a kind and a compute capability, or the name alone of a kind that has none: `cpu`.
+        text: A kind and a compute capability, such as `cuda:9.0`, or only the name of a kind without
+            capabilities, such as `cpu`.
 
     Raises:
-        PlatformError: It is neither.
+        PlatformError: The text has neither form.
     """
     match = _FORM.fullmatch(text)
     kind = text if match is None else match[1]

@@ -1,7 +1,7 @@
-"""The GPUs of this machine according to NVIDIA's driver, without torch.
+"""Lists the GPUs of this machine through NVIDIA's driver, without torch.
 
-The functions are those of the CUDA driver API, which torch's own runtime asks: order and number of the
-devices, `CUDA_VISIBLE_DEVICES` included, are the same.
+Uses the CUDA driver API, as torch does, so the number and order of the devices are the same, including the
+effect of `CUDA_VISIBLE_DEVICES`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Gpu(NamedTuple):
 
 @cache
 def gpus(toolkit: str) -> tuple[Gpu, ...]:
-    """The devices, as the driver counts them; none where the driver is missing or too old.
+    """The devices in the driver's order; none if the driver is missing or too old.
 
     Args:
-        toolkit: The version of CUDA that torch was built with: its major version must not be later than the
+        toolkit: The CUDA version that torch was built with. Its major version must not be later than the
             driver's.
     """
     try:

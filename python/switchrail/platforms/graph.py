@@ -1,4 +1,4 @@
-"""What captures the launches of a step, and launches them again."""
+"""The interface for capturing the launches of a step and replaying them."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ if TYPE_CHECKING:
 
 
 class Graph:
-    """What was launched in a block, to be launched again as a whole, without the host's part.
+    """The launches of a block of code, which can be replayed as a whole without the host's part.
 
-    Launched again, everything reads and writes the memory that it did while it was captured. So what a step
-    is told lies in tensors that stay where they are, and what it returns is overwritten by the next one.
-    It may be let go of while it still runs.
+    A replay reads and writes the same memory as the capture. So a step's inputs must be in tensors that keep
+    their addresses, and the next replay overwrites its results. A graph may be released while it still runs.
     """
 
     def __init__(self, shares: Graph | None = None) -> None:
         """Captures nothing yet.
 
         Args:
-            shares: One whose working memory this one uses too: the two never run at one time, and no capture
-                with that memory has failed.
+            shares: A graph whose working memory this one reuses. The two must never run at the same time, and
+                no capture with that memory may have failed.
         """
 
     @contextmanager
     def capture(self) -> Iterator[None]:
-        """Keeps what this thread launches in the block; whether it also runs is left open.
+        """Captures the launches of this thread in the block. Implementations decide whether they also run.
 
         Raises:
             Exception: Something in the block can't be captured.
@@ -37,7 +36,7 @@ class Graph:
         yield
 
     def replay(self) -> None:
-        """Launches it again, behind what this thread has launched before."""
+        """Launches the captured work on the device, after this thread's earlier launches."""
         raise NotImplementedError
 
     def kept(self, tensor: torch.Tensor) -> torch.Tensor:

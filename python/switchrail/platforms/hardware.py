@@ -11,25 +11,25 @@ from switchrail.platforms.identity import UNSPECIFIED, DeviceCapability
 
 
 class Hardware:
-    """One device of a family. A family derives from it and provides the methods that its devices support.
+    """One device of a family. Families derive from it and implement the methods that their devices support.
 
-    A missing method raises NotProvidedError, a NotImplementedError that names platform and method.
-    `name`, `total_memory` and `current_memory_usage` are mandatory. The engine, or the identity that it
-    shows, asks for everything but `distributed_backend`, which is for those who start a process group.
+    A method that is not implemented raises NotProvidedError, a NotImplementedError that names platform and
+    method. `name`, `total_memory` and `current_memory_usage` are mandatory. The engine and `Identity` use all
+    methods except `distributed_backend`, which is for users who create a process group.
 
     Attributes:
-        kind: The family: one of `switchrail.platforms.KINDS`, or `oot:NAME` for one that a plugin brings.
-        device: Torch's name of the device, such as `cuda:0`.
+        kind: The family: one of `switchrail.platforms.KINDS`, or `oot:NAME` for a plugin's family.
+        device: torch's name of the device, such as `cuda:0`.
     """
 
     kind: ClassVar[str] = UNSPECIFIED
 
     def __init__(self, device: str | None = None) -> None:
-        """Takes a device; opens nothing.
+        """Stores the device; does not open it.
 
         Args:
-            device: What torch calls it; None: the one that is current, `cpu` where `get_device` is not
-                provided.
+            device: torch's name of the device. None means the current device, or `cpu` if `get_device` is not
+                implemented.
         """
         if device is None:
             is_told = type(self).get_device is not Hardware.get_device
@@ -38,9 +38,9 @@ class Hardware:
 
     @classmethod
     def devices(cls) -> tuple[str, ...]:
-        """Torch's names of this family's devices on this machine, in order.
+        """The names in torch of this family's devices on this machine, in order.
 
-        A plugin's are looked at only where a user names one of them by its number, as in `acme:1`.
+        For a plugin's family it is only called if a user selects a device by number, as in `acme:1`.
         """
         return ()
 
@@ -49,28 +49,28 @@ class Hardware:
         raise self._not_provided("name")
 
     def capability(self) -> DeviceCapability | None:
-        """Its compute capability; None where the family has no such number."""
+        """Its compute capability; None if the family has none."""
         return None
 
     def total_memory(self) -> int | None:
-        """Its memory in bytes; None where nobody tells, never 0."""
+        """Its memory in bytes; None if unknown, never 0."""
         raise self._not_provided("total_memory")
 
     def current_memory_usage(self) -> int | None:
-        """Bytes of it that are in use, by this process and others; None where nobody tells."""
+        """Bytes in use by this and other processes; None if unknown."""
         raise self._not_provided("current_memory_usage")
 
     def get_device(self) -> str:
-        """Torch's name of the device on which this thread launches its work."""
+        """The name in torch of the device on which this thread launches its work."""
         raise self._not_provided("get_device")
 
     def set_device(self, device: str) -> None:
-        """Makes another device of the family the one on which this thread launches its work."""
+        """Makes `device` the one on which this thread launches its work."""
         raise self._not_provided("set_device")
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Launches the work of the block on this device, wherever its tensors are."""
+        """Makes this device the current one in the block."""
         before = self.get_device()
         if before == self.device:
             yield
@@ -82,11 +82,11 @@ class Hardware:
             self.set_device(before)
 
     def synchronize(self) -> None:
-        """Waits until the device has done all that was launched."""
+        """Waits until the device has finished all launched work."""
         raise self._not_provided("synchronize")
 
     def empty_cache(self) -> None:
-        """Gives memory that torch keeps for later back to the device."""
+        """Returns the memory that torch caches to the device."""
         raise self._not_provided("empty_cache")
 
     def distributed_backend(self) -> str:
@@ -94,19 +94,19 @@ class Hardware:
         raise self._not_provided("distributed_backend")
 
     def seed(self, seed: int) -> None:
-        """Starts the random numbers of torch anew, on the host and on the device."""
+        """Seeds torch's random number generators on the host and on the device."""
         raise self._not_provided("seed")
 
     def pin_memory_available(self) -> bool:
-        """Whether the device copies from pinned host memory without the host waiting for it."""
+        """Whether the device can copy from pinned host memory asynchronously."""
         return False
 
     def supported_dtypes(self) -> tuple[str, ...]:
-        """The dtypes of activations that it computes in, by name."""
+        """The dtypes of activations that it supports, by name."""
         raise self._not_provided("supported_dtypes")
 
     def support_cuda_graph(self) -> bool:
-        """Whether a whole step can be captured and replayed; the engine never captures where not."""
+        """Whether a whole step can be captured and replayed. If not, the engine never captures."""
         return False
 
     def support_piecewise_cuda_graph(self) -> bool:
@@ -123,10 +123,10 @@ class Hardware:
 
 
 def check_device(device: str, there: Sequence[str]) -> None:
-    """Checks that a device is one of those that are there.
+    """Checks that a device exists.
 
     Raises:
-        PlatformError: It is none.
+        PlatformError: It does not exist.
     """
     if device not in there:
         raise PlatformError(

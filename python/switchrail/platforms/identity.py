@@ -1,4 +1,4 @@
-"""The identity of a platform as plain data, which can be pickled and compared without the device."""
+"""The identity of a platform as plain data. It can be pickled and compared without the device."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Final, NamedTuple
 from switchrail.errors import CapabilityError
 
 OUT_OF_TREE: Final = "oot:"
-"""How the kind of a device family begins that a plugin brings: `oot:NAME`."""
+"""Prefix of the kind of a plugin's device family: `oot:NAME`."""
 
 UNSPECIFIED: Final = "unspecified"
-"""The kind of a device part that names none."""
+"""The kind of a device part that does not set one."""
 
 
 class DeviceCapability(NamedTuple):
-    """A compute capability; a later one is greater.
+    """A compute capability; ordered by version.
 
     >>> DeviceCapability(9, 0) >= DeviceCapability(8, 9)
     True
@@ -29,15 +29,14 @@ class DeviceCapability(NamedTuple):
     minor: int
 
     def as_version_str(self) -> str:
-        """As in `9.0`."""
+        """The version as text, such as `9.0`."""
         return f"{self.major}.{self.minor}"
 
     def to_int(self) -> int:
-        """As in 90.
+        """The version as an integer, such as 90.
 
         Raises:
-            CapabilityError: The minor number has more than one digit, so that two capabilities would be one
-                number.
+            CapabilityError: The minor number has more than one digit, so the integer would be ambiguous.
         """
         if not 0 <= self.minor <= 9:
             raise CapabilityError(
@@ -63,7 +62,7 @@ class CpuArchitecture(str, Enum):
 
     @classmethod
     def of(cls, machine: str) -> CpuArchitecture:
-        """The architecture of a machine as the operating system names it, such as `x86_64` or `aarch64`."""
+        """The architecture for the operating system's name of a machine, such as `x86_64` or `aarch64`."""
         name = machine.lower()
         for start, found in _MACHINES:
             if name.startswith(start):
@@ -96,12 +95,13 @@ class Identity:
     Attributes:
         kind: Its family: one of `switchrail.platforms.KINDS`, `oot:NAME`, or `unspecified`.
         name: The vendor's name of the device.
-        device: Torch's name of it, such as `cuda:0`.
-        capability: Its compute capability, where the family has one.
-        total_memory: Its memory in bytes; None where nobody tells.
+        device: torch's name of the device, such as `cuda:0`.
+        capability: Its compute capability, if the family has one.
+        total_memory: Its memory in bytes; None if unknown.
         cpu_architecture: The architecture of the host's processor.
         support_cuda_graph: Whether a whole step can be captured and replayed.
-        support_piecewise_cuda_graph: Whether the parts of a step between its attention calls can be.
+        support_piecewise_cuda_graph: Whether the parts of a step between its attention calls can be captured
+            and replayed.
     """
 
     kind: str

@@ -1,11 +1,11 @@
-"""What the engine's models run besides attention, where a platform can bring its own function.
+"""The computations of the engine's models besides attention for which a platform can provide functions.
 
-Each class is an operation; its `forward` says how its functions are called, and computes nothing. Of these
-the first one serves:
+Each class is an operation. Its `forward` documents the arguments of its functions and computes nothing. The
+first existing function of these serves:
 
-1. what `Serving.register_oot_forward(name, function)` registered;
+1. the one that `Serving.register_oot_forward(name, function)` registered;
 2. the class's method `forward_<dispatch key>`, for platforms with that dispatch key;
-3. the native one: the model definition's own, or for `ChooseTokens` the engine's.
+3. the native one: the model definition's own, or the engine's for `ChooseTokens`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Operation:
     """An operation.
 
     Attributes:
-        name: What it is registered by.
+        name: The name that it is registered by.
     """
 
     name: ClassVar[str]
 
     @staticmethod
     def forward(*args: Any, **kwargs: Any) -> Any:
-        """Computes it; a platform's function takes the same arguments."""
+        """Computes the operation. A platform's function takes the same arguments."""
         raise NotImplementedError
 
 
@@ -40,23 +40,23 @@ class RMSNorm(Operation):
     """Root-mean-square normalisation (Zhang and Sennrich, arXiv 1910.07467).
 
     `forward(x, weight, *, eps, weight_offset)` returns x rsqrt(mean(x^2) + eps) (weight + weight_offset),
-    computed in float32 and rounded to x's dtype at the end: x and the result [..., D], weight [D],
-    weight_offset 1 where the model keeps its weights around zero, else 0.
+    computed in float32 and rounded once to x's dtype. x and the result are [..., D], weight is [D].
+    weight_offset is 1 if the model stores weights centred at zero, otherwise 0.
     """
 
     name = "rms_norm"
 
     @staticmethod
     def forward(x: torch.Tensor, weight: torch.Tensor, *, eps: float, weight_offset: float) -> torch.Tensor:
-        """As the class says."""
+        """See the class."""
         raise NotImplementedError
 
 
 class AddRMSNorm(Operation):
     """A residual sum and its normalisation.
 
-    `forward(x, residual, weight, *, eps, weight_offset)` returns residual + x, rounded to x's dtype, and what
-    `RMSNorm` makes of that: x, residual and both results [..., D], weight [D].
+    `forward(x, residual, weight, *, eps, weight_offset)` returns residual + x, rounded to x's dtype, and
+    `RMSNorm` of that sum. x, residual and both results are [..., D], weight is [D].
     """
 
     name = "add_rms_norm"
@@ -65,23 +65,23 @@ class AddRMSNorm(Operation):
     def forward(
         x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *, eps: float, weight_offset: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As the class says."""
+        """See the class."""
         raise NotImplementedError
 
 
 class GatedRMSNorm(Operation):
-    """Normalisation of what comes out of a linear layer, times its gate.
+    """Normalisation of a linear-attention layer's output, multiplied by its gate.
 
-    `forward(x, gate, weight, *, eps)` returns weight x rsqrt(mean(x^2) + eps), where the second factor is
-    rounded to x's dtype, times silu(gate) in float32, rounded to x's dtype: x, gate and the result [..., D],
-    weight [D].
+    `forward(x, gate, weight, *, eps)` returns weight x rsqrt(mean(x^2) + eps), where the product x rsqrt(...)
+    is rounded to x's dtype, times silu(gate) in float32, rounded to x's dtype. x, gate and the result are
+    [..., D], weight is [D].
     """
 
     name = "gated_rms_norm"
 
     @staticmethod
     def forward(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
-        """As the class says."""
+        """See the class."""
         raise NotImplementedError
 
 
@@ -89,8 +89,8 @@ class Rotary(Operation):
     """The angles of rotary embeddings (Su et al., arXiv 2104.09864); the model definition applies them.
 
     `forward(position_ids, inv_freq, *, scaling, dtype)` returns the cosines and the sines of position times
-    frequency, computed in float32, times scaling, in dtype: position_ids [1, T] int64, inv_freq [D / 2]
-    float32, both results [1, T, D], where the second half of the last axis repeats the first.
+    frequency, computed in float32, times scaling, in dtype. position_ids is [1, T] int64, inv_freq [D / 2]
+    float32. Both results are [1, T, D]; the second half of the last axis repeats the first.
     """
 
     name = "rotary"
@@ -99,22 +99,23 @@ class Rotary(Operation):
     def forward(
         position_ids: torch.Tensor, inv_freq: torch.Tensor, *, scaling: float, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As the class says."""
+        """See the class."""
         raise NotImplementedError
 
 
 class QKNormRope(Operation):
-    """Normalisation and rotation of the heads of queries and keys, between their product and attention.
+    """Normalises and rotates the heads of queries and keys, between their projection and attention.
 
-    `forward(q, k, q_weight, k_weight, cos, sin, *, eps, weight_offset, v, cache)` returns q and k with each
-    head normalised as `RMSNorm` says, rounded to its dtype, and then its first R elements rotated: x cos +
-    rotate(x) sin, where rotate exchanges the halves of R elements and negates what comes first; both products
-    and their sum are rounded. q [1, T, H, D] and k [1, T, HKV, D] may be strided views with their last axis
-    contiguous; weights [D]; cos and sin [1, T, R] as `Rotary` returns them, R even.
+    `forward(q, k, q_weight, k_weight, cos, sin, *, eps, weight_offset, v, cache)` returns q and k. Each head
+    is normalised by `RMSNorm` and rounded to its dtype. Then its first R elements are rotated: x cos +
+    rotate(x) sin, where rotate swaps the two halves of the R elements and negates the new first half. Both
+    products and their sum are rounded. q [1, T, H, D] and k [1, T, HKV, D] may be strided views with a
+    contiguous last axis. The weights are [D]. cos and sin are [1, T, R] as `Rotary` returns them, with R
+    even.
 
-    Where `cache` is given, caches of keys and of values [pages, page, HKV, D], contiguous, with each token's
-    row in them [T] int64, pages taken together, the keys are written there, and so is v [1, T, HKV, D]; what
-    is returned for k is then of no account.
+    `cache` is optional: caches of keys and of values, each contiguous [pages, page, HKV, D], and the row of
+    each token in them, [T] int64, counted over all pages. If it is given, the keys and v [1, T, HKV, D] are
+    written there, and the returned k is unused.
     """
 
     name = "qk_norm_rope"
@@ -133,63 +134,63 @@ class QKNormRope(Operation):
         v: torch.Tensor | None = None,
         cache: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As the class says."""
+        """See the class."""
         raise NotImplementedError
 
 
 class SiluAndMul(Operation):
     """The activation of a gated feed-forward layer.
 
-    `forward(gate, up)` returns silu(gate) up: all [..., D]. Nobody else holds the arguments, so they may be
-    overwritten.
+    `forward(gate, up)` returns silu(gate) up, all [..., D]. The arguments may be overwritten, because the
+    caller does not use them afterwards.
     """
 
     name = "silu_and_mul"
 
     @staticmethod
     def forward(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """As the class says."""
+        """See the class."""
         raise NotImplementedError
 
     @staticmethod
     def forward_cpu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """In place: on a host, memory that was not touched before costs more than the arithmetic."""
+        """Computes in place: on a CPU, touching new memory costs more than the arithmetic."""
         from torch.nn.functional import silu
 
         return silu(gate, inplace=True).mul_(up)
 
 
 class Products(Operation):
-    """Linear layers that are given the same input, such as those of queries, keys and values.
+    """Linear layers with the same input, such as those of queries, keys and values.
 
-    `forward(x, weight)` returns x weight^T: x [..., D], weight [N, D], the rows of all layers behind one
-    another, the result [..., N]. Weights are moved behind one another only where there is a function.
+    `forward(x, weight)` returns x weight^T. x is [..., D], weight [N, D] with the rows of all layers
+    concatenated, and the result [..., N]. The engine only concatenates the weights if there is a function.
     """
 
     name = "products"
 
     @staticmethod
     def forward(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """As the class says."""
+        """See the class."""
         raise NotImplementedError
 
     @staticmethod
     def forward_cuda(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """One launch, and one reading of the input, instead of several."""
+        """One launch that reads the input once, instead of several."""
         from torch.nn.functional import linear
 
         return linear(x, weight)
 
 
 class GatedDeltaInputs(Operation):
-    """What a gated delta layer makes of its input, before the convolution.
+    """The inputs of a gated delta layer, before the convolution.
 
-    `forward(x, weight, A_log, dt_bias, *, channels)` multiplies x [T, D] with weight [C + Z + 2 HV, D] and
-    returns four parts of it: those of queries, keys and values [T, C], C being `channels`, and of the output
-    gate [T, Z] as they are; the log of the decay [T, HV] float32, -exp(A_log) softplus(a + dt_bias); and the
-    weight of the write [T, HV] in x's dtype, sigmoid(b). The rows of b come before those of a. A_log and
-    dt_bias [HV] are float32 or of x's dtype, and the gates are computed in float32. The first two parts may
-    be views of the product.
+    `forward(x, weight, A_log, dt_bias, *, channels)` multiplies x [T, D] by weight [C + Z + 2 HV, D]
+    transposed and returns four tensors: the convolution's input (queries, keys and values) [T, C] with C =
+    `channels`; the output gate [T, Z]; the log of the decay [T, HV] float32, which is -exp(A_log) softplus(a
+    + dt_bias); and the write strength [T, HV] in x's dtype, which is sigmoid(b). The weight's last rows are
+    those of b, then those of a. A_log and dt_bias [HV] are float32 or of x's dtype; the gates are computed in
+    float32. The first two results may be views of the product.
     """
 
     name = "gated_delta_inputs"
@@ -198,21 +199,25 @@ class GatedDeltaInputs(Operation):
     def forward(
         x: torch.Tensor, weight: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor, *, channels: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """As the class says."""
+        """See the class."""
         raise NotImplementedError
 
 
 class Experts(Operation):
     """A mixture of gated feed-forward layers (Shazeer et al., arXiv 1701.06538).
 
-    `forward(x, logits, gate_up, down, *, top_k, normalize, shared, rows)` returns for each row of x the sum
-    of down_e (silu(gate_e x) (up_e x)) over its experts e, each times its weight: x and the result [T, H],
-    logits [T, E] of x's dtype, gate_up [E, 2 I, H], gate's rows before up's, down [E, H, I]. A row's experts
-    are the `top_k` with the greatest logits, of equal ones any; their weights are the softmax of the logits
-    over all experts, in float32, divided by their sum where `normalize` says so. The last `shared` experts
-    are in no softmax: every row has them, with the sigmoid of their logits for a weight. `rows`, [1] int32 on
-    the device or None, says how many rows are real: those after them are padding, which reads no expert and
-    becomes zeros. The function neither waits for the device nor keeps the weights in another form.
+    `forward(x, logits, gate_up, down, *, top_k, normalize, shared, rows)` returns the weighted sum of down_e
+    (silu(gate_e x) (up_e x)) over the experts e of each row. x and the result are [T, H], logits [T, E] of
+    x's dtype, gate_up [E, 2 I, H] with gate's rows before up's, and down [E, H, I].
+
+    A row's experts are the `top_k` with the greatest logits; ties are broken arbitrarily. Their weights are
+    the float32 softmax of all logits, divided by the sum of the chosen ones if `normalize` is set. The last
+    `shared` experts take no part in the softmax: every row uses them, weighted by the sigmoid of their
+    logits.
+
+    `rows` is None or the number of real rows, [1] int32 on the device. The rows after them are padding: they
+    read no expert, and their results are zeros. The function must neither wait for the device nor keep a
+    converted copy of the weights.
     """
 
     name = "experts"
@@ -229,14 +234,15 @@ class Experts(Operation):
         shared: int,
         rows: torch.Tensor | None,
     ) -> torch.Tensor:
-        """As the class says."""
+        """See the class."""
         raise NotImplementedError
 
 
 class ChooseTokens(Operation):
-    """One token from each row of logits.
+    """Chooses one token from each row of logits.
 
-    `forward(logits, params, draws)` is called as `switchrail.engine.sampling.choose`, which documents it.
+    `forward(logits, params, draws)` has the signature of `switchrail.engine.sampling.choose`, which documents
+    it.
     """
 
     name = "choose_tokens"
@@ -245,7 +251,7 @@ class ChooseTokens(Operation):
     def forward(
         logits: torch.Tensor, params: Sequence[SamplingParams], draws: Sequence[random.Random]
     ) -> torch.Tensor:
-        """As the class says."""
+        """See the class."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""Families that no test has run on hardware: the interfaces are those that their packages document."""
+"""Families that were never tested on hardware. They follow the documentation of their packages."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class MusaHardware(Accelerator):
     process_group = "mccl"
 
     def capability(self) -> DeviceCapability | None:
-        """As torch_musa has it."""
+        """The capability that torch_musa reports."""
         return DeviceCapability(*self._module().get_device_capability(self.index))
 
     def support_cuda_graph(self) -> bool:
-        """It does."""
+        """True."""
         return True
 
 
@@ -55,7 +55,7 @@ class NpuHardware(Accelerator):
 
 
 class MpsHardware(Accelerator):
-    """The GPU of an Apple processor: one, which shares the host's memory."""
+    """The GPU of an Apple processor: a single one, which shares the host's memory."""
 
     kind = "mps"
     torch_type = "mps"
@@ -70,15 +70,15 @@ class MpsHardware(Accelerator):
         return torch.backends.mps.is_available()
 
     def name(self) -> str:
-        """As the operating system names the processor."""
+        """The operating system's name of the processor."""
         return host.processor() or host.machine()
 
     def total_memory(self) -> int:
-        """What the operating system recommends to use at most, or else the host's memory."""
+        """The operating system's recommended maximum in bytes, or else the host's memory."""
         return int(self._module().recommended_max_memory()) or CpuHardware().total_memory()
 
     def current_memory_usage(self) -> int:
-        """What this process has taken; that of others is not known."""
+        """Bytes allocated by this process. The use of other processes is unknown."""
         return int(self._module().driver_allocated_memory())
 
     @classmethod
@@ -86,24 +86,24 @@ class MpsHardware(Accelerator):
         return "mps:0"
 
     def set_device(self, device: str) -> None:
-        """Leaves it as it is.
+        """Accepts the current device only.
 
         Raises:
-            PlatformError: It is another device.
+            PlatformError: The device is another one.
         """
         MpsHardware(device)
 
     def synchronize(self) -> None:
-        """Waits for the device's streams."""
+        """Waits for all streams of the device."""
         self._module().synchronize()
 
     def pin_memory_available(self) -> bool:
-        """There is nothing to pin: the memory is the host's."""
+        """False: the device uses the host's memory, so there is nothing to pin."""
         return False
 
 
 class TpuHardware(Hardware):
-    """A Google TPU, through torch_xla, which calls its devices `xla`."""
+    """A Google TPU, through torch_xla, which calls its device type `xla`."""
 
     kind = "tpu"
     package: ClassVar[str] = "torch_xla"
@@ -117,10 +117,10 @@ class TpuHardware(Hardware):
 
     @classmethod
     def devices(cls) -> tuple[str, ...]:
-        """`xla:0` and so on, where torch_xla runs on TPUs and not on what it has in their place.
+        """The devices `xla:0`, `xla:1` and so on, if torch_xla runs on TPUs and not on a substitute.
 
         Raises:
-            PlatformError: torch_xla is installed and can't be imported.
+            PlatformError: torch_xla is installed but can't be imported.
         """
         if not is_importable(cls.package):
             return ()
@@ -134,15 +134,15 @@ class TpuHardware(Hardware):
         return import_package(f"{cls.package}.{name}", cls.kind)
 
     def name(self) -> str:
-        """`TPU`: torch_xla does not tell the generation of one."""
+        """`TPU`: torch_xla does not report the generation."""
         return str(self._xla("runtime").device_type())
 
     def total_memory(self) -> int | None:
-        """As torch_xla has it."""
+        """The memory that torch_xla reports, in bytes."""
         return int(self._memory().get("bytes_limit", 0)) or None
 
     def current_memory_usage(self) -> int | None:
-        """As torch_xla has it."""
+        """The memory in use that torch_xla reports, in bytes."""
         return self._memory().get("bytes_used")
 
     def _memory(self) -> dict[str, int]:
@@ -150,7 +150,7 @@ class TpuHardware(Hardware):
         return found
 
     def get_device(self) -> str:
-        """As torch_xla has it."""
+        """torch_xla's current device."""
         return str(self._xla("core.xla_model").xla_device())
 
     def synchronize(self) -> None:
@@ -162,7 +162,7 @@ class TpuHardware(Hardware):
         return "xla"
 
     def seed(self, seed: int) -> None:
-        """Seeds torch, and the device."""
+        """Seeds torch and the device."""
         import torch
 
         torch.manual_seed(seed)

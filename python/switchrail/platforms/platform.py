@@ -1,4 +1,4 @@
-"""A platform: a device part and a serving part, held by one object."""
+"""A platform: an object that holds a device part and a serving part."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ _initializing = SingleFlight()
 
 
 class Platform:
-    """A device, and what engines on it are made of.
+    """A device, and the parts of engines on it.
 
-    The two parts are objects that a platform holds, and not its bases: a vendor takes the device part of one
-    family and the serving part of another by naming both classes, and neither part's class tree ever meets
-    the other's, so that no method's owner depends on an order of bases. The serving part is given the device
-    part; the device part knows nothing of serving.
+    The two parts are attributes, not base classes. So a vendor can combine the device part of one family with
+    the serving part of another by naming both classes, without a conflict of method resolution. The serving
+    part gets the device part; the device part does not know the serving part.
 
     ```
     class AcmePlatform(Platform):
@@ -32,7 +31,7 @@ class Platform:
         serving_class = AcmeServing
     ```
 
-    Without classes of its own it is the platform of kind `unspecified`, which provides nothing.
+    Without its own classes it is the platform of kind `unspecified`, which supports nothing.
 
     Attributes:
         hardware: The device part.
@@ -43,10 +42,10 @@ class Platform:
     serving_class: ClassVar[type[Serving]] = Serving
 
     def __init__(self, device: str | None = None) -> None:
-        """Makes both parts.
+        """Creates both parts.
 
         Args:
-            device: Torch's name of the device; None: the family's current one.
+            device: torch's name of the device; None means the family's current one.
 
         Raises:
             PlatformError: There is no such device.
@@ -67,17 +66,17 @@ class Platform:
 
     @property
     def device(self) -> str:
-        """Torch's name of the device, such as `cuda:0`."""
+        """The name of the device in torch, such as `cuda:0`."""
         return self.hardware.device
 
     @property
     def capability(self) -> DeviceCapability | None:
-        """Its compute capability, where the family has one."""
+        """Its compute capability, if the family has one."""
         return self.hardware.capability()
 
     @property
     def identity(self) -> Identity:
-        """All of it as plain data."""
+        """The platform as plain data."""
         hardware = self.hardware
         return Identity(
             kind=hardware.kind,
@@ -91,7 +90,7 @@ class Platform:
         )
 
     def initialize(self) -> None:
-        """Lets the serving part prepare the process, unless it has; a failure is tried again next time."""
+        """Lets the serving part prepare the process, once. After a failure the next call tries again."""
         _initializing.run(self._initialize)
 
     def _initialize(self) -> None:
@@ -132,26 +131,26 @@ class Platform:
         return self.kind == "mps"
 
     def is_out_of_tree(self) -> bool:
-        """Whether it is of a family that a plugin brings."""
+        """Whether it is of a plugin's family."""
         return self.kind.startswith(OUT_OF_TREE)
 
     def is_unspecified(self) -> bool:
-        """Whether its device part names no kind."""
+        """Whether its device part sets no kind."""
         return self.kind == UNSPECIFIED
 
     def is_cuda_alike(self) -> bool:
-        """Whether its programming interface is CUDA's or a copy of it: CUDA, ROCm and MUSA."""
+        """Whether its programming interface is CUDA or modelled on it: CUDA, ROCm and MUSA."""
         return self.kind in ("cuda", "rocm", "musa")
 
     def __eq__(self, other: object) -> bool:
-        """Whether the other one is of the same class, on the same device."""
+        """Whether `other` has the same class and the same device."""
         return isinstance(other, Platform) and (type(self), self.device) == (type(other), other.device)
 
     def __hash__(self) -> int:
         return hash((type(self), self.device))
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
-        """By class and device: unpickling makes a new one, on the same device of that machine."""
+        """Pickles class and device. Unpickling makes a new platform on the other machine's device."""
         return type(self), (self.device,)
 
     def __repr__(self) -> str:

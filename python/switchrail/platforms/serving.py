@@ -1,4 +1,4 @@
-"""The serving part of a platform: what its engine is made of."""
+"""The serving part of a platform: the classes and defaults of its engines."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Forward = Callable[..., Any]
 
 
 class Serving:
-    """What engines on a platform are made of. A family derives from it and changes what it wants otherwise.
+    """The parts of engines on a platform. Families derive from it and override the methods that they need to.
 
-    Each method has an answer that suits any device torch can allocate on, and each is called by the engine:
-    `initialize` once a platform, the others whenever an engine is made.
+    The defaults suit any device on which torch can allocate. The engine calls `initialize` once per platform,
+    and the other methods whenever an engine is created.
 
     Attributes:
         hardware: The device that the engine runs on.
@@ -40,60 +40,60 @@ class Serving:
         """Prepares the process, before the first engine on this platform plans anything."""
 
     def engine_defaults(self) -> Mapping[str, Any]:
-        """Values of `EngineOptions` by name, for what the user leaves open."""
+        """Default values of `EngineOptions`, by name."""
         return {}
 
     def default_backend(self, op: str, phase: str) -> str | None:
-        """The backend that serves an op in a phase where the user has chosen none.
+        """The backend for an op in a phase, if the user has not chosen one.
 
-        It is a choice like the user's: a backend that can't serve is an error that says who chose it. None
-        leaves it to the capabilities and priorities of what is registered.
+        It is treated like a user's choice: a backend that can't serve is an error, which names the platform.
+        None leaves the choice to capabilities and priorities.
         """
         return None
 
     def after_weights_loaded(self, model: nn.Module) -> None:
-        """Changes a model with its weights in place: before pools are sized, and before anything is run."""
+        """Changes a loaded model in place. Called before pools are sized and before anything runs."""
 
     def kv_pool_class(self, kind: KVKind) -> type[KVPool[Any]]:
-        """The class of the pages that softmax layers of a kind keep their tokens in."""
+        """The class of the paged cache for softmax layers of a kind."""
         from switchrail.pools import LatentPool, MultiHeadPool
 
         return {"mha": MultiHeadPool, "mla": LatentPool}[kind]
 
     def state_pool_class(self) -> type[StatePool]:
-        """The class of the slots that linear layers keep their states in."""
+        """The class of the slots that hold the states of linear layers."""
         from switchrail.pools import StatePool
 
         return StatePool
 
     def paged_allocator_class(self) -> type[FreeList]:
-        """The class that knows which pages are free."""
+        """The class that keeps track of free pages."""
         from switchrail.pools import FreeList
 
         return FreeList
 
     def graph_class(self) -> type[Graph] | None:
-        """The class that captures a step and runs it again as a whole; None: nothing is captured."""
+        """The class that captures and replays steps; None disables capturing."""
         return None
 
     def dispatch_key(self) -> str:
-        """Which `forward_<dispatch key>` of an operation serves; the family's name, unless changed.
+        """Selects the method `forward_<dispatch key>` of operations. By default the family's name.
 
-        What can't be in the name of a method is `_` in it: `acme_x1` for the kind `oot:acme-x1`.
+        Characters that a method name can't have become `_`: `acme_x1` for the kind `oot:acme-x1`.
         """
         return re.sub(r"\W", "_", self.hardware.kind.removeprefix(OUT_OF_TREE))
 
     def register_oot_forward(self, op: str, forward: Forward, *, override: bool = False) -> None:
-        """Lets a function serve an operation in engines that are made from now on.
+        """Registers a function for an operation, for engines created from now on.
 
         Args:
-            op: A name in `switchrail.platforms.OPERATIONS`, whose class says how the function is called.
+            op: A name in `switchrail.platforms.OPERATIONS`. The class documents the function's arguments.
             forward: The function.
-            override: Whether it may take the place of another one.
+            override: Whether it may replace another function.
 
         Raises:
-            RegistrationError: There is no such operation, it has another function, or this can't be called as
-                the operation's `forward`.
+            RegistrationError: There is no such operation, it already has another function, or the function's
+                signature does not match the operation's `forward`.
         """
         if op not in OPERATIONS:
             names, hint = nearest(op, OPERATIONS)
@@ -118,11 +118,11 @@ class Serving:
         self._forwards[op] = forward
 
     def forward_of(self, operation: type[Operation]) -> Forward | None:
-        """The function that serves an operation; None: the native one.
+        """The function that serves an operation; None means the native one.
 
         Raises:
-            PlatformError: The dispatch key can't be in the name of a method, or the method can't be called as
-                the operation's `forward`.
+            PlatformError: The dispatch key can't be part of a method name, or the method's signature does not
+                match the operation's `forward`.
         """
         registered = self._forwards.get(operation.name)
         if registered is not None:

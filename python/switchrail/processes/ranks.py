@@ -37,15 +37,16 @@ def check_ranks(
     *,
     timeout: float = 300.0,
 ) -> str:
-    """Has the ranks of a distributed job compare their runtimes; each calls it at the start.
+    """Compares the runtimes of all ranks of a distributed job; each rank calls it at the start.
 
     If a rank differs or fails to load, all ranks raise the same error. Each rank is compared with the runtime
-    that most ranks have. Family and compute capability of the devices are compared, their indices are not.
+    that most ranks have. The comparison includes the devices' family and compute capability, but not their
+    indices.
 
     Args:
-        runtime: The runtime to compare; None: the current one, with the installed plugins loaded.
+        runtime: The runtime to compare; None means the current one, with the installed plugins loaded.
         plan: The route plan in use, to be compared too.
-        group: The process group of `torch.distributed`; None: all ranks.
+        group: The process group of `torch.distributed`; None means all ranks.
         timeout: Seconds to wait for each rank.
 
     Returns:
@@ -93,7 +94,7 @@ def _report(runtime: Runtime | None, plan: RoutePlan | None) -> _Report:
 
 
 def _exchanged(report: _Report, group: Any, timeout: float) -> dict[int, _Report]:
-    """Every rank's report, through the job's store.
+    """The reports of all ranks, exchanged through the job's store.
 
     A collective would need the device of the group's backend, and can't tell which rank is missing. Some
     supported versions of torch have no public access to the store.

@@ -1,4 +1,4 @@
-"""A runtime as data, small enough to send to every worker."""
+"""A runtime as data, small enough to send to each worker."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeState(State):
-    """Everything that decides how a runtime behaves, by name: a small value that can be pickled.
+    """All data that determines how a runtime behaves, as a small value that can be pickled.
 
-    A worker, however it was started, takes it as an argument and calls `restore`, or has the bound method
-    `state.restore` as its initializer. Its attributes are those of `switchrail.processes.state.State`.
+    A worker takes it as an argument and calls `restore`, or uses the bound method `state.restore` as its
+    initializer, regardless of how it was started. For its attributes see `switchrail.processes.state.State`.
     """
 
     def __reduce__(self) -> tuple[Any, tuple[str, bytes]]:
@@ -32,8 +32,8 @@ class RuntimeState(State):
         """The state of a runtime and of the plans.
 
         Raises:
-            UnpicklableError: Something in it can't be found by name in another process; the error names each
-                such thing, and why.
+            UnpicklableError: Another process can't find an object of the runtime by name; the error names
+                each such object and the reason.
         """
         made = [arguments.instance("plan", plan, _core.RoutePlan) for plan in plans]
         state, problems = read(runtime, made)
@@ -61,7 +61,7 @@ class RuntimeState(State):
         return restore(self)
 
     def make_plans(self, runtime: Runtime) -> tuple[RoutePlan, ...]:
-        """Makes the plans that were given to `RuntimeState.of` again.
+        """Makes the plans that were given to `RuntimeState.of` again, in this process.
 
         Args:
             runtime: The result of `restore`.

@@ -1,4 +1,4 @@
-"""What tests of backends and plugins need: a runtime of their own, inputs, the conformance suite."""
+"""Tools for tests of backends and plugins: an isolated runtime, inputs, and the conformance suite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison of a backend with the float64 oracle."""
+"""Compares a backend with the float64 oracle."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from switchrail.testing.measure import BOUNDS, FLOOR, Error, measure, same_bits
 def verify(
     backend: AnyBackend, call: Sample, *, bound: Error | None = None, expected: Sample | None = None
 ) -> Error:
-    """Runs a backend on a copy of a call and holds all that it did against the oracle.
+    """Runs a backend on a copy of a call and compares everything that it wrote with the oracle.
 
     Args:
         backend: The backend.
-        call: The call; it is left alone.
-        bound: The largest error; that of the call's dtype when left out.
-        expected: The oracle's result, from `run_reference`; computed when left out.
+        call: The call; it is not modified.
+        bound: The largest allowed error; by default that of the call's dtype.
+        expected: The oracle's result, from `run_reference`; computed by default.
 
     Returns:
-        The error, the larger of the output's and the written states'.
+        The error: the larger of the outputs' and the written states'.
 
     Raises:
-        AssertionError: The error is beyond the bound, a row of padding is not zero, or anything was written
-            that is not the call's to write.
+        AssertionError: The error exceeds the bound, a padding row is not zero, or the backend wrote to memory
+            that the call must not change.
     """
     expected = run_reference(call) if expected is None else expected
     bound = BOUNDS[call.out.dtype] if bound is None else bound
@@ -97,18 +97,19 @@ def verify(
 
 
 def verify_commit(backend: AnyBackend, call: Sample, *, bound: Error | None = None) -> Error:
-    """Runs a verification, as `verify` does, and commits it with every number of accepted rows.
+    """Verifies like `verify`, then commits with each possible number of accepted rows.
 
     Args:
         backend: The backend.
-        call: A verification of an op with a state; it is left alone.
-        bound: The largest error of the outputs and the states; that of the call's dtype when left out.
+        call: A call in the phase verify, of an op with a state; it is not modified.
+        bound: The largest allowed error of outputs and states; by default that of the call's dtype.
 
     Returns:
-        The error, the largest of all.
+        The largest error.
 
     Raises:
-        AssertionError: The error is beyond the bound, or anything was written that is not to be written.
+        AssertionError: The error exceeds the bound, or the backend wrote to memory that the call must not
+            change.
     """
     bound = BOUNDS[call.out.dtype] if bound is None else bound
     error = verify(backend, call, bound=bound)
@@ -118,7 +119,7 @@ def verify_commit(backend: AnyBackend, call: Sample, *, bound: Error | None = No
     verification = actual.run(backend)
     assert expected is not None
     assert verification is not None
-    # what commit needs must be its own: the caller may use its tensors again
+    # `commit` must not need the call's tensors, because the caller may reuse them
     for name, tensor in actual.tensors.items():
         if tensor is not None and call.contract.tensors[name].axes[0] == "T":
             tensor.fill_(torch.nan)
@@ -171,7 +172,7 @@ def _accepted(call: Sample, last: int) -> torch.Tensor:
 
 
 def _changed_inputs(call: Sample, actual: Sample) -> Iterator[Problem]:
-    """The inputs and the tensors of the batch that are not as they were given."""
+    """The inputs and the tensors of the batch that were modified."""
     inputs = {
         name: (tensor, after)
         for name, tensor in call.tensors.items()
@@ -180,7 +181,7 @@ def _changed_inputs(call: Sample, actual: Sample) -> Iterator[Problem]:
         and not call.contract.tensors[name].mutated
         and not torch.equal(_storage(tensor), _storage(after))
     }
-    # inputs that are views of one buffer: those whose own numbers changed, or else one for the buffer
+    # for inputs that are views of one buffer: those with changed numbers, or else one of them
     inside = {name: pair for name, pair in inputs.items() if not same_bits(*pair)}
     for name, (tensor, after) in (inside or dict(list(inputs.items())[:1])).items():
         yield Problem(f"{call.op}: {name} was modified", tuple(changed_input(call, name, tensor, after)))
@@ -192,7 +193,7 @@ def _changed_inputs(call: Sample, actual: Sample) -> Iterator[Problem]:
 
 
 def _changed_slots(before: torch.Tensor, after: torch.Tensor, written: list[int]) -> list[int]:
-    """The slots that have changed although the call may not write them."""
+    """The slots that changed although the call must not write them."""
     untouched = torch.ones(len(before), dtype=torch.bool)
     untouched[written] = False
     if same_bits(after[untouched], before[untouched]):

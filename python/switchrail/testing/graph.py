@@ -1,4 +1,4 @@
-"""A graph for devices that have none: what engines and backends do with graphs, tried on a CPU."""
+"""A graph class for the CPU, for testing how engines and backends use graphs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from switchrail.platforms.graph import Graph
 
 
 class RecordedGraph(Graph):
-    """Keeps torch's own operations with the tensors that they were called with, and calls them again.
+    """Records torch's operations with their tensors, and repeats them.
 
-    As with a graph of a GPU, nothing on the host runs again: what a backend took from the host's lengths, or
-    from Python, stays as it was. What needs a tensor's value on the host can't be captured.
+    As with a GPU's graph, no host code runs in a replay: values that a backend took from the host's lengths
+    or from Python stay the same. Operations that need a tensor's value on the host can't be captured.
     """
 
     def __init__(self, shares: Graph | None = None) -> None:
@@ -26,14 +26,14 @@ class RecordedGraph(Graph):
 
     @contextmanager
     def capture(self) -> Iterator[None]:
-        """Keeps the operations of the block, which also run."""
+        """Records the operations of the block, which also run."""
         self._calls.clear()
         with _Recorder(self._calls):
             yield
 
     @torch.inference_mode()
     def replay(self) -> None:
-        """Calls them again, into the tensors of the first time."""
+        """Repeats the operations, writing into the tensors of the capture."""
         for function, args, kwargs, results in self._calls:
             again = [one for one in tree_leaves(function(*args, **kwargs)) if isinstance(one, torch.Tensor)]
             for result, new in zip(results, again, strict=True):
@@ -47,11 +47,12 @@ _WAIT: Final = {
     torch.ops.aten.nonzero.default,
     torch.ops.aten.equal.default,
 }
-"""What would wait for a device: their results are Python's, or their shapes follow from values."""
+"""Operations that would wait for a device, because their results are Python values or their shapes depend on
+values."""
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes down each operation with its results."""
+    """Records each operation with its results."""
 
     def __init__(self, calls: list[tuple[Callable[..., Any], Any, Any, list[torch.Tensor]]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

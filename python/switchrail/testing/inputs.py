@@ -1,8 +1,8 @@
-"""Seeded random calls of each op, made hard on purpose: for any backend, on any device, in any dtype.
+"""Seeded random calls of each op, for any backend, device and dtype, designed to expose mistakes.
 
-A sample made here has permuted slots and pages, NaN in everything that a backend must not read, NaN in every
-output, and, where asked, strided views of one fused buffer. The same arguments give the same numbers on every
-device.
+A sample has permuted slots and pages, and NaN in all outputs and in all memory that a backend must not read.
+On request, its inputs are strided views of one fused buffer. Equal arguments give equal numbers on all
+devices.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from switchrail.ops.samples.sample import Sample, Verification
 from switchrail.ops.short_conv.inputs import short_conv_call
 
 GENERATORS: Mapping[str, Callable[..., Sample]] = OfEach(lambda definition: definition.generator)
-"""What makes a sample of each op."""
+"""The generator of each op's samples."""
 
 REFERENCES: Mapping[str, type[AnyBackend]] = OfEach(lambda definition: definition.reference)
 
 
 def run_reference(sample: Sample) -> Sample:
-    """Computes the float64 oracle of a sample on the same (rounded) inputs, on the CPU.
+    """Computes the float64 oracle of a sample on the CPU, from the same (rounded) inputs.
 
     Returns:
-        A float64 copy of the sample with `out` and the state filled in; `sample` itself is left alone.
+        A float64 copy of the sample with `out` and the state filled in; `sample` is not modified.
     """
     oracle = sample.to("cpu").double()
     oracle.run(REFERENCES[sample.op]())

@@ -1,4 +1,4 @@
-"""A runtime of its own for a test."""
+"""An isolated runtime for a test."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from switchrail.runtime import Runtime
 
 @contextmanager
 def isolated() -> Iterator[Runtime]:
-    """Makes a new runtime the default one for the length of a block, in all threads.
+    """Makes a new runtime the default one for the duration of a block, in all threads.
 
-    It begins with the built-in backends, no plugin, no hook and no platform; `load` in it runs the installed
-    plugins' functions again, for it alone. At the end its hooks are taken off, also those of a runtime that
-    `RuntimeState.restore` put in its place, and the runtime from before is the default one again, as it was:
-    registry, hooks, platform. Blocks nest, but must not overlap in two threads. As a pytest fixture:
+    It starts with the built-in backends and without plugins, hooks or a platform; `load` runs the installed
+    plugins' functions again, for this runtime only. At the end its hooks are removed, including those of a
+    runtime by which `RuntimeState.restore` replaced it, and the previous default runtime is restored
+    unchanged. Blocks can be nested, but must not overlap in two threads. As a pytest fixture:
 
     ```
     @pytest.fixture

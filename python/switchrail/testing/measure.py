@@ -1,4 +1,4 @@
-"""Error measures that hide nothing."""
+"""Error measures in which no row can hide."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """How far a result lies from what was expected; infinitely far where either is not finite.
+    """The relative error of a result; infinite if a value is not finite.
 
     Attributes:
-        norm: The norm of the difference over the norm of what was expected.
-        row: The largest norm of the difference in one row (along the last axis) over the norm of that row, or
-            over `FLOOR` times the root mean square of all rows' norms where that is more.
+        norm: The norm of the difference divided by the norm of the expected result.
+        row: The largest error of a row (along the last axis): the norm of its difference, divided by its
+            expected norm or by `FLOOR` times the root mean square of all rows' norms, whichever is larger.
     """
 
     norm: float
     row: float
 
     def within(self, bound: Error) -> bool:
-        """Whether neither is more than its bound."""
+        """Whether both errors are within the bound."""
         return self.norm <= bound.norm and self.row <= bound.row
 
     def __or__(self, other: Error) -> Error:
-        """The larger of each."""
+        """The elementwise maximum."""
         return Error(max(self.norm, other.norm), max(self.row, other.row))
 
     def __str__(self) -> str:
@@ -33,10 +33,10 @@ class Error:
 
 
 FLOOR = 0.1
-"""Rounding is relative to the terms of a sum, not to what is left of them, so a row whose terms cancel is
-held to the size of the others. Rows of eight numbers or more seldom cancel this far; of one number, many do,
-and `BOUNDS` are not for them where a backend rounds on its way.
-"""
+"""Smallest denominator of a row's error, relative to the root mean square of all rows' norms. Rounding errors
+are relative to the terms of a sum, so rows whose terms cancel are compared with the size of the others.
+Rows of eight or more numbers rarely cancel this far. Rows of a single number often do; `BOUNDS` do not
+apply to these if a backend rounds intermediate results."""
 
 BOUNDS = {
     torch.float64: Error(1e-11, 1e-10),
@@ -44,13 +44,14 @@ BOUNDS = {
     torch.float16: Error(2e-3, 1e-2),
     torch.bfloat16: Error(1e-2, 4e-2),
 }
-"""The largest error of a backend against the float64 oracle on the rounded inputs, for each dtype."""
+"""The largest error of a backend against the float64 oracle on the rounded inputs, by dtype."""
 
 
 def measure(actual: torch.Tensor, expected: torch.Tensor) -> Error:
-    """Measures the error of `actual`, any shape and float dtype, against `expected` of the same shape.
+    """Measures the error of `actual` (any shape and float dtype) against `expected` of the same shape.
 
-    A norm below the dtype's smallest normal number, where fewer digits are kept, counts as that number.
+    A norm below the dtype's smallest normal number is replaced by that number, because subnormal numbers have
+    fewer digits.
 
     Raises:
         ValueError: The shapes differ.
@@ -76,7 +77,7 @@ def measure(actual: torch.Tensor, expected: torch.Tensor) -> Error:
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors of one shape and dtype hold the same bits, NaN included."""
+    """Whether two tensors of equal shape and dtype have the same bits, including NaN."""
     return torch.equal(a.flatten().contiguous().view(torch.uint8), b.flatten().contiguous().view(torch.uint8))
 
 

@@ -1,7 +1,7 @@
-"""A pytest plugin: one summary over all failures of `backend_test` at the end of a run.
+"""A pytest plugin that prints one summary of all failures of `backend_test` at the end of a run.
 
-`backend_test` registers it. The controlling process of pytest-xdist runs no test, and so needs it on its
-command line: `-p switchrail.testing.pytest_summary`.
+`backend_test` registers it. The controlling process of pytest-xdist runs no test, so there it must be given
+on the command line: `-p switchrail.testing.pytest_summary`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One call made as several: what chunked prefill and decoding do to a long one."""
+"""Splits one call into several, as chunked prefill and decoding do."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from switchrail.testing.inputs import Sample
 def run_in_steps(
     backend: AnyBackend, call: Sample, schedule: Sequence[Sequence[int]], phase: Phase = "prefill"
 ) -> Sample:
-    """Makes a prefill call of N sequences as one call a step.
+    """Makes a prefill call of N sequences in several steps.
 
     Args:
         backend: The backend.
-        call: The whole call, whose sequences read the slots that they write; it is left alone.
-        schedule: For each step, how many rows it takes of each sequence; all of each in the end.
+        call: The whole call, whose sequences read the slots that they write; it is not modified.
+        schedule: For each step, the number of rows of each sequence; in total all rows.
         phase: The phase of each step.
 
     Returns:
-        A copy of the call with the output and the state as the last step left them.
+        A copy of the call with the output and the state after the last step.
 
     Raises:
         ValueError: The schedule doesn't take all rows of each sequence.

@@ -1,4 +1,4 @@
-"""One summary over all failures of a run: causes that they share, and traits that only they have."""
+"""Summarises all failures of a run: shared causes, and traits that only failed cases have."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class CaseResult:
     """The result of a case.
 
     Attributes:
-        id: The case's name: op, phase, dtype and check.
+        id: The case's id: op, phase, dtype and check.
         passed: Whether it passed.
-        causes: What was found out about its failure, in words that all failures of a kind share.
-        possible: Causes that it neither shows nor contradicts, as where all its rows are wrong.
-        traits: What the case is made of, such as `gate=one`.
+        causes: The causes found for its failure, in the same words for all failures of a kind.
+        possible: Causes that it neither shows nor contradicts, for example if all its rows are wrong.
+        traits: Properties of the case, such as `gate=one`.
     """
 
     id: str
@@ -30,12 +30,12 @@ class CaseResult:
 
     @property
     def facets(self) -> tuple[str, ...]:
-        """All that it can have in common with others: op, phase, dtype and traits."""
+        """All properties that cases can share: op, phase, dtype and traits."""
         return (*self.id.split("/")[:3], *self.traits)
 
 
 def summarise(results: Sequence[CaseResult]) -> list[str]:
-    """The lines of the summary; none where all passed."""
+    """The lines of the summary; none if all cases passed."""
     failed = [result for result in results if not result.passed]
     if not failed:
         return []
@@ -53,7 +53,7 @@ def summarise(results: Sequence[CaseResult]) -> list[str]:
 
 
 def _groups(failed: Sequence[CaseResult]) -> Iterator[tuple[list[str], list[str]]]:
-    """Causes with the failures that they are found in, the most frequent first."""
+    """Causes with the failures that show them, the most frequent first."""
     shown = Counter(cause for result in failed for cause in result.causes)
     found: dict[str, list[str]] = {}
     for result in failed:
@@ -68,7 +68,7 @@ def _groups(failed: Sequence[CaseResult]) -> Iterator[tuple[list[str], list[str]
 
 
 def _facets(failed: Sequence[CaseResult], passed: Sequence[CaseResult]) -> Iterator[str]:
-    """The traits that only failed cases have, or only passed ones."""
+    """Lines about traits that only failed cases have, or only passed ones."""
     if not passed:
         return
     every = [set(result.facets) for result in failed]

@@ -1,4 +1,4 @@
-"""How long calls take: in a CUDA graph, as they come, or on the host."""
+"""Measures the time of calls: in a CUDA graph, launched one by one, or on the host."""
 
 from __future__ import annotations
 
@@ -15,31 +15,37 @@ if TYPE_CHECKING:
     from switchrail.platforms import Platform
 
 Way = Literal["graph", "queued", "eager", "host"]
-"""`graph`: a CUDA graph of all calls, replayed; `queued`: one after the other on the device, the host ahead
-of it; `eager`: as fast as the host makes them, as many as a model has layers: a call takes what it costs the
-host or the device, whichever is more; `host`: each to its end."""
+"""How calls are timed.
+
+- `graph`: the replay of a CUDA graph of all calls.
+- `queued`: on the device, with the calls queued in advance so the device never waits for the host.
+- `eager`: the host launches as many calls as a model has layers; a call takes the host's or the device's
+  time, whichever is longer.
+- `host`: each call is awaited.
+"""
 
 LAYERS = 48
-"""At most so many calls are timed together, as many as a model has layers."""
+"""The most calls that are timed together: as many as a model has layers."""
 
 SECONDS = 0.05
-"""How long a backend is timed with a batch; a few rounds at least, unless that takes ten times as long."""
+"""Seconds for timing a backend with a batch. At least a few rounds are timed, but for no more than ten times
+as long."""
 
 _LEAST = 5
 _MOST = 0.5
 _WARM = 2
 _CYCLES = 3e9
-"""Of the device's clock a second, and more."""
+"""Upper bound of the device's clock frequency, in Hz."""
 
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """How long a call takes.
+    """The time of a call.
 
     Attributes:
         nanoseconds: The median over rounds.
-        spread: How far the rounds lie apart: from the fastest fifth to the slowest, over the median; 0 where
-            there was time for one round only.
+        spread: The difference between the slowest and the fastest quintile of rounds, divided by the median;
+            0 if there was time for one round only.
     """
 
     nanoseconds: int
@@ -47,7 +53,7 @@ class Time:
 
 
 def time_calls(calls: Sequence[Callable[[], None]], way: Way, platform: Platform) -> Time:
-    """The time of a call, over rounds of all calls."""
+    """The time of one call, measured over rounds of all calls."""
     for _ in range(_WARM):
         began = time.perf_counter()
         for call in calls:

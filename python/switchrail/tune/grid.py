@@ -1,4 +1,4 @@
-"""What is timed: sizes of the ops as models have them, and a grid of batches."""
+"""The grid that is timed: sizes of the ops in common models, and batches."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How large an op is in a model.
+    """The size of an op in a model.
 
     Attributes:
-        head_size: Of q and k, and of v; None for an op without heads.
-        heads: Of q, and of v, as a layout has them; None for an op without.
-        channels: Of an op without heads.
+        head_size: Head sizes of q and k, and of v; None for an op without heads.
+        heads: Numbers of q heads and of v heads, as in a layout; None for an op without heads.
+        channels: Number of channels of an op without heads.
     """
 
     head_size: tuple[int, int] | None = None
@@ -29,7 +29,7 @@ class Size:
     channels: int | None = None
 
     def arguments(self, op: str) -> dict[str, Any]:
-        """The generator's arguments but for the head size."""
+        """The arguments of the op's generator, except the head size."""
         if self.heads is None:
             return {} if self.channels is None else {"channels": self.channels}
         axes = DEFINITIONS[op].heads or ()
@@ -38,7 +38,7 @@ class Size:
         )
 
     def small(self) -> Size:
-        """An eighth of the heads or channels."""
+        """The same op with an eighth of the heads or channels."""
         return Size(
             head_size=self.head_size,
             heads=self.heads and (max(1, self.heads[0] // 8), max(1, self.heads[1] // 8)),
@@ -58,11 +58,11 @@ def _size(definition: OpDefinition, axes: Mapping[str, int]) -> Size:
 SIZES: Mapping[str, tuple[Size, ...]] = {
     op: tuple(_size(definition, axes) for axes in definition.sizes) for op, definition in DEFINITIONS.items()
 }
-"""Those of widespread models, for a GPU; elsewhere an eighth of the heads and channels."""
+"""Sizes of common models, for a GPU. On other devices the heads and channels are divided by eight."""
 
 
 def sizes_of(layout: Layout) -> dict[str, tuple[Size, ...]]:
-    """The sizes of a model, by op."""
+    """The sizes of a model's ops, by op."""
     found: dict[str, dict[Size, None]] = {}
     for layer in layout.layers:
         for op in layer.ops:
@@ -84,7 +84,7 @@ class Batch:
 
     Attributes:
         lengths: The rows of each sequence.
-        cached: Tokens of each in the cache, its rows included; None for an op without a cache.
+        cached: The cached tokens of each sequence, including its rows; None for an op without a cache.
     """
 
     lengths: tuple[int, ...]
@@ -97,7 +97,7 @@ class Batch:
 
 
 _DRAFTS = 4
-"""Rows of a sequence in verification."""
+"""Rows per sequence in verify."""
 
 _PREFILL_ROWS = (512, 2048, 8192, 32768)
 _PREFILL_COUNTS = (1, 2, 4, 8, 16, 64)
@@ -109,21 +109,21 @@ _MOST_CACHED = 2**20
 """Tokens of all sequences together."""
 
 _SMALLER = 16
-"""How much smaller everything is elsewhere than on a GPU."""
+"""The factor by which batches are smaller on devices other than GPUs."""
 
 
 def batches(op: str, phase: Phase, large: bool) -> tuple[Batch, ...]:
-    """The grid of an op in a phase, of powers of two.
+    """The grid of batches for an op in a phase, with sizes that are powers of two.
 
-    Without a cache: totals of rows, in 1 to 64 sequences of equal length. With one: rows, and what is in the
-    cache with them, the rows alone and an eighth more among it: some are much faster where nothing came
-    before the rows, and what follows that is not to be guessed from it. In decode and verification: numbers
-    of sequences.
+    For prefill without a cache: total rows, in 1 to 64 sequences of equal length. For prefill with a cache:
+    rows and cached tokens. The cached tokens include the rows alone and an eighth more than the rows, because
+    some backends are much faster if nothing was cached before the rows, and this does not predict their other
+    times. For decode and verify: numbers of sequences.
 
     Args:
         op: The op.
         phase: The phase.
-        large: Whether for a GPU.
+        large: Whether the grid is for a GPU.
     """
     scale = 1 if large else _SMALLER
     paged = DEFINITIONS[op].paged

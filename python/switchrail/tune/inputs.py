@@ -1,4 +1,4 @@
-"""Calls of any size, made on the device from small ones."""
+"""Makes calls of any size on the device from small ones."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from switchrail.tune.grid import Batch
 
 
 def enlarged(call: Sample, size: Batch) -> Sample:
-    """A call like another in everything but its batch.
+    """A call like the given one, but with another batch.
 
-    The rows are those of the small call over and over. Where they or the weights are set off from multiples
-    of 16 bytes, the gaps that do it are left out: a model has none, and what kernels do with numbers that
-    begin elsewhere, or rows of a width that is no multiple of 16, takes up to three times as long. Pools are
-    filled anew, and every sequence has a state, or what is in the cache.
+    The rows of the small call are repeated. The small call's tensors can be offset from multiples of 16 bytes
+    by gaps; these are removed, because models have none and kernels take up to three times as long on
+    unaligned tensors. Pools are filled with new numbers, and each sequence has a state or cached tokens.
     """
     rows = sum(size.lengths)
     batch, places = _batch(call, size)
@@ -41,12 +40,12 @@ def enlarged(call: Sample, size: Batch) -> Sample:
 
 
 def copies(call: Sample, count: int) -> list[Sample]:
-    """The call, and as many copies of it with memory of their own as make `count`."""
+    """The call and `count` - 1 copies of it, each with its own memory."""
     return [call, *(dataclasses.replace(call.clone(), batch=call.batch) for _ in range(count - 1))]
 
 
 def bytes_of(call: Sample) -> int:
-    """The memory of a call's tensors."""
+    """The memory of a call's tensors, in bytes."""
     storages = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
         for tensor in call.tensors.values()
@@ -59,12 +58,12 @@ def _repeated(tensor: torch.Tensor, rows: int, storages: dict[int, tuple[torch.T
     storage = tensor.untyped_storage()
     numbers = storage.nbytes() // tensor.element_size()
     width = tensor.stride(0)
-    if width * tensor.shape[0] != numbers:  # its rows are not those of a buffer
+    if width * tensor.shape[0] != numbers:  # the tensor is not a whole buffer
         count = -(-rows // tensor.shape[0])
         return tensor.repeat(count, *[1] * (tensor.dim() - 1))[:rows].contiguous()
     key = storage.data_ptr()
     if key not in storages:
-        gap = int(tensor.storage_offset()) % (16 // tensor.element_size())  # as wide after the numbers
+        gap = int(tensor.storage_offset()) % (16 // tensor.element_size())  # the gap on each side
         whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage).view(-1, width)
         index = torch.arange(rows, device=tensor.device) % tensor.shape[0]
         storages[key] = whole[index, gap : width - gap], gap
@@ -81,7 +80,7 @@ def _pool(tensor: torch.Tensor, places: int) -> torch.Tensor:
 
 
 def _batch(call: Sample, size: Batch) -> tuple[SequenceBatch, int]:
-    """The batch, and how many slots or pages its pool has."""
+    """The batch, and the number of slots or pages that it needs."""
     device, lengths = call.out.device, size.lengths
     starts = torch.zeros(len(lengths) + 1, dtype=torch.int32)
     starts[1:] = torch.tensor(lengths, dtype=torch.int32).cumsum(0)

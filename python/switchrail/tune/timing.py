@@ -1,4 +1,4 @@
-"""The times of the backends that fit, over a grid of batches."""
+"""Times the backends that fit over a grid of batches."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ if TYPE_CHECKING:
     from switchrail.runtime import Runtime
 
 _TEMPLATE = {"prefill": (256,), "decode": (1,) * 4, "verify": (4,) * 4}
-"""Rows of the sequences of the small calls that large ones are made from."""
+"""Rows of each sequence of the small calls from which large ones are made."""
 
 ATTEMPTS = 3
-"""How many times a noisy time is measured."""
+"""The most attempts to measure a time without noise."""
 
 _MOST_SAID = 300
-"""Letters of what a backend raised."""
+"""Most characters of an exception that are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """What was found of one op in one phase, dtype and size.
+    """The times of one op in one phase, dtype and size.
 
     Attributes:
         op: The op.
         phase: The phase.
         dtype: The dtype's name.
         size: Heads and head sizes.
-        no_decay: Whether no gate decayed; else they decay as a trained model's.
-        samples: By batch, the median time of a call in nanoseconds by backend.
-        spreads: By batch, the spread of that time by backend, as `Time` has it.
+        no_decay: Whether all gates are 0 (no decay); otherwise gates are like a trained model's.
+        samples: For each batch, the median nanoseconds of a call by backend.
+        spreads: For each batch, the spread of that time by backend; see `Time`.
         ways: How each backend was timed.
-        left_out: Why a backend that serves the phase was not timed, or not with a batch, by name.
+        left_out: By backend, why it was not timed, or not with some batch.
     """
 
     op: str
@@ -80,7 +80,7 @@ class Timing:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """As a measurement of the file."""
+        """Converts to a measurement of the times file."""
         size = self.size
         samples = []
         for batch, times in self.samples.items():
@@ -112,21 +112,21 @@ def tune(
 ) -> Iterator[Timing]:
     """Times the backends of each op that fit.
 
-    A backend of negative priority, which is never chosen unasked, is left alone; one that fails the
-    conformance suite's first case is not timed. On a GPU a backend that declares the feature `cuda_graph` is
-    timed in a graph; any other in prefill with the host ahead of the device, and else as its calls come one
-    after the other, by what takes longer, the host or the device. Calls that are timed together are on memory
-    of their own, so much of it that the L2 cache holds nothing of the next one's. Caches have pages of as
-    many tokens as an engine on the platform has by default.
+    It skips backends of negative priority, which are never chosen automatically, and those that fail the
+    conformance suite's first case. On a GPU, a backend that declares the feature `cuda_graph` is timed in a
+    graph. Other backends are timed in prefill with the host ahead of the device; in other phases their calls
+    are launched one by one, and the slower of host and device counts. Calls that are timed together use
+    separate memory, enough to evict each other's data from the L2 cache. Caches have the page size that is an
+    engine's default on the platform.
 
     Args:
-        runtime: Where they are registered.
-        platform: Where they run.
-        ops: Only these; all when empty.
-        phases: Only these; all when empty.
+        runtime: The runtime with the backends.
+        platform: The platform to run on.
+        ops: Only these ops; all if empty.
+        phases: Only these phases; all if empty.
         dtypes: The dtypes of activations.
-        sizes: Heads and head sizes, by op; None: `SIZES`.
-        large: Whether calls are as large as on a GPU; None: on a GPU.
+        sizes: Heads and head sizes, by op; None means `SIZES`.
+        large: Whether to use GPU-sized calls; None means only on a GPU.
     """
     big = torch.device(platform.device).type == "cuda" if large is None else large
     if sizes is None:
@@ -148,7 +148,7 @@ def _timings(
     fitting = _fitting(runtime, platform, timing)
     _time(platform, timing, fitting, large)
     yield timing
-    if op in DELTA and phase == "prefill":  # some cut the time axis where the gates let them
+    if op in DELTA and phase == "prefill":  # some backends split the time axis if the gates allow it
         timing = Timing(
             op=op, phase=phase, dtype=dtype, size=size, no_decay=True, left_out={**timing.left_out}
         )
@@ -157,7 +157,7 @@ def _timings(
 
 
 def machine(runtime: Runtime, platform: Platform, timings: Sequence[Timing]) -> Machine:
-    """What the file keeps: with the versions that the times hold for."""
+    """The contents of the times file for this machine, with the versions to which the times apply."""
     installed = runtime._loader.installed().packages
     needed = {"switchrail", "torch"}
     for timing in timings:
@@ -175,7 +175,7 @@ def machine(runtime: Runtime, platform: Platform, timings: Sequence[Timing]) -> 
 
 
 def _fitting(runtime: Runtime, platform: Platform, timing: Timing) -> dict[str, Setting]:
-    """Where each backend that fits and passes is run; notes why another is not."""
+    """The settings of the backends that fit and pass a check; notes why others are skipped."""
     found = {}
     for name in dict.fromkeys(registration.name for registration in runtime.backends(timing.op)):
         registration = runtime.backend(timing.op, name, timing.phase)
@@ -219,7 +219,7 @@ def _misfit(runtime: Runtime, platform: Platform, timing: Timing, name: str) -> 
 
 
 def way_of(platform: Platform, phase: Phase, features: Collection[str]) -> Way:
-    """How a backend with these features is timed in a phase: as `auto` compares it with others."""
+    """How a backend with these features is timed in a phase, so that `auto` can compare it with others."""
     if torch.device(platform.device).type != "cuda":
         return "host"
     if "cuda_graph" in features:
@@ -238,7 +238,7 @@ def _time(platform: Platform, timing: Timing, fitting: Mapping[str, Setting], la
         spreads = timing.spreads[batch] = {}
         made: dict[tuple[Any, ...], list[Sample]] = {}
         waiting = list(fitting)
-        # A disturbance may last, so the other backends are measured before this one is measured again.
+        # A disturbance may last, so the other backends are measured before a noisy one is repeated.
         for _ in range(ATTEMPTS):
             for name in waiting:
                 template = templates[name]
@@ -249,7 +249,7 @@ def _time(platform: Platform, timing: Timing, fitting: Mapping[str, Setting], la
                     found = time_calls(_runs(fitting[name].backend, made[key]), timing.ways[name], platform)
                 except (
                     Exception
-                ) as error:  # of the backend, or of the memory: other batches are none the worse
+                ) as error:  # of the backend, or out of memory; other batches can still be timed
                     failures.setdefault(name, []).append((batch, error.with_traceback(None)))
                     continue
                 if found.spread < spreads.get(name, math.inf):
@@ -277,7 +277,7 @@ def _template(timing: Timing, setting: Setting, page: int) -> Sample:
 
 
 def _calls(platform: Platform, call: Sample) -> list[Sample]:
-    """So many copies that a round of them leaves nothing of the first in the L2 cache."""
+    """Enough copies of a call that the L2 cache never holds data of the next one."""
     device = torch.device(platform.device)
     if device.type != "cuda":
         return [call]

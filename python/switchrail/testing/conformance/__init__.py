@@ -1,7 +1,7 @@
-"""The suite for anybody's kernel: a backend against the float64 oracle over its op's contract.
+"""The conformance suite: compares any backend with the float64 oracle over its op's contract.
 
 `switchrail check-backend NAME` runs it; `switchrail.testing.backend_test` makes a pytest function of it. The
-cases follow from the contract and from what the backend's registration claims.
+cases follow from the contract and from the capabilities that the backend's registration claims.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What must hold between several calls: neighbours, order, division into steps, time, partial attention."""
+"""Properties across several calls: independence of sequences, determinism, splitting, merging."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LENGTHS = (40, 70, 3, 33)
 
 
 def neighbours(setting: Setting) -> None:
-    """A sequence of NaN changes no bit of any other sequence."""
+    """Checks that NaN in one sequence changes no bit of any other sequence."""
     call = setting.call(_LENGTHS, **_from_states(setting))
     clean = setting.run(call)
     for n in range(len(_LENGTHS)):
@@ -33,9 +33,9 @@ def neighbours(setting: Setting) -> None:
 
 
 def company(setting: Setting) -> Measured:
-    """A sequence alone has the result that it has among others."""
+    """Checks that a sequence has the same result alone as in a batch with others."""
     invariant = "batch_invariant" in setting.subject.features
-    # How a long sequence is cut may depend on its neighbours, which changes bits and little else.
+    # The split of a long sequence may depend on the batch, which changes the order of sums.
     lengths = (*_LENGTHS, 1200) if invariant else _LENGTHS
     call = setting.call(lengths, **_from_states(setting))
     together = setting.run(call)
@@ -62,7 +62,7 @@ def company(setting: Setting) -> Measured:
 
 
 def again(setting: Setting) -> None:
-    """The same call has the same bits, also with one plan for several layers."""
+    """Checks that repeating a call gives the same bits, also if several layers share one plan."""
     call = setting.call(_LENGTHS, padding=(1,))
     first, plan = call.clone(), setting.backend.plan(setting.phase, call.batch)
     first.run(setting.backend)
@@ -73,7 +73,7 @@ def again(setting: Setting) -> None:
 
 
 def in_chunks(setting: Setting) -> Measured:
-    """A prefill in chunks of any size leaves what one pass leaves."""
+    """Checks that a prefill in chunks of any size has the result of a single pass."""
     call = setting.call((130, 1, 77), **_some_states(setting), seed=5)
     schedules = [
         [[64, 1, 0], [64, 0, 64], [2, 0, 13]],
@@ -84,14 +84,14 @@ def in_chunks(setting: Setting) -> Measured:
 
 
 def token_by_token(setting: Setting) -> Measured:
-    """Decoding token by token leaves what one prefill leaves."""
+    """Checks that decoding token by token has the result of a prefill."""
     steps = 12 if setting.quick else 40
     call = setting.call((steps,) * 3, phase="prefill", past=True, **_from_states(setting), seed=6)
     return _in_steps(setting, call, [[[1] * 3] * steps])
 
 
 def growth(setting: Setting) -> Measured:
-    """The error does not grow with the length of a sequence."""
+    """Checks that the error does not grow with the length of a sequence."""
     length = 512 if setting.quick else 4096
     arguments = _from_states(setting)
     if setting.op in GATED:
@@ -119,7 +119,7 @@ def growth(setting: Setting) -> Measured:
 
 
 def following_slots(setting: Setting) -> Measured:
-    """Slots that follow one another, which a backend may take for a slice of the pool."""
+    """Checks slots with consecutive numbers, which a backend may take for a slice of the pool."""
     worst = Measured(Error(0.0, 0.0), BOUNDS["usual"][setting.dtype])
     for initial in ("all", "some", "none"):
         call = setting.call((9, 33, 1, 4), initial=initial, seed=8)
@@ -134,13 +134,13 @@ def following_slots(setting: Setting) -> Measured:
 
 
 def trees(setting: Setting) -> Measured:
-    """Drafted rows form trees."""
+    """Checks drafted rows that form trees."""
     call = setting.call((5, 9, 0, 1), padding=(3,))
     return setting.verify(call.with_trees()) | setting.verify(call.with_trees(seed=1))
 
 
 def checkpoints(setting: Setting) -> Measured:
-    """States are kept on the way, each in a slot of its own, where slots are given."""
+    """Checks checkpoints: states at regular intervals, each in its own slot."""
     call = setting.call((70, 9, 0, 64), padding=(1,))
     worst = Measured(Error(0.0, 0.0), BOUNDS["usual"][setting.dtype])
     for every in (7, 16, 64):
@@ -149,7 +149,7 @@ def checkpoints(setting: Setting) -> Measured:
 
 
 def shared_pages(setting: Setting) -> Measured:
-    """Sequences that share pages, as those with one prefix do."""
+    """Checks sequences that share pages, as those with a common prefix do."""
     call = setting.call((3, 1, 5), kv_lengths=(40, 40, 40))
     assert isinstance(call.batch, PagedBatch)
     call.batch.page_table[1:] = call.batch.page_table[0]
@@ -157,7 +157,7 @@ def shared_pages(setting: Setting) -> Measured:
 
 
 def merged(setting: Setting) -> Measured:
-    """Attention over two parts of a cache, merged by their log-sum-exps, is that over the whole."""
+    """Checks that attention over two parts of a cache, merged by log-sum-exp, is that over all of it."""
     lengths = (1,) * 4
     small = setting.call(lengths)
     cache = small.tensors[caches(small)[0]]

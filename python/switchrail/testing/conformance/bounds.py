@@ -1,4 +1,4 @@
-"""How far a result may lie from what was expected, by what is hard about the inputs and by dtype."""
+"""The largest allowed errors, by difficulty of the inputs and by dtype."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ BOUNDS: dict[Hardness, dict[torch.dtype, Error]] = {
         torch.bfloat16: Error(4e-3, 4e-2),
     },
 }
-"""The largest errors.
+"""The largest allowed errors.
 
-- `usual`: against the float64 oracle on the rounded inputs. In float32 only IEEE products keep them: TF32 has
+- `usual`: against the float64 oracle on the rounded inputs. In float32 this requires IEEE products: TF32 has
   errors of 3e-4 and more.
-- `hard`: the same with beta up to 2 and keys that point nearly the same way, where the delta rule's system is
-  badly conditioned and what was rounded once is multiplied.
-- `bfloat16_state`: the same with a state that is kept in bfloat16, and rounded once a call.
-- `company`: of a sequence's result alone against its result among others, on the same backend, which may sum
-  in another order then but not lose digits.
+- `hard`: the same with beta up to 2 and nearly parallel keys. The delta rule's linear system is then
+  ill-conditioned and amplifies rounding errors.
+- `bfloat16_state`: the same with a bfloat16 state, which is rounded once per call.
+- `company`: a sequence's result alone against its result in a batch, from the same backend. The order of sums
+  may differ, but not the precision.
 """
 
 GROWTH = 4.0
-"""How many times larger the error of the last quarter of a long sequence may be than that of the first."""
+"""The largest allowed ratio between the errors of the last and the first quarter of a long sequence."""
 
 __all__ = ["BOUNDS", "GROWTH"]

@@ -1,4 +1,4 @@
-"""Which checks a backend is put through: those that its registration claims; the rest with the reason."""
+"""Selects the checks for a backend by its claimed capabilities; gives the reason for each skipped check."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 _PHASES: tuple[Phase, ...] = ("prefill", "decode", "verify")
 _HEAD_SIZES = ((24, 24), (32, 64), (64, 64), (128, 128), (192, 128), (256, 256))
-"""Of a backend that restricts none."""
+"""For a backend that does not restrict head sizes."""
 _QUICK_HEAD_SIZES = 2
 _PAGE_SIZES = (1, 16, 33, 64)
-"""Of a backend that restricts none."""
+"""For a backend that does not restrict page sizes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,15 +44,15 @@ class Case:
 
     @property
     def id(self) -> str:
-        """Its name: `gated_delta/prefill/float32/ragged`."""
+        """Its id: `gated_delta/prefill/float32/ragged`."""
         setting = self.setting
         return f"{setting.op}/{setting.phase}/{dtype_name(setting.dtype)}/{self.check.name}"
 
     def __call__(self) -> Measured | None:
-        """Runs it.
+        """Runs the check.
 
         Raises:
-            AssertionError: What must hold does not.
+            AssertionError: The check failed.
             Unavailable: It can't be run here.
         """
         return self.check.run(self.setting)
@@ -60,7 +60,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """A check that is not run, and why not."""
+    """A skipped check, with the reason."""
 
     id: str
     reason: str
@@ -68,7 +68,7 @@ class LeftOut:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What a backend is put through, and what not."""
+    """The checks to run and the skipped ones."""
 
     cases: list[Case] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
@@ -82,18 +82,18 @@ def select(
     dtypes: tuple[str, ...] = (),
     quick: bool = False,
 ) -> Selection:
-    """Derives the cases of a backend from what it claims.
+    """Derives the cases of a backend from its claims.
 
     Args:
         subject: The backend.
-        device: Where the cases run.
-        phases: Only these; all when empty.
-        dtypes: Only these, by name; all when empty.
-        quick: Whether long cases are made short, and most are run in the first dtype only.
+        device: The device to run on.
+        phases: Only these phases; all if empty.
+        dtypes: Only these dtypes, by name; all if empty.
+        quick: Whether to shorten long cases and to run most cases in the first dtype only.
 
     Raises:
-        UnknownPhaseError: A phase that there is not.
-        UnknownDtypeError: A dtype that there is not.
+        UnknownPhaseError: A phase is unknown.
+        UnknownDtypeError: A dtype is unknown.
     """
     device = torch.device(device)
     _check_names("phase", phases, _PHASES, UnknownPhaseError)
@@ -140,20 +140,20 @@ def select_named(
     dtype: str | None = None,
     quick: bool = False,
 ) -> Selection:
-    """The cases of every backend of a name, or of that of one op.
+    """The cases of all backends of a name, or only of those of one op.
 
     Args:
-        runtime: Where they are registered.
+        runtime: The runtime with the backends.
         name: The name.
-        platform: Where the cases run.
+        platform: The platform to run on.
         op: Only this op.
         phase: Only this phase.
         dtype: Only this dtype, by name.
-        quick: As in `select`.
+        quick: See `select`.
 
     Raises:
-        UnknownBackendError: There is none.
-        SwitchrailError: As in `select`.
+        UnknownBackendError: There is no such backend.
+        SwitchrailError: See `select`.
     """
     registered = [backend for backend in runtime.backends(op) if backend.name == name]
     if not registered:
@@ -171,7 +171,7 @@ def select_named(
         active = [each for each in backend.phases if runtime.backend(backend.op, name, each) == backend]
         others = {each for other in registered if other.op == backend.op for each in other.phases}
         if phase in others and phase not in active:
-            continue  # another registration of the name has the phase
+            continue  # another registration of the name serves the phase
         whole = () if active == backend.phases else tuple(active)
         found = select(
             Subject.of(runtime, backend.op, name, platform, active[0]),
@@ -227,7 +227,7 @@ def _unclaimed(check: Check, setting: Setting) -> str | None:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """`float32` and the like."""
+    """The dtype's name, such as `float32`."""
     return str(dtype).removeprefix("torch.")
 
 

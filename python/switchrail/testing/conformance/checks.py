@@ -1,4 +1,4 @@
-"""Every check of the suite, in one table: the scenarios, and what must hold besides."""
+"""The table of all checks: the scenarios, and the other properties."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ EVERY_PHASE = ("prefill", "decode", "verify")
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One thing that must hold.
+    """One property to check.
 
     Attributes:
         name: Its name.
-        about: What must hold.
-        run: Runs it; raises an AssertionError where it does not hold.
-        ops: The ops that have it.
-        phases: The phases that have it.
-        features: What the backend must claim.
-        serves: The phases that the backend must serve besides.
-        device: The kind of device that it needs; None: any.
-        core: Whether a quick run has it in every dtype, and not in the first one only.
-        quick: Whether a quick run has it at all.
-        traits: What its calls are made of, such as `gate=one`.
+        about: The property in words.
+        run: Checks it; raises an AssertionError if it does not hold.
+        ops: The ops that it applies to.
+        phases: The phases that it applies to.
+        features: The features that the backend must claim.
+        serves: Other phases that the backend must serve.
+        device: The required kind of device; None means any.
+        core: Whether a quick run includes it in every dtype, not only in the first one.
+        quick: Whether a quick run includes it.
+        traits: Properties of its calls, such as `gate=one`.
     """
 
     name: str
@@ -92,7 +92,7 @@ def head_size_check(size: tuple[int, int], *, quick: bool) -> Check:
 
 
 def page_size_check(size: int) -> Check:
-    """A check of one number of tokens a page."""
+    """A check of one page size, in tokens."""
 
     def run(setting: Setting) -> Measured:
         return setting.verify(setting.call((40, 1, 17, 2), past=True, page=size))
@@ -101,7 +101,7 @@ def page_size_check(size: int) -> Check:
 
 
 def state_dtype_check(name: str) -> Check:
-    """A check of a state in another dtype than the computation's."""
+    """A check of a state whose dtype differs from the computation's."""
 
     def run(setting: Setting) -> Measured:
         import torch

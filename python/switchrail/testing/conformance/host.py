@@ -1,4 +1,4 @@
-"""What an engine needs of a backend on a GPU: graphs, no waiting, streams, devices."""
+"""Checks of GPU features that engines need: graphs, asynchronous launches, streams, several devices."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from switchrail.testing.conformance.setting import RECURRENT, Measured, Setting
 from switchrail.testing.inputs import Sample, run_reference
 
 _CACHES = ((900, 3, 257), (700, 258, 900))
-"""Tokens in the caches of two batches."""
+"""The lengths of the cached sequences of two batches."""
 
 _WITHIN = Bounds(sequences=3, rows=3, tokens=900)
-"""Bounds of both."""
+"""Bounds that both batches satisfy."""
 
 
 def no_waiting(setting: Setting) -> None:
-    """The host never waits for the device."""
+    """Checks that the host never waits for the device."""
     call = setting.call((70, 3, 9), padding=(1,))
     call.clone().run(setting.backend)
     with _refuse_waiting(setting):
@@ -32,10 +32,11 @@ def no_waiting(setting: Setting) -> None:
 
 
 def graph(setting: Setting) -> Measured:
-    """A captured call is replayed for another batch, after `refresh`, and asks for no memory.
+    """Checks that a captured call can be replayed for another batch after `refresh`.
 
-    As an engine does it: `run` alone is captured, with a plan within bounds, once it has run. Then the call's
-    tensors get other numbers, and the batch's other lengths, slots and pages.
+    It captures only `run`, with a plan within bounds, after a first run. The capture must not allocate
+    memory. Then it changes the numbers in the call's tensors, and the batch's lengths, slots and pages.
+    Engines do the same.
     """
     backend = setting.backend
     if type(backend).refresh is Backend.refresh:
@@ -78,7 +79,7 @@ def graph(setting: Setting) -> Measured:
 
 @contextmanager
 def _refuse_waiting(setting: Setting) -> Iterator[None]:
-    """What makes the host wait for the device is an error."""
+    """Raises an error in the block if the host waits for the device."""
     torch.cuda.synchronize(setting.device)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -88,7 +89,7 @@ def _refuse_waiting(setting: Setting) -> Iterator[None]:
 
 
 def another_stream(setting: Setting) -> Measured:
-    """On a stream of its own."""
+    """Checks a call on another stream."""
     call = setting.call((70, 3, 9))
     stream = torch.cuda.Stream(setting.device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(setting.device))
@@ -97,7 +98,7 @@ def another_stream(setting: Setting) -> Measured:
 
 
 def another_device(setting: Setting) -> Measured:
-    """On a device that is not the current one."""
+    """Checks a call on a device that is not the current one."""
     count = torch.cuda.device_count()
     if count < 2:
         raise Unavailable("it needs a second device")
@@ -106,7 +107,7 @@ def another_device(setting: Setting) -> Measured:
 
 
 def _pair(setting: Setting) -> tuple[Sample, Sample]:
-    """Two calls of decode that differ in all that is no shape, with pools of one size."""
+    """Two decode calls with equal shapes and pool sizes but different contents."""
     lengths = (1,) * 3
     calls = []
     for seed in (0, 1):

@@ -1,4 +1,4 @@
-"""Where a backend reads and writes: guards around what it writes, offsets beyond 32 bits, strides."""
+"""Checks of memory accesses: guards around outputs, offsets beyond 32 bits, strides."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from switchrail.testing.diagnosis import Finding, Mismatch, Problem, count
 from switchrail.testing.inputs import UNDEFINED_PAGE, run_reference
 
 _GUARD = 4096
-"""Elements before and after a tensor that must stay as they are."""
+"""Number of guard elements before and after a tensor."""
 
 _NO_RESERVE = 0x4000
-"""Of mmap on Linux: memory is taken where it is touched, and not before."""
+"""mmap flag of Linux: allocates memory when it is first accessed."""
 
 
 class Unavailable(Exception):
-    """A case that can't be run here; the text says why."""
+    """Raised for a case that can't be run here; the text gives the reason."""
 
 
 def guards(setting: Setting) -> None:
-    """Nothing is written before or after the outputs and the pool of states."""
+    """Checks that nothing is written before or after the outputs and the pool of states."""
     call = setting.call((33, 1, 0, 70))
     tensors = dict(call.tensors)
     buffers = {}
@@ -41,7 +41,7 @@ def guards(setting: Setting) -> None:
     dataclasses.replace(call, tensors=tensors).run(setting.backend)
     for name, buffer in buffers.items():
         changed = (buffer != 7.0).cpu()
-        # the nearest first
+        # the nearest ones first
         for where, guard in (("before", changed[:_GUARD].flip(0)), ("after", changed[-_GUARD:])):
             if guard.any():
                 steps = int(guard.nonzero()[0]) + 1
@@ -51,7 +51,7 @@ def guards(setting: Setting) -> None:
 
 
 def time_innermost(setting: Setting) -> Measured:
-    """Tensors of which the contract lets either axis be contiguous, with the other one."""
+    """Checks tensors with another contiguous axis, if the contract allows a choice."""
     call = setting.call((70, 9))
     for name, spec in call.contract.tensors.items():
         tensor = call.tensors.get(name)
@@ -62,9 +62,9 @@ def time_innermost(setting: Setting) -> Measured:
 
 
 def far_slots(setting: Setting) -> None:
-    """Slots or pages more than 2^31 elements into their pool give the same bits as near ones.
+    """Checks that slots or pages beyond 2^31 elements of their pool give the same bits as near ones.
 
-    The pool lies in the middle of its memory, so that an offset that wrapped around still lies within.
+    The pool is in the middle of its memory, so accesses with an overflowed offset stay inside that memory.
     """
     arguments: dict[str, Any] = {"initial": "all"} if setting.op in RECURRENT else {}
     call = setting.call((70, 64, 2), **arguments)
@@ -96,7 +96,7 @@ def far_slots(setting: Setting) -> None:
 
 
 def far_rows(setting: Setting) -> Measured:
-    """Rows of an input more than 2^31 elements apart."""
+    """Checks an input whose rows are more than 2^31 elements apart."""
     call = setting.call((1,) * 66 if setting.phase == "decode" else (40, 26))
     rows = sum(call.batch.seqlens)
     expected = run_reference(call)
@@ -115,7 +115,7 @@ def far_rows(setting: Setting) -> Measured:
 def _memory(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     size = elements * dtype.itemsize
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # what torch keeps for later is free
+        torch.cuda.empty_cache()  # frees the memory that torch caches
         free, _ = torch.cuda.mem_get_info(device)
         if size + 2**30 > free:
             raise Unavailable(f"it needs {size / 2**30:.0f} GiB on the device, {free / 2**30:.0f} are free")

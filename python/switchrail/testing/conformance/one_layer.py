@@ -1,4 +1,4 @@
-"""One layer that is called again and again, as in an engine; most checks call each layer once."""
+"""Checks that call one layer repeatedly, as an engine does; most other checks call each layer once."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _ROWS: dict[Phase, tuple[tuple[int, ...], ...]] = {
     "decode": ((1,) * 4, (1,) * 4, (1,) * 7, (1,), (1,) * 4),
     "verify": ((3, 5, 0, 1), (3, 5, 0, 1), (2,), (1,) * 3, (1, 5, 3, 0)),
 }
-"""The rows of each call's sequences: the same again, more and fewer, one, and others of the first number."""
+"""The rows of each call's sequences: the same twice, more sequences, fewer, one, and other lengths."""
 
 _CAUSE = "a layer that was called before has another result than a new one"
 
 
 class OneLayer(Backend[Any, Any]):
-    """Makes the calls of all layers of a kind as calls of the first of them.
+    """A backend that makes the calls of all layers of a kind through the first layer of that kind.
 
-    Before each call the numbers of its own layer are copied into that one, and afterwards back. Layers are of
-    a kind whose tensors agree in all but their numbers, and whose options are equal.
+    Before each call it copies the layer's tensors into the first layer, and afterwards back. Layers are of
+    one kind if their tensors have equal shapes, strides and dtypes, and their options are equal.
     """
 
     def __init__(self, backend: AnyBackend) -> None:
@@ -39,26 +39,26 @@ class OneLayer(Backend[Any, Any]):
         self._backend = backend
         self._layers: dict[tuple[object, ...], Layer] = {}
         self._past: list[object] = []
-        """All calls, so that none has the memory of one before."""
+        """Keeps all calls alive, so no call reuses the memory of an earlier one."""
 
     def plan(self, phase: Phase, batch: SequenceBatch, bounds: Bounds | None = None) -> Any:
-        """The backend's own."""
+        """The plan of the wrapped backend."""
         return self._backend.plan(phase, batch, bounds)
 
     def run(self, call: Any, batch: SequenceBatch, plan: Any) -> Any:
-        """Runs a call as one of the first layer of its kind."""
+        """Runs a call through the first layer of its kind."""
         self._past.append((call, batch, plan))
         with self._first(call.layer) as layer:
             return self._backend.run(call._replace(layer=layer), batch, plan)
 
     def commit(self, call: Any, batch: Any, plan: Any, record: Any, accepted: torch.Tensor) -> None:
-        """Commits likewise."""
+        """Commits through the first layer of its kind."""
         with self._first(call.layer) as layer:
             self._backend.commit(call._replace(layer=layer), batch, plan, record, accepted)
 
     @contextmanager
     def _first(self, layer: Layer) -> Iterator[Layer]:
-        """The first layer of a layer's kind, with its numbers."""
+        """The first layer of the same kind, filled with the numbers of `layer`."""
         values = {field.name: getattr(layer, field.name) for field in dataclasses.fields(layer) if field.init}
         kind = tuple(
             (value.shape, value.stride(), value.dtype, value.device)
@@ -78,7 +78,7 @@ class OneLayer(Backend[Any, Any]):
 
 
 def on_one_layer(setting: Setting) -> Setting:
-    """The same setting, whose backend makes the calls of all layers of a kind as calls of one."""
+    """The same setting with a `OneLayer` backend."""
     subject = setting.subject
     return dataclasses.replace(
         setting, subject=dataclasses.replace(subject, build=lambda: OneLayer(subject.build()))
@@ -86,9 +86,9 @@ def on_one_layer(setting: Setting) -> Setting:
 
 
 def calls_of_one_layer(setting: Setting) -> Measured:
-    """A layer is called again with other numbers, batches and rows, also after calls of other phases.
+    """Checks repeated calls of a layer with other numbers and batches, also after calls of other phases.
 
-    Its weights and options stay, as they do in an engine.
+    As in an engine, the layer's weights and options do not change.
     """
     called_before = on_one_layer(setting)
     first, *calls = _of_one_size([*_calls(setting, setting.phase), *_others(setting)])
@@ -108,11 +108,11 @@ def calls_of_one_layer(setting: Setting) -> Measured:
 
 @contextmanager
 def _right_with_a_new_layer(setting: Setting, call: Sample, which: str) -> Iterator[None]:
-    """Says so where only what was called before makes a call fail."""
+    """Adds a finding if a call fails that succeeds with a new layer."""
     try:
         yield
     except Exception as failure:
-        setting.verify(call)  # one that is wrong with a new layer too has its own report
+        setting.verify(call)  # raises if it also fails with a new layer, which other checks report
         headline = f"{setting.op}: {which} is wrong, with a new layer it is right"
         if not isinstance(failure, AssertionError):
             headline += f": {failure!r}"
@@ -121,7 +121,7 @@ def _right_with_a_new_layer(setting: Setting, call: Sample, which: str) -> Itera
 
 
 def _refilled(setting: Setting, first: Sample, second: Sample) -> Measured:
-    """A call is made a second time with other numbers in the same memory."""
+    """Makes a call twice, with other numbers in the same memory."""
     done = first.clone()
     call = done.made
     for sample in (first, second):
@@ -153,7 +153,7 @@ def _others(setting: Setting) -> Iterator[Sample]:
 
 
 def _of_one_size(calls: list[Sample]) -> list[Sample]:
-    """The calls with the first one's weights, and pools as long as the longest."""
+    """The calls with the first one's weights, and with pools as large as the largest."""
     first = calls[0]
     specs = first.contract.tensors
     weights, pools = {}, []

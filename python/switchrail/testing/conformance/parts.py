@@ -1,4 +1,4 @@
-"""Calls made from others: one sequence alone, one sequence spoilt."""
+"""Derives calls from others: one sequence alone, or one sequence filled with NaN."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from switchrail.testing.inputs import Sample
 from switchrail.testing.measure import Error, same_bits
 
 EXACT = Error(0.0, 0.0)
-"""The bound where bits are compared."""
+"""The bound for bitwise comparisons."""
 
 
 def rows_of(call: Sample, n: int) -> slice:
-    """The packed rows of a sequence."""
+    """The packed rows of sequence `n`."""
     first = sum(call.batch.seqlens[:n])
     return slice(first, first + call.batch.seqlens[n])
 
 
 def token_inputs(call: Sample) -> list[str]:
-    """The names of the inputs with a row a token."""
+    """The names of the inputs with one row per token."""
     specs = call.contract.tensors
     return [
         name
@@ -33,7 +33,7 @@ def token_inputs(call: Sample) -> list[str]:
 
 
 def alone(call: Sample, n: int) -> Sample:
-    """The call of one sequence of a call, on the same memory."""
+    """The call of sequence `n` alone, on the same memory."""
     rows = rows_of(call, n)
     specs = call.contract.tensors
     tensors = {
@@ -62,7 +62,7 @@ def alone(call: Sample, n: int) -> Sample:
 
 
 def spoilt(call: Sample, n: int) -> Sample:
-    """A copy in which everything that belongs to one sequence alone is NaN."""
+    """A copy in which all data of sequence `n` is NaN."""
     copy = call.clone()
     for name in token_inputs(copy):
         tensor = copy.tensors[name]
@@ -80,15 +80,15 @@ def spoilt(call: Sample, n: int) -> Sample:
 
 
 def caches(call: Sample) -> list[str]:
-    """The names of the pools of pages."""
+    """The names of the paged caches."""
     return [name for name, spec in call.contract.tensors.items() if spec.axes[0] == "pages"]
 
 
 def require_same_bits(actual: Sample, expected: Sample, cause: str) -> None:
-    """Requires that two calls have written the same bits; `cause` explains a difference.
+    """Checks that two calls wrote the same bits; `cause` explains a difference.
 
     Raises:
-        Mismatch: They have not.
+        Mismatch: The bits differ.
     """
     for name, result in actual.results.items():
         if not same_bits(result, expected.results[name]):
@@ -105,16 +105,16 @@ def mismatch(
     *,
     cause: str = "",
 ) -> Mismatch:
-    """The error for a result of a call that differs from another call's.
+    """The error for a result of a call that differs from the expected one.
 
     Args:
         call: The call.
         name: The tensor's name.
-        got: What it has.
-        expected: What the other one has.
-        headline: What is wrong.
-        bound: The largest error.
-        cause: As a `Finding` has it, where there is one already.
+        got: The tensor.
+        expected: The expected tensor.
+        headline: The problem in words.
+        bound: The largest allowed error.
+        cause: The cause of a `Finding`, if it is known.
     """
     if name == "state":
         found = diagnose(of_states(call, call.written_slots, got, expected, bound, is_oracles=False))

@@ -30,7 +30,7 @@ def backend_test(
     quick: bool = False,
     runtime: Runtime | None = None,
 ) -> Callable[..., None]:
-    """Makes a pytest function of the conformance suite, with one parameter for each case.
+    """Makes a pytest function of the conformance suite, with one parameter per case.
 
     ```
     from switchrail.testing import backend_test
@@ -38,23 +38,23 @@ def backend_test(
     test_acme = backend_test("acme")
     ```
 
-    The function is marked like any other one, and at the end pytest sums up what failed; under pytest-xdist
-    only with `-p switchrail.testing.pytest_summary`. What the backend does not claim is skipped, with the
-    reason.
+    The function can be marked like any other. At the end, pytest prints a summary of the failures; under
+    pytest-xdist this needs `-p switchrail.testing.pytest_summary`. Cases that the backend does not claim are
+    skipped, with the reason.
 
     Args:
         name: The backend's name.
-        op: Only this op; else every op that has the name.
+        op: Only this op; by default all ops that have the name.
         phase: Only this phase.
         dtype: Only this dtype, by name.
-        device: Where, as `Runtime.find_platform` takes it; else the runtime's platform.
-        quick: Shorter sequences, and most cases in one dtype only.
-        runtime: Where it is registered; else a new one with the installed plugins loaded.
+        device: The device, in any form that `Runtime.find_platform` takes; by default the runtime's platform.
+        quick: Whether to use shorter sequences, and to run most cases in one dtype only.
+        runtime: The runtime with the backend; by default a new one with the installed plugins loaded.
 
     Raises:
         UnknownBackendError: There is no such backend.
-        PlatformError: The device is not there.
-        SwitchrailError: Another argument means nothing.
+        PlatformError: The device does not exist.
+        SwitchrailError: Another argument is invalid.
     """
     with isolated() if runtime is None else nullcontext(runtime) as where:
         if runtime is None:

@@ -1,4 +1,4 @@
-"""Inputs that break the contract, derived from it: each must be refused before anything is written."""
+"""Checks that inputs which break the contract are refused before anything is written."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from switchrail.testing.inputs import Sample
 
 
 def refusals(setting: Setting) -> None:
-    """Every input that breaks the contract is a `ContractError`, and nothing is written.
+    """Checks that each invalid input raises a `ContractError` and that nothing is written.
 
-    Each is tried with a layer of its own and with one that has had right calls: what a backend remembers of
-    them must not let a wrong one pass.
+    Each input is tried with a new layer and with one that has had valid calls: a backend's caches must not
+    let an invalid call pass.
     """
     call, another = (setting.call(rows, strided=False) for rows in ((5, 3), (4, 3, 2)))
     layers = {"": setting.backend, " of a layer that was called before": on_one_layer(setting).backend}
@@ -43,7 +43,7 @@ def refusals(setting: Setting) -> None:
 
 
 def _refused(what: str, broken: Sample, backend: AnyBackend) -> None:
-    copy = dataclasses.replace(broken.clone(), batch=broken.batch)  # whose strides a copy would lose
+    copy = dataclasses.replace(broken.clone(), batch=broken.batch)  # a copied batch would lose its strides
     try:
         copy.run(backend)
     except ContractError:

@@ -1,4 +1,4 @@
-"""Running the cases, and what came of each."""
+"""Runs cases and records their outcomes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Status = Literal["passed", "failed", "skipped"]
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a case.
+    """The outcome of a case.
 
     Attributes:
         case: The case.
-        status: Whether it held; `skipped` where it can't be run here.
-        measured: What was measured, where something was.
+        status: Whether it passed; `skipped` if it can't be run here.
+        measured: The measured error, if any.
         message: Why it failed or was skipped.
-        causes: What was found out about a failure, in words that all failures of a kind share.
+        causes: The causes found for a failure, in the same words for all failures of a kind.
         possible: Causes that it neither shows nor contradicts.
-        seconds: How long it took.
+        seconds: The time that it took.
     """
 
     case: Case
@@ -49,7 +49,7 @@ class Outcome:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As one object of the JSON document."""
+        """Converts to an object of the JSON document."""
         measured = self.measured
         return {
             "id": self.case.id,
@@ -65,7 +65,7 @@ class Outcome:
 
 
 def run_case(case: Case) -> Outcome:
-    """Runs a case; whatever the backend raises is a failure."""
+    """Runs a case. Any exception of the backend is a failure."""
     start = time.perf_counter()
     status: Status = "passed"
     measured: Measured | None = None
@@ -93,7 +93,7 @@ def run_case(case: Case) -> Outcome:
 
 
 def causes_of(failure: Exception) -> tuple[str, ...]:
-    """The causes that were found for a case's exception."""
+    """The causes found for a case's exception."""
     if isinstance(failure, Mismatch):
         return failure.causes
     return () if isinstance(failure, AssertionError) else (f"it raised {type(failure).__name__}",)

@@ -1,4 +1,4 @@
-"""Calls that are held against the oracle, as data: those of all ops, of several, and each op's own."""
+"""Calls to compare with the oracle, as data: for all ops, for groups of ops, and each op's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a case runs: the backend, the phase, the dtype, the device; and the calls that suit them."""
+"""The setting of a case (backend, phase, dtype, device), and calls for it."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ DELTA = tuple(
 )
 
 _SMALL = 16
-"""The head size, and the tokens of a page, of calls that don't ask for others, where they are claimed."""
+"""The preferred head size and page size of calls; the nearest ones that the backend claims are used."""
 
 _PASTS = (0, 14, 15, 16, 39, 62, 63, 64, 100, 7)
-"""Tokens in the cache before those of the call, sequence by sequence, over again where there are more."""
+"""Tokens cached before the call, by sequence, repeated if there are more sequences."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a check measured.
+    """The measurement of a check.
 
     Attributes:
         error: The largest error.
-        bound: What it may be.
-        note: What else is worth knowing.
+        bound: The largest allowed error.
+        note: Additional information.
     """
 
     error: Error
@@ -51,20 +51,20 @@ class Measured:
     note: str = ""
 
     def __or__(self, other: Measured) -> Measured:
-        """Both together, by the larger errors and bounds."""
+        """Combines two measurements: the larger errors and bounds."""
         return Measured(self.error | other.error, self.bound | other.bound, self.note or other.note)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Where a case runs.
+    """The setting in which a case runs.
 
     Attributes:
-        subject: What is checked.
+        subject: The backend to check.
         phase: The phase.
         dtype: The dtype of activations.
         device: The device.
-        quick: Whether long cases are made short.
+        quick: Whether to shorten long cases.
     """
 
     subject: Subject
@@ -94,13 +94,13 @@ class Setting:
         return self.subject.build()
 
     def call(self, lengths: Sequence[int], *, past: bool | None = None, **arguments: Any) -> Sample:
-        """A random call of the sizes that the backend claims, unless `arguments` name others.
+        """A random call with sizes that the backend claims, unless `arguments` set others.
 
         Args:
-            lengths: The rows of each sequence; in decode only their number counts.
-            past: Of a paged op, whether its sequences have tokens in the cache already; unless in prefill
-                they have where this is None.
-            arguments: As the op's generator takes them.
+            lengths: The rows of each sequence. In decode only the number of sequences is used.
+            past: For a paged op, whether its sequences have tokens cached before the call. None means in all
+                phases except prefill.
+            arguments: Arguments of the op's generator.
         """
         phase = arguments.get("phase", self.phase)
         if phase == "decode":
@@ -116,10 +116,11 @@ class Setting:
         return self.definition.generator(lengths, **given)
 
     def verify(self, call: Sample, hardness: Hardness = "usual") -> Measured:
-        """Holds a call against the oracle, in verify with every number of accepted rows.
+        """Compares a call with the oracle; in verify with each number of accepted rows.
 
         Raises:
-            AssertionError: It is off, or something was written that is not the call's to write.
+            AssertionError: The error exceeds the bound, or the backend wrote to memory that the call must not
+                change.
         """
         bound = BOUNDS[hardness][self.dtype]
         if call.phase == "verify" and self.op in RECURRENT:
@@ -127,10 +128,10 @@ class Setting:
         return Measured(verify(self.backend, call, bound=bound), bound)
 
     def compare(self, actual: Sample, expected: Sample) -> Measured:
-        """Holds what a call has written against the oracle's copy of it.
+        """Compares the results of a call with the oracle's.
 
         Raises:
-            AssertionError: It is off.
+            AssertionError: The error exceeds the bound.
         """
         worst = Measured(Error(0.0, 0.0), BOUNDS["usual"][self.dtype])
         for name, result in actual.results.items():
@@ -142,7 +143,7 @@ class Setting:
         return worst
 
     def run(self, call: Sample) -> Sample:
-        """A copy of a call, made."""
+        """Runs a copy of a call and returns it."""
         done = call.clone()
         done.run(self.backend)
         return done
@@ -171,7 +172,7 @@ class Setting:
 
 
 def head_size_pair(size: int | Sequence[int]) -> tuple[int, int]:
-    """A claimed head size as one of q and k, and one of v."""
+    """Converts a claimed head size to a pair: of q and k, of v."""
     if isinstance(size, int):
         return size, size
     key_size, value_size = size

@@ -1,4 +1,4 @@
-"""Calls with a few numbers put in by hand, where the generators' own would hide a mistake."""
+"""Calls with some values set by hand, where random values would hide a mistake."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from switchrail.testing.conformance.setting import Measured, Setting
 
 
 def untouched_slots(setting: Setting) -> Measured:
-    """Slots that no sequence writes keep what they hold; NaN would hide what is added."""
+    """Checks that slots which no sequence writes keep their values. NaN would hide additions to them."""
     call = setting.call((70, 9, 0, 33), padding=(1,))
     state = call.state
     state[state.isnan()] = 0.5
@@ -16,7 +16,7 @@ def untouched_slots(setting: Setting) -> Measured:
 
 
 def forgetting(setting: Setting) -> Measured:
-    """Every eighth decay is 0, all others are near 1, which a sum of their logs must not lose."""
+    """Sets each eighth decay to 0 and all others near 1, which a sum of logs must not lose."""
     call = setting.call((100, 33), gate="near_one", initial="all")
     gate = call.tensors["g"]
     assert gate is not None
@@ -25,7 +25,7 @@ def forgetting(setting: Setting) -> Measured:
 
 
 def as_given(setting: Setting) -> Measured:
-    """Without `qk_l2norm`, queries and keys count as they are."""
+    """Checks that queries and keys are used unnormalised without `qk_l2norm`."""
     call = setting.call((70, 9), qk_l2norm=False)
     for name, factor in (("q", 3.0), ("k", 0.75)):
         tensor = call.tensors[name]

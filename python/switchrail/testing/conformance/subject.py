@@ -1,4 +1,4 @@
-"""What is checked: a backend with the capabilities that its registration claims."""
+"""The backend to check, with the capabilities that its registration claims."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A backend, and what it claims.
+    """A backend and its claims.
 
     Attributes:
         op: The op.
         name: The backend's name.
         phases: The phases that it serves.
-        capabilities: As `Registration.capabilities` has them; what is empty or left out restricts nothing.
+        capabilities: `Registration.capabilities`; empty or missing entries restrict nothing.
         build: Constructs it.
-        misfit: Why it can't serve a phase in a dtype where it is checked; None where it can.
+        misfit: Returns why it can't serve a phase in a dtype on the platform, or None if it can.
     """
 
     op: str
@@ -38,10 +38,10 @@ class Subject:
 
     @staticmethod
     def of(runtime: Runtime, op: str, name: str, platform: Platform, phase: str | None = None) -> Subject:
-        """A backend that is named as to `Runtime.backend`, with the configuration in effect, on a platform.
+        """A registered backend with its current configuration, on a platform; see `Runtime.backend`.
 
         Raises:
-            UnknownBackendError: There is none.
+            UnknownBackendError: There is no such backend.
         """
         registration = runtime.backend(op, name, phase)
 
@@ -69,17 +69,17 @@ class Subject:
         )
 
     def claims(self, kind: str) -> list[Any]:
-        """What it claims under a name such as `head_sizes`; empty where nothing is restricted."""
+        """Its claims under a name such as `head_sizes`; an empty list restricts nothing."""
         return list(self.capabilities.get(kind) or ())
 
     @property
     def dtypes(self) -> list[str]:
-        """The dtypes of activations that it takes."""
+        """The dtypes of activations that it supports."""
         return self.claims("dtypes") or list(FLOATS)
 
     @property
     def features(self) -> frozenset[str]:
-        """What it can do besides."""
+        """The optional features that it claims."""
         return frozenset(self.claims("features"))
 
 
