@@ -1,9 +1,9 @@
-"""Finds attention-kernel plugins, decides which kernel serves which layer, and sends each call there.
+"""Finds attention-kernel plugins, decides which kernel serves which layer, and dispatches each layer's calls.
 
-Importing this package imports nothing else: each name is imported from its home when it is first asked for.
+Importing this package imports nothing else: each name is imported from its module on first use.
 """
 
-# Neither typing nor __future__: to import them would take longer than all the rest.
+# No import of typing or __future__: these would take longer than the rest of the package.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from switchrail.runtime import Runtime
 
     current_platform: Platform
-    """The platform of the current runtime, chosen when it is first asked for."""
+    """The platform of the current runtime, chosen on first use."""
     __version__: str
     """The installed distribution's version."""
 

@@ -1,4 +1,4 @@
-"""`python -m switchrail`: the command, where its script is not on the path."""
+"""Runs the command as `python -m switchrail`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of arguments: a wrong type or a value out of range is an ArgumentError that names the argument."""
+"""Checks arguments. A wrong type or a value out of range raises an ArgumentError that names the argument."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 MOST = 2**32 - 1
-"""The largest size and count that the core keeps."""
+"""The largest size and count that the core can store."""
 
 
 def names_checked(function: F) -> F:
-    """Decorates a function: a keyword that it doesn't have is an `ArgumentError` with the nearest ones."""
-    valid = tuple(signature(function).parameters)[1:]  # without self
+    """Decorates a function to raise an `ArgumentError` with the nearest names for unknown keywords."""
+    valid = tuple(signature(function).parameters)[1:]  # without `self`
 
     @wraps(function)
     def checked(*values: Any, **named: Any) -> Any:
@@ -35,7 +35,7 @@ def check_names(function: str, given: Iterable[str], valid: Collection[str]) -> 
     """Refuses keywords that a function doesn't have.
 
     Raises:
-        ArgumentError: One of them is not valid; the error has the nearest ones.
+        ArgumentError: A keyword is unknown; the error has the nearest valid ones.
     """
     for name in given:
         if name not in valid:
@@ -50,7 +50,7 @@ def check_names(function: str, given: Iterable[str], valid: Collection[str]) -> 
 
 
 def lists_options(options: type, defaults: Mapping[str, Any]) -> Callable[[F], F]:
-    """Decorates a function that takes `**options`: its signature, which `help` shows, lists them one by one.
+    """Decorates a function that takes `**options`, so that its signature (and `help`) lists them one by one.
 
     Args:
         options: The `TypedDict` of the options.
@@ -72,24 +72,24 @@ def lists_options(options: type, defaults: Mapping[str, Any]) -> Callable[[F], F
 
 
 def refused(argument: str, found: object, valid: str) -> ArgumentError:
-    """The error for an argument that can't be meant."""
+    """The error for an invalid argument."""
     problem = f"{argument} is {described(found)}; valid: {valid}"
     return ArgumentError(problem, argument=argument, found=found)
 
 
 def described(found: object) -> str:
-    """A value in short, as Python writes it; its type where it can't be written."""
+    """The value's shortened `repr`, or its type if `repr` fails."""
     try:
         return reprlib.repr(found)
-    except Exception:  # a number of more digits than Python writes
+    except Exception:  # for example an integer with too many digits
         return f"a {type(found).__name__}"
 
 
 def text(argument: str, found: object) -> str:
-    """A text that can be encoded.
+    """Checks that an argument is a string that can be encoded.
 
     Raises:
-        ArgumentError: It is something else, or has half of a surrogate pair.
+        ArgumentError: It is not a string, or has a lone surrogate.
     """
     if isinstance(found, str):
         try:
@@ -101,15 +101,15 @@ def text(argument: str, found: object) -> str:
 
 
 def optional_text(argument: str, found: object) -> str | None:
-    """A text as in `text`, or None."""
+    """Checks like `text`, but accepts None."""
     return None if found is None else text(argument, found)
 
 
 def flag(argument: str, found: object) -> bool:
-    """True or False, and no number in their place.
+    """Checks that an argument is a bool.
 
     Raises:
-        ArgumentError: It is something else.
+        ArgumentError: It is not.
     """
     if isinstance(found, bool):
         return found
@@ -117,10 +117,10 @@ def flag(argument: str, found: object) -> bool:
 
 
 def whole(argument: str, found: object, least: int = 0, most: int = MOST) -> int:
-    """A whole number within bounds, both included; True and False are none.
+    """Checks that an argument is an integer (not a bool) within inclusive bounds.
 
     Raises:
-        ArgumentError: It is something else, or out of bounds.
+        ArgumentError: It is not.
     """
     number = _index(found)
     if number is None or not least <= number <= most:
@@ -129,10 +129,10 @@ def whole(argument: str, found: object, least: int = 0, most: int = MOST) -> int
 
 
 def pair(argument: str, found: object, least: int = 0, meaning: str = "two whole numbers") -> tuple[int, int]:
-    """Two whole numbers as a tuple or list.
+    """Checks that an argument is a tuple or list of two integers.
 
     Raises:
-        ArgumentError: It is something else, or one is out of bounds.
+        ArgumentError: It is not, or an integer is out of bounds.
     """
     if isinstance(found, (tuple, list)) and len(found) == 2:
         first, second = (_index(each) for each in found)
@@ -150,11 +150,11 @@ def several(argument: str, values: Iterable[T] | None, *, optional: bool = False
 
     Args:
         argument: Its name.
-        values: What was given.
-        optional: Whether None will do, for no value.
+        values: The given values.
+        optional: Whether to accept None as no values.
 
     Raises:
-        ArgumentError: One text was given, or nothing that has values.
+        ArgumentError: The argument is a single string, or not iterable.
     """
     if optional and values is None:
         return []
@@ -164,20 +164,20 @@ def several(argument: str, values: Iterable[T] | None, *, optional: bool = False
 
 
 def texts(argument: str, values: Iterable[str] | None, *, optional: bool = False) -> list[str]:
-    """The values of an argument that takes several texts.
+    """The values of an argument that takes several strings.
 
     Raises:
-        ArgumentError: One text was given, or something among them is no text.
+        ArgumentError: The argument is a single string, or a value is not a string.
     """
     found = several(argument, values, optional=optional)
     return [text(f"{argument}[{index}]", value) for index, value in enumerate(found)]
 
 
 def by_name(argument: str, values: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A mapping whose keys are texts; None is an empty one.
+    """Checks that an argument is a mapping with strings as keys; None becomes an empty one.
 
     Raises:
-        ArgumentError: It is something else.
+        ArgumentError: It is not.
     """
     if values is None:
         return {}
@@ -187,19 +187,19 @@ def by_name(argument: str, values: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def texts_by_name(argument: str, values: Mapping[str, str] | None) -> dict[str, str]:
-    """A mapping of texts to texts; None is an empty one.
+    """Checks that an argument maps strings to strings; None becomes an empty mapping.
 
     Raises:
-        ArgumentError: It is something else.
+        ArgumentError: It does not.
     """
     return {key: text(f"{argument}[{key!r}]", value) for key, value in by_name(argument, values).items()}
 
 
 def instance(argument: str, found: object, cls: type[T]) -> T:
-    """An object of a class.
+    """Checks that an argument is an instance of a class.
 
     Raises:
-        ArgumentError: It is of another.
+        ArgumentError: It is not.
     """
     if isinstance(found, cls):
         return found

@@ -1,4 +1,4 @@
-"""Registers the backends of this distribution by class path: nothing is imported for it, not even torch."""
+"""Registers the backends of this distribution by class path, without importing them or torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def register_builtins(registry: Registry) -> None:
-    """Registers `torch`, the default, and `reference`, which is never chosen unasked, for each op.
+    """Registers for each op `torch`, the default, and `reference`, which is only used if a user chooses it.
 
     Args:
         registry: An open transaction.

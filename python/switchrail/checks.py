@@ -1,4 +1,4 @@
-"""How objects that hold a user's options refuse values."""
+"""Validates the values of options objects."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Error = TypeVar("Error", bound=SwitchrailError)
 
 
 def refuse(error: type[Error], owner: str, checks: Iterable[tuple[str, object, bool, str]]) -> None:
-    """Raises one error that lists every value which its check turned down.
+    """Raises one error that lists all invalid values, if there are any.
 
     Args:
         error: The class to raise; its fields are `problems` (name -> message) and `valid` (name -> text).
-        owner: What the values belong to, for the message.
-        checks: For each value its name, the value found, whether it is right, and what would be right.
+        owner: The object that has the values, for the message.
+        checks: For each value its name, the value, whether it is valid, and a description of valid values.
     """
     wrong = [(name, found, valid) for name, found, right, valid in checks if not right]
     if wrong:
@@ -32,25 +32,25 @@ def refuse(error: type[Error], owner: str, checks: Iterable[tuple[str, object, b
 
 
 def shown(found: object) -> str:
-    """What was found, in words that fit a message."""
-    if isinstance(found, int) and abs(found) >= _BEYOND:  # which Python may refuse to write out
+    """The value as messages show it."""
+    if isinstance(found, int) and abs(found) >= _BEYOND:  # Python may refuse to format it
         return f"one of {found.bit_length()} bits; 64 are possible"
     try:
         return f"{found!r:.200}"
-    except Exception as error:  # its own code
+    except Exception as error:  # from its `__repr__`
         return f"a {type(found).__qualname__}, whose repr raised {type(error).__qualname__}"
 
 
 def is_integer(value: object, least: int) -> TypeGuard[int]:
-    """Whether `value` is an integer (and no bool) of at least `least`."""
+    """Whether `value` is an integer (not a bool) of at least `least`."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value
 
 
 def is_count(value: object, least: int = 1) -> TypeGuard[int]:
-    """Whether `value` is an integer (and no bool) of at least `least`, that 64 bits can hold."""
+    """Whether `value` is an integer (not a bool) of at least `least` that fits in 64 bits."""
     return is_integer(value, least) and value < _BEYOND
 
 
 def is_number(value: object) -> bool:
-    """Whether `value` is a real number (and no bool) that a float can hold."""
+    """Whether `value` is a real number (not a bool) that a float can hold."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

@@ -1,6 +1,6 @@
-"""Backend configurations: a dataclass or pydantic model as the type, JSON values as the form that is kept.
+"""Backend configurations: typed as a dataclass or pydantic model, stored as JSON values.
 
-pydantic is imported with the first backend that has a configuration.
+pydantic is only imported if a backend has a configuration.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 def read_defaults(config: object, where: str) -> tuple[type[Any] | None, dict[str, Any]]:
-    """The type and the default values of what a registration gives as `config`.
+    """The type and the default values of a registration's `config`.
 
     Args:
         config: None, a dataclass or pydantic model type, or an instance of one with the defaults.
-        where: What is registered, for messages.
+        where: The registration, for messages.
 
     Raises:
-        ConfigError: It is something else, its type can't be read, or a field has no valid default that
-            JSON can hold.
+        ConfigError: It is something else, its type can't be read, or a field has no valid default that JSON
+            can represent.
     """
     if config is None:
         return None, {}
@@ -46,11 +46,11 @@ def read_defaults(config: object, where: str) -> tuple[type[Any] | None, dict[st
 
 
 def validate(config_type: type[Any], values: Mapping[str, Any], where: str) -> Any:
-    """An object of the type from JSON values: nothing is converted, a name that it doesn't have is refused.
+    """Makes an instance of the type from JSON values. Converts no values and refuses unknown names.
 
     Raises:
-        ConfigError: With every problem: which field, what was found, what it should be, the nearest name. Or
-            the type's own code raised something.
+        ConfigError: Values are invalid; the error lists each field, its value, the valid values and the
+            nearest names. Or the type's own code raised an exception.
     """
     from pydantic import ValidationError
 
@@ -59,7 +59,7 @@ def validate(config_type: type[Any], values: Mapping[str, Any], where: str) -> A
         return adapter.validate_json(json.dumps(values), strict=True, extra="forbid")
     except ValidationError as error:
         details = error.errors(include_url=False)
-    except Exception as error:  # of __post_init__, a default_factory or a validator
+    except Exception as error:  # from __post_init__, a default_factory or a validator
         raise ConfigError(
             f"{where}: making a {config_type.__qualname__} of {values!r:.200} raised {error!r}",
             problems=(repr(error),),
@@ -79,16 +79,16 @@ def validate(config_type: type[Any], values: Mapping[str, Any], where: str) -> A
 
 
 def to_json_values(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The values in the form that is kept: what JSON has, an enum by its value, a path as text.
+    """Converts values to JSON: an enum to its value, a path to a string.
 
     Raises:
-        ConfigError: JSON has nothing for one of them.
+        ConfigError: A value has no JSON representation.
     """
     from pydantic_core import to_jsonable_python
 
     try:
         converted = to_jsonable_python(dict(values))
-        json.dumps(converted, allow_nan=False, ensure_ascii=False).encode()  # no lone surrogates either
+        json.dumps(converted, allow_nan=False, ensure_ascii=False).encode()  # refuses lone surrogates too
     except ValueError as error:
         raise ConfigError(f"{where}: {error}; valid: what JSON can hold", found=dict(values)) from error
     return dict(converted)
@@ -112,7 +112,7 @@ def _adapter(config_type: type[Any], where: str) -> TypeAdapter[Any]:
 
     try:
         adapter = TypeAdapter(config_type)
-        adapter.rebuild(raise_errors=True)  # else a name that can't be found is told at the first use
+        adapter.rebuild(raise_errors=True)  # reports unresolved names now, not at the first use
     except (PydanticUserError, NameError, TypeError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(

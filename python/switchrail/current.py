@@ -19,7 +19,7 @@ _current: Runtime | None = None
 
 
 def current_runtime() -> Runtime:
-    """The default runtime, made when it is first asked for."""
+    """The default runtime, created on first use."""
     global _current
     with _lock:
         if _current is None:
@@ -28,12 +28,12 @@ def current_runtime() -> Runtime:
 
 
 def peek_current() -> Runtime | None:
-    """The default runtime, if it was made already."""
+    """The default runtime, or None if it was not created yet."""
     return _current
 
 
 def swap_current(runtime: Runtime | None) -> Runtime | None:
-    """Makes another runtime the default one; returns the one before, None where none was made yet."""
+    """Replaces the default runtime; returns the previous one, or None."""
     global _current
     with _lock:
         before, _current = _current, runtime
@@ -46,14 +46,14 @@ class _Current(Registrar):
 
 
 register = _Current().register
-"""Registers a backend with the default runtime; see `Registrar.register`."""
+"""Registers a backend in the default runtime; see `Registrar.register`."""
 
 hook = _Current().hook
-"""Puts a hook in force, in the name of the default runtime; see `Registrar.hook`."""
+"""Adds a hook to the default runtime; see `Registrar.hook`."""
 
 
 def load(
     plugins: Sequence[str] | None = None, *, strict: bool = False, timeout: float | None = None
 ) -> tuple[Plugin, ...]:
-    """Loads the installed plugins, or those named, into the default runtime; see `Loader.load`."""
+    """Loads the installed plugins, or the named ones, into the default runtime; see `Loader.load`."""
     return current_runtime().load(plugins, strict=strict, timeout=timeout)

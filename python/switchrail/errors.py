@@ -1,4 +1,4 @@
-"""Every exception that Switchrail raises; each is also a subclass of the built-in that fits it."""
+"""The exceptions of Switchrail. Each is also a subclass of the built-in exception that fits it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from switchrail.foreign import in_lines
 
 
 class SwitchrailError(Exception):
-    """Base of all errors of this library.
+    """Base class of all errors of this library.
 
-    The message says what was wrong, what was found and what would be valid, fit for a terminal: control
-    characters are escaped, and what is longer than `switchrail.foreign.LINES` is cut. The same facts, as they
-    are, are attributes, one for each keyword that was given, and together in `fields`. Pickling keeps them.
+    The message names the problem, the value found and the valid values. It is safe for a terminal: control
+    characters are escaped, and text longer than `switchrail.foreign.LINES` is cut. The unmodified facts are
+    attributes, one per keyword argument, and also in `fields`. Pickling keeps them.
 
     Attributes:
         message: The text for people.
         fields: The facts by name.
-        valid: What would have been accepted, where that can be listed.
+        valid: The valid values, if they can be listed.
         nearest: The valid names nearest to the one found, best first.
     """
 
@@ -35,31 +35,31 @@ class SwitchrailError(Exception):
 
 
 class UnknownOpError(SwitchrailError, ValueError):
-    """A name that is no op. Fields: `found`, `valid`, `nearest`."""
+    """The name of an op is unknown. Fields: `found`, `valid`, `nearest`."""
 
 
 class UnknownPhaseError(SwitchrailError, ValueError):
-    """A name that is no phase, or no phase at all. Fields: `found`, `valid`, `nearest`."""
+    """The name of a phase is unknown, or no phase was given. Fields: `found`, `valid`, `nearest`."""
 
 
 class UnknownDtypeError(SwitchrailError, ValueError):
-    """A name that is no dtype. Fields: `found`, `valid`, `nearest`."""
+    """The name of a dtype is unknown. Fields: `found`, `valid`, `nearest`."""
 
 
 class UnknownDeviceError(SwitchrailError, ValueError):
-    """A name that is no kind of device. Fields: `found`, `valid`, `nearest`."""
+    """The name of a device kind is unknown. Fields: `found`, `valid`, `nearest`."""
 
 
 class PreferenceError(SwitchrailError, ValueError):
-    """A choice of backend under a key that means nothing. Fields: `found`, `valid`, `nearest`."""
+    """A preference has an invalid key. Fields: `found`, `valid`, `nearest`."""
 
 
 class RegistrationError(SwitchrailError, ValueError):
-    """A backend, or a plugin's function, that can't be meant. Fields: `op`, `name`, `field`, `problem`."""
+    """The registration of a backend or function is invalid. Fields: `op`, `name`, `field`, `problem`."""
 
 
 class ArgumentError(SwitchrailError, TypeError):
-    """A value of a type that the argument doesn't take, or no such argument. Fields: `argument`, `found`."""
+    """An argument has a wrong type, or its name is unknown. Fields: `argument`, `found`."""
 
 
 class NameTakenError(RegistrationError):
@@ -67,15 +67,15 @@ class NameTakenError(RegistrationError):
 
 
 class ConflictError(RegistrationError):
-    """Another transaction committed first what this one counted on. Fields: `op`, `found`, `owner`."""
+    """Another transaction committed a conflicting change first. Fields: `op`, `found`, `owner`."""
 
 
 class TransactionClosedError(SwitchrailError, RuntimeError):
-    """A write to a transaction that has ended."""
+    """A change was staged in a transaction that has ended."""
 
 
 class UnknownBackendError(SwitchrailError, LookupError):
-    """No backend of that name for the op. Fields: `op` or `key`, `found`, `valid`, `nearest`."""
+    """The op has no backend of that name. Fields: `op` or `key`, `found`, `valid`, `nearest`."""
 
 
 class BackendUnfitError(SwitchrailError, ValueError):
@@ -83,7 +83,7 @@ class BackendUnfitError(SwitchrailError, ValueError):
 
     @property
     def because(self) -> str:
-        """Why it can't, in words."""
+        """The reason, for messages."""
         return self.message.partition("\n")[0].partition(": ")[2]
 
 
@@ -92,31 +92,31 @@ class NoBackendError(SwitchrailError, LookupError):
 
 
 class BackendImportError(SwitchrailError, ImportError):
-    """The chosen backend's path doesn't lead to a backend for its op.
+    """The path of the chosen backend doesn't lead to a backend for its op.
 
-    Fields: `backend`, `op`, `path`; `missing`, the part of the path that does not exist, or None; when it was
-    to be constructed, `problem`, the message without the ways out.
+    Fields: `backend`, `op`, `path`; `missing`, the part of the path that does not exist, or None; and, if it
+    was to be constructed, `problem`, the message without suggestions.
     """
 
 
 class ConfigError(SwitchrailError, ValueError):
-    """Values that a configuration or options object doesn't take. Fields: `problems`, `valid`."""
+    """A configuration or options object has invalid values. Fields: `problems`, `valid`."""
 
 
 class LayoutError(SwitchrailError, ValueError):
-    """A model configuration from which the layers can't be read. Fields: `model_type`, `key`, `found`."""
+    """The layers can't be read from a model's configuration. Fields: `model_type`, `key`, `found`."""
 
 
 class UnknownModelError(LayoutError):
-    """A `model_type` that has no layout. Fields: `found`, `valid`, `nearest`."""
+    """The `model_type` is unknown. Fields: `found`, `valid`, `nearest`."""
 
 
 class UnknownLayerError(SwitchrailError, LookupError):
-    """A layer id outside the layout. Fields: `found`, `model`, `layers`."""
+    """The layer id is outside the layout. Fields: `found`, `model`, `layers`."""
 
 
 class LayerTypeError(SwitchrailError, TypeError):
-    """No layer was given, or something that is no layer id. Fields: `found`, `model`, `layers`."""
+    """No layer was given, or the layer id is not an int. Fields: `found`, `model`, `layers`."""
 
 
 class NoRouteError(SwitchrailError, LookupError):
@@ -124,103 +124,103 @@ class NoRouteError(SwitchrailError, LookupError):
 
 
 class StalePlanError(SwitchrailError, LookupError):
-    """A plan names a backend that is not registered as it was. Fields: `op`, `backend`, `origin`, `found`."""
+    """A plan's backend is not registered as in the plan. Fields: `op`, `backend`, `origin`, `found`."""
 
 
 class SchemaError(SwitchrailError, ValueError):
-    """A document that can't be read, or has another schema version. Fields: `found`, `valid`."""
+    """A document is invalid or has another schema version. Fields: `found`, `valid`."""
 
 
 class OrderError(SwitchrailError, ValueError):
-    """Order constraints that form a cycle. Fields: `members`."""
+    """Order constraints form a cycle. Fields: `members`."""
 
 
 class HookError(SwitchrailError, ValueError):
-    """A hook that can't work on its target. Fields: `target`, `valid`, `nearest`."""
+    """A hook can't be put on its target. Fields: `target`, `valid`, `nearest`."""
 
 
 class PluginError(SwitchrailError, ImportError):
-    """Plugins that failed to load, in strict mode. Fields: `plugins`."""
+    """Plugins failed to load, in strict mode. Fields: `plugins`."""
 
 
 class EntryPointError(SwitchrailError, ImportError):
-    """An entry point that leads to nothing that can be loaded. Fields: `target`, `nearest`."""
+    """An entry point leads to nothing that can be loaded. Fields: `target`, `nearest`."""
 
 
 class UnknownPluginError(SwitchrailError, LookupError):
-    """A plugin was asked for that is not installed. Fields: `found`, `valid`, `nearest`."""
+    """A requested plugin is not installed. Fields: `found`, `valid`, `nearest`."""
 
 
 class LockError(SwitchrailError, ValueError):
-    """A lock that can't be read, written or held to.
+    """A lock can't be read, written or applied.
 
-    Fields: `path` and `problem`; `difference` where Switchrail itself is not what was locked.
+    Fields: `path` and `problem`; or `difference` if Switchrail itself differs from the lock.
     """
 
 
 class LoadReentryError(SwitchrailError, RuntimeError):
-    """A plugin had the runtime look for plugins, or load them, while it was being loaded itself."""
+    """A plugin discovered or loaded plugins while it was being loaded itself."""
 
 
 class UnpicklableError(SwitchrailError, TypeError):
-    """A runtime with something in it that can't be found by name elsewhere. Fields: `problems`."""
+    """A runtime has objects that other processes can't find by name. Fields: `problems`."""
 
 
 class InstallationError(SwitchrailError, RuntimeError):
-    """A process that can't be made like the one that it is for. Fields: `differences`."""
+    """This process can't restore another process's runtime. Fields: `differences`."""
 
 
 class RankError(SwitchrailError, RuntimeError):
-    """Ranks of a distributed job that differ, or did not come. Fields: `ranks`, what is wrong by rank."""
+    """Ranks of a distributed job differ or did not respond. Fields: `ranks`, the problems by rank."""
 
 
 class PlatformError(SwitchrailError, RuntimeError):
-    """A device or platform that is not there, or several where one is needed. Fields: `found`, `valid`."""
+    """A device or platform does not exist, or several match. Fields: `found`, `valid`."""
 
 
 class PlatformPluginError(PlatformError):
-    """A platform plugin that failed. Fields: `plugin`, `traceback`."""
+    """A platform plugin failed. Fields: `plugin`, `traceback`."""
 
 
 class PlatformReentryError(PlatformError):
-    """A platform plugin asked for the platform or for plugins while it was asked itself."""
+    """A platform plugin asked for the platform or for plugins while it was being asked itself."""
 
 
 class NotProvidedError(SwitchrailError, NotImplementedError):
-    """A platform does not provide a method. Fields: `platform`, `method`."""
+    """A platform does not implement a method. Fields: `platform`, `method`."""
 
 
 class CapabilityError(SwitchrailError, ValueError):
-    """A compute capability that can't be written as one number. Fields: `found`, `valid`."""
+    """A compute capability can't be written as one integer. Fields: `found`, `valid`."""
 
 
 class NewPluginError(SwitchrailError, ValueError):
-    """A plugin that can't be written under that name, or there. Fields: `found`."""
+    """A new plugin can't have this name or folder. Fields: `found`."""
 
 
 class CheckpointError(SwitchrailError, ValueError):
-    """A checkpoint folder that can't be read. Fields: `path`."""
+    """A checkpoint folder can't be read. Fields: `path`."""
 
 
 class RequestError(SwitchrailError, ValueError):
-    """A request that the engine can't serve, now or ever. Fields: what was asked for and what is possible."""
+    """The engine can't serve a request, now or ever. Fields: the requested and the possible values."""
 
 
 class EngineError(SwitchrailError, RuntimeError):
-    """An engine that is closed, in a step, or of another process. Fields: `process`, `found`, or none."""
+    """The engine is closed, in a step, or of another process. Fields: `process`, `found`, or none."""
 
 
 class DispatchError(SwitchrailError, RuntimeError):
-    """A layer's op ran another number of times in a step than once. Fields: `layer`, `op`, `found`."""
+    """An op of a layer did not run exactly once in a step. Fields: `layer`, `op`, `found`."""
 
 
 class TimesError(SwitchrailError, ValueError):
-    """Measured times that can't be read or written. Fields: `path`, `problem`."""
+    """The file of measured times can't be read or written. Fields: `path`, `problem`."""
 
 
 class NoCaseError(SwitchrailError, LookupError):
-    """The conformance suite has nothing to run. Fields: `found`."""
+    """No case of the conformance suite matches. Fields: `found`."""
 
 
 class ContractError(SwitchrailError, ValueError):
-    """An argument that breaks its op's contract. Fields: `op`, `argument`, `found`, `valid`."""
+    """An argument breaks its op's contract. Fields: `op`, `argument`, `found`, `valid`."""

@@ -1,4 +1,4 @@
-"""Looking at a file before it is read: a pipe never ends, and a file can be larger than the memory."""
+"""Checks files before they are read: a pipe may never end, and a file may exceed the memory."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import stat
 from typing import Final
 
 LIMIT: Final = 64 << 20
-"""Bytes of a document that is parsed; the largest index of a published model has 15 MB."""
+"""Largest document that is parsed, in bytes. The largest index of a published model has 15 MB."""
 
 
 def check_file(path: str | os.PathLike[str], limit: int = LIMIT) -> None:
-    """Checks that a path leads to a regular file that is no larger than its kind can be.
+    """Checks that a path leads to a regular file of at most `limit` bytes.
 
     Raises:
         OSError: It doesn't.

@@ -1,8 +1,8 @@
-"""Locks that a forked child can take: those that a fork waits for, and those that a child gets anew."""
+"""Locks that stay usable in a forked child: a fork waits for some, and the child recreates the others."""
 
 from __future__ import annotations
 
-import logging  # noqa: F401  # a reset may log: logging's own reset in the child has to be registered before
+import logging  # noqa: F401  # registers its own reset first: a reset here may log
 import os
 import threading
 import weakref
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 def lock_across_forks() -> threading.RLock:
-    """A lock for short work: a fork waits until no other thread holds it, or the child could never take it.
+    """A lock for short work. A fork waits until no other thread holds it, else a child could never take it.
 
-    A fork takes these locks in the reverse order of their making, so that one which is held while another is
-    taken has to be made after it. The thread that holds it can take it again: a signal handler may fork.
+    A fork takes these locks in the reverse order of their creation. So a lock that is held while another is
+    taken must be created after it. The lock is reentrant, because a signal handler may fork.
     """
     lock = threading.RLock()
     if hasattr(os, "register_at_fork"):
@@ -27,13 +27,13 @@ def lock_across_forks() -> threading.RLock:
 class SingleFlight:
     """Runs long work, such as foreign code, in one thread at a time; other threads wait for their turn.
 
-    A fork doesn't wait. In a forked child no work is running, whatever ran in the parent.
+    A fork doesn't wait. In a forked child no work is running, even if there was some in the parent.
 
     Args:
-        abandon: Called in a forked child if another thread was at work: its work will never end there.
+        abandon: Called in a forked child if another thread was working: its work will never end there.
 
     Attributes:
-        thread: The identifier of the thread whose work is running; None: no work is.
+        thread: The identifier of the working thread; None if no work is running.
     """
 
     def __init__(self, abandon: Callable[[], None] | None = None) -> None:
@@ -42,9 +42,9 @@ class SingleFlight:
         self._lock = threading.RLock()
         _flights.add(self)
 
-    # No context manager: an interrupt between its `__enter__` and the block would leave the lock taken.
+    # Not a context manager: an interrupt between its `__enter__` and the block would leave the lock taken.
     def run(self, work: Callable[[], T]) -> T:
-        """Does the work and returns its result. A thread that is at work may nest more work."""
+        """Runs the work and returns its result. A working thread may nest more work."""
         with self._lock:
             outer = self.thread
             try:

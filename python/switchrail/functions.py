@@ -1,4 +1,4 @@
-"""Functions that plugins and programs bring for the operations of platforms."""
+"""Functions that plugins and programs register for the operations of platforms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from switchrail.overrides import call_problem
 
 Capability = tuple[int, int]
 Support = tuple[str, Capability | None, Capability | None]
-"""A kind of device, the oldest compute capability that will do, and the newest; None: any."""
+"""A kind of device, and its lowest and highest supported compute capability; None means no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,9 @@ class Function:
 
     Attributes:
         operation: The operation's name.
-        target: The function, or its path `module:function`, which is imported when an engine is made.
-        devices: Where it runs.
-        source: Who brings it.
+        target: The function, or its path `module:function`, which is imported when an engine is created.
+        devices: The supported devices.
+        source: The plugin or program that registered it.
     """
 
     operation: str
@@ -34,7 +34,7 @@ class Function:
     source: str
 
     def runs_on(self, kind: str, capability: Capability | None) -> bool:
-        """Whether it runs on such a device."""
+        """Whether it supports such a device."""
         return any(
             kind == its_kind
             and (least is None or (capability is not None and capability >= least))
@@ -43,30 +43,30 @@ class Function:
         )
 
     def overlaps(self, other: Function) -> bool:
-        """Whether both are for one operation on devices of one kind."""
+        """Whether both are for the same operation and a common kind of device."""
         return self.operation == other.operation and not {one[0] for one in self.devices}.isdisjoint(
             one[0] for one in other.devices
         )
 
 
 class Functions:
-    """Those of one runtime. Readers see one tuple of them, and never wait."""
+    """The functions of one runtime. Readers use an immutable tuple and never wait."""
 
     def __init__(self, operations: Iterable[tuple[str, Callable[..., Any]]]) -> None:
-        """Has no function yet.
+        """Starts without functions.
 
         Args:
-            operations: Names of operations, and how the function of each is called.
+            operations: Names of operations, each with a function whose signature its functions must match.
         """
         self._operations = dict(operations)
         self._all: tuple[Function, ...] = ()
         self._lock = lock_across_forks()
 
     def check(self, function: Function) -> None:
-        """Refuses what is for no operation.
+        """Checks that a function fits its operation.
 
         Raises:
-            RegistrationError: There is no such operation, or the function can't be called as it is.
+            RegistrationError: There is no such operation, or the function's signature does not match.
         """
         name = function.operation
         if name not in self._operations:
@@ -84,7 +84,7 @@ class Functions:
         """Adds functions: all, or none.
 
         Raises:
-            RegistrationError: An operation has a function on a kind of device already.
+            RegistrationError: An operation already has a function on such a device.
         """
         with self._lock:
             every = self._all
@@ -101,16 +101,16 @@ class Functions:
             self._all = every
 
     def remove(self, *functions: Function) -> None:
-        """Takes functions out; those that are not there are left alone."""
+        """Removes functions; ignores those that were not added."""
         with self._lock:
             self._all = tuple(one for one in self._all if not any(one is other for other in functions))
 
     def find(self, operation: str, kind: str, capability: Capability | None) -> Callable[..., Any] | None:
-        """The function for an operation on a device; None: nobody brings one.
+        """The function for an operation on a device; None if there is none.
 
         Raises:
             BackendImportError: Its path doesn't lead to a function.
-            RegistrationError: It can't be called as the operation's functions are.
+            RegistrationError: Its signature does not match the operation's.
         """
         for function in self._all:
             if function.operation == operation and function.runs_on(kind, capability):

@@ -1,4 +1,4 @@
-"""From a registration to the object that serves a plan: importing the class, checking it, constructing it."""
+"""Makes backends from registrations: imports the class, checks it, constructs it."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Implementation:
-    """What stands behind a registration.
+    """The implementation behind a registration.
 
     Attributes:
         target: The class, or its path `module:Qualified.name`, which is imported when the backend is chosen.
-        config_type: The type of its configuration; None where it takes none.
+        config_type: The type of its configuration; None if it has none.
     """
 
     target: type[Any] | str
     config_type: type[Any] | None
 
     def build(self, registration: Registration) -> AnyBackend:
-        """Constructs the backend with the configuration in effect.
+        """Constructs the backend with its current configuration.
 
         Raises:
             BackendImportError: The path doesn't lead to a backend for the registration's op and phases.
-            ConfigError: The configuration in effect is not valid.
+            ConfigError: The configuration is invalid.
         """
         name, op, path = registration.name, registration.op, registration.path
         try:
@@ -52,10 +52,10 @@ class Implementation:
 
 
 def check_class(cls: object, name: str, op: str, path: str, phases: Iterable[str]) -> type[AnyBackend]:
-    """The class, which is a backend for an op, has a `run` of its own, and fits its base.
+    """Checks that a class is a backend for an op, has its own `run`, and matches its base class.
 
     Raises:
-        BackendImportError: It is not, or has not.
+        BackendImportError: It does not.
     """
     from switchrail.ops import backend
 
@@ -82,7 +82,7 @@ def check_class(cls: object, name: str, op: str, path: str, phases: Iterable[str
 
 
 def _phases_without_run(cls: type[AnyBackend]) -> str:
-    """What to change in a class as they were before there was `run`; empty where it isn't one."""
+    """The required changes of a class with the former interface, without `run`; empty for other classes."""
     mine = cls.__mro__[: next(i for i, one in enumerate(cls.__mro__) if "run" in vars(one))]
     old = [phase for phase in PHASES if any(callable(vars(one).get(phase)) for one in mine)]
     if not old:
@@ -97,7 +97,7 @@ def _phases_without_run(cls: type[AnyBackend]) -> str:
 
 
 def _with_ways_out(error: BackendImportError, registration: Registration) -> BackendImportError:
-    """The error with who registered the backend, and what the user can do about it."""
+    """The error, extended by the backend's origin and by suggestions."""
     ways = [f"choose another backend with {registration.op}=NAME"]
     if plugin := registration.to_dict()["origin"].get("plugin"):
         ways.append(f"set SWITCHRAIL_PLUGINS to the plugins that may be loaded, without {plugin!r}")
@@ -114,7 +114,7 @@ def _import(name: str, op: str, path: str) -> Any:
         found: Any = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if not f"{module_name}.".startswith(f"{missing}."):  # the module is there, and needs one that isn't
+        if not f"{module_name}.".startswith(f"{missing}."):  # the module exists but needs a missing one
             missing = None
         problem = f"importing {module_name!r} failed: {error!r}"
         raise _error(name, op, path, problem, missing=missing) from error

@@ -1,6 +1,6 @@
-"""Writing a lock of what may be loaded, and comparing an installation with one.
+"""Writes locks of installed distributions, and compares an installation with a lock.
 
-`load` holds plugins to the lock that `SWITCHRAIL_LOCK` names; see `Loader.load`.
+`load` applies the lock that `SWITCHRAIL_LOCK` names; see `Loader.load`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from switchrail.errors import LockError
 
 
 def write_lock(path: str | os.PathLike[str]) -> Lock:
-    """Writes a lock of what is installed on `sys.path` now; an earlier one is replaced whole or not at all.
+    """Writes a lock of the distributions on `sys.path`. Replaces an existing file atomically.
 
-    Where the path is a link, what it leads to is replaced.
+    If the path is a link, its target is replaced.
 
     Raises:
-        LockError: The files of a plugin can't be told or read, or the lock can't be written.
+        LockError: A plugin's files can't be listed or read, or the lock can't be written.
     """
     lock, file = Lock.of(_installed()), Path(os.path.realpath(path))
     written = file.parent / f".{file.name}.{os.getpid()}"
@@ -34,13 +34,13 @@ def write_lock(path: str | os.PathLike[str]) -> Lock:
             f"the lock {os.fspath(path)!r} can't be written: {problem}", path=os.fspath(path), problem=problem
         ) from error
     finally:
-        with contextlib.suppress(OSError):  # where it could not be written, it is not there
+        with contextlib.suppress(OSError):  # it does not exist if writing failed
             written.unlink()
     return lock
 
 
 def lock_differences(path: str | os.PathLike[str]) -> list[LockDifference]:
-    """Where what is installed on `sys.path` now differs from a lock, by distribution.
+    """The differences between the distributions on `sys.path` and a lock, by distribution.
 
     Raises:
         LockError: The lock can't be read.

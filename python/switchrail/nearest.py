@@ -1,4 +1,4 @@
-"""What a message says of valid names that are near to a wrong one."""
+"""Finds valid names near to a wrong one, for messages."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from switchrail import _core
 
 
 def nearest(found: object, valid: Iterable[str]) -> tuple[tuple[str, ...], str]:
-    """The valid names that are near to what was found, best first, and the words that give them.
+    """The valid names near to the one found, best first, and a text that lists them.
 
-    The words continue a message, `; nearest: a, b`; they are empty where no name is near.
+    The text continues a message: `; nearest: a, b`. It is empty if no name is near.
     """
     names = tuple(_core.nearest(str(found), list(valid)))
     return names, f"; nearest: {', '.join(names)}" if names else ""

@@ -1,7 +1,7 @@
-"""Holding a class that a plugin brings to the class of ours that it derives from.
+"""Checks a plugin's class against the base class of ours that it derives from.
 
-Python takes a misspelt override for a new method, and a wrong signature for a right one until it is called.
-Both are found here, before the class is used.
+Python treats a misspelt override as a new method, and only notices a wrong signature in a call. These checks
+find both before the class is used.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _METHODS: Final = (FunctionType, classmethod, staticmethod)
 
 
 class Problem(NamedTuple):
-    """Why a class doesn't fit its base.
+    """A reason why a class doesn't match its base.
 
     Attributes:
-        text: In words.
-        nearest: The names of the base that a misspelt one is near to, best first.
+        text: The reason in words.
+        nearest: The names of the base that a misspelt name is near to, best first.
     """
 
     text: str
@@ -32,8 +32,8 @@ class Problem(NamedTuple):
 def check_overrides(cls: type[Any], base: type[Any]) -> list[Problem]:
     """The problems of a class's overrides.
 
-    A public method is misspelt where our classes know no such name, and differs by a letter or two from a
-    method of ours that the class does not override. So is a value (`knid = ...`) among values.
+    A public method counts as misspelt if our classes have no such name, and it differs by a letter or two
+    from a method of ours that the class does not override. Values (`knid = ...`) are checked likewise.
 
     Args:
         cls: The class.
@@ -41,7 +41,7 @@ def check_overrides(cls: type[Any], base: type[Any]) -> list[Problem]:
     """
     ours = [one for one in cls.__mro__ if one.__module__.partition(".")[0] == "switchrail"]
     theirs = [one for one in cls.__mro__ if one not in ours and one is not object]
-    # The outermost class says how a name is called, so it comes last.
+    # The outermost class defines the signature, so it comes last.
     known = {name: one for owner in ours for name, one in (get_annotations(owner) | vars(owner)).items()}
     known = {name: one for name, one in known.items() if name == "__init__" or not name.startswith("_")}
     given = {name: one for owner in reversed(theirs) for name, one in vars(owner).items()}
@@ -67,10 +67,10 @@ def check_overrides(cls: type[Any], base: type[Any]) -> list[Problem]:
 
 
 def call_problem(function: Any, like: Any) -> str | None:
-    """Why a function can't be called as another one is, in words; None: it can."""
+    """Why a function can't be called like another one, for messages; None if it can."""
     try:
         own = signature(function, follow_wrapped=False)
-    except (TypeError, ValueError):  # a function of C that doesn't tell
+    except (TypeError, ValueError):  # a C function without a signature
         return None
     expected = signature(like)
     parameters = expected.parameters.values()
@@ -91,7 +91,7 @@ def _plain(found: Signature) -> Signature:
 
 
 def _misspelt(name: str, found: object, valid: Mapping[str, object]) -> tuple[str, ...]:
-    """The names that a name is probably meant to be, best first."""
+    """The names that were probably meant, best first."""
     near = [
         one
         for one, value in valid.items()
@@ -105,12 +105,12 @@ def _is_code(value: object) -> bool:
 
 
 def _folded(name: str) -> str:
-    """A name without differences of style: `getDevice`, `is_device` and `device` are the same."""
+    """A name without differences of style: `getDevice`, `is_device` and `device` become equal."""
     return re.sub(r"^(get|is)_|_", "", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
 
 
 def _is_near(one: str, other: str) -> bool:
-    """Whether so few letters were left out, added, changed or swapped that it looks like a slip."""
+    """Whether two names differ by so few letters that one may be a typing error."""
     last: list[int] = []
     row = list(range(len(other) + 1))
     for i, letter in enumerate(one):
@@ -124,7 +124,7 @@ def _is_near(one: str, other: str) -> bool:
 
 
 def _mismatch(cls: type[Any], found: Any, expected: Any) -> str | None:
-    """Why an attribute can't stand in for that of the base, in words; None: it can."""
+    """Why an attribute can't override that of the base, for messages; None if it can."""
     if not isinstance(expected, _METHODS):
         wanted = "a property" if isinstance(expected, property) else "a value"
         return f"is a method, expected {wanted}" if isinstance(found, _METHODS) else None
@@ -132,7 +132,7 @@ def _mismatch(cls: type[Any], found: Any, expected: Any) -> str | None:
         return f"is {found!r:.80}, expected a method"
     if isinstance(expected, classmethod) and isinstance(found, FunctionType):
         return "is a method of instances, expected a classmethod"
-    if not isinstance(found, _METHODS):  # callable in a way of its own
+    if not isinstance(found, _METHODS):  # another callable object
         return None
     if isinstance(found, FunctionType) and not signature(found, follow_wrapped=False).parameters:
         return "has no parameters, not even one for the instance"

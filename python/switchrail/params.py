@@ -1,4 +1,4 @@
-"""What a request asks of decoding."""
+"""The sampling parameters of a request."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ LONGEST_STOP_STRING = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How the tokens of a request are chosen and when they end. The defaults decode greedily.
+    """How a request's tokens are chosen, and when it ends. The defaults decode greedily.
 
-    The filters apply in this order: temperature, top_k, top_p, min_p, as in transformers' generation.
+    The filters apply in the same order as in transformers: temperature, top_k, top_p, min_p.
 
     Attributes:
-        n: Samples of the prompt, at most 1,024. They equal n prompts with the seeds `seed`, `seed` + 1 and so
-            on, but those that run together share the prompt's prefill and its pages.
+        n: Number of samples of the prompt, at most 1,024. The result equals that of n prompts with the seeds
+            `seed`, `seed` + 1 and so on, but samples that run together share the prompt's prefill and pages.
         max_new_tokens: The most tokens to generate.
-        temperature: 0 takes the likeliest token; above, logits are divided by it and one token is drawn.
-        top_k: Draw among the k likeliest tokens; None: among all.
-        top_p: Draw among the likeliest tokens that together first reach this probability.
-        min_p: Draw among tokens at least this fraction as likely as the likeliest one.
-        seed: Start of the request's own random numbers, one per token, so that what runs beside it changes
-            nothing about the draws; None: from the operating system.
-        stop: Strings that end the output, at most 64 of at most 1,024 characters each; the text is cut before
-            the first one, wherever tokens break it. Each costs time in every step, a long one more.
-        stop_token_ids: Token ids that end the output besides the checkpoint's own end tokens.
-        ignore_eos: Go on after the checkpoint's end tokens.
+        temperature: 0 takes the most likely token. Otherwise logits are divided by it and a token is drawn.
+        top_k: Draw among the k most likely tokens; None means all.
+        top_p: Draw among the fewest most likely tokens whose probabilities add up to at least this value.
+        min_p: Draw among tokens whose probability is at least this fraction of the most likely one's.
+        seed: Seed of the request's own random numbers, one per token. Other requests do not affect the draws.
+            None means a seed from the operating system.
+        stop: Strings that end the output: at most 64, each of at most 1,024 characters. The text is cut
+            before the first one, even if it spans tokens. Each string costs time in each step, long ones
+            more.
+        stop_token_ids: Token ids that end the output, in addition to the checkpoint's end tokens.
+        ignore_eos: Continue after the checkpoint's end tokens.
 
     Raises:
-        RequestError: A value is out of range; the error lists all of them.
+        RequestError: Values are out of range; the error lists all of them.
     """
 
     n: int = 1
@@ -114,7 +115,7 @@ class SamplingParams:
         )
 
     def samples(self) -> list[SamplingParams]:
-        """The parameters of each of the `n` samples, as a prompt of its own would have them."""
+        """The parameters of each of the `n` samples, as for separate prompts."""
         if self.n == 1:
             return [self]
         seeds = range(self.n) if self.seed is None else range(self.seed, self.seed + self.n)

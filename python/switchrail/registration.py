@@ -28,12 +28,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class DeviceSupport:
-    """A family of devices, or a range of its generations.
+    """A device family, optionally restricted to a range of compute capabilities.
 
     Attributes:
         kind: `cuda`, `cpu` and so on, or `oot:NAME`.
-        min_capability: The oldest supported compute capability as (major, minor); None: no limit.
-        max_capability: The newest supported one, included; None: no limit.
+        min_capability: The lowest supported compute capability as (major, minor); None means no limit.
+        max_capability: The highest supported one (inclusive); None means no limit.
     """
 
     kind: str
@@ -42,10 +42,10 @@ class DeviceSupport:
 
 
 def dtype_name(argument: str, dtype: str | torch.dtype) -> str:
-    """A dtype's name without its module: `bfloat16`.
+    """A dtype's name without its module, such as `bfloat16`.
 
     Raises:
-        ArgumentError: It is neither a text nor a dtype of torch.
+        ArgumentError: It is neither a string nor a dtype of torch.
     """
     if isinstance(dtype, str) or type(dtype).__module__ == "torch":
         return arguments.text(argument, str(dtype)).removeprefix("torch.")
@@ -53,7 +53,7 @@ def dtype_name(argument: str, dtype: str | torch.dtype) -> str:
 
 
 def head_size(argument: str, found: object, least: int = 0) -> int | tuple[int, int]:
-    """A head size: one number, or (size of q and k, size of v).
+    """Checks a head size: one integer, or (size of q and k, size of v).
 
     Raises:
         ArgumentError: It is something else.
@@ -64,7 +64,7 @@ def head_size(argument: str, found: object, least: int = 0) -> int | tuple[int, 
 
 
 def capability(argument: str, found: object) -> tuple[int, int] | None:
-    """A compute capability, or None.
+    """Checks a compute capability, which may be None.
 
     Raises:
         ArgumentError: It is something else.
@@ -142,22 +142,21 @@ class Registrar(ABC):
             head_sizes: The head sizes that it supports, each one number or (size of q and k, size of v).
             page_sizes: The numbers of tokens per page that it supports.
             state_layouts: The axis orders of the recurrent state that it supports: `VK`, `KV`, or `oot:NAME`.
-            features: Its features that not every backend of its op has; those unknown to Switchrail as
-                `oot:NAME`.
+            features: Its optional features; a feature unknown to Switchrail is written `oot:NAME`.
             packages: Distributions that it requires, with versions as pip writes them.
             priority: Without a preference, the fitting backend of the highest priority is chosen.
-            config: The type of its configuration, a dataclass or pydantic model with a default for each,
-                or an instance of one, whose values are then the defaults.
-            override: Whether it may take a name that another backend has. It then serves its own phases under
-                the name, and the other backend the rest; `clear` gives the name back.
+            config: The type of its configuration, a dataclass or pydantic model with a default for each
+                field; or an instance of one, whose values are the defaults.
+            override: Whether it may use the name of another backend. It then serves its own phases under the
+                name, and the other backend serves the remaining ones; `clear` undoes this.
 
         Raises:
             NameTakenError: The name is taken and `override` is False.
-            BackendImportError: The class is no backend for that op and these phases.
+            BackendImportError: The class is not a backend for that op and these phases.
             ConfigError: `config` is none of these.
             ArgumentError: An argument has a wrong type or an unknown name.
-            RegistrationError: An argument's value is not valid; unknown ops, phases and so on have errors of
-                their own.
+            RegistrationError: An argument's value is invalid; unknown ops, phases and so on have their own
+                errors.
             TransactionClosedError: The transaction has ended.
         """
         name = arguments.text("name", name)
@@ -206,16 +205,17 @@ class Registrar(ABC):
         return None
 
     def clear(self, op: str, name: str, *, phase: str | None = None) -> None:
-        """Gives an overridden built-in its name back, or unregisters a name. Idempotent.
+        """Restores an overridden built-in backend, or unregisters a name. Idempotent.
 
         Args:
             op: The op.
             name: The name.
-            phase: Unregisters only backends that serve this phase alone; None: all but the built-in one.
+            phase: Unregister only backends that serve this phase and no other; None means all but the
+                built-in one.
 
         Raises:
             RegistrationError: A plugin clears a name that only others have registered. If it has a
-                registration of its own there, just that one is cleared.
+                registration of its own there, only that one is cleared.
             TransactionClosedError: The transaction has ended.
         """
         with self._open() as staging:
@@ -228,19 +228,19 @@ class Registrar(ABC):
         *,
         devices: Iterable[str | DeviceSupport] = ("cpu",),
     ) -> None:
-        """Registers a function for an operation, for engines that are made from now on in this process.
+        """Registers a function for an operation, for engines created from now on in this process.
 
-        A platform's own function comes before it.
+        A platform's own function takes precedence.
 
         Args:
-            name: A name in `switchrail.platforms.OPERATIONS`, whose class says how the function is called.
-            target: The function, or its path `module:function`, which is imported when an engine is made.
-            devices: Where it runs.
+            name: A name in `switchrail.platforms.OPERATIONS`. The class documents the function's arguments.
+            target: The function, or its path `module:function`, which is imported when an engine is created.
+            devices: The supported devices.
 
         Raises:
-            RegistrationError: There is no such operation, the function can't be called as its functions are,
-                or, at the commit, the operation has a function on such a device already.
-            ArgumentError: An argument has another type.
+            RegistrationError: There is no such operation, or the function's signature does not match; at the
+                commit, the operation already has a function on such a device.
+            ArgumentError: An argument has a wrong type.
             TransactionClosedError: The transaction has ended.
         """
         if not (isinstance(target, str) or callable(target)):

@@ -1,4 +1,4 @@
-"""The runtime: what is registered, loaded and hooked, the platform, and the route plans made from them."""
+"""The runtime: registrations, plugins, hooks and platform, and the route plans made from them."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _BUILTIN = {"kind": "builtin"}
 
 
 class Runtime(Registrar):
-    """Owns what is registered, loaded and hooked. Every method can be called from any thread.
+    """Owns registrations, plugins and hooks. All methods can be called from any thread.
 
-    A new one has the built-in backends. `current_runtime()` is the default one; tests and services make their
-    own.
+    A new runtime has the built-in backends. `current_runtime()` is the default one; tests and services create
+    their own.
 
     Attributes:
-        hooks: What this runtime has put on functions of the process.
+        hooks: The hooks that this runtime has put on functions of the process.
     """
 
     def __init__(self) -> None:
@@ -57,13 +57,13 @@ class Runtime(Registrar):
 
     @property
     def default_timeout(self) -> float | None:
-        """Seconds that a plugin, or a platform's function and import, may take where nobody says otherwise.
+        """Default time limit in seconds for a plugin, and for a platform's function and import.
 
-        None, as it is at first: as long as it takes. The `timeout` of `load` comes before it, and so does
-        `SWITCHRAIL_LOAD_TIMEOUT`. The command sets it to 60.
+        Initially None, which means no limit. The `timeout` of `load` and `SWITCHRAIL_LOAD_TIMEOUT` take
+        precedence. The command sets it to 60.
 
         Raises:
-            ArgumentError: It is set to no number.
+            ArgumentError: It is set to something other than a number.
             ConfigError: It is set to a number that is not above 0.
         """
         return self._loader.default_timeout
@@ -74,14 +74,14 @@ class Runtime(Registrar):
 
     @property
     def platform(self) -> Platform:
-        """The platform that models run on unless they name another; see `PlatformChoice`."""
+        """The platform that models run on by default; see `PlatformChoice`."""
         return self._platforms.get()
 
     def use_platform(self, platform: Platform | str | torch.device) -> None:
-        """Names the platform, for all who ask from now on; takes what `find_platform` takes.
+        """Sets the platform for all later uses. Same argument as `find_platform`.
 
         Raises:
-            PlatformError: As `find_platform`; or a plugin that is being loaded calls this.
+            PlatformError: See `find_platform`; or a plugin that is being loaded calls this.
         """
         staging = staging_of(self.hooks)
         if staging is not None:
@@ -92,16 +92,16 @@ class Runtime(Registrar):
         self._platforms.use(platform)
 
     def find_platform(self, platform: Platform | str | torch.device) -> Platform:
-        """A platform by name, device or class path; see `PlatformChoice.find`."""
+        """Finds a platform by name, device or class path; see `PlatformChoice.find`."""
         return self._platforms.find(platform)
 
     def forward_of(self, operation: type[Operation], platform: Platform) -> Callable[..., Any] | None:
-        """The function that serves an operation: the platform's, else a registered one; None: the native one.
+        """The function for an operation: the platform's, else a registered one; None means the native one.
 
         Raises:
             BackendImportError: The path of the registered one doesn't lead to a function.
-            PlatformError: As `Serving.forward_of`.
-            RegistrationError: The registered one can't be called as the operation's functions are.
+            PlatformError: See `Serving.forward_of`.
+            RegistrationError: The signature of the registered one does not match the operation's.
         """
         own = platform.serving.forward_of(operation)
         if own is not None:
@@ -110,34 +110,34 @@ class Runtime(Registrar):
 
     @property
     def plugins(self) -> tuple[Plugin, ...]:
-        """What is known of each installed plugin, as of the last `discover` or `load`.
+        """The records of the installed plugins, as of the last `discover` or `load`.
 
         A platform plugin is `discovered` until the platform is chosen; then the one in use is `loaded`.
         """
         return tuple(map(self._platforms.record_of, self._loader.plugins))
 
     def discover(self, paths: Iterable[str | os.PathLike[str]] | None = None) -> tuple[Plugin, ...]:
-        """Looks for installed plugins; see `Loader.discover`."""
+        """Finds the installed plugins; see `Loader.discover`."""
         self._loader.discover(paths)
         return self.plugins
 
     def load(
         self, plugins: Sequence[str] | None = None, *, strict: bool = False, timeout: float | None = None
     ) -> tuple[Plugin, ...]:
-        """Loads the installed plugins, or those named; see `Loader.load`."""
+        """Loads the installed plugins, or the named ones; see `Loader.load`."""
         self._loader.load(plugins, strict=strict, timeout=timeout, platform=self._platforms.asked)
         return self.plugins
 
     @contextmanager
     def transaction(self) -> Iterator[Registry]:
-        """Commits what is registered through it at the end of the block; nothing where the block raises.
+        """Commits the registrations of the block at its end, or none if the block raises an exception.
 
-        In a plugin that is being loaded it is a part of the plugin's own transaction.
+        In a plugin that is being loaded it is part of the plugin's own transaction.
 
         Raises:
-            ConflictError: At the end: another transaction has taken one of the names since.
-            HookError: At the end: a hook can't be put in force.
-            OrderError: At the end: the constraints of the hooks on one target form a cycle.
+            ConflictError: At the end, if another transaction has taken one of the names.
+            HookError: At the end, if a hook can't be put on its target.
+            OrderError: At the end, if the constraints of the hooks on one target form a cycle.
         """
         with self._open() as staging:
             yield Registry(staging)
@@ -145,7 +145,7 @@ class Runtime(Registrar):
     @contextmanager
     def _open(self, origin: Mapping[str, str] = _USER) -> Iterator[Staging]:
         staging = staging_of(self.hooks)
-        if staging is not None:  # of the plugin whose code this is
+        if staging is not None:  # the transaction of the plugin whose code this is
             yield staging
             return
         staging = Staging(self._core, self.hooks, self._functions, origin)
@@ -156,15 +156,15 @@ class Runtime(Registrar):
             staging.close()
 
     def configure(self, op: str, name: str, /, **values: Any) -> None:
-        """Sets values of a backend's configuration, over the defaults of its registration.
+        """Sets values of a backend's configuration, which override the defaults of its registration.
 
-        They replace the values set before, count in later plans, and belong to the registration: one that
-        overrides it starts with its own defaults.
+        They replace the values set before, and apply to later plans. They belong to the registration: an
+        override starts with its own defaults.
 
         Raises:
             UnknownBackendError: There is no such backend.
-            ConfigError: It takes no configuration, or not these values; the error lists every problem.
-            RegistrationError: A plugin configures what somebody else registered.
+            ConfigError: It has no configuration, or the values are invalid; the error lists all problems.
+            RegistrationError: A plugin configures another origin's registration.
         """
         registration = self.backend(op, name)
         where = f"configuration of {op} backend {name!r}"
@@ -177,17 +177,17 @@ class Runtime(Registrar):
             staging.registrations.configure(op, name, given)
 
     def backends(self, op: str | None = None) -> tuple[Registration, ...]:
-        """The backends of an op, or of all, that are active in some phase: by op and name."""
+        """The backends, of one op or of all, that are active in at least one phase; sorted by op and name."""
         return tuple(self._core.backends(op))
 
     def backend(self, op: str, name: str, phase: str | None = None) -> Registration:
-        """The backend of a name.
+        """The registration of a backend by name.
 
         Args:
             op: The op.
             name: The name.
-            phase: Which of several registrations is meant: the one that is active in this phase, or the
-                uppermost where that is None, or no one serves it.
+            phase: Selects the registration that is active in this phase. Without it, or if none serves the
+                phase, the last registration is returned.
 
         Raises:
             UnknownBackendError: There is none; the error has the valid and the nearest names.
@@ -209,29 +209,29 @@ class Runtime(Registrar):
         )
 
     def is_overridden(self, op: str, name: str, phase: str | None = None) -> bool:
-        """Whether another registration of a name serves in place of one below it.
+        """Whether a registration of a name is overridden by a later one.
 
         Args:
             op: The op.
-            name: The name; nothing need have it.
-            phase: In this phase; None: in any.
+            name: The name, which need not be registered.
+            phase: In this phase; None means in any phase.
 
         Raises:
-            UnknownOpError: There is no such op, or, as an error of its own, no such phase.
+            UnknownOpError: The op is unknown. An unknown phase raises an UnknownPhaseError.
         """
         return self._core.is_overridden(op, name, phase)
 
     def stack(self, op: str, name: str) -> tuple[Registration, ...]:
-        """The registrations of a name: each overrides those before it, in the phases that both serve."""
+        """The registrations of a name in order. Each overrides earlier ones in the phases that both serve."""
         return tuple(self._core.stack(op, name))
 
     def build(self, op: str, name: str, phase: str | None = None) -> AnyBackend:
-        """Constructs a backend with the configuration in effect, as a plan does; it is named as to `backend`.
+        """Constructs a backend with its current configuration; it is named as for `backend`.
 
         Raises:
-            UnknownBackendError: There is none.
+            UnknownBackendError: There is no such backend.
             BackendImportError: Its path doesn't lead to a backend.
-            ConfigError: Its configuration is not valid.
+            ConfigError: Its configuration is invalid.
         """
         registration = self.backend(op, name, phase)
         implementation: Implementation = self._core.object(registration.id)
@@ -256,34 +256,37 @@ class Runtime(Registrar):
         preferences: Mapping[str, str] | None = None,
         measurements: Iterable[Mapping[str, Any]] | None = None,
     ) -> Decision:
-        """Which backend would serve a query, and why each other one would not. Imports no backend.
+        """Decides which backend would serve a query, and why the others would not. Imports no backend.
+
+        Optional arguments that are None restrict nothing.
 
         Args:
-            op: What is computed.
-            phase: When.
-            device: Where: a platform, or a kind of device such as `cuda`.
-            dtype: Of activations and key-value caches.
-            capability: Compute capability of the device, where `device` is only a kind.
-            state_dtype: Of the recurrent state. This and the following restrict nothing where they are None.
-            head_size: One number, or (of q and k, of v).
-            page_size: Tokens a page.
+            op: The op.
+            phase: The phase.
+            device: A platform, or a kind of device such as `cuda`.
+            dtype: The dtype of activations and key-value caches.
+            capability: The compute capability of the device, if `device` is only a kind.
+            state_dtype: The dtype of the recurrent state.
+            head_size: One number, or (size of q and k, size of v).
+            page_size: Page size in tokens.
             state_layout: Axis order of the recurrent state.
-            features: What the backend must be able to do besides.
-            heads: How many, of q and of v: times measured with the nearest numbers count.
-            no_decay: Whether the gates never decay: times measured so count, where there are any.
+            features: Optional features that the backend must have.
+            heads: Numbers of q heads and of v heads; selects the times measured with the nearest numbers.
+            no_decay: Whether the gates never decay; selects the times measured without decay, if there are
+                any.
             preferences: Backend names by `OP`, `OP.PHASE`, `linear` or `linear.PHASE`.
-            measurements: What calls take, each with `op`, `phase`, `dtype`, `head_size`, `heads`, `no_decay`
-                and `samples`, each of these with `rows`, `length` and `nanoseconds`, a mapping by backend
-                (and perhaps `spread`, likewise: a time counts as that much longer where it is above 0.2);
-                None: what `switchrail tune` found on the platform, if `device` is one.
+            measurements: Times of calls. Each measurement has `op`, `phase`, `dtype`, `head_size`, `heads`,
+                `no_decay` and `samples`; each sample has `rows`, `length` and `nanoseconds` (by backend), and
+                optionally `spread` (by backend; a time whose spread exceeds 0.2 is increased by it). None
+                means the times that `switchrail tune` measured on the platform, if `device` is a platform.
 
         Raises:
-            TimesError: What it found can't be read.
-            BackendUnfitError: The preferred backend can't do it; no other one is taken instead.
-            NoBackendError: None can; the error has every candidate's reasons.
+            TimesError: The measured times can't be read.
+            BackendUnfitError: The preferred backend doesn't fit. No other one is used instead.
+            NoBackendError: No backend fits; the error has every candidate's reasons.
             UnknownBackendError: A preference names no backend of its ops.
-            PreferenceError: A preference's key means nothing; other unknown names have errors of their own.
-            ArgumentError: An argument has another type.
+            PreferenceError: A preference's key is invalid. Other unknown names have their own errors.
+            ArgumentError: An argument has a wrong type.
         """
         return self._core.resolve(
             {
@@ -323,28 +326,28 @@ class Runtime(Registrar):
     ) -> RoutePlan:
         """Decides which backend serves each layer. Imports no backend; `bind` does.
 
-        Where measurements say so, batches of different sizes are served by different backends: `BoundPlan.at`
-        gives those of one batch. All that a plan has of one op take the state, or the cache, in one form.
+        If times were measured, different backends can serve batches of different sizes: `BoundPlan.at`
+        selects those for a batch. All backends of one op in a plan use the same form of state or cache.
 
-        The plan is data: it pickles, and keeps what it was made from. Later registrations and configurations
-        are for later plans.
+        The plan is data. It can be pickled, and includes the registrations that it was made from, so later
+        changes do not affect it.
 
         Args:
-            layout: What each layer of the model is.
-            device: As in `resolve`, and so are `dtype` and `capability`.
-            dtype: Of activations and key-value caches.
-            capability: Compute capability of the device.
-            state_dtype: Of the recurrent states; asked of the linear ops only.
-            page_size: Tokens a page; asked of the paged ops only.
+            layout: The kind of each layer of the model.
+            device: As for `resolve`.
+            dtype: As for `resolve`.
+            capability: As for `resolve`.
+            state_dtype: The dtype of the recurrent states; restricts the linear ops only.
+            page_size: Page size in tokens; restricts the paged ops only.
             state_layouts: Axis order of the recurrent state, by op.
-            features: What backends must be able to do besides, by op.
-            preferences: As in `resolve`.
-            phases: What is planned.
-            no_decay: The ops whose gates never decay; as in `resolve`.
-            measurements: As in `resolve`.
+            features: Optional features that backends must have, by op.
+            preferences: As for `resolve`.
+            phases: The phases to plan.
+            no_decay: The ops whose gates never decay; see `resolve`.
+            measurements: As for `resolve`.
 
         Raises:
-            SwitchrailError: As in `resolve`; messages and fields name the layers too.
+            SwitchrailError: See `resolve`; messages and fields also name the layers.
         """
         request = {
             "device": _device(device, capability),
@@ -365,16 +368,16 @@ class Runtime(Registrar):
         return _core.RoutePlan(self._core, arguments.instance("layout", layout, _core.Layout), request)
 
     def bind(self, plan: RoutePlan) -> BoundPlan:
-        """Imports the backends of a plan and constructs them, each once, with the plan's configurations.
+        """Imports and constructs each backend of a plan once, with the plan's configurations.
 
-        The plan may come from another process: its backends are found by op, name, origin and capabilities.
-        A bound plan keeps its instances, whatever is registered or withdrawn later. Native backends, which
-        Rust calls, have no instance.
+        The plan may come from another process: backends are matched by op, name, origin and capabilities. A
+        bound plan keeps its instances regardless of later changes. Native backends, which Rust calls, have no
+        instance.
 
         Raises:
-            StalePlanError: A backend of the plan is not registered here, or not as it was.
-            BackendImportError: The path of a backend doesn't lead to one.
-            ConfigError: The configuration of a backend is not valid.
+            StalePlanError: A backend of the plan is not registered here, or its registration differs.
+            BackendImportError: A backend's path doesn't lead to one.
+            ConfigError: A backend's configuration is invalid.
         """
         return _core.BoundPlan(self._core, arguments.instance("plan", plan, _core.RoutePlan), _build)
 
@@ -392,8 +395,8 @@ class Runtime(Registrar):
     def fingerprint(self, *plans: RoutePlan) -> str:
         """A digest of loaded plugins, hooks, backends, configurations and the given plans.
 
-        It is equal exactly where what decides is equal: in any process, on any machine, in any order of
-        installation and registration. A plugin that is not loaded, or failed to load, does not count.
+        It is equal if and only if all of these are equal, in any process, on any machine, and in any order of
+        installation and registration. Plugins that are not loaded do not count.
         """
         return self._fingerprint(*plans).digest
 

@@ -23,18 +23,18 @@ T = TypeVar("T")
 
 _local = threading.local()
 
-# Guards `Staging._staged`; nothing foreign runs under it.
+# Guards `Staging._staged`; no foreign code runs under it.
 _lock = lock_across_forks()
 
 
 def staging_of(hooks: Hooks) -> Staging | None:
-    """The transaction of the plugin whose code this thread runs, in the runtime of `hooks`; else None."""
+    """The transaction of the plugin whose code this thread runs, in the runtime of `hooks`, or None."""
     stagings: Sequence[Staging] = getattr(_local, "stagings", ())
     return next((staging for staging in reversed(stagings) if staging.hooks is hooks), None)
 
 
 def carried(work: Callable[[], T]) -> Callable[[], T]:
-    """`work` for another thread, with this thread's current transactions."""
+    """Wraps `work` for another thread, where it gets this thread's current transactions."""
     stagings: tuple[Staging, ...] = getattr(_local, "stagings", ())
 
     def carry() -> T:
@@ -45,12 +45,12 @@ def carried(work: Callable[[], T]) -> Callable[[], T]:
 
 
 class Staging:
-    """An open transaction of a runtime's core, and hooks and functions that come into force with its commit.
+    """An open transaction of a runtime's core, with hooks and functions that take effect at its commit.
 
-    Any thread can stage changes in it until it ends; later ones are refused.
+    Any thread can stage changes in it until it ends; later changes are refused.
 
     Attributes:
-        hooks: The runtime's.
+        hooks: The runtime's hooks.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Staging:
 
     @property
     def is_committed(self) -> bool:
-        """Whether the staged changes are in force."""
+        """Whether the staged changes were committed."""
         return self._transaction.is_committed
 
     @property
@@ -115,10 +115,10 @@ class Staging:
             self._staged.extend(hooks)
 
     def unstage(self, *hooks: Hook) -> None:
-        """Takes staged hooks out again.
+        """Removes staged hooks.
 
         Raises:
-            HookError: One is not staged here.
+            HookError: A hook is not staged here.
             TransactionClosedError: The transaction has ended.
         """
         with _lock:
@@ -140,7 +140,7 @@ class Staging:
         """Checks and stages a function for an operation.
 
         Raises:
-            RegistrationError: It is for no operation.
+            RegistrationError: The function does not fit the operation.
             TransactionClosedError: The transaction has ended.
         """
         self._functions.check(function)

@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 SCHEMA = 2
 
 NOISY = 0.2
-"""The largest spread of a sure time.
+"""The largest spread of a reliable time.
 
-A time with a larger one is measured again; if it stays so, it counts as longer by its spread.
+A time with a larger spread is measured again. If its spread stays too large, the time is increased by it.
 """
 
 Machine = dict[str, Any]
-"""One device with versions: `device` (its kind, name and capability), `packages` (name -> version) and
-`measurements`, each with `op`, `phase`, `dtype`, `head_size` and `heads` (of q and k, and of v; None for an
-op without), `no_decay` (whether no gate decayed), `samples` (each with `rows`, `length`, `nanoseconds`,
-backend -> a call's, and `spread`, backend -> from the fastest fifth of its rounds to the slowest, over the
-median), `ways` (backend -> how it was timed) and `left_out` (backend -> why it wasn't).
-"""
+"""The times of one device with certain versions: `device` (its kind, name and capability), `packages` (name
+-> version) and `measurements`. Each measurement has `op`, `phase`, `dtype`, `head_size` and `heads` (of q
+and k, and of v; None for an op without heads), `no_decay` (whether all gates were 0), `samples`, `ways`
+(backend -> how it was timed) and `left_out` (backend -> why it wasn't). Each sample has `rows`, `length`,
+`nanoseconds` (backend -> time of a call) and `spread` (backend -> difference between the slowest and the
+fastest quintile of rounds, divided by the median)."""
 
 
 def times_path() -> Path:
-    """Where the file is: `SWITCHRAIL_TIMES`, or `switchrail/times.json` in the user's cache folder."""
+    """The path of the file: `SWITCHRAIL_TIMES`, or `switchrail/times.json` in the user's cache folder."""
     named = os.environ.get(TIMES)
     if named:
         return Path(named)
@@ -45,14 +45,14 @@ def times_path() -> Path:
 
 
 def measurements_for(platform: Platform, packages: Mapping[str, str]) -> list[dict[str, Any]]:
-    """What was measured on a platform's device with the versions that are installed.
+    """The measurements on a platform's device with the installed versions.
 
     Args:
         platform: The platform.
-        packages: What is installed, by normalised name.
+        packages: The installed versions, by normalised name.
 
     Raises:
-        TimesError: There is a file, and it can't be read, or a field of it has no meaning.
+        TimesError: The file exists but can't be read, or has an invalid field.
     """
     with blamed_on(TIMES, TimesError):
         machines = read_machines(times_path())
@@ -70,10 +70,10 @@ def measurements_for(platform: Platform, packages: Mapping[str, str]) -> list[di
 
 
 def read_machines(path: Path) -> list[Machine]:
-    """All machines of a file; none where there is no file, or one that an older version wrote.
+    """All machines of a file; none if it does not exist or an older version wrote it.
 
     Raises:
-        TimesError: It can't be read.
+        TimesError: The file can't be read.
     """
     try:
         check_file(path)
@@ -94,15 +94,15 @@ def read_machines(path: Path) -> list[Machine]:
 
 
 def write_machine(path: Path, machine: Machine, installed: Mapping[str, str]) -> None:
-    """Puts a machine into the file, whole or not at all.
+    """Writes a machine into the file, atomically.
 
-    What the file has of the same device stays where it was measured with the versions that are installed, and
-    was not measured again.
+    Existing measurements of the same device are kept if they were made with the installed versions and are
+    not in `machine`.
 
     Args:
         path: The file.
         machine: The machine.
-        installed: What is installed, by normalised name.
+        installed: The installed versions, by normalised name.
 
     Raises:
         TimesError: The file can't be read or written.
@@ -127,7 +127,7 @@ def write_machine(path: Path, machine: Machine, installed: Mapping[str, str]) ->
 
 
 def device_of(platform: Platform) -> dict[str, Any]:
-    """A platform's device as the file names it."""
+    """The description of a platform's device in the file."""
     capability = platform.capability
     return {
         "kind": platform.kind,
@@ -137,10 +137,10 @@ def device_of(platform: Platform) -> dict[str, Any]:
 
 
 def as_arguments(measurements: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Measurements in the form that the core takes, with noisy times longer by their spread.
+    """Converts measurements to the core's form. Noisy times are increased by their spread.
 
     Raises:
-        ArgumentError: They have no meaning; the error names the field that is wrong.
+        ArgumentError: A measurement is invalid; the error names the wrong field.
     """
     if isinstance(measurements, (str, Mapping)) or not isinstance(measurements, Iterable):
         raise refused("measurements", measurements, "a list of mappings")
@@ -160,7 +160,7 @@ def _argument(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _counted(sample: dict[str, Any]) -> dict[str, Any]:
-    """A sample whose noisy times are longer by their spread, without the spreads."""
+    """The sample with noisy times increased by their spread, and without spreads."""
     spread = sample.pop("spread")
     noisy = {name for name, apart in spread.items() if apart > NOISY}
     sample["nanoseconds"] = {
@@ -227,7 +227,7 @@ _FIELDS: _Fields = {
         "a list of mappings",
     ),
 }
-"""What of a measurement decides, with what is valid."""
+"""The fields of a measurement that are used, with their valid values."""
 
 _SAMPLE: _Fields = {
     "rows": (_is_count, "a number of rows"),

@@ -10,35 +10,35 @@ from typing import Final
 from switchrail.errors import SwitchrailError
 
 PREFIX: Final = "SWITCHRAIL_"
-"""How their names begin."""
+"""The prefix of their names."""
 
 ALLOW_LIST: Final = "SWITCHRAIL_PLUGINS"
-"""Names of the plugins that may be loaded, separated by commas; not set: all."""
+"""Names of the plugins that may be loaded, separated by commas; unset means all."""
 
 PLATFORM: Final = "SWITCHRAIL_PLATFORM"
-"""The platform in use, a built-in kind or a platform plugin; not set: what is found."""
+"""The platform in use, a built-in kind or a platform plugin; unset means automatic choice."""
 
 LOCK: Final = "SWITCHRAIL_LOCK"
 """A lock file; plugins that differ from it are not imported."""
 
 TIMEOUT: Final = "SWITCHRAIL_LOAD_TIMEOUT"
-"""How many seconds one plugin may take to load, or `none`: as long as it takes."""
+"""Time limit for loading one plugin in seconds, or `none` for no limit."""
 
 TIMES: Final = "SWITCHRAIL_TIMES"
-"""The file with the times that `switchrail tune` measured; not set: one in the user's cache folder."""
+"""The file with the times that `switchrail tune` measured; unset means one in the user's cache folder."""
 
 VARIABLES: Final = (ALLOW_LIST, PLATFORM, LOCK, TIMEOUT, TIMES)
-"""All of them."""
+"""All of these variables."""
 
 
 @contextmanager
 def blamed_on(variable: str, errors: type[SwitchrailError], *, given: object = None) -> Iterator[None]:
-    """Names a variable in errors that its value causes.
+    """Adds a variable's name to errors that its value causes.
 
     Args:
         variable: The variable.
-        errors: The class of such errors; those of a subclass stay as they are.
-        given: What the program has said in its place; None: nothing, so that the variable counts.
+        errors: The class of such errors; errors of subclasses are unchanged.
+        given: The value that the program passed instead; None means that the variable is used.
     """
     try:
         yield

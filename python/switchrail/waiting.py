@@ -1,4 +1,4 @@
-"""Waiting for foreign code with a limit, and not in silence."""
+"""Waits for foreign code with a time limit, and logs long waits."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ T = TypeVar("T")
 _log: Final = logging.getLogger("switchrail")
 
 THREADS = "switchrail "
-"""How the names of the threads begin in which foreign code runs with a limit."""
+"""The prefix of the names of threads that run foreign code with a time limit."""
 
 TOLD_AFTER = 5.0
-"""Seconds after which a log line names the code that is waited for; the next comes after twice as long."""
+"""Seconds until a log line names the code that is being waited for. Each further line comes after twice as
+long."""
 
 
 class HungError(Exception):
-    """Foreign code takes longer than it may.
+    """Foreign code exceeded its time limit.
 
     Attributes:
-        thread: The thread that goes on with it.
+        thread: The thread that still runs it.
     """
 
     def __init__(self, what: str, seconds: float, thread: threading.Thread) -> None:
@@ -35,7 +36,7 @@ class HungError(Exception):
         self.thread = thread
 
     def stack(self) -> str:
-        """Where its thread is now."""
+        """The current stack of its thread."""
         frame = sys._current_frames().get(self.thread.ident or 0)
         if frame is None:
             return "its thread has ended since\n"
@@ -44,29 +45,29 @@ class HungError(Exception):
 
 
 PATIENCE = 60.0
-"""Seconds that the command gives foreign code where the environment says nothing of it."""
+"""The command's default time limit for foreign code, in seconds."""
 
 
 def patience(seconds: float | None) -> float | None:
-    """Seconds for code that no plugin brings: as many as a plugin may take, and no fewer than `PATIENCE`."""
+    """Time limit for code that no plugin provides: that of a plugin, but at least `PATIENCE`."""
     return None if seconds is None else max(seconds, PATIENCE)
 
 
 def within(
     seconds: float | None, work: Callable[[], T], name: str, what: str, limit: float | None = None
 ) -> T:
-    """Does something in a thread of its own, and waits for it, and no longer; without a limit in this thread.
+    """Runs work in another thread with a time limit; without a limit in this thread.
 
     Args:
-        seconds: How long it may take; None: as long as it takes.
-        work: What is done. After that time its thread goes on, for Python can't stop it.
-        name: Whose code it is, such as `plugin acme:acme`.
-        what: What it does, such as `its import`.
-        limit: What an error says of the time, where some of it is used up; None: `seconds`.
+        seconds: The time limit; None means no limit.
+        work: The work. After the limit its thread keeps running, because Python can't stop it.
+        name: The owner of the code, such as `plugin acme:acme`.
+        what: Its purpose, such as `its import`.
+        limit: The limit that an error states, if a part of it was used before; None means `seconds`.
 
     Raises:
-        HungError: It takes longer.
-        BaseException: What `work` raises.
+        HungError: The limit was exceeded.
+        BaseException: Any exception of `work`.
     """
     if seconds is None:
         return work()

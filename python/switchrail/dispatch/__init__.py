@@ -1,4 +1,4 @@
-"""Where a layer's call leaves a model and reaches the backends of its route plan. It knows no engine."""
+"""Dispatches the calls of a model's layers to the backends of a route plan. Independent of any engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a layer's call to the backends that serve it in the step that runs."""
+"""Dispatches a layer's call to the backends that serve it in the current step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from switchrail.ops.catalog import CONTRACTS
 _OPS = {contract.layer: op for op, contract in CONTRACTS.items()}
 
 Target = tuple[Callable[[Any, Any, Any], Any], int]
-"""A backend's `run`, and the number of the user of the step's plans that it is."""
+"""A backend's `run`, and the index of its user in the step's list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,11 @@ class _User:
     """A backend that serves an op in a part of a step.
 
     Attributes:
-        part: The number of the part.
+        part: The index of the part.
         op: The op.
         backend: The backend.
         name: Its name.
-        commits: Whether what it returns is for its commit.
+        commits: Whether `run` returns a record for `commit`.
     """
 
     part: int
@@ -42,17 +42,17 @@ class _User:
     commits: bool
 
     def place(self, parts: Sequence[Part]) -> str:
-        """What it serves, in words."""
+        """The op and phase that it serves, for messages."""
         return f"{self.op} {parts[self.part].phase}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """Where the layers' calls go in steps of one kind.
+    """The targets of the layers' calls in steps with the same routes.
 
     Attributes:
-        users: Whose plans such a step needs.
-        targets: Of each layer the target of each part.
+        users: The backends that must plan such a step.
+        targets: For each layer, the target of each part.
     """
 
     users: tuple[_User, ...]
@@ -61,13 +61,13 @@ class _Table:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A step that every backend in use has planned.
+    """A step that all backends in use have planned.
 
     Attributes:
         parts: Its parts.
-        users: Whose plans it has.
-        targets: Of each layer the target of each part.
-        planned: Of each user the batch and what it planned.
+        users: The backends that planned it.
+        targets: For each layer, the target of each part.
+        planned: For each user, the batch and its plan.
     """
 
     parts: tuple[Part, ...]
@@ -77,7 +77,7 @@ class Prepared:
 
     @property
     def backends(self) -> dict[str, str]:
-        """The names of the backends in use, by op and phase; several of one are joined by a comma."""
+        """The names of the backends in use, by `op.phase`; several names are joined by commas."""
         found: dict[str, list[str]] = {}
         for user in self.users:
             found.setdefault(f"{user.op}.{self.parts[user.part].phase}", []).append(user.name)
@@ -85,18 +85,18 @@ class Prepared:
 
 
 NOTHING: Final = Prepared((), (), {}, [])
-"""What a step of which nothing is planned is prepared with."""
+"""A prepared step for which nothing is planned."""
 
 
 @dataclass(slots=True)
 class _Step:
-    """A step that runs, or was verified and is to be committed.
+    """A step that is running, or was verified and can be committed.
 
     Attributes:
-        prepared: Its parts, and who planned them.
-        left: The layers that are still to be called; one that has no targets is for `elsewhere`.
+        prepared: Its parts and plans.
+        left: The layers that have not been called yet. A layer without targets is left to `elsewhere`.
         elsewhere: Takes the calls that the step's plans don't serve.
-        verified: Of each call that is to be committed the user's number, the call and the record.
+        verified: For each call to be committed: the user's index, the call and the record.
     """
 
     prepared: Prepared
@@ -106,26 +106,26 @@ class _Step:
 
 
 class Dispatcher:
-    """Runs the calls of one model's layers on the backends that its route plan chose.
+    """Runs the calls of one model's layers on the backends of its route plan.
 
-    In each step every layer of the plan must come by exactly once: a model definition that skips one, or
-    takes another path through its code, would otherwise mix sequences without a word. What a step needs
-    besides its plans is found out once for each combination of route tables, and kept.
+    In each step, each layer of the plan must be called exactly once. Otherwise a model definition that skips
+    a layer, or takes another path through its code, would silently mix sequences. The targets of a step's
+    calls are determined once per combination of route tables and cached.
 
     Attributes:
         bound: The route plan with its backends.
-        ops: The ops whose calls come here.
+        ops: The ops whose calls it dispatches.
     """
 
     def __init__(self, bound: BoundPlan, ops: Collection[str] | None = None) -> None:
-        """Serves the layers of a plan, each of which is to be added.
+        """Creates a dispatcher for the layers of a plan, which must then be added.
 
         Args:
             bound: The route plan with its backends.
-            ops: The ops whose calls come here; None: all of the plan. Others are somebody else's.
+            ops: The ops to dispatch; None means all ops of the plan. Calls of other ops must go elsewhere.
         """
         self.bound = bound
-        self._features: dict[str, set[str]] = {}  # of each op what all its backends claim
+        self._features: dict[str, set[str]] = {}  # by op: the features that all its backends claim
         for backend in bound.plan.backends:
             claimed = set(backend.capabilities["features"])
             self._features[backend.op] = self._features.get(backend.op, claimed) & claimed
@@ -140,12 +140,13 @@ class Dispatcher:
         self._verified: _Step | None = None
 
     def add(self, layer_id: int, layer: Layer) -> None:
-        """Adds what never changes for an op of a layer; calls of it can be dispatched from then on.
+        """Adds a layer's half of the calls of one op, whose calls can then be dispatched.
 
         Raises:
-            ContractError: A tensor or an option breaks the op's contract, or needs a feature that a backend
-                lacks which the plan has for the op.
-            DispatchError: It is no layer, the plan has no such op of that layer, or one was added already.
+            ContractError: A tensor or an option breaks the op's contract, or needs a feature that one of the
+                plan's backends lacks.
+            DispatchError: The object is not a layer, the plan does not have this op for the layer id, or the
+                layer was already added.
         """
         op = _OPS.get(type(layer))
         if op is None:
@@ -171,17 +172,17 @@ class Dispatcher:
         bound: BoundPlan | None = None,
         ops: Collection[str] | None = None,
     ) -> Prepared:
-        """Has each backend in use plan a step, once a part.
+        """Lets each backend in use plan a step, once per part.
 
         Args:
-            parts: Whose rows follow one another from the step's first to its last.
-            bounds: How large the steps are that the result is refreshed for; None: this one alone.
-            bound: The routes; None: the dispatcher's own.
-            ops: The ops that are planned; None: all.
+            parts: The parts of the step; their rows must follow one another.
+            bounds: Bounds of the steps for which the result will be refreshed; None means this step only.
+            bound: The routes; None means the dispatcher's own.
+            ops: The ops to plan; None means all.
 
         Raises:
             DispatchError: A layer of the plan was not added, or rows are in no part or in several.
-            Exception: What a backend raised, with a note (PEP 678) that says which one, and where.
+            Exception: A backend's exception, with a note (PEP 678) that names the backend and the part.
         """
         check_rows(parts)
         routes = tuple(
@@ -203,10 +204,10 @@ class Dispatcher:
         return Prepared(tuple(parts), table.users, table.targets, planned)
 
     def refresh(self, prepared: Prepared, parts: Sequence[Part]) -> None:
-        """Has each backend fill the plan that it made within bounds for another step, in place.
+        """Lets each backend update in place, for another step, the plan that it made within bounds.
 
         Raises:
-            Exception: What a backend raised, with a note (PEP 678) that says which one, and where.
+            Exception: A backend's exception, with a note (PEP 678) that names the backend and the part.
         """
         for index, user in enumerate(prepared.users):
             batch = parts[user.part].batch(user.op)
@@ -222,17 +223,17 @@ class Dispatcher:
     def running(
         self, parts: Sequence[Part] | Prepared, elsewhere: Callable[[Any], None] | None = None
     ) -> Iterator[None]:
-        """Lets the calls in the block belong to a step.
+        """Makes the calls in the block part of a step.
 
-        A step that was left before its end, as an interrupt can leave it, is over.
+        An earlier step that was left before its end, for example by an interrupt, is discarded.
 
         Args:
-            parts: As `prepare` takes them, or what it returned.
-            elsewhere: Takes the calls of the ops that were not planned; None: there are none.
+            parts: The parts of the step, or the result of `prepare`.
+            elsewhere: Takes the calls of ops that were not planned; None if there are none.
 
         Raises:
-            DispatchError: As `prepare`; or the block ended, and a layer was not called.
-            Exception: What a backend raised, with a note (PEP 678) that says which one, and where.
+            DispatchError: As for `prepare`; or a layer was not called in the block.
+            Exception: A backend's exception, with a note (PEP 678) that names the backend and the part.
         """
         prepared = parts if isinstance(parts, Prepared) else self.prepare(parts)
         self._verified = None
@@ -261,9 +262,9 @@ class Dispatcher:
         """Runs a layer's call, which has all rows of the step, on the backend of each part.
 
         Raises:
-            DispatchError: No step runs, the layer was called in it already, it was never added, or its
-                backend returned no record in verify.
-            Exception: What the backend raised, with a note (PEP 678) that says which one, and where.
+            DispatchError: No step is running, the layer was already called in this step or never added, or
+                its backend returned no record in verify.
+            Exception: A backend's exception, with a note (PEP 678) that names the backend and the part.
         """
         layer, step = call[0], self._step
         targets = None if step is None else step.left.get(layer)
@@ -280,7 +281,7 @@ class Dispatcher:
         del step.left[layer]
 
     def dispatch_rows(self, call: Any) -> None:
-        """As `dispatch`, for a call that may have rows of padding behind those of the step."""
+        """Dispatches a call that may have padding rows after the step's rows."""
         step = self._step
         parts = step.prepared.parts if step is not None else ()
         self.dispatch(take_rows(call, parts[0].rows) if len(parts) == 1 else call)
@@ -288,11 +289,11 @@ class Dispatcher:
     def commit(self, accepted: torch.Tensor) -> None:
         """Writes the states after the accepted tokens of the last step's verification, in all layers.
 
-        Each layer's is written once, also where a backend fails and this is called again. Another step
-        drops what was not committed.
+        Each layer's state is written once, even if a backend fails and this is called again. The next step
+        discards verifications that were not committed.
 
         Args:
-            accepted: As `Backend.commit` takes it.
+            accepted: See `Backend.commit`.
         """
         step = self._verified
         while step is not None and step.verified:
@@ -369,7 +370,7 @@ class Dispatcher:
 
 
 def _cached(part: Part, bounds: Bounds | None) -> tuple[int, ...] | None:
-    """How many tokens of each sequence the cache holds, at most; None: there is none."""
+    """The largest number of cached tokens of each sequence; None without a paged cache."""
     if part.pages is None:
         return None
     return part.pages.kv_seqlens if bounds is None else (bounds.tokens,) * len(part.lengths)

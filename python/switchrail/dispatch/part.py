@@ -12,13 +12,13 @@ from switchrail.ops.batch import PagedBatch, Phase, SequenceBatch, StateBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """The rows of a step that run in one phase, next to one another.
+    """The consecutive rows of a step that run in one phase.
 
     Attributes:
-        phase: Theirs.
-        rows: Which rows of the step, from the first to the last.
-        pages: The sequences as ops with a paged cache see them; None where the model has no such op.
-        states: The sequences as ops with a state see them; None likewise.
+        phase: The phase of the rows.
+        rows: The range of rows in the step.
+        pages: The sequences for ops with a paged cache; None if the model has no such op.
+        states: The sequences for ops with a state; None if the model has no such op.
     """
 
     phase: Phase
@@ -27,7 +27,7 @@ class Part:
     states: StateBatch | None = None
 
     def batch(self, op: str) -> SequenceBatch:
-        """The sequences as an op sees them.
+        """The sequences in the form that an op takes.
 
         Raises:
             DispatchError: The part has no such batch.
@@ -48,11 +48,11 @@ class Part:
 
 
 def check_rows(parts: Sequence[Part]) -> None:
-    """Checks that parts have the rows of a step, one after the other.
+    """Checks that the parts cover the rows of a step in order.
 
     Raises:
-        DispatchError: A part's rows are not as many as its sequences have or don't follow those before it,
-            its pages and states differ, or there is no part.
+        DispatchError: There is no part; or a part's rows don't match its sequences' lengths or don't follow
+            the previous part's; or its pages and states differ.
     """
     if not parts:
         raise DispatchError("a step has one part at least")

@@ -1,17 +1,17 @@
 """Hooks: functions put before, after, around or in place of a callable.
 
 A hooked Python function stays the same object; its code is swapped for a trampoline that runs the chain. So
-everybody who holds the function sees the hooks, however it is held, from the moment that they are added until
-they are removed. Other callables, such as C functions, are replaced by a stand-in wherever they are held. A
-replaced class takes over another's namespace. `docs/hooks.md` explains each kind of target.
+all holders of the function see the hooks as soon as they are added, and until they are removed. Other
+callables, such as C functions, are replaced by a stand-in in all their holders. A class is replaced by
+putting another class's namespace into it. `docs/hooks.md` explains each kind of target.
 
 The first hook in the running order is the nearest to the caller. With hooks of the sources `a` and `b`, in
 this order, a call runs:
 
     a's before, b's before, a's around { b's around { the original } }, b's after, a's after
 
-A `replace` hook runs in place of the original; of several, only the first in the order. Hooks are called with
-the target's arguments, defaults filled in:
+A `replace` hook runs instead of the original. If there are several, only the first one runs. Hooks are called
+with the target's arguments, including its defaults:
 
 | kind | called as | returns |
 |---|---|---|
@@ -23,7 +23,7 @@ the target's arguments, defaults filled in:
 Known limits. The trampoline has a frame above the original's: `stacklevel` and `sys._getframe` count one
 more, and the arguments live until the call returns. A copy of a hooked function's code keeps its present
 chain. `original` has the defaults that the target had when its chain last changed. `Hooks.explain` shows
-which hooks run on a target, which don't, and which calls pass them by.
+which hooks run on a target, which don't, and which calls bypass them.
 """
 
 from __future__ import annotations

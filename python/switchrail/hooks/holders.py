@@ -1,4 +1,4 @@
-"""Finds the objects that refer to an object, and has them refer to another."""
+"""Finds the objects that refer to an object, and makes them refer to another."""
 
 from __future__ import annotations
 

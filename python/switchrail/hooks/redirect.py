@@ -1,4 +1,4 @@
-"""Renames `super` in the code of functions, so that they call another function in its place."""
+"""Renames `super` in the code of functions, so they call another function instead."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _redirected: Final[weakref.WeakSet[FunctionType]] = weakref.WeakSet()
 
 
 def redirect(functions: Sequence[FunctionType], to: Callable[..., Any]) -> None:
-    """Has functions call `to` in place of `super`, from now on for ever."""
+    """Permanently makes functions call `to` instead of `super`."""
     for function in functions:
         function.__globals__[_SUPER] = to
         _redirected.add(function)

@@ -144,8 +144,8 @@ def known(key: tuple[int, str]) -> Function | None:
 def shared(key: tuple[int, str], made: Function) -> Function:
     """The one site of a key: `made`, unless another thread was first.
 
-    It is made before, without the lock, because that reads an object's signature; and not in a closure, whose
-    cells would look like holders of the object.
+    The caller makes it without the lock, because this reads an object's signature. A closure could not make
+    it, because its cells would look like holders of the object.
     """
     with change_lock:
         return _shared.setdefault(key, made)

@@ -1,8 +1,9 @@
 """Finds the site of a hook's target, which is a dotted path or an object.
 
-A target has the same site whatever hooks are in force, so that it can be looked up while other threads change
-hooks: attributes that hooks have put on a class are ignored, a stand-in counts as its object, and a place has
-one site for as long as anybody holds it. Attributes of modules and objects are read without the lock.
+A target's site does not depend on the hooks in force, so it can be looked up while other threads change
+hooks. To this end, attributes that hooks have put on a class are ignored, a stand-in counts as its object,
+and a place has one site object as long as there are references to it. Attributes of modules and objects are
+read without the lock.
 """
 
 from __future__ import annotations

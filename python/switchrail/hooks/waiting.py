@@ -1,7 +1,7 @@
-"""Hooks whose target isn't there yet: tried again whenever hooks are added, enabled or listed.
+"""Hooks whose target doesn't exist yet. They are retried whenever hooks are added, enabled or listed.
 
-Most modules are noticed when they are imported (`imports`). Not noticed are modules that are loaded by their
-file's location or put into `sys.modules` by hand, and attributes that a module gets later.
+`imports` notices most modules when they are imported. It does not notice modules that are loaded by their
+file's location or put into `sys.modules` by hand, or attributes that a module gets later.
 """
 
 from __future__ import annotations

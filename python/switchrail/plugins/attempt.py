@@ -1,4 +1,4 @@
-"""One plugin on its way into a runtime: imported, then run in its transaction."""
+"""Loads one plugin: imports it, then runs its function in a transaction."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.10 has non
 
 
 class Attempt:
-    """One plugin on its way.
+    """The attempt to load one plugin.
 
     Args:
         plugin: Its record.
         staging: Its transaction.
-        seconds: How long its import and its function may take together; None: as long as they take.
+        seconds: Time limit for its import and its function together; None means no limit.
 
     Attributes:
         plugin: Its record.
         staging: Its transaction.
-        declaration: What its function says of its place, once it is imported.
+        declaration: Its declared place among the plugins, known after its import.
     """
 
     def __init__(self, plugin: Plugin, staging: Staging, seconds: float | None) -> None:
@@ -48,12 +48,12 @@ class Attempt:
         self._function, self.declaration = self._run("its import", self._find)
 
     def register(self) -> None:
-        """Calls its function, and commits what that has staged."""
+        """Calls its function, and commits the staged changes."""
         self._run("its function", self._register)
         self.staging.commit()
 
     def failure(self, error: BaseException) -> Plugin:
-        """The record after it raised."""
+        """Its record after an exception."""
         if isinstance(error, HungError):
             return self.plugin.hung(f"{error}, and what it registers is refused", error.stack())
         return self.plugin.failed(*described(error))
@@ -67,7 +67,7 @@ class Attempt:
         result = self._function(Registry(self.staging))
         if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
             if inspect.iscoroutine(result):
-                result.close()  # else Python warns that it was never awaited
+                result.close()  # otherwise Python warns that it was never awaited
             kind = type(result).__qualname__
             problem = f"it returned a {kind}, whose body has not run; valid: a plain function"
             raise error_of(self.plugin, problem)
@@ -82,7 +82,7 @@ class Attempt:
 
 
 def handlers() -> frozenset[object]:
-    """The code of those who now handle signals."""
+    """The code objects of the current signal handlers."""
     return _codes(signal.valid_signals())
 
 
@@ -92,13 +92,14 @@ def _codes(signals: Iterable[int]) -> frozenset[object]:
 
 
 def is_interrupt(error: BaseException, before: frozenset[object]) -> bool:
-    """Whether the program was interrupted: by Ctrl-C, or by what a handler of a signal raised.
+    """Whether the exception is an interrupt: Ctrl-C, or raised by the program's signal handler.
 
-    What a plugin's handler raises is the failure of the plugin whose code runs; but for a handler of Ctrl-C.
+    An exception from a signal handler that a plugin installed is a failure of the running plugin, unless the
+    signal is Ctrl-C.
 
     Args:
-        error: What was raised.
-        before: What `handlers` gave before the first plugin ran.
+        error: The exception.
+        before: The result of `handlers` before the first plugin ran.
     """
     if isinstance(error, _GROUP):
         return any(is_interrupt(inner, before) for inner in error.exceptions)
@@ -109,9 +110,9 @@ def is_interrupt(error: BaseException, before: frozenset[object]) -> bool:
 
 
 def described(error: BaseException) -> tuple[str, str]:
-    """An exception's message and traceback, each at most `switchrail.foreign.LINES` characters.
+    """An exception's message and traceback, each cut to `switchrail.foreign.LINES` characters.
 
-    Whatever its class does to prevent that.
+    Works for any exception class, even if its `__str__` fails.
     """
     name = type(error).__qualname__
     try:

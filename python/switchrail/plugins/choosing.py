@@ -1,4 +1,4 @@
-"""Notes which threads choose the platform: they can't wait for the loading of plugins."""
+"""Records which threads are choosing the platform: these can't wait for plugins to load."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ T = TypeVar("T")
 
 
 class Choosing(threading.local):
-    """Whether this thread chooses the platform of one runtime.
+    """Whether this thread is choosing the platform of one runtime.
 
     A plugin that is being loaded may ask for the platform. So a platform plugin that is being asked must not
-    wait for the loader, or each could wait for the other.
+    wait for the loader: the two could deadlock.
     """
 
     _here: bool = False
 
     def run(self, work: Callable[[], T]) -> T:
-        """Does work that chooses the platform, or a part of it."""
+        """Runs work that chooses the platform, or a part of it."""
         try:
             self._here = True
             return work()
@@ -32,10 +32,10 @@ class Choosing(threading.local):
         """Refuses a call from a platform plugin that is being asked.
 
         Args:
-            what: What the plugin did, such as `asked for the platform`.
+            what: The plugin's action, such as `asked for the platform`.
 
         Raises:
-            PlatformReentryError: This thread chooses the platform.
+            PlatformReentryError: This thread is choosing the platform.
         """
         if self._here:
             raise PlatformReentryError(f"a platform plugin {what} while it was asked itself")

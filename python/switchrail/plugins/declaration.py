@@ -1,4 +1,4 @@
-"""What a plugin's function says of its place among the other plugins."""
+"""A plugin's declared place among the other plugins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """What `plugin` was given."""
+    """The arguments of `plugin`."""
 
     priority: int = 0
     before: tuple[str, ...] = ()
@@ -26,19 +26,19 @@ class Declaration:
 
 
 def plugin(*, priority: int = 0, before: Iterable[str] = (), after: Iterable[str] = ()) -> Callable[[F], F]:
-    """Decorates a plugin's function to say when it runs; a function without it has the defaults.
+    """Decorates a plugin's function to set when it runs; the default place applies without it.
 
-    All plugins that a call of `load` loads are imported first. Then their functions run: constraints come
-    first, then priority, then the distribution's name. Plugins that were loaded before keep their place.
+    All plugins of one call of `load` are imported first. Then their functions run, ordered by constraints,
+    then priority, then the distribution's name. Plugins that were loaded earlier keep their place.
 
     Args:
-        priority: Higher ones run earlier.
-        before: Plugins that it runs before: the name of one, `DISTRIBUTION:NAME`, or a distribution's name
-            for all of its plugins. What is not there constrains nothing.
+        priority: Plugins of higher priority run earlier.
+        before: Plugins that it runs before: a name, `DISTRIBUTION:NAME`, or a distribution's name for all of
+            its plugins. Unknown names have no effect.
         after: Plugins that it runs after.
 
     Raises:
-        ArgumentError: An argument has another type.
+        ArgumentError: An argument has a wrong type.
     """
     if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) >= 2**31:
         raise ArgumentError(
@@ -54,7 +54,7 @@ def plugin(*, priority: int = 0, before: Iterable[str] = (), after: Iterable[str
 
 
 def declaration_of(function: object) -> Declaration:
-    """What a plugin's function declares."""
+    """The declaration of a plugin's function."""
     found = getattr(function, _ATTRIBUTE, None)
     return found if isinstance(found, Declaration) else Declaration()
 

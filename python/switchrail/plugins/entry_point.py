@@ -1,4 +1,4 @@
-"""From an entry point to the function that it names."""
+"""Imports and checks the function that an entry point names."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from switchrail.nearest import nearest
 
 
 def import_target(plugin: Plugin) -> Any:
-    """Imports what a plugin's entry point names. What its module raises while it is imported passes.
+    """Imports the target of a plugin's entry point. Exceptions of its module pass through.
 
     Raises:
-        EntryPointError: Nothing is there.
+        EntryPointError: The target does not exist.
     """
     module, _, attribute = plugin.target.partition(":")
     if not attribute:
@@ -25,7 +25,7 @@ def import_target(plugin: Plugin) -> Any:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there, and one that it imports itself isn't
+            raise  # the module exists, but it imports one that doesn't
         problem = f"there is no module {error.name!r}; valid: a module that {plugin.distribution} installs"
         raise error_of(plugin, problem) from error
     for part in attribute.split("."):
@@ -42,15 +42,15 @@ def _public(found: object) -> list[str]:
 
 
 def check_function(plugin: Plugin, found: object, argument: str) -> Callable[..., Any]:
-    """The function that an entry point must lead to, which takes one argument.
+    """Checks that an entry point's target is a function that takes one argument.
 
     Args:
-        plugin: Whose entry point it is.
-        found: What was found there.
-        argument: What it is called with, in words.
+        plugin: The plugin of the entry point.
+        found: The target.
+        argument: A description of the argument.
 
     Raises:
-        EntryPointError: It is nothing that can be called with that, and done when the call returns.
+        EntryPointError: It can't be called with one argument, or its body would not run in the call.
     """
     valid = f"valid: a plain function that takes {argument}"
     if isinstance(found, type):
@@ -65,7 +65,7 @@ def check_function(plugin: Plugin, found: object, argument: str) -> Callable[...
         raise error_of(plugin, f"it is {suspending}, whose body would not run when it is called; {valid}")
     try:
         signature = inspect.signature(found)
-    except (TypeError, ValueError):  # a function in C that doesn't tell
+    except (TypeError, ValueError):  # a C function without a signature
         return found
     try:
         signature.bind(None)
@@ -75,7 +75,7 @@ def check_function(plugin: Plugin, found: object, argument: str) -> Callable[...
 
 
 def error_of(plugin: Plugin, problem: str, **fields: Any) -> EntryPointError:
-    """The error that says what is wrong with an entry point."""
+    """The error for an invalid entry point."""
     return EntryPointError(
         f"entry point {plugin.name!r} of {plugin.distribution} is {plugin.target!r}: {problem}",
         target=plugin.target,

@@ -1,4 +1,4 @@
-"""What the program and its environment say of loading."""
+"""Reads the settings of loading from arguments and environment variables."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PLATFORMS = "switchrail.platforms"
 
 
 def allowed(allow: Sequence[str] | None) -> Sequence[str] | None:
-    """The names of the plugins that may be loaded, None for all: those given, else the environment's.
+    """The names of the plugins that may be loaded: the given ones, or else the environment's. None means all.
 
     Raises:
-        ArgumentError: It is one name, not several, or has something that is no name.
+        ArgumentError: It is a single string, or contains something other than strings.
     """
     if allow is None:
         text = os.environ.get(ALLOW_LIST)
@@ -31,21 +31,21 @@ def allowed(allow: Sequence[str] | None) -> Sequence[str] | None:
 
 
 def platform_in_use(asked: str | None, plugins: Sequence[Plugin]) -> str | None:
-    """The name of the platform in use, as selection takes it; None where none is chosen yet."""
+    """The name of the platform in use, for the selection; None if none is chosen yet."""
     if asked is None:
         return os.environ.get(PLATFORM, "").strip() or None
     return _core.platform_of(asked, list(plugins))
 
 
 def seconds_allowed(timeout: float | None, default: float | None = None) -> float | None:
-    """How long one plugin may take, None for as long as it takes.
+    """The time limit for one plugin in seconds; None means no limit.
 
     Args:
-        timeout: The time given; None: the environment's.
-        default: The time where the environment says none.
+        timeout: The given time; None means the environment's.
+        default: The time to use if the environment sets none.
 
     Raises:
-        ArgumentError: It is no number.
+        ArgumentError: It is not a number.
         ConfigError: It is not above 0.
     """
     name: str = "timeout"

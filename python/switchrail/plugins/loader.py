@@ -41,19 +41,19 @@ _log: Final = logging.getLogger("switchrail")
 
 
 class Loader:
-    """The plugins of one runtime: what is installed, and how far each one got.
+    """Finds and loads the plugins of one runtime, and keeps their states.
 
-    One thread loads at a time; others wait for its result. In a forked child nobody is loading.
+    One thread loads at a time; others wait for its result. In a forked child no thread is loading.
 
     Args:
         core: The runtime's registrations.
         hooks: The runtime's hooks.
         functions: The runtime's functions for operations.
-        choosing: Which threads choose the runtime's platform, and so may not load.
+        choosing: The threads that are choosing the runtime's platform, which may not load.
 
     Attributes:
-        paths: Where plugins were looked for last; None: `sys.path`.
-        default_timeout: As `Runtime.default_timeout`.
+        paths: The folders searched by the last discovery; None means `sys.path`.
+        default_timeout: See `Runtime.default_timeout`.
     """
 
     def __init__(self, core: _core.Runtime, hooks: Hooks, functions: Functions, choosing: Choosing) -> None:
@@ -71,45 +71,45 @@ class Loader:
 
     @property
     def plugins(self) -> tuple[Plugin, ...]:
-        """What is known of each plugin since the last look."""
+        """The plugins' records after the last discovery or load."""
         return tuple(self._plugins.values())
 
     def in_order(self) -> tuple[Plugin, ...]:
-        """The loaded plugins in the order in which they were, then the others."""
+        """The loaded plugins in the order of loading, then the others."""
         keys = dict.fromkeys([*self._order, *self._plugins])
         return tuple(self._plugins[key] for key in keys if key in self._plugins)
 
     def platforms(self) -> tuple[Plugin, ...]:
-        """The platform plugins, those that differ from the lock blocked; looks for them if nobody has.
+        """The platform plugins; those that differ from the lock are blocked. Discovers them if necessary.
 
         Raises:
-            SwitchrailError: As `load`, where what the environment says can't be met.
+            SwitchrailError: The environment's settings are invalid; see `load`.
         """
         if not self._is_selected:
             self._alone(lambda: self._select(allowed(None)))
         return tuple(plugin for plugin in self.plugins if plugin.group == PLATFORMS)
 
     def seconds(self, timeout: float | None = None) -> float | None:
-        """How long one plugin may take; None: as long as it takes. See `load`."""
+        """The time limit for one plugin in seconds; None means no limit. See `load`."""
         return seconds_allowed(timeout, self.default_timeout)
 
     def installed(self) -> Discovery:
-        """What is installed, as of the last look; looks if there was none."""
+        """The installed distributions as of the last discovery; discovers them if there was none."""
         if self._discovery is None:
             self.discover()
         assert self._discovery is not None
         return self._discovery
 
     def discover(self, paths: Iterable[str | os.PathLike[str]] | None = None) -> tuple[Plugin, ...]:
-        """Looks for installed plugins; imports nothing.
+        """Finds the installed plugins; imports nothing.
 
         Args:
-            paths: Folders with installed distributions; None: `sys.path`.
+            paths: Folders with installed distributions; None means `sys.path`.
 
         Raises:
-            ArgumentError: It is one path, not several.
-            LoadReentryError: A plugin that is being loaded asked for it.
-            PlatformReentryError: A platform plugin asked for it while it was asked itself.
+            ArgumentError: `paths` is a single path.
+            LoadReentryError: A plugin called this while it was being loaded.
+            PlatformReentryError: A platform plugin called this while it was being asked.
         """
 
         def work() -> tuple[Plugin, ...]:
@@ -126,34 +126,37 @@ class Loader:
         timeout: float | None = None,
         platform: str | None = None,
     ) -> tuple[Plugin, ...]:
-        """Loads the plugins that may be loaded, each in a transaction of its own.
+        """Loads the plugins that may be loaded, each in its own transaction.
 
-        It selects (allow list, `SWITCHRAIL_PLATFORM`, `SWITCHRAIL_LOCK`), imports what was selected, and lets
-        each plugin register, in the order that `switchrail.plugin` describes. A plugin that fails leaves
-        nothing but its record and a warning in the log. What is loaded, has failed or hangs is not tried
-        again: calling this again changes nothing, and a thread that calls it meanwhile waits for the result.
+        Selects plugins (allow list, `SWITCHRAIL_PLATFORM`, `SWITCHRAIL_LOCK`), imports them, and lets each
+        one register, in the order that `switchrail.plugin` describes. A plugin that fails leaves only its
+        record and a warning in the log. Plugins that are loaded, failed or hang are not tried again, so
+        calling this again changes nothing. A thread that calls it in the meantime waits for the result.
 
         Args:
-            allow: Names of the plugins that may be loaded; None: what `SWITCHRAIL_PLUGINS` says, else all.
-            strict: Whether a plugin that fails, hangs or differs from the lock is an error, raised when all
-                are through; and whether a plugin fails where the target of one of its hooks does not exist,
-                or has a `replace` hook already.
-            timeout: The seconds that one plugin may take, for its import and its function together; None:
-                what `SWITCHRAIL_LOAD_TIMEOUT` says, else `Runtime.default_timeout`. With a timeout each
-                plugin's code runs in a thread of its own, and what takes longer than 5 s is logged. After it
-                that thread goes on, for Python can't stop it, but the plugin's transaction is closed.
-            platform: The platform or device that the program has named; None: what `SWITCHRAIL_PLATFORM`
-                says, else any. Blocks the general plugins of distributions that provide only others.
+            allow: Names of the plugins that may be loaded; None means those in `SWITCHRAIL_PLUGINS`, or else
+                all.
+            strict: Whether to raise an error, after all plugins were tried, if one fails, hangs or differs
+                from the lock. Also makes a plugin fail if the target of one of its hooks does not exist, or
+                already has a `replace` hook.
+            timeout: Time limit in seconds for one plugin's import and function together; None means
+                `SWITCHRAIL_LOAD_TIMEOUT`, or else `Runtime.default_timeout`. With a timeout each plugin's
+                code runs in its own thread, and plugins that take longer than 5 s are logged. After the
+                timeout that thread keeps running, because Python can't stop it, but the plugin's transaction
+                is closed.
+            platform: The platform or device that the program has named; None means `SWITCHRAIL_PLATFORM`, or
+                else any. Blocks the general plugins of distributions that only provide other platforms.
 
         Raises:
-            ArgumentError: The allow list is one name, not several; the timeout is no number.
+            ArgumentError: The allow list is a single string, or the timeout is not a number.
             ConfigError: The timeout is not above 0.
             UnknownPluginError: The allow list names a plugin that is not installed; nothing is loaded then.
             PlatformError: `SWITCHRAIL_PLATFORM` names no platform; nothing is loaded then.
-            LockError: The lock file can't be read, or Switchrail itself differs from it; nothing is loaded.
+            LockError: The lock file can't be read, or Switchrail itself differs from it; nothing is loaded
+                then.
             PluginError: In strict mode, for the plugins that did not load, with their tracebacks.
-            LoadReentryError: A plugin that is being loaded asked for it.
-            PlatformReentryError: A platform plugin asked for it while it was asked itself.
+            LoadReentryError: A plugin called this while it was being loaded.
+            PlatformReentryError: A platform plugin called this while it was being asked.
         """
         names = allowed(allow)
         seconds = self.seconds(timeout)
@@ -182,12 +185,12 @@ class Loader:
     def load_as(
         self, plugins: Sequence[Plugin], paths: Sequence[str] | None, after_each: Callable[[], None]
     ) -> None:
-        """Loads what another process loaded, in its order, and takes its word for the rest.
+        """Loads the plugins that another process loaded, in its order; copies its records of the others.
 
         Args:
-            plugins: What `in_order` gave there.
-            paths: What `paths` was there.
-            after_each: Called after each one.
+            plugins: The result of `in_order` in that process.
+            paths: The value of `paths` in that process.
+            after_each: Called after each plugin.
 
         Raises:
             LockError: The lock file can't be read, or Switchrail itself differs from it.
@@ -215,7 +218,7 @@ class Loader:
     def _select(
         self, allow: Sequence[str] | None, platform: str | None = None, *, given: object = None
     ) -> set[tuple[str, str]]:
-        """Blocks what may not be loaded; returns what the lock refuses."""
+        """Blocks plugins that may not be loaded; returns those that the lock refuses."""
         if self._discovery is None:
             self._look(None)
         assert self._discovery is not None
@@ -236,7 +239,7 @@ class Loader:
         return refused
 
     def _locked(self, plugins: Sequence[Plugin]) -> Sequence[Plugin]:
-        """Blocks what differs from the lock, if there is one."""
+        """Blocks plugins that differ from the lock, if there is one."""
         assert self._discovery is not None
         lock = os.environ.get(LOCK)
         if lock is None:
@@ -245,7 +248,7 @@ class Loader:
             return Lock.read(lock).apply(self._discovery, list(plugins))
 
     def _imported(self, plugins: Sequence[Plugin], *, strict: bool, seconds: float | None) -> list[Attempt]:
-        importlib.invalidate_caches()  # a plugin may have been installed since the process began
+        importlib.invalidate_caches()  # a plugin may have been installed since the process started
         self._attempts = [
             Attempt(
                 plugin,
@@ -257,7 +260,7 @@ class Loader:
         return [attempt for attempt in self._attempts if self._step(attempt, attempt.find)]
 
     def _ordered(self, attempts: list[Attempt]) -> list[Attempt]:
-        """Puts plugins in the order that they declare; those whose own declarations form a cycle fail."""
+        """Orders plugins as they declare. Plugins whose declarations form a cycle fail."""
         while True:
             declarations = [attempt.declaration for attempt in attempts]
             try:
@@ -271,7 +274,7 @@ class Loader:
     def _step(self, attempt: Attempt, step: Callable[[], None]) -> bool:
         try:
             step()
-        except BaseException as error:  # SystemExit too: a plugin does not end its host
+        except BaseException as error:  # SystemExit too: a plugin must not end its host
             if is_interrupt(error, self._handlers):
                 raise
             self._give_up(attempt, error)
@@ -300,14 +303,14 @@ class Loader:
             found: Iterable[Any] = several("paths", paths)
             found = (os.fspath(path) if isinstance(path, os.PathLike) else path for path in found)
             given = tuple(texts("paths", found))
-        # Of sys.path, importlib passes over what is no text too.
+        # Like importlib, ignores entries of sys.path that are not strings.
         searched = [path for path in sys.path if isinstance(path, str)] if given is None else list(given)
         discovery = _core.discover(searched)
         self._plugins = self._known(discovery)
         self._discovery, self.paths, self._is_selected = discovery, given, False
 
     def _known(self, discovery: Discovery) -> dict[tuple[str, str], Plugin]:
-        """What a look found, with what is known of it; and what is loaded, wherever that was found."""
+        """The discovered plugins with their known states, and all loaded plugins."""
         known = {}
         for found in discovery.plugins:
             plugin = self._plugins.get(_key(found), found)
@@ -321,7 +324,7 @@ class Loader:
         return known | {key: plugin for key, plugin in self._plugins.items() if plugin.state == "loaded"}
 
     def _alone(self, work: Callable[[], T]) -> T:
-        """Does something while no other thread does; waits for that. What raises changes nothing."""
+        """Runs work while no other thread does. If it fails, the loader's state is unchanged."""
         self._choosing.refuse("looked for plugins or loaded plugins")
         if self._flight.thread == threading.get_ident() or staging_of(self._hooks) is not None:
             raise LoadReentryError(
@@ -345,7 +348,7 @@ class Loader:
             self._attempts = ()
 
     def _abandon(self) -> None:
-        """Takes out what another thread of the parent was loading when this child was forked."""
+        """In a forked child, undoes the loading that another thread of the parent had begun."""
         for attempt in self._attempts:
             if self._plugins[_key(attempt.plugin)].state != "loaded":
                 attempt.staging.undo()
@@ -353,7 +356,7 @@ class Loader:
 
 
 def _constraining(attempts: Sequence[Attempt], names: Collection[str]) -> list[Attempt]:
-    """The attempts of these plugins that declare an order themselves."""
+    """Those of the named plugins that declare an order themselves."""
     return [
         attempt
         for attempt in attempts
