@@ -139,6 +139,41 @@ def test_two_engines_in_threads_beside_other_work(make_engine: Make) -> None:
     assert found == {0: [expected] * 3, 1: [expected] * 3}
 
 
+def test_threads_with_streams_of_their_own_run_one_engine_in_turn(make_engine: Make) -> None:
+    """Each step comes after the one before it, on whatever stream its thread is."""
+    engine = on_cuda(make_engine)
+    prompts = make_prompts(8)
+    params = SamplingParams(max_new_tokens=24, ignore_eos=True)
+    expected = [output.tokens for output in engine.generate(prompts, params)]
+    requests = [engine.submit(prompt, params) for prompt in prompts]
+
+    def serve(number: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            while engine.busy:
+                torch.cuda._sleep(1_000_000 * (1 + number))
+                engine.step()
+
+    threads = [threading.Thread(target=serve, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [tuple(request.tokens) for request in requests] == expected
+
+
+def test_a_step_comes_between_what_its_caller_launches(make_engine: Make) -> None:
+    """Poison that the caller's stream writes late is overwritten; what it reads then is whole."""
+    engine = on_cuda(make_engine, overlap=False)
+    prompts = make_prompts(11)[:4]
+    params = SamplingParams(max_new_tokens=3, ignore_eos=True)
+    expected = [output.tokens for output in engine.generate(prompts, params)]
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(200_000_000)
+        for tensor in engine.pools.tensors():
+            tensor.fill_(float("nan"))
+        assert [output.tokens for output in engine.generate(prompts, params)] == expected
+
+
 def test_an_engine_is_made_beside_other_work(make_engine: Make) -> None:
     """Graphs are captured while another thread allocates, launches and waits."""
     stop = threading.Event()

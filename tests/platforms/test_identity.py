@@ -85,6 +85,7 @@ OPTIONAL = {
     "support_piecewise_cuda_graph",
     "devices",
     "active",
+    "own_stream",
 }
 
 

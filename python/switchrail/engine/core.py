@@ -64,6 +64,7 @@ class EngineCore:
         self.unwanted: deque[Task] = deque()
         self._scheduler = Scheduler(sequences, options)
         self._hardware = hardware
+        self._on_stream = hardware.own_stream()
         self._choose = choose_tokens or choose
         self._inside = False  # whether `step` or `settle` runs
         self._ahead = 1 if options.overlap and hardware.pin_memory_available() else 0
@@ -157,7 +158,8 @@ class EngineCore:
 
     def _advance(self) -> None:
         try:
-            self._go_on()
+            with self._hardware.active(), self._on_stream():
+                self._go_on()
         except BaseException as error:
             self._error = error
             self.stats.failed_steps += 1
@@ -218,25 +220,24 @@ class EngineCore:
         runner, sequences = self.runner, self.sequences
         if runner is None:
             raise EngineError("the engine is closed")
-        with self._hardware.active():
-            logits, slots = runner.run(schedule, sequences)
-            sequences.advance([*zip(schedule.decode, repeat(1)), *schedule.prefill])
-            ready = [*schedule.decode, *filter(_is_through, (task for task, _ in schedule.prefill))]
-            if schedule.forks:
-                row = {task: number for number, task in enumerate(ready)}
-                rows = [*range(len(ready)), *(row[leader] for leader, _ in schedule.forks)]
-                logits = logits[sent(rows, torch.int64, logits.device)]
-                ready = ready + self._fork(runner, schedule.forks)
-                slots = sent([task.slot for task in ready], torch.int64, slots.device)
-            tokens = slots
-            if ready:
-                tokens = self._choose(logits, [task.params for task in ready], [task.draws for task in ready])
-                sequences.last_tokens[slots] = tokens.clamp(min=0)
-            return Flight(
-                schedule.tasks,
-                [(task, len(task.tokens) + (task in unread)) for task in ready],
-                Sent(tokens, self._hardware.pin_memory_available()),
-            )
+        logits, slots = runner.run(schedule, sequences)
+        sequences.advance([*zip(schedule.decode, repeat(1)), *schedule.prefill])
+        ready = [*schedule.decode, *filter(_is_through, (task for task, _ in schedule.prefill))]
+        if schedule.forks:
+            row = {task: number for number, task in enumerate(ready)}
+            rows = [*range(len(ready)), *(row[leader] for leader, _ in schedule.forks)]
+            logits = logits[sent(rows, torch.int64, logits.device)]
+            ready = ready + self._fork(runner, schedule.forks)
+            slots = sent([task.slot for task in ready], torch.int64, slots.device)
+        tokens = slots
+        if ready:
+            tokens = self._choose(logits, [task.params for task in ready], [task.draws for task in ready])
+            sequences.last_tokens[slots] = tokens.clamp(min=0)
+        return Flight(
+            schedule.tasks,
+            [(task, len(task.tokens) + (task in unread)) for task in ready],
+            Sent(tokens, self._hardware.pin_memory_available()),
+        )
 
     def _fork(self, runner: Runner, forks: list[tuple[Task, Task]]) -> list[Task]:
         """Lets the second of each pair go on where the first one is; returns these."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, ClassVar
@@ -93,6 +96,11 @@ class Accelerator(Hardware):
         """Sets torch's current device."""
         self._module().set_device(device)
 
+    def own_stream(self) -> Callable[[], AbstractContextManager[object]]:
+        """A stream of the family's module in torch."""
+        module = self._module()
+        return partial(_launching_on, module, module.Stream(device=self.device))
+
     def synchronize(self) -> None:
         """Waits for all streams of the device."""
         self._module().synchronize(self.device)
@@ -118,6 +126,17 @@ class Accelerator(Hardware):
     def supported_dtypes(self) -> tuple[str, ...]:
         """All three dtypes."""
         return ("bfloat16", "float16", "float32")
+
+
+@contextmanager
+def _launching_on(module: Any, stream: Any) -> Iterator[None]:
+    outer = module.current_stream(stream.device)
+    stream.wait_stream(outer)
+    try:
+        with module.stream(stream):
+            yield
+    finally:
+        outer.wait_stream(stream)
 
 
 def is_importable(package: str) -> bool:

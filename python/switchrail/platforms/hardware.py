@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import ClassVar
 
 from switchrail.errors import NotProvidedError, PlatformError
@@ -80,6 +80,15 @@ class Hardware:
             yield
         finally:
             self.set_device(before)
+
+    def own_stream(self) -> Callable[[], AbstractContextManager[object]]:
+        """Makes a stream for one engine, which orders its steps whichever thread runs them.
+
+        Returns:
+            Makes a context that launches its work there: behind what is on the thread's current stream, which
+            then waits for it. On a device without streams it does nothing.
+        """
+        return nullcontext
 
     def synchronize(self) -> None:
         """Waits until the device has finished all launched work."""
