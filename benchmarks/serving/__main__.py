@@ -116,6 +116,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, action="append", help="only these numbers of sequences")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--capture", choices=("decode", "off"), default="decode")
+    parser.add_argument("--compile", choices=("blocks", "off"), default="off")
     parser.add_argument("--rows", type=int, default=8192, help="of one step")
     parser.add_argument("--sampled", action="store_true", help="temperature 0.7, top_p 0.9")
     parser.add_argument("--arrivals", type=float, metavar="SECONDS", help="prompts at random times too")
@@ -145,6 +146,7 @@ def time_all(
         "max_tokens_per_step": options.rows,
         "max_length": LONG + runs.NEW_TOKENS,
         "capture": options.capture,
+        "compile": options.compile,
     }
     found: dict[str, Any] = {}
     with ExitStack() as stack:

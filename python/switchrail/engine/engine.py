@@ -23,6 +23,7 @@ from switchrail._core import BoundPlan, Layout, RoutePlan
 from switchrail.checks import shown
 from switchrail.current import current_runtime
 from switchrail.engine.checkpoint import load, read_config
+from switchrail.engine.compiled.blocks import BlockState
 from switchrail.engine.core import EngineCore
 from switchrail.engine.dtypes import STATE_DTYPE, choose_dtype
 from switchrail.engine.graphs import GraphState
@@ -223,6 +224,16 @@ class Engine(AbstractContextManager["Engine"]):
         """
         graphs = self._open_runner().graphs
         return () if graphs is None else graphs.states()
+
+    @property
+    def blocks(self) -> tuple[BlockState, ...]:
+        """Which decoder layers are compiled together, and why others are not; empty where none is to be.
+
+        Raises:
+            EngineError: The engine is closed.
+        """
+        blocks = self._open_runner().blocks
+        return () if blocks is None else blocks.states()
 
     @property
     def stats(self) -> Stats:

@@ -36,6 +36,8 @@ class EngineOptions:
             None: 0.85; on a host 0.25.
         capture: What is captured in graphs, where the platform can: `all` steps that take the host longer
             than the device; only those without prompt tokens, `decode`; or none, `off`.
+        compile: What torch.compile compiles: `blocks`, the decoder layers, each kind at most twice, for one
+            row and for several; or `off`.
         overlap: Whether the host reads a step's tokens while the device runs the next step, where it can. A
             request that ends early (by an end token or a stop string) then costs one row of one step.
         seed: Start of the random numbers of torch, on host and device, which backends may draw; None: they
@@ -53,6 +55,7 @@ class EngineOptions:
     max_length: int | None = None
     memory_fraction: float | None = None
     capture: Literal["all", "decode", "off"] = "all"
+    compile: Literal["blocks", "off"] = "off"
     overlap: bool = True
     seed: int | None = None
 
@@ -91,6 +94,7 @@ class EngineOptions:
                     self.capture in ("all", "decode", "off"),
                     "'all', 'decode' or 'off'",
                 ),
+                ("compile", self.compile, self.compile in ("blocks", "off"), "'blocks' or 'off'"),
                 ("overlap", self.overlap, isinstance(self.overlap, bool), "True or False"),
                 ("seed", self.seed, optional(self.seed, 0), "None or an integer of at least 0"),
             ],

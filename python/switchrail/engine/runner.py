@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final
 
 import torch
@@ -13,6 +14,7 @@ from switchrail._core import BoundPlan
 from switchrail.dispatch import Dispatcher, Part, Prepared
 from switchrail.engine.capturer import Capturer, Elsewhere
 from switchrail.engine.checkpoint import Checkpoint
+from switchrail.engine.compiled.blocks import Blocks
 from switchrail.engine.decodes import Decodes
 from switchrail.engine.graphs import Graphs
 from switchrail.engine.inputs import DecodeInputs
@@ -44,6 +46,7 @@ class Runner:
         running: The step that runs.
         builder: What makes a step of a schedule.
         graphs: The steps that were captured; None: none is.
+        blocks: The compiled layers; None: none is.
         hooks: What stands on the modelling module, to be cleared when the model is done with.
     """
 
@@ -106,7 +109,16 @@ class Runner:
             checkpoint.family,
             Connection(self.dispatcher, self.pools, self.running),
             forward_of,
+            is_compiled=options.compile == "blocks",
         )
+        self.blocks: Blocks | None = None
+        if options.compile == "blocks":
+            self.blocks = Blocks(
+                self.model,
+                attrgetter(checkpoint.family.layers)(self.model),
+                [layer.kind for layer in bound.plan.layout.layers],
+                platform.serving,
+            )
 
     @torch.inference_mode()
     def capture(
@@ -176,6 +188,8 @@ class Runner:
             [R, vocabulary], a row for each decoding task, then for each whose prompt ends in this step, and
             their R slots; the next step may overwrite both.
         """
+        if self.blocks is not None:
+            self.blocks.look()
         found = None if self.graphs is None else self.graphs.run(schedule)
         if found is not None:
             return found

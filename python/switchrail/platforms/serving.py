@@ -76,6 +76,14 @@ class Serving:
         """The class that captures and replays steps; None disables capturing."""
         return None
 
+    def compile_backend(self) -> str | Callable[..., Any]:
+        """What torch.compile compiles decoder layers with, where the options ask for it."""
+        return "inductor"
+
+    def compiles(self, kind: str) -> bool:
+        """Whether decoder layers of a kind, as layouts name it, gain from being compiled."""
+        return True
+
     def dispatch_key(self) -> str:
         """Selects the method `forward_<dispatch key>` of operations. By default the family's name.
 

@@ -42,8 +42,11 @@ def _call(
 def _cache(connected: Connected) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
     """The caches and the rows to write; None if the operation can't write them.
 
-    It can't if the pool overrides `write`, or a cache is not contiguous.
+    It can't if the pool overrides `write`, or a cache is not contiguous; nor where torch.compile traces, as
+    only operators touch pools there.
     """
+    if torch.compiler.is_compiling():
+        return None
     connection, layer = connected.connection, connected.layers["attention"]
     caches = layer.k_cache, layer.v_cache
     own = type(connection.pools.kv[KINDS["attention"]]).write is not MultiHeadPool.write

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from operator import attrgetter
 from typing import Any
 
 from torch import nn
 
+from switchrail.engine.compiled import blocks, opaque
 from switchrail.engine.models import operations
-from switchrail.engine.models.contract import ENGINE, KEYWORD, Connected, Connection, MixerContract
+from switchrail.engine.models.contract import ENGINE, Connected, Connection, Keyword, MixerContract
 from switchrail.engine.models.families import Family
 from switchrail.engine.models.operations import ForwardOf
 from switchrail.errors import LayoutError
@@ -73,6 +74,8 @@ def connect(
     family: Family,
     connection: Connection,
     forward_of: ForwardOf,
+    *,
+    is_compiled: bool = False,
 ) -> Hooks:
     """Sends a model's calls to the dispatcher and the platform; other models in the process stay as they are.
 
@@ -82,6 +85,7 @@ def connect(
         family: Its family.
         connection: What the mixers are connected to.
         forward_of: Finds the functions of its other operations.
+        is_compiled: Whether its layers may be `blocks.Blocks`.
 
     Returns:
         The hooks in force on the modelling module's functions, to be cleared when the model is no longer
@@ -92,8 +96,14 @@ def connect(
         connected = Connected(layer, contract.layers(mixer, partial(connection.pools.of, layer)), connection)
         for half in connected.layers.values():
             connection.dispatcher.add(layer, half)
-        mixer.register_forward_pre_hook(_keyword(connected, contract.packed), with_kwargs=True)
+        mixer.register_forward_pre_hook(Keyword(connected, contract.packed), with_kwargs=True)
         wanted.update(contract.hooks)
+    methods = [
+        (f"{family.module}.{name}.forward", operations.forward, operations.INNERMOST)
+        for name in operations.bind(forward_of, model, family.module, family.operations, connection.running)
+    ]
+    if is_compiled:
+        methods += _compiled_methods(model, family)
     hooks = Hooks()
     hooks.commit(
         [
@@ -102,30 +112,24 @@ def connect(
                 for name, hook in wanted.items()
             ),
             *(
-                hooks.prepare(
-                    f"{family.module}.{name}.forward",
-                    operations.forward,
-                    "around",
-                    source=ENGINE,
-                    priority=operations.INNERMOST,
-                )
-                for name in operations.bind(
-                    forward_of, model, family.module, family.operations, connection.running
-                )
+                hooks.prepare(target, hook, "around", source=ENGINE, priority=priority)
+                for target, hook, priority in methods
             ),
         ]
     )
     return hooks
 
 
-def _keyword(connected: Connected, packed: bool) -> Any:
-    def add(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        kwargs[KEYWORD] = connected
-        if packed:
-            kwargs["seq_idx"] = connected.connection.running.step.sequence_ids
-        return args, kwargs
-
-    return add
+def _compiled_methods(model: nn.Module, family: Family) -> list[tuple[str, Callable[..., Any], int]]:
+    """Where the hooks of compiled layers go, with their priorities; the modules are prepared for them."""
+    found = {
+        type(layer).__name__: (blocks.forward, blocks.INNER) for layer in attrgetter(family.layers)(model)
+    }
+    for part in model.modules():
+        if type(part).__name__ in family.opaque:
+            opaque.make_opaque(part)
+            found[type(part).__name__] = opaque.forward, opaque.OUTERMOST
+    return [(f"{family.module}.{name}.forward", *each) for name, each in found.items()]
 
 
 __all__ = ["Connection", "connect", "find_mixers", "read_shapes"]

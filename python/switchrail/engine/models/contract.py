@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -10,10 +10,12 @@ import torch
 from torch import nn
 
 from switchrail.dispatch import Dispatcher
+from switchrail.engine.compiled import operators
 from switchrail.engine.memory import KINDS, Pools
 from switchrail.engine.step import Running
 from switchrail.errors import DispatchError
 from switchrail.ops.call import Layer
+from switchrail.ops.catalog import CONTRACTS
 from switchrail.pools import Shape
 
 KEYWORD: Final = "switchrail"
@@ -38,7 +40,7 @@ class Connection:
     running: Running
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Connected:
     """One layer of an engine's model, as the functions that its mixer calls see it.
 
@@ -46,11 +48,36 @@ class Connected:
         id: The layer id.
         layers: By op, the half of its calls that never changes.
         connection: The connection of its model.
+        index: The number by which torch operators find it.
     """
 
     id: int
     layers: Mapping[str, Any]
     connection: Connection
+    index: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "index", operators.number(self))
+
+    def dispatch(self, op: str, *tensors: torch.Tensor, written: Sequence[torch.Tensor] = ()) -> None:
+        """Dispatches the layer's call of an op; where torch.compile traces it, through the op's operator.
+
+        Args:
+            op: The op.
+            *tensors: The tensors of the call, in their order.
+            written: What the step's tokens keep in the layer's cache, as the pool's `write` takes it; it is
+                written first. Nothing else may touch a pool where torch.compile traces.
+        """
+        if torch.compiler.is_compiling():
+            operators.call(self.index, op, tensors, tuple(written))
+        else:
+            self.run(op, tensors, written)
+
+    def run(self, op: str, tensors: Sequence[torch.Tensor | None], written: Sequence[torch.Tensor]) -> None:
+        """Dispatches the layer's call of an op, as `dispatch` says."""
+        if written:
+            self.write(op, *written)
+        self.connection.dispatcher.dispatch(CONTRACTS[op].call(self.layers[op], *tensors))
 
     def write(self, op: str, *values: torch.Tensor) -> None:
         """Keeps the step's tokens in the layer's cache; `values` as the pool's `write` takes them."""
@@ -65,6 +92,21 @@ class Connected:
             op=op,
             found=found,
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Keyword:
+    """A forward pre-hook for a mixer: its functions get `KEYWORD`, and where it is `packed`, `seq_idx`."""
+
+    connected: Connected
+    packed: bool
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Adds them to the arguments of a call."""
+        kwargs[KEYWORD] = self.connected
+        if self.packed:
+            kwargs["seq_idx"] = self.connected.connection.running.step.sequence_ids
+        return args, kwargs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,4 +130,4 @@ class MixerContract:
     packed: bool = False
 
 
-__all__ = ["ENGINE", "KEYWORD", "Connected", "Connection", "MixerContract"]
+__all__ = ["ENGINE", "KEYWORD", "Connected", "Connection", "Keyword", "MixerContract"]

@@ -33,12 +33,15 @@ class Family:
         mixers: Kind of a layer, as its layout names it -> the mixers of such a layer, by attribute.
         operations: Class of the modelling module -> the operations that it runs, and how; no two of them
             both `prepare`, or both `call`.
+        opaque: Classes of the modelling module that a compiled layer runs as they are: modules that take one
+            tensor and return one like it, in a way that torch.compile can't trace.
     """
 
     module: str
     layers: str
     mixers: Mapping[str, Mapping[str, MixerContract]]
     operations: Mapping[str, tuple[Binding, ...]] = field(default_factory=dict)
+    opaque: tuple[str, ...] = ()
 
 
 FAMILIES: Final[Mapping[str, Family]] = {
@@ -56,6 +59,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "Qwen3NextGatedDeltaNet": (GATED_DELTA_NET,),
             "Qwen3NextSparseMoeBlock": (SPARSE_BLOCK,),
         },
+        opaque=("Qwen3NextSparseMoeBlock",),
     ),
 }
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from switchrail.engine.models.contract import KEYWORD, Connected, MixerContract
 from switchrail.errors import CheckpointError
-from switchrail.ops import GatedDeltaCall, GatedDeltaLayer, Layer, ShortConvCall, ShortConvLayer
+from switchrail.ops import GatedDeltaLayer, Layer, ShortConvLayer
 from switchrail.pools import ConvShape, DeltaShape, Shape
 
 _ACTIVATIONS: Final[dict[str | None, Literal["silu"] | None]] = {"silu": "silu", "swish": "silu", None: None}
@@ -38,11 +38,12 @@ def _convolve(
     """Of [1, C, T] hidden states; the result is a view of [T, C], which the caller transposes back."""
     connected: Connected = kwargs[KEYWORD]
     layer: ShortConvLayer = connected.layers["short_conv"]
-    if weight.data_ptr() != layer.weight.data_ptr() or _ACTIVATIONS[activation] != layer.activation:
+    is_other = not torch.compiler.is_compiling() and weight.data_ptr() != layer.weight.data_ptr()
+    if is_other or _ACTIVATIONS[activation] != layer.activation:
         raise connected.refuse("short_conv", "weights or activation", activation, layer.activation)
     x = hidden_states.squeeze(0).transpose(0, 1)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    connected.connection.dispatcher.dispatch(ShortConvCall(layer, x, out))
+    connected.dispatch("short_conv", x, out)
     return out.transpose(0, 1).unsqueeze(0)
 
 
@@ -63,7 +64,7 @@ def _delta(
         raise connected.refuse("gated_delta", "qk_l2norm", use_qk_l2norm_in_kernel, layer.qk_l2norm)
     q, k, v, g, beta = (tensor.squeeze(0) for tensor in (query, key, value, g, beta))
     out = torch.empty(v.shape, dtype=q.dtype, device=q.device)
-    connected.connection.dispatcher.dispatch(GatedDeltaCall(layer, q, k, v, g, beta, out))
+    connected.dispatch("gated_delta", q, k, v, g, beta, out)
     return out.unsqueeze(0), None
 
 

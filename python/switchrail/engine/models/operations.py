@@ -16,6 +16,8 @@ import torch
 from torch import nn
 from torch.nn.modules import module as of_all_modules
 
+from switchrail.engine.compiled.functions import FUNCTIONS
+from switchrail.engine.models.contract import ENGINE
 from switchrail.engine.step import Running
 from switchrail.hooks import chain
 from switchrail.platforms.operations import GatedRMSNorm, Operation, RMSNorm, Rotary, SiluAndMul
@@ -48,6 +50,25 @@ class Binding:
     prepare: Callable[[Forward, Any], Any] | None = None
     padded: bool = False
     passes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Bound:
+    """What serves in place of a module's forward.
+
+    Attributes:
+        call: As in `Binding`.
+        function: The platform's function.
+        passed: The modules that `call` does the work of.
+        traced: The operation in torch's own, where torch.compile traces it; None: the forward stays there.
+        is_passed_hooked: Whether one of `passed` was hooked when `look` was called.
+    """
+
+    call: Callable[..., Any]
+    function: Forward
+    passed: list[nn.Module]
+    traced: Forward | None
+    is_passed_hooked: bool = False
 
 
 _ATTRIBUTE: Final = "_switchrail_forward"
@@ -109,7 +130,8 @@ def bind(
             function = partial(_with_rows, function, running)
         for part in _parts(model, module, name, binding):
             passed = [attrgetter(path)(part) for path in binding.passes]
-            part.__dict__[_ATTRIBUTE] = binding.call, function, passed
+            traced = FUNCTIONS.get(binding.operation)
+            part.__dict__[_ATTRIBUTE] = _Bound(binding.call, function, passed, traced)
             bound.append(name)
     return list(dict.fromkeys(bound))
 
@@ -129,14 +151,26 @@ def _parts(model: nn.Module, module: str, name: str, binding: Binding) -> list[n
 
 def forward(original: Forward, *args: Any, **kwargs: Any) -> Any:
     """Hook: the platform's function where the module, which is the first argument, has one."""
-    call, function, passed = args[0].__dict__.get(_ATTRIBUTE, (None, None, ()))
-    if call is None or any(map(_is_hooked, passed)):
+    bound: _Bound | None = args[0].__dict__.get(_ATTRIBUTE)
+    if bound is None:
         return original(*args, **kwargs)
-    return call(function, *args, **kwargs)
+    if torch.compiler.is_compiling():  # what is looked up here would be a constant of what is compiled
+        function = None if bound.is_passed_hooked else bound.traced
+    else:
+        function = None if any(map(_is_hooked, bound.passed)) else bound.function
+    return original(*args, **kwargs) if function is None else bound.call(function, *args, **kwargs)
+
+
+def look(model: nn.Module) -> None:
+    """Finds out which modules have hooks, for what torch.compile traces from now on."""
+    for part in model.modules():
+        bound: _Bound | None = part.__dict__.get(_ATTRIBUTE)
+        if bound is not None:
+            bound.is_passed_hooked = any(map(_is_hooked, bound.passed))
 
 
 def _is_hooked(part: nn.Module) -> bool:
-    """Whether a call of a module would run hooks other than `forward`."""
+    """Whether a call of a module would run hooks other than engines' own."""
     if part._forward_hooks or part._forward_pre_hooks:
         return True
     if of_all_modules._global_forward_hooks or of_all_modules._global_forward_pre_hooks:
@@ -153,7 +187,7 @@ _found: tuple[object, frozenset[str]] = (None, frozenset())
 
 
 def _hooked_names() -> frozenset[str]:
-    """The functions and methods that have hooks other than `forward`."""
+    """The functions and methods that have hooks other than engines' own."""
     global _found
     version, names = _found
     if version is not chain.version():
@@ -161,7 +195,7 @@ def _hooked_names() -> frozenset[str]:
         names = frozenset(
             site.name
             for site, found in table.chains.items()
-            if any(hook.priority != INNERMOST for hook in found.running)
+            if any(hook.source != ENGINE for hook in found.running)
         )
         _found = table, names
     return names
@@ -212,6 +246,7 @@ __all__ = [
     "ForwardOf",
     "bind",
     "forward",
+    "look",
     "prepare",
     "prepared",
 ]

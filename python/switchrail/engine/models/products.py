@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.nn.functional import linear
 
 from switchrail.engine.models.operations import Binding
 from switchrail.engine.models.stack import stack
@@ -37,7 +38,8 @@ class Product:
 
     def _part(self, index: int, x: torch.Tensor) -> torch.Tensor:
         if self._x is not x:
-            self._parts = torch.split(self._function(x, self._weight), self._sizes, dim=-1)
+            function = linear if torch.compiler.is_compiling() else self._function
+            self._parts = torch.split(function(x, self._weight), self._sizes, dim=-1)
             self._x = x
         found = self._parts[index]
         if index == len(self._sizes) - 1:

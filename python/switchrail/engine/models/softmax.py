@@ -11,7 +11,7 @@ from transformers import AttentionInterface
 
 from switchrail.engine.models.contract import KEYWORD, Connected, MixerContract
 from switchrail.errors import DispatchError
-from switchrail.ops import AttentionCall, AttentionLayer, Layer
+from switchrail.ops import AttentionLayer, Layer
 from switchrail.pools import KVShape, Shape
 
 IMPLEMENTATION: Final = "switchrail"
@@ -68,10 +68,8 @@ def attention(
     layer: AttentionLayer = connected.layers["attention"]
     if scaling != layer.scale:
         raise connected.refuse("attention", "scale", scaling, layer.scale)
-    if not written:
-        connected.write("attention", k, v)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    connected.connection.dispatcher.dispatch(AttentionCall(layer, q, out))
+    connected.dispatch("attention", q, out, written=() if written else (k, v))
     return out.unsqueeze(0), None
 
 

@@ -1,0 +1,1 @@
+"""Decoder layers that torch.compile has compiled, a kind at a time."""

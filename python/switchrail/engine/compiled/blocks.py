@@ -1,0 +1,167 @@
+"""Decoder layers that are compiled, once for all that are alike."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch._dynamo.exc import TorchDynamoException
+
+from switchrail.engine.models import operations
+from switchrail.engine.models.contract import ENGINE, Keyword
+from switchrail.engine.watch import HookWatch
+from switchrail.hooks import chain
+from switchrail.platforms.serving import Serving
+
+_log = logging.getLogger("switchrail")
+
+_ATTRIBUTE: Final = "_switchrail_block"
+
+INNER: Final = operations.INNERMOST + 1
+"""The priority of `forward`: around the platform's function, within whatever else is hooked to a layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockState:
+    """What became of decoder layers that are alike.
+
+    Attributes:
+        kind: Their kind, as the layout names it.
+        layers: Their ids.
+        reason: Why they run eagerly; None where they are compiled, or will be when they are first run.
+    """
+
+    kind: str
+    layers: tuple[int, ...]
+    reason: str | None
+
+
+class _Block:
+    """Layers that are alike, as one compiled function; if that fails, they run as they are."""
+
+    def __init__(self, kind: str, backend: str | Callable[..., Any], reason: str | None) -> None:
+        self.kind = kind
+        self.layers: list[int] = []
+        self.reason = reason
+        # torch keeps what it compiled with a function's code: a copy of it is dropped with the block
+        own = FunctionType(_run.__code__.replace(), _run.__globals__)
+        self._compiled = torch.compile(own, fullgraph=True, dynamic=False, backend=backend)
+
+    def run(
+        self, original: Callable[..., Any], layer: nn.Module, x: torch.Tensor, /, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Runs a layer on x [1, T, H]."""
+        if self.reason is not None or torch.compiler.is_compiling():
+            return original(layer, x, *args, **kwargs)
+        _mark_rows(x.shape[1], (x, *args, *kwargs.values()))
+        try:
+            return self._compiled(original, layer, x, *args, **kwargs)
+        except TorchDynamoException as error:  # raised before anything of the layer has run
+            first = str(error).strip().partition("\n")[0]
+            self.reason = f"{type(error).__name__}: {first}{_hooks_within(layer)}"
+            _log.warning("%s layers run eagerly, compiling one failed: %s", self.kind, self.reason)
+        return original(layer, x, *args, **kwargs)
+
+
+def _run(original: Callable[..., Any], layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return original(layer, *args, **kwargs)
+
+
+def _mark_rows(rows: int, given: Iterable[Any]) -> None:
+    """Lets one compilation serve for all numbers of rows from 2 on."""
+    if rows == 1:  # which torch compiles by itself, whatever is marked
+        return
+    for one in given:
+        if isinstance(one, torch.Tensor):
+            if one.dim() > 1 and one.shape[1] == rows:
+                torch._dynamo.mark_dynamic(one, 1)
+        elif isinstance(one, (tuple, list)):
+            _mark_rows(rows, one)
+
+
+def _hooks_within(layer: nn.Module) -> str:
+    """The hooks that may be why a layer can't be compiled, in words."""
+    found = [f"{hook.target_name} by {hook.source}" for hook in chain.running() if hook.source != ENGINE]
+    found += [f"{name or type(layer).__name__} by torch" for name, _ in _hooks_of(layer)]
+    return f"; hooks: {', '.join(dict.fromkeys(found))}" if found else ""
+
+
+def _hooks_of(layer: nn.Module) -> list[tuple[str, int]]:
+    """The hooks of torch on a layer's modules, but engines' own: the module's name, the hook's number."""
+    return [
+        (name, number)
+        for name, part in layer.named_modules()
+        for hooks in (part._forward_pre_hooks, part._forward_hooks)
+        for number, hook in hooks.items()
+        if not isinstance(hook, Keyword)
+    ]
+
+
+def forward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Hook: the compiled layer where the module, which is the first argument, has one."""
+    block: _Block | None = args[0].__dict__.get(_ATTRIBUTE)
+    return original(*args, **kwargs) if block is None else block.run(original, *args, **kwargs)
+
+
+class Blocks:
+    """The compiled decoder layers of a model, compiled when they are first run.
+
+    Layers are alike if their kind is the same, the classes of their modules are, and torch's hooks on these.
+    A compiled layer calls the hooks that it was traced with. So all are dropped when hooks have changed.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Sequence[nn.Module],
+        kinds: Sequence[str],
+        serving: Serving,
+    ) -> None:
+        """Compiles nothing yet.
+
+        Args:
+            model: The model with its head.
+            layers: Its decoder layers.
+            kinds: Their kinds.
+            serving: The platform's part, which says what torch.compile compiles with, and which kinds.
+        """
+        self._model = model
+        self._layers = list(zip(layers, kinds, strict=True))
+        self._backend = serving.compile_backend()
+        self._eager = {
+            kind: "the platform leaves this kind eager" for kind in kinds if not serving.compiles(kind)
+        }
+        self._watch = HookWatch(model)
+        self._make()
+
+    def look(self) -> None:
+        """Drops what was compiled if hooks have changed since."""
+        if self._watch.has_changed():
+            self._make()
+
+    def states(self) -> tuple[BlockState, ...]:
+        """What became of the layers."""
+        return tuple(
+            BlockState(kind=block.kind, layers=tuple(block.layers), reason=block.reason)
+            for block in self._blocks
+        )
+
+    def _make(self) -> None:
+        self._watch.look()
+        operations.look(self._model)
+        blocks: dict[Any, _Block] = {}
+        for number, (layer, kind) in enumerate(self._layers):
+            key = kind, tuple(type(part) for part in layer.modules()), tuple(_hooks_of(layer))
+            if key not in blocks:
+                blocks[key] = _Block(kind, self._backend, self._eager.get(kind))
+            blocks[key].layers.append(number)
+            layer.__dict__[_ATTRIBUTE] = blocks[key]
+        self._blocks = list(blocks.values())
+
+
+__all__ = ["INNER", "BlockState", "Blocks", "forward"]
