@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from random import Random
+from typing import Final
 
 from switchrail.checks import is_count, is_integer, is_number, refuse
 from switchrail.errors import RequestError
@@ -11,6 +13,9 @@ from switchrail.errors import RequestError
 MOST_SAMPLES = 1024
 MOST_STOP_STRINGS = 64
 LONGEST_STOP_STRING = 1024
+
+_ALL: Final = 1 << 53
+_GREEDY: Final = (0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,3 +125,22 @@ class SamplingParams:
             return [self]
         seeds = range(self.n) if self.seed is None else range(self.seed, self.seed + self.n)
         return [replace(self, n=1, seed=None if self.seed is None else seed) for seed in seeds]
+
+
+def numbers_of(params: Iterable[SamplingParams], draws: Iterable[Random]) -> list[tuple[float, ...]]:
+    """What tokens are drawn by, as numbers of a row.
+
+    Args:
+        params: How each row's token is chosen.
+        draws: Each row's source of random numbers; one is taken from it where the row is sampled.
+
+    Returns:
+        For each row temperature, top_k, top_p, min_p and an integer from 0 to 2**53 - 1; only the first
+        counts where it is 0.
+    """
+    return [
+        (one.temperature, min(one.top_k or _ALL, _ALL), one.top_p, one.min_p, int(draw.random() * _ALL))
+        if one.temperature > 0
+        else _GREEDY
+        for one, draw in zip(params, draws, strict=True)
+    ]

@@ -1,0 +1,8 @@
+"""Choosing tokens from logits, without sorting them."""
+
+from __future__ import annotations
+
+OPERATIONS = {"choose_tokens": "switchrail_kernels.sampling.choose:choose_tokens"}
+"""By operation of `switchrail.platforms`: the function that serves it on GPUs."""
+
+__all__ = ["OPERATIONS"]

@@ -1,0 +1,60 @@
+"""The operation `choose_tokens` of `switchrail.platforms` in Triton, for compute capability 8.0 and later."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+import triton
+from switchrail.params import SamplingParams, numbers_of
+
+from switchrail_kernels.launch import Launcher, padded
+from switchrail_kernels.sampling.draw import draw
+
+_launch = Launcher(draw)
+
+_UNUSED: Final = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
+"""Bits that are 0 in each logit in float32."""
+
+BLOCK, WARPS = 8192, 16
+"""Columns that a program sums at one time, the same for every batch, as sums are rounded."""
+
+
+def choose_tokens(
+    logits: torch.Tensor, params: Sequence[SamplingParams], draws: Sequence[random.Random]
+) -> torch.Tensor:
+    """Chooses a token for each row, without waiting for the device; see `switchrail.engine.sampling.choose`.
+
+    Args:
+        logits: [R, vocabulary].
+        params: How each row's token is chosen.
+        draws: Each row's source of random numbers; one is taken from it where the row is sampled.
+
+    Returns:
+        [R] int64 token ids; -1 where a row's logits are not finite at the top.
+    """
+    if not any(param.temperature for param in params):
+        best, tokens = logits.max(dim=-1)
+        return tokens.where(best.isfinite(), -1)
+    rows, size = logits.shape
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    host = torch.tensor(
+        numbers_of(params, draws), dtype=torch.float64, pin_memory=logits.device.type == "cuda"
+    )
+    numbers = host.to(logits.device, non_blocking=True)
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    block = min(padded(size), BLOCK)
+    _launch(
+        (rows, 1, 1),
+        (logits, numbers, tokens),
+        (logits.stride(0), size),
+        (padded(triton.cdiv(size, block), 2), block, _UNUSED[logits.dtype]),
+        num_warps=min(max(block // 512, 1), WARPS),
+    )
+    return tokens
+
+
+__all__ = ["choose_tokens"]
