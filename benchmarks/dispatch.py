@@ -7,7 +7,8 @@ right backend before it is timed. The path counts as equivalent when the ratio o
 layouts is that of the real one.
 
 Then whole steps of 48 layers: each layer makes its call and has it dispatched, as a model's layers do in a
-step of one part. It is held against a direct call by position and keyword of as many arguments.
+step of one part, which is planned first or was planned before. It is held against a direct call by position
+and keyword of as many arguments, and against calls that are made and run without a dispatcher.
 
     python benchmarks/dispatch.py [--json FILE]
 
@@ -33,7 +34,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from switchrail.dispatch import Dispatcher, Part
-from switchrail.ops import AttentionBackend, GatedDeltaBackend, GatedDeltaCall, GatedDeltaLayer, StateBatch
+from switchrail.ops import (
+    AttentionBackend,
+    GatedDeltaBackend,
+    GatedDeltaCall,
+    GatedDeltaLayer,
+    StateBatch,
+    make_call,
+)
 
 CALLS, ROUNDS = 2_000, 101
 SIZES = (48, 320)
@@ -249,6 +257,7 @@ def measure_steps(layers: int = 48) -> dict[str, float]:
         dispatcher.add(index, half)
     states = StateBatch(cu_seqlens=x, seqlens=(1,), read_slots=x, write_slots=x, has_initial_state=x)
     parts = [Part(phase="decode", rows=slice(0, 1), states=states)]
+    prepared = dispatcher.prepare(parts)
     run = Linear().run
 
     def by_keyword() -> None:
@@ -257,16 +266,19 @@ def measure_steps(layers: int = 48) -> dict[str, float]:
 
     def made() -> None:
         for half in halves:
-            run(GatedDeltaCall(half, x, x, x, x, x, x), states, None)
+            run(make_call(GatedDeltaCall, (half, x, x, x, x, x, x)), states, None)
 
     def dispatched() -> None:
-        with dispatcher.running(parts):
+        with dispatcher.running(prepared):
             for half in halves:
-                dispatcher.dispatch(GatedDeltaCall(half, x, x, x, x, x, x))
+                dispatcher.dispatch(make_call(GatedDeltaCall, (half, x, x, x, x, x, x)))
+
+    def planned() -> None:
+        dispatcher.prepare(parts)
 
     found: dict[str, float] = {}
     for _ in range(ROUNDS):
-        for step in (by_keyword, made, dispatched):
+        for step in (by_keyword, made, dispatched, planned):
             took = timeit.timeit(step, timer=time.thread_time, number=20) / 20 / layers * 1e9
             found[step.__name__] = min(took, found.get(step.__name__, took))
     return found

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from switchrail.engine import Engine, Request, SamplingParams
 from switchrail.errors import DispatchError, RequestError
 
+from tests.engine.around import around_backends
+
 SMALL = {"max_sequences": 3, "num_pages": 12, "page_size": 4, "max_tokens_per_step": 8}
 FREE = SamplingParams(max_new_tokens=6, ignore_eos=True)
 
@@ -90,16 +92,13 @@ class Saboteur:
 
     def __init__(self, engine: Engine) -> None:
         self.fail: str | None = None
-        dispatcher = engine._runner.dispatcher
-        run, decode, forward = dispatcher._run, engine._decode, engine._runner.model.forward
+        decode, forward = engine._decode, engine._runner.model.forward
 
-        def failing(*args: Any) -> None:
-            self.fail = None
-            raise Broken("a backend")
-
-        def failing_run(step: Any, call: Any, target: Any) -> None:
-            fails = self.fail == "backend" and dispatcher._layers[call.layer] == (2, "gated_delta")
-            run(step, call, (failing, target[1]) if fails else target)
+        def failing_run(place: tuple[int, str], phase: str, run: Callable[[], Any]) -> Any:
+            if self.fail == "backend" and place == (2, "gated_delta"):
+                self.fail = None
+                raise Broken("a backend")
+            return run()
 
         def failing_decode(ids: list[int]) -> str:
             if self.fail == "text":
@@ -114,7 +113,7 @@ class Saboteur:
                 output.logits[0, -1] = float("nan")
             return output
 
-        dispatcher._run = failing_run  # type: ignore[method-assign]
+        around_backends(engine._runner.dispatcher, failing_run)
         engine._decode = failing_decode
         engine._runner.model.forward = failing_forward
 
@@ -181,20 +180,17 @@ def test_cancelling_from_within_a_step_waits_for_its_end(engine: Engine) -> None
     decoding = engine.submit("the", FREE)
     engine.step()
     running = [decoding, *(engine.submit(prompt, FREE) for prompt in ("other " * 3, "x", "last"))]
-    dispatcher = engine._runner.dispatcher
-    run = dispatcher._run
     pages = []
 
-    def cancelling_run(step: Any, call: Any, target: Any) -> None:
-        phase = step.prepared.parts[step.prepared.users[target[1]].part].phase
-        if dispatcher._layers[call.layer] == (2, "gated_delta") and phase == "decode" and not pages:
+    def cancelling_run(place: tuple[int, str], phase: str, run: Callable[[], Any]) -> Any:
+        if place == (2, "gated_delta") and phase == "decode" and not pages:
             pages.append([list(request.pages) for request in running])
             for request in (running[0], running[1], running[3]):
                 assert engine.cancel(request)
             assert [list(request.pages) for request in running] == pages[-1]
-        run(step, call, target)
+        return run()
 
-    dispatcher._run = cancelling_run  # type: ignore[method-assign]
+    around_backends(engine._runner.dispatcher, cancelling_run)
     engine.step()
     assert len(pages) == 1
     assert [request.finish_reason for request in running] == ["cancelled", "cancelled", None, "cancelled"]

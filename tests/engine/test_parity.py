@@ -17,6 +17,8 @@ import torch
 from switchrail.engine import Engine, Request, SamplingParams
 from transformers import AutoModelForCausalLM
 
+from tests.engine.around import around_backends
+
 LENGTHS = (1, 2, 3, 7, 16, 33, 64, 65, 130, 257, 400, 600)
 NEW_TOKENS = 64
 LIMIT = 1e-4
@@ -78,8 +80,8 @@ class Recorder:
         self.most_parts = 0
         self.steps = 0
         self._calls: Counter[tuple[Any, ...]] = Counter()
-        dispatcher, sequences, model = engine._runner.dispatcher, engine._core.sequences, engine._runner.model
-        forward, run, running = model.forward, dispatcher._run, engine._runner.running
+        sequences, model = engine._core.sequences, engine._runner.model
+        forward, running = model.forward, engine._runner.running
 
         def record(*, logits_to_keep: torch.Tensor, position_ids: torch.Tensor, **kwargs: Any) -> Any:
             self._calls.clear()
@@ -99,12 +101,12 @@ class Recorder:
             self.steps += 1
             return output
 
-        def count(step: Any, call: Any, target: Any) -> None:
-            self._calls[dispatcher._layers[call.layer]] += 1
-            run(step, call, target)
+        def count(place: tuple[int, str], phase: str, run: Callable[[], Any]) -> Any:
+            self._calls[place] += 1
+            return run()
 
         model.forward = record
-        dispatcher._run = count  # type: ignore[method-assign]
+        around_backends(engine._runner.dispatcher, count)
 
 
 def disturb(engine: Engine, seed: int) -> None:

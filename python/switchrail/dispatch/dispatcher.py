@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,8 +19,8 @@ from switchrail.ops.catalog import CONTRACTS
 
 _OPS = {contract.layer: op for op, contract in CONTRACTS.items()}
 
-Target = tuple[Callable[[Any, Any, Any], Any], int]
-"""A backend's `run`, and the index of its user in the step's list."""
+Target = tuple[Callable[[Any, Any, Any], Any], int, bool]
+"""A backend's `run`, the index of its user in the step's list, and whether `run` returns a record to keep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +32,16 @@ class _User:
         op: The op.
         backend: The backend.
         name: Its name.
-        commits: Whether `run` returns a record for `commit`.
     """
 
     part: int
     op: str
     backend: AnyBackend
     name: str
-    commits: bool
 
-    def place(self, parts: Sequence[Part]) -> str:
-        """The op and phase that it serves, for messages."""
-        return f"{self.op} {parts[self.part].phase}"
+    def failure(self, parts: Sequence[Part], doing: str = "") -> str:
+        """The start of a note on one of its exceptions."""
+        return f"backend {self.name} failed in {doing}{self.op} {parts[self.part].phase}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +92,35 @@ class _Step:
 
     Attributes:
         prepared: Its parts and plans.
+        planned: The list of `prepared`.
         left: The layers that have not been called yet. A layer without targets is left to `elsewhere`.
         elsewhere: Takes the calls that the step's plans don't serve.
         verified: For each call to be committed: the user's index, the call and the record.
     """
 
     prepared: Prepared
+    planned: list[tuple[SequenceBatch, object]]
     left: dict[Layer, tuple[Target, ...]]
     elsewhere: Callable[[Any], None] | None
     verified: list[tuple[int, Any, object]]
+
+    def run(self, target: Target, call: Any) -> None:
+        """Runs a part's call on its backend."""
+        run, index, commits = target
+        batch, plan = self.planned[index]
+        record = run(call, batch, plan)
+        if commits:
+            self.keep(index, call, record)
+
+    def keep(self, index: int, call: Any, record: object) -> None:
+        """Keeps what a commit of the call needs."""
+        if record is None:
+            op = self.prepared.users[index].op
+            raise DispatchError("it returned no record, which its commit needs", op=op)
+        self.verified.append((index, call, record))
+
+
+_NO_STEP = _Step(NOTHING, [], {}, None, [])
 
 
 class Dispatcher:
@@ -136,7 +154,7 @@ class Dispatcher:
         self.ops = frozenset(self._ids)
         self._layers: dict[Layer, tuple[int, str]] = {}
         self._tables: dict[tuple[tuple[BatchRoutes, ...], frozenset[str]], _Table] = {}
-        self._step: _Step | None = None
+        self._step = _NO_STEP
         self._verified: _Step | None = None
 
     def add(self, layer_id: int, layer: Layer) -> None:
@@ -198,7 +216,7 @@ class Dispatcher:
             try:
                 plan = user.backend.plan(parts[user.part].phase, batch, bounds)
             except Exception as error:
-                _note(error, f"backend {user.name} failed in planning {user.place(parts)}")
+                _note(error, user.failure(parts, "planning "))
                 raise
             planned.append((batch, plan))
         return Prepared(tuple(parts), table.users, table.targets, planned)
@@ -215,14 +233,13 @@ class Dispatcher:
             try:
                 user.backend.refresh(plan, batch)
             except Exception as error:
-                _note(error, f"backend {user.name} failed in refreshing its plan of {user.place(parts)}")
+                _note(error, user.failure(parts, "refreshing its plan of "))
                 raise
             prepared.planned[index] = batch, plan
 
-    @contextmanager
     def running(
         self, parts: Sequence[Part] | Prepared, elsewhere: Callable[[Any], None] | None = None
-    ) -> Iterator[None]:
+    ) -> AbstractContextManager[None]:
         """Makes the calls in the block part of a step.
 
         An earlier step that was left before its end, for example by an interrupt, is discarded.
@@ -236,16 +253,19 @@ class Dispatcher:
             Exception: A backend's exception, with a note (PEP 678) that names the backend and the part.
         """
         prepared = parts if isinstance(parts, Prepared) else self.prepare(parts)
-        self._verified = None
         left: dict[Layer, tuple[Target, ...]] = {} if elsewhere is None else dict.fromkeys(self._layers, ())
         left.update(prepared.targets)
-        step = _Step(prepared, left, elsewhere, [])
-        try:
-            self._step = step
-            yield
-        finally:
-            if self._step is step:
-                self._step = None
+        return _Running(self, _Step(prepared, prepared.planned, left, elsewhere, []))
+
+    def _begin(self, step: _Step) -> None:
+        self._verified = None
+        self._step = step
+
+    def _end(self, step: _Step, *, failed: bool) -> None:
+        if self._step is step:
+            self._step = _NO_STEP
+        if failed:
+            return
         if step.left:
             layer_id, op = min(self._layers[layer] for layer in step.left)
             raise DispatchError(
@@ -266,24 +286,35 @@ class Dispatcher:
                 its backend returned no record in verify.
             Exception: A backend's exception, with a note (PEP 678) that names the backend and the part.
         """
-        layer, step = call[0], self._step
-        targets = None if step is None else step.left.get(layer)
-        if step is None or targets is None:
-            raise self._refusal(layer)
-        if len(targets) == 1:
-            self._run(step, call, targets[0])
-        elif not targets:
-            assert step.elsewhere is not None
-            step.elsewhere(call)
-        else:
-            for part, target in zip(step.prepared.parts, targets, strict=True):
-                self._run(step, take_rows(call, part.rows), target)
-        del step.left[layer]
+        step = self._step
+        try:
+            targets = step.left.pop(call[0])
+        except KeyError:
+            raise self._refusal(call[0]) from None
+        try:
+            if len(targets) == 1:  # `step.run`, without the cost of calling it
+                run, index, commits = targets[0]
+                batch, plan = step.planned[index]
+                record = run(call, batch, plan)
+                if commits:
+                    step.keep(index, call, record)
+            elif not targets:
+                assert step.elsewhere is not None
+                step.elsewhere(call)
+            else:
+                for part, target in zip(step.prepared.parts, targets, strict=True):
+                    index = target[1]
+                    step.run(target, take_rows(call, part.rows))
+        except BaseException as error:
+            step.left[call[0]] = targets
+            if targets and isinstance(error, Exception):
+                user, (layer_id, _) = step.prepared.users[index], self._layers[call[0]]
+                _note(error, f"{user.failure(step.prepared.parts)} of layer {layer_id}")
+            raise
 
     def dispatch_rows(self, call: Any) -> None:
         """Dispatches a call that may have padding rows after the step's rows."""
-        step = self._step
-        parts = step.prepared.parts if step is not None else ()
+        parts = self._step.prepared.parts
         self.dispatch(take_rows(call, parts[0].rows) if len(parts) == 1 else call)
 
     def commit(self, accepted: torch.Tensor) -> None:
@@ -298,35 +329,10 @@ class Dispatcher:
         step = self._verified
         while step is not None and step.verified:
             index, call, record = step.verified[-1]
-            batch, plan = step.prepared.planned[index]
+            batch, plan = step.planned[index]
             step.prepared.users[index].backend.commit(call, batch, plan, record, accepted)
             step.verified.pop()
         self._verified = None
-
-    def _run(self, step: _Step, call: Any, target: Target) -> None:
-        run, index = target
-        batch, plan = step.prepared.planned[index]
-        try:
-            record = run(call, batch, plan)
-        except Exception as error:
-            layer_id, _ = self._layers[call[0]]
-            _note(error, f"{self._place(step, index)} of layer {layer_id}")
-            raise
-        if step.prepared.users[index].commits:
-            if record is None:
-                layer_id, op = self._layers[call[0]]
-                raise DispatchError(
-                    f"{self._place(step, index)} of layer {layer_id}: it returned no record, which its "
-                    "commit needs",
-                    layer=layer_id,
-                    op=op,
-                )
-            step.verified.append((index, call, record))
-
-    @staticmethod
-    def _place(step: _Step, index: int) -> str:
-        user = step.prepared.users[index]
-        return f"backend {user.name} failed in {user.place(step.prepared.parts)}"
 
     def _table(self, routes: tuple[BatchRoutes, ...], ops: Collection[str]) -> _Table:
         missing = {(id, op) for op, ids in self._ids.items() for id in ids} - set(self._layers.values())
@@ -345,18 +351,18 @@ class Dispatcher:
             names = {(layer, op): name for layer, op, name in route.table}
             for layer, (layer_id, op) in planned.items():
                 backend = route.backend(op, layer_id)
-                commits = route.phase == "verify" and backend.has_state
-                user = _User(index, op, backend, names[layer_id, op], commits)
+                user = _User(index, op, backend, names[layer_id, op])
                 if user not in users:
                     users.append(user)
-                targets[layer].append((route.lookup(op, layer_id), users.index(user)))
+                commits = route.phase == "verify" and backend.has_state
+                targets[layer].append((route.lookup(op, layer_id), users.index(user), commits))
         return _Table(tuple(users), {layer: tuple(each) for layer, each in targets.items()})
 
     def _refusal(self, layer: Layer) -> DispatchError:
         if layer not in self._layers:
             return DispatchError(f"a call of a {type(layer).__name__} that was not added to the dispatcher")
         layer_id, op = self._layers[layer]
-        if self._step is None:
+        if self._step is _NO_STEP:
             return DispatchError(
                 f"layer {layer_id} ran its {op} outside of a step; a model whose calls are dispatched is "
                 "called by what runs its steps",
@@ -367,6 +373,20 @@ class Dispatcher:
         return DispatchError(
             f"layer {layer_id} ran its {op} twice in one step", layer=layer_id, op=op, found=2
         )
+
+
+@dataclass(slots=True)
+class _Running:
+    """A block whose calls are part of a step. A generator would take four times as long to enter."""
+
+    dispatcher: Dispatcher
+    step: _Step
+
+    def __enter__(self) -> None:
+        self.dispatcher._begin(self.step)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.dispatcher._end(self.step, failed=kind is not None)
 
 
 def _cached(part: Part, bounds: Bounds | None) -> tuple[int, ...] | None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         StateBatch,
         VerifyBatch,
     )
-    from switchrail.ops.call import Layer
+    from switchrail.ops.call import Layer, make_call
     from switchrail.ops.catalog import CONTRACTS
     from switchrail.ops.contract import Contract, OptionSpec, TensorSpec
     from switchrail.ops.gated_delta.contract import GatedDeltaBackend, GatedDeltaCall, GatedDeltaLayer
@@ -48,6 +48,7 @@ _HOMES = {
     "StateBatch": "batch",
     "TensorSpec": "contract",
     "VerifyBatch": "batch",
+    "make_call": "call",
     **{
         f"{definition.stem}{part}": f"{op}.contract"
         for op, definition in DEFINITIONS.items()
@@ -98,4 +99,5 @@ __all__ = [
     "StateBatch",
     "TensorSpec",
     "VerifyBatch",
+    "make_call",
 ]

@@ -36,10 +36,14 @@ def _remake(kind: type[Layer], values: dict[str, Any]) -> Layer:
     return kind(**values)
 
 
+make_call = tuple.__new__
+"""Makes a call of its class and a tuple of all its fields, in half the time that the class itself takes."""
+
+
 def take_rows(call: CallT, rows: slice) -> CallT:
     """Some rows of a call, as views."""
     layer, *tensors = call
-    return type(call)(layer, *[tensor if tensor is None else tensor[rows] for tensor in tensors])
+    return make_call(type(call), (layer, *[tensor if tensor is None else tensor[rows] for tensor in tensors]))
 
 
-__all__ = ["CallT", "Layer", "take_rows"]
+__all__ = ["CallT", "Layer", "make_call", "take_rows"]

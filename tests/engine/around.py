@@ -1,0 +1,35 @@
+"""Puts a function around what a dispatcher's backends run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from switchrail.dispatch import Dispatcher
+
+Around = Callable[[tuple[int, str], str, Callable[[], Any]], Any]
+"""Of the layer's id and op, the phase, and what runs the backend."""
+
+
+def around_backends(dispatcher: Dispatcher, around: Around) -> None:
+    """Calls the function in place of each backend's `run`, whose record it returns."""
+    dispatch = dispatcher.dispatch
+
+    def watched(call: Any) -> None:
+        step = dispatcher._step
+        place = dispatcher._layers[call.layer]
+
+        def wrap(run: Callable[..., Any], phase: str) -> Callable[..., Any]:
+            return lambda *given: around(place, phase, partial(run, *given))
+
+        step.left[call.layer] = tuple(
+            (wrap(run, part.phase), index, commits)
+            for (run, index, commits), part in zip(step.left[call.layer], step.prepared.parts, strict=True)
+        )
+        dispatch(call)
+
+    dispatcher.dispatch = watched  # type: ignore[method-assign]
+
+
+__all__ = ["around_backends"]
