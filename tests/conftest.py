@@ -26,6 +26,7 @@ from tests.interpreter import spare_repetition
 from tests.processes import processes  # noqa: F401  (a fixture for all)
 
 spare_repetition()
+leftovers.remember_triton()
 
 # Their tests share something that takes long to make. They begin first, in this order:
 # the other processes would wait for a long one that began last.

@@ -289,8 +289,14 @@ def put_back(before: Sequence[Mapping[Any, Any]]) -> list[str]:
     return left
 
 
-def _triton_language() -> dict[Any, dict[str, Any]]:
-    language = sys.modules["triton.language"]
+_triton: dict[Any, dict[str, Any]] = {}
+
+
+def remember_triton() -> None:
+    """Reads what Triton's language is now, for `put_back_triton`."""
+    if find_spec("triton") is None:
+        return
+    language = importlib.import_module("triton.language")
     core = language.core
     places = (
         language,
@@ -300,15 +306,12 @@ def _triton_language() -> dict[Any, dict[str, Any]]:
         core.dtype,
         getattr(core, "tensor_descriptor_base", core),
     )
-    return {place: dict(vars(place)) for place in places}
-
-
-_TRITON = _triton_language() if find_spec("triton") and importlib.import_module("triton.language") else {}
+    _triton.update((place, dict(vars(place))) for place in places)
 
 
 def put_back_triton() -> None:
     """Undoes what Triton's interpreter changed in its language and left so; nothing compiles with that."""
-    for place, was in _TRITON.items():
+    for place, was in _triton.items():
         if vars(place) != was:
             for name, value in was.items():
                 if vars(place).get(name) is not value:
