@@ -11,6 +11,7 @@ import torch
 import triton
 from triton import knobs
 
+from switchrail_kernels.dependent import begins_early
 from switchrail_kernels.replay import ALIGNMENT, Binary, recording
 
 _MOST = 4096
@@ -39,10 +40,16 @@ class Launcher:
     in options therefore runs the same binary, which is then launched directly, with bare addresses: Triton
     would ask the driver about each tensor. Where hooks on Triton's launches are set (a profiler's), they see
     every launch.
+
+    Args:
+        kernel: The kernel.
+        early: Whether it begins with `dependent.wait`, and has for a last constant whether its programs begin
+            while the kernel before it still ends: the launcher gives that, where the device can.
     """
 
-    def __init__(self, kernel: Any) -> None:
+    def __init__(self, kernel: Any, *, early: bool = False) -> None:
         self._kernel = kernel
+        self._early = early
         self._binaries: dict[tuple[object, ...], Binary] = {}
 
     def __call__(
@@ -73,6 +80,11 @@ class Launcher:
         call = recording()
         places = None if call is None else call.places(tensors)
         index = tensors[0].get_device()
+        if self._early:
+            begins = begins_early(index)
+            constants = (*constants, begins)
+            if begins:
+                options["launch_pdl"] = True
         if index >= 0 and index != torch._C._cuda_getDevice():
             with torch.cuda.device(index):
                 self._launch(index, grid, tensors, numbers, constants, num_warps, num_stages, options)

@@ -25,10 +25,23 @@
 /* What a parameter is that is the address of no tensor that a call brings; KEPT is that of a layer's. */
 enum { CONSTANT = -1, SCRATCH = -2, KEPT = -3 };
 
-typedef int (*LaunchKernel)(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                            unsigned block_y, unsigned block_z, unsigned shared, void *stream, void **parameters,
-                            void **extra);
+/* As the driver's interface has them. */
+typedef struct {
+  int id, padding, value[16];
+} Attribute;
+
+typedef struct {
+  unsigned grid[3], block[3], shared;
+  void *stream;
+  const Attribute *attributes;
+  unsigned count;
+} Configuration;
+
+typedef int (*LaunchKernel)(const Configuration *configuration, void *function, void **parameters, void **extra);
 typedef int (*CurrentDevice)(int *device);
+
+/* Programs may begin while the kernel before still ends: those of a kernel that waits for that itself. */
+static const Attribute early_launch = {.id = 6, .value = {1}};
 
 typedef struct {
   uint64_t value; /* of a constant its bits, of scratch the offset, of a layer's tensor its place */
@@ -38,6 +51,7 @@ typedef struct {
 typedef struct {
   void *function;
   unsigned grid[3], threads, shared;
+  int early;
   Py_ssize_t parameters; /* their number */
 } Launch;
 
@@ -253,8 +267,13 @@ static int launch(const Calls *self, const Record *record, const Given *given) {
       if (parameter->tensor >= 0) values[j] = given->addresses[parameter->tensor];
       pointers[j] = values + j;
     }
-    failure = self->table->launch(one->function, one->grid[0], one->grid[1], one->grid[2], one->threads, 1, 1,
-                                  one->shared, stream, pointers, NULL);
+    const Configuration configuration = {.grid = {one->grid[0], one->grid[1], one->grid[2]},
+                                         .block = {one->threads, 1, 1},
+                                         .shared = one->shared,
+                                         .stream = stream,
+                                         .attributes = &early_launch,
+                                         .count = one->early ? 1 : 0};
+    failure = self->table->launch(&configuration, one->function, pointers, NULL);
   }
   Py_END_ALLOW_THREADS
   /* The stream orders what uses the memory next behind these launches. */
@@ -284,7 +303,7 @@ static PyObject *calls_again(Calls *self, PyObject *const *args, Py_ssize_t coun
   return PyBool_FromLong(done);
 }
 
-/* Reads a launch, ((function, x, y, z, threads, shared), ((tensor, value), ...)), into the record. */
+/* Reads a launch, ((function, x, y, z, threads, shared, early), ((tensor, value), ...)), into the record. */
 static int add_launch(Record *record, PyObject *described, Py_ssize_t tensors) {
   PyObject *shape, *parameters;
   unsigned long long function;
@@ -294,8 +313,8 @@ static int add_launch(Record *record, PyObject *described, Py_ssize_t tensors) {
     return 0;
   }
   if (!PyArg_ParseTuple(described, "O!O!", &PyTuple_Type, &shape, &PyTuple_Type, &parameters) ||
-      !PyArg_ParseTuple(shape, "KIIIII", &function, &one->grid[0], &one->grid[1], &one->grid[2], &one->threads,
-                        &one->shared))
+      !PyArg_ParseTuple(shape, "KIIIIIp", &function, &one->grid[0], &one->grid[1], &one->grid[2], &one->threads,
+                        &one->shared, &one->early))
     return 0;
   one->function = (void *)(uintptr_t)function;
   one->parameters = PyTuple_GET_SIZE(parameters);

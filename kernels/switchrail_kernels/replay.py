@@ -186,7 +186,7 @@ class Calls:
         if native is None:
             return
         if self._calls is None:
-            addresses = (_driver("cuLaunchKernel"), _driver("cuCtxGetDevice"))
+            addresses = (_driver("cuLaunchKernelEx"), _driver("cuCtxGetDevice"))
             types = (torch.Tensor, torch.nn.Parameter)
             with _lock:
                 if self._table.records is None:
@@ -269,7 +269,7 @@ class Recording:
         if binary is None or not binary.is_plain:
             self._known = False
             return
-        shape = (binary.function, *grid, binary.threads, binary.shared)
+        shape = (binary.function, *grid, binary.threads, binary.shared, binary.early)
         self._launches.append((shape, binary.parameters(places, values)))
         self._kernels.append(binary)
 
@@ -324,10 +324,11 @@ class Binary:
 
     Attributes:
         is_plain: Whether its parameters are the addresses and numbers that `parameters` gives, and a launch
-            asks for nothing else.
+            asks for nothing else but `early`.
         function: The driver's handle.
         threads: A program's.
         shared: Bytes of a program's shared memory.
+        early: Whether its programs begin while the kernel before still ends.
     """
 
     def __init__(self, compiled: Any) -> None:
@@ -339,6 +340,7 @@ class Binary:
         self.metadata = compiled.packed_metadata
         self.threads: int = 32 * warps
         self.shared: int = shared
+        self.early: bool = metadata.launch_pdl
         self._types = tuple(compiled.src.signature.values())
         types = [kind for kind in self._types if kind != "constexpr"]
         given = ["u64" if kind[0] == "*" else _DECLARED.get(kind) for kind in types]
@@ -346,7 +348,6 @@ class Binary:
             [*given, "u64", "u64"] == _declared(compiled)
             and blocks == 1
             and not metadata.launch_cooperative_grid
-            and not metadata.launch_pdl
             and metadata.global_scratch_size == 0
             and metadata.profile_scratch_size == 0
         )

@@ -31,6 +31,8 @@ from switchrail.testing.inputs import (
 )
 from switchrail_kernels import BACKENDS, launch, replay
 
+from .driver import DEVICE, LAUNCH, NAMES
+
 PAGED = {"attention": attention_call, "mla": mla_call}
 RECURRENT = {
     "gated_delta": gated_delta_call,
@@ -46,16 +48,6 @@ SCRATCH = -2
 EACH = pytest.mark.parametrize("op", OPS)
 PHASES = pytest.mark.parametrize("phase", ["prefill", "decode"])
 
-LAUNCH = ctypes.CFUNCTYPE(
-    ctypes.c_int,
-    ctypes.c_void_p,
-    *[ctypes.c_uint] * 7,
-    ctypes.c_void_p,
-    ctypes.POINTER(ctypes.POINTER(ctypes.c_uint64)),
-    ctypes.c_void_p,
-)
-DEVICE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
-
 
 def first_device(device):
     device[0] = 0
@@ -69,7 +61,7 @@ class Binary(replay.Binary):
 
     def __init__(self, key, tensors, numbers, constants):
         self.function = self.known.setdefault(key, len(self.known) + 1)
-        self.threads, self.shared, self.is_plain = 128, 1024, True
+        self.threads, self.shared, self.early, self.is_plain = 128, 1024, False, True
         kinds = ["fp32" if type(n) is float else "constexpr" if n == 1 else "i64" for n in numbers]
         self._types = (*["*i8"] * len(tensors), *kinds, *["constexpr"] * len(constants))
 
@@ -85,9 +77,8 @@ class Gpu:
         self.layers, self.counts = {}, {}
         monkeypatch.setattr(replay, "_tables", weakref.WeakValueDictionary())
         self._functions = LAUNCH(self.launch), DEVICE(first_device)
-        names = ("cuLaunchKernel", "cuCtxGetDevice")
         addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in self._functions]
-        monkeypatch.setattr(replay, "_driver", lambda name: addresses[names.index(name)])
+        monkeypatch.setattr(replay, "_driver", lambda name: addresses[NAMES.index(name)])
         hooks = SimpleNamespace(calls=[])
         knobs = SimpleNamespace(runtime=SimpleNamespace(launch_enter_hook=hooks, launch_exit_hook=hooks))
         monkeypatch.setattr(replay, "knobs", knobs)
@@ -114,9 +105,8 @@ class Gpu:
 
         monkeypatch.setattr(launch.Launcher, "_launch", note)
 
-    def launch(self, function, *rest):
-        *shape, _, parameters, _ = rest
-        self.fast.append((function, tuple(shape), parameters))
+    def launch(self, configuration, function, parameters, _extra):
+        self.fast.append((function, tuple(configuration[0].shape), parameters))
         self.values.append([parameters[i][0] for i in range(self.counts[function])])
         return 0
 

@@ -43,6 +43,7 @@ compiled = []
 def launch(self, grid, tensors, numbers, constants, **options):
     types = [TYPES[tensor.dtype] for tensor in tensors]
     types += ["fp32" if isinstance(number, float) else "i32" for number in numbers]
+    constants = (*constants, True) if self._early else constants
     types += ["constexpr"] * len(constants)
     names = self._kernel.arg_names
     source = (GluonASTSource if self._kernel.is_gluon() else ASTSource)(

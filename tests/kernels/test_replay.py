@@ -23,15 +23,8 @@ from switchrail_kernels import replay
 from switchrail_kernels.replay import Calls as Recorder
 from switchrail_kernels.replay import _native, calls_of, recording, scratch
 
-LAUNCH = ctypes.CFUNCTYPE(
-    ctypes.c_int,
-    ctypes.c_void_p,
-    *[ctypes.c_uint] * 7,
-    ctypes.c_void_p,
-    ctypes.POINTER(ctypes.POINTER(ctypes.c_uint64)),
-    ctypes.c_void_p,
-)
-DEVICE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
+from .driver import DEVICE, LAUNCH, NAMES
+
 FUNCTION = 0xABC0
 CONSTANT, SCRATCH, KEPT = -1, -2, -3
 
@@ -41,6 +34,7 @@ class Driver:
 
     def __init__(self) -> None:
         self.launched: list[tuple[Any, ...]] = []
+        self.attributes: list[list[tuple[int, int]]] = []
         self.result = 0
         self.device = 0
         self.parameters = 0
@@ -57,10 +51,12 @@ class Driver:
         """The calls of a layer with tensors there."""
         return _native().Calls(self.table, addresses)
 
-    def launch(self, function: int, *rest: Any) -> int:
-        *shape, _stream, parameters, _extra = rest
+    def launch(self, configuration: Any, function: int, parameters: Any, _extra: Any) -> int:
+        given = configuration[0]
         values = [parameters[i][0] for i in range(self.parameters)]
-        self.launched.append((function, tuple(shape), values))
+        self.launched.append((function, tuple(given.shape), values))
+        attributes = [given.attributes[i] for i in range(given.count)]
+        self.attributes.append([(one.id, one.value[0]) for one in attributes])
         return self.result
 
     def current(self, device: Any) -> int:
@@ -69,7 +65,7 @@ class Driver:
 
     def add(self, tensors: tuple[Any, ...], options: tuple[Any, ...], *parameters: tuple[int, int]) -> None:
         self.parameters = len(parameters)
-        shape = (FUNCTION, 2, 3, 4, 128, 512)
+        shape = (FUNCTION, 2, 3, 4, 128, 512, False)
         self.calls.add(tensors, options, ((shape, parameters),), 0, ())
 
 
@@ -86,6 +82,15 @@ def test_launches_on_the_calls_own_addresses(driver: Driver) -> None:
     assert driver.calls.again((other, None, slots), (1.0, "silu"))
     shape = (2, 3, 4, 128, 1, 1, 512)
     assert driver.launched == [(FUNCTION, shape, [slots.data_ptr(), other.data_ptr(), 7, bits])]
+
+
+def test_a_kernel_whose_programs_begin_early(driver: Driver) -> None:
+    x = torch.zeros(16)
+    driver.parameters = 1
+    launches = tuple(((FUNCTION, 1, 1, 1, 32, 0, early), ((0, 0),)) for early in (False, True))
+    driver.calls.add((x,), (), launches, 0, ())
+    assert driver.calls.again((x,), ())
+    assert driver.attributes == [[], [(6, 1)]]  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
 def different() -> dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]:
@@ -155,7 +160,7 @@ def test_scratch_is_each_calls_own(driver: Driver) -> None:
     x = torch.zeros(16)
     driver.parameters = 3
     parameters = ((SCRATCH, 0), (SCRATCH, 256), (0, 0))
-    driver.calls.add((x,), (), (((FUNCTION, 1, 1, 1, 32, 0), parameters),), 1024, ())
+    driver.calls.add((x,), (), (((FUNCTION, 1, 1, 1, 32, 0, False), parameters),), 1024, ())
     assert driver.calls.again((x,), ())
     first, second, mine = driver.launched[0][2]
     assert second - first == 256
@@ -165,7 +170,7 @@ def test_scratch_is_each_calls_own(driver: Driver) -> None:
 
 def test_without_memory_for_scratch_the_call_goes_the_usual_way(driver: Driver) -> None:
     x = torch.zeros(16)
-    driver.calls.add((x,), (), (((FUNCTION, 1, 1, 1, 32, 0), ()),), 2**62, ())
+    driver.calls.add((x,), (), (((FUNCTION, 1, 1, 1, 32, 0, False), ()),), 2**62, ())
     assert not driver.calls.again((x,), ())
     assert driver.launched == []
 
@@ -173,7 +178,7 @@ def test_without_memory_for_scratch_the_call_goes_the_usual_way(driver: Driver) 
 def test_launches_in_order(driver: Driver) -> None:
     x = torch.zeros(16)
     driver.parameters = 1
-    launches = tuple(((FUNCTION + i, 1, 1, 1, 32, 0), ((CONSTANT, i),)) for i in range(3))
+    launches = tuple(((FUNCTION + i, 1, 1, 1, 32, 0, False), ((CONSTANT, i),)) for i in range(3))
     driver.calls.add((x,), (), launches, 0, ())
     assert driver.calls.again((x,), ())
     assert [(function, values) for function, _, values in driver.launched] == [
@@ -211,11 +216,11 @@ def test_a_launch_that_fails(driver: Driver) -> None:
         ([], TypeError),
         (("x",), TypeError),
         ((((FUNCTION, 1, 1), ()),), TypeError),
-        ((((FUNCTION, 1, 1, 1, 32, 0), ((1, 0),)),), ValueError),
-        ((((FUNCTION, 1, 1, 1, 32, 0), ((KEPT, 0),)),), ValueError),
-        ((((FUNCTION, 1, 1, 1, 32, 0), ((-4, 0),)),), ValueError),
-        ((((FUNCTION, 1, 1, 1, 32, 0), (0,)),), TypeError),
-        ((((FUNCTION, 1, 1, 1, 32, 0), ((CONSTANT, 0),) * 129),), ValueError),
+        ((((FUNCTION, 1, 1, 1, 32, 0, False), ((1, 0),)),), ValueError),
+        ((((FUNCTION, 1, 1, 1, 32, 0, False), ((KEPT, 0),)),), ValueError),
+        ((((FUNCTION, 1, 1, 1, 32, 0, False), ((-4, 0),)),), ValueError),
+        ((((FUNCTION, 1, 1, 1, 32, 0, False), (0,)),), TypeError),
+        ((((FUNCTION, 1, 1, 1, 32, 0, False), ((CONSTANT, 0),) * 129),), ValueError),
     ],
 )
 def test_a_launch_that_cant_be_read_is_not_added(driver: Driver, launches: Any, error: Any) -> None:
@@ -272,7 +277,7 @@ def test_a_layers_own_tensors_are_where_the_layer_has_them(driver: Driver) -> No
     x = torch.zeros(4)
     driver.parameters = 4
     first, second = driver.layer(100, 2**64 - 2), driver.layer(300, 400)
-    launch = ((FUNCTION, 1, 1, 1, 32, 0), ((KEPT, 1), (0, 0), (KEPT, 0), (CONSTANT, 5)))
+    launch = ((FUNCTION, 1, 1, 1, 32, 0, False), ((KEPT, 1), (0, 0), (KEPT, 0), (CONSTANT, 5)))
     assert first.add((x,), (), (launch,), 0, ())
     for _ in range(2):
         assert second.again((x,), ())
@@ -288,11 +293,11 @@ def test_a_record_never_serves_a_layer_of_another_number_of_tensors(driver: Driv
     layers = [driver.layer(*range(1, count + 1)) for count in range(4)]
     for count, layer in enumerate(layers):
         assert not layer.again((x,), ())
-        assert layer.add((x,), (), (((FUNCTION, 1, 1, 1, 32, 0), ((CONSTANT, count),)),), 0, ())
+        assert layer.add((x,), (), (((FUNCTION, 1, 1, 1, 32, 0, False), ((CONSTANT, count),)),), 0, ())
     for layer in layers:
         assert layer.again((x,), ())
     assert [values for _, _, values in driver.launched] == [[0], [1], [2], [3]]
-    wrong = (((FUNCTION, 1, 1, 1, 32, 0), ((KEPT, 2),)),)
+    wrong = (((FUNCTION, 1, 1, 1, 32, 0, False), ((KEPT, 2),)),)
     with pytest.raises(ValueError, match="lacks"):
         layers[2].add((x,), (1,), wrong, 0, ())
     assert layers[3].add((x,), (1,), wrong, 0, ())
@@ -381,7 +386,7 @@ def test_nothing_is_remembered_of_a_call_that_failed() -> None:
 class Plain:
     """A kernel that is given one address."""
 
-    is_plain, function, threads, shared = True, FUNCTION, 32, 0
+    is_plain, function, threads, shared, early = True, FUNCTION, 32, 0, False
 
     def parameters(self, places: list[tuple[int, int]], values: tuple[float, ...]) -> Any:
         return tuple(places)
@@ -390,8 +395,7 @@ class Plain:
 @pytest.fixture
 def gpu(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Driver:
     """The driver, for calls that are recorded."""
-    names = ("cuLaunchKernel", "cuCtxGetDevice")
-    monkeypatch.setattr(replay, "_driver", lambda name: driver.addresses[names.index(name)])
+    monkeypatch.setattr(replay, "_driver", lambda name: driver.addresses[NAMES.index(name)])
     monkeypatch.setattr(replay, "knobs", SimpleNamespace(runtime=driver.knobs))
     monkeypatch.setattr(replay, "_tables", weakref.WeakValueDictionary())
     driver.parameters = 1

@@ -13,6 +13,7 @@ from switchrail.ops.delta_call import DeltaCall
 
 from switchrail_kernels.delta.call import gate_constants, gate_numbers, gate_tensors, outer_strides
 from switchrail_kernels.delta.gates import log2_decay, write_weight
+from switchrail_kernels.dependent import wait
 from switchrail_kernels.launch import Launcher, padded
 
 
@@ -24,7 +25,7 @@ def _step(
     HV,
     GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     L2NORM: tl.constexpr, CHANNELS: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr,
-    RAW_BETA: tl.constexpr,
+    RAW_BETA: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     i_v = tl.program_id(0)
     i_hv = tl.program_id(1)
@@ -35,6 +36,7 @@ def _step(
     m_k = o_k < K
     m_v = o_v < V
 
+    wait(EARLY)
     # Loads are issued in this order, and wait for arithmetic that is written before them: so all of them come
     # first, and the state, which waits for its slot, comes last.
     read = tl.load(p_read_slots + i_n)
@@ -88,7 +90,7 @@ def _step(
     tl.store(p_state + write * s_slot + o_state, b_s, mask=m_write, cache_modifier=".cs")
 
 
-_launch_step = Launcher(_step)
+_launch_step = Launcher(_step, early=True)
 
 
 def step(call: DeltaCall, batch: StateBatch, *, channels: bool) -> None:

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from switchrail_kernels.dependent import wait
 from switchrail_kernels.elementwise.rows import block, rows_of
 from switchrail_kernels.launch import Launcher
 
@@ -17,16 +18,17 @@ from switchrail_kernels.launch import Launcher
 @triton.jit
 def _normalize(
     p_x, p_gate, p_weight, p_out, rows, inner_x, s_outer_x, s_inner_x, inner_g, s_outer_g, s_inner_g, eps,
-    D: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
+    D: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     o_r = tl.program_id(0) * BR + tl.arange(0, BR)
     o_d = tl.arange(0, BD)
     mask = (o_r < rows)[:, None] & (o_d < D)[None, :]
     o_x = (o_r // inner_x).to(tl.int64) * s_outer_x + (o_r % inner_x).to(tl.int64) * s_inner_x
     o_g = (o_r // inner_g).to(tl.int64) * s_outer_g + (o_r % inner_g).to(tl.int64) * s_inner_g
+    b_weight = tl.load(p_weight + o_d, mask=o_d < D, other=0.0).to(tl.float32)
+    wait(EARLY)
     b_x = tl.load(p_x + o_x[:, None] + o_d[None, :], mask=mask, other=0.0).to(tl.float32)
     b_gate = tl.load(p_gate + o_g[:, None] + o_d[None, :], mask=mask, other=0.0).to(tl.float32)
-    b_weight = tl.load(p_weight + o_d, mask=o_d < D, other=0.0).to(tl.float32)
     b_factor = tl.rsqrt(tl.sum(b_x * b_x, 1) / D + eps)
     # Rounded where the model definition rounds.
     b_out = (b_x * b_factor[:, None]).to(p_out.dtype.element_ty).to(tl.float32)
@@ -36,7 +38,7 @@ def _normalize(
     tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=mask)
 
 
-_launch = Launcher(_normalize)
+_launch = Launcher(_normalize, early=True)
 
 
 def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from switchrail_kernels.dependent import wait
 from switchrail_kernels.elementwise.rows import block
 from switchrail_kernels.launch import Launcher
 
@@ -63,9 +64,10 @@ def _rotate(
     p_q, p_k, p_v, p_q_weight, p_k_weight, p_cos, p_sin, p_q_out, p_k_out, p_v_out, p_rows,
     tokens, s_q_token, s_q_head, s_k_token, s_k_head, s_v_token, s_v_head, eps, offset,
     H: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, R: tl.constexpr,
-    BT: tl.constexpr, BD: tl.constexpr, CACHED: tl.constexpr,
+    BT: tl.constexpr, BD: tl.constexpr, CACHED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     i_h = tl.program_id(1)
+    wait(EARLY)
     if i_h < H:
         _rotate_head(
             p_q + i_h.to(tl.int64) * s_q_head, p_q_weight, p_cos, p_sin, p_q_out + i_h * D, p_rows,
@@ -85,7 +87,7 @@ def _rotate(
         )  # fmt: skip
 
 
-_launch = Launcher(_rotate)
+_launch = Launcher(_rotate, early=True)
 
 
 def qk_norm_rope(

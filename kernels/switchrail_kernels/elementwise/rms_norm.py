@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from switchrail_kernels.dependent import wait
 from switchrail_kernels.elementwise.rows import block, rows_of
 from switchrail_kernels.launch import Launcher
 
@@ -17,21 +18,22 @@ from switchrail_kernels.launch import Launcher
 @triton.jit
 def _normalize(
     p_x, p_weight, p_out, rows, inner, s_outer, s_inner, eps, offset,
-    D: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
+    D: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     o_r = tl.program_id(0) * BR + tl.arange(0, BR)
     o_d = tl.arange(0, BD)
     mask = (o_r < rows)[:, None] & (o_d < D)[None, :]
     o_x = (o_r // inner).to(tl.int64) * s_outer + (o_r % inner).to(tl.int64) * s_inner
-    b_x = tl.load(p_x + o_x[:, None] + o_d[None, :], mask=mask, other=0.0).to(tl.float32)
     b_weight = tl.load(p_weight + o_d, mask=o_d < D, other=0.0).to(tl.float32) + offset
+    wait(EARLY)
+    b_x = tl.load(p_x + o_x[:, None] + o_d[None, :], mask=mask, other=0.0).to(tl.float32)
     b_factor = tl.rsqrt(tl.sum(b_x * b_x, 1) / D + eps)
     b_out = b_x * b_factor[:, None] * b_weight[None, :]
     o_out = o_r.to(tl.int64)[:, None] * D + o_d[None, :]
     tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=mask)
 
 
-_launch = Launcher(_normalize)
+_launch = Launcher(_normalize, early=True)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, weight_offset: float) -> torch.Tensor:

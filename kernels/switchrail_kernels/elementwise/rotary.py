@@ -10,17 +10,19 @@ import torch
 import triton
 import triton.language as tl
 
+from switchrail_kernels.dependent import wait
 from switchrail_kernels.launch import Launcher, padded
 
 
 @triton.jit
 def _angles(
     p_position, p_frequency, p_cos, p_sin, tokens, s_position, scaling,
-    F: tl.constexpr, BT: tl.constexpr, BF: tl.constexpr,
+    F: tl.constexpr, BT: tl.constexpr, BF: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     o_t = tl.program_id(0) * BT + tl.arange(0, BT)
     o_f = tl.arange(0, BF)
     mask = (o_t < tokens)[:, None] & (o_f < F)[None, :]
+    wait(EARLY)
     b_position = tl.load(p_position + o_t.to(tl.int64) * s_position, mask=o_t < tokens, other=0)
     b_frequency = tl.load(p_frequency + o_f, mask=o_f < F, other=0.0).to(tl.float32)
     b_angle = b_position.to(tl.float32)[:, None] * b_frequency[None, :]
@@ -33,7 +35,7 @@ def _angles(
     tl.store(p_sin + o_out + F, b_sin, mask=mask)
 
 
-_launch = Launcher(_angles)
+_launch = Launcher(_angles, early=True)
 
 
 def rotary(

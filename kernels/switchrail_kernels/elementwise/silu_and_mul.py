@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from switchrail_kernels.dependent import wait
 from switchrail_kernels.elementwise.rows import rows_of
 from switchrail_kernels.launch import Launcher, padded
 
@@ -17,13 +18,14 @@ from switchrail_kernels.launch import Launcher, padded
 @triton.jit
 def _activate(
     p_gate, p_up, p_out, inner_g, s_outer_g, s_inner_g, inner_u, s_outer_u, s_inner_u,
-    D: tl.constexpr, BD: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) // tl.cdiv(D, BD)
     o_d = tl.program_id(0) % tl.cdiv(D, BD) * BD + tl.arange(0, BD)
     mask = o_d < D
     o_g = (row // inner_g).to(tl.int64) * s_outer_g + (row % inner_g).to(tl.int64) * s_inner_g
     o_u = (row // inner_u).to(tl.int64) * s_outer_u + (row % inner_u).to(tl.int64) * s_inner_u
+    wait(EARLY)
     b_gate = tl.load(p_gate + o_g + o_d, mask=mask, other=0.0).to(tl.float32)
     b_up = tl.load(p_up + o_u + o_d, mask=mask, other=0.0).to(tl.float32)
     # Rounded where the model definition rounds.
@@ -31,7 +33,7 @@ def _activate(
     tl.store(p_out + row.to(tl.int64) * D + o_d, b_out.to(p_out.dtype.element_ty), mask=mask)
 
 
-_launch = Launcher(_activate)
+_launch = Launcher(_activate, early=True)
 
 
 def silu_and_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

@@ -14,9 +14,10 @@ from switchrail_kernels.experts.route import add_up, choose, order
 from switchrail_kernels.experts.tiles import MOST_PAIRS, Tiles, tiles
 from switchrail_kernels.launch import Launcher, launch_options, padded
 
-_choose, _add_up, _order = Launcher(choose), Launcher(add_up), Launcher(order)
-_gate_up_tiles, _down_tiles, _weigh = Launcher(gate_up_tiles), Launcher(down_tiles), Launcher(weigh)
-_gate_up_pairs, _down_pairs = Launcher(gate_up_pairs), Launcher(down_pairs)
+_choose, _add_up, _order, _gate_up_tiles, _down_tiles, _weigh, _gate_up_pairs, _down_pairs = (
+    Launcher(kernel, early=True)
+    for kernel in (choose, add_up, order, gate_up_tiles, down_tiles, weigh, gate_up_pairs, down_pairs)
+)
 
 _LOGITS = 8192
 """Logits that one program chooses from, at most."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from switchrail_kernels.dependent import wait
+
 
 @triton.jit
 def _silu_and_mul(b_gate, b_up):
@@ -30,8 +32,10 @@ def gate_up_tiles(
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """silu(x gate) (x up) of a block of pairs, for `BN` of the inner channels; rows by place."""
+    wait(EARLY)
     i_b = tl.program_id(0) // tl.cdiv(I, BN)
     if i_b >= tl.load(p_used):
         return
@@ -82,8 +86,10 @@ def down_tiles(
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """The product with `down` of a block of pairs, for `BN` of the outputs; rows by pair."""
+    wait(EARLY)
     i_b = tl.program_id(0) // tl.cdiv(H, BN)
     if i_b >= tl.load(p_used):
         return
@@ -120,8 +126,10 @@ def down_tiles(
 def weigh(
     p_each, p_weights, p_rows, p_out, T, H: tl.constexpr, KS: tl.constexpr, BN: tl.constexpr,
     PADDED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Sums what the experts of a row made of it, in the order of its experts; zeros for rows of padding."""
+    wait(EARLY)
     i_t = tl.program_id(0)
     rows = T
     if PADDED:
@@ -151,8 +159,10 @@ def gate_up_pairs(
     BN: tl.constexpr,
     BK: tl.constexpr,
     PADDED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """silu(x gate) (x up) of one pair, for `BN` of the inner channels."""
+    wait(EARLY)
     i_p = tl.program_id(0) // tl.cdiv(I, BN)
     i_n = tl.program_id(0) % tl.cdiv(I, BN)
     if PADDED:
@@ -190,8 +200,10 @@ def down_pairs(
     BN: tl.constexpr,
     BK: tl.constexpr,
     PADDED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """The weighted sum of the products with `down` of one row's pairs, for `BN` of the outputs."""
+    wait(EARLY)
     i_t = tl.program_id(0) // tl.cdiv(H, BN)
     i_n = tl.program_id(0) % tl.cdiv(H, BN)
     o_n = i_n * BN + tl.arange(0, BN)

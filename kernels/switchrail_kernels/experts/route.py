@@ -13,6 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from switchrail_kernels.dependent import wait
+
 _LEAST = tl.constexpr(-(2**31))
 
 
@@ -89,8 +91,10 @@ def choose(
     PADDED: tl.constexpr,
     COUNT: tl.constexpr,
     ORDER: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """The experts of each row of a chunk, best first, then the shared ones; equal logits by number."""
+    wait(EARLY)
     i_c = tl.program_id(0)
     rows = T
     if PADDED:
@@ -141,8 +145,9 @@ def choose(
 
 
 @triton.jit(do_not_specialize=["chunks"])
-def add_up(p_counts, chunks, E: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr):
+def add_up(p_counts, chunks, E: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr, EARLY: tl.constexpr):
     """Makes of the counts of chunks those of all chunks before, and a last line with the totals."""
+    wait(EARLY)
     o_e = tl.program_id(0) * BE + tl.arange(0, BE)
     o_c = tl.arange(0, BC)
     b_total = tl.zeros((BE,), tl.int32)
@@ -176,8 +181,10 @@ def order(
     BC: tl.constexpr,
     BM: tl.constexpr,
     PADDED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Orders the pairs of all chunks, a program each; where BC is 0, `add_up` has added up their counts."""
+    wait(EARLY)
     i_c = tl.program_id(0)
     rows = T
     if PADDED:

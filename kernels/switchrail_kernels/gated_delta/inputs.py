@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch.nn.functional import linear
 
+from switchrail_kernels.dependent import wait
 from switchrail_kernels.launch import Launcher, padded
 from switchrail_kernels.softplus import softplus
 
@@ -19,13 +20,17 @@ BLOCK = 256
 
 
 @triton.jit
-def gates(p_b, p_A_log, p_dt_bias, p_g, p_beta, s_row, T, HV, BT: tl.constexpr, BH: tl.constexpr):
+def gates(
+    p_b, p_A_log, p_dt_bias, p_g, p_beta, s_row, T, HV, BT: tl.constexpr, BH: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
     """Log of the decay and weight of the write, from rows that have b's columns and then a's."""
     o_t = tl.program_id(0) * BT + tl.arange(0, BT)
     o_h = tl.arange(0, BH)
     mask = (o_t < T)[:, None] & (o_h < HV)[None, :]
     p_row = p_b + o_t.to(tl.int64)[:, None] * s_row + o_h[None, :]
     o_out = o_t.to(tl.int64)[:, None] * HV + o_h[None, :]
+    wait(EARLY)
     b_beta = tl.load(p_row, mask=mask, other=0.0).to(tl.float32)
     b_a = tl.load(p_row + HV, mask=mask, other=0.0).to(tl.float32)
     b_A = tl.load(p_A_log + o_h, mask=o_h < HV, other=0.0).to(tl.float32)
@@ -35,7 +40,7 @@ def gates(p_b, p_A_log, p_dt_bias, p_g, p_beta, s_row, T, HV, BT: tl.constexpr, 
     tl.store(p_beta + o_out, (1.0 / (1.0 + tl.exp(-b_beta))).to(p_beta.dtype.element_ty), mask=mask)
 
 
-_gates = Launcher(gates)
+_gates = Launcher(gates, early=True)
 
 
 def gated_delta_inputs(

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from switchrail_kernels.constants import LOG2E
+from switchrail_kernels.dependent import wait
 from switchrail_kernels.tables import load_piece
 
 
@@ -185,8 +186,9 @@ def step(
     p_x, p_weight, p_bias, p_state, p_out, p_read_slots, p_write_slots,
     s_xt, s_xc, s_slot,
     C,
-    W: tl.constexpr, BC: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
+    W: tl.constexpr, BC: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait(EARLY)
     i_n = tl.program_id(0).to(tl.int64)
     i_c = tl.program_id(1)
     read = tl.load(p_read_slots + i_n)

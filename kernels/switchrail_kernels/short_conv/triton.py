@@ -23,7 +23,7 @@ ROWS = 8
 """Rows that it computes at once."""
 
 _launch_convolve = Launcher(convolve)
-_launch_step = Launcher(step)
+_launch_step = Launcher(step, early=True)
 _launch_verify = Launcher(verify)
 _launch_replay = Launcher(replay)
 
