@@ -44,7 +44,7 @@ def test_a_prepared_module_computes_as_before_and_holds_its_weights_once() -> No
     assert not any(part is net for part in net.fix_query_key_value_ordering.args)
     net.__dict__["_switchrail_prepared"] = weight
     assert GATED_DELTA_NET.call is not None
-    torch.testing.assert_close(GATED_DELTA_NET.call(inputs, net, x), expected)
+    torch.testing.assert_close(GATED_DELTA_NET.call(inputs, net, x, multiply=linear), expected)
 
 
 @pytest.mark.parametrize("capture", ["off", "decode"])

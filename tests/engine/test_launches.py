@@ -12,8 +12,6 @@ import torch
 from switchrail import SamplingParams
 from switchrail.engine import Engine
 from switchrail.platforms import OPERATIONS, CpuPlatform
-from switchrail.platforms.operations import Products
-from torch.nn.functional import linear
 from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
@@ -69,7 +67,6 @@ def test_a_decode_launches_few_kernels(
         module, _, function = path.partition(":")
         assert name in OPERATIONS
         platform.serving.register_oot_forward(name, getattr(import_module(module), function))
-    platform.serving.register_oot_forward(Products.name, lambda x, weight: linear(x, weight))
     runtime = switchrail.Runtime()
     runtime.load(["switchrail-kernels"])
     engine = make_engine(

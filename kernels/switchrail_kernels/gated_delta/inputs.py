@@ -1,4 +1,4 @@
-"""The operation `gated_delta_inputs`: a product of torch's, and the gates from its last columns at once."""
+"""The operation `gated_delta_inputs`: a product, and the gates from its last columns at once."""
 
 # Triton reads the types of a kernel's arguments at the call.
 # ruff: noqa: ANN001, ANN202
@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch.nn.functional import linear
 
 from switchrail_kernels.dependent import wait
 from switchrail_kernels.launch import Launcher, padded
+from switchrail_kernels.products.forward import products
 from switchrail_kernels.softplus import softplus
 
 BLOCK = 256
@@ -47,7 +47,7 @@ def gated_delta_inputs(
     x: torch.Tensor, weight: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor, *, channels: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """As `switchrail.platforms.operations.GatedDeltaInputs` says."""
-    product = linear(x, weight)
+    product = products(x, weight)
     rows, heads = len(x), A_log.shape[0]
     last = product[:, -2 * heads :]
     g = torch.empty((rows, heads), dtype=torch.float32, device=x.device)

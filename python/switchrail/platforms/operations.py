@@ -161,7 +161,7 @@ class SiluAndMul(Operation):
 
 
 class Products(Operation):
-    """Linear layers with the same input, such as those of queries, keys and values.
+    """A linear layer, or several with the same input, such as those of queries, keys and values.
 
     `forward(x, weight)` returns x weight^T. x is [..., D], weight [N, D] with the rows of all layers
     concatenated, and the result [..., N]. The engine only concatenates the weights if there is a function.
@@ -173,13 +173,6 @@ class Products(Operation):
     def forward(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """See the class."""
         raise NotImplementedError
-
-    @staticmethod
-    def forward_cuda(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """One launch that reads the input once, instead of several."""
-        from torch.nn.functional import linear
-
-        return linear(x, weight)
 
 
 class GatedDeltaInputs(Operation):

@@ -22,6 +22,8 @@ def _call(
     position_embeddings: tuple[torch.Tensor, torch.Tensor],
     attention_mask: torch.Tensor | None,
     past_key_values: None = None,
+    *,
+    multiply: Forward,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     q, k, v = (
@@ -36,7 +38,7 @@ def _call(
     )  # fmt: skip
     q, k, v = (x.transpose(1, 2) for x in (q, k if cache else rotated, v))
     out, _ = attention(module, q, k, v, attention_mask, module.scaling, written=cache is not None, **kwargs)
-    return module.o_proj((out * torch.sigmoid(gate)).flatten(2)), None
+    return multiply((out * torch.sigmoid(gate)).flatten(2), module.o_proj.weight), None
 
 
 def _cache(connected: Connected) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
@@ -56,10 +58,12 @@ def _cache(connected: Connected) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
 
 
 def _suits(module: Any) -> bool:
-    return bool(module.q_norm.eps == module.k_norm.eps)
+    return bool(module.q_norm.eps == module.k_norm.eps) and module.o_proj.bias is None
 
 
-GATED_ATTENTION: Final = Binding(QKNormRope, _call, _suits, passes=("q_norm", "k_norm"))
+GATED_ATTENTION: Final = Binding(
+    QKNormRope, _call, _suits, passes=("q_norm", "k_norm", "o_proj"), multiplies=True
+)
 """The binding for attention with gated queries, whose norms add 1 to their weights."""
 
 __all__ = ["GATED_ATTENTION"]

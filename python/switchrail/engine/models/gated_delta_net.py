@@ -55,6 +55,8 @@ def _call(
     hidden_states: torch.Tensor,
     cache_params: None = None,
     attention_mask: None = None,
+    *,
+    multiply: Forward,
     **kwargs: Any,
 ) -> Any:
     modelling: Any = sys.modules[type(module).__module__]
@@ -80,11 +82,15 @@ def _call(
         **kwargs,
     )
     out = module.norm(out.squeeze(0), torch.unflatten(z, -1, (-1, module.head_v_dim)))
-    return module.out_proj(out.flatten(1).unsqueeze(0))
+    return multiply(out.flatten(1).unsqueeze(0), module.out_proj.weight)
 
 
 GATED_DELTA_NET: Final = Binding(
-    GatedDeltaInputs, _call, prepare=_prepare, passes=("in_proj_qkvz", "in_proj_ba")
+    GatedDeltaInputs,
+    _call,
+    prepare=_prepare,
+    passes=("in_proj_qkvz", "in_proj_ba", "out_proj"),
+    multiplies=True,
 )
 """Gated delta layers of which each head of queries has its keys, values and output gate beside it."""
 

@@ -14,13 +14,14 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.nn.functional import linear
 from torch.nn.modules import module as of_all_modules
 
 from switchrail.engine.compiled.functions import FUNCTIONS
 from switchrail.engine.models.contract import ENGINE
 from switchrail.engine.step import Running
 from switchrail.hooks import chain
-from switchrail.platforms.operations import GatedRMSNorm, Operation, RMSNorm, Rotary, SiluAndMul
+from switchrail.platforms.operations import GatedRMSNorm, Operation, Products, RMSNorm, Rotary, SiluAndMul
 from switchrail.platforms.serving import Forward
 
 ForwardOf = Callable[[type[Operation]], Forward | None]
@@ -42,6 +43,8 @@ class Binding:
         padded: Whether the function is told, as `rows`, which rows are padding.
         passes: Dotted attributes of the module: modules that `call` does the work of without calling them.
             Where one of them is hooked, the class's own forward serves.
+        multiplies: Whether `call` is given, as `multiply`, the function of `Products` too; torch's own where
+            there is none.
     """
 
     operation: type[Operation]
@@ -50,6 +53,7 @@ class Binding:
     prepare: Callable[[Forward, Any], Any] | None = None
     padded: bool = False
     passes: tuple[str, ...] = ()
+    multiplies: bool = False
 
 
 @dataclass(slots=True)
@@ -123,15 +127,17 @@ def bind(
     """
     bound = []
     for name, binding in _each(bindings):
-        function = forward_of(binding.operation)
-        if function is None or binding.call is None:
+        function, call = forward_of(binding.operation), binding.call
+        if function is None or call is None:
             continue
         if binding.padded:
             function = partial(_with_rows, function, running)
+        if binding.multiplies:
+            call = partial(call, multiply=partial(multiply, forward_of(Products) or linear))
         for part in _parts(model, module, name, binding):
             passed = [attrgetter(path)(part) for path in binding.passes]
             traced = FUNCTIONS.get(binding.operation)
-            part.__dict__[_ATTRIBUTE] = _Bound(binding.call, function, passed, traced)
+            part.__dict__[_ATTRIBUTE] = _Bound(call, function, passed, traced)
             bound.append(name)
     return list(dict.fromkeys(bound))
 
@@ -201,6 +207,11 @@ def _hooked_names() -> frozenset[str]:
     return names
 
 
+def multiply(function: Forward, x: torch.Tensor, weight: torch.Tensor) -> Any:
+    """The product by the function of `Products`; by torch's own where torch.compile traces it."""
+    return (linear if torch.compiler.is_compiling() else function)(x, weight)
+
+
 def _with_rows(function: Forward, running: Running, *args: Any, **kwargs: Any) -> Any:
     step = running.now
     return function(*args, **kwargs, rows=None if step is None else step.real_rows)
@@ -246,6 +257,7 @@ __all__ = [
     "ForwardOf",
     "bind",
     "forward",
+    "multiply",
     "look",
     "prepare",
     "prepared",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch.nn.functional import linear, sigmoid
+from torch.nn.functional import sigmoid
 
 from switchrail.engine.models.operations import Binding, prepared
 from switchrail.engine.models.stack import stack
@@ -44,14 +44,14 @@ def _prepare(function: Forward, module: Any) -> Weights | None:
     )
 
 
-def _call(function: Forward, module: Any, hidden_states: torch.Tensor) -> Any:
+def _call(function: Forward, module: Any, hidden_states: torch.Tensor, *, multiply: Forward) -> Any:
     x = hidden_states.reshape(-1, hidden_states.shape[-1])
     gate, experts = module.gate, module.experts
     stacked: Weights | None = prepared(module)
     weights = stacked or Weights(gate.weight, experts.gate_up_proj, experts.down_proj)
     out = function(
         x,
-        linear(x, weights.router)[:, : len(weights.down)],
+        multiply(x, weights.router)[:, : len(weights.down)],
         weights.gate_up,
         weights.down,
         top_k=gate.top_k,
@@ -77,7 +77,7 @@ _PASSES = (
     "shared_expert_gate",
 )
 
-SPARSE_BLOCK: Final = Binding(Experts, _call, _suits, _prepare, padded=True, passes=_PASSES)
+SPARSE_BLOCK: Final = Binding(Experts, _call, _suits, _prepare, padded=True, passes=_PASSES, multiplies=True)
 """Experts, and a shared one."""
 
 __all__ = ["SPARSE_BLOCK"]

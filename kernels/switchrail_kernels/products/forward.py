@@ -1,0 +1,77 @@
+"""The operation `products` of `switchrail.platforms`: of very few rows in Triton, of others torch's own.
+
+A program reads all of its weights before it waits for what came before it: while smaller kernels run, which
+leave the memory idle, as many weights are on their way as the registers of the device hold.
+"""
+
+# Triton reads the types of a kernel's arguments at the call.
+# ruff: noqa: ANN001, ANN202
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch.nn.functional import linear
+
+from switchrail_kernels.dependent import wait
+from switchrail_kernels.launch import Launcher, padded
+
+MOST_ROWS = 2
+"""Rows up to which the kernel serves."""
+
+_WEIGHTS = 16384
+"""Weights of a program."""
+
+
+@triton.jit
+def _multiply(
+    p_x, p_weight, p_out, s_x, N,
+    K: tl.constexpr, M: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    o_n = tl.program_id(0) * BN + tl.arange(0, BN)
+    o_k = tl.arange(0, BK)
+    m_n = o_n < N
+    mask = m_n[:, None]
+    if K != BK:
+        mask = mask & (o_k < K)[None, :]
+    b_w = tl.load(p_weight + o_n.to(tl.int64)[:, None] * K + o_k[None, :], mask=mask, other=0.0)
+    wait(EARLY)
+    for m in tl.static_range(M):
+        b_x = tl.load(p_x + m * s_x + o_k, mask=o_k < K, other=0.0).to(tl.float32)
+        b_y = tl.sum(b_w.to(tl.float32) * b_x[None, :], 1)
+        tl.store(p_out + m * N + o_n, b_y.to(p_out.dtype.element_ty), mask=m_n)
+
+
+_launch = Launcher(_multiply, early=True)
+
+
+def products(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Multiplies rows with weights; see `switchrail.platforms.operations.Products`.
+
+    Args:
+        x: [..., D].
+        weight: [N, D].
+
+    Returns:
+        [..., N].
+    """
+    columns, size = weight.shape
+    rows = x.numel() // size
+    block = _WEIGHTS // padded(size)
+    if not 0 < rows <= MOST_ROWS or block == 0 or x.dtype == torch.float32 or not weight.is_contiguous():
+        return linear(x, weight)
+    x = x.reshape(rows, size)
+    out = torch.empty((*x.shape[:-1], columns), dtype=x.dtype, device=x.device)
+    _launch(
+        (triton.cdiv(columns, block), 1, 1),
+        (x, weight, out),
+        (x.stride(0), columns),
+        (size, rows, block, padded(size)),
+        num_warps=4,
+    )
+    return out
+
+
+__all__ = ["MOST_ROWS", "products"]
