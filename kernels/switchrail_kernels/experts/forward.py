@@ -28,6 +28,12 @@ _ADDED = 32
 _CHUNK, _LONG = 8, 32
 """Rows of a chunk where there are so few, and where there are more: a program with fewer takes less time."""
 
+_COMPARED = 128
+"""Experts up to which each is compared with all others."""
+
+_AT_ONCE = 16
+"""Comparisons of a thread at once."""
+
 
 def experts(
     x: torch.Tensor,
@@ -68,12 +74,13 @@ def experts(
     limit = x if rows is None else rows
     alone = pairs <= MOST_PAIRS and sizes is None
     ep, kp = padded(own), padded(top_k)
+    is_compared = ep <= _COMPARED
     if alone:
         bm, bt, chunks, blocks = 1, 1, t, 0
         lengths = [pairs, 0, 0, 0, 0, 0, 0]
     else:
         sizes = sizes or tiles(t * top_k / own, x.dtype, x.device)
-        chunk = _CHUNK if t <= _CHUNK * _ADDED else _LONG
+        chunk = _LONG if t > _CHUNK * _ADDED or (is_compared and t <= _LONG) else _CHUNK
         bm, bt = sizes.rows, min(padded(t), chunk, max(_LOGITS // ep, 1))
         chunks = triton.cdiv(t, bt)
         blocks = min(t * top_k, t * top_k // bm + own) + shared * triton.cdiv(t, bm)
@@ -83,12 +90,17 @@ def experts(
     work = torch.empty(sum(lengths), dtype=torch.int32, device=x.device)
     chosen, ranks, counts, places, order_of, table, used = torch.split(work, lengths)
     padding, single = rows is not None, chunks == 1 and not alone
+    warps, most = bt * ep // 128, 8 if bt <= _CHUNK else 16
+    if is_compared:
+        warps = bt * ep * ep // (32 * _AT_ONCE)
+    warps = min(max(warps, 1), most)
+    compared = min(max(32 * warps * _AT_ONCE // (bt * ep), 1), ep) if is_compared else 0
     _choose(
         (chunks, 1, 1),
         (logits, limit, chosen, weights, ranks, counts, places, order_of, table, used),
         (logits.stride(0), t),
-        (own, shared, top_k, ep, kp, bt, bm * single, normalize, padding, not alone, single),
-        num_warps=min(max(bt * ep // 128, 1), 8 if bt <= _CHUNK else 16),
+        (own, shared, top_k, ep, kp, bt, bm * single, compared, normalize, padding, not alone, single),
+        num_warps=warps,
     )
     options = launch_options(x.dtype)
     values = torch.empty((pairs, inner), dtype=x.dtype, device=x.device)
