@@ -53,8 +53,8 @@ FITTED = (
     (96.0, Tiles(64, Tile(64, 64, 4, 4), Tile(128, 64, 4, 4))),
     (float("inf"), Tiles(128, Tile(128, 64, 8, 3), Tile(256, 64, 8, 3))),
 )
-"""Rows of an expert on average, up to which tiles serve: of those that `benchmarks/experts.py --tune` times, the
-fastest on an H200 (2026-11-23), or within 2%."""
+"""Rows of an expert on average, up to which tiles serve: of those that `benchmarks/experts.py --tune` times,
+the fastest on an H200 (2026-11-23), or within 2%."""
 
 MOST_PAIRS = 22
 """Pairs of a row and an expert up to which each is computed alone."""

@@ -257,8 +257,8 @@ __all__ = [
     "ForwardOf",
     "bind",
     "forward",
-    "multiply",
     "look",
+    "multiply",
     "prepare",
     "prepared",
 ]
