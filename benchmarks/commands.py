@@ -1,7 +1,7 @@
-"""CPU seconds of each command from start to end, next to those of the imports that it needs.
+"""CPU seconds of each command, compared with those of the imports that it needs.
 
-The commands and imports take turns, each time in a new process; the median is printed. CPU time is measured
-because other load on the machine changes it less than wall time. A command that fails ends the benchmark.
+Commands and imports alternate, each run in a new process; the median is printed. CPU time is used because
+other load on the machine affects it less than wall time. A command that fails ends the benchmark.
 
     python benchmarks/commands.py [--json] [--rounds N]
 """

@@ -1,4 +1,4 @@
-"""Counts what is compiled meanwhile."""
+"""Counts compilations of Triton kernels and of torch.compile."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch
 
 @dataclass
 class Compiles:
-    """What was compiled.
+    """The numbers of compilations.
 
     Attributes:
-        triton: Kernels that Triton compiled, those that it read from its cache not counted.
-        read: Kernels that it read from its cache.
+        triton: Kernels that Triton compiled, without those read from its cache.
+        read: Kernels that Triton read from its cache.
         dynamo: Frames that torch.compile traced.
     """
 
@@ -28,7 +28,7 @@ class Compiles:
 
 @contextmanager
 def counted() -> Iterator[Compiles]:
-    """Counts from here to the end of the block, in this process."""
+    """Counts the compilations in the block, in this process."""
     found = Compiles()
     frames = torch._dynamo.utils.counters["frames"]
     before = frames["total"]

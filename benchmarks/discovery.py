@@ -1,8 +1,8 @@
-"""Time for a new process to find plugins among 600 distributions, with the imports that it needs.
+"""Time for a new process to find plugins among 600 distributions, including its imports.
 
-The contestants take turns on the same folder, each time in a new process, and must find the same plugins.
-`inside` is the wall time from before the first import to the answer, `cpu` the CPU time of the same part, and
-`process` the wall time of the whole process. An empty program is listed for comparison. Stevedore, if it is
+The contestants alternate on the same folder, each run in a new process, and must find the same plugins.
+`inside` is the wall time from before the first import to the result, `cpu` the CPU time of the same part, and
+`process` the wall time of the whole process. An empty program is listed for comparison. Stevedore, if
 installed, is measured without and with its cache file.
 
     python benchmarks/discovery.py [--json] [--rounds N]
@@ -24,7 +24,7 @@ from pathlib import Path
 
 DISTRIBUTIONS, PLUGINS, ROUNDS = 600, 6, 31
 GROUP = "switchrail.plugins"
-REQUIRED = 8  # times as fast as importlib.metadata
+REQUIRED = 8  # how many times faster than importlib.metadata it must be
 
 PREPARE = """
 import sys
@@ -45,7 +45,7 @@ PROGRAMS = {
 
 
 def make_site(site: Path) -> None:
-    """600 distributions as pip leaves them, six of them with a plugin, a third with other entry points."""
+    """Creates 600 distributions as pip installs them: six with a plugin, a third with other entry points."""
     for index in range(DISTRIBUTIONS):
         info = site / f"made_up_{index}-1.{index}.dist-info"
         info.mkdir()
@@ -67,7 +67,7 @@ def make_site(site: Path) -> None:
 
 
 def measure(name: str, site: Path, cache: Path) -> dict[str, float]:
-    """Milliseconds by what they are of."""
+    """Milliseconds of one run by kind."""
     if name == "stevedore, no cache":
         shutil.rmtree(cache, ignore_errors=True)
     program = PREPARE.format(site=str(site)) + PROGRAMS[name] + REPORT
@@ -106,7 +106,7 @@ def main() -> None:
         for round_ in range(options.rounds + 1):
             for name in names:
                 measured = measure(name, site, Path(folder) / "cache")
-                if round_:  # the first fills the caches of the system
+                if round_:  # the first round fills the system's caches
                     times[name].append(measured)
     results = {
         name: {kind: spread([each[kind] for each in measured]) for kind in measured[0]}

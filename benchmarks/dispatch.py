@@ -1,10 +1,10 @@
-"""Cost of leading a layer's call to its backend, over calling the backend directly.
+"""Cost of dispatching a layer's call to its backend, compared with calling the backend directly.
 
-Two dispatchers for layouts of 48 and 320 layers, every fourth one full attention: Switchrail's lookup in a
-route plan, and the code path of SGLang's hybrid backend, written here after what that one does: generic
-arguments, checks of the batch's mode, two scans of a list for the layer id. Each must lead every layer to the
-right backend before it is timed. The path counts as equivalent when the ratio of its times for the two
-layouts is that of the real one.
+Measures two dispatchers for layouts of 48 and 320 layers, of which every fourth is full attention. One is
+Switchrail's lookup in a route plan. The other is equivalent to the code path of SGLang's hybrid backend:
+generic arguments, checks of the batch's mode, and two scans of a list for the layer id. Each must dispatch
+all layers correctly before it is timed. The equivalence is checked by the ratio of the times for the two
+layouts, which must match that of the real backend.
 
 Then whole steps of 48 layers: each layer makes its call and has it dispatched, as a model's layers do in a
 step of one part, which is planned first or was planned before. It is held against a direct call by position
@@ -12,7 +12,7 @@ and keyword of as many arguments, and against calls that are made and run withou
 
     python benchmarks/dispatch.py [--json FILE]
 
-The exit status is 1 where a bound does not hold.
+The exit status is 1 if a bound is exceeded.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from switchrail.ops import (
 CALLS, ROUNDS = 2_000, 101
 SIZES = (48, 320)
 INTERVAL = 4
-# Time of a call through SGLang 0.5.23's hybrid backend for a linear layer, nanoseconds, on another machine.
+# Nanoseconds of a call through SGLang 0.5.23's hybrid backend for a linear layer, on another machine.
 SGLANG = {48: 1196, 320: 2080}
 BOUNDS = {"overhead_ratio": 0.1, "equivalence": 0.2, "growth": 0.1}
 
@@ -56,7 +56,7 @@ def is_full(layer: int) -> bool:
 
 
 class Linear(GatedDeltaBackend):
-    """Tells that it was reached."""
+    """A backend that returns which method was reached."""
 
     def plan(self, phase, batch, bounds=None):
         return phase
@@ -66,7 +66,7 @@ class Linear(GatedDeltaBackend):
 
 
 class Full(AttentionBackend):
-    """Tells that it was reached."""
+    """A backend that returns which method was reached."""
 
     def plan(self, phase, batch, bounds=None):
         return phase
@@ -76,7 +76,7 @@ class Full(AttentionBackend):
 
 
 class Mode(enum.IntEnum):
-    """The kinds of step that a hybrid backend tells apart."""
+    """The kinds of steps that a hybrid backend distinguishes."""
 
     EXTEND = 1
     DECODE = 2
@@ -91,7 +91,7 @@ class Mode(enum.IntEnum):
 
 
 class ListedLinear:
-    """A linear backend's two methods, as generic in their arguments as the dispatcher needs them."""
+    """A linear backend's two methods, with the generic arguments that the dispatcher needs."""
 
     def forward_decode(self, q, k, v, layer, forward_batch, save_kv_cache=True, **kwargs):
         return "linear decode", layer.layer_id, kwargs
@@ -111,7 +111,7 @@ class ListedFull:
 
 
 class ListedDispatch:
-    """Two backends and a list of the layers that are the first one's."""
+    """Dispatches between two backends by a list of the first one's layers."""
 
     def __init__(self, full: ListedFull, linear: ListedLinear, full_layers: list[int]) -> None:
         self.full = full
@@ -151,7 +151,7 @@ class ListedDispatch:
 
 @dataclass(frozen=True)
 class Case:
-    """One layer's decode call in each form: statements over one set of names."""
+    """One layer's decode call in each form, as statements that share the same names."""
 
     layers: int
     layer: int
@@ -207,7 +207,7 @@ def make_case(layers: int, layer: int) -> Case:
 
 
 def check(plan: switchrail.BoundPlan, dispatch: ListedDispatch, kinds: list[str]) -> None:
-    """Leads every layer in both phases through both dispatchers, and compares what was reached."""
+    """Calls each layer in both phases through both dispatchers, and checks which backend was reached."""
     for layer, kind in enumerate(kinds):
         op, name = ("attention", "full") if kind == "full_attention" else ("gated_delta", "linear")
         for phase, mode in (("prefill", Mode.EXTEND), ("decode", Mode.DECODE)):
@@ -222,7 +222,7 @@ def check(plan: switchrail.BoundPlan, dispatch: ListedDispatch, kinds: list[str]
 
 
 def measure(cases: dict[str, Case], forms: list[str]) -> dict[str, dict[str, float]]:
-    """Median nanoseconds of CPU time of each statement, all of them in turns."""
+    """Median nanoseconds of CPU time of each statement; the statements alternate."""
     timers = {
         (name, form): timeit.Timer(getattr(case, form), timer=time.thread_time, globals=case.names)
         for name, case in cases.items()
@@ -239,11 +239,11 @@ def measure(cases: dict[str, Case], forms: list[str]) -> dict[str, dict[str, flo
 
 
 def keywords(q, k, v, *, g, beta, state, out, batch, plan, scale, qk_l2norm):
-    """What a layer's call is without an object for it."""
+    """A layer's call without a call object."""
 
 
 def measure_steps(layers: int = 48) -> dict[str, float]:
-    """Least nanoseconds of CPU time a layer, over rounds of whole steps."""
+    """Least nanoseconds of CPU time per layer, over rounds of whole steps."""
     x = torch.zeros(1)
     with switchrail.testing.isolated() as runtime:
         runtime.register("linear", Linear, op="gated_delta")
@@ -285,7 +285,7 @@ def measure_steps(layers: int = 48) -> dict[str, float]:
 
 
 def judge(rows: dict[str, dict[str, float]]) -> dict[str, dict[str, Any]]:
-    """Each bound with what was found."""
+    """Each bound with the measured value."""
     small, large = (rows[f"linear of {size}"] for size in SIZES)
     ratio, real = large["listed"] / small["listed"], SGLANG[320] / SGLANG[48]
     worst = max(

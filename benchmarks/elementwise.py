@@ -1,11 +1,12 @@
-"""Times what runs between the products of a layer at Qwen3-Next's widths, checked first.
+"""Times the operations between a layer's matrix products at Qwen3-Next's widths, after checking them.
 
     python -m benchmarks.elementwise                  # 1, 32, 256 and 8,192 tokens
     python -m benchmarks.elementwise --tokens 1 8
 
-Microseconds of a call in a captured graph of several, beside transformers' own module: bfloat16, each call
-on numbers of its own, which up to 256 tokens come from the L2 cache, as in a step, where the kernel before
-has written them. The floor is the bytes read and written over this run's copy bandwidth.
+Prints microseconds per call in a captured graph of several calls, next to transformers' own module, in
+bfloat16. Each call has its own numbers. Up to 256 tokens they are in the L2 cache, as in a real step, where
+the previous kernel wrote them. The floor is the number of bytes read and written, divided by this run's copy
+bandwidth.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ HIDDEN, INNER = 2048, 512
 HEADS, KV_HEADS, SIZE = 16, 2, 256
 VALUE_HEADS, VALUE_SIZE = 32, 128
 WRONG = 2e-2
-"""Relative error, of what is rounded to bfloat16 several times, from which on nothing is timed."""
+"""Relative error above which nothing is timed. It allows for several roundings to bfloat16."""
 
 Run = Callable[[], Any]
 
 
 class Case(NamedTuple):
-    """One operation on numbers of its own: the kernel, transformers' module, bytes that it must move."""
+    """One operation on its own numbers: our kernel, transformers' module, and the bytes that it must move."""
 
     ours: Run
     theirs: Run
@@ -75,7 +76,7 @@ def add_rms_norm_case(tokens: int) -> Case:
 
 
 def gated_rms_norm_case(tokens: int) -> Case:
-    """The gate is a part of a product, of which transformers makes a copy."""
+    """Takes the gate from a part of a product, of which transformers makes a copy."""
     x, product = normal(tokens, VALUE_HEADS, VALUE_SIZE), normal(tokens, 3 * VALUE_HEADS, VALUE_SIZE)
     gate = product[:, 2 * VALUE_HEADS :]
     module = modelling.Qwen3NextRMSNormGated(VALUE_SIZE).to("cuda", torch.bfloat16)
@@ -113,7 +114,7 @@ def qk_norm_rope_case(tokens: int) -> Case:
 
 
 def gated_delta_inputs_case(tokens: int) -> Case:
-    """From the layer's input to what its convolution and its delta rule read."""
+    """Computes the inputs of a layer's convolution and delta rule from the layer's input."""
     x, module = normal(1, tokens, HIDDEN), gated_delta_net()
     given = {name: weight.clone() for name, weight in module.named_parameters()}
     weight = GATED_DELTA_NET.prepare(gated_delta_inputs, module)
@@ -153,7 +154,7 @@ def as_list(found: Any) -> list[torch.Tensor]:
 
 
 def check(name: str, case: Case) -> float:
-    """The relative error to transformers' result; nothing is timed where it is large."""
+    """The relative error compared with transformers' result. Exits if it is too large."""
     error = 0.0
     for mine, own in zip(as_list(case.ours()), as_list(case.theirs()), strict=True):
         wide = own.double()

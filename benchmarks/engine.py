@@ -1,12 +1,13 @@
-"""Tokens a second on the CPU: the engine against transformers' own `generate`, on the same checkpoint.
+"""Tokens per second on the CPU: the engine against transformers' own `generate`, on the same checkpoint.
 
-32 prompts of 1 to 600 tokens, cut by a seed from text that the checkpoint was not trained on, 64 new tokens
-each, greedy, float32, in the same run with the same threads. transformers runs with its cache, once prompt by
-prompt and once as a padded batch. Before anything is timed all three must have given the same tokens, except
-where the first two candidates of transformers' own logits are closer than `TIE`; those are listed.
+Uses 32 prompts of 1 to 600 tokens, cut at random from text that the checkpoint was not trained on, with 64
+new tokens each, greedy, in float32, in the same run with the same threads. transformers runs with its cache,
+once prompt by prompt and once as a padded batch. Before anything is timed, all three must produce the same
+tokens, except where the first two candidates of transformers' own logits are closer than `TIE`; these cases
+are listed.
 
-Time is taken on the clock and as CPU time of all threads. Other work on the machine disturbs both, and the
-least of the runs the least. The floor is the model's matrix products alone, at the rate of one large product.
+Measures wall time, and CPU time of all threads. Other load on the machine affects both; the minimum is
+affected least. The floor is the model's matrix products alone, at the rate of one large product.
 
     python benchmarks/engine.py [CHECKPOINT] [--text FILE] [--threads N] [--repeats N] [--json FILE]
 """
@@ -42,7 +43,7 @@ Tokens = list[list[int]]
 
 
 def cut_prompts(text: list[int]) -> Tokens:
-    """Seeded cuts of the text's tokens; the first has one token, the last `LONGEST`."""
+    """Random cuts of the text's tokens with a fixed seed. The first has one token, the last `LONGEST`."""
     draw = random.Random(0)
     lengths = [1, *(draw.randint(1, LONGEST) for _ in range(PROMPTS - 2)), LONGEST]
     starts = [draw.randint(0, len(text) - length) for length in lengths]
@@ -74,7 +75,7 @@ def engine_tokens(engine: Engine, prompts: Tokens) -> Tokens:
 
 @torch.inference_mode()
 def find_ties(model: PreTrainedModel, prompts: Tokens, expected: Tokens, found: Tokens) -> list[str]:
-    """Where outputs part at a tie; one that parts anywhere else stops the benchmark."""
+    """The ties at which outputs differ. Exits if outputs differ anywhere else."""
     ties = []
     for number, (prompt, want, got) in enumerate(zip(prompts, expected, found, strict=True)):
         at = next((i for i, (a, b) in enumerate(zip(want, got, strict=True)) if a != b), None)
@@ -90,7 +91,8 @@ def find_ties(model: PreTrainedModel, prompts: Tokens, expected: Tokens, found: 
 
 @torch.inference_mode()
 def floor_seconds(model: PreTrainedModel, prompts: Tokens) -> float:
-    """The time of the matrix products alone, without the head's for rows whose logits nobody needs."""
+    """The time of the matrix products alone. The head's product is only counted for rows whose logits are
+    needed."""
     config = model.config
     head = model.get_output_embeddings().weight.numel()
     body = 0.0
@@ -159,7 +161,7 @@ def main() -> None:
     ratios = {}
     for name in runs:
         seconds = statistics.median(clock[name])
-        # runs of one repeat are neighbours in time, so that the machine's other work weighs on both
+        # runs of one repeat are close in time, so other load affects both
         neighbours = (a / b for a, b in zip(clock[name], clock[OURS], strict=True))
         ratios[name] = {"median": statistics.median(neighbours), "least": min(clock[name]) / min(clock[OURS])}
         table.add_row(

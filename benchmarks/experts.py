@@ -1,16 +1,17 @@
-"""Times the experts of a feed-forward block at Qwen3-Next's widths, checked first.
+"""Times the experts of a feed-forward block at Qwen3-Next's widths, after checking them.
 
     python -m benchmarks.experts                      # T from 1 to 8,192, 64 and 512 experts
     python -m benchmarks.experts --experts 64 --rows 1 32
     python -m benchmarks.experts --tune               # the candidates of the tables in tiles.py
-    python -m benchmarks.experts --kernels            # each kernel's part, as torch's profiler has it
+    python -m benchmarks.experts --kernels            # each kernel's share, by torch's profiler
 
-*experts* is the operation alone, from the logits on; *block* the whole block with the router's product and
-the shared expert, beside transformers' own as it is (*eager*) and by torch's grouped products (*grouped_mm*).
-Microseconds of a captured graph, whose calls have rows and weights of their own, so that the L2 cache is
-cold; of peers that can't be captured, of calls one by one (marked with *). The floor is the larger of the
-bytes of the experts in use over this run's copy bandwidth and the operations over this run's bf16 matmul
-rate. Errors are of the whole result, relative to the products in float32, transformers' in brackets.
+*experts* is the operation alone, from the logits on. *block* is the whole block with the router's product and
+the shared expert. It is compared with transformers' own block, unchanged (*eager*) and with torch's grouped
+products (*grouped_mm*). Times are microseconds per call in a captured graph, whose calls have different rows
+and weights, so the L2 cache is cold. Peers that can't be captured are timed call by call (marked with *). The
+floor is the larger of two times: the bytes of the experts in use divided by this run's copy bandwidth, and
+the operations divided by this run's bf16 matmul rate. Errors are those of the whole result relative to
+products in float32; transformers' errors are in brackets.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ DTYPE = torch.bfloat16
 ROWS = (1, 8, 32, 128, 256, 2048, 8192)
 EXPERTS = (64, 512)
 SETS = {64: 4, 512: 2}
-"""Layers with weights of their own."""
+"""Number of layers with different weights, by number of experts."""
 
 WRONG = 1e-2
-"""Relative error from which on nothing is timed."""
+"""Relative error above which nothing is timed."""
 
 GATE_UP = {
     16: ((32, 128, 4, 4), (32, 128, 4, 5), (16, 256, 4, 4), (64, 64, 4, 5), (32, 64, 4, 6)),
@@ -58,7 +59,7 @@ DOWN = {
 
 @dataclass
 class Weights:
-    """A block of transformers, whose weights are views of the stacks with the shared expert in them."""
+    """A block of transformers. Its weights are views of the stacks that include the shared expert."""
 
     block: Any
     router: torch.Tensor
@@ -81,7 +82,7 @@ def make_weights(count: int, device: torch.device) -> Weights:
     with torch.device("meta"):
         block = Qwen3NextSparseMoeBlock(config).to(DTYPE).eval()
     options: dict[str, Any] = {"dtype": DTYPE, "device": device}
-    router = torch.zeros(count + 8, HIDDEN, **options)  # the engine pads it too
+    router = torch.zeros(count + 8, HIDDEN, **options)  # padded as in the engine
     router[: count + 1].normal_(std=HIDDEN**-0.5)
     gate_up = torch.empty(count + 1, 2 * INNER, HIDDEN, **options).normal_(std=HIDDEN**-0.5)
     down = torch.empty(count + 1, HIDDEN, INNER, **options).normal_(std=INNER**-0.5)
@@ -121,7 +122,8 @@ def run_ours(weights: Weights, x: torch.Tensor) -> torch.Tensor:
 
 
 def chosen(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Experts by logit, then by number, their weights, and the rows without a tie for the last place."""
+    """The chosen experts by logit and then by number, their weights, and the rows without a tie for the last
+    place."""
     own = logits[:, :-1].float()
     found, order = own.sort(dim=-1, descending=True, stable=True)
     p = own.softmax(-1).gather(1, order[:, :TOP_K])
@@ -129,7 +131,7 @@ def chosen(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
 
 
 def exact(weights: Weights, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """The products in float32 of the same numbers."""
+    """The result with float32 products of the same numbers."""
     which, shares, _ = chosen(logits)
     out = torch.zeros(x.shape, device=x.device)
     for expert in range(len(weights.gate_up)):
@@ -150,7 +152,7 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def sizes_of(rows: int, count: int) -> Iterator[tuple[int, int]]:
-    """Rows of a block worth a try, and how many rows an expert has."""
+    """Block sizes in rows that are worth trying, each with the average number of rows per expert."""
     average = rows * TOP_K / count
     for size, least, most in ((16, 0, 48), (32, 3, 96), (64, 16, 400), (128, 64, 1 << 20)):
         if least <= average <= most:
@@ -168,7 +170,7 @@ def candidates(rows: int, count: int) -> list[Tiles]:
 
 
 def compile_part(number: int, of: int) -> None:
-    """Compiles every `of`-th candidate, so that the cache on the disk has it."""
+    """Compiles every `of`-th candidate, to fill the cache on disk."""
     device = torch.device("cuda")
     weights = make_weights(16, device)
     every = {tiles: None for count in EXPERTS for rows in ROWS for tiles in candidates(rows, count)}
@@ -186,7 +188,7 @@ def compile_all(processes: int) -> None:
 
 
 def graph_us(clock: Clock, runs: Sequence[Callable[[], object]]) -> tuple[float, str]:
-    """Microseconds of a call, and a mark where it could not be captured."""
+    """Microseconds of a call, and a mark if it could not be captured."""
     times = clock.measure(runs)
     found = times.get("graph_s", times["eager_s"])
     return found["median"] * 1e6, "" if "graph_s" in times else "*"
@@ -273,7 +275,7 @@ def measure(
 
 
 def print_candidates(rows: int, count: int, inputs: list[Any], clock: Clock) -> None:
-    """The fastest eight: rows of a block, then columns, depth, warps and stages of both products."""
+    """Prints the eight fastest: rows of a block, then columns, depth, warps and stages of both products."""
     found = []
     for tiles in candidates(rows, count):
         took = graph_us(clock, [partial(run_experts, *each, tiles) for each in inputs])[0]

@@ -1,10 +1,10 @@
-"""Cost of a call through hooks, against a chain of closures as SGLang's hook registry builds it.
+"""Cost of a call through hooks, compared with a chain of closures like that of SGLang's hook registry.
 
-The closure chain is an equivalent, written here after what that registry does: one generic wrapper for each
-hook. It is held to the figures that were measured of the registry itself, relative to a plain call. pluggy
-calls as many implementations that return None; wrapt, where it is installed, wraps as many times.
-All run in the same process on the same function, in turns. Every chain must give the right result first.
-What it costs to add a hook is measured with few and with many modules loaded.
+The closure chain is an equivalent of that registry: one generic wrapper per hook. It is checked against
+figures measured with the registry itself, relative to a plain call. pluggy calls the same number of
+implementations that return None; wrapt, if installed, wraps the function the same number of times. All run in
+the same process on the same function, alternating. Each chain must give the right result first. The cost of
+adding a hook is measured with few and with many modules loaded.
 
     python benchmarks/hooks.py [--json]
 """
@@ -30,11 +30,11 @@ except ImportError:
 
 CALLS, ROUNDS = 2_000, 301
 
-# Of SGLang 0.5.23's registry on CPython 3.11: times of a plain call's 18 ns.
+# Times of SGLang 0.5.23's registry on CPython 3.11, relative to a plain call's 18 ns.
 REGISTRY = {"1 before": 150 / 18, "1 after": 200 / 18, "5 before": 670 / 18, "5 alternating": 830 / 18}
 TOLERANCE = 0.2
 
-# At most this share of the closure chain's time.
+# The largest allowed share of the closure chain's time.
 TARGETS = {"1 before": 0.7, "1 after": 0.7, "1 around": 0.7, "1 replace": 0.7, "5 mixed": 0.5}
 
 
@@ -102,7 +102,7 @@ CHAINS = {
 
 
 def pluggy_call(count):
-    """A call of pluggy's hook with as many implementations, the first of which in order gives the result."""
+    """A call of pluggy's hook with `count` implementations, the last of which gives the result."""
     specification, implementation = pluggy.HookspecMarker("bench"), pluggy.HookimplMarker("bench")
 
     class Specification:
@@ -130,7 +130,7 @@ def pluggy_call(count):
 
 
 def wrapt_call(count):
-    """A function that is wrapped by wrapt as many times."""
+    """A function wrapped `count` times by wrapt."""
 
     def call(x):
         return x
@@ -141,14 +141,14 @@ def wrapt_call(count):
 
 
 def copies(kinds):
-    """As many distinct functions as hooks: one target takes the same one only once."""
+    """A distinct function for each hook, because a target takes the same function only once."""
     for kind in kinds:
         fn = HOOK[kind]
         yield kind, type(fn)(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
 
 
 def measured(calls):
-    """Median nanoseconds of CPU time of a call of each function, taken in turns."""
+    """Median nanoseconds of CPU time of a call of each function; the functions alternate."""
     times = {name: [] for name in calls}
     timers = {
         name: timeit.Timer("f(1)", timer=time.thread_time, globals={"f": f}) for name, f in calls.items()
@@ -160,7 +160,7 @@ def measured(calls):
 
 
 def install_cost():
-    """Median microseconds of adding a hook to a function and taking it away, by the number of modules."""
+    """Median microseconds of adding a hook to a function and removing it, by the number of modules."""
 
     def target(x):
         return x

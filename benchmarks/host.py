@@ -1,16 +1,21 @@
-"""What a call of each op costs the Python thread, outside of a graph.
+"""The host time of a call of each op, outside of a graph.
 
     python benchmarks/host.py                      # every op in Triton, prefill and decode
     python benchmarks/host.py --op gated_delta --json host.json
 
-Heads and head sizes are those of models; the lengths are short, since the host's part does not depend on them
-but where they decide on a second launch. Of a call in microseconds: `again`, made again with other tensors of
-the same shapes, as the layers of a step are (calls in blocks of 50 between synchronisations, so that the
-device's queue is never full; garbage collection off): lower quartile and median over the blocks, and the
-median of the thread's CPU time, the making of the call included. `first`, the first one of a layer, with a
-plan of lengths that were not there before, kernels compiled; `plan`, making that plan, once a step; `check`,
-the contract's alone, of what it has not seen. Before it is timed, a repeated call is held to the bits of the
-first one."""
+Heads and head sizes are those of models. Lengths are short, because the host time only depends on them where
+they require a second launch. Prints, in microseconds per call:
+
+- `again`: a call repeated with other tensors of the same shapes, like the layers of a step. Calls are timed
+  in blocks of 50 between synchronisations, so the device's queue is never full, with garbage collection off.
+  Lower quartile and median over the blocks, and the median of the thread's CPU time, including the creation
+  of the call.
+- `first`: the first call of a layer, with a plan of new lengths, when the kernels are compiled.
+- `plan`: making that plan, once per step.
+- `check`: the contract's check of a call that it has not seen.
+
+Before a repeated call is timed, its result must have the same bits as the first call's.
+"""
 
 from __future__ import annotations
 
@@ -41,15 +46,15 @@ BLOCKS, CALLS, FIRSTS = 80, 50, 12
 ASKED = {"decode": 15.0, "prefill": 60.0}
 LENGTHS = {"decode": [1] * 8, "prefill": [160, 80]}
 LONG, FEW = 8192, {"heads": 4, "value_heads": 8, "groups": 1}
-"""One sequence of this length in layers of so few heads has its time axis split."""
+"""In layers with these few heads, the time axis of one sequence of this length is split."""
 
 FEWER = {"mla": {"H": 16}}
-"""Axes of an op, where the host waits for a GPU with those of a model."""
+"""Sizes of an op whose kernels, with a model's sizes, keep the GPU busy longer than the host."""
 
 
 @dataclass
 class Case:
-    """An op's phase at some lengths; `past` is what is in a cache before them."""
+    """An op's phase with some lengths; `past` is the number of tokens cached before them."""
 
     op: str
     phase: Phase
@@ -122,7 +127,7 @@ def measure(case: Case, backend: AnyBackend) -> dict[str, float]:
         planned.append((start - begun) / 1e3)
         first.append((ended - start) / 1e3)
     for call in firsts:
-        made, features = call.made, tuple(call.contract.features)  # a layer of which nothing was seen yet
+        made, features = call.made, tuple(call.contract.features)  # a layer that was not checked yet
         start = time.perf_counter_ns()
         call.contract.check_call(made, call.batch, features)
         checked.append((time.perf_counter_ns() - start) / 1e3)
@@ -138,7 +143,7 @@ def measure(case: Case, backend: AnyBackend) -> dict[str, float]:
 
 
 def _anew(backend: AnyBackend, call: Sample, plan: object) -> Callable[[], object]:
-    """The call as a layer makes it: anew each time."""
+    """Makes a new call each time, as a layer does."""
     make, arguments, batch, run = type(call.made), tuple(call.made), call.batch, backend.run
     return lambda: run(make(*arguments), batch, plan)
 

@@ -26,7 +26,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def measure(count: int) -> dict[str, float]:
-    """Seconds for each part, of a new runtime with so many backends."""
+    """Seconds of each part, for a new runtime with `count` backends."""
     runtime = Runtime()
     names = [f"backend-{number * 7919 % count:06}" for number in range(count)]
 

@@ -1,1 +1,1 @@
-"""Times of the ops' backends and of their peers."""
+"""Times of the ops' backends and of other libraries' functions (peers)."""

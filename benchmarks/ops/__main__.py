@@ -1,17 +1,22 @@
-"""Times every backend of the ops and their peers, verified first.
+"""Times all backends of the ops and their peers, after verifying them.
 
-python -m benchmarks.ops                                          everything, a line for each case
-python -m benchmarks.ops --op gated_delta --shape N=16 --json times.json
-python -m benchmarks.ops --no-run --json docs/times.json --plot docs/plots --docs docs/kernels.md
+python -m benchmarks.ops                                          everything, a line for each case python -m
+benchmarks.ops --op gated_delta --shape N=16 --json times.json python -m benchmarks.ops --no-run --json
+docs/times.json --plot docs/plots --docs docs/kernels.md
 
-A backend is held against the float64 oracle on ragged inputs with the heads that are timed, and the results
-of all that are timed must agree; that of one alone must agree with plain torch's. Times are medians: of a
-captured graph (*graph*), whose calls have numbers of their own, so that the L2 cache is cold; in decode 48
-calls on distinct states or caches, divided by 48; of calls one by one (*eager*); and of what a call costs the
-Python thread (*host*). What `auto` chose is set against the least time in the way that `switchrail tune`
-takes them: a decode without `cuda_graph` as the host makes the calls (*called*), all else as above. Plain
-torch is timed on a GPU where `auto` chose it. The floor is the larger of the least bytes over this run's copy
-bandwidth and the operations over this run's bf16 matmul rate.
+Each backend is compared with the float64 oracle on ragged inputs with the timed heads. The results of all
+timed backends must agree; if there is only one, it must agree with plain torch. Times are medians of three
+kinds:
+
+- *graph*: a captured graph whose calls have different numbers, so the L2 cache is cold; in decode 48 calls on
+  distinct states or caches, divided by 48.
+- *eager*: calls one by one.
+- *host*: time of a call in the Python thread.
+
+The choice of `auto` is compared with the least time, measured as `switchrail tune` does: a decode without
+`cuda_graph` as the host launches its calls (*called*), everything else as above. On a GPU, plain torch is
+only timed if `auto` chose it. The floor is the larger of two times: the least number of bytes divided by this
+run's copy bandwidth, and the operations divided by this run's bf16 matmul rate.
 """
 
 from __future__ import annotations
@@ -39,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the command.
 
     Returns:
-        0; 1 where a backend was wrong, 2 where there was nothing to do.
+        0; 1 if a backend was wrong; 2 if there was nothing to do.
     """
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.ops",
@@ -51,10 +56,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--shape", action="append", help="only shapes with this in their name; repeatable")
     parser.add_argument("--backend", action="append", default=[], help="only this backend; repeatable")
     parser.add_argument("--no-peers", action="store_true", help="backends only")
-    parser.add_argument("--device", help="another than the runtime's platform has")
-    parser.add_argument("--tiny", action="store_true", help="shapes that a CPU does in no time")
-    parser.add_argument("--json", type=Path, help="where the results are kept; those of other cases stay")
-    parser.add_argument("--no-run", action="store_true", help="time nothing: take what --json has")
+    parser.add_argument("--device", help="instead of the runtime's platform")
+    parser.add_argument("--tiny", action="store_true", help="small shapes for a CPU")
+    parser.add_argument("--json", type=Path, help="file for the results; those of other cases are kept")
+    parser.add_argument("--no-run", action="store_true", help="time nothing; use the results in --json")
     parser.add_argument("--plot", type=Path, metavar="DIR", help="draw the results as SVG (needs matplotlib)")
     parser.add_argument("--docs", type=Path, metavar="FILE", help="put the tables between this page's marks")
     parser.add_argument("--tuned", type=Path, metavar="FILE", help="what `switchrail tune` wrote, for --docs")
@@ -125,7 +130,7 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
                             document.write(options.json, document.merged(kept, run))
                     print(_line(result, shown), flush=True)
                     shown |= result["times"].keys()
-            except Exception as failure:  # the other cases are worth having
+            except Exception as failure:  # the other cases are still useful
                 status = 1
                 print(f"failed: {where}: {type(failure).__name__}: {failure}", file=sys.stderr, flush=True)
                 continue

@@ -1,4 +1,4 @@
-"""The registered backends that fit a case, held against the oracle before anything of theirs is timed."""
+"""The registered backends that fit a case, checked against the oracle before they are timed."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from benchmarks.ops.cases import Case
 
 
 class Backends:
-    """Those of a runtime, each constructed once.
+    """The backends of a runtime, each constructed once.
 
     Args:
-        runtime: Where they are registered.
-        platform: Where they run.
+        runtime: The runtime with the backends.
+        platform: The platform to run on.
         dtype: The dtype of activations.
-        only: Their names; all when empty.
+        only: Their names; all if empty.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Backends:
         self._built: dict[tuple[str, str], AnyBackend] = {}
 
     def fitting(self, case: Case) -> tuple[dict[str, AnyBackend], dict[str, str]]:
-        """The backends that fit a case, by name; and why each other one doesn't."""
+        """The backends that fit a case, by name, and the reasons why the others don't."""
         found: dict[str, AnyBackend] = {}
         reasons: dict[str, str] = {}
         chosen = None if self._only else self.auto(case)[0]
@@ -73,7 +73,8 @@ class Backends:
         return way_of(self._platform, case.phase, registration.capabilities["features"])
 
     def auto(self, case: Case) -> tuple[str, str]:
-        """The backend that `auto` has for such a batch, by this machine's times where there are any; why."""
+        """The backend that `auto` chooses for such a batch, using this machine's times if there are any; and
+        the reason."""
         query = {**self._query(case), "no_decay": not case.decays}
         heads = DEFINITIONS[case.op].heads
         if heads is not None:
@@ -96,13 +97,13 @@ class Backends:
 
 
 def check(backend: AnyBackend, case: Case, dtype: torch.dtype, device: torch.device) -> str:
-    """Holds a backend against the oracle on ragged inputs with the sizes that are timed.
+    """Compares a backend with the oracle on ragged inputs with the timed sizes.
 
     Returns:
-        The error, relative norm and worst row.
+        The error, as relative norm and worst row.
 
     Raises:
-        AssertionError: It is beyond the bound.
+        AssertionError: The error exceeds the bound.
     """
     worst = None
     for decays in (True, False) if case.op in DELTA else (True,):
@@ -137,10 +138,10 @@ def _oracle(
 
 
 def agree(result: torch.Tensor, other: torch.Tensor, name: str, dtype: torch.dtype) -> None:
-    """Holds a result against another's of the same call.
+    """Compares the results of two backends for the same call.
 
     Raises:
-        AssertionError: They are further apart than two right results can be.
+        AssertionError: They differ by more than two correct results can.
     """
     difference = float((result.double() - other.double()).norm() / other.double().norm())
     allowed = 2 * BOUNDS[dtype].norm

@@ -1,4 +1,4 @@
-"""What is timed: the shapes, and the least that each one moves and computes."""
+"""The timed shapes, with the least bytes and operations of each."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ OPS = tuple(DEFINITIONS)
 
 _SMALLER = dict.fromkeys(("H", "G", "P", "page"), 4) | dict.fromkeys(("HV", "HKV"), 2)
 _SMALLER |= dict.fromkeys(("K", "V", "S", "E"), 8) | {"D": 16, "R": 16, "C": 64}
-"""What a tiny case divides a size by."""
+"""The divisor of each size in a tiny case."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case(Timed):
-    """One line of the tables: a batch, and its op."""
+    """One line of the tables: an op and a batch."""
 
     op: str
 
     @property
     def name(self) -> str:
-        """What tells it from the other cases of its op and phase."""
+        """Its name, unique within its op and phase."""
         if self.phase == "decode":
             text = f"B={len(self.lengths)}" + (f" of {self.past + 1}" if self.past else "")
         elif len(set(self.lengths)) == 1:
@@ -42,12 +42,12 @@ class Case(Timed):
 
     @property
     def shapes(self) -> Mapping[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and dtype of every tensor of the call, in bfloat16."""
+        """Shape and dtype of each tensor of the call, in bfloat16."""
         return tensors_of(self.op, self.axes, torch.bfloat16)
 
     @property
     def axes(self) -> Mapping[str, int]:
-        """The size of every axis."""
+        """The size of each axis."""
         sizes = {**self.sizes, "T": sum(self.lengths)}
         if DEFINITIONS[self.op].paged:
             sizes["pages"] = sum(-(-(n + self.past) // sizes["page"]) for n in self.lengths) + 1
@@ -59,7 +59,7 @@ class Case(Timed):
 
     @property
     def bytes(self) -> int:
-        """The least that has to be moved: each row, weight and cached token once, each state twice."""
+        """The least number of bytes to move: each row, weight and cached token once, each state twice."""
         total = 0
         for name, (shape, dtype) in self.shapes.items():
             count = torch.Size(shape).numel()
@@ -72,17 +72,17 @@ class Case(Timed):
 
     @property
     def flops(self) -> float:
-        """Operations on tensor cores, those of chunks of 64 where there are chunks; 0 where there is none."""
+        """Operations on tensor cores, for chunks of 64 where an op uses chunks; 0 if there are none."""
         return DEFINITIONS[self.op].flops(self, self.axes)
 
 
 def cases(op: str) -> Iterator[Case]:
-    """The cases of an op, those that issue and documents list first."""
+    """The cases of an op, starting with those that the documents list."""
     return (Case(op=op, **vars(each)) for each in DEFINITIONS[op].timed)
 
 
 def tiny(case: Case) -> Case:
-    """A case that a CPU does in no time, with the same structure."""
+    """A case of the same structure that is fast on a CPU."""
     sizes = {axis: max(1, size // _SMALLER.get(axis, 1)) for axis, size in case.sizes.items()}
     if case.op == "mla" and case.phase == "prefill":
         sizes |= {"D": 16, "V": 16}

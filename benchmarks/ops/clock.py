@@ -1,4 +1,4 @@
-"""Timing: a captured graph, calls one by one, and what a call costs the host."""
+"""Timing: a captured graph, calls one by one, and host time."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import torch
 Run = Callable[[], object]
 
 L2_BYTES = 60 << 20
-"""More than the cache of an H200, the largest of a Hopper GPU."""
+"""More than the L2 cache of an H200, the largest of the Hopper GPUs."""
 
 
 class Clock:
     """Times calls on one device.
 
     Args:
-        device: The device; on one that is no GPU the host's clock is used, and nothing is captured.
-        replays: How often each thing is timed.
+        device: The device. If it is not a GPU, the host's clock is used and nothing is captured.
+        replays: Number of times that each measurement is repeated.
     """
 
     def __init__(self, device: torch.device, replays: int = 20) -> None:
@@ -34,11 +34,11 @@ class Clock:
         return self.device.type == "cuda"
 
     def measure(self, runs: Sequence[Run]) -> dict[str, Any]:
-        """Times of one of several calls, each on numbers of its own so that no cache helps.
+        """Times several calls on different numbers, so no cache helps.
 
         Returns:
-            `graph_s` and `eager_s`, each with the median and the deciles of a call in seconds; `host_s`, what
-            a call costs the Python thread; `not_captured`, the reason, where there is no `graph_s`.
+            `graph_s` and `eager_s`, each with the median and the deciles of a call in seconds; `host_s`, the
+            time of a call in the Python thread; `not_captured`, the reason, if there is no `graph_s`.
         """
         for run in runs:
             run()
@@ -47,7 +47,7 @@ class Clock:
         if self.captures:
             try:
                 times["graph_s"] = summary(self._graph(runs))
-            except Exception as error:  # a peer may do what can't be captured, in any way
+            except Exception as error:  # a peer may be impossible to capture for any reason
                 times["not_captured"] = f"{type(error).__name__}: {error}".partition("\n")[0]
                 self.synchronize()
         times["eager_s"] = summary(self._eager(runs))
@@ -60,7 +60,8 @@ class Clock:
             torch.cuda.synchronize(self.device)
 
     def ceilings(self) -> tuple[float, float]:
-        """This run's copy bandwidth in bytes a second, read and written, and bf16 matmul rate a second."""
+        """This run's copy bandwidth in bytes per second (read and written), and bf16 matmul rate in
+        operations per second."""
         large = self.device.type == "cuda"
         pair = torch.randn(2, (1 << 30) if large else (1 << 20), dtype=torch.bfloat16, device=self.device)
         # not in a graph, where a copy is a slower kind of node
@@ -68,7 +69,7 @@ class Clock:
         bandwidth = pair.numel() * pair.element_size() / seconds
         side = 8192 if large else 256
         a, b = (torch.randn(side, side, dtype=torch.bfloat16, device=self.device) for _ in range(2))
-        c = torch.matmul(a, b)  # what the library sets up at first can't be captured
+        c = torch.matmul(a, b)  # the library's setup in the first call can't be captured
         times = (self._graph if self.captures else self._eager)([lambda: torch.matmul(a, b, out=c)])
         return bandwidth, 2 * side**3 / statistics.median(times)
 
@@ -79,7 +80,7 @@ class Clock:
                 for run in runs:
                     run()
         except Exception:
-            # the generator still takes the capture to be under way, and would refuse every later draw
+            # otherwise the generator would still be in capture mode and refuse later draws
             fresh = torch.Generator(self.device).graphsafe_get_state()
             torch.cuda.default_generators[torch.cuda.current_device()].graphsafe_set_state(fresh)
             raise
@@ -120,7 +121,8 @@ class Clock:
 
 
 def copies(bytes_moved: int) -> int:
-    """How many calls on numbers of their own leave nothing of the first in the cache for the next replay."""
+    """The number of calls on different numbers that evict the first one's data from the cache before the next
+    replay."""
     return min(64, max(1, -(-3 * L2_BYTES // max(1, bytes_moved))))
 
 

@@ -1,4 +1,4 @@
-"""The JSON that a run writes, and that tables and plots are made of."""
+"""The JSON document of a run, from which tables and plots are made."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PACKAGES = (
 
 
 def about(device: torch.device, bandwidth: float, rate: float) -> dict[str, Any]:
-    """What a run's times are of: commit, day and device, its ceilings, the versions."""
+    """The conditions of a run: commit, date, device, its ceilings, and versions."""
     versions = {"python": sys.version.split()[0]}
     for name in PACKAGES:
         try:
@@ -58,12 +58,12 @@ def _commit() -> str:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A document; one without runs where there is no file."""
+    """Reads a document; without runs if the file does not exist."""
     return json.loads(path.read_text()) if path.exists() else {"runs": []}
 
 
 def merged(document: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
-    """A document with one more run, whose results take the place of older ones of the same cases."""
+    """A document with one more run, whose results replace older ones of the same cases."""
     new = {case_of(result) for result in run["results"]}
     runs = []
     for old in document["runs"]:
@@ -74,7 +74,7 @@ def merged(document: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any
 
 
 def write(path: Path, document: Mapping[str, Any]) -> None:
-    """Writes a document, whole or not at all."""
+    """Writes a document atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     part.write_text(json.dumps(document, indent=1) + "\n")
@@ -82,7 +82,8 @@ def write(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def rows_of(document: Mapping[str, Any], op: str, phase: str) -> list[dict[str, Any]]:
-    """The results of an op and phase, in the order of its cases, each with its `run`, counted from 1."""
+    """The results of an op and phase, in the order of its cases, each with the number of its `run`, counted
+    from 1."""
     order = {case.name: number for number, case in enumerate(cases(op))}
     found = [
         {**result, "run": number}
@@ -94,5 +95,5 @@ def rows_of(document: Mapping[str, Any], op: str, phase: str) -> list[dict[str, 
 
 
 def case_of(result: Mapping[str, Any]) -> tuple[str, str, str]:
-    """What tells a result's case from others."""
+    """The key of a result's case."""
     return result["op"], result["phase"], result["shape"]

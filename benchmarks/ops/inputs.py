@@ -1,4 +1,5 @@
-"""Calls on the device, made from the contracts: large ones in no time, unlike those of the tests."""
+"""Makes random calls on the device from the contracts. Unlike the generators of the tests, it is fast for
+large calls."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from benchmarks.ops.tensors import tensors_of
 
 
 def make_call(case: Case, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Sample:
-    """A random call of a case; q, k and v and the like are views of one buffer, as projections leave them."""
+    """A random call of a case. q, k, v and similar inputs are views of one buffer, as projections produce
+    them."""
     torch.manual_seed(seed)
     contract = DEFINITIONS[case.op].contract
     wanted = tensors_of(case.op, case.axes, dtype)
@@ -55,7 +57,7 @@ def make_call(case: Case, device: torch.device, dtype: torch.dtype, seed: int = 
 
 
 def with_pools_of_its_own(call: Sample) -> Sample:
-    """The same call on another state or cache of the same size: a model's next layer."""
+    """The same call on another state or cache of the same size, like that of a model's next layer."""
     pools = {
         name: torch.randn_like(tensor)
         for name, tensor in call.tensors.items()
@@ -72,13 +74,13 @@ def _fill(
     if name in ("beta", "A"):
         return torch.rand(shape, dtype=dtype, device=device) * (1 if name == "beta" else -1)
     values = torch.randn(shape, dtype=dtype, device=device)
-    if name == "g":  # as a trained model's, and as `switchrail.testing.inputs` has them
+    if name == "g":  # like a trained model's, as in `switchrail.testing.inputs`
         return -0.3 * torch.nn.functional.softplus(values) if case.decays else values.zero_()
     return values * case.sizes["R"] ** -0.5 if name in ("w_k", "w_v") else values
 
 
 def _options(case: Case) -> dict[str, Any]:
-    """Those of a sample of such heads."""
+    """The options of a sample with such heads."""
     definition = DEFINITIONS[case.op]
     sizes = {axis: size for axis, size in case.sizes.items() if axis not in (definition.heads or ())}
     return definition.generator([1], **definition.generated(sizes)).options

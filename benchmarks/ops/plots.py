@@ -1,4 +1,4 @@
-"""Plots of the results, as SVG."""
+"""Plots the results as SVG."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ STYLES = {
     "FlashInfer bare": ("#4e9a51", "o"),
     "mul_ bare": ("#555555", "|"),
 }
-"""Colour and marker; those of bare functions are hollow."""
+"""Colour and marker by name; those of bare functions are hollow."""
 
 OTHER = ("#000000", "x")
-"""Those of everything else."""
+"""Colour and marker of everything else."""
 
 FIGURES = {
     "prefill": [(op, "prefill") for op in RECURRENT],
@@ -39,7 +39,7 @@ FIGURES = {
 
 
 def draw(document: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Draws the figures of which there is a result; the same numbers give the same bytes."""
+    """Draws the figures that have results. The same numbers give the same bytes."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -51,7 +51,7 @@ def draw(document: Mapping[str, Any], folder: Path) -> list[Path]:
     for figure_name, parts in FIGURES.items():
         panels = []
         for op, phase in parts:
-            # a floor that is nothing beside a launch tells nothing
+            # floors far below the time of a launch are not informative
             rows = [row for row in rows_of(document, op, phase) if row["floor_s"] > 1e-7]
             if rows:
                 panels.append((op, phase, rows))

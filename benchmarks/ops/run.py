@@ -1,4 +1,4 @@
-"""One case: every backend that fits and every peer, held to be right, then timed on the same inputs."""
+"""Runs one case: checks all backends that fit and all peers, then times them on the same inputs."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from benchmarks.ops.inputs import make_call, with_pools_of_its_own
 from benchmarks.ops.peers import libraries, peers
 
 LAYERS = 48
-"""How many calls on distinct states or caches one graph of decode holds: those of a model's layers."""
+"""Number of calls on distinct states or caches in one graph of decode, as many as a model has layers."""
 
 
 class Bench:
     """Times cases on a device.
 
     Args:
-        backends: Those to choose from.
-        clock: What times.
+        backends: The backends to choose from.
+        clock: The clock.
         dtype: The dtype of activations.
-        layers: How many calls a decode is of.
-        with_peers: Whether peers are timed as well.
+        layers: Number of calls in a decode.
+        with_peers: Whether to time peers too.
     """
 
     def __init__(
@@ -48,19 +48,20 @@ class Bench:
         self.bandwidth, self.rate = clock.ceilings()
 
     def results(self, case: Case) -> Iterator[dict[str, Any]]:
-        """What each contender takes; who doesn't fit, is wrong or fails, is left out with the reason.
+        """The times of each contender. One that doesn't fit, is wrong or fails is left out with the reason.
 
         Yields:
-            The result of the backends, then the same with the peers', which may take minutes to compile.
+            The result of the backends, then the result extended by the peers, which may take minutes to
+            compile.
         """
         fitting, reasons = self._backends.fitting(case)
         errors: dict[str, str] = {}
         calls = self._calls(case)
-        unused = calls[0].clone()  # calls that are timed change their states
+        unused = calls[0].clone()  # the timed calls change their states
         times: dict[str, Any] = {}
         wrong: dict[str, str] = {}
         first = None
-        if len(fitting) == 1 and "torch" not in fitting:  # at this shape there is nothing else to hold it to
+        if len(fitting) == 1 and "torch" not in fitting:  # no other backend fits this shape
             first = "torch", _probe(self._backends.build(case.op, "torch"), unused)
         for name, backend in fitting.items():
             try:
@@ -75,7 +76,7 @@ class Bench:
                 measured = self._rated(self._clock.measure(runs), case)
                 times[name] = {"kind": "backend", "way": self._backends.way(case, name), **measured}
                 errors[name] = error
-            except Exception as failure:  # whatever a backend raises; it must not end the others' run
+            except Exception as failure:  # any exception of a backend; it must not end the others' run
                 wrong[name] = told(failure)
         chosen, why = self._backends.auto(case)
         result = {
@@ -111,7 +112,7 @@ class Bench:
         return self._errors[key]
 
     def _calls(self, case: Case) -> list[Sample]:
-        """Calls of one batch that share nothing else; in decode as many as a model has layers."""
+        """Calls of one batch with separate memory; in decode as many as a model has layers."""
         device = self._clock.device
         first = make_call(case, device, self._dtype)
         if case.phase == "decode":
@@ -131,7 +132,7 @@ class Bench:
         for library in libraries(self._clock.device):
             try:
                 names = list(peers(library, case, unused.clone()))
-            except Exception as failure:  # whatever a library raises on what it can't do
+            except Exception as failure:  # any exception of a library that can't do this
                 left_out[library] = told(failure)
                 continue
             for name in names:
@@ -154,26 +155,26 @@ class Bench:
 
 
 def _probe(backend: AnyBackend, call: Sample) -> torch.Tensor:
-    """The output of a call on a copy of its own."""
+    """The output of a copy of a call."""
     copy = call.clone()
     copy.run(backend)
     return copy.out
 
 
 def told(error: Exception) -> str:
-    """The first line of what an error says, and its kind where that is no failed comparison."""
+    """The first line of an error's message, and its type unless it is a failed comparison."""
     text = str(error).partition("\n")[0]
     return text if isinstance(error, AssertionError) else f"{type(error).__name__}: {text}"
 
 
 def usual(times: Mapping[str, Any]) -> float:
-    """The median time of a call in a graph, or call by call where there is none, in seconds."""
+    """The median time of a call in seconds: in a graph, or call by call if it can't be captured."""
     return times["graph_s" if "graph_s" in times else "eager_s"]["median"]
 
 
 def compared(times: Mapping[str, Any]) -> float:
-    """The time of a call that `auto` goes by, in seconds: as an engine can run it.
+    """The time of a call in seconds that `auto` compares: in the way that an engine can run it.
 
-    A decode that another step's lengths would have to be captured for anew is not replayed, but called.
+    A decode that can only be captured for the same lengths is not replayed but called.
     """
     return times["eager_s"]["median"] if times.get("way") == "eager" else usual(times)

@@ -1,4 +1,4 @@
-"""Tables of the results in Markdown, put between two marks of a document."""
+"""Writes tables of the results in Markdown between two marks of a document."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from benchmarks.ops.document import rows_of
 from benchmarks.ops.run import compared, usual
 
 TUNED = ("triton", "cutedsl", "flashinfer", "flashqla", "torch")
-"""The backends of the tuned tables, the last only where it is the fastest of some batch; of those within 1%
-of the fastest `auto` takes the first."""
+"""The backends in the tuned tables; the last is only shown where it is the fastest for some batch. Among
+backends within 1% of the fastest, `auto` takes the first."""
 
 WAYS = {"graph": "in a graph", "queued": "with the host ahead", "eager": "as the host calls"}
 """How a backend was timed, in words."""
 
 
 def times(document: Mapping[str, Any]) -> str:
-    """Where and when, and a table for each op and phase."""
+    """Place and date, and a table for each op and phase."""
     parts = ["\n".join(_about(document["runs"]))]
     for op in OPS:
         for phase in ("prefill", "decode"):
@@ -31,7 +31,8 @@ def times(document: Mapping[str, Any]) -> str:
 
 
 def tuned(kept: Mapping[str, Any]) -> str:
-    """What `switchrail tune` has measured on one machine in prefill and decode, and what `auto` takes."""
+    """The times that `switchrail tune` measured on one machine in prefill and decode, and the choices of
+    `auto`."""
     (machine,) = kept["machines"]
     packages = ", ".join(f"{name} {version}" for name, version in sorted(machine["packages"].items()))
     parts = [f"One {machine['device']['name']}; {packages}."]
@@ -68,10 +69,10 @@ def tuned(kept: Mapping[str, Any]) -> str:
 
 
 def section(page: str, name: str) -> tuple[str, str, str]:
-    """A page up to the end of a section's first mark, what is between its marks, and the rest.
+    """Splits a page into the text up to a section's first mark, the text between its marks, and the rest.
 
     Raises:
-        ValueError: It lacks the marks.
+        ValueError: The page lacks the marks.
     """
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     before, first, rest = page.partition(begin)
@@ -138,7 +139,7 @@ def _cell(row: Mapping[str, Any], name: str, best: float) -> str:
 
 
 def _auto(row: Mapping[str, Any], best: float) -> str:
-    """What a runtime takes that knows this machine's times, and its time over the best."""
+    """The choice of a runtime that knows this machine's times, and its time relative to the best."""
     name = row["auto"]["backend"]
     if name not in row["times"]:
         return f"`{name}`"
@@ -146,7 +147,7 @@ def _auto(row: Mapping[str, Any], best: float) -> str:
 
 
 def _rate(row: Mapping[str, Any], backends: Sequence[str]) -> str:
-    """What the fastest backend moves and computes a second; nothing where all were wrong."""
+    """Bytes and operations per second of the fastest backend; empty if all were wrong."""
     known = (row["times"][name] for name in backends if name in row["times"])
     times = min(known, key=compared, default=None)
     if times is None:

@@ -1,4 +1,4 @@
-"""Shapes and dtypes of the tensors of a call, as its op's contract has them."""
+"""Shapes and dtypes of the tensors of a call, from its op's contract."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from switchrail.ops.contract import INPUT, TensorSpec
 def tensors_of(
     op: str, sizes: Mapping[str, int], dtype: torch.dtype
 ) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Shape and dtype of each tensor of a call without features; weights that change no size are left out."""
+    """Shape and dtype of each tensor of a call without optional features, and without weights that keep all
+    sizes."""
     found = {}
     for name, spec in CONTRACTS[op].tensors.items():
         if spec.feature is None and not _left_out(spec, sizes):

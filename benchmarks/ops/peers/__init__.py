@@ -1,9 +1,9 @@
-"""What others take for the same, where they are installed: one file a library, each with a function `peers`.
+"""Other libraries' functions for the same computation: one file per library, each with a function `peers`.
 
-`peers(case, call)` has the calls by name, ready to be made, each with the result of the call's shape. A name
-that ends in "bare" is of the library's function alone: on dense inputs, normalised and expanded before, and
-on states of the batch's own. Other names are of what the contract asks for: q, k and v as views of one
-buffer, norm and gates, the states taken from their slots and put back.
+`peers(case, call)` returns functions by name, each of which computes a result of the call's shape. A name
+that ends in "bare" stands for the library's function alone: on dense inputs that are already normalised and
+expanded, and on a separate copy of the states. Other names include everything that the contract requires: q,
+k and v as views of one buffer, norm and gates, and states that are read from their slots and written back.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ NEEDS = {
     "flashinfer": ("flashinfer",),
     "mamba_ssm": ("mamba_ssm",),
 }
-"""By file: the packages without which its library is not there."""
+"""By file: the packages that its library needs."""
 
 
 def libraries(device: torch.device) -> Iterator[str]:
-    """The libraries that are installed; on a device that is no GPU torch alone."""
+    """The installed libraries; on devices other than GPUs only torch."""
     for name, needs in NEEDS.items():
         if name == "torch" or (device.type == "cuda" and all(find_spec(need) for need in needs)):
             yield name
 
 
 def peers(library: str, case: Case, call: Sample) -> dict[str, Run]:
-    """The calls of a library."""
+    """The functions of a library."""
     found: dict[str, Run] = import_module(f"benchmarks.ops.peers.{library}").peers(case, call)
     return found

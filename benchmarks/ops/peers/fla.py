@@ -28,7 +28,7 @@ GLA = {"prefill": chunk_simple_gla, "decode": fused_recurrent_simple_gla}
 
 
 def peers(case: Case, call: Sample) -> dict[str, Run]:
-    """`FLA` and `FLA bare`, of the ops that it has; in decode the latter alone."""
+    """`FLA` and `FLA bare` for the ops that it supports; in decode only the latter."""
     if case.op in ("gated_delta", "kda"):
         both = _delta(call)
     elif case.op == "lightning":
@@ -83,7 +83,7 @@ def _lightning(call: Sample) -> dict[str, Run]:
 
 
 def _mamba2(call: Sample) -> dict[str, Run]:
-    """simple_gla is the nearest that it has: groups become heads, time steps gates and factors of x."""
+    """Uses simple_gla as the nearest: groups become heads, time steps become gates and factors of x."""
     function, common = GLA[call.phase], _common(call)
     x, b, c, dt = (call.tensors[name] for name in ("x", "B", "C", "dt"))
     rate, skip, bias = (call.tensors[name] for name in ("A", "D", "dt_bias"))
@@ -106,14 +106,14 @@ def _mamba2(call: Sample) -> dict[str, Run]:
 
     whole_run, bare_run = with_slots(call, whole), on_own_states(call, bare)
 
-    def without_result() -> None:  # the skip is left out of it
+    def without_result() -> None:  # its result lacks the skip connection
         bare_run()
 
     return {"FLA": whole_run, "FLA bare": without_result}
 
 
 def _short_conv(call: Sample) -> dict[str, Run]:
-    """Its states have a column more, which a call does not look at."""
+    """FLA's states have one more column, which a call does not read."""
     x, weight, bias = (call.tensors[name] for name in ("x", "weight", "bias"))
     starts = call.batch.cu_seqlens
 
@@ -147,7 +147,7 @@ def _short_conv(call: Sample) -> dict[str, Run]:
         return {"FLA": with_slots(call, whole), "FLA bare": bare}
     cache = torch.nn.functional.pad(call.state.index_select(0, call.batch.read_slots), (1, 0)).contiguous()
 
-    def update() -> None:  # its cache moves on with each call
+    def update() -> None:  # each call advances its cache
         with torch.inference_mode():
             causal_conv1d_update(x, cache, weight=weight, bias=bias, activation="silu")
 

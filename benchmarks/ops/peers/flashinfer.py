@@ -1,4 +1,4 @@
-"""FlashInfer's function alone; with all that the contracts ask for it is the backend `flashinfer`."""
+"""FlashInfer's function alone. The backend `flashinfer` includes everything that the contracts require."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from benchmarks.ops.peers.states import normalised, on_own_states
 
 
 def peers(case: Case, call: Sample) -> dict[str, Run]:
-    """`FlashInfer bare` of the gated delta rule's prefill; attention has nothing around it but the call."""
+    """`FlashInfer bare` for the gated delta rule's prefill. For attention, the backend adds nothing to
+    FlashInfer's call."""
     if (case.op, case.phase) != ("gated_delta", "prefill"):
         return {}
     q, k = (normalised(call.tensors[name]) for name in ("q", "k"))

@@ -1,4 +1,4 @@
-"""FlashQLA's function alone; with all that the contract asks for it is the backend `flashqla`."""
+"""FlashQLA's function alone. The backend `flashqla` includes everything that the contract requires."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.ops.peers.states import normalised, on_own_states
 
 
 def peers(case: Case, call: Sample) -> dict[str, Run]:
-    """`FlashQLA bare`."""
+    """`FlashQLA bare` for the gated delta rule's prefill."""
     if (case.op, case.phase) != ("gated_delta", "prefill"):
         return {}
     dense = [normalised(call.tensors["q"])[None], normalised(call.tensors["k"])[None]]

@@ -1,4 +1,4 @@
-"""mamba_ssm's Triton kernels, of the package as it is or without its extension in CUDA."""
+"""mamba_ssm's Triton kernels; the package may lack its CUDA extension."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.ops.cases import Case
 from benchmarks.ops.clock import Run
 from benchmarks.ops.peers.states import on_own_states, with_slots
 
-if find_spec("selective_scan_cuda") is None:  # which the package imports, and what is wanted here does not
+if find_spec("selective_scan_cuda") is None:  # imported by the package, but not needed here
     spec = find_spec("mamba_ssm")
     package = ModuleType("mamba_ssm")
     package.__spec__, package.__path__ = spec, list(spec.submodule_search_locations)
@@ -24,13 +24,14 @@ from mamba_ssm.ops.triton.selective_state_update import selective_state_update
 from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
 CHUNK = 256
-"""What its models set."""
+"""The value that mamba_ssm's models use."""
 
 
 def peers(case: Case, call: Sample) -> dict[str, Run]:
-    """`mamba_ssm`, and of prefills `mamba_ssm bare`.
+    """`mamba_ssm`, and for prefills `mamba_ssm bare`.
 
-    It takes no initial states of packed sequences, so those of a batch have equal lengths, and an axis.
+    It supports no initial states of packed sequences, so the sequences of a batch have equal lengths and are
+    an axis.
     """
     if case.op != "mamba2" or len(set(case.lengths)) > 1:
         return {}

@@ -1,4 +1,5 @@
-"""torch: softmax attention without pages; a product over the states, the least that a decode can do."""
+"""torch functions: softmax attention without pages, and a product over the states as the least work of a
+decode."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from benchmarks.ops.clock import Run
 
 
 def peers(case: Case, call: Sample) -> dict[str, Run]:
-    """`SDPA bare` of prefills of equal length without a past; `mul_ bare` of decode on states."""
+    """`SDPA bare` for prefills of equal length without a past; `mul_ bare` for decode of ops with a state."""
     if call.phase == "decode" and case.op in LINEAR_OPS:
         state = call.state[1:]
         return {"mul_ bare": lambda: _nothing(state.mul_(0.999))}
@@ -51,4 +52,4 @@ def dense_cache(call: Sample) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _nothing(_: torch.Tensor) -> None:
-    """It computes no result of the op."""
+    """For functions that compute no result of the op."""
