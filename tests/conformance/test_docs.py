@@ -9,9 +9,9 @@ from switchrail.testing.conformance import BOUNDS
 TEXT = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text("utf-8")
 ROWS = {
     "usual": "usual",
-    "beta up to 2, keys that nearly agree": "hard",
-    "a state in bfloat16": "bfloat16_state",
-    "alone against among others": "company",
+    "beta up to 2, nearly parallel keys": "hard",
+    "bfloat16 state": "bfloat16_state",
+    "alone against in a batch": "company",
 }
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
