@@ -6,9 +6,9 @@ generic arguments, checks of the batch's mode, and two scans of a list for the l
 all layers correctly before it is timed. The equivalence is checked by the ratio of the times for the two
 layouts, which must match that of the real backend.
 
-Then whole steps of 48 layers: each layer makes its call and has it dispatched, as a model's layers do in a
-step of one part, which is planned first or was planned before. It is held against a direct call by position
-and keyword of as many arguments, and against calls that are made and run without a dispatcher.
+Then measures whole steps of 48 layers: each layer makes its call and dispatches it, as in a step with one
+part, which is planned first or was planned before. This is compared with a direct call with the same
+arguments, and with calls that are made and run without a dispatcher.
 
     python benchmarks/dispatch.py [--json FILE]
 
