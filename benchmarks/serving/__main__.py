@@ -75,7 +75,7 @@ def check(folder: Path, device: str) -> None:
     prompts = make_prompts(2, seed=1)
     params = SamplingParams(max_new_tokens=24, ignore_eos=True)
     found = []
-    for capture in ("off", "decode"):
+    for capture in ("off", "all"):
         options = {"max_sequences": 2, "max_length": 1024, "capture": capture}
         with Engine(folder, dtype="float32", device=device, options=options) as engine:
             found.append([output.tokens for output in engine.generate(prompts, params)])
@@ -115,7 +115,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--vocabulary", type=int, default=3072)
     parser.add_argument("--batch", type=int, action="append", help="only these numbers of sequences")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--capture", choices=("decode", "off"), default="decode")
+    parser.add_argument("--capture", choices=("all", "decode", "off"), default="all")
     parser.add_argument("--compile", choices=("blocks", "off"), default="off")
     parser.add_argument("--rows", type=int, default=8192, help="of one step")
     parser.add_argument("--sampled", action="store_true", help="temperature 0.7, top_p 0.9")

@@ -152,7 +152,7 @@ def test_tokens_of_steps_with_prompts_are_those_of_eager_ones(
 ) -> None:
     """Prompts alone and beside decodes, of one row and of more than the largest key, forks among them."""
     prompts = [*make_prompts(), *make_prompts(7)]
-    options = {**OPTIONS, "max_tokens_per_step": 1100, "prefill_chunk": None, "max_length": 1024}
+    options = {**OPTIONS, "max_tokens_per_step": 2100, "prefill_chunk": None, "max_length": 1024}
     plain = make_engine(options=options)
     engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=options)
     for tensor in engine.pools.tensors():
@@ -166,7 +166,8 @@ def test_tokens_of_steps_with_prompts_are_those_of_eager_ones(
         assert [output.tokens for output in found] == [output.tokens for output in expected]
     assert len({key.rows for key in seen if key.kind == "mixed"}) > 2
     replays = len(seen)
-    long = [[number % 256 for number in range(1010)], prompts[1], prompts[2]]
+    long = [[number % 256 for number in range(start, start + 1010)] for start in (0, 3)]
+    long += [prompts[3]]
     assert tokens(engine, long, 1) == tokens(plain, long, 1)
     assert len(seen) == replays, "a step of more rows than any key has runs eagerly"
 

@@ -86,6 +86,7 @@ OPTIONAL = {
     "devices",
     "active",
     "own_stream",
+    "keeps_freed_memory",
 }
 
 

@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 
 import switchrail
+from switchrail.cli.capturing import capturing
 from switchrail.cli.checkpoint import CheckpointArgument, DownloadOption
 from switchrail.cli.choices import (
     BackendOption,
@@ -108,14 +109,17 @@ def run(
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()
-    with switchrail.Engine(
-        folder,
-        runtime=runtime,
-        device=platform,
-        dtype=dtype,
-        backends=choices.backends,
-        options=options,
-    ) as engine:
+    with capturing(told) as progress:
+        engine = switchrail.Engine(
+            folder,
+            runtime=runtime,
+            device=platform,
+            dtype=dtype,
+            backends=choices.backends,
+            options=options,
+            progress=progress,
+        )
+    with engine:
         if as_json:
             with _named_failures():
                 outputs = engine.generate(texts, params)

@@ -9,6 +9,7 @@ import typer
 from rich.progress import track
 
 import switchrail
+from switchrail.cli.capturing import capturing
 from switchrail.cli.checkpoint import CheckpointArgument, DownloadOption
 from switchrail.cli.choices import (
     BackendOption,
@@ -45,14 +46,17 @@ def warmup(
     told = console(stderr=True, quiet=as_json)
     told.print(platform_text(platform))
     start = time.perf_counter()
-    with switchrail.Engine(
-        folder,
-        runtime=runtime,
-        device=platform,
-        dtype=dtype,
-        backends=choices.backends,
-        options=choices.engine,
-    ) as engine:
+    with capturing(told) as progress:
+        engine = switchrail.Engine(
+            folder,
+            runtime=runtime,
+            device=platform,
+            dtype=dtype,
+            backends=choices.backends,
+            options=choices.engine,
+            progress=progress,
+        )
+    with engine:
         made = time.perf_counter() - start
         graphs = engine.graphs
         rounds = list(

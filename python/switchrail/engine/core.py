@@ -220,7 +220,7 @@ class EngineCore:
         runner, sequences = self.runner, self.sequences
         if runner is None:
             raise EngineError("the engine is closed")
-        logits, slots = runner.run(schedule, sequences)
+        logits, slots = runner.run(schedule)
         sequences.advance([*zip(schedule.decode, repeat(1)), *schedule.prefill])
         ready = [*schedule.decode, *filter(_is_through, (task for task, _ in schedule.prefill))]
         if schedule.forks:

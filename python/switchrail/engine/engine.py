@@ -26,7 +26,7 @@ from switchrail.engine.checkpoint import load, read_config
 from switchrail.engine.compiled.blocks import BlockState
 from switchrail.engine.core import EngineCore
 from switchrail.engine.dtypes import STATE_DTYPE, choose_dtype
-from switchrail.engine.graphs import GraphState
+from switchrail.engine.graphs import GraphState, Progress
 from switchrail.engine.hub import find_checkpoint
 from switchrail.engine.memory import Pools
 from switchrail.engine.models.operations import prepare
@@ -34,10 +34,10 @@ from switchrail.engine.options import EngineOptions, options_on
 from switchrail.engine.prompts import check_length, listed, token_ids, tokenize
 from switchrail.engine.request import Event, Output, Request
 from switchrail.engine.routes import plan_captured, plan_routes
-from switchrail.engine.runner import Runner
-from switchrail.engine.sequences import Sequences
+from switchrail.engine.runner import Capture, Runner
 from switchrail.engine.stats import Stats
 from switchrail.engine.text import TextStream
+from switchrail.engine.trial import try_out
 from switchrail.errors import (
     ArgumentError,
     ConfigError,
@@ -85,8 +85,9 @@ class Engine(AbstractContextManager["Engine"]):
         dtype: str | torch.dtype | None = None,
         backends: Mapping[str, str] | None = None,
         options: EngineOptions | Mapping[str, Any] | None = None,
+        progress: Progress = lambda done, total: None,
     ) -> None:
-        """Plans the routes, logs their backends' names, loads the model and allocates the pools.
+        """Plans the routes, logs their backends' names, loads the model, allocates the pools, captures steps.
 
         Args:
             checkpoint: A folder in transformers' format, with tokenizer and safetensors weights; or the name
@@ -97,6 +98,8 @@ class Engine(AbstractContextManager["Engine"]):
             backends: Choices by op, by op and phase (`gated_delta.decode`), or for the linear family
                 (`linear`).
             options: Sizes.
+            progress: Called while steps are captured, with how many are done and how many there are. What it
+                raises is passed on, and no engine is made.
 
         Raises:
             CheckpointError: The folder is not a checkpoint that the engine runs.
@@ -121,20 +124,31 @@ class Engine(AbstractContextManager["Engine"]):
         self.platform.initialize()
         choose_tokens = runtime.forward_of(ChooseTokens, self.platform)
         with self.platform.hardware.active():
-            self._runner = self._make(runtime, path, config, backends)
+            make = self._load(runtime, path, config, backends)
+            capture = self._plan_capture(runtime, backends)
+            working = None
+            if self.options.num_pages is None and self.platform.hardware.keeps_freed_memory():
+                working = try_out(
+                    make,
+                    self.options,
+                    platform=self.platform,
+                    max_length=self.max_length,
+                    capture=capture,
+                    choose_tokens=choose_tokens,
+                )
+            self._runner = make(self.options, working=working)
             self._unhook = weakref.finalize(self, self._runner.hooks.clear)
-            sequences: Sequences[Any] = Sequences(
-                self._runner.pools.pages,
-                self._runner.pools.slots,
-                page_size=self.options.page_size,
-                max_pages=pages_of(self.max_length, self.options.page_size),
-                device=self.device,
-            )
-            if self.options.capture != "off":
-                self._capture(runtime, backends, sequences)
+            try:
+                if capture is not None:
+                    graphs = self._runner.prepare_graphs(capture)
+                    graphs.capture(graphs.in_order, progress)
+                    self.platform.hardware.empty_cache()  # of steps that ran before they were captured
+            except BaseException:
+                self._unhook()
+                raise
         self._core = EngineCore(
             self._runner,
-            sequences,
+            self._runner.sequences,
             self.options,
             hardware=self.platform.hardware,
             choose_tokens=choose_tokens,
@@ -145,10 +159,10 @@ class Engine(AbstractContextManager["Engine"]):
         self._process = os.getpid()
         self._lock = threading.RLock()
 
-    def _make(
+    def _load(
         self, runtime: Runtime, path: Path, config: dict[str, Any], backends: Mapping[str, str] | None
-    ) -> Runner:
-        """Plans the routes, loads the model and makes what runs it."""
+    ) -> Callable[..., Runner]:
+        """Plans the routes and loads the model; returns what makes a runner of given sizes."""
         if self.options.seed is not None:
             self.platform.hardware.seed(self.options.seed)
         self._plan = partial(
@@ -178,10 +192,10 @@ class Engine(AbstractContextManager["Engine"]):
         self._end_tokens = loaded.end_tokens
         self._vocab_size = loaded.vocab_size
         self._decode = _decoder(loaded.tokenizer)
-        return Runner(
+        return partial(
+            Runner,
             loaded,
             self.bound,
-            self.options,
             platform=self.platform,
             forward_of=forward_of,
             dtype=self.dtype,
@@ -189,22 +203,21 @@ class Engine(AbstractContextManager["Engine"]):
             max_length=self.max_length,
         )
 
-    def _capture(
-        self, runtime: Runtime, backends: Mapping[str, str] | None, sequences: Sequences[Any]
-    ) -> None:
-        """Captures steps, where the platform can."""
+    def _plan_capture(self, runtime: Runtime, backends: Mapping[str, str] | None) -> Capture | None:
+        """What is captured; None: nothing."""
         hardware = self.platform.hardware
-        graph_class = self.platform.serving.graph_class()
+        graph_class = None if self.options.capture == "off" else self.platform.serving.graph_class()
         if graph_class is None or not hardware.support_cuda_graph():
-            return
+            return None
         ops = {op for layer in self.plan.layout.layers for op in layer.ops}
         plan, eager = plan_captured(partial(self._plan, runtime), ops, backends)
         in_pieces = hardware.support_piecewise_cuda_graph()
         for op, reason in eager.items():
             _log.warning("decodes run %s eagerly: %s", op if in_pieces else "whole", reason)
-        if not eager or in_pieces:
-            mixed = in_pieces and self.options.capture == "all"
-            self._runner.capture(runtime.bind(plan), eager, sequences, graph_class, mixed=mixed)
+        if eager and not in_pieces:
+            return None
+        mixed = in_pieces and self.options.capture == "all"
+        return Capture(bound=runtime.bind(plan), eager=eager, mixed=mixed, graph_class=graph_class)
 
     @property
     def pools(self) -> Pools:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,10 @@ from switchrail.engine.scheduler import Schedule
 from switchrail.engine.watch import HookWatch
 
 _log = logging.getLogger("switchrail")
+
+
+Progress = Callable[[int, int], None]
+"""Is told how much is done, and how much there is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +83,23 @@ class Graphs:
         self.captured: dict[Key, Captured] = {}
         self.refused: dict[Key, str] = {}
 
-    def capture(self) -> None:
-        """Captures all keys, the largest first, whose working memory the others then share."""
-        self._drop()
-        for key in sorted(self.keys, key=_size, reverse=True):
+    @property
+    def in_order(self) -> list[Key]:
+        """All keys, the largest first, whose working memory the others then share."""
+        return sorted(self.keys, key=_size, reverse=True)
+
+    @torch.inference_mode()
+    def capture(self, keys: Sequence[Key], progress: Progress = lambda done, total: None) -> None:
+        """Captures keys.
+
+        Args:
+            keys: Which, in this order.
+            progress: Is called before each and after the last, with how many are done and how many there are.
+        """
+        for done, key in enumerate(keys):
+            progress(done, len(keys))
             self._try(key)
+        progress(len(keys), len(keys))
 
     def states(self) -> tuple[GraphState, ...]:
         """What became of each key."""
@@ -138,11 +154,11 @@ class Graphs:
             self.captured[key] = kind.capture(key)
         except Exception as error:
             self.refused[key] = f"{type(error).__name__}: {error}"
-            _log.warning("%s run eagerly, capturing one failed: %r", key.name, error)
+            _log.warning("%s run eagerly, capturing one failed: %s", key.name, repr(error))
 
 
 def _size(key: Key) -> tuple[int, int]:
     return key.rows, key.tokens or 0
 
 
-__all__ = ["GraphState", "Graphs"]
+__all__ = ["GraphState", "Graphs", "Progress"]

@@ -18,7 +18,7 @@ _FEW: Final = (1, 2, 4)
 _STEP: Final = 8
 
 _MIXED: Final = 16
-_MOST_MIXED: Final = 1024
+_MOST_MIXED: Final = 2048
 """Rows of the smallest and the largest mixed step: with more, the device is slower than the host."""
 
 

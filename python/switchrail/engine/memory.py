@@ -20,7 +20,9 @@ from switchrail.pools.kv import KVPool, LatentPool, MultiHeadPool
 from switchrail.pools.shapes import KVKind, KVShape, LatentShape, Shape, StateShape, pages_of
 from switchrail.pools.state import StatePool
 
-_FRACTION = 0.85
+_FRACTION: Final = 0.85
+_TRIED_FRACTION: Final = 0.95
+"""Where it is known what steps take."""
 
 _TABLE_ENTRY = 4
 """Bytes of a page's number in the page table."""
@@ -48,6 +50,7 @@ class Pools:
         shapes: Mapping[tuple[int, str], Shape],
         options: EngineOptions,
         *,
+        working: int | None = None,
         platform: Platform,
         max_length: int,
         dtype: torch.dtype,
@@ -58,6 +61,7 @@ class Pools:
         Args:
             shapes: What each (layer id, op) keeps.
             options: Sizes.
+            working: Bytes that the steps take besides; None: nobody knows.
             platform: Whose pools they are, and where they live.
             max_length: Tokens of the longest sequence.
             dtype: Of keys, values and convolution windows.
@@ -86,6 +90,7 @@ class Pools:
         num_slots = options.max_sequences + 1
         num_pages = _count_pages(
             options,
+            working=working,
             platform=platform,
             max_length=max_length,
             page=sum(
@@ -136,12 +141,19 @@ class Pools:
 
 
 def _count_pages(
-    options: EngineOptions, *, platform: Platform, max_length: int, page: int, slots: int
+    options: EngineOptions,
+    *,
+    working: int | None,
+    platform: Platform,
+    max_length: int,
+    page: int,
+    slots: int,
 ) -> int:
     """Pages, the reserved one included: as asked for, as could be needed, or as there is room for.
 
     Args:
         options: Sizes.
+        working: Bytes that the steps take; None: nobody knows.
         platform: Where they live.
         max_length: Tokens of the longest sequence.
         page: Bytes of one page.
@@ -154,21 +166,15 @@ def _count_pages(
     columns = pages_of(max_length, options.page_size)
     table = (options.max_sequences + 1) * columns * _TABLE_ENTRY
     asked = options.num_pages
-    hardware = platform.hardware
     total = _bytes(platform, "total_memory", least=1)
     if asked is None:
-        hardware.synchronize()
-        hardware.empty_cache()  # or what loading the weights has left there would count as taken
-        used = _bytes(platform, "current_memory_usage", least=0)
-        if total is None or used is None:
-            raise ConfigError(
-                f"platform {platform.kind!r} doesn't say how much memory is free; give num_pages",
-                problems={"num_pages": "found None"},
-                valid={"num_pages": "an integer of at least 2"},
-            )
-        fraction = options.memory_fraction or _FRACTION
-        memory = (total - used) * fraction
-        given = f"{memory / 2**20:.0f} MiB ({fraction:.0%} of the free memory)"
+        used = memory_in_use(platform)
+        if total is None:
+            raise _unknown(platform)
+        fraction = options.memory_fraction or (_FRACTION if working is None else _TRIED_FRACTION)
+        memory = (total - used) * fraction - (working or 0)
+        given = f"{memory / 2**20:.0f} MiB ({fraction:.0%} of the free memory"
+        given += ")" if working is None else f", less {working / 2**20:.0f} MiB that steps take)"
         room = memory - slots - table
         count = min(options.max_sequences * columns + 1, max(0, int(room // page)) if page else sys.maxsize)
     else:
@@ -188,6 +194,34 @@ def _count_pages(
             page=page,
         )
     return count
+
+
+def memory_in_use(platform: Platform, *, cached: bool = False) -> float:
+    """Bytes of the device that are in use, when all that was launched is done.
+
+    Args:
+        platform: Where.
+        cached: Whether memory that was freed, and is kept for later, counts.
+
+    Raises:
+        ConfigError: The platform doesn't say.
+        PlatformError: It says nonsense.
+    """
+    platform.hardware.synchronize()
+    if not cached:
+        platform.hardware.empty_cache()
+    used = _bytes(platform, "current_memory_usage", least=0)
+    if used is None:
+        raise _unknown(platform)
+    return used
+
+
+def _unknown(platform: Platform) -> ConfigError:
+    return ConfigError(
+        f"platform {platform.kind!r} doesn't say how much memory is free; give num_pages",
+        problems={"num_pages": "found None"},
+        valid={"num_pages": "an integer of at least 2"},
+    )
 
 
 def _bytes(platform: Platform, method: str, *, least: int) -> float | None:
@@ -220,4 +254,4 @@ def _checked(found: T, base: type, platform: Platform, method: str) -> T:
     return found
 
 
-__all__ = ["KINDS", "Pools"]
+__all__ = ["KINDS", "Pools", "memory_in_use"]

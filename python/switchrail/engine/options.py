@@ -32,8 +32,9 @@ class EngineOptions:
             sequences of `max_length` tokens could need, or as many as `memory_fraction` leaves room for.
         max_length: Tokens of the longest sequence, prompt and output together; None: what the model was made
             for.
-        memory_fraction: The part that the pools may take of the memory which is free with the weights loaded.
-            None: 0.85; on a host 0.25.
+        memory_fraction: The part of the memory that is free with the weights loaded which the engine takes:
+            the pools get what a trial of the largest steps leaves of it. None: 0.95. Where there is no trial,
+            the pools take all of it. None there: 0.85; on a host 0.25.
         capture: What is captured in graphs, where the platform can: `all` steps that take the host longer
             than the device; only those without prompt tokens, `decode`; or none, `off`.
         compile: What torch.compile compiles: `blocks`, the decoder layers, each kind at most twice, for one

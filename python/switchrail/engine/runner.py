@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import Any, Final
@@ -30,10 +31,28 @@ from switchrail.engine.step import Running, Step, StepBuilder
 from switchrail.engine.watch import HookWatch
 from switchrail.platforms import Platform
 from switchrail.platforms.graph import Graph
+from switchrail.pools import pages_of
 
 _PHASES: Final = ("prefill", "decode")
 
 _RAGGED: Final = "sequences and their lengths differ from step to step"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """What is captured.
+
+    Attributes:
+        bound: The routes of decodes.
+        eager: The ops whose decodes can't be captured, and why.
+        mixed: Whether steps with prompt tokens are captured, in pieces.
+        graph_class: What captures.
+    """
+
+    bound: BoundPlan
+    eager: Mapping[str, str]
+    mixed: bool
+    graph_class: type[Graph]
 
 
 class Runner:
@@ -47,6 +66,7 @@ class Runner:
         builder: What makes a step of a schedule.
         graphs: The steps that were captured; None: none is.
         blocks: The compiled layers; None: none is.
+        sequences: Who has which of that memory.
         hooks: What stands on the modelling module, to be cleared when the model is done with.
     """
 
@@ -56,6 +76,7 @@ class Runner:
         bound: BoundPlan,
         options: EngineOptions,
         *,
+        working: int | None = None,
         platform: Platform,
         forward_of: ForwardOf,
         dtype: torch.dtype,
@@ -68,6 +89,7 @@ class Runner:
             checkpoint: The loaded model.
             bound: Its routes, with their backends.
             options: Sizes.
+            working: Bytes that the steps take; None: nobody knows.
             platform: Where it runs.
             forward_of: Finds the function that serves an operation there.
             dtype: Of activations, keys, values and convolution windows.
@@ -90,6 +112,7 @@ class Runner:
         self.pools = Pools(
             shapes,
             options,
+            working=working,
             platform=platform,
             max_length=max_length,
             dtype=dtype,
@@ -103,7 +126,14 @@ class Runner:
         )
         self.dispatcher = Dispatcher(bound)
         self.running = Running()
-        self.hooks = connect(
+        self.sequences: Sequences[Any] = Sequences(
+            self.pools.pages,
+            self.pools.slots,
+            page_size=options.page_size,
+            max_pages=pages_of(max_length, options.page_size),
+            device=torch.device(platform.device),
+        )
+        self.hooks, self._on_mixers = connect(
             self.model,
             mixers,
             checkpoint.family,
@@ -120,31 +150,26 @@ class Runner:
                 platform.serving,
             )
 
-    @torch.inference_mode()
-    def capture(
-        self,
-        bound: BoundPlan,
-        eager: Mapping[str, str],
-        sequences: Sequences[Any],
-        graph_class: type[Graph],
-        *,
-        mixed: bool,
-    ) -> None:
-        """Captures steps.
+    def disconnect(self) -> None:
+        """Leaves the model to another runner."""
+        self.hooks.clear()
+        for handle in self._on_mixers:
+            handle.remove()
 
-        Args:
-            bound: The routes of decodes that are captured.
-            eager: The ops whose decodes can't be, and why.
-            sequences: Who has which memory.
-            graph_class: What captures.
-            mixed: Whether steps with prompt tokens are captured, in pieces.
-        """
-        options, device = self._options, torch.device(self._platform.device)
-        keys = Keys.of(options, self._max_length, mixed=mixed)
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the pools and the page table."""
+        return self.pools.nbytes + self.sequences.page_table.nbytes
+
+    @torch.inference_mode()
+    def prepare_graphs(self, capture: Capture) -> Graphs:
+        """Makes `graphs`, of which nothing is captured yet."""
+        options, device, sequences = self._options, torch.device(self._platform.device), self.sequences
+        keys = Keys.of(options, self._max_length, mixed=capture.mixed)
         capturer = Capturer(
             # not the runner: a cycle would keep a closed engine's memory until it is collected
             partial(_forward, self.model, self.dispatcher, self.running),
-            graph_class,
+            capture.graph_class,
             sequences=options.max_sequences,
         )
         inputs = DecodeInputs(
@@ -157,7 +182,7 @@ class Runner:
         )
         self.graphs = Graphs(
             keys,
-            Decodes(capturer, self.dispatcher, bound, inputs, eager),
+            Decodes(capturer, self.dispatcher, capture.bound, inputs, capture.eager),
             MixedSteps(
                 capturer,
                 self.dispatcher,
@@ -169,20 +194,16 @@ class Runner:
             ),
             HookWatch(self.model),
             {
-                "decode": {f"{op}.decode": reason for op, reason in eager.items()},
+                "decode": {f"{op}.decode": reason for op, reason in capture.eager.items()},
                 "mixed": {
                     f"{op}.{phase}": _RAGGED for op in sorted(self.dispatcher.ops) for phase in _PHASES
                 },
             },
         )
-        self.graphs.capture()
+        return self.graphs
 
-    def run(self, schedule: Schedule, sequences: Sequences[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(self, schedule: Schedule) -> tuple[torch.Tensor, torch.Tensor]:
         """Runs a schedule's tokens: from a graph where one serves them.
-
-        Args:
-            schedule: What to run.
-            sequences: Who has which memory.
 
         Returns:
             [R, vocabulary], a row for each decoding task, then for each whose prompt ends in this step, and
@@ -193,7 +214,7 @@ class Runner:
         found = None if self.graphs is None else self.graphs.run(schedule)
         if found is not None:
             return found
-        step = self.builder.build(schedule, sequences.page_table, sequences.last_tokens)
+        step = self.builder.build(schedule, self.sequences.page_table, self.sequences.last_tokens)
         logits = _forward(self.model, self.dispatcher, self.running, step, step.parts)
         return logits, step.logit_slots
 
@@ -223,4 +244,4 @@ def _forward(
     return logits.squeeze(0)
 
 
-__all__ = ["Runner"]
+__all__ = ["Capture", "Runner"]

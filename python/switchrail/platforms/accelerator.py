@@ -109,6 +109,10 @@ class Accelerator(Hardware):
         """Empties the cache of torch's allocator."""
         self._module().empty_cache()
 
+    def keeps_freed_memory(self) -> bool:
+        """Torch's allocator does."""
+        return True
+
     def distributed_backend(self) -> str:
         """The family's backend of `torch.distributed`."""
         return self.process_group

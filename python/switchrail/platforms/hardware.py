@@ -98,6 +98,13 @@ class Hardware:
         """Returns the memory that torch caches to the device."""
         raise self._not_provided("empty_cache")
 
+    def keeps_freed_memory(self) -> bool:
+        """Whether memory that was freed still counts as in use until `empty_cache`.
+
+        If so, what steps take at most shows afterwards, and the engine sizes its pools by a trial.
+        """
+        return False
+
     def distributed_backend(self) -> str:
         """The backend of `torch.distributed` for tensors on such devices, such as `nccl`."""
         raise self._not_provided("distributed_backend")

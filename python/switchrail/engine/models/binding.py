@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from switchrail.engine.compiled import blocks, opaque
 from switchrail.engine.models import operations
@@ -76,7 +77,7 @@ def connect(
     forward_of: ForwardOf,
     *,
     is_compiled: bool = False,
-) -> Hooks:
+) -> tuple[Hooks, list[RemovableHandle]]:
     """Sends a model's calls to the dispatcher and the platform; other models in the process stay as they are.
 
     Args:
@@ -89,14 +90,16 @@ def connect(
 
     Returns:
         The hooks in force on the modelling module's functions, to be cleared when the model is no longer
-        used.
+        used; and what stands on its mixers, to be removed before it is connected anew.
     """
     wanted: dict[str, Any] = {}
+    added = []
     for layer, mixer, contract in mixers:
         connected = Connected(layer, contract.layers(mixer, partial(connection.pools.of, layer)), connection)
         for half in connected.layers.values():
             connection.dispatcher.add(layer, half)
-        mixer.register_forward_pre_hook(Keyword(connected, contract.packed), with_kwargs=True)
+        keyword = Keyword(connected, contract.packed)
+        added.append(mixer.register_forward_pre_hook(keyword, with_kwargs=True))
         wanted.update(contract.hooks)
     methods = [
         (f"{family.module}.{name}.forward", operations.forward, operations.INNERMOST)
@@ -117,7 +120,7 @@ def connect(
             ),
         ]
     )
-    return hooks
+    return hooks, added
 
 
 def _compiled_methods(model: nn.Module, family: Family) -> list[tuple[str, Callable[..., Any], int]]:

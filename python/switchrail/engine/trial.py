@@ -1,0 +1,125 @@
+"""A trial on small pools: how much working memory an engine's steps and graphs take."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from switchrail.engine.core import EngineCore
+from switchrail.engine.graphs import Graphs
+from switchrail.engine.keys import Key
+from switchrail.engine.memory import memory_in_use
+from switchrail.engine.options import EngineOptions
+from switchrail.engine.runner import Capture, Runner
+from switchrail.engine.task import Task
+from switchrail.params import SamplingParams
+from switchrail.platforms import Platform
+from switchrail.pools import pages_of
+
+_log = logging.getLogger("switchrail")
+
+_SAMPLED: Final = SamplingParams(
+    max_new_tokens=2, ignore_eos=True, temperature=1.0, top_p=0.9, top_k=40, min_p=0.01
+)
+_MEASURED: Final = 4
+"""Graphs of each kind that are tried: the largest for the working memory, the others for what each adds."""
+
+
+def try_out(
+    make: Callable[[EngineOptions], Runner],
+    options: EngineOptions,
+    *,
+    platform: Platform,
+    max_length: int,
+    capture: Capture | None,
+    choose_tokens: Callable[..., Any] | None,
+) -> int | None:
+    """Runs the largest steps, and captures the largest graphs, on pools of few pages.
+
+    Args:
+        make: Makes a runner with pools of these sizes.
+        options: The engine's sizes.
+        platform: Where it runs; one that keeps memory which was freed.
+        max_length: Tokens of the longest sequence.
+        capture: What is captured; None: nothing.
+        choose_tokens: As in `EngineCore`.
+
+    Returns:
+        Bytes that all of it takes besides the pools; None where it failed, which a warning tells.
+    """
+    rounds = _rounds(options, max_length)
+    pages = max(sum(_pages(length, options) for length in lengths) for lengths in rounds)
+    before = memory_in_use(platform)
+    try:
+        runner = make(replace(options, num_pages=pages + 1, compile="off"))
+        try:
+            core = EngineCore(
+                runner, runner.sequences, options, hardware=platform.hardware, choose_tokens=choose_tokens
+            )
+            for lengths in rounds:
+                _run(core, lengths, options)
+            more = 0.0
+            if capture is not None:
+                graphs = runner.prepare_graphs(capture)
+                more = _capture(graphs, lambda: memory_in_use(platform, cached=True))
+            peak = memory_in_use(platform, cached=True) + more
+            pools = runner.nbytes
+        finally:
+            runner.disconnect()
+        return max(0, int(peak - before - pools))
+    except Exception as error:
+        problem = repr(error)
+    gc.collect()  # the error's frames, and so the pools
+    _log.warning("no trial of the memory that steps take, it failed: %s", problem)
+    return None
+
+
+def _rounds(options: EngineOptions, max_length: int) -> list[list[int]]:
+    """Lengths of prompts that run together: as long as can be, then as many as can be."""
+    rows = options.max_tokens_per_step
+    longest = max(1, min(rows, max_length - _SAMPLED.max_new_tokens))
+    few = min(options.max_sequences, -(-rows // longest))
+    share = max(1, min(longest, rows // options.max_sequences))
+    return [[longest] * few, [share] * options.max_sequences]
+
+
+def _pages(length: int, options: EngineOptions) -> int:
+    return pages_of(length + _SAMPLED.max_new_tokens - 1, options.page_size)
+
+
+def _run(core: EngineCore, lengths: Sequence[int], options: EngineOptions) -> None:
+    core.add(
+        Task(
+            ids=np.zeros(length, dtype=np.int64),
+            params=_SAMPLED,
+            end_tokens=frozenset(),
+            draws=random.Random(0),
+            needed_pages=_pages(length, options),
+        )
+        for length in lengths
+    )
+    while core.busy:
+        core.step()
+
+
+def _capture(graphs: Graphs, in_use: Callable[[], float]) -> float:
+    """Captures the largest keys of each kind; returns what the rest will take, as the last ones did."""
+    more = 0.0
+    for kind in ("decode", "mixed"):
+        keys: list[Key] = [key for key in graphs.in_order if key.kind == kind]
+        graphs.capture(keys[:1])
+        before = in_use()
+        tried = keys[1:_MEASURED]
+        graphs.capture(tried)
+        if tried:
+            more += max(0.0, in_use() - before) / len(tried) * len(keys[_MEASURED:])
+    return more
+
+
+__all__ = ["try_out"]

@@ -1,0 +1,196 @@
+"""Pools that are sized by a trial of the largest steps and graphs, on a CPU that tells of its memory."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import switchrail
+import torch
+from switchrail.engine import Engine, SamplingParams
+from switchrail.engine.memory import Pools
+from switchrail.engine.sampling import choose
+from switchrail.testing.graph import RecordedGraph
+
+from tests.engine.test_graphs import (
+    GraphHardware,
+    GraphPlatform,
+    GraphServing,
+    captured_runtime,
+    make_prompts,
+    tokens,
+)
+
+assert captured_runtime
+
+KIB = 2**10
+TOTAL, WEIGHTS, STEP, FIRST, NEXT = 8192 * KIB, 4096 * KIB, 1024 * KIB, 512 * KIB, 8 * KIB
+LIMIT = WEIGHTS + int(0.95 * (TOTAL - WEIGHTS))
+
+
+class Memory:
+    """What a device's memory would be: weights, pools, the most that steps took, and graphs."""
+
+    def __init__(self) -> None:
+        self.pools: list[weakref.ref[Pools]] = []
+        self.graphs: list[weakref.ref[RecordedGraph]] = []
+        self.steps = 0
+        self.largest = 0
+
+    @property
+    def used(self) -> int:
+        pools = sum(pool.nbytes for each in self.pools if (pool := each()) is not None)
+        graphs = [each for each in self.graphs if each() is not None]
+        return WEIGHTS + pools + self.steps + (FIRST + NEXT * (len(graphs) - 1) if graphs else 0)
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
+    """Of all engines that are made in the test."""
+    found = Memory()
+    make = Pools.__init__
+
+    def made(self: Pools, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        found.pools.append(weakref.ref(self))
+        found.largest = max(found.largest, found.used)
+
+    class Graph(RecordedGraph):
+        @contextmanager
+        def capture(self) -> Iterator[None]:
+            found.graphs.append(weakref.ref(self))
+            with super().capture():
+                yield
+            found.largest = max(found.largest, found.used)
+
+    monkeypatch.setattr(Pools, "__init__", made)
+    for name, value in {
+        "total_memory": lambda self: TOTAL,
+        "current_memory_usage": lambda self: found.used,
+        "empty_cache": lambda self: setattr(found, "steps", 0),
+        "keeps_freed_memory": lambda self: True,
+    }.items():
+        monkeypatch.setattr(GraphHardware, name, value)
+    monkeypatch.setattr(GraphServing, "graph_class", lambda self: Graph)
+    monkeypatch.setattr(GraphServing, "engine_defaults", lambda self: {})
+    return found
+
+
+Make = Callable[..., Engine]
+OPTIONS = {"max_sequences": 8, "max_length": 1024, "page_size": 16, "max_tokens_per_step": 64}
+
+
+@pytest.fixture
+def platform(memory: Memory) -> GraphPlatform:
+    """Its choice of tokens takes memory by the rows of logits."""
+
+    def choose_tokens(logits: torch.Tensor, params: Any, draws: Any) -> torch.Tensor:
+        memory.steps = max(memory.steps, STEP * len(logits) // 8)
+        memory.largest = max(memory.largest, memory.used)
+        return choose(logits, params, draws)
+
+    platform = GraphPlatform()
+    platform.serving.register_oot_forward("choose_tokens", choose_tokens)
+    return platform
+
+
+@pytest.mark.parametrize("capture", ["off", "decode", "all"])
+def test_pools_take_what_steps_and_graphs_leave(
+    make_engine: Make,
+    memory: Memory,
+    platform: GraphPlatform,
+    captured_runtime: switchrail.Runtime,
+    capture: str,
+) -> None:
+    """As many pages as there is room for, to the last one, and no more where all of it is in use."""
+    options = {**OPTIONS, "capture": capture}
+    engine = make_engine(runtime=captured_runtime, device=platform, options=options)
+    assert 20 < engine.pools.pages.capacity < 8 * 64
+    assert len(memory.pools) == 2
+    assert memory.pools[0]() is None, "the trial's pools are gone"
+    params = SamplingParams(max_new_tokens=3, ignore_eos=True, temperature=1.0, seed=1)
+    engine.generate([[1, 2, 3]] * 8, params)
+    assert memory.largest <= LIMIT
+    page = engine.pools.nbytes // engine.pools.pages.capacity
+    assert LIMIT - memory.used < 2 * page
+    assert all(state.reason is None for state in engine.graphs)
+
+
+def test_the_trial_leaves_no_trace(
+    make_engine: Make, platform: GraphPlatform, captured_runtime: switchrail.Runtime
+) -> None:
+    """Tokens are those of an engine without one, and each layer runs once a step."""
+    prompts = make_prompts(2)
+    engine = make_engine(runtime=captured_runtime, device=platform, options=OPTIONS)
+    assert tokens(engine, prompts) == tokens(make_engine(options=OPTIONS), prompts)
+    assert engine.stats.prefill_tokens == sum(map(len, prompts))
+
+
+def test_a_trial_that_fails_is_a_warning(
+    make_engine: Make,
+    memory: Memory,
+    captured_runtime: switchrail.Runtime,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Then pools take a part of the memory that leaves room."""
+
+    def choose_tokens(logits: torch.Tensor, params: Any, draws: Any) -> torch.Tensor:
+        if not failed:
+            failed.append(True)
+            raise RuntimeError("no sampling")
+        return choose(logits, params, draws)
+
+    failed: list[bool] = []
+    platform = GraphPlatform()
+    platform.serving.register_oot_forward("choose_tokens", choose_tokens)
+    engine = make_engine(runtime=captured_runtime, device=platform, options={**OPTIONS, "capture": "off"})
+    assert "no trial of the memory that steps take, it failed: RuntimeError('no sampling')" in caplog.text
+    room = WEIGHTS + 0.85 * (TOTAL - WEIGHTS) - memory.used
+    assert 0 <= room < 2 * engine.pools.nbytes // engine.pools.pages.capacity
+    assert tokens(engine, make_prompts()[:2]) == tokens(make_engine(options=OPTIONS), make_prompts()[:2])
+
+
+def test_pages_that_were_asked_for_need_no_trial(
+    make_engine: Make, memory: Memory, platform: GraphPlatform
+) -> None:
+    make_engine(device=platform, options={**OPTIONS, "num_pages": 9})
+    assert len(memory.pools) == 1
+
+
+def test_progress_of_captures(make_engine: Make, captured_runtime: switchrail.Runtime) -> None:
+    told: list[tuple[int, int]] = []
+    engine = make_engine(
+        runtime=captured_runtime,
+        device=GraphPlatform(),
+        options=OPTIONS,
+        progress=lambda done, total: told.append((done, total)),
+    )
+    count = len(engine.graphs)
+    assert told == [(done, count) for done in range(count + 1)]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_what_progress_raises_ends_the_making_of_an_engine(
+    make_engine: Make,
+    memory: Memory,
+    platform: GraphPlatform,
+    captured_runtime: switchrail.Runtime,
+    error: type[BaseException],
+) -> None:
+    """Nothing of it is left: no memory, no hook."""
+    hooks = len(switchrail.hooks.chain.table().chains)
+
+    def cancel(done: int, total: int) -> None:
+        if done == 2:
+            raise error
+
+    with pytest.raises(error):
+        make_engine(runtime=captured_runtime, device=platform, options=OPTIONS, progress=cancel)
+    gc.collect()
+    assert all(pools() is None for pools in memory.pools)
+    assert all(graph() is None for graph in memory.graphs)
+    assert len(switchrail.hooks.chain.table().chains) == hooks
