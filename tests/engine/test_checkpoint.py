@@ -57,7 +57,7 @@ def test_config_is_no_object(make_engine: Callable[..., Engine], broken: Path, t
 def test_unknown_model_type(make_engine: Callable[..., Engine], broken: Path) -> None:
     edit_config(broken, model_type="qwen3_nxt")
     error = refused(make_engine, broken, "'qwen3_nxt'", "nearest: qwen3_next")
-    assert error.nearest == ("qwen3_next",)
+    assert error.nearest[0] == "qwen3_next"
 
 
 @pytest.mark.parametrize("model_type", [None, [], 5])

@@ -28,12 +28,14 @@ MIXERS = {
     "BailingHybridDeltaAttention": "kda",
     "KimiLinearAttention": "mla",
     "BailingHybridAttention": "mla",
+    "DeepseekV3Attention": "mla",
     "MiniMaxLightningAttention": "lightning",
     "BambaMixer": "mamba2",
     "GraniteMoeHybridMambaLayer": "mamba2",
     "NemotronHMamba2Mixer": "mamba2",
     "FalconH1Mixer": "mamba2",
     "Zamba2MambaMixer": "mamba2",
+    "Mamba2Mixer": "mamba2",
     "JambaMambaMixer": "mamba1",
     "ZambaMambaMixer": "mamba1",
     "MambaMixer": "mamba1",
@@ -60,6 +62,11 @@ MIXERS = {
     "Lfm2MoeAttention": "attention",
     "Lfm3Attention": "attention",
     "RecurrentGemmaAttention": "attention",
+    "LlamaAttention": "attention",
+    "Qwen3Attention": "attention",
+    "Gemma2Attention": "attention",
+    "Gemma3Attention": "attention",
+    "GptOssAttention": "attention",
 }
 
 _COMMON = {
@@ -117,7 +124,7 @@ _NEMOTRON = {
 }
 _ZAMBA2 = {"n_mamba_heads": 8, "mamba_ngroups": 2, "mamba_d_state": 12, "mamba_d_conv": 4, "mamba_expand": 2}
 
-LINEAR, FULL = "linear_attention", "full_attention"
+LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
 
 
 def _config(model_type: str, layers: int | None, *parts: dict[str, Any], **values: Any) -> dict[str, Any]:
@@ -238,6 +245,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "zamba_period": _config("zamba", 9, n_mamba_heads=2, attn_layer_period=3, attn_layer_offset=1),
     "mamba": _config("mamba", 2, expand=2, conv_kernel=4, state_size=8, intermediate_size=64),
     "falcon_mamba": _config("falcon_mamba", 2, expand=2, conv_kernel=4, state_size=8, intermediate_size=64),
+    "mamba2": _config("mamba2", 2, num_heads=8, head_dim=8, expand=2, n_groups=2, state_size=12),
+    "llama": _config("llama", 2),
+    "qwen3": _config("qwen3", 2, head_dim=16, sliding_window=8),
+    "qwen3_window": _config(
+        "qwen3", 2, head_dim=16, sliding_window=8, use_sliding_window=True, layer_types=[SLIDING, FULL]
+    ),
+    "gemma2": _config("gemma2", 3, head_dim=16, sliding_window=8),
+    "gemma2_without_cap": _config("gemma2", 2, head_dim=16, sliding_window=8, attn_logit_softcapping=None),
+    "gemma3_text": _config("gemma3_text", 7, head_dim=16, sliding_window=8),
+    "gemma3_text_pattern": _config(
+        "gemma3_text", 4, head_dim=16, sliding_window=8, sliding_window_pattern=3
+    ),
+    "gpt_oss": _config("gpt_oss", 3, head_dim=16, sliding_window=8, num_local_experts=4),
+    "deepseek_v3": _config(
+        "deepseek_v3", 2, _LATENTS, n_routed_experts=4, num_experts_per_tok=2, n_group=1, first_k_dense_replace=1
+    ),
     "lfm2": _config("lfm2", 4, layer_types=["conv", FULL, "conv", FULL]),
     "lfm2_ids": _config("lfm2", 4, full_attn_idxs=[1, 2]),
     "lfm2_moe": _config("lfm2_moe", 3, _EXPERTS, num_dense_layers=1, layer_types=["conv", "conv", FULL]),
@@ -271,7 +294,7 @@ class Built:
     saved: dict[str, Any]
     mixers: list[list[str]]
     kinds: list[str]
-    shapes: list[dict[str, dict[str, int]]]
+    shapes: list[dict[str, dict[str, Any]]]
 
 
 def build(config: dict[str, Any]) -> Built:
@@ -323,8 +346,8 @@ def _kind(mixers: list[Any]) -> str:
     return "full_attention" if _window(mixer) is None else "sliding_attention"
 
 
-def _shapes(mixers: list[Any]) -> dict[str, dict[str, int]]:
-    shapes: dict[str, dict[str, int]] = {}
+def _shapes(mixers: list[Any]) -> dict[str, dict[str, Any]]:
+    shapes: dict[str, dict[str, Any]] = {}
     for mixer in mixers:
         kind = MIXERS[type(mixer).__name__]
         if kind == "attention":
@@ -333,6 +356,10 @@ def _shapes(mixers: list[Any]) -> dict[str, dict[str, int]]:
             shapes["attention"] = _heads(queries, keys, keys, mixer.head_dim, mixer.head_dim)
             if (window := _window(mixer)) is not None:
                 shapes["attention"]["window"] = window
+            if type(mixer).__name__ == "Gemma2Attention" and mixer.attn_logit_softcapping is not None:
+                shapes["attention"]["soft_cap"] = True
+            if hasattr(mixer, "sinks"):
+                shapes["attention"]["sinks"] = True
         elif kind == "mla":
             rank = mixer.kv_lora_rank
             shapes["mla"] = _heads(mixer.num_heads, 1, 1, rank + mixer.qk_rope_head_dim, rank)
@@ -354,7 +381,7 @@ def _shapes(mixers: list[Any]) -> dict[str, dict[str, int]]:
     return shapes
 
 
-def _heads(q_heads: int, k_heads: int, v_heads: int, head_size_k: int, head_size_v: int) -> dict[str, int]:
+def _heads(q_heads: int, k_heads: int, v_heads: int, head_size_k: int, head_size_v: int) -> dict[str, Any]:
     return {
         "q_heads": q_heads,
         "k_heads": k_heads,

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from switchrail._core import Layout
 from switchrail.checks import is_count
+from switchrail.engine.dtypes import DTYPES
 from switchrail.engine.files import ADAPTER, CONFIG, GENERATION, check_files, read_object, read_weights
+from switchrail.engine.models.binding import check_shapes, find_mixers
 from switchrail.engine.models.families import FAMILIES, Family
 from switchrail.engine.models.softmax import IMPLEMENTATION
-from switchrail.errors import CheckpointError, ConfigError
+from switchrail.errors import CheckpointError, ConfigError, LayoutError
 from switchrail.forks import lock_across_forks
 from switchrail.nearest import nearest
 
@@ -26,6 +31,12 @@ _POSITIONS: Final = 2**31 - 1
 
 _REFUSED: Final = {"transformers_weights": "model.safetensors, or an index beside it"}
 """Keys of a config that make transformers read files which `read_weights` doesn't check -> what is valid."""
+
+_UNLIMITED: Final = 2**20
+"""Tokens of the longest sequence of a model that counts no positions."""
+
+_WITHOUT_DEFINITION: Final = {"BailingMoeV2_5ForCausalLM": "Ring 2.5 and Ling 2.6"}
+"""Architectures that have another model's type, and no definition."""
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
@@ -70,10 +81,27 @@ def read_config(path: Path) -> dict[str, Any]:
             raise CheckpointError(
                 f"{file} has {key}, which the engine doesn't read; valid: {advice}", path=str(file)
             )
+    text = config.get("text_config")
+    if isinstance(text, dict) and config.get("model_type") not in FAMILIES:
+        config = {**config, **text}
+    _check_family(file, config)
+    return config
+
+
+def _check_family(file: Path, config: dict[str, Any]) -> None:
+    """Refuses what the engine does not run, with the reason.
+
+    Raises:
+        CheckpointError: The config is of no family that runs, a layer needs something that no op computes,
+            transformers has no definition of the model, or the weights are quantised in a way that is not
+            read.
+    """
     model_type = config.get("model_type")
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
-        valid = tuple(FAMILIES)
-        names, hint = nearest(model_type, valid)
+    valid = tuple(FAMILIES)
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    reason = _reason(config, family)
+    if family is None or reason is not None:
+        names, hint = nearest(model_type, valid) if reason is None else ((), f": {reason}")
         raise CheckpointError(
             f"{file} names model_type {model_type!r}, which the engine does not run{hint}; "
             f"valid: {', '.join(valid)}",
@@ -82,21 +110,62 @@ def read_config(path: Path) -> dict[str, Any]:
             valid=valid,
             nearest=names,
         )
-    return config
+    quantization = config.get("quantization_config")
+    if isinstance(quantization, dict) and quantization.get("quant_method") == "mxfp4":
+        raise CheckpointError(
+            f"{file} says that the weights are MXFP4, which the engine doesn't read; valid: dequantised "
+            f"weights, in {', '.join(DTYPES)}",
+            path=str(file),
+            found="mxfp4",
+            valid=DTYPES,
+        )
 
 
-def load(path: Path, config: dict[str, Any], *, device: torch.device, dtype: torch.dtype) -> Checkpoint:
+def _reason(config: dict[str, Any], family: Family | None) -> str | None:
+    """Why a model is not run that `explain` knows; None: there is no such reason."""
+    for architecture in config.get("architectures") or ():
+        if architecture in _WITHOUT_DEFINITION:
+            return f"transformers has no definition of {architecture} ({_WITHOUT_DEFINITION[architecture]})"
+    if family is not None:
+        try:
+            found = find_spec(family.module)
+        except ModuleNotFoundError:
+            found = None
+        if found is None:
+            since = "a later one" if family.since is None else f"{family.since} or later"
+            return f"transformers {transformers.__version__} has no {family.module}; it needs {since}"
+        return None
+    try:
+        layers = Layout.from_config(config).layers
+    except LayoutError:
+        return None
+    return next(
+        (
+            f"layer {layer.id} needs {layer.uncovered}, which no op computes"
+            for layer in layers
+            if layer.uncovered
+        ),
+        None,
+    )
+
+
+def load(
+    path: Path, config: dict[str, Any], layout: Layout, *, device: torch.device, dtype: torch.dtype
+) -> Checkpoint:
     """Loads model and tokenizer.
 
     Args:
         path: The checkpoint folder.
         config: What `read_config` gave.
+        layout: What its layers are.
         device: Where the model goes.
         dtype: Of its weights and activations.
 
     Raises:
-        CheckpointError: A file is missing or broken, or the weights are not those of the model.
+        CheckpointError: A file is missing or broken, the weights are not those of the model, or a layer does
+            something that the engine can't do.
         ConfigError: The model's sequences are longer than positions can be counted.
+        LayoutError: The layout is not the model's.
     """
     weights = read_weights(path)
     generation = path / GENERATION
@@ -109,7 +178,10 @@ def load(path: Path, config: dict[str, Any], *, device: torch.device, dtype: tor
         )
     with _loading:
         model_config = _loaded("config", path, AutoConfig.from_pretrained)
-        _check_size(path, config, model_config, weights)
+        _check_length(path, model_config)
+        skeleton = _skeleton(path, config, model_config, weights)
+    family = FAMILIES[config["model_type"]]
+    check_shapes(find_mixers(skeleton, family, layout.layers), layout)
     tokenizer = load_tokenizer(path)
     with _loading:
         model, report = _loaded(
@@ -130,11 +202,11 @@ def load(path: Path, config: dict[str, Any], *, device: torch.device, dtype: tor
         ends = tokenizer.eos_token_id
     return Checkpoint(
         path=path,
-        family=FAMILIES[config["model_type"]],
+        family=family,
         model=model.eval().requires_grad_(False).to(device),
         tokenizer=tokenizer,
         end_tokens=_end_tokens(path, ends, vocab_size),
-        max_length=model_config.max_position_embeddings,
+        max_length=_length_of(model_config),
         vocab_size=vocab_size,
     )
 
@@ -164,14 +236,13 @@ def _loaded(what: str, path: Path, load: Callable[..., Any], **arguments: Any) -
         raise CheckpointError(f"the {what} in {path} can't be loaded: {error}", path=str(path)) from error
 
 
-def _check_size(path: Path, config: dict[str, Any], model_config: Any, weights: Mapping[str, int]) -> None:
-    """Refuses a config that asks for more than the weight files hold, before any of it is allocated.
+def _length_of(model_config: Any) -> Any:
+    """The longest sequence; a model without positions has none, and gets one that pools can be made for."""
+    return getattr(model_config.get_text_config(), "max_position_embeddings", _UNLIMITED)
 
-    Raises:
-        CheckpointError: It does, or it can't be a model's.
-        ConfigError: The sequences are too long.
-    """
-    length = model_config.max_position_embeddings
+
+def _check_length(path: Path, model_config: Any) -> None:
+    length = _length_of(model_config)
     if not is_count(length):
         raise CheckpointError(
             f"max_position_embeddings is {length!r:.80} in {path / CONFIG}; valid: an integer of at least 1",
@@ -183,20 +254,37 @@ def _check_size(path: Path, config: dict[str, Any], model_config: Any, weights: 
             problems={"max_position_embeddings": f"found {length:.3g}"},
             valid={"max_position_embeddings": f"an integer from 1 to {_POSITIONS}"},
         )
-    layers = model_config.num_hidden_layers
+
+
+def make_skeleton(path: Path, model_config: Any) -> Any:
+    """The model of a config without its weights.
+
+    Raises:
+        CheckpointError: transformers makes none.
+    """
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(model_config, trust_remote_code=False)
+    except Exception as error:
+        raise CheckpointError(f"there is no model for {path / CONFIG}: {error}", path=str(path)) from error
+
+
+def _skeleton(path: Path, config: dict[str, Any], model_config: Any, weights: Mapping[str, int]) -> Any:
+    """The model without its weights; refuses one that is larger than the weight files.
+
+    Raises:
+        CheckpointError: It is, or it can't be a model's.
+    """
+    layers = model_config.get_text_config().num_hidden_layers
     if layers > len(weights):
         raise CheckpointError(
             f"{path / CONFIG} has {layers} layers, but the weight files have {len(weights)} tensors",
             path=str(path),
         )
+    model = make_skeleton(path, model_config)
     if config.get("quantization_config") is not None:  # whose tensors hold several values in one
-        return
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(model_config, trust_remote_code=False)
-    except Exception as error:
-        raise CheckpointError(f"there is no model for {path / CONFIG}: {error}", path=str(path)) from error
-    tied = model.get_output_embeddings() if model_config.tie_word_embeddings else None
+        return model
+    tied = model.get_output_embeddings() if model.config.tie_word_embeddings else None
     shared = {id(parameter) for parameter in tied.parameters()} if tied is not None else set()
     sizes = {name: one.numel() for name, one in model.named_parameters() if id(one) not in shared}
     wanted, held = sum(sizes.values()), sum(weights.values())
@@ -207,6 +295,7 @@ def _check_size(path: Path, config: dict[str, Any], model_config: Any, weights: 
             f"{_listed(others)}, for example, can't be read from them",
             path=str(path),
         )
+    return model
 
 
 def _listed(names: Sequence[str]) -> str:

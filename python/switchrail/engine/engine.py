@@ -165,9 +165,10 @@ class Engine(AbstractContextManager["Engine"]):
         """Plans the routes and loads the model; returns what makes a runner of given sizes."""
         if self.options.seed is not None:
             self.platform.hardware.seed(self.options.seed)
+        layout = Layout.from_config(path)
         self._plan = partial(
             plan_routes,
-            layout=Layout.from_config(path),
+            layout=layout,
             platform=self.platform,
             dtype=str(self.dtype),
             page_size=self.options.page_size,
@@ -177,7 +178,7 @@ class Engine(AbstractContextManager["Engine"]):
         _log.info("backends: %s", " ".join(names))
         self.bound: BoundPlan = runtime.bind(self.plan)
 
-        loaded = load(path, config, device=self.device, dtype=self.dtype)
+        loaded = load(path, config, layout, device=self.device, dtype=self.dtype)
         self.platform.serving.after_weights_loaded(loaded.model)
         forward_of = partial(runtime.forward_of, platform=self.platform)
         prepare(forward_of, loaded.model, loaded.family.module, loaded.family.operations)

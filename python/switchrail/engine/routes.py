@@ -65,7 +65,7 @@ def plan_routes(
             dtype=dtype,
             state_dtype=STATE_DTYPE,
             page_size=page_size,
-            state_layouts={"gated_delta": "VK"},
+            state_layouts=dict.fromkeys(LINEAR_OPS, "VK"),
             features=features,
             preferences={**defaults, **chosen},
             phases=phases,

@@ -18,6 +18,16 @@ class KVShape:
     heads: int
     size: int
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes by the names that a layout has for them."""
+        return {
+            "k_heads": self.heads,
+            "v_heads": self.heads,
+            "head_size_k": self.size,
+            "head_size_v": self.size,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentShape:
@@ -28,6 +38,11 @@ class LatentShape:
     latent: int
     rotary: int
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes by the names that a layout has for them."""
+        return {"head_size_k": self.latent + self.rotary, "head_size_v": self.latent}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaShape:
@@ -37,6 +52,11 @@ class DeltaShape:
     value_size: int
     key_size: int
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes by the names that a layout has for them."""
+        return {"v_heads": self.heads, "head_size_k": self.key_size, "head_size_v": self.value_size}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvShape:
@@ -44,6 +64,11 @@ class ConvShape:
 
     channels: int
     width: int
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes by the names that a layout has for them."""
+        return {"channels": self.channels, "width": self.width}
 
 
 TokenShape = KVShape | LatentShape

@@ -77,6 +77,8 @@ fn published(expected: Shape, found: Shape, form: &str) -> Shape {
         window: known(expected.window, found.window),
         channels: known(expected.channels, found.channels),
         width: known(expected.width, found.width),
+        soft_cap: expected.soft_cap,
+        sinks: expected.sinks,
     }
 }
 

@@ -10,12 +10,13 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from switchrail._core import Layout
 from switchrail.engine.compiled import blocks, opaque
 from switchrail.engine.models import operations
 from switchrail.engine.models.contract import ENGINE, Connected, Connection, Keyword, MixerContract
 from switchrail.engine.models.families import Family
 from switchrail.engine.models.operations import ForwardOf
-from switchrail.errors import LayoutError
+from switchrail.errors import CheckpointError, LayoutError
 from switchrail.hooks import Hooks
 from switchrail.pools import Shape
 
@@ -49,13 +50,14 @@ def find_mixers(model: nn.Module, family: Family, layers: Iterable[Any]) -> list
                 valid=tuple(family.mixers),
             )
         for name, contract in family.mixers[layer.kind].items():
-            mixer = getattr(modules[layer.id], name, None)
-            if mixer is None:
+            try:
+                mixer = attrgetter(name)(modules[layer.id])
+            except AttributeError:
                 raise LayoutError(
                     f"layer {layer.id} is of kind {layer.kind!r} in the layout, but transformers made it "
                     f"without {name!r}",
                     found=layer.kind,
-                )
+                ) from None
             mixers.append((layer.id, mixer, contract))
     return mixers
 
@@ -65,8 +67,33 @@ def read_shapes(mixers: Iterable[Mixer]) -> dict[tuple[int, str], Shape]:
     return {
         (layer, op): shape
         for layer, mixer, contract in mixers
-        for op, shape in contract.shapes(mixer).items()
+        for op, shape in _shapes(layer, mixer, contract).items()
     }
+
+
+def _shapes(layer: int, mixer: nn.Module, contract: MixerContract) -> dict[str, Shape]:
+    try:
+        return contract.shapes(mixer)
+    except CheckpointError as error:
+        raise CheckpointError(f"layer {layer} {error}", **error.fields) from error
+
+
+def check_shapes(mixers: Iterable[Mixer], layout: Layout) -> None:
+    """Checks that mixers are as large as a layout says, where it says it.
+
+    Raises:
+        LayoutError: One is not.
+        CheckpointError: A mixer does something that the engine can't do.
+    """
+    for layer, mixer, contract in mixers:
+        for op, shape in _shapes(layer, mixer, contract).items():
+            told = layout.shape(layout.layer(layer).kind, op)
+            for size, found in shape.sizes.items():
+                if told.get(size, found) != found:
+                    raise LayoutError(
+                        f"layer {layer} has {size} {found} for its {op}, but {told[size]} in the layout",
+                        found=found,
+                    )
 
 
 def connect(
@@ -98,6 +125,7 @@ def connect(
         connected = Connected(layer, contract.layers(mixer, partial(connection.pools.of, layer)), connection)
         for half in connected.layers.values():
             connection.dispatcher.add(layer, half)
+        mixer.__dict__.update(contract.methods)
         keyword = Keyword(connected, contract.packed)
         added.append(mixer.register_forward_pre_hook(keyword, with_kwargs=True))
         wanted.update(contract.hooks)
@@ -135,4 +163,4 @@ def _compiled_methods(model: nn.Module, family: Family) -> list[tuple[str, Calla
     return [(f"{family.module}.{name}.forward", *each) for name, each in found.items()]
 
 
-__all__ = ["Connection", "connect", "find_mixers", "read_shapes"]
+__all__ = ["Connection", "check_shapes", "connect", "find_mixers", "read_shapes"]

@@ -115,11 +115,12 @@ class MixerContract:
 
     Attributes:
         shapes: Reads from a mixer what each op that it runs keeps, by op; a mixer that asks for something
-            which the engine can't do raises CheckpointError.
+            which the engine can't do raises CheckpointError, whose text goes on after the layer's name.
         layers: Makes of a mixer the half of its calls that never changes, by op; it is given the op's
             memory by the op's name.
         hooks: Name of a function of the modelling module -> an `around` hook, `hook(original, *args,
             **kwargs)`, which leaves calls without `KEYWORD` to the original.
+        methods: Name of a method -> the function that takes its place on each mixer of the model alone.
         packed: Whether the mixer's functions refuse packed sequences (by `seq_idx`) where the hooks are
             missing.
     """
@@ -127,6 +128,7 @@ class MixerContract:
     shapes: Callable[[nn.Module], dict[str, Shape]]
     layers: Callable[[nn.Module, Callable[[str], tuple[torch.Tensor, ...]]], dict[str, Layer]]
     hooks: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    methods: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     packed: bool = False
 
 

@@ -8,9 +8,14 @@ from typing import Final
 
 from switchrail.engine.models.attention import GATED_ATTENTION
 from switchrail.engine.models.contract import MixerContract
+from switchrail.engine.models.convolution import SHORT_CONV
 from switchrail.engine.models.decoder_layer import DECODER_LAYER
 from switchrail.engine.models.gated_delta import GATED_DELTA
 from switchrail.engine.models.gated_delta_net import GATED_DELTA_NET
+from switchrail.engine.models.kda import KDA
+from switchrail.engine.models.latent import LATENT
+from switchrail.engine.models.lightning import LIGHTNING
+from switchrail.engine.models.mamba2 import MAMBA2
 from switchrail.engine.models.operations import (
     GATED_MLP,
     GATED_RMS_NORM,
@@ -19,7 +24,7 @@ from switchrail.engine.models.operations import (
     Binding,
 )
 from switchrail.engine.models.products import QKV
-from switchrail.engine.models.softmax import SOFTMAX
+from switchrail.engine.models.softmax import SOFTMAX, SOFTMAX_OF_CONFIG
 from switchrail.engine.models.sparse_block import SPARSE_BLOCK
 
 
@@ -29,26 +34,35 @@ class Family:
 
     Attributes:
         module: Its dotted path; the functions that a contract names are hooked there.
+        mixers: Kind of a layer, as its layout names it -> the mixers of such a layer, by dotted attribute.
         layers: Where the model keeps its decoder layers, from the model with its head.
-        mixers: Kind of a layer, as its layout names it -> the mixers of such a layer, by attribute.
         operations: Class of the modelling module -> the operations that it runs, and how; no two of them
             both `prepare`, or both `call`.
         opaque: Classes of the modelling module that a compiled layer runs as they are: modules that take one
             tensor and return one like it, in a way that torch.compile can't trace.
+        since: The transformers that first had the module, where an older one is allowed; None: all have it.
     """
 
     module: str
-    layers: str
     mixers: Mapping[str, Mapping[str, MixerContract]]
+    layers: str = "model.layers"
     operations: Mapping[str, tuple[Binding, ...]] = field(default_factory=dict)
     opaque: tuple[str, ...] = ()
+    since: str | None = None
 
+
+def _module(name: str) -> str:
+    return f"transformers.models.{name}.modeling_{name}"
+
+
+_ATTENTION: Final = {"self_attn": SOFTMAX}
+_LATENT: Final = {"self_attn": LATENT}
+_MAMBA2: Final = {"mamba": MAMBA2}
 
 FAMILIES: Final[Mapping[str, Family]] = {
     "qwen3_next": Family(
-        module="transformers.models.qwen3_next.modeling_qwen3_next",
-        layers="model.layers",
-        mixers={"full_attention": {"self_attn": SOFTMAX}, "gated_delta": {"linear_attn": GATED_DELTA}},
+        module=_module("qwen3_next"),
+        mixers={"full_attention": _ATTENTION, "gated_delta": {"linear_attn": GATED_DELTA}},
         operations={
             "Qwen3NextDecoderLayer": (DECODER_LAYER,),
             "Qwen3NextRMSNorm": (OFFSET_RMS_NORM,),
@@ -60,6 +74,83 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "Qwen3NextSparseMoeBlock": (SPARSE_BLOCK,),
         },
         opaque=("Qwen3NextSparseMoeBlock",),
+    ),
+    "qwen3_5_text": Family(
+        module=_module("qwen3_5"),
+        mixers={"full_attention": _ATTENTION, "gated_delta": {"linear_attn": GATED_DELTA}},
+    ),
+    "qwen3_5_moe_text": Family(
+        module=_module("qwen3_5_moe"),
+        mixers={"full_attention": _ATTENTION, "gated_delta": {"linear_attn": GATED_DELTA}},
+    ),
+    "olmo_hybrid": Family(
+        module=_module("olmo_hybrid"),
+        mixers={"full_attention": _ATTENTION, "gated_delta": {"linear_attn": GATED_DELTA}},
+    ),
+    "kimi_linear": Family(module=_module("kimi_linear"), mixers={"mla": _LATENT, "kda": {"self_attn": KDA}}),
+    "bailing_hybrid": Family(
+        module=_module("bailing_hybrid"), mixers={"mla": _LATENT, "kda": {"self_attn": KDA}}
+    ),
+    "minimax": Family(
+        module=_module("minimax"),
+        mixers={
+            "full_attention": {"self_attn": SOFTMAX_OF_CONFIG},
+            "sliding_attention": {"self_attn": SOFTMAX_OF_CONFIG},
+            "lightning": {"self_attn": LIGHTNING},
+        },
+    ),
+    "nemotron_h": Family(
+        module=_module("nemotron_h"),
+        mixers={
+            "full_attention": {"mixer": SOFTMAX},
+            "mamba2": {"mixer": MAMBA2},
+            "moe": {},
+            "mlp": {},
+        },
+    ),
+    "bamba": Family(module=_module("bamba"), mixers={"full_attention": _ATTENTION, "mamba2": _MAMBA2}),
+    "granitemoehybrid": Family(
+        module=_module("granitemoehybrid"), mixers={"full_attention": _ATTENTION, "mamba2": _MAMBA2}
+    ),
+    "falcon_h1": Family(module=_module("falcon_h1"), mixers={"hybrid": {**_MAMBA2, **_ATTENTION}}),
+    "zamba2": Family(
+        module=_module("zamba2"),
+        mixers={
+            "mamba2": _MAMBA2,
+            "hybrid": {"mamba_decoder.mamba": MAMBA2, "shared_transformer.self_attn": SOFTMAX},
+        },
+    ),
+    "mamba2": Family(
+        module=_module("mamba2"), mixers={"mamba2": {"mixer": MAMBA2}}, layers="backbone.layers"
+    ),
+    "lfm2": Family(
+        module=_module("lfm2"), mixers={"full_attention": _ATTENTION, "short_conv": {"conv": SHORT_CONV}}
+    ),
+    "lfm2_moe": Family(
+        module=_module("lfm2_moe"),
+        mixers={"full_attention": _ATTENTION, "short_conv": {"conv": SHORT_CONV}},
+    ),
+    "lfm3": Family(
+        module=_module("lfm3"),
+        mixers={
+            "full_attention": _ATTENTION,
+            "sliding_attention": _ATTENTION,
+            "short_conv": {"conv": SHORT_CONV},
+        },
+    ),
+    "deepseek_v3": Family(module=_module("deepseek_v3"), mixers={"mla": _LATENT}),
+    "llama": Family(module=_module("llama"), mixers={"full_attention": _ATTENTION}),
+    "qwen3": Family(
+        module=_module("qwen3"), mixers={"full_attention": _ATTENTION, "sliding_attention": _ATTENTION}
+    ),
+    "gemma2": Family(
+        module=_module("gemma2"), mixers={"full_attention": _ATTENTION, "sliding_attention": _ATTENTION}
+    ),
+    "gemma3_text": Family(
+        module=_module("gemma3"), mixers={"full_attention": _ATTENTION, "sliding_attention": _ATTENTION}
+    ),
+    "gpt_oss": Family(
+        module=_module("gpt_oss"), mixers={"full_attention": _ATTENTION, "sliding_attention": _ATTENTION}
     ),
 }
 

@@ -3,48 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
 from torch import nn
 
+from switchrail.engine.models import convolution
 from switchrail.engine.models.contract import KEYWORD, Connected, MixerContract
-from switchrail.errors import CheckpointError
-from switchrail.ops import GatedDeltaLayer, Layer, ShortConvLayer
-from switchrail.pools import ConvShape, DeltaShape, Shape
-
-_ACTIVATIONS: Final[dict[str | None, Literal["silu"] | None]] = {"silu": "silu", "swish": "silu", None: None}
-
-
-def causal_conv1d_fn(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Hook: the convolution with its window in the pool, or the original for models that are no engine's."""
-    call = kwargs.get(KEYWORD)
-    return original(*args, **kwargs) if call is None else _convolve(*args, **kwargs)
+from switchrail.ops import GatedDeltaLayer, Layer
+from switchrail.pools import DeltaShape, Shape
 
 
 def torch_chunk_gated_delta_rule(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Hook: the delta rule with its state in the pool, or the original for models that are no engine's."""
     call = kwargs.get(KEYWORD)
     return original(*args, **kwargs) if call is None else _delta(*args, **kwargs)
-
-
-def _convolve(
-    hidden_states: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    activation: str | None = None,
-    **kwargs: Any,
-) -> torch.Tensor:
-    """Of [1, C, T] hidden states; the result is a view of [T, C], which the caller transposes back."""
-    connected: Connected = kwargs[KEYWORD]
-    layer: ShortConvLayer = connected.layers["short_conv"]
-    is_other = not torch.compiler.is_compiling() and weight.data_ptr() != layer.weight.data_ptr()
-    if is_other or _ACTIVATIONS[activation] != layer.activation:
-        raise connected.refuse("short_conv", "weights or activation", activation, layer.activation)
-    x = hidden_states.squeeze(0).transpose(0, 1)
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    connected.dispatch("short_conv", x, out)
-    return out.transpose(0, 1).unsqueeze(0)
 
 
 def _delta(
@@ -70,15 +43,8 @@ def _delta(
 
 def _shapes(mixer: nn.Module) -> dict[str, Shape]:
     read: Any = mixer
-    if read.activation not in _ACTIVATIONS:
-        valid = tuple(name for name in _ACTIVATIONS if name)
-        raise CheckpointError(
-            f"layer {read.layer_idx} convolves with {read.activation!r}; valid: {', '.join(valid)}",
-            found=read.activation,
-            valid=valid,
-        )
     return {
-        "short_conv": ConvShape(channels=read.conv1d.weight.shape[0], width=read.conv1d.weight.shape[-1]),
+        "short_conv": convolution.conv_shape(read.conv1d, read.activation),
         "gated_delta": DeltaShape(
             heads=read.num_v_heads, value_size=read.head_v_dim, key_size=read.head_k_dim
         ),
@@ -87,14 +53,9 @@ def _shapes(mixer: nn.Module) -> dict[str, Shape]:
 
 def _layers(mixer: nn.Module, memory: Callable[[str], tuple[torch.Tensor, ...]]) -> dict[str, Layer]:
     read: Any = mixer
-    (windows,), (states,) = memory("short_conv"), memory("gated_delta")
+    (states,) = memory("gated_delta")
     return {
-        "short_conv": ShortConvLayer(
-            weight=read.conv1d.weight.detach().squeeze(1),
-            bias=read.conv1d.bias,
-            state=windows,
-            activation=_ACTIVATIONS[read.activation],
-        ),
+        "short_conv": convolution.conv_layer(read.conv1d, read.activation, *memory("short_conv")),
         "gated_delta": GatedDeltaLayer(state=states, scale=read.head_k_dim**-0.5, qk_l2norm=True),
     }
 
@@ -102,9 +63,6 @@ def _layers(mixer: nn.Module, memory: Callable[[str], tuple[torch.Tensor, ...]])
 GATED_DELTA: Final = MixerContract(
     shapes=_shapes,
     layers=_layers,
-    hooks={
-        "causal_conv1d_fn": causal_conv1d_fn,
-        "torch_chunk_gated_delta_rule": torch_chunk_gated_delta_rule,
-    },
+    hooks={**convolution.HOOKS, "torch_chunk_gated_delta_rule": torch_chunk_gated_delta_rule},
     packed=True,
 )

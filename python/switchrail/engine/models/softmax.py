@@ -1,23 +1,23 @@
-"""Softmax layers: transformers' attention interface."""
+"""Softmax layers: transformers' attention interface, which layers that attend to latents call too."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import nn
 from transformers import AttentionInterface
 
+from switchrail.engine.models import latent
 from switchrail.engine.models.contract import KEYWORD, Connected, MixerContract
-from switchrail.errors import DispatchError
+from switchrail.errors import CheckpointError, DispatchError
 from switchrail.ops import AttentionLayer, Layer
 from switchrail.pools import KVShape, Shape
 
 IMPLEMENTATION: Final = "switchrail"
 """The name under which the function is registered. No mask function has it, so models make no mask."""
-
-_UNSUPPORTED: Final = ("sliding_window", "softcap", "s_aux")
 
 
 def attention(
@@ -47,7 +47,7 @@ def attention(
         [1, T, H, D], and None in place of the weights.
 
     Raises:
-        DispatchError: The layer asks for attention other than plain causal one, or is not an engine's.
+        DispatchError: The layer asks for other attention than it was connected with, or is not an engine's.
     """
     connected: Connected | None = kwargs.get(KEYWORD)
     if connected is None:
@@ -55,34 +55,70 @@ def attention(
             f"attention implementation {IMPLEMENTATION!r} serves models that an engine has loaded; valid for "
             "others: 'eager', 'sdpa'"
         )
-    asked = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
-    if asked or attention_mask is not None:
+    if attention_mask is not None:
         raise DispatchError(
-            f"layer {connected.id} asks for attention with {', '.join(asked) or 'a mask'}; valid: plain "
-            "causal",
+            f"layer {connected.id} asks for attention with a mask; valid: plain causal, or over a window",
             layer=connected.id,
             op="attention",
-            found=tuple(asked) or ("attention_mask",),
+            found=("attention_mask",),
         )
+    if "mla" in connected.layers:
+        return latent.attend(connected, query, key, value, scaling), None
     q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
     layer: AttentionLayer = connected.layers["attention"]
-    if scaling != layer.scale:
-        raise connected.refuse("attention", "scale", scaling, layer.scale)
+    for what, found, bound in (
+        ("scale", scaling, layer.scale),
+        ("sliding_window", kwargs.get("sliding_window"), layer.window),
+        ("softcap", kwargs.get("softcap"), layer.soft_cap),
+        ("sinks", kwargs.get("s_aux") is not None, layer.sinks is not None),
+    ):
+        if found != bound:
+            raise connected.refuse("attention", what, found, bound)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     connected.dispatch("attention", q, out, written=() if written else (k, v))
     return out.unsqueeze(0), None
 
 
 def _shapes(mixer: nn.Module) -> dict[str, Shape]:
-    config: Any = mixer.config
-    return {"attention": KVShape(heads=config.num_key_value_heads, size=int(mixer.head_dim))}  # type: ignore[arg-type]
+    read: Any = mixer
+    if not read.is_causal:
+        raise CheckpointError(
+            "attends to later tokens too (its is_causal is False); valid: causal attention",
+            found=False,
+        )
+    return {"attention": KVShape(heads=read.config.num_key_value_heads, size=read.head_dim)}
 
 
-def _layers(mixer: nn.Module, memory: Callable[[str], tuple[torch.Tensor, ...]]) -> dict[str, Layer]:
+def _layers(
+    window_of: Callable[[Any], int | None],
+    mixer: nn.Module,
+    memory: Callable[[str], tuple[torch.Tensor, ...]],
+) -> dict[str, Layer]:
+    read: Any = mixer
     k_cache, v_cache = memory("attention")
-    return {"attention": AttentionLayer(k_cache=k_cache, v_cache=v_cache, scale=mixer.scaling)}  # type: ignore[arg-type]
+    cap, sinks = getattr(read, "attn_logit_softcapping", None), getattr(read, "sinks", None)
+    return {
+        "attention": AttentionLayer(
+            k_cache=k_cache,
+            v_cache=v_cache,
+            scale=float(read.scaling),
+            window=window_of(read),
+            soft_cap=None if cap is None else float(cap),
+            sinks=None if sinks is None else sinks.detach(),
+        )
+    }
+
+
+def _softmax(window_of: Callable[[Any], int | None]) -> MixerContract:
+    return MixerContract(shapes=_shapes, layers=partial(_layers, window_of))
 
 
 AttentionInterface.register(IMPLEMENTATION, attention)
 
-SOFTMAX: Final = MixerContract(shapes=_shapes, layers=_layers)
+SOFTMAX: Final = _softmax(lambda mixer: getattr(mixer, "sliding_window", None))
+"""Layers of softmax attention: with a window where the module has one, a soft cap, or sinks."""
+
+SOFTMAX_OF_CONFIG: Final = _softmax(lambda mixer: mixer.config.sliding_window)
+"""Layers whose window stands in the config alone."""
+
+__all__ = ["IMPLEMENTATION", "SOFTMAX", "SOFTMAX_OF_CONFIG", "attention"]

@@ -41,6 +41,17 @@ const LAYERS_BLOCK_TYPE: Naming = Naming::List {
     key: "layers_block_type",
 };
 
+/// A window in every other layer, where no key says so.
+const ALTERNATING: Naming = Naming::LastOf {
+    period: 2,
+    last: FullAttention,
+    others: SlidingAttention,
+};
+const ATTENTION_WORDS: Words = &[
+    ("full_attention", FullAttention),
+    ("sliding_attention", SlidingAttention),
+];
+
 /// The layer names that most families share. `mamba` and `attention` are older names, which transformers
 /// renames when it loads a config.
 macro_rules! words {
@@ -220,6 +231,65 @@ pub(super) const FAMILIES: &[Family] = &[
         model_types: &["mamba", "falcon_mamba"],
         namings: &[Naming::All(Mamba1)],
         shapes: shape::mamba,
+        ..PLAIN
+    },
+    Family {
+        model_types: &["mamba2"],
+        namings: &[Naming::All(Mamba2)],
+        shapes: shape::plain_mamba2,
+        ..PLAIN
+    },
+    Family {
+        model_types: &["llama"],
+        namings: &[Naming::All(FullAttention)],
+        shapes: shape::softmax,
+        ..PLAIN
+    },
+    // transformers counts the layers before a window's start by `max_window_layers`, and saves the words.
+    Family {
+        model_types: &["qwen3"],
+        namings: &[LAYER_TYPES, Naming::All(FullAttention)],
+        words: ATTENTION_WORDS,
+        shapes: shape::softmax,
+        ..PLAIN
+    },
+    Family {
+        model_types: &["gemma2"],
+        namings: &[LAYER_TYPES, ALTERNATING],
+        words: ATTENTION_WORDS,
+        shapes: shape::gemma2,
+        ..PLAIN
+    },
+    Family {
+        model_types: &["gemma3_text"],
+        namings: &[
+            LAYER_TYPES,
+            Naming::LastOfEach {
+                key: "sliding_window_pattern",
+                last: FullAttention,
+                others: SlidingAttention,
+            },
+            Naming::LastOf {
+                period: 6,
+                last: FullAttention,
+                others: SlidingAttention,
+            },
+        ],
+        words: ATTENTION_WORDS,
+        shapes: shape::softmax,
+        ..PLAIN
+    },
+    Family {
+        model_types: &["gpt_oss"],
+        namings: &[LAYER_TYPES, ALTERNATING],
+        words: ATTENTION_WORDS,
+        shapes: shape::gpt_oss,
+        ..PLAIN
+    },
+    Family {
+        model_types: &["deepseek_v3"],
+        namings: &[Naming::All(Mla)],
+        shapes: shape::deepseek,
         ..PLAIN
     },
     Family {

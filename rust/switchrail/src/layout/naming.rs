@@ -35,6 +35,12 @@ pub(super) enum Naming {
         last: LayerKind,
         others: LayerKind,
     },
+    /// As `LastOfEach`, with a period that is the default of the family.
+    LastOf {
+        period: usize,
+        last: LayerKind,
+        others: LayerKind,
+    },
     /// Layer `i` is a hit where `i >= start` and `(i - start) % period == offset`; so is the layer `also`.
     /// All others are misses.
     Periodic {
@@ -62,7 +68,7 @@ impl Naming {
             | Self::LastOfEach { key, .. } => vec![(*key).to_owned()],
             Self::SharedOut { key, lists } => lists.iter().map(|(list, _)| format!("{key}.{list}")).collect(),
             Self::Periodic { .. } => vec![PERIOD.to_owned(), OFFSET.to_owned()],
-            Self::All(_) => vec![COUNT.to_owned()],
+            Self::All(_) | Self::LastOf { .. } => vec![COUNT.to_owned()],
         }
     }
 
@@ -127,15 +133,9 @@ impl Naming {
                 let Some(period) = config.divisor(key)? else {
                     return Ok(None);
                 };
-                let kind = |id: usize| {
-                    if (id + 1).is_multiple_of(period) {
-                        *last
-                    } else {
-                        *others
-                    }
-                };
-                Ok(Some((0..required_count(config)?).map(kind).collect()))
+                last_of_each(config, period, *last, *others).map(Some)
             }
+            Self::LastOf { period, last, others } => last_of_each(config, *period, *last, *others).map(Some),
             Self::Periodic {
                 start,
                 also,
@@ -159,6 +159,22 @@ impl Naming {
             Self::All(kind) => Ok(Some(vec![*kind; required_count(config)?])),
         }
     }
+}
+
+fn last_of_each(
+    config: &Config,
+    period: usize,
+    last: LayerKind,
+    others: LayerKind,
+) -> Result<Vec<LayerKind>, LayoutError> {
+    let kind = |id: usize| {
+        if (id + 1).is_multiple_of(period) {
+            last
+        } else {
+            others
+        }
+    };
+    Ok((0..required_count(config)?).map(kind).collect())
 }
 
 fn required_count(config: &Config) -> Result<usize, LayoutError> {

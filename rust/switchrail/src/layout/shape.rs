@@ -47,6 +47,17 @@ pub struct Shape {
     /// Width of the convolution, in tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub width: Option<u32>,
+    /// Whether the logits of attention are capped.
+    #[serde(skip_serializing_if = "is_false")]
+    pub soft_cap: bool,
+    /// Whether a logit without a value takes part in each row's sum.
+    #[serde(skip_serializing_if = "is_false")]
+    pub sinks: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
+const fn is_false(value: &bool) -> bool {
+    !*value
 }
 
 /// The shapes of the ops in one kind of layer.
@@ -261,6 +272,61 @@ pub(super) fn mamba(config: &Config) -> Shapes {
         Op::ShortConv,
         convolution(channels, config.size("conv_kernel")?),
     )])
+}
+
+/// Layers of attention alone, some of them with a window.
+pub(super) fn softmax(config: &Config) -> Shapes {
+    softmax_of(attention(config, head_size(config)?)?, config)
+}
+
+pub(super) fn gemma2(config: &Config) -> Shapes {
+    let full = Shape {
+        // A missing key is the cap that the class has by default.
+        soft_cap: !matches!(config.values.get("attn_logit_softcapping"), Some(Value::Null)),
+        ..attention(config, head_size(config)?)?
+    };
+    softmax_of(full, config)
+}
+
+pub(super) fn gpt_oss(config: &Config) -> Shapes {
+    let full = Shape {
+        sinks: true,
+        ..attention(config, head_size(config)?)?
+    };
+    softmax_of(full, config)
+}
+
+fn softmax_of(full: Shape, config: &Config) -> Shapes {
+    let sliding = Shape {
+        window: config.size("sliding_window")?,
+        ..full
+    };
+    Ok(vec![
+        (FullAttention, Op::Attention, full),
+        (SlidingAttention, Op::Attention, sliding),
+    ])
+}
+
+pub(super) fn deepseek(config: &Config) -> Shapes {
+    Ok(vec![(Mla, Op::Mla, latents(config)?)])
+}
+
+pub(super) fn plain_mamba2(config: &Config) -> Shapes {
+    let inner = times(config.size("expand")?, config.size("hidden_size")?);
+    let (scan, channels) = state_space(
+        config.size("num_heads")?,
+        config.size("n_groups")?,
+        config.size("state_size")?,
+        inner,
+    );
+    Ok(vec![
+        (Mamba2, Op::Mamba2, scan),
+        (
+            Mamba2,
+            Op::ShortConv,
+            convolution(channels, config.size("conv_kernel")?),
+        ),
+    ])
 }
 
 pub(super) fn lfm(config: &Config, head_size: Option<u32>) -> Shapes {

@@ -28,6 +28,12 @@ use tables::Tables;
 /// The feature that `attention` backends need for layers with a sliding window.
 pub const WINDOW: &str = "window";
 
+/// The feature that a backend of `attention` needs for layers whose logits are capped.
+pub const SOFT_CAP: &str = "soft_cap";
+
+/// The feature that a backend of `attention` needs for layers with sinks.
+pub const SINKS: &str = "sinks";
+
 /// The request for a route plan: everything that it depends on besides the layout.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -50,7 +56,8 @@ pub struct PlanRequest {
     /// Axis order of the recurrent states, by op.
     #[serde(default)]
     pub state_layouts: BTreeMap<Op, String>,
-    /// The features that backends must have, by op. [`WINDOW`] is added for layers with a window.
+    /// The features that backends must have, by op. [`WINDOW`], [`SOFT_CAP`] and [`SINKS`] are added for
+    /// the layers whose shapes have them.
     #[serde(default)]
     pub features: BTreeMap<Op, BTreeSet<String>>,
     /// The installed distributions.
@@ -90,6 +97,8 @@ impl PlanRequest {
         if op == Op::Attention && (kind == LayerKind::SlidingAttention || shape.window.is_some()) {
             features.insert(WINDOW.to_owned());
         }
+        let asked = [(SOFT_CAP, shape.soft_cap), (SINKS, shape.sinks)];
+        features.extend(asked.iter().filter(|(_, is_asked)| *is_asked).map(|(name, _)| (*name).to_owned()));
         let mut query = Query {
             op,
             phase,

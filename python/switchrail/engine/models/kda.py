@@ -1,0 +1,67 @@
+"""Kimi delta attention: `causal_conv1d_fn`, then `chunk_kimi_delta_attention`, of the modelling module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from switchrail.engine.models import convolution
+from switchrail.engine.models.contract import KEYWORD, Connected, MixerContract
+from switchrail.ops import KdaLayer, Layer
+from switchrail.pools import DeltaShape, Shape
+
+
+def chunk_kimi_delta_attention(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Hook: the delta rule with its state in the pool, or the original for models that are no engine's."""
+    call = kwargs.get(KEYWORD)
+    return original(*args, **kwargs) if call is None else _delta(*args, **kwargs)
+
+
+def _delta(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    *,
+    use_qk_l2norm_in_kernel: bool = False,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Of [1, T, heads, size] tensors. There is no cache, so no state comes in or is asked for."""
+    connected: Connected = kwargs[KEYWORD]
+    layer: KdaLayer = connected.layers["kda"]
+    if use_qk_l2norm_in_kernel != layer.qk_l2norm:
+        raise connected.refuse("kda", "qk_l2norm", use_qk_l2norm_in_kernel, layer.qk_l2norm)
+    q, k, v, g, beta = (tensor.squeeze(0) for tensor in (query, key, value, g, beta))
+    out = torch.empty(v.shape, dtype=q.dtype, device=q.device)
+    # some models hand the decay in the dtype of the activations
+    connected.dispatch("kda", q, k, v, g.float(), beta, out)
+    return out.unsqueeze(0), None
+
+
+def _shapes(mixer: nn.Module) -> dict[str, Shape]:
+    read: Any = mixer
+    return {
+        "short_conv": convolution.conv_shape(read.conv1d, read.activation),
+        "kda": DeltaShape(heads=read.num_heads, value_size=read.head_dim, key_size=read.head_dim),
+    }
+
+
+def _layers(mixer: nn.Module, memory: Callable[[str], tuple[torch.Tensor, ...]]) -> dict[str, Layer]:
+    read: Any = mixer
+    (states,) = memory("kda")
+    return {
+        "short_conv": convolution.conv_layer(read.conv1d, read.activation, *memory("short_conv")),
+        "kda": KdaLayer(state=states, scale=read.head_dim**-0.5, qk_l2norm=True),
+    }
+
+
+KDA: Final = MixerContract(
+    shapes=_shapes,
+    layers=_layers,
+    hooks={**convolution.HOOKS, "chunk_kimi_delta_attention": chunk_kimi_delta_attention},
+    packed=True,
+)

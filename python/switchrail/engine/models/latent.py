@@ -1,0 +1,62 @@
+"""Layers of multi-head latent attention, whose caches hold latents: keys and values are never expanded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from switchrail.engine.models.contract import Connected, MixerContract
+from switchrail.ops import Layer, MlaLayer
+from switchrail.pools import LatentShape, Shape
+
+
+def attend(
+    connected: Connected, query: torch.Tensor, latents: torch.Tensor, rotary: torch.Tensor, scaling: float
+) -> torch.Tensor:
+    """Keeps a step's latents and attends to them.
+
+    Args:
+        connected: The layer.
+        query: [1, H, T, D + E], the rotated part last.
+        latents: [1, 1, T, R].
+        rotary: [1, 1, T, E], the keys' rotated part.
+        scaling: The factor of the products of query and key.
+
+    Returns:
+        [1, T, H, V].
+    """
+    layer: MlaLayer = connected.layers["mla"]
+    assert layer.w_k is not None
+    assert layer.w_v is not None
+    if scaling != layer.scale:
+        raise connected.refuse("mla", "scale", scaling, layer.scale)
+    q_nope, q_rope = query.squeeze(0).transpose(0, 1).split([layer.w_k.shape[1], rotary.shape[-1]], dim=-1)
+    shape = (*q_nope.shape[:2], layer.w_v.shape[1])
+    out = torch.empty(shape, dtype=query.dtype, device=query.device)
+    connected.dispatch("mla", q_nope, q_rope, out, written=(latents[0, 0], rotary[0, 0]))
+    return out.unsqueeze(0)
+
+
+def _expand_kv(kv_nope: torch.Tensor, k_rot: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return kv_nope, k_rot
+
+
+def _shapes(mixer: nn.Module) -> dict[str, Shape]:
+    read: Any = mixer
+    return {"mla": LatentShape(latent=read.kv_lora_rank, rotary=read.qk_rope_head_dim)}
+
+
+def _layers(mixer: nn.Module, memory: Callable[[str], tuple[torch.Tensor, ...]]) -> dict[str, Layer]:
+    read: Any = mixer
+    (kv_cache,) = memory("mla")
+    weight = read.kv_b_proj.weight.detach().unflatten(0, (-1, read.qk_nope_head_dim + read.v_head_dim))
+    w_k, w_v = weight.split([read.qk_nope_head_dim, read.v_head_dim], dim=1)
+    return {"mla": MlaLayer(kv_cache=kv_cache, w_k=w_k, w_v=w_v, scale=float(read.scaling))}
+
+
+LATENT: Final = MixerContract(shapes=_shapes, layers=_layers, methods={"expand_kv": _expand_kv})
+
+__all__ = ["LATENT", "attend"]

@@ -1,0 +1,183 @@
+"""A small checkpoint of each family, made by transformers from a seed, in which the past matters.
+
+With plain random weights the logits hang on the newest token alone, and an engine that forgets everything
+passes. Here embeddings are small beside what the mixers add, and memories are long.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from tests.engine.conftest import byte_tokenizer
+
+LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": False,
+    "pad_token_id": 256,
+    "bos_token_id": None,
+    "eos_token_id": 256,
+    "dtype": "float32",
+}
+_GATED_DELTA: dict[str, Any] = {
+    "head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+    "layer_types": [LINEAR, FULL, LINEAR],
+}
+_EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
+_LATENTS: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": None,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "num_experts": 4,
+    "num_experts_per_token": 2,
+    "moe_intermediate_size": 16,
+    "num_expert_group": 1,
+    "topk_group": 1,
+}
+_MAMBA2: dict[str, Any] = {
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 8,
+    "mamba_d_head": "auto",
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+}
+_WINDOW: dict[str, Any] = {"head_dim": 8, "sliding_window": 20}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": _GATED_DELTA,
+    "qwen3_5_moe_text": {**_GATED_DELTA, **_EXPERTS},
+    "olmo_hybrid": {
+        **_GATED_DELTA,
+        "num_key_value_heads": 4,
+        "linear_num_key_heads": 4,
+        "linear_allow_neg_eigval": True,
+    },
+    "kimi_linear": {
+        **_LATENTS,
+        "layer_types": [LINEAR, FULL, LINEAR],
+        "linear_num_heads": 2,
+        "linear_head_dim": 8,
+        "linear_conv_kernel_dim": 4,
+        "first_k_dense_replace": 1,
+    },
+    "bailing_hybrid": {**_LATENTS, "head_dim": 8, "layer_types": [LINEAR, FULL, LINEAR]},
+    "minimax": {
+        "num_local_experts": 4,
+        "layer_types": [LINEAR, FULL, LINEAR],
+        "head_dim": 8,
+        "block_size": 16,
+    },
+    "nemotron_h": {
+        "head_dim": 8,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 8,
+        "n_groups": 2,
+        "ssm_state_size": 8,
+        "conv_kernel": 4,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "moe_shared_expert_intermediate_size": 16,
+        "layers_block_type": [LINEAR, "moe", FULL, "mlp", LINEAR],
+    },
+    "bamba": {**_MAMBA2, "attn_layer_indices": [1], "num_hidden_layers": 3},
+    "granitemoehybrid": {
+        **_MAMBA2,
+        "layer_types": ["mamba", "attention", "mamba"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 32,
+    },
+    "falcon_h1": {**_MAMBA2, "mamba_d_ssm": 64, "num_hidden_layers": 2},
+    "zamba2": {
+        "n_mamba_heads": 8,
+        "mamba_ngroups": 2,
+        "mamba_d_state": 8,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "num_key_value_heads": 4,
+        "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid", "hybrid"],
+        "num_mem_blocks": 2,
+        "use_shared_attention_adapter": True,
+        "adapter_rank": 4,
+        "use_mem_rope": True,
+    },
+    "mamba2": {"num_heads": 8, "head_dim": 8, "expand": 2, "n_groups": 2, "state_size": 8, "num_hidden_layers": 2},
+    "lfm2": {"layer_types": ["conv", FULL, "conv", "conv"], "conv_L_cache": 3},
+    "lfm2_moe": {**_EXPERTS, "num_dense_layers": 1, "layer_types": ["conv", "conv", FULL], "conv_L_cache": 3},
+    "lfm3": {**_WINDOW, "layer_types": ["conv", SLIDING, FULL, "conv"]},
+    "deepseek_v3": {
+        **_LATENTS,
+        "q_lora_rank": 12,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "first_k_dense_replace": 1,
+        "num_hidden_layers": 2,
+    },
+    "llama": {"num_hidden_layers": 2},
+    "qwen3": {**_WINDOW, "use_sliding_window": True, "layer_types": [SLIDING, FULL]},
+    "gemma2": {**_WINDOW, "num_hidden_layers": 2, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0},
+    "gemma3_text": {**_WINDOW, "layer_types": [SLIDING, FULL], "query_pre_attn_scalar": 8},
+    "gpt_oss": {**_WINDOW, "num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 2},
+}
+"""Model type -> its config, without what all have."""
+
+
+def make(model_type: str, folder: Path, seed: int = 0, **changes: object) -> Path:
+    """Saves a model whose logits hang on what came before the newest token, and a tokenizer."""
+    torch.manual_seed(seed)
+    values = {**_COMMON, **CONFIGS[model_type], **changes}
+    words = values.get("layer_types") or values.get("layers_block_type")
+    if words is not None and model_type != "nemotron_h":  # whose number of layers is that of its words
+        values["num_hidden_layers"] = len(words)
+    config = transformers.CONFIG_MAPPING[model_type].from_dict(values)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    embedding = model.get_input_embeddings().weight
+    head = model.get_output_embeddings().weight
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight is embedding:
+                weight.normal_(0, 0.1)
+            elif weight is head:
+                weight.normal_(0, 2 * weight.shape[-1] ** -0.5)
+            elif "conv" in name and weight.dim() == 3:
+                weight.normal_(0, 0.5)
+            elif name.endswith("A_log"):  # memories from a few tokens to a few hundred
+                weight.copy_(torch.linspace(-4, -1, weight.numel()).view(weight.shape))
+            elif name.endswith("dt_bias"):
+                weight.normal_(0, 0.5)
+            elif name.endswith("sinks"):
+                weight.normal_(0, 1)
+            elif weight.dim() > 1:
+                gain = 2 if name.endswith(("out_proj.weight", "o_proj.weight")) else 1.5
+                weight.normal_(0, gain * weight.shape[-1] ** -0.5)
+            elif "norm" in name:
+                weight.add_(torch.randn_like(weight) * 0.1)
+    model.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
