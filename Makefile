@@ -1,5 +1,6 @@
 # make run    environment, build, and the main job: a hybrid model speaks, each layer routed to a kernel
 # make test   all tests: Rust, Python, documents
+# make test-families  each family of models with long prompts, all chunks and backends; no part of `make test`
 # make lint   formatting, clippy, rustdoc, licences and circles of the crates, ruff, layers, mypy, stubs; CI runs it too
 # make toy-op adds an op to a copy, as CONTRIBUTING.md says, and runs it; a job of its own in CI
 # make mutants  changes the code in a hundred places, one at a time, and tells which changes no test notices
@@ -30,7 +31,7 @@ RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Ca
 # maturin and cargo build PyO3 with different settings: one target directory would make each rebuild after the other.
 MATURIN := VIRTUAL_ENV=$(abspath $(VENV)) CARGO_TARGET_DIR=$(abspath target/maturin) $(BIN)/maturin
 
-.PHONY: run test lint toy-op mutants soak build wheel test-rust lint-rust test-python lint-python bench clean
+.PHONY: run test test-families lint toy-op mutants soak build wheel test-rust lint-rust test-python lint-python bench clean
 
 run: build
 	$(BIN)/switchrail run $(CHECKPOINT) --max-new-tokens 48 \
@@ -92,6 +93,9 @@ lint-rust:
 
 test-python: build
 	$(PY) -m pytest -n $(WORKERS) $(ORDER)
+
+test-families: build
+	$(PY) -m pytest -n $(WORKERS) -m families tests/families
 
 lint-python: build
 	$(PY) rust/dependencies.py

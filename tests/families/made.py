@@ -18,8 +18,8 @@ LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention
 
 _COMMON: dict[str, Any] = {
     "vocab_size": 320,
-    "hidden_size": 32,
-    "intermediate_size": 48,
+    "hidden_size": 64,
+    "intermediate_size": 64,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 1024,
@@ -30,11 +30,11 @@ _COMMON: dict[str, Any] = {
     "dtype": "float32",
 }
 _GATED_DELTA: dict[str, Any] = {
-    "head_dim": 8,
+    "head_dim": 16,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
     "linear_conv_kernel_dim": 4,
     "layer_types": [LINEAR, FULL, LINEAR],
 }
@@ -46,11 +46,11 @@ _EXPERTS: dict[str, Any] = {
 }
 _LATENTS: dict[str, Any] = {
     "num_key_value_heads": 4,
-    "kv_lora_rank": 16,
+    "kv_lora_rank": 32,
     "q_lora_rank": None,
-    "qk_rope_head_dim": 4,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 8,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
     "num_experts": 4,
     "num_experts_per_token": 2,
     "moe_intermediate_size": 16,
@@ -60,12 +60,12 @@ _LATENTS: dict[str, Any] = {
 _MAMBA2: dict[str, Any] = {
     "mamba_n_heads": 8,
     "mamba_n_groups": 2,
-    "mamba_d_state": 8,
+    "mamba_d_state": 16,
     "mamba_d_head": "auto",
     "mamba_d_conv": 4,
     "mamba_expand": 2,
 }
-_WINDOW: dict[str, Any] = {"head_dim": 8, "sliding_window": 20}
+_WINDOW: dict[str, Any] = {"head_dim": 16, "sliding_window": 20}
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": _GATED_DELTA,
@@ -80,23 +80,23 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **_LATENTS,
         "layer_types": [LINEAR, FULL, LINEAR],
         "linear_num_heads": 2,
-        "linear_head_dim": 8,
+        "linear_head_dim": 16,
         "linear_conv_kernel_dim": 4,
         "first_k_dense_replace": 1,
     },
-    "bailing_hybrid": {**_LATENTS, "head_dim": 8, "layer_types": [LINEAR, FULL, LINEAR]},
+    "bailing_hybrid": {**_LATENTS, "head_dim": 16, "layer_types": [LINEAR, FULL, LINEAR]},
     "minimax": {
         "num_local_experts": 4,
         "layer_types": [LINEAR, FULL, LINEAR],
-        "head_dim": 8,
+        "head_dim": 16,
         "block_size": 16,
     },
     "nemotron_h": {
-        "head_dim": 8,
+        "head_dim": 16,
         "mamba_num_heads": 4,
-        "mamba_head_dim": 8,
+        "mamba_head_dim": 16,
         "n_groups": 2,
-        "ssm_state_size": 8,
+        "ssm_state_size": 16,
         "conv_kernel": 4,
         "n_routed_experts": 4,
         "num_experts_per_tok": 2,
@@ -112,21 +112,28 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "shared_intermediate_size": 32,
     },
-    "falcon_h1": {**_MAMBA2, "mamba_d_ssm": 64, "num_hidden_layers": 2},
+    "falcon_h1": {**_MAMBA2, "mamba_d_ssm": 128, "num_hidden_layers": 2},
     "zamba2": {
         "n_mamba_heads": 8,
         "mamba_ngroups": 2,
-        "mamba_d_state": 8,
+        "mamba_d_state": 16,
         "mamba_d_conv": 4,
         "mamba_expand": 2,
         "num_key_value_heads": 4,
-        "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid", "hybrid"],
+        "layers_block_type": ["mamba", "hybrid", "hybrid", "hybrid"],
         "num_mem_blocks": 2,
         "use_shared_attention_adapter": True,
         "adapter_rank": 4,
         "use_mem_rope": True,
     },
-    "mamba2": {"num_heads": 8, "head_dim": 8, "expand": 2, "n_groups": 2, "state_size": 8, "num_hidden_layers": 2},
+    "mamba2": {
+        "num_heads": 8,
+        "head_dim": 16,
+        "expand": 2,
+        "n_groups": 2,
+        "state_size": 16,
+        "num_hidden_layers": 2,
+    },
     "lfm2": {"layer_types": ["conv", FULL, "conv", "conv"], "conv_L_cache": 3},
     "lfm2_moe": {**_EXPERTS, "num_dense_layers": 1, "layer_types": ["conv", "conv", FULL], "conv_L_cache": 3},
     "lfm3": {**_WINDOW, "layer_types": ["conv", SLIDING, FULL, "conv"]},
@@ -141,11 +148,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "llama": {"num_hidden_layers": 2},
     "qwen3": {**_WINDOW, "use_sliding_window": True, "layer_types": [SLIDING, FULL]},
-    "gemma2": {**_WINDOW, "num_hidden_layers": 2, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0},
-    "gemma3_text": {**_WINDOW, "layer_types": [SLIDING, FULL], "query_pre_attn_scalar": 8},
+    "gemma2": {**_WINDOW, "num_hidden_layers": 2, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 2.0},
+    "gemma3_text": {**_WINDOW, "layer_types": [SLIDING, FULL], "query_pre_attn_scalar": 16},
     "gpt_oss": {**_WINDOW, "num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 2},
 }
 """Model type -> its config, without what all have."""
+
+
+_MEMORY = {"A_log": (-4, -1), "dt_bias": (-1, 1)}
+
+MEMORIES = {"bailing_hybrid": {"A_log": (0, 0.5), "dt_bias": (-7, -3)}}
+"""Those of a bounded decay: lower_bound sigmoid(exp(A_log) (x + dt_bias))."""
 
 
 def make(model_type: str, folder: Path, seed: int = 0, **changes: object) -> Path:
@@ -167,14 +180,15 @@ def make(model_type: str, folder: Path, seed: int = 0, **changes: object) -> Pat
                 weight.normal_(0, 2 * weight.shape[-1] ** -0.5)
             elif "conv" in name and weight.dim() == 3:
                 weight.normal_(0, 0.5)
-            elif name.endswith("A_log"):  # memories from a few tokens to a few hundred
-                weight.copy_(torch.linspace(-4, -1, weight.numel()).view(weight.shape))
-            elif name.endswith("dt_bias"):
-                weight.normal_(0, 0.5)
+            elif name.endswith(("A_log", "dt_bias")):  # memories from a few tokens to a few hundred
+                low, high = MEMORIES.get(model_type, _MEMORY)[name.rpartition(".")[2]]
+                weight.copy_(torch.linspace(low, high, weight.numel()).view(weight.shape))
             elif name.endswith("sinks"):
                 weight.normal_(0, 1)
             elif weight.dim() > 1:
-                gain = 2 if name.endswith(("out_proj.weight", "o_proj.weight")) else 1.5
+                gain = 1.5 if name.endswith(("out_proj.weight", "o_proj.weight")) else 1
+                if "adapter" in name:  # or the scores are so large that rounding decides
+                    gain = 0.5
                 weight.normal_(0, gain * weight.shape[-1] ** -0.5)
             elif "norm" in name:
                 weight.add_(torch.randn_like(weight) * 0.1)

@@ -254,12 +254,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma2": _config("gemma2", 3, head_dim=16, sliding_window=8),
     "gemma2_without_cap": _config("gemma2", 2, head_dim=16, sliding_window=8, attn_logit_softcapping=None),
     "gemma3_text": _config("gemma3_text", 7, head_dim=16, sliding_window=8),
-    "gemma3_text_pattern": _config(
-        "gemma3_text", 4, head_dim=16, sliding_window=8, sliding_window_pattern=3
-    ),
+    "gemma3_text_pattern": _config("gemma3_text", 4, head_dim=16, sliding_window=8, sliding_window_pattern=3),
     "gpt_oss": _config("gpt_oss", 3, head_dim=16, sliding_window=8, num_local_experts=4),
     "deepseek_v3": _config(
-        "deepseek_v3", 2, _LATENTS, n_routed_experts=4, num_experts_per_tok=2, n_group=1, first_k_dense_replace=1
+        "deepseek_v3",
+        2,
+        _LATENTS,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=1,
+        first_k_dense_replace=1,
     ),
     "lfm2": _config("lfm2", 4, layer_types=["conv", FULL, "conv", FULL]),
     "lfm2_ids": _config("lfm2", 4, full_attn_idxs=[1, 2]),

@@ -33,7 +33,8 @@ def attend(
     assert layer.w_v is not None
     if scaling != layer.scale:
         raise connected.refuse("mla", "scale", scaling, layer.scale)
-    q_nope, q_rope = query.squeeze(0).transpose(0, 1).split([layer.w_k.shape[1], rotary.shape[-1]], dim=-1)
+    q = query.squeeze(0).transpose(0, 1)
+    q_nope, q_rope = torch.split(q, [layer.w_k.shape[1], rotary.shape[-1]], dim=-1)
     shape = (*q_nope.shape[:2], layer.w_v.shape[1])
     out = torch.empty(shape, dtype=query.dtype, device=query.device)
     connected.dispatch("mla", q_nope, q_rope, out, written=(latents[0, 0], rotary[0, 0]))

@@ -70,7 +70,7 @@ def attention(
         ("scale", scaling, layer.scale),
         ("sliding_window", kwargs.get("sliding_window"), layer.window),
         ("softcap", kwargs.get("softcap"), layer.soft_cap),
-        ("sinks", kwargs.get("s_aux") is not None, layer.sinks is not None),
+        ("s_aux", kwargs.get("s_aux") is not None, layer.sinks is not None),
     ):
         if found != bound:
             raise connected.refuse("attention", what, found, bound)

@@ -98,7 +98,12 @@ impl PlanRequest {
             features.insert(WINDOW.to_owned());
         }
         let asked = [(SOFT_CAP, shape.soft_cap), (SINKS, shape.sinks)];
-        features.extend(asked.iter().filter(|(_, is_asked)| *is_asked).map(|(name, _)| (*name).to_owned()));
+        features.extend(
+            asked
+                .iter()
+                .filter(|(_, is_asked)| *is_asked)
+                .map(|(name, _)| (*name).to_owned()),
+        );
         let mut query = Query {
             op,
             phase,

@@ -1,0 +1,117 @@
+"""One checkpoint a family and session, and what transformers computes from it without a cache."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import switchrail
+import switchrail_kernels
+import torch
+from switchrail.engine import Engine, SamplingParams
+from transformers import AutoModelForCausalLM
+
+from tests.engine.test_parity import Recorder, disturb
+from tests.families.made import make
+
+LIMIT = 1e-4
+OPTIONS: dict[str, Any] = {
+    "max_sequences": 8,
+    "num_pages": 600,
+    "page_size": 8,
+    "max_tokens_per_step": 128,
+    "prefill_chunk": 64,
+    "capture": "off",
+    "overlap": False,
+}
+
+Run = tuple[list[int], torch.Tensor]
+"""The new tokens of a prompt, and the logits of all rows."""
+
+
+@dataclass
+class Family:
+    """A family's checkpoint, and transformers' own model of it."""
+
+    model_type: str
+    path: Path
+    model: Any
+
+    def prompts(self, lengths: Iterable[int]) -> list[list[int]]:
+        draw = random.Random(0)
+        return [[draw.randrange(256) for _ in range(length)] for length in lengths]
+
+    def run(
+        self,
+        prompts: list[list[int]],
+        new_tokens: int,
+        *,
+        backend: str = "torch",
+        alone: bool = False,
+        between: Callable[[Any], Iterable[torch.Tensor]] | None = None,
+        **options: Any,
+    ) -> list[Run]:
+        """Runs prompts; `between` names the pools' tensors that are set to zero before each step."""
+        runtime = switchrail.Runtime()
+        with runtime.transaction() as registry:
+            switchrail_kernels.register(registry)
+        with Engine(
+            self.path,
+            runtime=runtime,
+            device="cpu",
+            backends=self.choices(backend),
+            options={**OPTIONS, **options},
+        ) as engine:
+            disturb(engine, seed=1)
+            recorder = Recorder(engine)
+            params = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
+            requests = []
+            for batch in [[prompt] for prompt in prompts] if alone else [prompts]:
+                requests += [engine.submit(prompt, params) for prompt in batch]
+                while engine.busy:
+                    for tensor in between(engine.pools) if between else ():
+                        tensor.zero_()
+                    engine.step()
+            assert recorder.most_calls == recorder.most_parts
+            return [
+                (
+                    list(request.output.tokens),
+                    torch.stack([recorder.rows[request.id, i] for i in range(len(prompt) + new_tokens - 1)]),
+                )
+                for request, prompt in zip(requests, prompts, strict=True)
+            ]
+
+    def choices(self, backend: str) -> dict[str, str]:
+        layers = switchrail.Layout.from_config(self.path).layers
+        return dict.fromkeys(sorted({op for layer in layers for op in layer.ops}), backend)
+
+    @torch.inference_mode()
+    def check(self, prompts: list[list[int]], runs: list[Run]) -> None:
+        """Holds logits and greedy tokens to one uncached forward pass over each prompt and its tokens."""
+        worst = 0.0
+        for prompt, (tokens, rows) in zip(prompts, runs, strict=True):
+            expected = self.model(torch.tensor([prompt + tokens[:-1]]), use_cache=False).logits[0]
+            worst = max(worst, (rows - expected).abs().max().item())
+            assert expected[len(prompt) - 1 :].argmax(-1).tolist() == tokens
+        print(f"{self.model_type}: worst {worst:.1e}")
+        assert worst <= LIMIT
+
+
+@pytest.fixture(scope="session")
+def family_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Family]:
+    found: dict[str, Family] = {}
+
+    def get(model_type: str) -> Family:
+        if model_type not in found:
+            path = make(model_type, tmp_path_factory.mktemp(model_type))
+            model = AutoModelForCausalLM.from_pretrained(
+                path, dtype=torch.float32, attn_implementation="eager"
+            )
+            found[model_type] = Family(model_type, path, model.eval())
+        return found[model_type]
+
+    return get
