@@ -16,6 +16,7 @@ import triton.language as tl
 
 from switchrail_kernels.attention.merge import finish, piece_length
 from switchrail_kernels.constants import LOG2E
+from switchrail_kernels.dependent import wait
 from switchrail_kernels.launch import Launcher
 from switchrail_kernels.softmax import add_keys, find_rows, seen_by
 
@@ -89,8 +90,9 @@ def _attend(
     GROUP: tl.constexpr, BG: tl.constexpr, BT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
     BN: tl.constexpr, PAGE: tl.constexpr, DECODE: tl.constexpr, SPLIT: tl.constexpr, NEGATED: tl.constexpr,
     WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, LSE: tl.constexpr, TREES: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait(EARLY)
     i_h = tl.program_id(1)
     i_p = 0
     pieces = 1
@@ -174,6 +176,6 @@ def _attend(
         finish(b_acc, b_total, p_out, p_lse, p_sinks, o_out, o_head, m_row, D, BD, SINKS, LSE)
 
 
-launch_attend = Launcher(_attend)
+launch_attend = Launcher(_attend, early=True)
 
 __all__ = ["launch_attend"]

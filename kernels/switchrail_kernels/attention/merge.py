@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from switchrail_kernels.constants import LN2, LOG2E
+from switchrail_kernels.dependent import wait
 from switchrail_kernels.launch import Launcher
 from switchrail_kernels.softmax import add_parts
 
@@ -88,8 +89,9 @@ def _merge_pieces(
     p_parts, p_weights, p_out, p_lse, p_sinks, p_kv_lens,
     window, PIECES, least,
     D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
-    LSE: tl.constexpr,
+    LSE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait(EARLY)
     row = tl.program_id(0)
     keys = tl.load(p_kv_lens + row)
     if WINDOW:
@@ -103,8 +105,9 @@ def _merge_pieces(
 @triton.jit
 def _merge_rows(
     p_parts, p_weights, p_out, p_lse, p_sinks, p_rows,
-    D: tl.constexpr, BD: tl.constexpr, SINKS: tl.constexpr, LSE: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, SINKS: tl.constexpr, LSE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait(EARLY)
     p_rows += 8 * tl.program_id(0)
     row = tl.load(p_rows)
     slot = tl.load(p_rows + 1).to(tl.int64)
@@ -113,7 +116,7 @@ def _merge_rows(
     _merge(p_parts, p_weights, p_out, p_lse, p_sinks, row, slot, step, pieces, D, BD, SINKS, LSE)
 
 
-launch_merge_pieces = Launcher(_merge_pieces)
-launch_merge_rows = Launcher(_merge_rows)
+launch_merge_pieces = Launcher(_merge_pieces, early=True)
+launch_merge_rows = Launcher(_merge_rows, early=True)
 
 __all__ = ["finish", "launch_merge_pieces", "launch_merge_rows", "piece_length"]

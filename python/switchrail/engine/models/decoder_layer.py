@@ -1,12 +1,13 @@
-"""Decoder layers that add a mixer's result and normalise the sum at once."""
+"""Decoder layers that add a result and normalise the sum at once, after the mixer and at the end."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, Final
 
 import torch
 
-from switchrail.engine.models.operations import Binding
+from switchrail.engine.models.operations import Binding, keep_normal, serves
 from switchrail.platforms.operations import AddRMSNorm
 from switchrail.platforms.serving import Forward
 
@@ -37,10 +38,34 @@ def _call(
         )
     norm = module.post_attention_layernorm
     residual, x = function(x, hidden_states, norm.weight, eps=norm.eps, weight_offset=1.0)
-    return residual + module.mlp(x)
+    x = module.mlp(x)
+    following: tuple[Any, Any] | None = module.__dict__.get(_FOLLOWING)
+    if following is None or torch.compiler.is_compiling() or not serves(module, *following):
+        return residual + x
+    norm, _ = following
+    total, x = function(x, residual, norm.weight, eps=norm.eps, weight_offset=1.0)
+    keep_normal(norm, total, x)
+    return total
 
+
+def _link(function: Forward, model: Any) -> None:
+    """Tells each layer the norm that comes after it, and the layer that this is in."""
+    layers = list(model.layers)
+    for layer, after in pairwise(layers):
+        layer.__dict__[_FOLLOWING] = after.input_layernorm, after
+    layers[-1].__dict__[_FOLLOWING] = model.norm, model.norm
+
+
+_FOLLOWING: Final = "_switchrail_following"
 
 DECODER_LAYER: Final = Binding(AddRMSNorm, _call, passes=("post_attention_layernorm",))
 """A norm with weights around zero after the mixer."""
 
-__all__ = ["DECODER_LAYER"]
+DECODER_LAYERS: Final = Binding(AddRMSNorm, None, prepare=_link)
+"""Such layers one after the other, and a norm like theirs at the end.
+
+The last sum of a layer is normalised at once for the next one, where nobody hooks what comes between: a hook
+could change the sum.
+"""
+
+__all__ = ["DECODER_LAYER", "DECODER_LAYERS"]

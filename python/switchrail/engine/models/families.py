@@ -9,7 +9,7 @@ from typing import Final
 from switchrail.engine.models.attention import GATED_ATTENTION
 from switchrail.engine.models.contract import MixerContract
 from switchrail.engine.models.convolution import SHORT_CONV
-from switchrail.engine.models.decoder_layer import DECODER_LAYER
+from switchrail.engine.models.decoder_layer import DECODER_LAYER, DECODER_LAYERS
 from switchrail.engine.models.gated_delta import GATED_DELTA
 from switchrail.engine.models.gated_delta_net import GATED_DELTA_NET
 from switchrail.engine.models.kda import KDA
@@ -64,6 +64,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         module=_module("qwen3_next"),
         mixers={"full_attention": _ATTENTION, "gated_delta": {"linear_attn": GATED_DELTA}},
         operations={
+            "Qwen3NextModel": (DECODER_LAYERS,),
             "Qwen3NextDecoderLayer": (DECODER_LAYER,),
             "Qwen3NextRMSNorm": (OFFSET_RMS_NORM,),
             "Qwen3NextRMSNormGated": (GATED_RMS_NORM,),

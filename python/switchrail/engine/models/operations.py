@@ -77,6 +77,7 @@ class _Bound:
 
 _ATTRIBUTE: Final = "_switchrail_forward"
 _PREPARED: Final = "_switchrail_prepared"
+_NORMAL: Final = "_switchrail_normal"
 INNERMOST: Final = 1 - 2**31
 """The priority of that hook: whatever else is hooked to a module stays around the platform's function."""
 
@@ -217,7 +218,21 @@ def _with_rows(function: Forward, running: Running, *args: Any, **kwargs: Any) -
     return function(*args, **kwargs, rows=None if step is None else step.real_rows)
 
 
+def serves(*parts: nn.Module) -> bool:
+    """Whether platforms' functions serve all of these, and nobody hooks them."""
+    return all(_ATTRIBUTE in part.__dict__ and not _is_hooked(part) for part in parts)
+
+
+def keep_normal(norm: nn.Module, x: torch.Tensor, normal: torch.Tensor) -> None:
+    """Has a norm's next call with `x` return `normal`."""
+    norm.__dict__[_NORMAL] = x, normal
+
+
 def _offset_rms_norm(function: Forward, module: Any, x: torch.Tensor) -> Any:
+    if not torch.compiler.is_compiling():
+        given, normal = module.__dict__.pop(_NORMAL, (None, None))
+        if given is x:
+            return normal
     return function(x, module.weight, eps=module.eps, weight_offset=1.0)
 
 
@@ -257,8 +272,10 @@ __all__ = [
     "ForwardOf",
     "bind",
     "forward",
+    "keep_normal",
     "look",
     "multiply",
     "prepare",
     "prepared",
+    "serves",
 ]
