@@ -1,6 +1,6 @@
-"""The ops: each one's contract, reference and plain-torch backend.
+"""The ops: contract, reference and plain-torch backend of each.
 
-The names here are imported when they are first used, so that importing this package does not import torch.
+Names are imported on first use, so importing this package does not import torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The interface that a backend implements."""
+"""The interface of backends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MADE_BY = {"plan": "`plan`", "record": "`run` in verify"}
 
 
 def foreign(argument: Literal["plan", "record"], found: object) -> ArgumentError:
-    """The error for a plan or a record that is none of the backend's own."""
+    """Return the error for a plan or a record that the backend didn't make."""
     name = type(found).__name__
     return ArgumentError(
         f"{argument}: got {name}, expected what the backend's {_MADE_BY[argument]} returned",
@@ -26,11 +26,11 @@ def foreign(argument: Literal["plan", "record"], found: object) -> ArgumentError
 
 
 class Planned(Protocol):
-    """A plan that knows the lengths it was made for."""
+    """A plan that stores the lengths it was made for."""
 
     @property
     def seqlens(self) -> tuple[int, ...]:
-        """The lengths of its batch's sequences."""
+        """The lengths of the batch's sequences."""
 
 
 def check_plan(
@@ -39,16 +39,16 @@ def check_plan(
     made: tuple[type[Planned], ...],
     verify: type[Planned] | None = None,
 ) -> None:
-    """Refuses a plan that was made by another backend, or for another phase or other lengths.
+    """Refuse a plan made by another backend, for another phase or for other lengths.
 
     Args:
         plan: The plan.
         batch: The batch.
-        made: What the backend's plans are but for a `VerifyBatch`.
-        verify: What those are; None where the backend makes none.
+        made: The backend's plan types for batches other than a `VerifyBatch`.
+        verify: The backend's plan type for a `VerifyBatch`; None if it has none.
 
     Raises:
-        ArgumentError: It is not the batch's.
+        ArgumentError: The plan doesn't match.
     """
     kinds = made
     if isinstance(batch, VerifyBatch):
@@ -58,72 +58,71 @@ def check_plan(
 
 
 class Backend(Generic[CallT, BatchT]):
-    """An implementation of one op; one instance serves one route plan.
+    """An implementation of one op. Each instance serves one route plan.
 
-    A backend is constructed with its validated configuration (the object of the type given at registration,
-    or None) once per route plan that uses it. It derives from its op's class, such as
-    `switchrail.ops.GatedDeltaBackend`, whose description says what is computed.
+    A backend is constructed once for each route plan that uses it, with its validated configuration: an
+    instance of the type given at registration, or None. It derives from its op's class, such as
+    `switchrail.ops.GatedDeltaBackend`, whose docstring defines the computation.
 
-    What a call may be given is the op's contract, `switchrail.ops.CONTRACTS[op]`, and what breaks it must be
-    refused before anything is written: `check_batch(phase, batch)` in `plan` looks at a batch once a step,
-    `check_call(call, batch)` in `run` at the rest.
+    The op's contract, `switchrail.ops.CONTRACTS[op]`, defines the valid calls. A backend must refuse invalid
+    calls before it writes anything: `check_batch(phase, batch)` in `plan` checks the batch once a step, and
+    `check_call(call, batch)` in `run` checks the rest.
     """
 
     op: ClassVar[str]
     has_state: ClassVar[bool] = False
-    """Whether the op has a recurrent state, which a verification must commit."""
+    """Whether the op has a recurrent state, which must be committed after verification."""
 
     def __init__(self, config: Any = None) -> None:
         self.config = config
 
     def plan(self, phase: Phase, batch: BatchT, bounds: Bounds | None = None) -> Any:
-        """Prepares what all layers of a step share, once a step and phase; each call is given the result.
+        """Prepare what all layers of a step share. Called once per step and phase; calls get the result.
 
-        A backend that runs its phases differently tells by it which one a call belongs to.
+        If phases run differently, the plan records the phase for `run`.
 
         Args:
             phase: `prefill`, `decode` or `verify`.
             batch: The step's sequences.
-            bounds: How large the batches are that the plan is refreshed for; None: this one alone.
+            bounds: The largest batches that the plan can be refreshed for; None for this batch only.
         """
         return None
 
     def refresh(self, plan: Any, batch: BatchT) -> None:
-        """Fills a plan that was made within bounds for another batch, in place and without waiting.
+        """Update a plan made with bounds for another batch, in place and without waiting for the device.
 
-        A backend without it is never captured in a graph.
+        A backend without this method is never captured in a graph.
         """
         raise NotImplementedError
 
     def run(self, call: CallT, batch: BatchT, plan: Any) -> Any:
-        """Runs a call: writes its outputs, and the state of its layer in place.
+        """Run a call: write its outputs, and update its layer's state in place.
 
-        It modifies nothing else, and never waits for the device. In verify, of whose drafted tokens it isn't
-        known yet which are accepted, it leaves the state as it is; what softmax attention is given is a chain
-        unless its batch says otherwise.
+        Nothing else is modified, and the host never waits for the device. In verify the state is left
+        unchanged, because the accepted drafts are not known yet. The drafts of a softmax attention batch form
+        a chain unless it is a `PagedTreeBatch`.
 
         Args:
-            call: The layer, and tensors with a row a token.
+            call: The layer, and tensors with one row per token.
             batch: The sequences that the rows belong to.
-            plan: What `plan` returned for them.
+            plan: The result of `plan` for this batch.
 
         Returns:
-            In verify, what `commit` needs: a state for each token, or what it takes to run them again. None
-            in other phases.
+            In verify, a record for `commit`: the state after each token, or the inputs to recompute it. None
+                in other phases.
         """
         raise NotImplementedError
 
     def commit(self, call: CallT, batch: Any, plan: Any, record: Any, accepted: torch.Tensor) -> None:
-        """Writes the state after the accepted tokens into each sequence's write slot.
+        """Write the state after the accepted tokens into each sequence's write slot.
 
         Args:
-            call: The call that was verified.
+            call: The verified call.
             batch: Its batch, a `VerifyBatch`.
             plan: Its plan.
-            record: What `run` returned for it.
-            accepted: [N] int64 on the device, the last accepted row of each sequence, counted within it; -1
-                where none is, so that the initial state is written. Of padding and of sequences of length
-                zero it is not looked at.
+            record: The record that `run` returned.
+            accepted: [N] int64 on the device: the index of each sequence's last accepted row within the
+                sequence, or -1 to write the initial state. Ignored for padding and for empty sequences.
         """
         raise NotImplementedError
 

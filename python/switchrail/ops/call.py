@@ -1,7 +1,7 @@
-"""What the calls of all ops have in common: a layer's half, which never changes, and what a call brings.
+"""The common parts of all ops' calls: a layer's constant arguments and the arguments of each call.
 
-Each op's `contract.py` has the two halves, beside the interface of its backends. A call is a tuple
-of its layer and of tensors with a row a token; it is made anew each time, the layer's half once.
+Each op's `contract.py` defines both, beside the interface of its backends. A call is a tuple of its layer and
+of tensors with one row per token. Layers are made once, calls anew each time.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ CallT = TypeVar("CallT", bound=tuple[Any, ...])
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Layer:
-    """What never changes for a layer: pools, weights, options.
+    """The constant arguments of a layer: pools, weights, options.
 
-    It is compared by identity, so that what was found out about a layer's calls can be kept with it. Its
-    tensors stay where they are; whoever moves one makes a new layer.
+    Layers are compared by identity, so results about a layer's calls can be cached in it. Its tensors must
+    stay where they are; after moving one, make a new layer.
 
     Attributes:
-        checked: What the contract found right in calls of this layer.
-        kept: What backends found out about calls of this layer, each under a key of its own.
+        checked: The calls of this layer that passed the contract's check.
+        kept: Data that backends cache about this layer, each under its own key.
     """
 
     checked: set[object] = field(default_factory=set, init=False)
     kept: dict[Any, Any] = field(default_factory=dict, init=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy is another layer, of which nothing is known."""
+        """A copy is another layer, with empty caches."""
         return _remake, (type(self), {one.name: getattr(self, one.name) for one in fields(self) if one.init})
 
 
@@ -37,11 +37,11 @@ def _remake(kind: type[Layer], values: dict[str, Any]) -> Layer:
 
 
 make_call = tuple.__new__
-"""Makes a call of its class and a tuple of all its fields, in half the time that the class itself takes."""
+"""Make a call from its class and a tuple of all its fields, in half the time of the class itself."""
 
 
 def take_rows(call: CallT, rows: slice) -> CallT:
-    """Some rows of a call, as views."""
+    """Return some rows of a call, as views."""
     layer, *tensors = call
     return make_call(type(call), (layer, *[tensor if tensor is None else tensor[rows] for tensor in tensors]))
 

@@ -1,4 +1,4 @@
-"""Every op's definition, and single parts of them, by op."""
+"""The definitions of all ops, and single parts of them, by op."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ DEFINITIONS: Mapping[str, OpDefinition] = {op: import_module(f"switchrail.ops.{o
 
 
 class OfEach(Mapping[str, T]):
-    """One part of each definition, by op, imported when it is looked up.
+    """One part of each definition, by op, imported on lookup.
 
     Args:
-        part: Takes it from a definition.
+        part: Returns the part of a definition.
     """
 
     def __init__(self, part: Callable[[OpDefinition], T]) -> None:

@@ -1,4 +1,4 @@
-"""How the plain-torch backends with a recurrent state cut a batch into chunks, and walk over them."""
+"""Splitting a batch into chunks, and scanning them, for the plain-torch backends with a recurrent state."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from switchrail.ops.contract import Contract
 from switchrail.ops.slots import Slots, indices
 
 GROUP_TOKENS = 1024
-"""About how many tokens are in work at once: what is kept for each takes a chunk's length a head and more."""
+"""Approximate number of tokens processed at once. Each needs memory for over a chunk's length per head."""
 
 
 After = Callable[[int, torch.Tensor], None]
-"""Given a number of chunks within their sequences, from 0, and the states [M, ...] after those chunks."""
+"""Takes a chunk number within the sequences, from 0, and the states [M, ...] after those chunks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Chunks that are worked on at once, ordered by their number within the sequence, then by sequence.
+    """Chunks that are processed at once, ordered by their number within the sequence, then by sequence.
 
     Attributes:
-        rows: [n * C] int64, the packed row of each place; a place past the end of its sequence repeats its
-            last row.
-        beyond: [n, C, 1] bool, the places past an end; None where there is none.
-        levels: For each number within the sequence, the chunks' first and last + 1 in the group. Chunk i of a
-            level belongs to sequence i, in the order of `Slots`.
-        first_number: The number of the first level's chunks within their sequences.
+        rows: [n * C] int64, the packed row of each place. Places past the end of a sequence repeat its last
+            row.
+        beyond: [n, C, 1] bool, True for places past the end; None if there are none.
+        levels: For each chunk number the first and last + 1 of its chunks in the group. Chunk i of a level
+            belongs to sequence i in the order of `Slots`.
+        first_number: The chunk number of the first level.
     """
 
     rows: torch.Tensor
@@ -40,18 +40,18 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlan:
-    """What all layers of a step share.
+    """The data that all layers of a step share.
 
     Attributes:
-        seqlens: The rows of the sequences that it was made for.
-        slots: The states of the sequences that are not empty, longest first; in decode in order.
-        chunk: C, tokens a chunk.
+        seqlens: The lengths of the batch's sequences.
+        slots: The states of the nonempty sequences, longest first; in decode in the batch's order.
+        chunk: C, tokens per chunk.
         groups: The chunks.
-        places: [T] int64, the place of each packed row among the chunks; None where each sequence has one row
-            only, so that there are no chunks.
-        padding_rows: [T, 1, 1] bool, the rows of padding; None where it is known that there is none.
-        kept: For a number within the sequence the slots [R] int64 that the states of the first R sequences
-            are written to after their chunks of that number.
+        places: [T] int64, the place of each packed row among the chunks; None if every sequence has one row
+            and there are no chunks.
+        padding_rows: [T, 1, 1] bool, the rows of padding; None if there is known to be none.
+        kept: By chunk number, the slots [R] int64 for the checkpoints of the first R sequences after their
+            chunks of that number.
     """
 
     seqlens: tuple[int, ...]
@@ -63,28 +63,28 @@ class ChunkPlan:
     kept: Mapping[int, torch.Tensor]
 
     def keep(self, pool: torch.Tensor, number: int, states: torch.Tensor) -> None:
-        """Writes what is to be kept of the states [M, ...] after the chunks of a number."""
+        """Store the checkpoints among the states [M, ...] after the chunks of a number."""
         if number in self.kept:
             slots = self.kept[number]
             self.slots.keep(pool, states[: len(slots)], slots)
 
     def write(self, results: list[torch.Tensor], out: torch.Tensor) -> None:
-        """Writes what the groups computed, [n * C, heads, size] each, to `out` [T, heads, size]."""
+        """Write the results of the groups, [n * C, heads, size] each, to `out` [T, heads, size]."""
         assert self.places is not None
         result = (results[0] if len(results) == 1 else torch.cat(results)).index_select(0, self.places)
         self.write_rows(result, out)
 
     def write_rows(self, result: torch.Tensor, out: torch.Tensor) -> None:
-        """Writes a result of `out`'s shape, which it may change, with zeros for padding."""
+        """Write a result of `out`'s shape, with zeros for padding. May modify the result."""
         if self.padding_rows is not None:
             result.masked_fill_(self.padding_rows, 0)
         out.copy_(result)
 
 
 def plan_chunks(contract: Contract, phase: Phase, batch: StateBatch, size: int) -> ChunkPlan:
-    """Cuts the sequences of a batch into chunks of `size` tokens, a power of 2.
+    """Split the sequences of a batch into chunks of `size` tokens, a power of 2.
 
-    Chunks are smaller where all sequences are shorter, or states are to be kept in between.
+    Chunks are smaller if all sequences are shorter or if checkpoints require it.
 
     Raises:
         ContractError: The batch breaks the contract.
@@ -127,7 +127,10 @@ def plan_chunks(contract: Contract, phase: Phase, batch: StateBatch, size: int) 
 def _cut(
     sequences: list[tuple[int, int]], chunk: int, device: torch.device
 ) -> tuple[tuple[Group, ...], torch.Tensor]:
-    """Cuts sequences, as first and last + 1 row and longest first, into groups of chunks; places each row."""
+    """Split sequences into groups of chunks, and return also the place of each row.
+
+    Each sequence is a pair of its first and last + 1 row; the longest comes first.
+    """
     counts = [-(-(stop - start) // chunk) for start, stop in sequences]
     groups: list[Group] = []
     places = torch.empty(sum(stop - start for start, stop in sequences), dtype=torch.int64)
@@ -175,20 +178,21 @@ def scan(
     removal: torch.Tensor | None = None,
     after: After,
 ) -> torch.Tensor:
-    """Walks the states over the chunks of a group in order of time.
+    """Run the recurrence over the chunks of a group in order of time.
 
-    With S the state before a chunk and U = values - removal S^T what its tokens write: the chunk's result is
-    queries S^T + attention U, and the state after it S decay + U^T keys. Chunks and heads are one axis.
+    With S the state before a chunk and U = values - removal S^T the values that its tokens write, the chunk's
+    result is queries S^T + attention U, and the next state is S decay + U^T keys. Chunks and heads form one
+    axis.
 
     Args:
         group: The chunks.
-        states: [M, HV, V, K], brought up to date.
-        attention: [n * HV, C, C], how much of what a token writes each later one reads.
+        states: [M, HV, V, K], updated in place.
+        attention: [n * HV, C, C], the weight with which each later token reads an earlier token's write.
         values: [n * HV, C, V].
         keys: [n * HV, C, K], with the decay from each token to the chunk's end.
         queries: [n * HV, C, K], with the decay from the chunk's start to each token.
         decay: [n * HV, 1, 1] or [n * HV, 1, K], of the whole chunk.
-        removal: [n * HV, C, K], what the delta rule takes off; None where U does not depend on the state.
+        removal: [n * HV, C, K], the part that the delta rule removes; None if U does not depend on the state.
         after: Called after each level.
 
     Returns:
@@ -212,7 +216,7 @@ def scan(
 
 
 def invert_unit_lower(system: torch.Tensor) -> torch.Tensor:
-    """(I + A)^-1 of each A [..., C, C], of which only what lies below the diagonal is read."""
+    """Return (I + A)^-1 for each A [..., C, C]. Only the entries below the diagonal are read."""
     identity = torch.eye(system.shape[-1], dtype=system.dtype, device=system.device)
     inverse: torch.Tensor = torch.linalg.solve_triangular(system, identity, upper=False, unitriangular=True)
     return inverse

@@ -1,4 +1,4 @@
-"""Contracts as data: what a call of an op may be given, and the check that derives from it."""
+"""Contracts: the valid calls of an op as data, and the checks derived from them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ INPUT = "input"
 """In a list of dtypes: the dtype of the op's first tensor."""
 
 COMPUTE = "compute"
-"""In a list of dtypes: float32, or float64 where the op's first tensor is float64."""
+"""In a list of dtypes: float32, or float64 if the op's first tensor is float64."""
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 REMEMBERED = 1024
-"""How many calls that were found right are remembered with a layer at most."""
+"""The maximum number of checked calls remembered per layer."""
 
 _AXIS = re.compile(r"(\w+?)\s*([+-]\s*\d+)?")
 
@@ -34,20 +34,19 @@ class TensorSpec:
     """One tensor of a contract.
 
     Attributes:
-        axes: The axes in order, outermost first: a name, or a name and a constant, such as `W-1`. An axis has
+        axes: The axes, outermost first. Each is a name, or a name and a constant such as `W-1`. An axis has
             one size in all tensors of a call.
-        dtypes: Names of the dtypes that are valid; `INPUT` and `COMPUTE` stand for one that depends on the
-            call.
-        memory: The axes in the order in which they lie dense in memory, outermost first; None where only
-            `unit_stride` is asked.
-        unit_stride: Axes of which one at least has stride 1; the others may have any stride.
-        mutated: Whether the call writes into it.
+        dtypes: The names of the valid dtypes; `INPUT` and `COMPUTE` depend on the call.
+        memory: The axes in the order of dense memory, outermost first; None if only `unit_stride` is
+            required.
+        unit_stride: Axes of which at least one has stride 1; the others may have any stride.
+        mutated: Whether the call writes to it.
         optional: Whether None is valid.
-        same_if_none: Two axes that have one size where it is None.
-        raw_with: An option with which, where it is not None, the call's first dtype is valid as well.
-        feature: The feature that a backend must declare to be given it; a call may then leave it out, which
-            means None. None where every backend takes it.
-        about: What it holds.
+        same_if_none: Two axes that have the same size if the tensor is None.
+        raw_with: An option; if it is not None, the dtype of the op's first tensor is valid as well.
+        feature: The feature that a backend must declare to accept this tensor; a call may then omit it, which
+            means None. None if every backend accepts it.
+        about: Its meaning.
     """
 
     axes: tuple[str, ...]
@@ -68,22 +67,22 @@ class TensorSpec:
 
     @cached_property
     def memory_order(self) -> tuple[int, ...]:
-        """The positions of the axes, innermost in memory first; empty where no order is asked."""
+        """The positions of the axes, innermost in memory first; empty if no order is required."""
         return tuple(self.axes.index(axis) for axis in reversed(self.memory or ()))
 
     @cached_property
     def unit_axes(self) -> tuple[int, ...]:
-        """The positions of the axes of which one has stride 1."""
+        """The positions of the `unit_stride` axes."""
         return tuple(self.axes.index(axis) for axis in self.unit_stride)
 
     @cached_property
     def raw(self) -> TensorSpec:
-        """The tensor where the option `raw_with` is given."""
+        """The specification if the option `raw_with` is given."""
         return replace(self, dtypes=(INPUT, *self.dtypes))
 
     @cached_property
     def torch_dtypes(self) -> Mapping[torch.dtype, frozenset[torch.dtype]]:
-        """The valid dtypes for each dtype of the call's first tensor, or of the batch's."""
+        """The valid dtypes by the dtype of the call's first tensor, or of the batch's first."""
         table = {}
         for first in (*FLOATS, "int32"):
             special = {INPUT: first, COMPUTE: "float64" if first == "float64" else "float32"}
@@ -93,15 +92,15 @@ class TensorSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class OptionSpec:
-    """One argument of a contract that is no tensor.
+    """One argument of a contract that is not a tensor.
 
     Attributes:
-        types: The types that are valid; a bool is no number.
-        values: The values that are valid; empty where only `types` restricts it.
-        finite_nonzero: Whether a number is other than zero, infinities and NaN.
-        sign: 1 where a number is more than zero, -1 where it is less, 0 where it may be either.
-        feature: As a tensor's.
-        about: What it means.
+        types: The valid types; a bool doesn't count as a number.
+        values: The valid values; empty if only `types` restricts it.
+        finite_nonzero: Whether a number must be finite and not zero.
+        sign: 1 if a number must be positive, -1 if negative, 0 for either.
+        feature: See `TensorSpec`.
+        about: Its meaning.
     """
 
     types: tuple[type, ...]
@@ -114,23 +113,23 @@ class OptionSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Contract:
-    """What one op takes, as data, from which checks and test inputs derive.
+    """The arguments of one op as data. Checks and test inputs derive from it.
 
     Attributes:
         op: The op's name.
-        call: What a call brings; its first tensor decides the dtypes.
-        layer: What never changes for a layer.
+        call: The class of its calls; a call's first tensor determines the dtypes.
+        layer: The class of its layers.
         tensors: Every tensor of both by name, `out` included.
         options: Every other argument by name.
         batch: The tensors of the call's batch by name.
         batch_type: The class of the batch.
-        multiples: Pairs of axes of which the first is a multiple of the second.
-        needs: An option, a value of it, and another argument that must then be given.
-        sums: Axes of which the first is as long as the others together.
-        batch_features: The features that are a kind of batch, and that kind.
-        state_layout: The name of the layout of the state, as registrations give it; None where it has none.
-        gate: What the gate holds: its space, kind and range, by name; empty where there is none.
-        notes: What the shapes can't say.
+        multiples: Pairs of axes; the first is a multiple of the second.
+        needs: Triples of an option, a value of it, and another argument that this value requires.
+        sums: Tuples of axes; the size of the first is the sum of the others.
+        batch_features: The features that are a class of batch, with that class.
+        state_layout: The name of the state's layout, as in registrations; None if there is no such layout.
+        gate: The gate's space, kind and range, by name; empty if there is no gate.
+        notes: Requirements that the shapes can't express.
     """
 
     op: str
@@ -150,33 +149,33 @@ class Contract:
 
     @cached_property
     def mutated(self) -> tuple[str, ...]:
-        """The names of the tensors that a call writes into."""
+        """The names of the tensors that a call writes to."""
         return tuple(name for name, spec in self.tensors.items() if spec.mutated)
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
-        """The names of the tensors that a call brings, less those that it writes into."""
+        """The names of the tensors of a call, without those that it writes to."""
         return tuple(name for name in self.brought if not self.tensors[name].mutated)
 
     @cached_property
     def brought(self) -> tuple[str, ...]:
-        """The names of the tensors that a call brings."""
+        """The names of the tensors of a call."""
         names: tuple[str, ...] = self.call._fields[1:]  # type: ignore[attr-defined]
         return names
 
     @cached_property
     def kept(self) -> tuple[str, ...]:
-        """The names of what never changes for a layer."""
+        """The names of a layer's arguments."""
         return tuple(field.name for field in fields(self.layer) if field.init)
 
     @cached_property
     def required(self) -> frozenset[str]:
-        """The names of the arguments that no call may leave out."""
+        """The names of the arguments that no call may omit."""
         return frozenset(self._arguments) - {name for names in self.features.values() for name in names}
 
     @cached_property
     def features(self) -> Mapping[str, tuple[str, ...]]:
-        """The arguments that belong to each feature; of one that is a kind of batch, `batch`."""
+        """The arguments that belong to each feature; `batch` for a class of batch."""
         table: dict[str, tuple[str, ...]] = dict.fromkeys(self.batch_features, ("batch",))
         for name, spec in self._arguments.items():
             if spec.feature is not None:
@@ -188,7 +187,7 @@ class Contract:
         return {**self.tensors, **self.options}
 
     def make(self, arguments: Mapping[str, Any]) -> Any:
-        """A call of a layer of its own, from all arguments by name.
+        """Make a call, with a layer of its own, from all arguments by name.
 
         Raises:
             ContractError: An argument is missing or unknown.
@@ -201,25 +200,25 @@ class Contract:
         return make(layer=self.layer(**kept), **brought)
 
     def check(self, phase: str, call: Any, batch: SequenceBatch) -> None:
-        """Checks one call and its batch: `check_batch`, then `check_call`, with all features.
+        """Check one call and its batch with all features: `check_batch`, then `check_call`.
 
         Raises:
-            ContractError: An argument is not as the contract asks.
+            ContractError: An argument breaks the contract.
         """
         features = tuple(self.features)
         self.check_batch(phase, batch, features)
         self.check_call(call, batch, features)
 
     def check_batch(self, phase: str, batch: SequenceBatch, features: Collection[str] = ()) -> None:
-        """Checks what all layers of a step share, without looking at the contents of any tensor.
+        """Check the batch that all layers of a step share. Tensor contents are not read.
 
         Args:
             phase: `prefill`, `decode` or `verify`.
             batch: The step's batch.
-            features: Which the backend has of those that are a kind of batch.
+            features: The backend's features; only those that are a class of batch matter.
 
         Raises:
-            ContractError: The batch is not as the contract asks.
+            ContractError: The batch breaks the contract.
         """
         if not isinstance(batch, self.batch_type):
             raise self.error("batch", type(batch).__name__, f"a {self.batch_type.__name__}")
@@ -245,16 +244,15 @@ class Contract:
             self._check_parents(batch)
 
     def check_call(self, call: Any, batch: SequenceBatch, features: tuple[str, ...] = ()) -> None:
-        """Checks one call whose batch is checked already, without looking at the contents of any tensor.
+        """Check one call whose batch is already checked. Tensor contents are not read.
 
         Args:
             call: The call.
             batch: Its batch.
-            features: Which the backend has.
+            features: The backend's features.
 
         Raises:
-            ContractError: An argument is not as the contract asks, or belongs to a feature that the backend
-                lacks.
+            ContractError: An argument breaks the contract, or needs a feature that the backend lacks.
         """
         if type(call) is not self.call:
             raise self.error("call", type(call).__name__, f"a {self.call.__name__}")
@@ -272,11 +270,11 @@ class Contract:
                 if rows > 1 and shape and shape[0] == rows:
                     shape = (None, *shape[1:])
                 values.append((tensor.dtype, tensor.device, shape, tensor.stride()))
-        except (AttributeError, TypeError, RuntimeError):  # no tensor, or one without strides
+        except (AttributeError, TypeError, RuntimeError):  # not a tensor, or one without strides
             self._check_call(call, batch, features)
             return
-        # All that is looked at below. From step to step it is the same but for the number of rows, of which
-        # it only matters that all have it, unless it is 0 or 1.
+        # The key holds everything that the check reads. A row count above 1 may differ between steps, so None
+        # stands for it in the shapes that have it.
         key = (0 if rows > 1 else rows, batch.cu_seqlens.device, features, *values)
         if key in layer.checked:
             return
@@ -286,10 +284,10 @@ class Contract:
         layer.checked.add(key)
 
     def check_layer(self, layer: Any, features: Collection[str]) -> None:
-        """Checks what can be said of a layer without a call, and that it needs no feature that is lacking.
+        """Check a layer without a call, including that it needs no missing feature.
 
         Raises:
-            ContractError: An option or a tensor is not as the contract asks, or belongs to such a feature.
+            ContractError: An option or a tensor breaks the contract, or needs a missing feature.
         """
         if type(layer) is not self.layer:
             raise self.error("layer", type(layer).__name__, f"a {self.layer.__name__}")
@@ -357,16 +355,16 @@ class Contract:
                 )
 
     def check_accepted(self, batch: SequenceBatch, accepted: object) -> None:
-        """Checks what a commit is given, without looking at the contents.
+        """Check the argument of a commit. Its contents are not read.
 
         Raises:
-            ContractError: It isn't as `ACCEPTED` asks.
+            ContractError: It doesn't match `ACCEPTED`.
         """
         sizes, owners = {"N": len(batch.seqlens)}, {"N": "batch.seqlens"}
         self._check_tensor("accepted", ACCEPTED, accepted, batch.cu_seqlens, sizes, owners)
 
     def error(self, argument: str, found: str, valid: str) -> ContractError:
-        """The error for one argument: what was given, and what is asked."""
+        """Return the error for one argument, with the value found and the valid ones."""
         return ContractError(
             f"{self.op}: {argument}: got {found}, expected {valid}",
             op=self.op,
@@ -434,7 +432,7 @@ class Contract:
             row += length
 
     def _join(self, known: str, other: str, sizes: dict[str, int], owners: dict[str, str]) -> None:
-        """Gives the second axis the size of the first, which is known already."""
+        """Set the size of the axis `other` to that of `known`."""
         if sizes.setdefault(other, sizes[known]) != sizes[known]:
             raise self.error(
                 owners[known], f"{known} = {sizes[known]}", f"{other} = {sizes[other]} ({owners[other]})"
@@ -498,10 +496,10 @@ class Contract:
 
 
 def parse_axis(axis: str) -> tuple[str, int]:
-    """Splits an axis such as `W-1` into its name and its constant.
+    """Split an axis such as `W-1` into its name and its constant.
 
     Raises:
-        ValueError: The text is no axis.
+        ValueError: The text is not an axis.
     """
     match = _AXIS.fullmatch(axis)
     if match is None:
@@ -510,7 +508,7 @@ def parse_axis(axis: str) -> tuple[str, int]:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name that registrations and messages use, such as `bfloat16`."""
+    """The dtype's name in registrations and messages, such as `bfloat16`."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -535,10 +533,13 @@ STATE_SLOTS: Mapping[str, TensorSpec] = {
         axes=("N",),
         dtypes=("int64",),
         memory=("N",),
-        about="slot of the final state; -1 exactly where read_slots has it",
+        about="slot of the final state; -1 if and only if read_slots is -1",
     ),
     "has_initial_state": TensorSpec(
-        axes=("N",), dtypes=("bool",), memory=("N",), about="False: starts from zero, the slot is not read"
+        axes=("N",),
+        dtypes=("bool",),
+        memory=("N",),
+        about="False: starts from zero and doesn't read the slot",
     ),
 }
 """The tensors of a `StateBatch`."""
@@ -547,22 +548,22 @@ CHECKPOINTS = TensorSpec(
     axes=("N", "X"),
     dtypes=("int64",),
     memory=("N", "X"),
-    about="slots of the states to keep on the way; -1: not wanted",
+    about="slots of the intermediate states to store; -1: none",
 )
-"""What a `CheckpointBatch` has more than a `StateBatch`."""
+"""The tensor that a `CheckpointBatch` adds to a `StateBatch`."""
 
 ACCEPTED = TensorSpec(
     axes=("N",), dtypes=("int64",), memory=("N",), about="the last accepted row of each sequence; -1: none"
 )
-"""What `commit` is told."""
+"""The argument `accepted` of `commit`."""
 
 PARENTS = TensorSpec(
     axes=("T",),
     dtypes=("int32",),
     memory=("T",),
-    about="the row that each follows; -1: the state",
+    about="the parent row of each row; -1: the state",
 )
-"""What a `VerifyBatch` has more than a `StateBatch`, and a `PagedTreeBatch` more than a `PagedBatch`."""
+"""The tensor that a `VerifyBatch` adds to a `StateBatch`, and a `PagedTreeBatch` to a `PagedBatch`."""
 
 PAGES: Mapping[str, TensorSpec] = {
     **SEQUENCES,

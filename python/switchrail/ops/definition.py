@@ -1,4 +1,4 @@
-"""What an op is to the tables that iterate over all ops: its names, its sizes, and where its parts stand."""
+"""Definitions of ops, for code that iterates over all ops: names, typical sizes, and where the parts are."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ RECURRENT: Mapping[str, Any] = {
     "state_layouts": ("VK",),
     "features": ("checkpoints",),
 }
-"""The claims of an op with a recurrent state of heads."""
+"""The claims of an op with a recurrent state per head."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpDefinition:
-    """An op, as its folder exports it; parts are imported when they are first asked for.
+    """An op, as its folder exports it. Its parts are imported on first use.
 
     Attributes:
-        op: The op's name, which is the core's and the folder's.
-        claims: What its `torch` and `reference` backends claim besides what those of all ops do.
-        arguments: By axis of the contract, the argument of the generator that sets its size.
-        head_size: The axes that a head size names: of q and k, and of v; None for an op without heads.
-        heads: The axes that are the numbers of heads of q and of v, as layouts count them, an
-            axis being None where it is always one; None likewise.
+        op: The op's name, in the core and of its folder.
+        claims: The claims of its `torch` and `reference` backends in addition to those of all ops.
+        arguments: For each axis of the contract, the generator argument that sets its size.
+        head_size: The axes that a head size refers to, for q and k and for v; None for an op without heads.
+        heads: The axes that count the heads of q and of v; an axis is None if the number is always one. None
+            for an op without heads.
         sizes: Sizes in widespread models, by axis.
     """
 
@@ -51,12 +51,12 @@ class OpDefinition:
 
     @property
     def paged(self) -> bool:
-        """Whether it reads a paged cache; else it has a state."""
+        """Whether it reads a paged cache; otherwise it has a state."""
         return self.op in PAGED_OPS
 
     @property
     def stem(self) -> str:
-        """Its name in those of classes, such as `GatedDelta`."""
+        """Its name within class names, such as `GatedDelta`."""
         return "".join(part.capitalize() for part in self.op.split("_"))
 
     @cached_property
@@ -67,12 +67,12 @@ class OpDefinition:
 
     @cached_property
     def interface(self) -> type[AnyBackend]:
-        """The class that its backends derive from."""
+        """The base class of its backends."""
         return self._class("contract", f"{self.stem}Backend")
 
     @cached_property
     def reference(self) -> type[AnyBackend]:
-        """The float64-capable reference."""
+        """The reference backend, which supports float64."""
         return self._class("reference", f"Reference{self.stem}")
 
     @cached_property
@@ -88,23 +88,23 @@ class OpDefinition:
 
     @property
     def scenarios(self) -> tuple[Scenario, ...]:
-        """What the conformance suite tries with this op only."""
+        """The conformance scenarios of this op only."""
         scenarios: tuple[Scenario, ...] = getattr(self._module("inputs"), "SCENARIOS", ())
         return scenarios
 
     @property
     def timed(self) -> tuple[Timed, ...]:
-        """What the benchmarks time."""
+        """The batches that benchmarks time."""
         timed: tuple[Timed, ...] = getattr(self._module("inputs"), "TIMED", ())
         return timed
 
     def served(self, phase: Phase) -> Mapping[str, Any]:
-        """The generator's arguments that make calls of a phase as those of models that are served."""
+        """The generator's arguments for calls of a phase as real models make them."""
         served: Mapping[Phase, Mapping[str, Any]] = getattr(self._module("inputs"), "SERVED", {})
         return served.get(phase, {})
 
     def flops(self, case: Timed, axes: Mapping[str, int]) -> float:
-        """Operations on tensor cores that a timed batch takes at least; 0 where there are none.
+        """The minimum number of floating-point operations on tensor cores for a timed batch; 0 if none.
 
         Args:
             case: The batch.
@@ -114,7 +114,7 @@ class OpDefinition:
         return 0.0 if flops is None else flops(case, axes)
 
     def generated(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """The generator's arguments for sizes of axes; of a sum, the one part that is not given."""
+        """The generator's arguments for sizes of axes. One missing part of a sum is computed."""
         sizes = dict(sizes)
         for whole, *parts in self.contract.sums:
             missing = [part for part in parts if part not in sizes]
@@ -123,7 +123,7 @@ class OpDefinition:
         return {name: sizes[axis] for axis, name in self.arguments.items() if axis in sizes}
 
     def has_head_size(self, key: int, value: int) -> bool:
-        """Whether there are such heads: both sizes are one axis', or one is a part of the other."""
+        """Whether these head sizes are possible: equal if both are one axis, else consistent with `sums`."""
         if self.head_size is None or self.head_size[0] == self.head_size[1]:
             return self.head_size is not None and key == value
         first, second = self.head_size

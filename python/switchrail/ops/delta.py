@@ -1,4 +1,4 @@
-"""What the plain-torch backends of the delta rule share, whatever their gates are."""
+"""Shared parts of the plain-torch backends of the delta rule, for any kind of gates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Tokens:
     """The rows of a call.
 
     Attributes:
-        keys_queries: [T, H, 2, K], the keys and the scaled queries, in the dtype to compute in.
+        keys_queries: [T, H, 2, K], the keys and the scaled queries, in the compute dtype.
         v: [T, HV, V].
         g: [T, HV] or [T, HV, K], the log of the decay.
         beta: [T, HV].
@@ -35,7 +35,7 @@ class Tokens:
     beta: torch.Tensor
 
     def pick(self, rows: torch.Tensor | None) -> Tokens:
-        """Some rows; all where it is None."""
+        """Select rows; None returns all."""
         if rows is None:
             return self
         picked = (t.index_select(0, rows) for t in (self.keys_queries, self.v, self.g, self.beta))
@@ -43,15 +43,15 @@ class Tokens:
 
 
 class TorchDelta(TorchRecurrent[DeltaCallT]):
-    """Chunks where sequences are long, the recurrence where each has one token, and both for drafted ones."""
+    """Chunks for long sequences, the recurrence for single tokens, and a tree walk for drafted tokens."""
 
     gate_dtype: ClassVar[torch.dtype | None] = None
-    """The dtype that gates are widened to, once a call; None: they are as they come."""
+    """The dtype that gates are converted to, once per call; None leaves them unchanged."""
 
     @staticmethod
     @abstractmethod
     def step(states: torch.Tensor, tokens: Tokens) -> torch.Tensor:
-        """Runs one token from each of the states [R, HV, V, K] on, which it brings up to date.
+        """Run one token from each of the states [R, HV, V, K], which are updated in place.
 
         Returns:
             [R, HV, V], the results.
@@ -62,16 +62,16 @@ class TorchDelta(TorchRecurrent[DeltaCallT]):
     def run_group(
         group: Group, chunk: int, tokens: Tokens, states: torch.Tensor, after: After
     ) -> torch.Tensor:
-        """Runs the chunks of a group from the states [M, HV, V, K] on, which it brings up to date.
+        """Run the chunks of a group from the states [M, HV, V, K], which are updated in place.
 
-        `after` is for `scan`.
+        `after` is passed to `scan`.
 
         Returns:
             [n * C, HV, V], the results by place.
         """
 
     def run(self, call: DeltaCallT, batch: StateBatch, plan: ChunkPlan | TreePlan) -> torch.Tensor | None:
-        """Runs T packed tokens of N sequences of any length, drafted ones where the plan is for them."""
+        """Run T packed tokens of N sequences of any length, or drafted tokens if the plan is for them."""
         self.contract.check_call(call, batch, FEATURES)
         check_plan(plan, batch, (ChunkPlan,), TreePlan)
         layer, q, k, v, g, beta, out = call
@@ -101,9 +101,10 @@ class TorchDelta(TorchRecurrent[DeltaCallT]):
 
 
 def activate_gate(g: torch.Tensor, layer: DeltaLayer, dtype: torch.dtype) -> torch.Tensor:
-    """The log of the decay [T, HV] or [T, HV, K], computed in `dtype` where it comes raw.
+    """The log of the decay [T, HV] or [T, HV, K], computed in `dtype` from a raw gate.
 
-    With x = g + dt_bias and a = exp(A_log): -a softplus(x), or lower_bound sigmoid(a x).
+    With x = g + dt_bias and a = exp(A_log): -a softplus(x), or lower_bound sigmoid(a x). Without `gate`, g
+    itself.
     """
     if layer.gate is None:
         return g
@@ -119,7 +120,7 @@ def activate_gate(g: torch.Tensor, layer: DeltaLayer, dtype: torch.dtype) -> tor
 
 
 def activate_beta(beta: torch.Tensor, beta_scale: float | None, dtype: torch.dtype) -> torch.Tensor:
-    """The weight of the write [T, HV]: beta_scale sigmoid(beta), or beta itself where the scale is None."""
+    """The write weight [T, HV]: beta_scale sigmoid(beta), or beta itself if the scale is None."""
     return beta if beta_scale is None else beta_scale * torch.sigmoid(beta.to(dtype))
 
 

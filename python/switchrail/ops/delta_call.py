@@ -1,4 +1,4 @@
-"""Calls of the delta rule and their contract, whatever its gates are."""
+"""Calls and contracts of the delta rule, for any kind of gates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from switchrail.ops.specs import FINITE_SLOTS, SMALL_DECAY, STATE_NOTES, result,
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class DeltaLayer(Layer):
-    """A layer's half of a call; see `GatedDeltaBackend` and `KdaBackend`."""
+    """The constant arguments of a layer; see `GatedDeltaBackend` and `KdaBackend`."""
 
     state: torch.Tensor
     scale: float
@@ -29,7 +29,7 @@ class DeltaLayer(Layer):
 
 
 class DeltaCall(NamedTuple):
-    """What a call of a layer brings; see `GatedDeltaBackend` and `KdaBackend`."""
+    """The arguments of one call; see `GatedDeltaBackend` and `KdaBackend`."""
 
     layer: DeltaLayer
     q: torch.Tensor
@@ -46,14 +46,14 @@ DeltaCallT = TypeVar("DeltaCallT", bound=DeltaCall)
 def delta_contract(
     op: str, call: type[DeltaCall], layer: type[DeltaLayer], *, decays: tuple[str, ...], each: str
 ) -> Contract:
-    """The contract of an op that is the delta rule.
+    """Make the contract of a delta-rule op.
 
     Args:
         op: The op.
-        call: Its call.
-        layer: The layer's half of it.
+        call: The class of its calls.
+        layer: The class of its layers.
         decays: The axes of a token's decays.
-        each: What has a decay of its own.
+        each: The unit that has a decay of its own, for the description of the gate.
     """
     return Contract(
         op=op,
@@ -68,13 +68,13 @@ def delta_contract(
                 dtypes=(COMPUTE,),
                 unit_stride=("T", "HV") if decays == ("HV",) else decays[-1:],
                 raw_with="gate",
-                about="log of the decay, or what `gate` makes it of",
+                about="log of the decay, or the raw gate if `gate` is given",
             ),
             "beta": TensorSpec(
                 axes=("T", "HV"),
                 dtypes=(INPUT, COMPUTE),
                 unit_stride=("T", "HV"),
-                about="weight of the write, 0 to 2, or what `beta_scale` makes it of",
+                about="write weight, 0 to 2, or its raw value if `beta_scale` is given",
             ),
             **raw_tensors(decays),
             "state": states("slots", "HV", "V", "K"),
@@ -95,7 +95,7 @@ def delta_contract(
         state_layout="VK",
         gate={
             "space": "log",
-            "kind": f"activated, or raw as `gate` says; one value a {each}",
+            "kind": f"activated, or raw if `gate` is given; one value per {each}",
             "range": "-inf to 0, both included",
         },
         notes=("value head i uses q/k head i // (HV / H)", SMALL_DECAY, FINITE_SLOTS, *STATE_NOTES),

@@ -1,4 +1,4 @@
-"""What the oracles of the delta rule share: the arguments, and gates as their papers state them."""
+"""Shared parts of the delta rule's references: the arguments, and raw gates as in their papers."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from switchrail.ops.oracle import ReferenceRecurrent, walk
 
 
 class ReferenceDelta(ReferenceRecurrent[DeltaCall]):
-    """The delta rule token by token in float64, with a decay a head or a channel.
+    """The delta rule, one token at a time in float64, with a decay per head or per channel.
 
-    Raw gates: Yang et al., arXiv 2412.06464, section 3.4 (after Mamba 2) for `softplus`. `sigmoid` and the
-    scale of beta are as the Bailing and OLMo models in transformers have them.
+    Raw `softplus` gates follow Yang et al., arXiv 2412.06464, section 3.4 (after Mamba 2). `sigmoid` and the
+    scale of beta follow the Bailing and OLMo models in transformers.
     """
 
     contract: ClassVar[Contract]
 
     def run(self, call: DeltaCall, batch: StateBatch, plan: object) -> list[list[torch.Tensor]]:
-        """Runs T packed tokens of N sequences of any length, drafted ones where the batch says so."""
+        """Run T packed tokens of N sequences of any length, drafted if the batch is a `VerifyBatch`."""
         phase = "verify" if isinstance(batch, VerifyBatch) else "prefill"
         self.contract.check(phase, call, batch)
         layer, q, k, v, g, beta, out = call

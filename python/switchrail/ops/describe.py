@@ -1,4 +1,4 @@
-"""The contracts as a document: `python -m switchrail.ops.describe > docs/contracts.md`."""
+"""Write the contracts as a document: `python -m switchrail.ops.describe > docs/contracts.md`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ suite come from the same contracts.
 
 
 def describe(contract: Contract) -> str:
-    """One contract as Markdown."""
+    """Return one contract as Markdown."""
     interface = DEFINITIONS[contract.op].interface
     parts = [f"## `{contract.op}`", inspect.cleandoc(interface.__doc__ or "")]
     tensors = [_tensor_row(name, spec, contract) for name, spec in contract.tensors.items()]
@@ -60,7 +60,7 @@ def describe(contract: Contract) -> str:
 
 
 def document() -> str:
-    """All contracts as one Markdown document."""
+    """Return all contracts as one Markdown document."""
     return "\n".join([_HEAD.format(input=INPUT, compute=COMPUTE), *map(describe, CONTRACTS.values())])
 
 
@@ -80,7 +80,7 @@ def _tensor_row(name: str, spec: TensorSpec, contract: Contract) -> tuple[str, .
     )
     about = [spec.about]
     if spec.same_if_none is not None:
-        about.append(f"where it is None, {' = '.join(spec.same_if_none)}")
+        about.append(f"if None, {' = '.join(spec.same_if_none)}")
     if spec.mutated:
         about.append("written to")
     if name in contract.kept:

@@ -1,4 +1,4 @@
-"""Gates as a model's projections leave them: what the contracts of the delta rule say of them."""
+"""Raw gates, as a model's projections produce them, in the contracts of the delta rule."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from switchrail.ops.contract import COMPUTE, INPUT, OptionSpec, TensorSpec
 GateKind = Literal["softplus", "sigmoid"]
 
 FEATURE = "raw_gates"
-"""What a backend declares that takes raw gates."""
+"""The feature of backends that accept raw gates."""
 
 RAW_OPTIONS: Mapping[str, OptionSpec] = {
     "gate": OptionSpec(
         types=(str, type(None)),
         values=("softplus", "sigmoid", None),
         feature=FEATURE,
-        about="what makes the log of the decay of g; None: g is the log of the decay itself",
+        about="activation that maps g to the log of the decay; None: g is already the log of the decay",
     ),
     "lower_bound": OptionSpec(
         types=(float, type(None)),
         finite_nonzero=True,
         sign=-1,
         feature=FEATURE,
-        about="the least log of a decay that the gate 'sigmoid' gives",
+        about="lower bound of the log of the decay with the gate 'sigmoid'",
     ),
     "beta_scale": OptionSpec(
         types=(float, type(None)),
         finite_nonzero=True,
         sign=1,
         feature=FEATURE,
-        about="the weight of the write is this times sigmoid(beta); None: it is beta itself",
+        about="the write weight is this times sigmoid(beta); None: it is beta itself",
     ),
 }
 
 RAW_NEEDS = (("gate", "softplus", "A_log"), ("gate", "sigmoid", "A_log"), ("gate", "sigmoid", "lower_bound"))
-"""What else must be given with a value of an option."""
+"""Triples of an option, a value of it, and another argument that this value requires."""
 
 
 def raw_tensors(bias_axes: tuple[str, ...]) -> Mapping[str, TensorSpec]:
-    """The tensors that raw gates need, the bias having one value for each of `bias_axes`."""
+    """The tensors for raw gates; the bias has the axes `bias_axes`."""
     return {
         "A_log": TensorSpec(
             axes=("HV",), dtypes=(COMPUTE,), memory=("HV",), feature=FEATURE, about="log of each head's rate"

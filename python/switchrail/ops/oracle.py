@@ -1,4 +1,4 @@
-"""The walk that all oracles of ops with a state share: one token after the other, and nothing else."""
+"""The token-by-token loop shared by all references of ops with a state."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from switchrail.ops.batch import CheckpointBatch, PagedBatch, PagedTreeBatch, St
 from switchrail.ops.call import CallT
 
 Token = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
-"""From the state before a packed row, float64, and the row's number to the state after it and its result."""
+"""Maps the state before a packed row, float64, and the row's index to the next state and the row's result."""
 
 
 def walk(batch: StateBatch, state: torch.Tensor, out: torch.Tensor, token: Token) -> list[list[torch.Tensor]]:
-    """Runs every row of a batch and writes its result.
+    """Run every row of a batch and write its result.
 
     Args:
-        batch: The sequences; in verification a row follows its parent, else the row before it.
+        batch: The sequences. In verification a row follows its parent, otherwise the row before it.
         state: The pool [slots, ...], read only.
         out: [T, ...].
-        token: What a row does.
+        token: Computes one row.
 
     Returns:
-        For each sequence that is not padding the state before it and after each row; nothing for the others.
+        For each sequence the state before it and the state after each row; an empty list for padding.
     """
     states: list[list[torch.Tensor]] = []
     row = 0
@@ -49,7 +49,7 @@ def walk(batch: StateBatch, state: torch.Tensor, out: torch.Tensor, token: Token
 
 
 def seen_by(batch: PagedBatch, n: int, i: int, row: int, window: int | None = None) -> list[int]:
-    """The positions that row i of sequence n, the packed row `row`, sees; none for padding."""
+    """The positions visible to row i of sequence n, which is the packed row `row`; none for padding."""
     past = batch.kv_seqlens[n] - batch.seqlens[n]
     if batch.kv_seqlens[n] == 0:
         return []
@@ -62,11 +62,11 @@ def seen_by(batch: PagedBatch, n: int, i: int, row: int, window: int | None = No
 
 
 class ReferenceRecurrent(Backend[CallT, StateBatch]):
-    """How an oracle leaves its states in the pool."""
+    """Writing a reference's states to the pool."""
 
     @staticmethod
     def finish(batch: StateBatch, state: torch.Tensor, states: list[list[torch.Tensor]]) -> None:
-        """Writes each sequence's last state, and what is to be kept, of those that `walk` gives."""
+        """Write each sequence's final state and its checkpoints from the result of `walk`."""
         for n, after in enumerate(states):
             if len(after) > 1:
                 state[batch.write_slots[n]] = after[-1].to(state.dtype)
@@ -79,7 +79,7 @@ class ReferenceRecurrent(Backend[CallT, StateBatch]):
     def commit(
         self, call: CallT, batch: VerifyBatch, plan: object, record: object, accepted: torch.Tensor
     ) -> None:
-        """Writes each sequence's state after its last accepted row."""
+        """Write each sequence's state after its last accepted row."""
         if not isinstance(record, list):
             raise foreign("record", record)
         state = call[0].state

@@ -1,4 +1,4 @@
-"""How the plain-torch backends over a paged cache cut a batch into calls."""
+"""Splitting a batch into calls for the plain-torch backends over a paged cache."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from switchrail.ops.contract import Contract
 from switchrail.ops.slots import indices
 
 WASTE = 512
-"""How many tokens of padding a group of single rows may gather before another group is worth its calls."""
+"""The maximum of padding tokens in a group of single rows before another group is started."""
 
 BLOCK = 256
-"""Query rows a call where a mask is needed: bounds the mask and what is computed only to be masked."""
+"""Query rows per call if a mask is needed. Bounds the size of the mask and the wasted products."""
 
 
 @dataclass(frozen=True, slots=True)
 class SingleRows:
-    """Sequences with one row each, of about the same length.
+    """Sequences of about the same length with one row each.
 
     Attributes:
         rows: [B] int64, their packed rows.
-        tokens: [B * L] int64, the place in the cache of each position that is seen; a position past the end
-            repeats the first.
-        mask: [B, 1, 1, L] bool, the positions before the end; None where all are.
+        tokens: [B * L] int64, the cache place of each visible position; places past the end repeat the first.
+        mask: [B, 1, 1, L] bool, the positions before the end; None if all are.
     """
 
     rows: torch.Tensor
@@ -41,10 +40,10 @@ class Block:
     Attributes:
         start: The first packed row.
         stop: The last packed row + 1.
-        first: The first position that the first row sees.
-        seen: The last position that the last row sees + 1.
-        mask: [rows, seen - first] bool, what each row sees; None where plain causality covers it, the last
-            row seeing all.
+        first: The first position visible to the first row.
+        seen: The last position visible to the last row + 1.
+        mask: [rows, seen - first] bool, the positions visible to each row; None if plain causality with the
+            last row attending to all positions is enough.
     """
 
     start: int
@@ -73,14 +72,14 @@ class ManyRows:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The calls that a batch is cut into."""
+    """The calls that a batch is split into."""
 
     single: tuple[SingleRows, ...]
     many: tuple[ManyRows, ...]
 
 
 class PagedPlan:
-    """What all layers of a step share.
+    """The data that all layers of a step share.
 
     Args:
         contract: The op's contract.
@@ -107,22 +106,22 @@ class PagedPlan:
             for row in range(self._starts[n], self._starts[n + 1])
         ]
         self._padding_rows: torch.Tensor | None = None
-        """int64; None where there is no padding."""
+        """int64; None if there is no padding."""
         if padding:
             self._padding_rows = indices(padding, batch.page_table.device)
 
     @property
     def seqlens(self) -> tuple[int, ...]:
-        """The rows of its batch's sequences."""
+        """The lengths of the batch's sequences."""
         return self._batch.seqlens
 
     @property
     def kv_seqlens(self) -> tuple[int, ...]:
-        """The tokens that they have in the cache."""
+        """The cached tokens of the batch's sequences."""
         return self._batch.kv_seqlens
 
     def clear_padding(self, out: torch.Tensor, lse: torch.Tensor | None) -> None:
-        """Writes what the rows of padding are to hold: results of 0, and log-sum-exps of nothing."""
+        """Write the results of padding rows: zeros, and log-sum-exps of -inf."""
         if self._padding_rows is not None:
             out.index_fill_(0, self._padding_rows, 0)
             if lse is not None:
@@ -131,13 +130,13 @@ class PagedPlan:
     def parts(
         self, page: int, *, window: int | None = None, causal: bool = True, longer: bool = False
     ) -> Parts:
-        """The calls for pages of `page` tokens, prepared when the first layer of a step asks.
+        """The calls for a page size, made on first use in a step.
 
         Args:
-            page: Tokens a page.
-            window: How many positions a row sees at most, its own included; None: all up to its own.
-            causal: Whether the caller can attend causally without a mask.
-            longer: Whether it can also where there are tokens in the cache before the rows.
+            page: Page size in tokens.
+            window: The maximum number of positions a row attends to, its own included; None for no limit.
+            causal: Whether the caller supports causal attention without a mask.
+            longer: Whether it also does if there are cached tokens before the rows.
         """
         if isinstance(self._batch, PagedTreeBatch):
             if window is not None:
@@ -160,12 +159,12 @@ class PagedPlan:
         return self._parts[key]
 
     def _seen(self, n: int, window: int | None) -> int:
-        """How many positions the last row of a sequence sees."""
+        """The number of positions visible to the last row of a sequence."""
         kv = self._batch.kv_seqlens[n]
         return kv if window is None else min(kv, window)
 
     def _groups(self, sequences: list[int], window: int | None) -> list[list[int]]:
-        """Cuts sequences, longest last, into groups whose padding to the longest stays within `WASTE`."""
+        """Split sequences, longest last, into groups with at most `WASTE` tokens of padding each."""
         groups: list[list[int]] = []
         wasted = WASTE + 1
         for n in reversed(sequences):
@@ -194,7 +193,7 @@ class PagedPlan:
         )
 
     def _ancestors(self, start: int, length: int) -> torch.Tensor | None:
-        """Which rows of a sequence each follows, itself included, [length, length] bool; None for a chain."""
+        """The ancestors of each row, itself included, [length, length] bool; None for a chain."""
         if not isinstance(self._batch, PagedTreeBatch):
             return None
         follows = torch.eye(length, dtype=torch.bool)
@@ -229,30 +228,30 @@ class PagedPlan:
 
 
 def check_lengths(contract: Contract, batch: PagedBatch) -> None:
-    """Checks that each sequence has its own rows in the cache, or nothing.
+    """Check that each sequence has at least its own rows in the cache, or nothing.
 
     Raises:
-        ContractError: One has fewer.
+        ContractError: A sequence has fewer.
     """
     for n, (length, kv) in enumerate(zip(batch.seqlens, batch.kv_seqlens, strict=True)):
         if 0 < kv < length:
             raise contract.error(
                 "batch.kv_seqlens",
                 f"{kv} for sequence {n} of {length} rows",
-                "as many as its rows at least, or 0",
+                "at least its number of rows, or 0",
             )
 
 
 def check_pages(contract: Contract, batch: PagedBatch, page: int) -> None:
-    """Checks that the table has the pages of the longest sequence.
+    """Check that the table has the pages of the longest sequence.
 
     Args:
         contract: The op's contract.
         batch: The batch.
-        page: Tokens a page.
+        page: Page size in tokens.
 
     Raises:
-        ContractError: It has fewer.
+        ContractError: The table has fewer.
     """
     longest = max(batch.kv_seqlens, default=0)
     if longest > page * batch.page_table.shape[1]:
@@ -264,10 +263,10 @@ def check_pages(contract: Contract, batch: PagedBatch, page: int) -> None:
 
 
 def check_paged_plan(plan: PagedPlan, batch: PagedBatch) -> None:
-    """Refuses a plan of another backend, or for other lengths of rows or of caches.
+    """Refuse a plan of another backend, or for other lengths of sequences or caches.
 
     Raises:
-        ArgumentError: It is not the batch's.
+        ArgumentError: The plan doesn't match.
     """
     check_plan(plan, batch, (PagedPlan,))
     if plan.kv_seqlens != batch.kv_seqlens:

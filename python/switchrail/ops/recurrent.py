@@ -1,4 +1,4 @@
-"""What the plain-torch backends of ops with a state share: single tokens, drafted ones, their commit."""
+"""Shared parts of the plain-torch backends of ops with a state: single tokens, drafted tokens, commits."""
 
 from __future__ import annotations
 
@@ -16,25 +16,24 @@ from switchrail.ops.contract import Contract
 from switchrail.ops.slots import Slots, indices
 
 Step = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
-"""Runs one token from each of the states [R, ...], which it brings up to date, and returns the results
-[R, ...]. The tokens are those of the given packed rows [R], or all rows in order where that is None.
-"""
+"""Runs one token from each of the states [R, ...], which it updates in place, and returns the results [R,
+...]. The tokens are those of the given packed rows [R]; None means all rows in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class TreePlan:
-    """What all layers of a step share in verification.
+    """The data that all layers of a step share in verification.
 
-    The states are kept in a bank: M initial ones, then one for each of the T rows.
+    The states are kept in a bank: M initial states, then one for each of the T rows.
 
     Attributes:
-        seqlens: The rows of the sequences that it was made for.
-        slots: The initial states of the M sequences that are not empty.
-        sequences: [M] int64, their numbers in the batch.
+        seqlens: The lengths of the batch's sequences.
+        slots: The initial states of the M nonempty sequences.
+        sequences: [M] int64, their indices in the batch.
         starts: [M] int64, their first rows.
-        lengths: [M] int64, their numbers of rows.
-        levels: For each depth of the trees its rows, and the places in the bank of the states before them.
-        padding_rows: [T] bool, the rows of padding; None where it is known that there is none.
+        lengths: [M] int64, their lengths.
+        levels: For each depth of the trees its rows, and the bank indices of the states before them.
+        padding_rows: [T] bool, the rows of padding; None if there is known to be none.
     """
 
     seqlens: tuple[int, ...]
@@ -47,7 +46,7 @@ class TreePlan:
 
 
 def plan_tree(contract: Contract, batch: StateBatch) -> TreePlan:
-    """Sorts the drafted rows of a batch by their depth.
+    """Sort the drafted rows of a batch by their depth.
 
     Raises:
         ContractError: The batch breaks the contract.
@@ -88,13 +87,13 @@ def plan_tree(contract: Contract, batch: StateBatch) -> TreePlan:
 
 
 class TorchRecurrent(Backend[CallT, StateBatch]):
-    """The plans of an op with a state: its chunks, and the levels of drafted rows."""
+    """The plans of an op with a state: chunks, or levels of drafted rows."""
 
     contract: ClassVar[Contract]
     chunk: ClassVar[int]
 
     def plan(self, phase: Phase, batch: StateBatch, bounds: Bounds | None = None) -> object:
-        """Cuts the sequences into chunks, or the drafted rows into levels."""
+        """Split the sequences into chunks, or the drafted rows into levels."""
         if phase == "verify":
             return plan_tree(self.contract, batch)
         return plan_chunks(self.contract, phase, batch, self.chunk)
@@ -102,7 +101,7 @@ class TorchRecurrent(Backend[CallT, StateBatch]):
     def commit(
         self, call: CallT, batch: VerifyBatch, plan: object, record: object, accepted: torch.Tensor
     ) -> None:
-        """Writes the state after each sequence's last accepted row."""
+        """Write the state after each sequence's last accepted row."""
         self.contract.check_accepted(batch, accepted)
         if not isinstance(plan, TreePlan):
             raise foreign("plan", plan)
@@ -126,7 +125,7 @@ class TorchRecurrent(Backend[CallT, StateBatch]):
         plan.slots.store(self.pool(call), states)
 
     def pool(self, call: CallT) -> torch.Tensor:
-        """The layer's pool of states, a slot's in the order in which `run` computes with it."""
+        """The layer's pool of states, with the axes in the order that `run` computes with."""
         state: torch.Tensor = call[0].state
         return state
 
@@ -134,7 +133,7 @@ class TorchRecurrent(Backend[CallT, StateBatch]):
 def run_single(
     plan: ChunkPlan, state: torch.Tensor, out: torch.Tensor, dtype: torch.dtype, step: Step
 ) -> None:
-    """Runs one token of each sequence that is not empty, computing in `dtype`."""
+    """Run one token of each nonempty sequence, computing in `dtype`."""
     if len(out) == 0:
         return
     states = plan.slots.load(state, dtype)
@@ -146,7 +145,7 @@ def run_single(
 def run_tree(
     plan: TreePlan, state: torch.Tensor, out: torch.Tensor, dtype: torch.dtype, step: Step
 ) -> torch.Tensor:
-    """Runs drafted rows, computing in `dtype`, and returns the bank of their states."""
+    """Run drafted rows, computing in `dtype`, and return the bank of their states."""
     count = len(plan.sequences)
     bank = torch.empty(count + len(out), *state.shape[1:], dtype=dtype, device=state.device)
     bank[:count] = plan.slots.load(state, dtype, copy=True)

@@ -1,4 +1,4 @@
-"""The pool of states that the plain-torch backends share: which slots a step reads and writes."""
+"""The slots of a pool of states that a step reads and writes, for the plain-torch backends."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from switchrail.ops.contract import Contract
 
 
 def indices(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Numbers that the host has, none included, as int64 on a device that the host doesn't wait for."""
+    """Copy host numbers, possibly none, to a device as int64 without waiting for it."""
     return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
 
 
 class Slots:
     """The states of M sequences of a batch, read from and written to a pool [slots, ...] by slot.
 
-    On the CPU the slots are looked at once, here, so that what no sequence needs is left out of each layer's
-    work; on another device that would wait for it, and the masks are applied whatever they hold.
+    On the CPU the slots are read once, here, so that each layer can skip unneeded work. On another device
+    reading them would synchronize, so masks are always applied.
 
     Args:
         contract: The op's contract, for its errors.
         batch: The batch.
-        sequences: The indices of the M sequences, none of length zero, in the order in which they are wanted.
+        sequences: The indices of the M sequences, none empty, in the wanted order.
 
     Raises:
-        ContractError: The batch breaks the contract; what the slots hold is looked at on the CPU only.
+        ContractError: The batch breaks the contract. Slot contents are checked on the CPU only.
     """
 
     def __init__(self, contract: Contract, batch: StateBatch, sequences: Sequence[int]) -> None:
@@ -49,16 +49,16 @@ class Slots:
             if reads and reads[0] >= 0 and reads == writes == list(range(reads[0], reads[0] + len(reads))):
                 self._run = (reads[0], reads[-1] + 1)
         self.padding = None if visible and not is_padding.any() else is_padding
-        """[M] bool, which sequences are padding; None where it is known that none is."""
+        """[M] bool, which sequences are padding; None if there is known to be none."""
         self._fresh = None if visible and not fresh.any() else fresh
         self._all_fresh = visible and bool(fresh.all())
         self._read = read.clamp_min(0)
         self._write = write.clamp_min(0)
 
     def load(self, pool: torch.Tensor, dtype: torch.dtype, *, copy: bool = False) -> torch.Tensor:
-        """The initial states [M, ...] in `dtype`, zero where there is none: to change in place, then store.
+        """Load the initial states [M, ...] in `dtype`, zero if there is none. Change in place, then `store`.
 
-        They are part of the pool itself where the slots follow one another, unless a copy is asked for.
+        If the slots are consecutive, the result is a view of the pool unless a copy is requested.
         """
         if self._highest >= pool.shape[0]:
             raise self._contract.error(
@@ -79,14 +79,14 @@ class Slots:
         return states
 
     def keep(self, pool: torch.Tensor, states: torch.Tensor, slots: torch.Tensor) -> None:
-        """Writes states [R, ...] on the way into slots [R] of the pool, none where the slot is -1."""
+        """Write checkpoints [R, ...] to slots [R] of the pool; skips slots of -1."""
         there = slots.clamp_min(0)
-        # Slot 0, which no sequence owns, is written back what it holds.
+        # Skipped rows rewrite slot 0, which no sequence owns, with its old value.
         unwanted = _broadcast(slots < 0, states)
         pool.index_copy_(0, there, torch.where(unwanted, pool.index_select(0, there), states.to(pool.dtype)))
 
     def store(self, pool: torch.Tensor, states: torch.Tensor) -> None:
-        """Writes the final states [M, ...], none for padding."""
+        """Write the final states [M, ...]; skips padding."""
         if self._run is not None:
             home = pool[slice(*self._run)]
             if home.data_ptr() != states.data_ptr():
@@ -94,7 +94,7 @@ class Slots:
             return
         states = states.to(pool.dtype)
         if self.padding is not None:
-            # Padding writes back what slot 0, which no sequence owns, holds.
+            # Padding rewrites slot 0, which no sequence owns, with its old value.
             states = torch.where(_broadcast(self.padding, states), pool.index_select(0, self._write), states)
         pool.index_copy_(0, self._write, states)
 
@@ -104,7 +104,7 @@ def _broadcast(mask: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
 
 
 def _check_slots(contract: Contract, batch: StateBatch) -> dict[int, int]:
-    """Checks which slots are read and written; returns the sequence of each slot that is."""
+    """Check the slots that are read and written; return the sequence of each used slot."""
     reads: list[int] = batch.read_slots.tolist()
     writes: list[int] = batch.write_slots.tolist()
     owners: dict[int, int] = {}
@@ -136,7 +136,7 @@ def _check_slots(contract: Contract, batch: StateBatch) -> dict[int, int]:
 
 
 def _check_checkpoints(contract: Contract, batch: CheckpointBatch, owners: dict[int, int]) -> int:
-    """Checks that each state on the way has a slot of its own; returns the highest slot, -1 for none."""
+    """Check that each checkpoint has a slot of its own; return the highest slot, -1 for none."""
     taken = dict(owners)
     highest = -1
     for n, slots in enumerate(batch.checkpoint_slots.tolist()):

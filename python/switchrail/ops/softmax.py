@@ -1,4 +1,4 @@
-"""Softmax attention in plain torch with the log-sum-exp that lets parts of it be merged."""
+"""Softmax attention in plain torch that returns the log-sum-exp, which allows merging partial results."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ def attend(
     soft_cap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attends, all in q's dtype.
+    """Compute attention, all in q's dtype.
 
     Args:
         q: [..., R, D].
         k: [..., S, D].
         v: [..., S, V].
-        scale: Factor of the products.
-        mask: Broadcast to [..., R, S], True where a row sees a position; None: everywhere.
-        soft_cap: c, where each scaled product x becomes c tanh(x / c).
-        sinks: Broadcast to [..., R], logits that take part in each row's sum and have no value.
+        scale: A factor on the products.
+        mask: Broadcast to [..., R, S], True where a row attends to a position; None for all.
+        soft_cap: c, which replaces each scaled product x by c tanh(x / c).
+        sinks: Broadcast to [..., R], logits added to each row's sum, without a value.
 
     Returns:
-        [..., R, V], zeros where a row sees nothing, and the log-sum-exp [..., R], -inf there.
+        [..., R, V], and the log-sum-exp [..., R]; zeros and -inf for rows that attend to nothing.
     """
     logits = (q * scale) @ k.mT
     if soft_cap is not None:
@@ -49,16 +49,16 @@ def attend(
 def merge(
     out: torch.Tensor, lse: torch.Tensor, other_out: torch.Tensor, other_lse: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The attention over two sets of positions from that over each.
+    """Merge the attention over two sets of positions.
 
     Args:
         out: [..., V], over the first set.
-        lse: [...], its log-sum-exp (natural log), -inf where it is empty.
+        lse: [...], its log-sum-exp (natural log), -inf if the set is empty.
         other_out: [..., V], over the second set.
         other_lse: [...], its log-sum-exp.
 
     Returns:
-        Those over both sets together.
+        The attention over both sets together, and its log-sum-exp.
     """
     total = torch.logaddexp(lse, other_lse)
     least = total.clamp_min(torch.finfo(total.dtype).min)

@@ -1,4 +1,4 @@
-"""Specs and notes that the contracts of several ops have."""
+"""Tensor specifications and notes shared by several contracts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from switchrail.ops.contract import COMPUTE, INPUT, OptionSpec, TensorSpec
 
 
 def rows(*axes: str, about: str, dtypes: Sequence[str] = (INPUT,)) -> TensorSpec:
-    """A tensor with a row a token, or a view of one, whose last axis is contiguous."""
+    """A tensor, or a view of one, with one row per token and a contiguous last axis."""
     return TensorSpec(axes=axes, dtypes=tuple(dtypes), unit_stride=axes[-1:], about=about)
 
 
@@ -18,7 +18,7 @@ def result(*axes: str) -> TensorSpec:
 
 
 def states(*axes: str) -> TensorSpec:
-    """`state`, a matrix a head."""
+    """`state`, a matrix per head."""
     return TensorSpec(
         axes=axes,
         dtypes=(COMPUTE, "bfloat16"),
@@ -45,17 +45,17 @@ FINITE_SLOTS = "a slot that is read holds finite numbers; a slot that is not rea
 NO_OVERLAP = "out may not overlap any other tensor"
 
 STATE_NOTES = (
-    "a sequence of padding writes zeros into its rows of out and no state",
+    "a padding sequence gets zeros in its rows of out and writes no state",
     "a sequence of length zero keeps its state: no slot is read or written",
     NO_OVERLAP,
 )
 
 PAGE_NOTES = (
-    "row i of sequence n stands at position kv_lens[n] - seqlens[n] + i and sees every one up to its own",
+    "row i of sequence n has position kv_lens[n] - seqlens[n] + i and attends to all positions up to its own",
     "a cache position past a sequence's end, and a page that no sequence uses, may hold anything",
 )
 
-SMALL_DECAY = "g = -inf is a decay of exactly 0; a backend may take any g below -80 as -inf"
+SMALL_DECAY = "g = -inf is a decay of exactly 0; a backend may treat any g below -80 as -inf"
 
 __all__ = [
     "FINITE_SLOTS",

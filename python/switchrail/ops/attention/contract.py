@@ -16,7 +16,7 @@ from switchrail.ops.specs import NO_OVERLAP, PAGE_NOTES, log_sum_exp, result, ro
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class AttentionLayer(Layer):
-    """A layer's half of a call; see `AttentionBackend`."""
+    """The constant arguments of a layer; see `AttentionBackend`."""
 
     k_cache: torch.Tensor
     v_cache: torch.Tensor
@@ -27,7 +27,7 @@ class AttentionLayer(Layer):
 
 
 class AttentionCall(NamedTuple):
-    """What a call of a layer brings; see `AttentionBackend`."""
+    """The arguments of one call; see `AttentionBackend`."""
 
     layer: AttentionLayer
     q: torch.Tensor
@@ -38,19 +38,20 @@ class AttentionCall(NamedTuple):
 class AttentionBackend(Backend[AttentionCall, PagedBatch]):
     """Causal softmax attention (Vaswani et al., arXiv 1706.03762), multi-head or grouped-query, paged.
 
-    With x_ij = scale q_i . k_j, for each row i: out = sum over j of exp(x_ij) v_j / sum over j of exp(x_ij).
+    With x_ij = scale q_i . k_j, row i of the output is sum_j exp(x_ij) v_j / sum_j exp(x_ij).
 
-    Shapes: q and out [T, H, D]; k_cache and v_cache [pages, page, HKV, D], H a multiple of HKV; all of one
-    dtype (float32, float16 or bfloat16). q may be a strided view with its last axis contiguous; out is
+    Shapes: q and out [T, H, D]; k_cache and v_cache [pages, page, HKV, D], H a multiple of HKV. All have one
+    dtype: float32, float16 or bfloat16. q may be a strided view if its last axis is contiguous; out is
     contiguous.
 
-    Features, each of which only a backend that declares it is ever given, and only where it is used:
+    Optional features (a call that uses one reaches only backends that declare it):
 
-    - `window`: position i sees j only where i - j < window (Beltagy et al., arXiv 2004.05150).
-    - `soft_cap`: each x becomes soft_cap tanh(x / soft_cap) (Gemma 2, arXiv 2408.00118).
-    - `sinks`: [H], float32 or q's dtype; exp of it is added to each row's sum (gpt-oss, arXiv 2508.10925).
-    - `lse`: [T, H] float32, to be filled with the natural log of each row's sum.
-    - `trees`: the batch of a verification is a `PagedTreeBatch`.
+    - `window`: position i attends to j only if i - j < window (Beltagy et al., arXiv 2004.05150).
+    - `soft_cap`: x is replaced by soft_cap tanh(x / soft_cap) (Gemma 2, arXiv 2408.00118).
+    - `sinks`: [H], float32 or q's dtype; its exponential is added to each row's sum (gpt-oss, arXiv
+      2508.10925).
+    - `lse`: [T, H] float32 output, the natural log of each row's sum.
+    - `trees`: in verify, the batch is a `PagedTreeBatch`.
     """
 
     op = "attention"
@@ -71,7 +72,7 @@ CONTRACT = Contract(
             dtypes=(INPUT, COMPUTE),
             memory=("H",),
             feature="sinks",
-            about="a logit that takes part in each row's sum and has no value",
+            about="a logit added to each row's sum, without a value",
         ),
         "out": result("T", "H", "D"),
         "lse": log_sum_exp("natural log of each row's sum of exponentials, a sink included"),
@@ -82,14 +83,14 @@ CONTRACT = Contract(
             types=(int, type(None)),
             sign=1,
             feature="window",
-            about="how many positions a row sees at most, its own included",
+            about="maximum number of positions a row attends to, its own included",
         ),
         "soft_cap": OptionSpec(
             types=(float, type(None)),
             finite_nonzero=True,
             sign=1,
             feature="soft_cap",
-            about="c, where each scaled logit x becomes c tanh(x / c), before sinks and masks",
+            about="c, which replaces each scaled logit x by c tanh(x / c), before sinks and masks",
         ),
     },
     batch=PAGES,
@@ -98,8 +99,8 @@ CONTRACT = Contract(
     multiples=(("H", "HKV"),),
     notes=(
         *PAGE_NOTES,
-        "kv_lens[n] is at least seqlens[n], or 0 for a sequence of padding, whose rows of out are zeros",
-        "with a window w, position i sees j only where i - j < w",
+        "kv_lens[n] is at least seqlens[n], or 0 for a padding sequence: its rows of out are zeros",
+        "with a window w, position i attends to j only if i - j < w",
         "a row of padding has a log-sum-exp of -inf",
         "query head i uses key-value head i // (H / HKV)",
         NO_OVERLAP,

@@ -36,27 +36,27 @@ def attention_call(
     norm: float = 1.0,
     seed: int = 0,
 ) -> Sample:
-    """A random sample of `attention`.
+    """Make a random sample of `attention`.
 
     Args:
-        lengths: The number of query rows of each sequence; in decode each is 1.
-        kv_lengths: The number of tokens of each sequence in the cache, its own rows included; `lengths` when
-            left out. A sequence of padding has none, whatever is given here.
+        lengths: Query rows per sequence; 1 each in decode.
+        kv_lengths: Cached tokens per sequence, its own rows included; `lengths` by default. Padding sequences
+            always have 0.
         phase: The phase.
         heads: H, the number of query heads.
         kv_heads: HKV, the number of key-value heads.
         head_size: D.
-        page: The number of tokens a page holds.
+        page: Page size in tokens.
         dtype: The dtype of all tensors.
-        device: Where the tensors are.
-        window: The argument of that name, which is left out where it is None. What no row sees is NaN.
-        soft_cap: Likewise.
-        sinks: Whether there are any.
-        lse: Whether the log-sum-exp is asked for.
+        device: The device of all tensors.
+        window: The `window` option; None omits it. Cache positions that no row attends to hold NaN.
+        soft_cap: The `soft_cap` option; None omits it.
+        sinks: Whether to pass sinks.
+        lse: Whether to request the log-sum-exp.
         strided: Whether q is a view of a fused buffer.
-        padding: The indices of the sequences that are padding.
-        norm: The factor on q and k.
-        seed: The seed.
+        padding: The indices of the padding sequences.
+        norm: A factor on q and k.
+        seed: The random seed.
     """
     random = Random(seed)
     rows = sum(lengths)
@@ -136,7 +136,7 @@ TIMED = (
 
 
 def flops(case: Timed, axes: Mapping[str, int]) -> float:
-    """Operations on tensor cores."""
+    """Floating-point operations that can run on tensor cores."""
     return case.seen * 4 * axes["H"] * axes["D"]
 
 

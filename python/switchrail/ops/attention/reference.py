@@ -1,4 +1,4 @@
-"""Causal softmax attention over a paged cache, row by row: the oracle, not for use."""
+"""Reference for causal softmax attention over a paged cache, one row at a time; for tests only."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from switchrail.ops.oracle import seen_by
 
 
 class ReferenceAttention(AttentionBackend):
-    """softmax(scale q K^T) V (Vaswani et al., arXiv 1706.03762) in float64, each row over what it may see."""
+    """softmax(scale q K^T) V (Vaswani et al., arXiv 1706.03762) in float64, over the visible positions."""
 
     def run(self, call: AttentionCall, batch: PagedBatch, plan: object) -> None:
-        """Attends T packed query rows of N sequences of any length."""
+        """Compute attention for T packed query rows of N sequences of any length."""
         CONTRACT.check("verify" if isinstance(batch, PagedTreeBatch) else "prefill", call, batch)
         layer, q, out, lse = call
         k_cache, v_cache, scale, window = layer.k_cache, layer.v_cache, layer.scale, layer.window

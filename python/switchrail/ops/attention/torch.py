@@ -15,21 +15,21 @@ FEATURES = ("lse", "sinks", "soft_cap", "trees", "window")
 
 
 class TorchAttention(AttentionBackend):
-    """torch's own attention over keys and values gathered from their pages.
+    """torch's attention over keys and values gathered from their pages.
 
-    Sequences with one row are gathered together, in groups of about one length, their query heads that share
-    a key-value head standing as rows of one; a sequence with several rows has a call of its own. Where a cap,
-    sinks or the log-sum-exp are asked for, which torch's has not, the products are made one by one in float32
-    (float64 for float64 inputs). On CUDA float32 products are as exact as torch is set to make them, which is
-    IEEE unless it was told otherwise.
+    Single-row sequences of similar length are batched; the query heads that share a key-value head become
+    rows of one matrix. A sequence with several rows has a call of its own. torch's attention supports neither
+    a soft cap, nor sinks, nor the log-sum-exp: with one of these, the products are computed separately in
+    float32 (float64 for float64 inputs). On CUDA, torch's settings determine the precision of float32
+    products; the default is IEEE.
     """
 
     def plan(self, phase: Phase, batch: PagedBatch, bounds: Bounds | None = None) -> PagedPlan:
-        """Cuts the batch into calls."""
+        """Split the batch into calls."""
         return PagedPlan(CONTRACT, phase, batch)
 
     def run(self, call: AttentionCall, batch: PagedBatch, plan: PagedPlan) -> None:
-        """Attends T packed query rows of N sequences of any length."""
+        """Compute attention for T packed query rows of N sequences of any length."""
         CONTRACT.check_call(call, batch, FEATURES)
         layer = call.layer
         check_paged_plan(plan, batch)
@@ -48,7 +48,7 @@ def _attend_fused(plan: PagedPlan, call: AttentionCall) -> None:
     if q.device.type == "cuda" and any(
         number % 16 for number in (q.data_ptr(), q.stride(0) * q.itemsize, q.stride(1) * q.itemsize)
     ):
-        # torch 2.11 hands such a view to a fused kernel that reads 16 bytes at a time, and NaN comes out
+        # torch 2.11 passes such a view to a fused kernel that loads 16 bytes at a time and returns NaN
         q = q.contiguous()
     parts = plan.parts(page, window=window, longer=_has_flash(q, keys, values))
     for single in parts.single:
@@ -68,7 +68,7 @@ def _attend_fused(plan: PagedPlan, call: AttentionCall) -> None:
         for block in many.blocks:
             rows, seen, mask = block.stop - block.start, block.seen - block.first, block.mask
             if mask is None and rows < seen:
-                # torch._dynamo comes with it, which takes seconds to import
+                # torch.nn.attention.bias imports torch._dynamo, which takes seconds
                 from torch.nn.attention.bias import causal_lower_right
 
                 mask = causal_lower_right(rows, seen)
@@ -85,9 +85,9 @@ def _attend_fused(plan: PagedPlan, call: AttentionCall) -> None:
 
 
 def _has_flash(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> bool:
-    """Whether torch's flash attention takes them: it needs no mask where there are more keys than rows.
+    """Whether torch's flash attention, which needs no mask for more keys than rows, supports these tensors.
 
-    With a mask torch has no fast kernel for shared key-value heads: on an H200 that takes 4 times as long.
+    With a mask, torch has no fast kernel for grouped-query heads: on an H200 that takes 4 times as long.
     """
     if q.device.type != "cuda":
         return False

@@ -8,13 +8,13 @@ from switchrail.ops.delta_call import DeltaCall, DeltaLayer, delta_contract
 
 
 class GatedDeltaLayer(DeltaLayer):
-    """A layer's half of a call; see `GatedDeltaBackend`."""
+    """The constant arguments of a layer; see `GatedDeltaBackend`."""
 
     __slots__ = ()
 
 
 class GatedDeltaCall(DeltaCall):
-    """What a call of a layer brings; see `GatedDeltaBackend`."""
+    """The arguments of one call; see `GatedDeltaBackend`."""
 
     __slots__ = ()
 
@@ -22,21 +22,21 @@ class GatedDeltaCall(DeltaCall):
 class GatedDeltaBackend(Backend[GatedDeltaCall, StateBatch]):
     """The gated delta rule (Yang et al., "Gated Delta Networks", arXiv 2412.06464).
 
-    With S the [V, K] state of a value head, for each token: S <- exp(g) S; S <- S + beta (v - S k) k^T;
-    out = scale S q. With `qk_l2norm`, q and k are first multiplied by rsqrt(sum of squares + 1e-6).
+    With S the [V, K] state of a value head, for each token: S <- exp(g) S; S <- S + beta (v - S k) k^T; out =
+    scale S q. With `qk_l2norm`, q and k are first multiplied by rsqrt(sum of squares + 1e-6).
 
-    Shapes: q and k [T, H, K]; v and out [T, HV, V], HV a multiple of H, value head i using q/k head
-    i // (HV / H); g [T, HV] float32, the log of the decay, <= 0; beta [T, HV], float32 or q's dtype;
-    state [slots, HV, V, K] float32 or bfloat16, updated in place. q, k, v may be strided views with their
-    last axis contiguous; out is contiguous, of q's dtype.
+    Shapes: q and k [T, H, K]; v and out [T, HV, V], HV a multiple of H (value head i uses q/k head i // (HV /
+    H)); g [T, HV] float32, the log of the decay, <= 0; beta [T, HV], float32 or q's dtype; state [slots, HV,
+    V, K] float32 or bfloat16, updated in place. q, k and v may be strided views if their last axis is
+    contiguous; out is contiguous, of q's dtype.
 
-    Features, each of which only a backend that declares it is ever given, and only where it is used:
+    Optional features (a call that uses one reaches only backends that declare it):
 
-    - `raw_gates`: with `gate` "softplus", the log of the decay is -exp(A_log) softplus(g + dt_bias); with
-      "sigmoid" it is lower_bound sigmoid(exp(A_log) (g + dt_bias)); with `beta_scale`, the weight of the
-      write is beta_scale sigmoid(beta). A_log [HV] float32; dt_bias [HV], float32 or q's dtype, or None; g
-      and beta then float32 or q's dtype.
-    - `checkpoints`: states on the way are kept in slots of their own; the batch is a `CheckpointBatch`.
+    - `raw_gates`: g or beta are raw. With `gate` "softplus", the log of the decay is -exp(A_log) softplus(g +
+      dt_bias); with "sigmoid", it is lower_bound sigmoid(exp(A_log) (g + dt_bias)). With `beta_scale`, the
+      write weight is beta_scale sigmoid(beta). A_log [HV] float32; dt_bias [HV], float32 or q's dtype, or
+      None; g and beta float32 or q's dtype.
+    - `checkpoints`: intermediate states are stored in slots of their own; the batch is a `CheckpointBatch`.
     """
 
     op = "gated_delta"

@@ -1,4 +1,4 @@
-"""Random samples of `gated_delta`, and of other ops with the delta rule."""
+"""Random samples of `gated_delta` and of other delta-rule ops."""
 
 from __future__ import annotations
 
@@ -52,33 +52,33 @@ def gated_delta_call(
     norm: float = 1.0,
     seed: int = 0,
 ) -> Sample:
-    """A random sample of `gated_delta`.
+    """Make a random sample of `gated_delta`.
 
     Args:
-        lengths: The number of tokens of each sequence; in decode each is 1.
-        contract: Of the op; with the axis K in its gates, each channel has one of its own.
+        lengths: Tokens per sequence; 1 each in decode.
+        contract: The op's contract. If its gates have the axis K, each channel has a gate of its own.
         phase: The phase.
         heads: H, the number of q/k heads.
         value_heads: HV, the number of value heads.
         key_size: K, the head size of q and k.
         value_size: V, the head size of v.
         dtype: The dtype of q, k, v, beta and out.
-        state_dtype: The dtype of the state; float32 when left out, float64 with a float64 `dtype`.
-        device: Where the tensors are.
-        gate: The decay, as `log_decay` has it.
-        raw: The kind of the raw gates that make such decays, where they are raw; at least e^-5 a token with
-            `sigmoid`. The arguments that belong to them are left out where they are not.
-        beta_scale: The argument of that name, with which beta is raw, and left out where it is None.
+        state_dtype: The dtype of the state; by default float32, or float64 for a float64 `dtype`.
+        device: The device of all tensors.
+        gate: The kind of decay, as in `log_decay`.
+        raw: The kind of raw gates that produce these decays; None passes the decays. With `sigmoid` a token's
+            decay is at least e^-5.
+        beta_scale: The `beta_scale` option, which makes beta raw; None omits it.
         beta_max: The largest beta.
-        correlated: Whether all keys of a head point nearly the same way.
-        zero_keys: Whether every third key is zero, and every fifth query.
+        correlated: Whether all keys of a head are nearly parallel.
+        zero_keys: Whether every third key and every fifth query is zero.
         strided: Whether q, k and v are views of one fused buffer, and g and beta of another.
-        qk_l2norm: The argument of that name; when False, the keys come already normalised.
-        initial: Which sequences start from a state; in decode all with a slot do.
-        in_place: Whether a sequence reads the slot that it writes.
-        padding: The indices of the sequences that are padding.
-        norm: The factor on q, k, v and the initial state.
-        seed: The seed.
+        qk_l2norm: The `qk_l2norm` option; if False, q and k are normalised in advance.
+        initial: Which sequences start from a state. In decode, all with a slot do.
+        in_place: Whether each sequence reads the slot that it writes.
+        padding: The indices of the padding sequences.
+        norm: A factor on q, k, v and the initial state.
+        seed: The random seed.
     """
     random = Random(seed)
     rows = sum(lengths)
@@ -129,7 +129,7 @@ def gated_delta_call(
 
 
 def _raw_gate(g: torch.Tensor, raw: GateKind, rate: torch.Tensor) -> torch.Tensor:
-    """What a raw gate and its bias come to, for about the log of a decay `g`; finite, and small in size."""
+    """A raw gate plus its bias that gives approximately the log decay `g`; finite and of small magnitude."""
     if raw == "softplus":
         target = -g.clamp(-100, -1e-9) / rate
         return target + torch.log(-torch.expm1(-target))
@@ -142,7 +142,7 @@ SCENARIOS = (
     *(
         Scenario(
             name=f"hard-{gate}",
-            about=f"beta up to 2 and keys that nearly agree, with {text}",
+            about=f"beta up to 2 and nearly parallel keys, with {text}",
             prefill=(100, 64),
             arguments={"gate": gate, "beta_max": 2.0, "correlated": True},
             hardness="hard",
@@ -154,7 +154,7 @@ SCENARIOS = (
     *(
         Scenario(
             name=name,
-            about="small beta and decays near 1, so that the end still remembers the beginning",
+            about="small beta and decays near 1: the last output still depends on the first token",
             prefill=lengths,
             decode=None,
             verify=None,
@@ -189,7 +189,7 @@ TIMED = (
 
 
 def flops(case: Timed, axes: Mapping[str, int]) -> float:
-    """Operations on tensor cores in chunks of 64."""
+    """Floating-point operations on tensor cores in chunks of 64."""
     key, value = axes["K"], axes["V"]
     return sum(case.lengths) * axes["HV"] * (2 * 64 * (3 * key + 2 * value) + 6 * key * value)
 

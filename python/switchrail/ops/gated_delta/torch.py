@@ -9,23 +9,23 @@ from switchrail.ops.delta import Tokens, TorchDelta
 from switchrail.ops.gated_delta.contract import CONTRACT, GatedDeltaBackend, GatedDeltaCall
 
 CHUNK = 32
-"""Tokens a chunk. Of 16, 32 and 64 the fastest on a CPU for head sizes from 32 to 128."""
+"""Tokens per chunk. Of 16, 32 and 64 the fastest on a CPU for head sizes from 32 to 128."""
 
 _NO_DECAY_LEFT = -1e3
-"""exp of it is 0 in every dtype; finite, so that a sum of gates keeps the difference of what follows."""
+"""Its exponential is 0 in every dtype. It is finite, so differences of sums of gates stay exact."""
 
 
 class TorchGatedDelta(TorchDelta[GatedDeltaCall], GatedDeltaBackend):
     """The chunked form in float32 (float64 for float64 inputs), derived from the recurrence.
 
-    With b_i the sum of the gates g_1 to g_i of a chunk, S_0 the state before it and u_i = beta_i (v_i -
-    exp(g_i) S_{i-1} k_i) what token i writes, the recurrence gives S_i = exp(b_i) S_0 + sum over j <= i of
-    exp(b_i - b_j) u_j k_j^T. Put into u_i, this is a unit lower triangular system, (I + A) U = beta V - beta
-    exp(b) K S_0^T, with A_ij = beta_i exp(b_i - b_j) k_i . k_j below the diagonal. Its inverse does not need
-    S_0, and is taken for all chunks at once; only three products a chunk are left to do in order of time.
+    Let b_i be the sum of the gates g_1 to g_i of a chunk, S_0 the state before it, and u_i = beta_i (v_i -
+    exp(g_i) S_{i-1} k_i) the value that token i writes. The recurrence gives S_i = exp(b_i) S_0 + sum over j
+    <= i of exp(b_i - b_j) u_j k_j^T. Substituting this into u_i gives a unit lower triangular system, (I + A)
+    U = beta V - beta exp(b) K S_0^T, with A_ij = beta_i exp(b_i - b_j) k_i . k_j below the diagonal. Its
+    inverse does not depend on S_0 and is computed for all chunks at once. Only three products per chunk
+    remain sequential.
 
-    On CUDA float32 products are as exact as torch is set to make them, which is IEEE unless it was told
-    otherwise.
+    On CUDA, torch's settings determine the precision of float32 products; the default is IEEE.
     """
 
     contract = CONTRACT
@@ -34,7 +34,7 @@ class TorchGatedDelta(TorchDelta[GatedDeltaCall], GatedDeltaBackend):
 
     @staticmethod
     def step(states: torch.Tensor, tokens: Tokens) -> torch.Tensor:
-        """The recurrence, with the old state read once."""
+        """Run the recurrence, reading the old state once."""
         count, heads, _, key_size = tokens.keys_queries.shape
         value_heads, value_size = tokens.v.shape[1:]
         grouped = (count, heads, value_heads // heads)
@@ -55,7 +55,7 @@ class TorchGatedDelta(TorchDelta[GatedDeltaCall], GatedDeltaBackend):
     def run_group(
         group: Group, chunk: int, tokens: Tokens, states: torch.Tensor, after: After
     ) -> torch.Tensor:
-        """All chunks of a group at once, but for what depends on the state."""
+        """Compute everything that doesn't depend on the state for all chunks of the group at once."""
         value_heads, value_size, key_size = states.shape[1:]
         heads = tokens.keys_queries.shape[1]
         compute = states.dtype
@@ -78,7 +78,7 @@ class TorchGatedDelta(TorchDelta[GatedDeltaCall], GatedDeltaBackend):
         def flat(x: torch.Tensor) -> torch.Tensor:
             return x.reshape(n * value_heads, chunk, -1)
 
-        # In float64: after a strong decay the sums are large, and their differences must still be exact.
+        # In float64: after a strong decay the sums are large, but their differences must still be exact.
         between = (b[..., :, None] - b[..., None, :]).to(compute)
         future = torch.ones(chunk, chunk, dtype=torch.bool, device=b.device).triu(1)
         between = per_head(between.masked_fill_(future, -torch.inf).exp_())

@@ -13,7 +13,7 @@ from switchrail.ops.samples.scenario import timed
 
 
 def kda_call(lengths: Sequence[int], **arguments: Any) -> Sample:
-    """A random sample of `kda`, which takes what `gated_delta_call` takes."""
+    """Make a random sample of `kda`. Same arguments as `gated_delta_call`."""
     return gated_delta_call(lengths, contract=CONTRACT, **arguments)
 
 

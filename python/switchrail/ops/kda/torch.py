@@ -9,22 +9,21 @@ from switchrail.ops.delta import Tokens, TorchDelta
 from switchrail.ops.kda.contract import CONTRACT, KdaBackend, KdaCall
 
 CHUNK = 32
-"""Tokens a chunk, a power of 2. Of 16, 32, 64 and 128 the fastest on a CPU for head sizes 32 and 128."""
+"""Tokens per chunk, a power of 2. Of 16, 32, 64 and 128 the fastest on a CPU for head sizes 32 and 128."""
 
 
 class TorchKda(TorchDelta[KdaCall], KdaBackend):
     """The chunked form in float32 (float64 for float64 inputs), derived from the recurrence.
 
-    With b_i the sums of the gates g_1 to g_i of a chunk, one a channel, and u_i what token i writes, the
-    system is that of the gated delta rule with A_ij = beta_i sum over c of k_ic k_jc exp(b_ic - b_jc). The
+    Let b_i be the sums of the gates g_1 to g_i of a chunk, one per channel. The system for the written values
+    u_i is that of the gated delta rule with A_ij = beta_i sum over c of k_ic k_jc exp(b_ic - b_jc). The
     exponential is no longer a factor of the product, and exp(b_i) exp(-b_j) would overflow. But for any token
-    m between j and i it is exp(b_i - b_m) exp(b_m - b_j), of which neither is more than 1. So the pairs of
-    tokens are taken by halves: those across the middle of the chunk with m there, those across the middle of
-    a half with m there, and so on. The sums from and to each middle are built by addition alone, so that they
-    stay exact after a strong decay, and a gate of -inf needs no care.
+    m between j and i it equals exp(b_i - b_m) exp(b_m - b_j), and both factors are at most 1. So the pairs of
+    tokens are computed by halves: m is the middle of the chunk for pairs across it, then the middle of each
+    half, and so on. The sums from and to each middle use only additions, so they stay exact after a strong
+    decay and need no special case for a gate of -inf.
 
-    On CUDA float32 products are as exact as torch is set to make them, which is IEEE unless it was told
-    otherwise.
+    On CUDA, torch's settings determine the precision of float32 products; the default is IEEE.
     """
 
     contract = CONTRACT
@@ -32,7 +31,7 @@ class TorchKda(TorchDelta[KdaCall], KdaBackend):
 
     @staticmethod
     def step(states: torch.Tensor, tokens: Tokens) -> torch.Tensor:
-        """The recurrence, with the old state read once."""
+        """Run the recurrence, reading the old state once."""
         count, value_heads, value_size, key_size = states.shape
         keys_queries = tokens.keys_queries.repeat_interleave(
             value_heads // tokens.keys_queries.shape[1], dim=1
@@ -51,7 +50,7 @@ class TorchKda(TorchDelta[KdaCall], KdaBackend):
     def run_group(
         group: Group, chunk: int, tokens: Tokens, states: torch.Tensor, after: After
     ) -> torch.Tensor:
-        """All chunks of a group at once, but for what depends on the state."""
+        """Compute everything that doesn't depend on the state for all chunks of the group at once."""
         value_heads, value_size, key_size = states.shape[1:]
         repeats = value_heads // tokens.keys_queries.shape[1]
         compute = states.dtype
@@ -69,7 +68,7 @@ class TorchKda(TorchDelta[KdaCall], KdaBackend):
 
         since_start = gates.transpose(1, 2).contiguous()
         until_end = torch.zeros_like(since_start)
-        # [key or query, n, HV, C, C]: the products with the keys before, filled in by halves
+        # [key or query, n, HV, C, C]: products with the earlier keys, filled in by halves
         products = torch.zeros(2, n, value_heads, chunk, chunk, dtype=compute, device=gates.device)
         products[1].diagonal(dim1=-2, dim2=-1).copy_((keys * queries).sum(-1))
         half = 1

@@ -1,4 +1,4 @@
-"""The contract of `lightning`, linear attention with a constant decay a head (arXiv 2405.17381)."""
+"""The contract of `lightning`, linear attention with a constant decay per head (arXiv 2405.17381)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from switchrail.ops.specs import FINITE_SLOTS, SMALL_DECAY, STATE_NOTES, result,
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class LightningLayer(Layer):
-    """A layer's half of a call; see `LightningBackend`."""
+    """The constant arguments of a layer; see `LightningBackend`."""
 
     g: torch.Tensor
     state: torch.Tensor
@@ -24,7 +24,7 @@ class LightningLayer(Layer):
 
 
 class LightningCall(NamedTuple):
-    """What a call of a layer brings; see `LightningBackend`."""
+    """The arguments of one call; see `LightningBackend`."""
 
     layer: LightningLayer
     q: torch.Tensor
@@ -34,15 +34,15 @@ class LightningCall(NamedTuple):
 
 
 class LightningBackend(Backend[LightningCall, StateBatch]):
-    """Lightning attention (Qin et al., arXiv 2405.17381): linear attention with a constant decay a head.
+    """Lightning attention (Qin et al., arXiv 2405.17381): linear attention with a constant decay per head.
 
     With S the [V, K] state of a head, for each token: S <- exp(g) S + v k^T; out = scale S q.
 
-    Shapes: q and k [T, H, K]; v and out [T, H, V]; g [H] float32, the log of the decay, <= 0 (MiniMax's and
-    Ring's slope, negated); state [slots, H, V, K] float32 or bfloat16, updated in place. q, k and v may be
-    strided views with their last axis contiguous; out is contiguous, of q's dtype.
+    Shapes: q and k [T, H, K]; v and out [T, H, V]; g [H] float32, the log of the decay, <= 0 (the negated
+    slope of MiniMax and Ring); state [slots, H, V, K] float32 or bfloat16, updated in place. q, k and v may
+    be strided views if their last axis is contiguous; out is contiguous, of q's dtype.
 
-    A feature: `checkpoints`, where states on the way are kept in slots of their own; the batch is a
+    Optional feature `checkpoints`: intermediate states are stored in slots of their own; the batch is a
     `CheckpointBatch`.
     """
 

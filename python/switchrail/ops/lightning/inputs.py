@@ -42,25 +42,25 @@ def lightning_call(
     norm: float = 1.0,
     seed: int = 0,
 ) -> Sample:
-    """A random sample of `lightning`.
+    """Make a random sample of `lightning`.
 
     Args:
-        lengths: The number of tokens of each sequence; in decode each is 1.
+        lengths: Tokens per sequence; 1 each in decode.
         phase: The phase.
         heads: H, the number of heads.
         key_size: K, the head size of q and k.
         value_size: V, the head size of v.
         dtype: The dtype of q, k, v and out.
-        state_dtype: The dtype of the state; float32 when left out, float64 with a float64 `dtype`.
-        device: Where the tensors are.
-        gate: The decays of the heads, as `log_decay` has them.
-        zero_keys: Whether every third key is zero, and every fifth query.
+        state_dtype: The dtype of the state; by default float32, or float64 for a float64 `dtype`.
+        device: The device of all tensors.
+        gate: The kind of the heads' decays, as in `log_decay`.
+        zero_keys: Whether every third key and every fifth query is zero.
         strided: Whether q, k and v are views of one fused buffer.
-        initial: Which sequences start from a state; in decode all with a slot do.
-        in_place: Whether a sequence reads the slot that it writes.
-        padding: The indices of the sequences that are padding.
-        norm: The factor on q, k, v, and its square on the initial state.
-        seed: The seed.
+        initial: Which sequences start from a state. In decode, all with a slot do.
+        in_place: Whether each sequence reads the slot that it writes.
+        padding: The indices of the padding sequences.
+        norm: A factor on q, k and v; its square is a factor on the initial state.
+        seed: The random seed.
     """
     random = Random(seed)
     rows = sum(lengths)
@@ -102,7 +102,7 @@ TIMED = (
 
 
 def flops(case: Timed, axes: Mapping[str, int]) -> float:
-    """Operations on tensor cores in chunks of 64."""
+    """Floating-point operations on tensor cores in chunks of 64."""
     key, value = axes["K"], axes["V"]
     return sum(case.lengths) * axes["H"] * (2 * 64 * (key + value) + 4 * key * value)
 

@@ -1,4 +1,4 @@
-"""Lightning attention, token by token: the oracle, not for use."""
+"""Reference for lightning attention, one token at a time; for tests only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ReferenceLightning(ReferenceRecurrent[LightningCall], LightningBackend):
     """
 
     def run(self, call: LightningCall, batch: StateBatch, plan: object) -> list[list[torch.Tensor]]:
-        """Runs T packed tokens of N sequences of any length, drafted ones where the batch says so."""
+        """Run T packed tokens of N sequences of any length, drafted if the batch is a `VerifyBatch`."""
         phase = "verify" if isinstance(batch, VerifyBatch) else "prefill"
         CONTRACT.check(phase, call, batch)
         layer, q, k, v, out = call

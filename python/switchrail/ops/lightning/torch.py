@@ -13,28 +13,27 @@ from switchrail.ops.lightning.contract import CONTRACT, LightningBackend, Lightn
 from switchrail.ops.recurrent import TorchRecurrent, TreePlan, run_single, run_tree
 
 CHUNK = 32
-"""Tokens a chunk. On a CPU 16, 32 and 64 take about the same time, 128 takes longer."""
+"""Tokens per chunk. On a CPU 16, 32 and 64 take about the same time, 128 takes longer."""
 
 _NO_DECAY_LEFT = -1e3
-"""exp of it is 0 in every dtype; finite, so that no token's distance to itself is NaN."""
+"""Its exponential is 0 in every dtype. It is finite, so its product with a distance of 0 is not NaN."""
 
 
 class TorchLightning(TorchRecurrent[LightningCall], LightningBackend):
     """The chunked form in float32 (float64 for float64 inputs).
 
-    With S_0 the state before a chunk, its token i = 1, 2, ... reads exp(i g) S_0 q_i and, of each token j up
-    to itself, exp((i - j) g) (k_j . q_i) v_j. The decays depend on distances only: one table serves all
-    chunks.
+    With S_0 the state before a chunk, its token i = 1, 2, ... reads exp(i g) S_0 q_i and, from each token j
+    up to itself, exp((i - j) g) (k_j . q_i) v_j. The decays depend on distances only, so all chunks share one
+    table.
 
-    On CUDA float32 products are as exact as torch is set to make them, which is IEEE unless it was told
-    otherwise.
+    On CUDA, torch's settings determine the precision of float32 products; the default is IEEE.
     """
 
     contract = CONTRACT
     chunk = CHUNK
 
     def run(self, call: LightningCall, batch: StateBatch, plan: ChunkPlan | TreePlan) -> torch.Tensor | None:
-        """Runs T packed tokens of N sequences of any length, drafted ones where the plan is for them."""
+        """Run T packed tokens of N sequences of any length, or drafted tokens if the plan is for them."""
         CONTRACT.check_call(call, batch, ("checkpoints",))
         check_plan(plan, batch, (ChunkPlan,), TreePlan)
         layer, q, k, v, out = call
@@ -77,18 +76,18 @@ def _run_group(
     scale: float,
     after: After,
 ) -> torch.Tensor:
-    """Runs the chunks of a group from the states [M, H, V, K] on, which it brings up to date.
+    """Run the chunks of a group from the states [M, H, V, K], which are updated in place.
 
     Args:
         group: The chunks.
-        chunk: C, tokens a chunk.
+        chunk: C, tokens per chunk.
         q: [T, H, K].
         k: [T, H, K].
         v: [T, H, V].
-        decays: [H, C + 1], the decay over each distance, in the dtype to compute in.
-        states: [M, H, V, K], in the same dtype.
-        scale: Of the queries.
-        after: For `scan`.
+        decays: [H, C + 1], the decay over each distance, in the compute dtype.
+        states: [M, H, V, K], in the compute dtype.
+        scale: A factor on the queries.
+        after: Passed to `scan`.
 
     Returns:
         [n * C, H, V], the outputs by place.
@@ -111,7 +110,7 @@ def _run_group(
         keys = per_head(keys).masked_fill(group.beyond[:, None], 0).view_as(keys)
     between = decays[:, (position[:, None] - position).clamp_min(0)].tril()
     attention = per_head(torch.bmm(queries, keys.mT)) * between
-    # A key beyond the end is zero, whatever it is multiplied by.
+    # Keys past the end are zero, so their factor doesn't matter.
     until_end = decays[:, (counts[:, None] - position).clamp_min(0)].transpose(0, 1)
     return scan(
         group,

@@ -16,7 +16,7 @@ from switchrail.ops.specs import FINITE_SLOTS, STATE_NOTES, result, rows, states
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Mamba2Layer(Layer):
-    """A layer's half of a call; see `Mamba2Backend`."""
+    """The constant arguments of a layer; see `Mamba2Backend`."""
 
     A: torch.Tensor
     D: torch.Tensor | None
@@ -28,7 +28,7 @@ class Mamba2Layer(Layer):
 
 
 class Mamba2Call(NamedTuple):
-    """What a call of a layer brings; see `Mamba2Backend`."""
+    """The arguments of one call; see `Mamba2Backend`."""
 
     layer: Mamba2Layer
     x: torch.Tensor
@@ -41,16 +41,15 @@ class Mamba2Call(NamedTuple):
 class Mamba2Backend(Backend[Mamba2Call, StateBatch]):
     """The selective state space of Mamba 2 (Dao and Gu, "Transformers are SSMs", arXiv 2405.21060).
 
-    The time step of a head is dt + dt_bias, then softplus of it if `dt_softplus`, then held between `dt_min`
-    and `dt_max`. With h the [P, S] state of a head, for each token: h <- exp(dt A) h + dt x B^T; out =
-    h C + D x.
+    The time step of a head is dt + dt_bias, then its softplus if `dt_softplus`, then clamped to `dt_min` and
+    `dt_max`. With h the [P, S] state of a head, for each token: h <- exp(dt A) h + dt x B^T; out = h C + D x.
 
-    Shapes: x and out [T, H, P]; B and C [T, G, S], H a multiple of G, head i using group i // (H / G); dt
-    [T, H], float32 or x's dtype; A [H] float32, 0 or less (-exp of a model's A_log); D and dt_bias [H],
-    float32 or x's dtype, or None; state [slots, H, P, S] float32 or bfloat16, updated in place. x, B and C
-    may be strided views with their last axis contiguous; out is contiguous, of x's dtype.
+    Shapes: x and out [T, H, P]; B and C [T, G, S], H a multiple of G (head i uses group i // (H / G)); dt [T,
+    H], float32 or x's dtype; A [H] float32, <= 0 (-exp of a model's A_log); D and dt_bias [H], float32 or x's
+    dtype, or None; state [slots, H, P, S] float32 or bfloat16, updated in place. x, B and C may be strided
+    views if their last axis is contiguous; out is contiguous, of x's dtype.
 
-    A feature: `checkpoints`, where states on the way are kept in slots of their own; the batch is a
+    Optional feature `checkpoints`: intermediate states are stored in slots of their own; the batch is a
     `CheckpointBatch`.
     """
 
@@ -64,8 +63,8 @@ CONTRACT = Contract(
     layer=Mamba2Layer,
     tensors={
         "x": rows("T", "H", "P", about="inputs", dtypes=FLOATS),
-        "B": rows("T", "G", "S", about="what an input writes"),
-        "C": rows("T", "G", "S", about="what is read"),
+        "B": rows("T", "G", "S", about="direction in the state that an input is written to"),
+        "C": rows("T", "G", "S", about="direction in the state that the output reads"),
         "dt": TensorSpec(
             axes=("T", "H"), dtypes=(INPUT, COMPUTE), unit_stride=("T", "H"), about="time steps, raw"
         ),
@@ -73,10 +72,14 @@ CONTRACT = Contract(
             axes=("H",),
             dtypes=(COMPUTE,),
             memory=("H",),
-            about="log of the decay in a unit of time, 0 or less",
+            about="log of the decay per unit of time, 0 or less",
         ),
         "D": TensorSpec(
-            axes=("H",), dtypes=(INPUT, COMPUTE), memory=("H",), optional=True, about="weight of the skip"
+            axes=("H",),
+            dtypes=(INPUT, COMPUTE),
+            memory=("H",),
+            optional=True,
+            about="weight of the skip connection",
         ),
         "dt_bias": TensorSpec(
             axes=("H",), dtypes=(INPUT, COMPUTE), memory=("H",), optional=True, about="added to dt"
@@ -86,8 +89,8 @@ CONTRACT = Contract(
     },
     options={
         "dt_softplus": OptionSpec(types=(bool,), about="whether softplus is applied to dt + dt_bias"),
-        "dt_min": OptionSpec(types=(float,), about="the least time step, applied last; 0 or more"),
-        "dt_max": OptionSpec(types=(float,), about="the largest time step; inf for none"),
+        "dt_min": OptionSpec(types=(float,), about="lower bound of the time step, applied last; 0 or more"),
+        "dt_max": OptionSpec(types=(float,), about="upper bound of the time step; inf for none"),
     },
     batch=STATE_SLOTS,
     batch_type=StateBatch,
@@ -96,13 +99,13 @@ CONTRACT = Contract(
     state_layout="VK",
     gate={
         "space": "log",
-        "kind": "A times the time step, raw or activated as dt_softplus says, one value a head",
+        "kind": "A times the time step; raw if dt_softplus, else activated; one value per head",
         "range": "finite, 0 or less",
     },
     notes=(
         "head i uses group i // (H / G) of B and C",
         "a backend may take any product of A and a time step below -80 as -inf",
-        "in the words of the state's layout, P is V and S is K",
+        "in the state layout, P corresponds to V and S to K",
         FINITE_SLOTS,
         *STATE_NOTES,
     ),

@@ -47,31 +47,31 @@ def mamba2_call(
     norm: float = 1.0,
     seed: int = 0,
 ) -> Sample:
-    """A random sample of `mamba2`.
+    """Make a random sample of `mamba2`.
 
     Args:
-        lengths: The number of tokens of each sequence; in decode each is 1.
+        lengths: Tokens per sequence; 1 each in decode.
         phase: The phase.
         heads: H, the number of heads.
         groups: G, the number of groups.
         head_size: P.
         state_size: S.
         dtype: The dtype of x, B, C, dt and out.
-        state_dtype: The dtype of the state; float32 when left out, float64 with a float64 `dtype`.
-        device: Where the tensors are.
-        gate: A, a value a head, as `log_decay` has it but finite. Time steps are about 1; with `mixed` every
-            fourth is 0, or as near to it as softplus comes.
-        dt_softplus: The argument of that name; when False, dt comes positive.
-        dt_limits: The arguments `dt_min` and `dt_max`.
-        bias: Whether there is a dt_bias.
-        skip: Whether there is a D.
-        zero_keys: Whether every third row of B is zero, and every fifth of C.
+        state_dtype: The dtype of the state; by default float32, or float64 for a float64 `dtype`.
+        device: The device of all tensors.
+        gate: The kind of A, one value per head, as in `log_decay` but finite. Time steps are about 1; with
+            `mixed` every fourth is 0, or as close as softplus allows.
+        dt_softplus: The `dt_softplus` option; if False, dt is positive.
+        dt_limits: The options `dt_min` and `dt_max`.
+        bias: Whether to pass dt_bias.
+        skip: Whether to pass D.
+        zero_keys: Whether every third row of B and every fifth row of C is zero.
         strided: Whether x, B and C are views of one fused buffer, and dt of another.
-        initial: Which sequences start from a state; in decode all with a slot do.
-        in_place: Whether a sequence reads the slot that it writes.
-        padding: The indices of the sequences that are padding.
-        norm: The factor on x and the initial state.
-        seed: The seed.
+        initial: Which sequences start from a state. In decode, all with a slot do.
+        in_place: Whether each sequence reads the slot that it writes.
+        padding: The indices of the padding sequences.
+        norm: A factor on x and the initial state.
+        seed: The random seed.
     """
     random = Random(seed)
     rows = sum(lengths)
@@ -108,7 +108,7 @@ def mamba2_call(
 SCENARIOS = (
     *heads({"heads": 1, "groups": 1}, {"heads": 3, "groups": 1}, {"heads": 3, "groups": 3}),
     Scenario(name="large-norms", about="large inputs and states", arguments={"norm": 30.0}),
-    Scenario(name="activated-steps", about="time steps come activated", arguments={"dt_softplus": False}),
+    Scenario(name="activated-steps", about="time steps already activated", arguments={"dt_softplus": False}),
     Scenario(
         name="limited-steps",
         about="time steps are limited on both sides",
@@ -130,7 +130,7 @@ TIMED = tuple(
 
 
 def flops(case: Timed, axes: Mapping[str, int]) -> float:
-    """Operations on tensor cores in chunks of 64."""
+    """Floating-point operations on tensor cores in chunks of 64."""
     heads, size, state = axes["H"], axes["P"], axes["S"]
     chunk = 2 * 64 * (state * axes["G"] / heads + size)
     return sum(case.lengths) * heads * (chunk + 4 * size * state)

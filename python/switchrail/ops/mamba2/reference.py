@@ -1,4 +1,4 @@
-"""The selective state space of Mamba 2, token by token: the oracle, not for use."""
+"""Reference for the selective state space of Mamba 2, one token at a time; for tests only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ReferenceMamba2(ReferenceRecurrent[Mamba2Call], Mamba2Backend):
     """
 
     def run(self, call: Mamba2Call, batch: StateBatch, plan: object) -> list[list[torch.Tensor]]:
-        """Runs T packed tokens of N sequences of any length, drafted ones where the batch says so."""
+        """Run T packed tokens of N sequences of any length, drafted if the batch is a `VerifyBatch`."""
         phase = "verify" if isinstance(batch, VerifyBatch) else "prefill"
         CONTRACT.check(phase, call, batch)
         layer, x, B, C, dt, out = call

@@ -13,27 +13,26 @@ from switchrail.ops.mamba2.contract import CONTRACT, Mamba2Backend, Mamba2Call, 
 from switchrail.ops.recurrent import TorchRecurrent, TreePlan, run_single, run_tree
 
 CHUNK = 32
-"""Tokens a chunk. On a CPU 16, 32 and 64 take about the same time, 128 takes longer."""
+"""Tokens per chunk. On a CPU 16, 32 and 64 take about the same time, 128 takes longer."""
 
 _NO_DECAY_LEFT = -1e3
-"""exp of it is 0 in every dtype; a bound, so that a sum of gates keeps the difference of what follows."""
+"""Its exponential is 0 in every dtype. It bounds the gates, so differences of their sums stay exact."""
 
 
 class TorchMamba2(TorchRecurrent[Mamba2Call], Mamba2Backend):
     """The chunked form in float32 (float64 for float64 inputs).
 
     With b_i the sum of dt A up to token i of a chunk and h_0 the state before it, token i reads exp(b_i) h_0
-    C_i and, of each token j up to itself, exp(b_i - b_j) (B_j . C_i) dt_j x_j.
+    C_i and, from each token j up to itself, exp(b_i - b_j) (B_j . C_i) dt_j x_j.
 
-    On CUDA float32 products are as exact as torch is set to make them, which is IEEE unless it was told
-    otherwise.
+    On CUDA, torch's settings determine the precision of float32 products; the default is IEEE.
     """
 
     contract = CONTRACT
     chunk = CHUNK
 
     def run(self, call: Mamba2Call, batch: StateBatch, plan: ChunkPlan | TreePlan) -> torch.Tensor | None:
-        """Runs T packed tokens of N sequences of any length, drafted ones where the plan is for them."""
+        """Run T packed tokens of N sequences of any length, or drafted tokens if the plan is for them."""
         CONTRACT.check_call(call, batch, ("checkpoints",))
         check_plan(plan, batch, (ChunkPlan,), TreePlan)
         layer, x, B, C, dt, out = call
@@ -89,19 +88,19 @@ def _run_group(
     states: torch.Tensor,
     after: After,
 ) -> torch.Tensor:
-    """Runs the chunks of a group from the states [M, H, P, S] on, which it brings up to date.
+    """Run the chunks of a group from the states [M, H, P, S], which are updated in place.
 
     Args:
         group: The chunks.
-        chunk: L, tokens a chunk.
+        chunk: L, tokens per chunk.
         x: [T, H, P].
         B: [T, G, S].
         C: [T, G, S].
-        steps: [T, H], the time steps, in the dtype to compute in.
+        steps: [T, H], the time steps, in the compute dtype.
         gates: [T, H] float64, the logs of the decays.
         D: [H] or None.
-        states: [M, H, P, S], in the dtype to compute in.
-        after: For `scan`.
+        states: [M, H, P, S], in the compute dtype.
+        after: Passed to `scan`.
 
     Returns:
         [n * L, H, P], the outputs by place.
@@ -111,7 +110,7 @@ def _run_group(
     n = len(group.rows) // chunk
 
     def gather(rows: torch.Tensor) -> torch.Tensor:
-        """Of the chunks: [n, heads or groups, L, ...]."""
+        """Select the chunks' rows: [n, heads or groups, L, ...]."""
         picked = rows.index_select(0, group.rows)
         return picked.view(n, chunk, *rows.shape[1:]).transpose(1, 2)
 
@@ -128,7 +127,7 @@ def _run_group(
     b = b.cumsum(-1)
     inputs = gather(x)
     keys, queries = gather(B).to(compute)[:, :, None], gather(C).to(compute)[:, :, None]
-    # In float64: after a strong decay the sums are large, and their differences must still be exact.
+    # In float64: after a strong decay the sums are large, but their differences must still be exact.
     between = (b[..., :, None] - b[..., None, :]).to(compute)
     future = torch.ones(chunk, chunk, dtype=torch.bool, device=b.device).triu(1)
     between = per_group(between.masked_fill_(future, -torch.inf).exp_())

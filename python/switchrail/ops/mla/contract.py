@@ -16,7 +16,7 @@ from switchrail.ops.specs import NO_OVERLAP, PAGE_NOTES, log_sum_exp, result, ro
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class MlaLayer(Layer):
-    """A layer's half of a call; see `MlaBackend`."""
+    """The constant arguments of a layer; see `MlaBackend`."""
 
     kv_cache: torch.Tensor
     w_k: torch.Tensor | None
@@ -25,7 +25,7 @@ class MlaLayer(Layer):
 
 
 class MlaCall(NamedTuple):
-    """What a call of a layer brings; see `MlaBackend`."""
+    """The arguments of one call; see `MlaBackend`."""
 
     layer: MlaLayer
     q_nope: torch.Tensor
@@ -37,17 +37,19 @@ class MlaCall(NamedTuple):
 class MlaBackend(Backend[MlaCall, PagedBatch]):
     """Causal multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) over a paged cache of latents.
 
-    The cache holds for each token its latent c, [R], and the rotated part r of its key, [E]. With the key of
-    head h being [W_k^h c, r] and its value W_v^h c, and the query [q_nope, q_rope], the rest is softmax
-    attention. Absorbed, as decoding does it: q_nope . W_k c = (W_k^T q_nope) . c, and W_v leaves the sum.
+    For each token the cache holds its latent c, [R], and the rotated part r of its key, [E]. Head h has the
+    key [W_k^h c, r], the value W_v^h c and the query [q_nope, q_rope]; the rest is softmax attention. In
+    absorbed form, as used in decode, q_nope . W_k c = (W_k^T q_nope) . c, and W_v is applied after the sum.
 
-    Shapes: q_nope [T, H, D]; q_rope [T, H, E]; kv_cache [pages, page, L], L = R + E, latent first; w_k
-    [H, D, R] or None, where q_nope comes absorbed, so that D is R; w_v [H, V, R] or None, where out stays a
-    latent, so that V is R; out [T, H, V]; all of one dtype. q_nope, q_rope, w_k and w_v may be strided views
-    with their last axis contiguous; out is contiguous.
+    Shapes: q_nope [T, H, D]; q_rope [T, H, E]; kv_cache [pages, page, L], L = R + E, latent first; w_k [H, D,
+    R], or None if q_nope is already absorbed, and then D is R; w_v [H, V, R], or None if out stays a latent,
+    and then V is R; out [T, H, V]. All have one dtype. q_nope, q_rope, w_k and w_v may be strided views if
+    their last axis is contiguous; out is contiguous.
 
-    Features: `lse`, [T, H] float32, to be filled with the natural log of each row's sum; `trees`, with which
-    the batch of a verification is a `PagedTreeBatch`.
+    Optional features (a call that uses one reaches only backends that declare it):
+
+    - `lse`: [T, H] float32 output, the natural log of each row's sum.
+    - `trees`: in verify, the batch is a `PagedTreeBatch`.
     """
 
     op = "mla"
@@ -60,7 +62,7 @@ CONTRACT = Contract(
     call=MlaCall,
     layer=MlaLayer,
     tensors={
-        "q_nope": rows("T", "H", "D", about="queries, the part without position", dtypes=FLOATS),
+        "q_nope": rows("T", "H", "D", about="queries, the part without rotary position", dtypes=FLOATS),
         "q_rope": rows("T", "H", "E", about="queries, the rotated part"),
         "w_k": TensorSpec(
             axes=("H", "D", "R"),
@@ -68,7 +70,7 @@ CONTRACT = Contract(
             unit_stride=("R",),
             optional=True,
             same_if_none=("D", "R"),
-            about="from a latent to a key; None: q_nope comes multiplied by it",
+            about="maps a latent to a key; None: q_nope is already multiplied by it",
         ),
         "w_v": TensorSpec(
             axes=("H", "V", "R"),
@@ -76,13 +78,13 @@ CONTRACT = Contract(
             unit_stride=("R",),
             optional=True,
             same_if_none=("R", "V"),
-            about="from a latent to a value; None: out stays a latent",
+            about="maps a latent to a value; None: out stays a latent",
         ),
         "kv_cache": TensorSpec(
             axes=_CACHE,
             dtypes=(INPUT,),
             memory=_CACHE,
-            about="pool of latents, each with a key's rotated part",
+            about="pool of latents, each followed by the rotated part of the key",
         ),
         "out": result("T", "H", "V"),
         "lse": log_sum_exp("natural log of each row's sum of exponentials"),
@@ -94,8 +96,8 @@ CONTRACT = Contract(
     sums=(("L", "R", "E"),),
     notes=(
         *PAGE_NOTES,
-        "kv_lens[n] is at least seqlens[n], or 0 for a sequence of padding, whose rows of out are zeros and "
-        "whose log-sum-exps are -inf",
+        "kv_lens[n] is at least seqlens[n], or 0 for a padding sequence: its rows of out are zeros and its "
+        "log-sum-exps -inf",
         NO_OVERLAP,
     ),
 )

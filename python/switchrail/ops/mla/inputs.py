@@ -35,27 +35,27 @@ def mla_call(
     norm: float = 1.0,
     seed: int = 0,
 ) -> Sample:
-    """A random sample of `mla`.
+    """Make a random sample of `mla`.
 
     Args:
-        lengths: The number of query rows of each sequence; in decode each is 1.
-        kv_lengths: The number of tokens of each sequence in the cache, its own rows included; `lengths` when
-            left out. A sequence of padding has none, whatever is given here.
+        lengths: Query rows per sequence; 1 each in decode.
+        kv_lengths: Cached tokens per sequence, its own rows included; `lengths` by default. Padding sequences
+            always have 0.
         phase: The phase.
         heads: H, the number of heads.
         nope_size: D.
         rope_size: E.
         latent_size: R.
         value_size: V.
-        page: The number of tokens a page holds.
+        page: Page size in tokens.
         dtype: The dtype of all tensors.
-        device: Where the tensors are.
-        absorbed: Whether both weights are None, so that D and V are R.
-        lse: Whether the log-sum-exp is asked for.
+        device: The device of all tensors.
+        absorbed: Whether both weights are None, so D and V are R.
+        lse: Whether to request the log-sum-exp.
         strided: Whether the queries are views of one buffer, and the weights of another.
-        padding: The indices of the sequences that are padding.
-        norm: The factor on the queries and the latents.
-        seed: The seed.
+        padding: The indices of the padding sequences.
+        norm: A factor on the queries and the latents.
+        seed: The random seed.
     """
     random = Random(seed)
     rows = sum(lengths)
@@ -93,14 +93,14 @@ SCENARIOS = (
     *heads({"heads": 1}, {"heads": 3}),
     Scenario(
         name="absorbed",
-        about="queries come absorbed, and latents leave",
+        about="absorbed queries, and latents as output",
         past=True,
         arguments={"absorbed": True},
         core=True,
     ),
     Scenario(
         name="log-sum-exp",
-        about="the log-sum-exp is asked for",
+        about="the log-sum-exp is requested",
         past=True,
         arguments={"lse": True},
         features=("lse",),
@@ -112,7 +112,7 @@ SERVED = {
     "decode": {"absorbed": True},
     "verify": {"absorbed": True},
 }
-"""Latents are expanded in prefill, and weights absorbed after it."""
+"""Prefill expands the latents; decode and verify use absorbed weights."""
 
 _EXPANDED = {**DEFINITION.sizes[0], "page": 64}
 _ABSORBED = {**_EXPANDED, "D": 512, "V": 512}
@@ -126,7 +126,7 @@ TIMED = (
 
 
 def flops(case: Timed, axes: Mapping[str, int]) -> float:
-    """Operations on tensor cores: in decode of absorbed queries, else with keys and values made once."""
+    """Floating-point operations on tensor cores: absorbed in decode, else with K and V expanded once."""
     if case.phase == "decode":
         return case.seen * 2 * axes["H"] * (2 * axes["R"] + axes["E"])
     cached = sum(length + case.past for length in case.lengths)

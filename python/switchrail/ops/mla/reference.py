@@ -1,4 +1,4 @@
-"""Multi-head latent attention over a paged cache, row by row and expanded: the oracle, not for use."""
+"""Reference for multi-head latent attention over a paged cache, one row at a time; for tests only."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from switchrail.ops.oracle import seen_by
 
 
 class ReferenceMla(MlaBackend):
-    """Section 2.1 of DeepSeek-V2, arXiv 2405.04434, in float64: keys and values are made, then attended to.
+    """Section 2.1 of DeepSeek-V2, arXiv 2405.04434, in float64, with expanded keys and values.
 
-    Nothing is absorbed; where w_k or w_v is None, all heads share the latent as their key or value.
+    Nothing is absorbed. If w_k or w_v is None, all heads share the latent as their key or value.
     """
 
     def run(self, call: MlaCall, batch: PagedBatch, plan: object) -> None:
-        """Attends T packed query rows of N sequences of any length."""
+        """Compute attention for T packed query rows of N sequences of any length."""
         CONTRACT.check("verify" if isinstance(batch, PagedTreeBatch) else "prefill", call, batch)
         layer, q_nope, q_rope, out, lse = call
         kv_cache, w_k, w_v, scale = layer.kv_cache, layer.w_k, layer.w_v, layer.scale

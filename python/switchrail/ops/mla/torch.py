@@ -10,24 +10,24 @@ from switchrail.ops.pages import ManyRows, PagedPlan, check_paged_plan
 from switchrail.ops.softmax import attend, merge
 
 KEYS = 512
-"""Positions that are attended to at once: bounds the logits and what a long prefix is expanded to."""
+"""Positions attended to at once. Bounds the memory for logits and for expanded keys and values."""
 
 
 class TorchMla(MlaBackend):
-    """Absorbed for single rows, expanded in pieces for many, in float32 (float64 for float64 inputs).
+    """Absorbed for single rows, expanded in pieces for several, in float32 (float64 for float64 inputs).
 
-    Sequences with one row are gathered in groups of about one length and attend to the latents themselves, as
-    one key that all heads share. For a sequence with several rows the keys and values of `KEYS` positions at
-    a time are made from their latents, and what each piece gives is merged by its log-sum-exp. On CUDA
-    float32 products are as exact as torch is set to make them, which is IEEE unless it was told otherwise.
+    Single-row sequences of similar length are batched and attend to the latents, as one key that all heads
+    share. For a sequence with several rows, keys and values are expanded for `KEYS` positions at a time, and
+    the results are merged by their log-sum-exps. On CUDA, torch's settings determine the precision of float32
+    products; the default is IEEE.
     """
 
     def plan(self, phase: Phase, batch: PagedBatch, bounds: Bounds | None = None) -> PagedPlan:
-        """Cuts the batch into calls."""
+        """Split the batch into calls."""
         return PagedPlan(CONTRACT, phase, batch)
 
     def run(self, call: MlaCall, batch: PagedBatch, plan: PagedPlan) -> None:
-        """Attends T packed query rows of N sequences of any length."""
+        """Compute attention for T packed query rows of N sequences of any length."""
         CONTRACT.check_call(call, batch, ("lse", "trees"))
         layer, q_nope, q_rope, out, lse = call
         kv_cache, w_k, w_v, scale = layer.kv_cache, layer.w_k, layer.w_v, layer.scale
@@ -76,16 +76,16 @@ def _attend_in_pieces(
     value_weights: torch.Tensor | None,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attends the rows of one sequence.
+    """Compute attention for the rows of one sequence.
 
     Args:
-        many: Where they are.
-        queries: [H, rows, D + E], in the dtype to compute in.
+        many: The rows' places.
+        queries: [H, rows, D + E], in the compute dtype.
         latents: [S, R + E].
         latent_size: R.
         key_weights: [H, D, R] or None.
         value_weights: [H, V, R] or None.
-        scale: Factor of the logits.
+        scale: A factor on the logits.
 
     Returns:
         [H, rows, V] and the log-sum-exp [H, rows].

@@ -1,4 +1,4 @@
-"""What the generators of ops over a paged cache share."""
+"""Shared parts of the generators of ops over a paged cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from switchrail.ops.batch import PagedBatch
 from switchrail.ops.samples.random import Random, sequences
 
 UNDEFINED_PAGE = 2**30
-"""What stands in a page table past the last used page."""
+"""The entry of a page table past the last used page."""
 
 
 def paged_batch(
@@ -21,7 +21,7 @@ def paged_batch(
     page: int,
     window: int | None = None,
 ) -> tuple[PagedBatch, torch.Tensor]:
-    """A batch on permuted pages, and which places [pages, page] of its cache any of its rows sees."""
+    """Make a batch on permuted pages, and the mask [pages, page] of cache places that any row attends to."""
     kv_seqlens = tuple(
         0 if n in padding else kv for n, kv in enumerate(lengths if kv_lengths is None else kv_lengths)
     )

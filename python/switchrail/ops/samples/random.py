@@ -1,4 +1,4 @@
-"""What the generators share: seeded numbers, batches, gates, and views of fused buffers."""
+"""Shared parts of the generators: seeded numbers, batches, gates, and views of fused buffers."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Initial = Literal["all", "some", "none"]
 
 
 class Random:
-    """Seeded float64 numbers, made on the CPU so that every device gets the same."""
+    """Seeded float64 numbers, made on the CPU to be the same for every device."""
 
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
 
     def normal(self, *shape: int) -> torch.Tensor:
-        """Of mean 0 and variance 1."""
+        """Normal numbers with mean 0 and variance 1."""
         return torch.randn(shape, dtype=torch.float64, generator=self._generator)
 
     def uniform(self, *shape: int) -> torch.Tensor:
-        """From 0 to 1."""
+        """Uniform numbers from 0 to 1."""
         return torch.rand(shape, dtype=torch.float64, generator=self._generator)
 
     def permutation(self, n: int) -> torch.Tensor:
@@ -33,7 +33,7 @@ class Random:
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What a contract calls `COMPUTE` for a call's first dtype."""
+    """The dtype of `COMPUTE` for the dtype of a call's first tensor."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -42,8 +42,8 @@ def log_decay(random: Random, gate: Gate, *shape: int) -> torch.Tensor:
 
     Args:
         random: The source.
-        gate: `decaying` as a trained model's; `near_zero` decays between 0 (-inf) and e^-20; `near_one`
-            between 1 - 1e-4 and 1; `one` none at all (0); `mixed` any of these from number to number.
+        gate: `decaying` is like a trained model's; `near_zero` is between 0 (-inf) and e^-20; `near_one`
+            between 1 - 1e-4 and 1; `one` is no decay (0); `mixed` chooses one of these for each number.
         shape: Its axes.
     """
     kinds = {
@@ -78,7 +78,7 @@ def state_batch(
     in_place: bool,
     padding: Collection[int],
 ) -> tuple[StateBatch, int, frozenset[int]]:
-    """A batch on permuted slots, the number of slots of its pool, and which sequences are padding.
+    """Make a batch on permuted slots; return also its pool's size in slots, and the padding sequences.
 
     In verification each sequence's rows are a chain.
     """

@@ -1,4 +1,4 @@
-"""A sample: one call of an op with all that it takes, and its copies."""
+"""A sample: one call of an op with its batch, and ways to copy it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from switchrail.ops.samples.random import Random
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One call of an op with its batch, as tensors and options by name: everything a backend is given.
+    """One call of an op with its batch: all inputs of a backend, as tensors and options by name.
 
     Attributes:
         contract: The op's contract.
@@ -34,7 +34,7 @@ class Sample:
         tensors: The tensor arguments by name, `out` included.
         options: The other arguments by name.
         batch: The sequences.
-        padding: The indices of the sequences that are padding.
+        padding: The indices of the padding sequences.
     """
 
     contract: Contract
@@ -61,7 +61,7 @@ class Sample:
 
     @property
     def outputs(self) -> dict[str, torch.Tensor]:
-        """What is written anew, a row a token: the output, and whatever else was asked for."""
+        """The output, and other tensors that the call writes with one row per token."""
         specs = self.contract.tensors
         return {
             name: tensor
@@ -81,7 +81,7 @@ class Sample:
 
     @property
     def written_slots(self) -> list[int]:
-        """The slots that the call may write, in verification by a commit; that of the final state first."""
+        """The slots that the call, or in verification a commit, may write; the final state's come first."""
         batch = self.batch
         assert isinstance(batch, StateBatch)
         slots = zip(batch.write_slots.tolist(), batch.seqlens, strict=True)
@@ -101,7 +101,7 @@ class Sample:
 
     @property
     def made(self) -> Any:
-        """The call itself, of a layer of its own, as backends are given it.
+        """The call for backends, with a layer of its own.
 
         Raises:
             ContractError: An argument is missing or unknown.
@@ -109,21 +109,21 @@ class Sample:
         return self.contract.make({**self.tensors, **self.options})
 
     def run(self, backend: AnyBackend) -> Verification | None:
-        """Plans and makes the call, which writes into this call's own tensors.
+        """Plan and make the call, which writes to this sample's own tensors.
 
         Returns:
-            What commits a verification; None in another phase.
+            In verify, the verification to commit; None in other phases.
         """
         plan, call = backend.plan(self.phase, self.batch), self.made
         record = backend.run(call, self.batch, plan)
         return Verification(self, call, backend, plan, record) if self.phase == "verify" else None
 
     def bind(self, backend: AnyBackend, plan: object) -> Callable[[], object]:
-        """The call, ready to be made any number of times."""
+        """The call as a function that can be called any number of times."""
         return partial(backend.run, self.made, self.batch, plan)
 
     def with_checkpoints(self, every: int, seed: int = 0) -> Sample:
-        """The same prefill with about two states in three kept on the way, in further slots of a new pool."""
+        """The same prefill with about two of three checkpoints stored, in additional slots of a new pool."""
         batch = self.batch
         assert isinstance(batch, StateBatch)
         random = Random(seed)
@@ -133,7 +133,7 @@ class Sample:
         slots = torch.full(wanted.shape, -1, dtype=torch.int64)
         order = random.permutation(int(wanted.sum())) + self.state.shape[0]
         slots[wanted] = order
-        # what lies beyond an end is not to be looked at
+        # entries past a sequence's end must be ignored
         beyond = torch.arange(most) >= torch.tensor(batch.seqlens).reshape(-1, 1) // every
         slots[beyond & ~wanted] = -7
         state = widened(self.state, len(self.state) + len(order))
@@ -148,7 +148,7 @@ class Sample:
         )
 
     def with_trees(self, seed: int = 0) -> Sample:
-        """The same verification with random trees: a row follows any of its sequence before it, or none."""
+        """The same verification with random trees: a row follows any earlier row of its sequence, or none."""
         batch = self.batch
         random = Random(seed)
         rows = [i for length in batch.seqlens for i in range(length)]
@@ -160,11 +160,11 @@ class Sample:
         return dataclasses.replace(self, batch=kind(**fields))
 
     def clone(self) -> Sample:
-        """A copy on the same device: `to` that device."""
+        """A copy on the same device; see `to`."""
         return self.to(self.out.device)
 
     def to(self, device: torch.device | str) -> Sample:
-        """A copy on a device, with memory of its own and the same strides; views of one buffer stay so."""
+        """A copy on a device, with its own memory and the same strides. Views of one buffer stay so."""
         tensors: dict[str, torch.Tensor | None] = {}
         storages: dict[int, torch.UntypedStorage] = {}
         for name, tensor in self.tensors.items():
@@ -184,7 +184,7 @@ class Sample:
         return dataclasses.replace(self, tensors=tensors, batch=dataclasses.replace(self.batch, **moved))
 
     def double(self) -> Sample:
-        """A copy in float64 of the numbers as they were rounded, on the same device, the outputs poisoned."""
+        """A copy in float64 of the rounded numbers, on the same device, with the outputs set to NaN."""
         tensors = {
             name: tensor.double() if tensor is not None else None for name, tensor in self.tensors.items()
         }
@@ -199,7 +199,7 @@ class Sample:
 
 
 def widened(pool: torch.Tensor, count: int) -> torch.Tensor:
-    """A copy of a pool with `count` slots or pages and the same order of axes; the new ones hold NaN."""
+    """A copy of a pool with `count` slots or pages and the same order of axes. New slots hold NaN."""
     order = sorted(range(pool.ndim), key=pool.stride, reverse=True)
     shape = (count, *pool.shape[1:])
     wide = torch.full([shape[axis] for axis in order], torch.nan, dtype=pool.dtype, device=pool.device)
@@ -210,14 +210,14 @@ def widened(pool: torch.Tensor, count: int) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """A verification that was run, to be committed.
+    """A verification that was run and can be committed.
 
     Attributes:
-        inputs: What was run.
-        call: The call that was made of it.
-        backend: What ran it.
+        inputs: Its sample.
+        call: The call made from the sample.
+        backend: The backend that ran it.
         plan: Its plan.
-        record: What it returned.
+        record: The record that `run` returned.
     """
 
     inputs: Sample
@@ -227,7 +227,7 @@ class Verification:
     record: object
 
     def commit(self, accepted: torch.Tensor, state: torch.Tensor) -> None:
-        """Commits into a pool, the call's own or a copy; `accepted` is [N] int64."""
+        """Commit to a pool, the call's own or a copy. `accepted` is [N] int64."""
         layer = dataclasses.replace(self.call.layer, state=state)
         call = self.call._replace(layer=layer)
         self.backend.commit(call, self.inputs.batch, self.plan, self.record, accepted)

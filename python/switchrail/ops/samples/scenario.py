@@ -1,4 +1,4 @@
-"""What the conformance suite tries and the benchmarks time, as data."""
+"""The scenarios of the conformance suite and the batches of the benchmarks, as data."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ GATES = {
     "near_zero": "decays near 0 and exactly 0: the past is forgotten at once",
     "near_one": "decays near 1: the past is kept long",
     "one": "no decay at all",
-    "mixed": "decays of every kind, from number to number",
+    "mixed": "a mix of all kinds of decays",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A call that is held against the oracle.
+    """A call to compare with the reference.
 
     Attributes:
         name: Its name, unique with the op.
-        about: What it is for.
-        ops: The ops that have it; one that is among an op's own scenarios is that op's.
-        prefill: The lengths in prefill; None where there is nothing of the kind.
-        decode: The number of sequences in decode; None likewise.
-        verify: The numbers of drafted rows in verify; None likewise.
-        arguments: Of the op's generator.
-        past: Whether, in prefill, there are tokens in the cache before those of the call.
+        about: Its purpose.
+        ops: The ops that it applies to. A scenario of an op's own applies to that op only.
+        prefill: The lengths in prefill; None for no prefill.
+        decode: The number of sequences in decode; None for no decode.
+        verify: The numbers of drafted rows in verify; None for no verify.
+        arguments: Arguments for the op's generator.
+        past: Whether prefill has cached tokens before those of the call.
         hardness: The row of the table of bounds.
-        features: What the backend must claim.
-        core: Whether a quick run has it in every dtype, and not in the first one only.
-        quick: Whether a quick run has it at all.
+        features: The features that the backend must claim.
+        core: Whether a quick run includes it in every dtype, not only in the first.
+        quick: Whether a quick run includes it at all.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Scenario:
 
 
 def heads(*choices: Mapping[str, int]) -> tuple[Scenario, ...]:
-    """Scenarios of other numbers of heads than the generator's own."""
+    """Scenarios with other numbers of heads than the generator's defaults."""
     return tuple(
         Scenario(
             name=f"heads-{'-'.join(map(str, choice.values()))}",
@@ -76,11 +76,11 @@ class Timed:
     Attributes:
         phase: The phase.
         lengths: The rows of each sequence.
-        past: Tokens in the cache before each sequence's rows.
+        past: Cached tokens before each sequence's rows.
         sizes: The axes of the contract that the lengths leave open.
-        decays: Whether the gates decay; else they are exactly 1.
-        model: Whose sizes they are, where several models' are timed.
-        held_out: Whether no choice was made by looking at this shape.
+        decays: Whether the gates decay; otherwise the decay is exactly 1.
+        model: The model that has these sizes, if several models' are timed.
+        held_out: Whether this shape was excluded from all tuning.
     """
 
     phase: Phase
@@ -93,12 +93,12 @@ class Timed:
 
     @property
     def seen(self) -> float:
-        """Pairs of a row and a token that it sees, all rows' together."""
+        """The number of pairs of a row and a position visible to it, over all rows."""
         return sum(n * self.past + n * (n + 1) / 2 for n in self.lengths)
 
 
 def timed(phase: Phase, sizes: Mapping[str, int], *batches: tuple[int, ...], **more: Any) -> Iterator[Timed]:
-    """Batches by their lengths; `more` as `Timed` takes it."""
+    """Batches by their lengths. `more` holds further fields of `Timed`."""
     return (Timed(phase=phase, lengths=lengths, sizes=sizes, **more) for lengths in batches)
 
 

@@ -16,7 +16,7 @@ from switchrail.ops.specs import STATE_NOTES, result
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ShortConvLayer(Layer):
-    """A layer's half of a call; see `ShortConvBackend`."""
+    """The constant arguments of a layer; see `ShortConvBackend`."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -25,7 +25,7 @@ class ShortConvLayer(Layer):
 
 
 class ShortConvCall(NamedTuple):
-    """What a call of a layer brings; see `ShortConvBackend`."""
+    """The arguments of one call; see `ShortConvBackend`."""
 
     layer: ShortConvLayer
     x: torch.Tensor
@@ -33,16 +33,16 @@ class ShortConvCall(NamedTuple):
 
 
 class ShortConvBackend(Backend[ShortConvCall, StateBatch]):
-    """Depthwise causal convolution along time, with the last W - 1 inputs of each sequence kept as its state.
+    """Depthwise causal convolution along time. Each sequence keeps its last W - 1 inputs as its state.
 
-    out[t, c] = activation(bias[c] + sum over j of weight[c, j] x[t - (W - 1) + j, c]), inputs before the
-    sequence's first row coming from the state, oldest first.
+    out[t, c] = activation(bias[c] + sum over j of weight[c, j] x[t - (W - 1) + j, c]). The inputs before the
+    sequence's first row come from the state, oldest first.
 
     Shapes: x and out [T, C]; weight [C, W]; bias [C] or None; state logically [slots, C, W - 1] with the C
     axis contiguous in memory (strides (C (W - 1), 1, C)), of x's dtype or float32, updated in place. x may be
-    a strided view with either axis contiguous; out is contiguous, of x's dtype.
+    a strided view if either axis is contiguous; out is contiguous, of x's dtype.
 
-    A feature: `checkpoints`, where states on the way are kept in slots of their own; the batch is a
+    Optional feature `checkpoints`: intermediate states are stored in slots of their own; the batch is a
     `CheckpointBatch`.
     """
 
@@ -81,7 +81,7 @@ CONTRACT = Contract(
     batch_type=StateBatch,
     batch_features={"checkpoints": CheckpointBatch},
     notes=(
-        "the state holds inputs, not outputs; fewer than W - 1 rows shift the rest of the old state in",
+        "the state holds inputs, not outputs; after fewer than W - 1 rows it keeps part of the old state",
         "a slot that is not read may hold anything",
         *STATE_NOTES,
     ),

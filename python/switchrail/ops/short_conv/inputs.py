@@ -32,23 +32,23 @@ def short_conv_call(
     padding: Collection[int] = (),
     seed: int = 0,
 ) -> Sample:
-    """A random sample of `short_conv`.
+    """Make a random sample of `short_conv`.
 
     Args:
-        lengths: The number of rows of each sequence; in decode each is 1.
+        lengths: Rows per sequence; 1 each in decode.
         phase: The phase.
         channels: C, the number of channels.
         width: W, the number of taps.
         dtype: The dtype of x, weight, bias and out.
-        state_dtype: The dtype of the state; `dtype` when left out.
-        device: Where the tensors are.
-        bias: Whether there is a bias.
-        activation: The argument of that name.
-        strided: Whether x is a view of a wider buffer; with "time", one with contiguous time.
-        initial: Which sequences start from a state; in decode all with a slot do.
-        in_place: Whether a sequence reads the slot that it writes.
-        padding: The indices of the sequences that are padding.
-        seed: The seed.
+        state_dtype: The dtype of the state; `dtype` by default.
+        device: The device of all tensors.
+        bias: Whether to pass a bias.
+        activation: The `activation` option.
+        strided: Whether x is a view of a wider buffer; "time" makes the time axis contiguous instead.
+        initial: Which sequences start from a state. In decode, all with a slot do.
+        in_place: Whether each sequence reads the slot that it writes.
+        padding: The indices of the padding sequences.
+        seed: The random seed.
     """
     random = Random(seed)
     rows = sum(lengths)

@@ -1,4 +1,4 @@
-"""The causal convolution with state, row by row: the oracle, not for use."""
+"""Reference for the causal convolution with state, one row at a time; for tests only."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from switchrail.ops.short_conv.contract import CONTRACT, ShortConvBackend, Short
 
 
 class ReferenceShortConv(ReferenceRecurrent[ShortConvCall], ShortConvBackend):
-    """The sum in `ShortConvBackend`'s description, in float64."""
+    """The sum in `ShortConvBackend`'s docstring, in float64."""
 
     def run(self, call: ShortConvCall, batch: StateBatch, plan: object) -> list[list[torch.Tensor]]:
-        """Runs T packed tokens of N sequences of any length, drafted ones where the batch says so."""
+        """Run T packed tokens of N sequences of any length, drafted if the batch is a `VerifyBatch`."""
         phase = "verify" if isinstance(batch, VerifyBatch) else "prefill"
         CONTRACT.check(phase, call, batch)
         layer, x, out = call

@@ -14,22 +14,21 @@ from switchrail.ops.short_conv.contract import CONTRACT, ShortConvBackend, Short
 from switchrail.ops.slots import Slots, indices
 
 BLOCK_NUMBERS = 2**17
-"""How many numbers are summed over all taps before the next: half a megabyte, which stays in the cache."""
+"""Numbers summed over all taps before the next block: half a megabyte, which fits in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """The rows at both ends of the M sequences, whose windows or states reach into the old state.
+    """The rows near both ends of the M sequences, whose windows or states use the old state.
 
-    A pool of rows is made of the M old states, W - 1 rows each, and of the rows `picked` from x; the others
-    index it.
+    The other attributes index a pool of rows: the M old states, W - 1 rows each, then the `picked` rows of x.
 
     Attributes:
         picked: int64, rows of x.
-        first_rows: [R] int64, the first W - 1 rows of each sequence, fewer where it is shorter.
+        first_rows: [R] int64, the first W - 1 rows of each sequence, or fewer if it is shorter.
         windows: [R * W] int64, the window of each first row.
         states: [M * (W - 1)] int64, the new states.
-        kept: [R * (W - 1)] int64, the states to keep on the way.
+        kept: [R * (W - 1)] int64, the checkpoints.
     """
 
     picked: torch.Tensor
@@ -40,7 +39,7 @@ class _Ends:
 
 
 class _Plan:
-    """The states of the sequences that are not empty, and where their rows lie."""
+    """The states of the nonempty sequences, and the places of their rows."""
 
     def __init__(self, batch: StateBatch) -> None:
         sequences = [n for n, length in enumerate(batch.seqlens) if length]
@@ -52,7 +51,7 @@ class _Plan:
         self._device = batch.read_slots.device
         self._kept_after: list[int] = []
         self.kept_slots: torch.Tensor | None = None
-        """[R] int64, the slots of the windows that are kept on the way; None where none is."""
+        """[R] int64, the slots of the checkpoints; None if there are none."""
         if isinstance(batch, CheckpointBatch):
             every = batch.checkpoint_every
             places: list[int] = []
@@ -65,14 +64,14 @@ class _Plan:
             self.kept_slots = batch.checkpoint_slots.flatten().index_select(0, wanted)
         self._ends: dict[int, _Ends] = {}
         self.padding_rows: torch.Tensor | None = None
-        """[T, 1] bool, the rows of padding; None where it is known that there is none."""
+        """[T, 1] bool, the rows of padding; None if there is known to be none."""
         if self.slots.padding is not None:
             counts = indices(self._counts, self._device)
             rows = torch.repeat_interleave(self.slots.padding, counts, output_size=sum(self._counts))
             self.padding_rows = rows[:, None]
 
     def ends(self, width: int) -> _Ends:
-        """The ends for W taps, made when the first layer of a step asks."""
+        """The ends for W taps, made on first use in a step."""
         if width not in self._ends:
             self._ends[width] = self._make_ends(width)
         return self._ends[width]
@@ -108,22 +107,22 @@ class _Plan:
 
 
 class TorchShortConv(TorchRecurrent[ShortConvCall], ShortConvBackend):
-    """Shifted multiply-adds over all packed rows, then the rows near a sequence's start again with its state.
+    """Shifted multiply-adds over all packed rows, then the first rows of each sequence again with its state.
 
-    Computes in float32, in float64 for float64 inputs.
+    Computes in float32 (float64 for float64 inputs).
     """
 
     contract = CONTRACT
 
     def plan(self, phase: Phase, batch: StateBatch, bounds: Bounds | None = None) -> object:
-        """Prepares which states and rows the sequences need."""
+        """Prepare the states and rows of the sequences."""
         if phase == "verify":
             return plan_tree(CONTRACT, batch)
         CONTRACT.check_batch(phase, batch, ("checkpoints",))
         return _Plan(batch)
 
     def run(self, call: ShortConvCall, batch: StateBatch, plan: _Plan | TreePlan) -> torch.Tensor | None:
-        """Runs T packed rows of N sequences of any length, drafted ones where the plan is for them."""
+        """Run T packed rows of N sequences of any length, or drafted rows if the plan is for them."""
         CONTRACT.check_call(call, batch, ("checkpoints",))
         check_plan(plan, batch, (_Plan,), TreePlan)
         layer, x, out = call
@@ -155,16 +154,16 @@ class TorchShortConv(TorchRecurrent[ShortConvCall], ShortConvBackend):
         return None
 
     def pool(self, call: ShortConvCall) -> torch.Tensor:
-        """The layer's pool of windows, time first."""
+        """The layer's pool of windows, with the time axis first."""
         return call.layer.state.transpose(1, 2)
 
 
 def _convolve(
     plan: _Plan, x: torch.Tensor, taps: torch.Tensor, pool: torch.Tensor, out: torch.Tensor
 ) -> torch.Tensor:
-    """The sums over the taps [W, C] of all rows, in their dtype, and in `out` itself where it has it.
+    """The sums over the taps [W, C] for all rows, in the taps' dtype; uses `out` if it has that dtype.
 
-    The pool [slots, W - 1, C] is brought up to date.
+    The pool [slots, W - 1, C] is updated in place.
     """
     rows, channels = x.shape
     width, compute = len(taps), taps.dtype
@@ -189,7 +188,7 @@ def _convolve(
 
 
 def _activate(y: torch.Tensor, bias: torch.Tensor | None, activation: Literal["silu"] | None) -> torch.Tensor:
-    """Adds the bias to the sums and activates them, in place."""
+    """Add the bias to the sums and apply the activation, in place."""
     if bias is not None:
         y += bias
     return torch.nn.functional.silu(y, inplace=True) if activation == "silu" else y
