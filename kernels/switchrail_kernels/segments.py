@@ -134,6 +134,16 @@ class Chunks:
     places: int = 0
     segments: dict[int, Segments] | None = field(default_factory=dict)
 
+    @property
+    def are_short(self) -> bool:
+        """Whether a sequence has fewer than `_SHORT` chunks on average."""
+        return int(self.counts.sum()) < _SHORT * len(self.counts)
+
+    @property
+    def are_single(self) -> bool:
+        """Whether no sequence has more than one chunk."""
+        return len(self.counts) > 0 and int(self.counts[0]) == 1
+
     @classmethod
     def of(cls, batch: StateBatch, chunk: int, per_block: int = 1) -> Chunks:
         """Cuts the sequences of a batch into chunks of `chunk` tokens and blocks of `per_block` chunks."""
@@ -223,6 +233,8 @@ def plan_segments(counts: np.ndarray, heads: int, programs: int, costs: Costs) -
             best = Segments(first, length, most, split)
     return best
 
+
+_SHORT = 32
 
 _MANY = 1000.0
 """So many programs on a multiprocessor that all are busy to the end."""

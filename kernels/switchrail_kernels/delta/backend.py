@@ -33,9 +33,9 @@ class TritonDelta(TritonRecurrent[DeltaCall]):
         """Computes what the walk reads of one block of chunks or more."""
 
     def planned(self, call: DeltaCall, batch: StateBatch, plan: Chunks) -> tuple[Tensors, Options]:
-        """Also how many programs there are at once, which the walk on Hopper goes by."""
+        """Also how many programs there are at once and how long they run, which the walk on Hopper goes by."""
         tensors, options = super().planned(call, batch, plan)
-        return tensors, (*options, plan.abreast)
+        return tensors, (*options, plan.abreast, plan.are_short, plan.are_single)
 
     def launch_step(self, call: DeltaCall, batch: StateBatch) -> None:
         """One launch."""

@@ -335,8 +335,11 @@ def scan(call: DeltaCall, batch: StateBatch, chunks: Chunks, prepared: Prepared,
         # Many programs are faster where more rows share what is read, few where each has less to do.
         running = chunks.abreast * value_heads * -(-value_size // 128)
         is_few = running < multiprocessors(v.device) or segments.split > 0
+        is_few |= chunks.are_short and not channels
         warps, stages = 4 if is_few or block_v < 128 else 8, 4
         block_v = 16 * warps
+        if chunks.are_single and not channels:  # there is nothing to ask for ahead, and more programs hide what each waits for
+            stages, options = 2, {"maxnreg": 168}
         if channels and segments.split:
             stages = 3  # two programs on a multiprocessor
     elif v.dtype == torch.float32:
