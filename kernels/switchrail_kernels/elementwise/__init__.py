@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 OPERATIONS = {
+    "decode_rows": "switchrail_kernels.elementwise.decode_rows:decode_rows",
     "add_rms_norm": "switchrail_kernels.elementwise.add_rms_norm:add_rms_norm",
     "rms_norm": "switchrail_kernels.elementwise.rms_norm:rms_norm",
     "gated_rms_norm": "switchrail_kernels.elementwise.gated_rms_norm:gated_rms_norm",

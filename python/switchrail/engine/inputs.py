@@ -9,6 +9,7 @@ import torch
 from switchrail.dispatch import Part
 from switchrail.engine.step import Step, part_of
 from switchrail.engine.task import Task
+from switchrail.platforms.serving import Forward
 from switchrail.pools import pages_of
 
 _POSITIONS, _SLOTS = range(2)
@@ -30,6 +31,7 @@ class DecodeInputs:
         page_size: int,
         device: torch.device,
         pin_memory: bool,
+        derived: Forward,
     ) -> None:
         """Allocates them.
 
@@ -40,7 +42,9 @@ class DecodeInputs:
             page_size: Tokens in a page.
             device: Where the model runs.
             pin_memory: Whether it copies from pinned memory without the host waiting.
+            derived: The function of `DecodeRows`.
         """
+        self._derived = derived
         self._page_table = page_table
         self._last_tokens = last_tokens
         self._page_size = page_size
@@ -100,18 +104,18 @@ class DecodeInputs:
         """Computes on the device what follows from the rows."""
         (part,) = step.parts
         assert part.pages is not None
-        slots, positions = self._rows[_SLOTS, part.rows], self._rows[_POSITIONS, part.rows]
-        table = part.pages.page_table
-        # the pages of padding are slot 0's, which is never given out: all of them are page 0
-        owners = slots.clamp(min=0)
-        torch.index_select(self._page_table[:, : table.shape[1]], 0, owners, out=table)
-        torch.index_select(self._last_tokens, 0, owners, out=step.input_ids[0])
-        page = table.gather(1, (positions // self._page_size).unsqueeze(1)).squeeze(1).long()
-        torch.add(page * self._page_size, positions % self._page_size, out=step.kv_rows)
-        real = slots >= 0
-        part.pages.kv_lens.copy_((positions + 1) * real)
-        step.sequence_ids.copy_(slots)
-        self._real_rows.copy_(real.sum())
+        self._derived(
+            self._rows[:, part.rows],
+            self._last_tokens,
+            self._page_table,
+            page_size=self._page_size,
+            ids=step.input_ids[0],
+            pages=part.pages.page_table,
+            kv_rows=step.kv_rows,
+            kv_lens=part.pages.kv_lens,
+            sequence_ids=step.sequence_ids[0],
+            real=self._real_rows,
+        )
 
     def _part(self, table: torch.Tensor, lengths: tuple[int, ...]) -> Part:
         rows = slice(0, len(lengths))
@@ -128,4 +132,44 @@ class DecodeInputs:
         )
 
 
-__all__ = ["DecodeInputs"]
+def decode_rows(
+    rows: torch.Tensor,
+    last_tokens: torch.Tensor,
+    page_table: torch.Tensor,
+    *,
+    page_size: int,
+    ids: torch.Tensor,
+    pages: torch.Tensor,
+    kv_rows: torch.Tensor,
+    kv_lens: torch.Tensor,
+    sequence_ids: torch.Tensor,
+    real: torch.Tensor,
+) -> None:
+    """Computes what a captured decode reads; nothing waits for the device.
+
+    Args:
+        rows: [2, N] int64, each row's position and its slot; -1 is padding.
+        last_tokens: [slots] int64, the newest token of each.
+        page_table: [slots, pages] int32, the pages of the sequence in each slot; those of slot 0, which is
+            never given out, are 0.
+        page_size: Tokens in a page.
+        ids: [N] int64, becomes the tokens.
+        pages: [N, P] int32, becomes the first pages of each row's sequence, of padding slot 0's.
+        kv_rows: [N] int64, becomes the row of the position in the caches.
+        kv_lens: [N] int32, becomes the tokens up to the position, of padding 0.
+        sequence_ids: [N] int32, becomes the slots.
+        real: [1] int32, becomes the number of rows that are no padding.
+    """
+    positions, slots = rows
+    owners = slots.clamp(min=0)
+    torch.index_select(page_table[:, : pages.shape[1]], 0, owners, out=pages)
+    torch.index_select(last_tokens, 0, owners, out=ids)
+    page = pages.gather(1, (positions // page_size).unsqueeze(1)).squeeze(1).long()
+    torch.add(page * page_size, positions % page_size, out=kv_rows)
+    is_real = slots >= 0
+    kv_lens.copy_((positions + 1) * is_real)
+    sequence_ids.copy_(slots)
+    real.copy_(is_real.sum())
+
+
+__all__ = ["DecodeInputs", "decode_rows"]

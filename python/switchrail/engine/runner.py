@@ -18,7 +18,7 @@ from switchrail.engine.checkpoint import Checkpoint
 from switchrail.engine.compiled.blocks import Blocks
 from switchrail.engine.decodes import Decodes
 from switchrail.engine.graphs import Graphs
-from switchrail.engine.inputs import DecodeInputs
+from switchrail.engine.inputs import DecodeInputs, decode_rows
 from switchrail.engine.keys import Keys
 from switchrail.engine.memory import Pools
 from switchrail.engine.mixed import MixedSteps
@@ -31,6 +31,7 @@ from switchrail.engine.step import Running, Step, StepBuilder
 from switchrail.engine.watch import HookWatch
 from switchrail.platforms import Platform
 from switchrail.platforms.graph import Graph
+from switchrail.platforms.operations import DecodeRows
 from switchrail.pools import pages_of
 
 _PHASES: Final = ("prefill", "decode")
@@ -107,6 +108,7 @@ class Runner:
         self.model = checkpoint.model
         self.graphs: Graphs | None = None
         self._platform = platform
+        self._derived = forward_of(DecodeRows) or decode_rows
         self._options = options
         self._max_length = max_length
         self.pools = Pools(
@@ -179,6 +181,7 @@ class Runner:
             page_size=options.page_size,
             device=device,
             pin_memory=self._platform.hardware.pin_memory_available(),
+            derived=self._derived,
         )
         self.graphs = Graphs(
             keys,

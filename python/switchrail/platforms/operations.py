@@ -231,6 +231,33 @@ class Experts(Operation):
         raise NotImplementedError
 
 
+class DecodeRows(Operation):
+    """The inputs of a captured decode, from each row's position and slot.
+
+    `forward(rows, last_tokens, page_table, *, page_size, ids, pages, kv_rows, kv_lens, sequence_ids, real)`
+    is called as `switchrail.engine.inputs.decode_rows`, which documents it.
+    """
+
+    name = "decode_rows"
+
+    @staticmethod
+    def forward(
+        rows: torch.Tensor,
+        last_tokens: torch.Tensor,
+        page_table: torch.Tensor,
+        *,
+        page_size: int,
+        ids: torch.Tensor,
+        pages: torch.Tensor,
+        kv_rows: torch.Tensor,
+        kv_lens: torch.Tensor,
+        sequence_ids: torch.Tensor,
+        real: torch.Tensor,
+    ) -> None:
+        """See the class."""
+        raise NotImplementedError
+
+
 class ChooseTokens(Operation):
     """Chooses one token from each row of logits.
 
@@ -260,6 +287,7 @@ OPERATIONS: Final[dict[str, type[Operation]]] = {
         Products,
         GatedDeltaInputs,
         Experts,
+        DecodeRows,
         ChooseTokens,
     )
 }
@@ -269,6 +297,7 @@ __all__ = [
     "OPERATIONS",
     "AddRMSNorm",
     "ChooseTokens",
+    "DecodeRows",
     "Experts",
     "GatedDeltaInputs",
     "GatedRMSNorm",
