@@ -23,7 +23,7 @@ import triton.language as tl
 from switchrail.ops.batch import VerifyBatch
 
 from switchrail_kernels.constants import LOG2E
-from switchrail_kernels.launch import Launcher, padded
+from switchrail_kernels.launch import TABLES, Launcher, padded
 from switchrail_kernels.tables import all_to_device, split_rows
 
 DRAFT_ROWS = tl.constexpr(16)
@@ -107,7 +107,7 @@ def on_path(p_path, o_j, rows):
     return ((b_word >> (o_j & 31)) & 1) != 0
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=TABLES)
 def _replay(
     p_u, p_k, p_g, p_state, p_paths, p_accepted, p_cu_seqlens, p_read_slots, p_write_slots,
     p_has_initial_state,

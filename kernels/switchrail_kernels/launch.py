@@ -17,6 +17,24 @@ from switchrail_kernels.replay import ALIGNMENT, Binary, recording
 _MOST = 4096
 """Binaries kept of a kernel; a batch-dependent constant could make their number grow without end."""
 
+TABLES = (
+    *("p_cu_seqlens", "p_read_slots", "p_write_slots", "p_has_initial_state", "p_kept_slots", "p_slots"),
+    *(
+        "p_pages",
+        "p_kv_lens",
+        "p_items",
+        "p_parents",
+        "p_pieces",
+        "p_sequences",
+        "p_blocks",
+        "p_spans",
+        "p_rows",
+    ),
+    *("p_tiles", "p_paths", "p_accepted", "p_started", "p_before"),
+)
+"""Names that a step's tables have in kernels. Where a table lies in its transfer depends on the batch, so no
+kernel is compiled for the alignment of one; loads of single numbers gain nothing from it."""
+
 
 def launch_options(dtype: torch.dtype) -> dict[str, Any]:
     """Options of a kernel with products of `dtype`.
@@ -170,4 +188,4 @@ def _has_hooks() -> bool:
     return bool(knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls)
 
 
-__all__ = ["Launcher", "launch_options", "padded"]
+__all__ = ["TABLES", "Launcher", "launch_options", "padded"]

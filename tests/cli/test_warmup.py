@@ -18,8 +18,8 @@ def test_rounds_fit_the_engine(switchrail, checkpoint, small):
     document = json.loads(done.stdout)
     assert document["graphs"] == []
     assert [(one["prompts"], one["longest"]) for one in document["rounds"]] == [
-        *((1, length) for length in (1, 2, 15, 16, 17, 37)),
-        (3, 15),
+        *((1, length) for length in (1, 2, 3, 15, 16, 17, 37)),
+        *((3, 3), (2, 37), (3, 37)),
     ]
     assert all(one["first"] > 0 < one["second"] for one in document["rounds"])
 

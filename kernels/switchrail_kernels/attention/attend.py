@@ -17,7 +17,7 @@ import triton.language as tl
 from switchrail_kernels.attention.merge import finish, piece_length
 from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.dependent import wait
-from switchrail_kernels.launch import Launcher
+from switchrail_kernels.launch import TABLES, Launcher
 from switchrail_kernels.softmax import add_keys, find_rows, seen_by
 
 
@@ -80,7 +80,7 @@ def _walk(
     return b_acc, b_max, b_sum
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["s_pages"], do_not_specialize_on_alignment=TABLES)
 def _attend(
     p_q, p_k, p_v, p_out, p_lse, p_sinks, p_parts, p_weights, p_items, p_cu_seqlens, p_parents, p_pages,
     p_kv_lens,

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from switchrail_kernels.constants import LN2, LOG2E
 from switchrail_kernels.dependent import wait
-from switchrail_kernels.launch import Launcher
+from switchrail_kernels.launch import TABLES, Launcher
 from switchrail_kernels.softmax import add_parts
 
 
@@ -84,7 +84,7 @@ def _merge(
         tl.store(p_lse + o_out, b_total * LN2)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["PIECES"], do_not_specialize_on_alignment=TABLES)
 def _merge_pieces(
     p_parts, p_weights, p_out, p_lse, p_sinks, p_kv_lens,
     window, PIECES, least,
@@ -102,7 +102,7 @@ def _merge_pieces(
         _merge(p_parts, p_weights, p_out, p_lse, p_sinks, row, slot, 1, pieces, D, BD, SINKS, LSE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=TABLES)
 def _merge_rows(
     p_parts, p_weights, p_out, p_lse, p_sinks, p_rows,
     D: tl.constexpr, BD: tl.constexpr, SINKS: tl.constexpr, LSE: tl.constexpr, EARLY: tl.constexpr,

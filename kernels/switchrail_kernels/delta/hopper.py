@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
 from switchrail_kernels.delta.solve import CHUNK
-from switchrail_kernels.launch import Launcher
+from switchrail_kernels.launch import TABLES, Launcher
 from switchrail_kernels.segments import locate
 
 # as Triton 3.6 and later ones name them
@@ -288,7 +288,7 @@ def _compose(
     return b_s
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["sequences"], do_not_specialize_on_alignment=TABLES)
 def _scan(
     p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors, p_state, p_out, p_ends, p_maps, p_sequences,
     p_cu_seqlens, p_read_slots, p_write_slots, p_has_initial_state, p_kept,

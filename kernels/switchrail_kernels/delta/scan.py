@@ -19,7 +19,7 @@ from switchrail_kernels.checkpoints import kept_states
 from switchrail_kernels.delta import hopper
 from switchrail_kernels.delta.solve import CHUNK
 from switchrail_kernels.device import compute_capability, has_large_shared_memory, multiprocessors
-from switchrail_kernels.launch import Launcher, launch_options, padded
+from switchrail_kernels.launch import TABLES, Launcher, launch_options, padded
 from switchrail_kernels.replay import scratch
 from switchrail_kernels.segments import Chunks, Segments, clear_rows, locate
 
@@ -155,7 +155,7 @@ def _walk_pieces(
     return b_s
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sequences"], do_not_specialize_on_alignment=TABLES)
 def _scan(
     p_q, p_k, p_from, p_v, p_inverse, p_scores, p_factors, p_state, p_out, p_ends, p_maps, p_sequences,
     p_cu_seqlens, p_read_slots, p_write_slots, p_has_initial_state, p_kept,

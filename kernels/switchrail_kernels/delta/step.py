@@ -14,10 +14,10 @@ from switchrail.ops.delta_call import DeltaCall
 from switchrail_kernels.delta.call import gate_constants, gate_numbers, gate_tensors, outer_strides
 from switchrail_kernels.delta.gates import log2_decay, write_weight
 from switchrail_kernels.dependent import wait
-from switchrail_kernels.launch import Launcher, padded
+from switchrail_kernels.launch import TABLES, Launcher, padded
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=TABLES)
 def _step(
     p_q, p_k, p_v, p_g, p_beta, p_rate, p_bias, p_state, p_out, p_read_slots, p_write_slots,
     scale, lower, beta_scale,

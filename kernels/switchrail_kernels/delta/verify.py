@@ -30,7 +30,7 @@ from switchrail_kernels.delta.gates import log2_decay, write_weight
 from switchrail_kernels.delta.solve import invert_16
 from switchrail_kernels.drafts import DRAFT_ROWS as ROWS
 from switchrail_kernels.drafts import Drafts, Record
-from switchrail_kernels.launch import Launcher, launch_options, padded
+from switchrail_kernels.launch import TABLES, Launcher, launch_options, padded
 
 UNIT = tl.constexpr(1 / 256)
 """Of the integer part of the sum of logs, which more than 40,000 rows of the least decays can't overflow."""
@@ -76,7 +76,7 @@ def _add_pairs(
     return b_a, b_p
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=TABLES)
 def _verify(
     p_q, p_k, p_v, p_g, p_beta, p_rate, p_bias, p_state, p_out, p_paths, p_u, p_keys, p_decays, p_sums,
     p_cu_seqlens, p_read_slots, p_has_initial_state,

@@ -17,7 +17,7 @@ from switchrail.ops.delta_call import DeltaCall
 from switchrail_kernels.constants import LN2
 from switchrail_kernels.delta.call import gate_constants, gate_numbers, gate_tensors, outer_strides
 from switchrail_kernels.delta.gates import head_log2_decay, write_weight
-from switchrail_kernels.launch import Launcher, padded
+from switchrail_kernels.launch import TABLES, Launcher, padded
 
 LEAST_LOG_DECAY = -80.0
 """What a g below it counts as, so that differences of sums of them are numbers."""
@@ -111,7 +111,7 @@ def _rescale(
     tl.store(p_out, tl.load(p_out, mask=m, other=0.0) * b_factor[:, None], mask=m)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=TABLES)
 def _gather(p_pool, p_slots, p_started, p_sequences, p_states, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     i_s = tl.program_id(0).to(tl.int64)
     i_n = tl.load(p_sequences + i_s)
@@ -124,7 +124,7 @@ def _gather(p_pool, p_slots, p_started, p_sequences, p_states, SIZE: tl.constexp
     tl.store(p_states + i_s * SIZE + o, b, mask=o < SIZE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=TABLES)
 def _scatter(
     p_states, p_slots, p_sequences, p_cu_seqlens, p_pool, p_out,
     SIZE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,

@@ -24,7 +24,7 @@ from switchrail_kernels.delta.adapter import DeltaAdapter
 from switchrail_kernels.delta.call import gate_constants, gate_numbers, gate_tensors, outer_strides
 from switchrail_kernels.delta.gates import head_log2_decay, write_weight
 from switchrail_kernels.gated_delta.dense import gather, pack, rescale, scales, scatter
-from switchrail_kernels.launch import Launcher, padded
+from switchrail_kernels.launch import TABLES, Launcher, padded
 from switchrail_kernels.tables import to_device
 
 
@@ -88,7 +88,7 @@ def _stage(
         tl.store(p_to_write + i_t, write.to(tl.int32))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=TABLES)
 def _finish(
     p_result,
     p_factors,

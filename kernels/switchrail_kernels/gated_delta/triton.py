@@ -24,7 +24,7 @@ from switchrail_kernels.delta.call import gate_constants, gate_numbers, gate_ten
 from switchrail_kernels.delta.gates import head_log2_decay, write_weight
 from switchrail_kernels.delta.scan import Prepared
 from switchrail_kernels.delta.solve import CHUNK, halves, store_chunks, store_inverses
-from switchrail_kernels.launch import Launcher, launch_options, padded
+from switchrail_kernels.launch import TABLES, Launcher, launch_options, padded
 from switchrail_kernels.replay import scratch
 from switchrail_kernels.segments import Chunks
 
@@ -38,7 +38,7 @@ def _load_rows(p, o_rows, o_k, stride, rows, K: tl.constexpr, BK: tl.constexpr):
     return tl.load(p + o_rows * stride + o_k, mask=m, other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=TABLES)
 def _prepare(
     p_q, p_k, p_g, p_beta, p_rate, p_bias, p_blocks, p_inverse, p_scores, p_factors,
     scale, lower, beta_scale,

@@ -27,7 +27,7 @@ from switchrail_kernels.delta.gates import log2_decay, write_weight
 from switchrail_kernels.delta.scan import Prepared
 from switchrail_kernels.delta.solve import CHUNK, store_inverses
 from switchrail_kernels.device import multiprocessors
-from switchrail_kernels.launch import Launcher, launch_options, padded
+from switchrail_kernels.launch import TABLES, Launcher, launch_options, padded
 from switchrail_kernels.replay import scratch
 from switchrail_kernels.segments import Chunks
 
@@ -122,7 +122,7 @@ def _by_levels(
     return b_a, b_p
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total"], do_not_specialize_on_alignment=TABLES)
 def _prepare(
     p_q, p_k, p_g, p_beta, p_rate, p_bias, p_blocks, p_inverse, p_scores, p_factors, p_read, p_write,
     p_origin, p_sums,

@@ -11,14 +11,14 @@ import triton
 import triton.language as tl
 
 from switchrail_kernels.constants import LOG2E
-from switchrail_kernels.launch import Launcher, launch_options, padded
+from switchrail_kernels.launch import TABLES, Launcher, launch_options, padded
 from switchrail_kernels.linear.operands import Operands
 from switchrail_kernels.linear.time_steps import time_step
 from switchrail_kernels.replay import scratch
 from switchrail_kernels.segments import Chunks
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=TABLES)
 def _prepare(
     p_q, p_k, p_rate, p_dt, p_bias, p_scores, p_gates, p_blocks,
     dt_min, dt_max,

@@ -10,12 +10,12 @@ import triton
 import triton.language as tl
 from switchrail.ops.batch import StateBatch
 
-from switchrail_kernels.launch import Launcher, padded
+from switchrail_kernels.launch import TABLES, Launcher, padded
 from switchrail_kernels.linear.operands import Operands
 from switchrail_kernels.linear.time_steps import time_step
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=TABLES)
 def _step(
     p_q, p_k, p_v, p_rate, p_dt, p_bias, p_skip, p_state, p_out, p_read_slots, p_write_slots,
     scale, dt_min, dt_max,

@@ -17,7 +17,7 @@ from switchrail.ops.batch import StateBatch
 
 from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.drafts import DRAFT_ROWS, Drafts, Record, on_path
-from switchrail_kernels.launch import Launcher, launch_options, padded
+from switchrail_kernels.launch import TABLES, Launcher, launch_options, padded
 from switchrail_kernels.linear.operands import Operands
 from switchrail_kernels.linear.time_steps import time_step
 from switchrail_kernels.tables import load_piece
@@ -41,7 +41,7 @@ def _weights(
     return b_w, b_g
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=TABLES)
 def _verify(
     p_q, p_k, p_v, p_rate, p_dt, p_bias, p_skip, p_state, p_out, p_kept_u, p_kept_k, p_kept_g, p_tiles,
     p_paths, p_read_slots, p_write_slots, p_has_initial_state,

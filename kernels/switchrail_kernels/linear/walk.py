@@ -19,7 +19,7 @@ from switchrail_kernels.checkpoints import kept_states
 from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.device import has_large_shared_memory
 from switchrail_kernels.fitted import Walk
-from switchrail_kernels.launch import Launcher, launch_options, padded
+from switchrail_kernels.launch import TABLES, Launcher, launch_options, padded
 from switchrail_kernels.linear.operands import Operands
 from switchrail_kernels.linear.prepare import prepare
 from switchrail_kernels.replay import scratch
@@ -114,7 +114,7 @@ def _walk_chunks(
     return b_s, b_all
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sequences"], do_not_specialize_on_alignment=TABLES)
 def _walk(
     p_q, p_k, p_v, p_rate, p_skip, p_scores, p_gates, p_state, p_out, p_ends, p_sequences, p_cu_seqlens,
     p_read_slots, p_write_slots, p_has_initial_state, p_kept_slots,

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from switchrail_kernels.constants import LN2
-from switchrail_kernels.launch import Launcher
+from switchrail_kernels.launch import TABLES, Launcher
 from switchrail_kernels.mla.plan import LEAST, LONG
 from switchrail_kernels.softmax import add_keys, add_parts, find_rows, seen_by
 
@@ -91,7 +91,7 @@ def _walk(
     return b_acc, b_max, b_sum
 
 
-@triton.jit(do_not_specialize=["s_pages", "H", "base", "most"])
+@triton.jit(do_not_specialize=["s_pages", "H", "base", "most"], do_not_specialize_on_alignment=TABLES)
 def _attend(
     p_plain, p_rotated, p_cache, p_out, p_lse, p_parts, p_weights, p_items, p_cu_seqlens, p_parents, p_pages,
     p_kv_lens,
@@ -177,7 +177,7 @@ def _attend(
         tl.store(p_lse + (row + o_t) * H + o_h, b_total * LN2, mask=m_once)
 
 
-@triton.jit(do_not_specialize=["H", "base", "most"])
+@triton.jit(do_not_specialize=["H", "base", "most"], do_not_specialize_on_alignment=TABLES)
 def _merge(
     p_parts, p_weights, p_out, p_lse, p_rows, p_kv_lens,
     H, base, most,

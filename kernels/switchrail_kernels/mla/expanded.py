@@ -16,11 +16,11 @@ import triton
 import triton.language as tl
 
 from switchrail_kernels.constants import LN2
-from switchrail_kernels.launch import Launcher
+from switchrail_kernels.launch import TABLES, Launcher
 from switchrail_kernels.softmax import add_keys
 
 
-@triton.jit(do_not_specialize=["s_pages", "C"])
+@triton.jit(do_not_specialize=["s_pages", "C"], do_not_specialize_on_alignment=TABLES)
 def _expand(
     p_cache, p_w_k, p_w_v, p_keys, p_rotated, p_values, p_spans, p_pages,
     s_kh, s_kd, s_vh, s_vd, s_pages,
@@ -110,7 +110,7 @@ def _walk(
     return b_acc, b_max, b_sum
 
 
-@triton.jit(do_not_specialize=["C"])
+@triton.jit(do_not_specialize=["C"], do_not_specialize_on_alignment=TABLES)
 def _attend(
     p_plain, p_rotated, p_keys, p_keys_rotated, p_values, p_out, p_lse, p_carried, p_weights, p_items,
     scale,

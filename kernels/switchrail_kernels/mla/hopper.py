@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from switchrail_kernels.constants import LN2
-from switchrail_kernels.launch import Launcher
+from switchrail_kernels.launch import TABLES, Launcher
 from switchrail_kernels.mla.absorbed import find_piece
 from switchrail_kernels.softmax import find_rows
 
@@ -39,7 +39,7 @@ def _places(p_pages, o_n, stop, PAGE: gl.constexpr, L: gl.constexpr):
     return (page * PAGE + o_seen % PAGE) * L
 
 
-@gluon.jit(do_not_specialize=["s_pages", "H", "base", "most"])
+@gluon.jit(do_not_specialize=["s_pages", "H", "base", "most"], do_not_specialize_on_alignment=TABLES)
 def _attend(
     p_plain, p_rotated, p_cache, p_out, p_lse, p_parts, p_weights, p_items, p_cu_seqlens, p_parents, p_pages,
     p_kv_lens,

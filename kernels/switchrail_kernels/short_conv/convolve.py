@@ -14,6 +14,7 @@ import triton.language as tl
 
 from switchrail_kernels.constants import LOG2E
 from switchrail_kernels.dependent import wait
+from switchrail_kernels.launch import TABLES
 from switchrail_kernels.tables import load_piece
 
 
@@ -96,7 +97,7 @@ def _tile(
         tl.store(p_out + o_t[:, None] * C + o_c[None, :], b_y)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=TABLES)
 def convolve(
     p_x, p_weight, p_bias, p_state, p_out, p_pieces, p_cu_seqlens, p_read_slots, p_write_slots,
     p_has_initial_state, p_kept_slots,
@@ -181,7 +182,7 @@ def convolve(
             tl.store(p_new + j * C + o_c, b_s.to(p_state.dtype.element_ty), mask=m_c)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=TABLES)
 def step(
     p_x, p_weight, p_bias, p_state, p_out, p_read_slots, p_write_slots,
     s_xt, s_xc, s_slot,

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from switchrail.ops.batch import VerifyBatch
 
+from switchrail_kernels.launch import TABLES
 from switchrail_kernels.short_conv.convolve import activate, load_bias
 from switchrail_kernels.tables import all_to_device, load_piece, split_rows
 
@@ -58,7 +59,7 @@ class Drafts:
         return cls(batch.seqlens, *all_to_device(tables, batch.cu_seqlens.device))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=TABLES)
 def verify(
     p_x, p_weight, p_bias, p_state, p_out, p_kept, p_tiles, p_before, p_read_slots, p_write_slots,
     p_has_initial_state,
@@ -110,7 +111,7 @@ def verify(
     tl.store(p_out + o_out, activate(b_y, SILU).to(p_out.dtype.element_ty), mask=m_out)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=TABLES)
 def replay(
     p_kept, p_state, p_before, p_accepted, p_cu_seqlens, p_read_slots, p_write_slots, p_has_initial_state,
     s_slot,

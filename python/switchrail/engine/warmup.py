@@ -10,7 +10,7 @@ from typing import Final
 from switchrail.engine.engine import Engine
 from switchrail.params import SamplingParams
 
-_LENGTHS: Final = (1, 2, 15, 16, 17, 63, 64, 65, 129, 500, 1000, 2000, 4000, 8000)
+_LENGTHS: Final = (1, 2, 3, 15, 16, 17, 63, 64, 65, 129, 250, 500, 1000, 2000, 4000, 8000)
 _NEW_TOKENS: Final = 3
 
 
@@ -57,7 +57,19 @@ def rounds(engine: Engine) -> list[list[int]]:
     fits = [length for length in (*_LENGTHS, min(options.max_tokens_per_step, most)) if length <= most]
     alone = [[length] for length in dict.fromkeys(fits) if length + _NEW_TOKENS <= capacity]
     together = [*fits[:8], *[9] * (options.max_sequences - 8)][: options.max_sequences]
-    return [*alone, together]
+    return [*alone, together, *_crowds(options.max_sequences, options.max_tokens_per_step, most, capacity)]
+
+
+def _crowds(sequences: int, rows: int, most: int, capacity: int) -> Iterator[list[int]]:
+    """Prompts of one length that fill a step together, two of them, then four times as many, and so on."""
+    count = min(2, sequences)
+    while True:
+        length = min(rows // count, most, capacity // count - _NEW_TOKENS)
+        if length > 0:
+            yield [length] * count
+        if count == sequences:
+            return
+        count = min(4 * count, sequences)
 
 
 def _run(engine: Engine, prompts: list[list[int]]) -> float:
