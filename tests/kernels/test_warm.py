@@ -51,7 +51,8 @@ class OnCpu:
 
     def register(self, name, path, **claims):
         if name == "triton":
-            self.registry.register(name, path, **{**claims, "devices": ("cpu",), "priority": 1000})
+            own = {"devices": ("cpu",), "dtypes": ("bfloat16",), "priority": 1000}
+            self.registry.register(name, path, **{**claims, **own})
 
     def operation(self, name, path, **claims):
         self.registry.operation(name, path, devices=("cpu",))

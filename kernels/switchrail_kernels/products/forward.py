@@ -62,8 +62,8 @@ def products(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     block = _WEIGHTS // padded(size)
     if not 0 < rows <= MOST_ROWS or block == 0 or x.dtype == torch.float32 or not weight.is_contiguous():
         return linear(x, weight)
-    x = x.reshape(rows, size)
     out = torch.empty((*x.shape[:-1], columns), dtype=x.dtype, device=x.device)
+    x = x.reshape(rows, size)
     _launch(
         (triton.cdiv(columns, block), 1, 1),
         (x, weight, out),
