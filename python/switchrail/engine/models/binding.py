@@ -86,9 +86,14 @@ def check_shapes(mixers: Iterable[Mixer], layout: Layout) -> None:
         CheckpointError: A mixer does something that the engine can't do.
     """
     for layer, mixer, contract in mixers:
+        kind = layout.layer(layer).kind
         for op, shape in _shapes(layer, mixer, contract).items():
-            told = layout.shape(layout.layer(layer).kind, op)
-            for size, found in shape.sizes.items():
+            told, sizes = layout.shape(kind, op), dict[str, int | None](shape.sizes)
+            if op == "attention":
+                sizes["window"] = contract.window(mixer)
+                if kind != "sliding_attention":
+                    told.setdefault("window", None)
+            for size, found in sizes.items():
                 if told.get(size, found) != found:
                     raise LayoutError(
                         f"layer {layer} has {size} {found} for its {op}, but {told[size]} in the layout",

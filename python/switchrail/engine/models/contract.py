@@ -118,6 +118,7 @@ class MixerContract:
             which the engine can't do raises CheckpointError, whose text goes on after the layer's name.
         layers: Makes of a mixer the half of its calls that never changes, by op; it is given the op's
             memory by the op's name.
+        window: Reads from a mixer how many tokens its softmax attention sees at most; None: all.
         hooks: Name of a function of the modelling module -> an `around` hook, `hook(original, *args,
             **kwargs)`, which leaves calls without `KEYWORD` to the original.
         methods: Name of a method -> the function that takes its place on each mixer of the model alone.
@@ -127,6 +128,7 @@ class MixerContract:
 
     shapes: Callable[[nn.Module], dict[str, Shape]]
     layers: Callable[[nn.Module, Callable[[str], tuple[torch.Tensor, ...]]], dict[str, Layer]]
+    window: Callable[[Any], int | None] = lambda mixer: None
     hooks: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     methods: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     packed: bool = False

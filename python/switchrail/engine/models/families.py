@@ -90,7 +90,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "kimi_linear": Family(module=_module("kimi_linear"), mixers={"mla": _LATENT, "kda": {"self_attn": KDA}}),
     "bailing_hybrid": Family(
-        module=_module("bailing_hybrid"), mixers={"mla": _LATENT, "kda": {"self_attn": KDA}}
+        module=_module("bailing_hybrid"), mixers={"mla": _LATENT, "kda": {"self_attn": KDA}}, since="5.20"
     ),
     "minimax": Family(
         module=_module("minimax"),
@@ -138,6 +138,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "sliding_attention": _ATTENTION,
             "short_conv": {"conv": SHORT_CONV},
         },
+        since="5.23",
     ),
     "deepseek_v3": Family(module=_module("deepseek_v3"), mixers={"mla": _LATENT}),
     "llama": Family(module=_module("llama"), mixers={"full_attention": _ATTENTION}),

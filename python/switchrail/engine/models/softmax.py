@@ -109,8 +109,8 @@ def _layers(
     }
 
 
-def _softmax(window_of: Callable[[Any], int | None]) -> MixerContract:
-    return MixerContract(shapes=_shapes, layers=partial(_layers, window_of))
+def _softmax(window: Callable[[Any], int | None]) -> MixerContract:
+    return MixerContract(shapes=_shapes, layers=partial(_layers, window), window=window)
 
 
 AttentionInterface.register(IMPLEMENTATION, attention)

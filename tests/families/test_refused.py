@@ -1,0 +1,116 @@
+"""What `explain` knows and the engine does not run: refused with the reason, before weights are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import switchrail
+import torch
+import transformers
+from switchrail import Layout
+from switchrail.engine import Engine, checkpoint
+from switchrail.engine.models.families import FAMILIES
+from switchrail.errors import CheckpointError, LayoutError
+
+from tests.families.conftest import Family
+from tests.families.made import make
+from tests.layouts.families import CONFIGS as PUBLISHED
+
+
+def refused(folder: Path, config: dict[str, Any]) -> str:
+    """The message for a folder that has a config alone: no weights are missed."""
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError) as caught:
+        Engine(folder, runtime=switchrail.Runtime(), device="cpu")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("jamba", "the selective scan of mamba1"),
+        ("zamba", "the selective scan of mamba1"),
+        ("mamba", "the selective scan of mamba1"),
+        ("falcon_mamba", "the selective scan of mamba1"),
+        ("recurrent_gemma", "the RG-LRU recurrence"),
+    ],
+)
+def test_a_layer_that_no_op_computes(name: str, reason: str, tmp_path: Path) -> None:
+    message = refused(tmp_path, PUBLISHED[name])
+    for word in (repr(name), "does not run", "layer 0 needs", reason, "valid: qwen3_next"):
+        assert word in message
+
+
+def test_every_layout_runs_or_is_refused_with_a_reason(tmp_path: Path) -> None:
+    for name, config in PUBLISHED.items():
+        model_type = Layout.from_config(config).model_type
+        if model_type not in FAMILIES:
+            assert "needs" in refused(tmp_path, config), name
+
+
+def test_ring_2_5_has_no_definition(tmp_path: Path) -> None:
+    config = {**PUBLISHED["bailing_hybrid_groups"], "architectures": ["BailingMoeV2_5ForCausalLM"]}
+    assert "no definition of BailingMoeV2_5ForCausalLM (Ring 2.5 and Ling 2.6)" in refused(tmp_path, config)
+
+
+def test_weights_in_mxfp4(tmp_path: Path) -> None:
+    config = {**PUBLISHED["gpt_oss"], "quantization_config": {"quant_method": "mxfp4"}}
+    assert "MXFP4" in refused(tmp_path, config)
+
+
+def test_a_family_that_transformers_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(name: str) -> object:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(checkpoint, "find_spec", find)
+    message = refused(tmp_path, PUBLISHED["bailing_hybrid"])
+    assert f"transformers {transformers.__version__} has no" in message
+    assert f"it needs {FAMILIES['bailing_hybrid'].since} or later" in message
+
+
+def test_attention_to_later_tokens(family_of: Callable[[str], Family], tmp_path: Path) -> None:
+    path = make("gemma3_text", tmp_path, use_bidirectional_attention=True)
+    with pytest.raises(CheckpointError, match=r"layer 0 attends to later tokens too"):
+        Engine(path, runtime=switchrail.Runtime(), device="cpu")
+
+
+def test_a_layout_that_is_not_the_models(family_of: Callable[[str], Family], tmp_path: Path) -> None:
+    """transformers makes windows of this config by a key that the layout does not read."""
+    path = make("qwen3", tmp_path)
+    file = path / "config.json"
+    config = json.loads(file.read_text())
+    del config["layer_types"]
+    file.write_text(json.dumps({**config, "max_window_layers": 1, "use_sliding_window": True}))
+    with pytest.raises(LayoutError, match="window"):
+        Engine(path, runtime=switchrail.Runtime(), device="cpu")
+
+
+def test_a_multimodal_checkpoint_is_loaded_as_text(
+    family_of: Callable[[str], Family], tmp_path: Path
+) -> None:
+    text = family_of("qwen3_5_text")
+    config = transformers.Qwen3_5Config(
+        text_config=text.model.config.to_dict(),
+        vision_config={
+            "depth": 1,
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_heads": 2,
+            "out_hidden_size": 64,
+        },
+        tie_word_embeddings=False,
+    )
+    model = transformers.Qwen3_5ForConditionalGeneration(config).eval()
+    model.model.language_model.load_state_dict(text.model.model.state_dict())
+    model.lm_head.load_state_dict(text.model.lm_head.state_dict())
+    model.save_pretrained(tmp_path)
+    for file in text.path.glob("tokenizer*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    whole = Family("qwen3_5", tmp_path, text.model)
+    prompts = whole.prompts((3, 20))
+    whole.check(prompts, whole.run(prompts, 4))
+    assert torch.is_tensor(model.lm_head.weight)
