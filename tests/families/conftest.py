@@ -51,6 +51,8 @@ class Family:
         new_tokens: int,
         *,
         backend: str = "torch",
+        device: str = "cpu",
+        dtype: str = "float32",
         alone: bool = False,
         between: Callable[[Any], Iterable[torch.Tensor]] | None = None,
         **options: Any,
@@ -62,7 +64,8 @@ class Family:
         with Engine(
             self.path,
             runtime=runtime,
-            device="cpu",
+            device=device,
+            dtype=dtype,
             backends=self.choices(backend),
             options={**OPTIONS, **options},
         ) as engine:
@@ -90,11 +93,13 @@ class Family:
         return dict.fromkeys(sorted({op for layer in layers for op in layer.ops}), backend)
 
     @torch.inference_mode()
-    def check(self, prompts: list[list[int]], runs: list[Run]) -> None:
+    def check(self, prompts: list[list[int]], runs: list[Run], device: str = "cpu") -> None:
         """Holds logits and greedy tokens to one uncached forward pass over each prompt and its tokens."""
         worst = 0.0
+        model = self.model.to(device)
         for prompt, (tokens, rows) in zip(prompts, runs, strict=True):
-            expected = self.model(torch.tensor([prompt + tokens[:-1]]), use_cache=False).logits[0]
+            given = torch.tensor([prompt + tokens[:-1]], device=device)
+            expected = model(given, use_cache=False).logits[0].cpu()
             worst = max(worst, (rows - expected).abs().max().item())
             assert expected[len(prompt) - 1 :].argmax(-1).tolist() == tokens
         print(f"{self.model_type}: worst {worst:.1e}")
