@@ -15,8 +15,11 @@ import torch
 from switchrail.engine import Engine, SamplingParams
 from transformers import AutoModelForCausalLM
 
+from tests.engine.conftest import pytest_runtest_setup
 from tests.engine.test_parity import Recorder, disturb
 from tests.families.made import make
+
+__all__ = ["LIMIT", "Family", "family_of", "pytest_runtest_setup"]
 
 LIMIT = 1e-4
 OPTIONS: dict[str, Any] = {

@@ -48,7 +48,7 @@ _LATENTS: dict[str, Any] = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 32,
     "q_lora_rank": None,
-    "qk_rope_head_dim": 16,
+    "qk_rope_head_dim": 8,
     "qk_nope_head_dim": 16,
     "v_head_dim": 16,
     "num_experts": 4,
