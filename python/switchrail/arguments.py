@@ -10,7 +10,7 @@ from inspect import Parameter, signature
 from typing import Any, TypeVar
 
 from switchrail.errors import ArgumentError
-from switchrail.nearest import nearest
+from switchrail.nearest import unknown
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -39,14 +39,8 @@ def check_names(function: str, given: Iterable[str], valid: Collection[str]) -> 
     """
     for name in given:
         if name not in valid:
-            near, hint = nearest(name, valid)
-            raise ArgumentError(
-                f"{function}() has no argument {name!r}{hint}; valid: {', '.join(valid)}",
-                argument=name,
-                found=name,
-                valid=tuple(valid),
-                nearest=near,
-            )
+            problem = f"{function}() has no argument {name!r}"
+            raise unknown(ArgumentError, problem, name, valid, argument=name, found=name)
 
 
 def lists_options(options: type, defaults: Mapping[str, Any]) -> Callable[[F], F]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from switchrail.errors import BackendImportError, RegistrationError
 from switchrail.forks import lock_across_forks
-from switchrail.nearest import nearest
+from switchrail.nearest import unknown
 from switchrail.overrides import call_problem
 
 Capability = tuple[int, int]
@@ -70,13 +70,8 @@ class Functions:
         """
         name = function.operation
         if name not in self._operations:
-            names, hint = nearest(name, self._operations)
-            raise RegistrationError(
-                f"there is no operation {name!r}{hint}; valid: {', '.join(self._operations)}",
-                name=name,
-                valid=tuple(self._operations),
-                nearest=names,
-            )
+            problem = f"there is no operation {name!r}"
+            raise unknown(RegistrationError, problem, name, self._operations, name=name)
         if not isinstance(function.target, str):
             self._check_call(function, function.target)
 

@@ -13,7 +13,7 @@ from switchrail.builtin_backends import register_builtins
 from switchrail.errors import ConfigError, PlatformError, UnknownBackendError
 from switchrail.functions import Functions
 from switchrail.implementation import Implementation
-from switchrail.nearest import nearest
+from switchrail.nearest import unknown
 from switchrail.platforms import OPERATIONS, Operation, Platform, PlatformChoice
 from switchrail.plugins import Loader, Plugin
 from switchrail.plugins.choosing import Choosing
@@ -199,14 +199,8 @@ class Runtime(Registrar):
         if stack:
             return stack[-1]
         valid = tuple(dict.fromkeys(backend.name for backend in self.backends(op)))
-        names, hint = nearest(name, valid)
-        raise UnknownBackendError(
-            f"there is no {op} backend {name!r}{hint}; valid: {', '.join(valid) or 'none is registered'}",
-            op=op,
-            found=name,
-            valid=valid,
-            nearest=names,
-        )
+        problem = f"there is no {op} backend {name!r}"
+        raise unknown(UnknownBackendError, problem, name, valid, op=op, found=name)
 
     def is_overridden(self, op: str, name: str, phase: str | None = None) -> bool:
         """Whether a registration of a name is overridden by a later one.

@@ -16,7 +16,7 @@ from switchrail.cli.choices import Choices, DeviceOption, JsonOption, PhaseOptio
 from switchrail.cli.show import console, platform_text, print_json, times_table
 from switchrail.errors import UnknownPhaseError
 from switchrail.foreign import one_line
-from switchrail.nearest import nearest
+from switchrail.nearest import unknown
 from switchrail.times import times_path, write_machine
 
 if TYPE_CHECKING:
@@ -60,13 +60,7 @@ def tune(
     from switchrail.tune import tune as timings_of
 
     if phase is not None and phase not in _core.PHASES:
-        near, hint = nearest(phase, _core.PHASES)
-        raise UnknownPhaseError(
-            f"unknown phase {phase!r}{hint}; valid: {', '.join(_core.PHASES)}",
-            found=phase,
-            valid=_core.PHASES,
-            nearest=near,
-        )
+        raise unknown(UnknownPhaseError, f"unknown phase {phase!r}", phase, _core.PHASES, found=phase)
     runtime = loaded_runtime(Choices())
     platform = runtime.platform if device is None else runtime.find_platform(device)
     usual = "float32" if platform.kind == "cpu" else "bfloat16"

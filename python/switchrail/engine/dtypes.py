@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from switchrail.errors import PlatformError, UnknownDtypeError
-from switchrail.nearest import nearest
+from switchrail.nearest import unknown
 from switchrail.platforms import Hardware
 
 if TYPE_CHECKING:
@@ -35,13 +35,8 @@ def choose_dtype(dtype: str | torch.dtype | None, config: dict[str, Any], hardwa
         key = "dtype" if config.get("dtype") is not None else "torch_dtype"
         own = config.get(key)
         if own is not None and str(own).removeprefix("torch.") not in (*DTYPES, "float64"):
-            near, hint = nearest(own, DTYPES)
-            raise UnknownDtypeError(
-                f"{key} is {own!r:.80} in the checkpoint's configuration{hint}; valid: {', '.join(DTYPES)}",
-                name=own,
-                valid=tuple(DTYPES),
-                nearest=near,
-            )
+            problem = f"{key} is {own!r:.80} in the checkpoint's configuration"
+            raise unknown(UnknownDtypeError, problem, own, DTYPES, name=own)
         dtype = "float32" if own is None or hardware.device.partition(":")[0] == "cpu" else own
     name = str(dtype).removeprefix("torch.")
     supported = hardware.supported_dtypes()
@@ -53,13 +48,10 @@ def choose_dtype(dtype: str | torch.dtype | None, config: dict[str, Any], hardwa
             found=supported,
         )
     if name not in valid:
-        near, hint = nearest(name, valid)
         problem = (
             f"{hardware.device} does not compute in {name}" if name in DTYPES else f"unknown dtype {name!r}"
         )
-        raise UnknownDtypeError(
-            f"{problem}{hint}; valid: {', '.join(valid)}", name=name, valid=valid, nearest=near
-        )
+        raise unknown(UnknownDtypeError, problem, name, valid, name=name)
     return name
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from switchrail.checks import is_count, is_number, refuse
 from switchrail.errors import ConfigError, PlatformError
-from switchrail.nearest import nearest
+from switchrail.nearest import unknown
 
 if TYPE_CHECKING:
     from switchrail.platforms import Platform
@@ -128,13 +128,7 @@ class EngineOptions:
         valid = tuple(field.name for field in fields(cls))
         for name in values or {}:
             if name not in valid:
-                near, hint = nearest(name, valid)
-                raise ConfigError(
-                    f"EngineOptions has no option {name!r}{hint}; valid: {', '.join(valid)}",
-                    name=name,
-                    valid=valid,
-                    nearest=near,
-                )
+                raise unknown(ConfigError, f"EngineOptions has no option {name!r}", name, valid, name=name)
         given = {name: value for name, value in (values or {}).items() if value is not None}
         return cls(**{**(defaults or {}), **given})
 

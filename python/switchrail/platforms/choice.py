@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from switchrail.errors import PlatformError
 from switchrail.forks import SingleFlight
-from switchrail.nearest import nearest
+from switchrail.nearest import unknown
 from switchrail.platforms.accelerator import is_importable
 from switchrail.platforms.builtin import KINDS, detect, is_builtin, no_such_device, platform_class
 from switchrail.platforms.candidate import Candidate, check_platform, import_class, instance_of
@@ -185,13 +185,8 @@ def _active(name: str, candidates: Sequence[Candidate]) -> Platform | None:
         if candidate is not None:
             return _named(candidate)
         valid = (*KINDS, *_names(candidates))
-        near, hint = nearest(name, valid)
-        raise PlatformError(
-            f"{PLATFORM} is {name!r}, which is no platform{hint}; valid: {', '.join(valid)}",
-            found=name,
-            valid=valid,
-            nearest=near,
-        )
+        problem = f"{PLATFORM} is {name!r}, which is no platform"
+        raise unknown(PlatformError, problem, name, valid, found=name)
     active = [(candidate, path) for candidate in candidates if (path := candidate.ask()) is not None]
     if len(active) > 1:
         names = _names([candidate for candidate, _ in active])

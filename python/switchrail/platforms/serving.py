@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from switchrail.errors import PlatformError, RegistrationError
-from switchrail.nearest import nearest
+from switchrail.nearest import unknown
 from switchrail.overrides import call_problem
 from switchrail.platforms.identity import OUT_OF_TREE
 from switchrail.platforms.operations import OPERATIONS, Operation
@@ -104,13 +104,7 @@ class Serving:
                 signature does not match the operation's `forward`.
         """
         if op not in OPERATIONS:
-            names, hint = nearest(op, OPERATIONS)
-            raise RegistrationError(
-                f"there is no operation {op!r}{hint}; valid: {', '.join(OPERATIONS)}",
-                name=op,
-                valid=tuple(OPERATIONS),
-                nearest=names,
-            )
+            raise unknown(RegistrationError, f"there is no operation {op!r}", op, OPERATIONS, name=op)
         problem = _call_problem(forward, OPERATIONS[op]) if callable(forward) else "; valid: a function"
         if problem:
             raise RegistrationError(

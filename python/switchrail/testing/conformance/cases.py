@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from switchrail.errors import SwitchrailError, UnknownBackendError, UnknownDtypeError, UnknownPhaseError
-from switchrail.nearest import nearest
+from switchrail.nearest import unknown
 from switchrail.ops.batch import Phase
 from switchrail.ops.catalog import DEFINITIONS
 from switchrail.testing.conformance.checks import (
@@ -158,14 +158,8 @@ def select_named(
     registered = [backend for backend in runtime.backends(op) if backend.name == name]
     if not registered:
         valid = tuple(sorted({backend.name for backend in runtime.backends(op)}))
-        near, hint = nearest(name, valid)
-        raise UnknownBackendError(
-            f"there is no {f'{op} ' if op else ''}backend {name!r}{hint}; valid: {', '.join(valid)}",
-            op=op,
-            found=name,
-            valid=valid,
-            nearest=near,
-        )
+        problem = f"there is no {f'{op} ' if op else ''}backend {name!r}"
+        raise unknown(UnknownBackendError, problem, name, valid, op=op, found=name)
     selection = Selection()
     for backend in registered:
         active = [each for each in backend.phases if runtime.backend(backend.op, name, each) == backend]
@@ -208,13 +202,7 @@ def _check_names(
 ) -> None:
     for name in names:
         if name not in valid:
-            near, hint = nearest(name, valid)
-            raise error(
-                f"unknown {what} {name!r}{hint}; valid: {', '.join(valid)}",
-                found=name,
-                valid=valid,
-                nearest=near,
-            )
+            raise unknown(error, f"unknown {what} {name!r}", name, valid, found=name)
 
 
 def _unclaimed(check: Check, setting: Setting) -> str | None:
