@@ -18,6 +18,7 @@
 
 mod backend;
 mod discovery;
+mod error;
 mod fingerprint;
 #[cfg(any(fuzzing, test))]
 pub mod fuzz;
@@ -40,6 +41,7 @@ mod suggest;
 
 pub use backend::*;
 pub use discovery::*;
+pub use error::CoreError;
 pub use fingerprint::*;
 pub use layout::*;
 pub use load_order::*;

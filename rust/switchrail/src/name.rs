@@ -1,6 +1,6 @@
 //! Enums whose values have names, and the errors for unknown names.
 
-use crate::{CoreError, UnknownName};
+use crate::{UnknownName, error::core_error};
 
 /// An unknown name of an op, phase, dtype, device or layer kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -23,27 +23,13 @@ pub enum NameError {
     LayerKind(UnknownName),
 }
 
-impl CoreError for NameError {
-    fn code(&self) -> &'static str {
-        match self {
-            Self::Op(_) => "unknown_op",
-            Self::Phase(_) => "unknown_phase",
-            Self::Dtype(_) => "unknown_dtype",
-            Self::Device(_) => "unknown_device",
-            Self::LayerKind(_) => "unknown_layer_kind",
-        }
-    }
-
-    fn fields(&self) -> serde_json::Value {
-        match self {
-            Self::Op(name)
-            | Self::Phase(name)
-            | Self::Dtype(name)
-            | Self::Device(name)
-            | Self::LayerKind(name) => name.fields(),
-        }
-    }
-}
+core_error! { NameError {
+    Self::Op(name) => "unknown_op", name.fields();
+    Self::Phase(name) => "unknown_phase", name.fields();
+    Self::Dtype(name) => "unknown_dtype", name.fields();
+    Self::Device(name) => "unknown_device", name.fields();
+    Self::LayerKind(name) => "unknown_layer_kind", name.fields();
+} }
 
 /// Defines an enum whose values have names: the list of values, their names, and parsing with suggestions.
 macro_rules! names {
@@ -101,3 +87,23 @@ macro_rules! names {
     };
 }
 pub(crate) use names;
+
+/// Lets serde read and write a type as the text that it is parsed from and shown as.
+macro_rules! string_form {
+    ($type:ident) => {
+        impl TryFrom<String> for $type {
+            type Error = <$type as std::str::FromStr>::Err;
+
+            fn try_from(found: String) -> Result<Self, Self::Error> {
+                found.parse()
+            }
+        }
+
+        impl From<$type> for String {
+            fn from(value: $type) -> Self {
+                value.to_string()
+            }
+        }
+    };
+}
+pub(crate) use string_form;

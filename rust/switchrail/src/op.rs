@@ -4,7 +4,10 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{NameError, UnknownName, name::names};
+use crate::{
+    NameError, UnknownName,
+    name::{names, string_form},
+};
 
 names! {
     /// An operation that backends implement. One layer may run several ops.
@@ -230,19 +233,7 @@ impl FromStr for DeviceKind {
     }
 }
 
-impl TryFrom<String> for DeviceKind {
-    type Error = NameError;
-
-    fn try_from(found: String) -> Result<Self, NameError> {
-        found.parse()
-    }
-}
-
-impl From<DeviceKind> for String {
-    fn from(kind: DeviceKind) -> Self {
-        kind.to_string()
-    }
-}
+string_form!(DeviceKind);
 
 /// The compute capability of a device; ordered. In JSON `[major, minor]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -7,7 +7,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::CoreError;
+use crate::error::core_error;
 
 /// An item to order.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,19 +40,9 @@ pub enum OrderError {
     },
 }
 
-impl CoreError for OrderError {
-    fn code(&self) -> &'static str {
-        match self {
-            Self::Cycle { .. } => "order_cycle",
-        }
-    }
-
-    fn fields(&self) -> serde_json::Value {
-        match self {
-            Self::Cycle { members } => serde_json::json!({"members": members}),
-        }
-    }
-}
+core_error! { OrderError {
+    Self::Cycle { members } => "order_cycle", serde_json::json!({"members": members});
+} }
 
 /// Orders items and returns their indices, first to last.
 ///

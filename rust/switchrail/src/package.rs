@@ -3,8 +3,9 @@
 use std::{collections::BTreeMap, fmt, str::FromStr, sync::Arc};
 
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
-use crate::CoreError;
+use crate::{error::core_error, name::string_form};
 
 /// Normalises a distribution's name as PEP 503 says: lower case, with each run of `-`, `_` and `.` as one
 /// `-`.
@@ -57,21 +58,10 @@ pub enum RequirementError {
     },
 }
 
-impl CoreError for RequirementError {
-    fn code(&self) -> &'static str {
-        match self {
-            Self::Name { .. } => "bad_requirement_name",
-            Self::Specifier { .. } => "bad_requirement_specifier",
-        }
-    }
-
-    fn fields(&self) -> serde_json::Value {
-        match self {
-            Self::Name { found } => serde_json::json!({"found": found}),
-            Self::Specifier { found, reason } => serde_json::json!({"found": found, "reason": reason}),
-        }
-    }
-}
+core_error! { RequirementError {
+    Self::Name { found } => "bad_requirement_name", json!({"found": found});
+    Self::Specifier { found, reason } => "bad_requirement_specifier", json!({"found": found, "reason": reason});
+} }
 
 impl PackageRequirement {
     /// The distribution's normalised name.
@@ -121,19 +111,7 @@ impl FromStr for PackageRequirement {
     }
 }
 
-impl TryFrom<String> for PackageRequirement {
-    type Error = RequirementError;
-
-    fn try_from(found: String) -> Result<Self, RequirementError> {
-        found.parse()
-    }
-}
-
-impl From<PackageRequirement> for String {
-    fn from(requirement: PackageRequirement) -> Self {
-        requirement.to_string()
-    }
-}
+string_form!(PackageRequirement);
 
 impl fmt::Display for PackageRequirement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -3,8 +3,13 @@
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
-use crate::{AUTO, CoreError, Op, Phase, Snapshot, UnknownName};
+use crate::{
+    AUTO, Op, Phase, Snapshot, UnknownName,
+    error::{core_error, extended},
+    name::string_form,
+};
 
 const LINEAR: &str = "linear";
 
@@ -59,19 +64,7 @@ impl FromStr for PreferenceKey {
     }
 }
 
-impl TryFrom<String> for PreferenceKey {
-    type Error = PreferenceError;
-
-    fn try_from(found: String) -> Result<Self, PreferenceError> {
-        found.parse()
-    }
-}
-
-impl From<PreferenceKey> for String {
-    fn from(key: PreferenceKey) -> Self {
-        key.to_string()
-    }
-}
+string_form!(PreferenceKey);
 
 /// An invalid preference.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -90,25 +83,10 @@ pub enum PreferenceError {
     },
 }
 
-impl CoreError for PreferenceError {
-    fn code(&self) -> &'static str {
-        match self {
-            Self::UnknownKey(_) => "unknown_preference_key",
-            Self::UnknownBackend { .. } => "unknown_preferred_backend",
-        }
-    }
-
-    fn fields(&self) -> serde_json::Value {
-        match self {
-            Self::UnknownKey(name) => name.fields(),
-            Self::UnknownBackend { key, name } => {
-                let mut fields = name.fields();
-                fields["key"] = key.to_string().into();
-                fields
-            }
-        }
-    }
-}
+core_error! { PreferenceError {
+    Self::UnknownKey(name) => "unknown_preference_key", name.fields();
+    Self::UnknownBackend { key, name } => "unknown_preferred_backend", extended(name.fields(), json!({"key": key}));
+} }
 
 /// The user's choices: backend names by key.
 ///

@@ -8,7 +8,8 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    CoreError, DeviceKind, PluginGroup, PluginRecord, PluginState, UnknownName, normalized_name, quoted,
+    DeviceKind, PluginGroup, PluginRecord, PluginState, UnknownName, error::core_error, normalized_name,
+    quoted,
 };
 
 /// The reason of a plugin that is not allowed lists at most this many names of the allow list.
@@ -26,20 +27,10 @@ pub enum SelectionError {
     UnknownPlatform(UnknownName),
 }
 
-impl CoreError for SelectionError {
-    fn code(&self) -> &'static str {
-        match self {
-            Self::UnknownPlugin(_) => "unknown_plugin",
-            Self::UnknownPlatform(_) => "unknown_platform",
-        }
-    }
-
-    fn fields(&self) -> serde_json::Value {
-        match self {
-            Self::UnknownPlugin(name) | Self::UnknownPlatform(name) => name.fields(),
-        }
-    }
-}
+core_error! { SelectionError {
+    Self::UnknownPlugin(name) => "unknown_plugin", name.fields();
+    Self::UnknownPlatform(name) => "unknown_platform", name.fields();
+} }
 
 /// The rules for which plugins may be loaded.
 ///

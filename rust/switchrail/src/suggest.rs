@@ -86,20 +86,6 @@ const ALIASES: [(&str, &[&str]); 8] = [
 /// Names below this similarity (0 to 1) are not suggested.
 const SIMILAR: f64 = 0.7;
 
-/// An error of this crate, for hosts that map errors to their own types.
-///
-/// `Display` gives the whole message for people. The code and the fields give the same information to
-/// programs.
-pub trait CoreError: std::error::Error {
-    /// A stable `snake_case` name of the error, unique in the crate.
-    fn code(&self) -> &'static str;
-
-    /// The values found and the valid ones, as a JSON object.
-    ///
-    /// For an unknown name it has at least `found`, `valid` and `nearest` (see [`UnknownName`]).
-    fn fields(&self) -> serde_json::Value;
-}
-
 /// An unknown name, with the valid ones.
 ///
 /// ```
@@ -141,7 +127,7 @@ impl UnknownName {
         }
     }
 
-    /// The fields as the JSON object that [`CoreError::fields`] promises.
+    /// The fields as the JSON object that [`CoreError::fields`](crate::CoreError::fields) promises.
     pub(crate) fn fields(&self) -> serde_json::Value {
         serde_json::json!({
             "what": self.what,

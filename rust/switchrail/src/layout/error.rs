@@ -2,10 +2,14 @@
 
 use std::path::PathBuf;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::LayerKind;
-use crate::{CoreError, UnknownName, quoted};
+use crate::{
+    UnknownName,
+    error::{core_error, extended},
+    quoted,
+};
 
 /// Why a layout could not be read, or a layer was not found in it.
 #[derive(Debug, thiserror::Error)]
@@ -155,97 +159,32 @@ pub(crate) fn range(layers: usize) -> String {
     }
 }
 
-impl CoreError for LayoutError {
-    fn code(&self) -> &'static str {
-        match self {
-            Self::Read { .. } => "layout_read",
-            Self::Json { .. } => "layout_json",
-            Self::NoModelType { .. } => "layout_no_model_type",
-            Self::UnknownModelType(_) => "unknown_model_type",
-            Self::MissingKey { .. } => "layout_missing_key",
-            Self::BadValue { .. } => "layout_bad_value",
-            Self::UnknownKind { .. } => "layout_unknown_kind",
-            Self::Length { .. } => "layout_length",
-            Self::IdOutOfRange { .. } => "layout_id_out_of_range",
-            Self::Contradiction { .. } => "layout_contradiction",
-            Self::Unassigned { .. } => "layout_unassigned",
-            Self::UnknownLayer { .. } => "unknown_layer",
-            Self::Document { .. } => "layout_document",
-        }
-    }
-
-    fn fields(&self) -> Value {
-        match self {
-            Self::Read { path, source } => {
-                json!({"path": path.to_string_lossy(), "reason": source.to_string()})
-            }
-            Self::Json { path, source } => {
-                json!({"path": path.to_string_lossy(), "reason": source.to_string(), "line": source.line(), "column": source.column()})
-            }
-            Self::NoModelType { found, valid } => json!({"found": found, "valid": valid}),
-            Self::UnknownModelType(name) => name.fields(),
-            Self::MissingKey { model_type, valid } => json!({"model_type": model_type, "valid": valid}),
-            Self::BadValue {
-                model_type,
-                key,
-                found,
-                valid,
-            } => {
-                json!({"model_type": model_type, "key": key, "found": found, "valid": [valid]})
-            }
-            Self::UnknownKind {
-                model_type,
-                key,
-                layer,
-                name,
-            } => {
-                let mut fields = name.fields();
-                fields["model_type"] = json!(model_type);
-                fields["key"] = json!(key);
-                fields["layer"] = json!(layer);
-                fields
-            }
-            Self::Length {
-                model_type,
-                key,
-                found,
-                valid,
-            } => {
-                json!({"model_type": model_type, "key": key, "found": found, "valid": [valid]})
-            }
-            Self::IdOutOfRange {
-                model_type,
-                key,
-                found,
-                first,
-                last,
-            } => {
-                json!({"model_type": model_type, "key": key, "found": found, "first": first, "last": last})
-            }
-            Self::Contradiction {
-                model_type,
-                layer,
-                first,
-                first_kind,
-                second,
-                second_kind,
-            } => json!({
-                "model_type": model_type,
-                "layer": layer,
-                "keys": [first, second],
-                "found": [first_kind, second_kind],
-            }),
-            Self::Unassigned {
-                model_type,
-                layer,
-                keys,
-            } => {
-                json!({"model_type": model_type, "layer": layer, "keys": keys})
-            }
-            Self::UnknownLayer { model, found, layers } => {
-                json!({"model": model, "found": found, "first": 0, "layers": layers})
-            }
-            Self::Document { reason } => json!({"reason": reason}),
-        }
-    }
-}
+core_error! { LayoutError {
+    Self::Read { path, source } => "layout_read",
+        json!({"path": path.to_string_lossy(), "reason": source.to_string()});
+    Self::Json { path, source } => "layout_json", json!({
+        "path": path.to_string_lossy(), "reason": source.to_string(),
+        "line": source.line(), "column": source.column(),
+    });
+    Self::NoModelType { found, valid } => "layout_no_model_type", json!({"found": found, "valid": valid});
+    Self::UnknownModelType(name) => "unknown_model_type", name.fields();
+    Self::MissingKey { model_type, valid } => "layout_missing_key", json!({"model_type": model_type, "valid": valid});
+    Self::BadValue { model_type, key, found, valid } => "layout_bad_value",
+        json!({"model_type": model_type, "key": key, "found": found, "valid": [valid]});
+    Self::UnknownKind { model_type, key, layer, name } => "layout_unknown_kind",
+        extended(name.fields(), json!({"model_type": model_type, "key": key, "layer": layer}));
+    Self::Length { model_type, key, found, valid } => "layout_length",
+        json!({"model_type": model_type, "key": key, "found": found, "valid": [valid]});
+    Self::IdOutOfRange { model_type, key, found, first, last } => "layout_id_out_of_range",
+        json!({"model_type": model_type, "key": key, "found": found, "first": first, "last": last});
+    Self::Contradiction { model_type, layer, first, first_kind, second, second_kind } => "layout_contradiction",
+        json!({
+            "model_type": model_type, "layer": layer,
+            "keys": [first, second], "found": [first_kind, second_kind],
+        });
+    Self::Unassigned { model_type, layer, keys } => "layout_unassigned",
+        json!({"model_type": model_type, "layer": layer, "keys": keys});
+    Self::UnknownLayer { model, found, layers } => "unknown_layer",
+        json!({"model": model, "found": found, "first": 0, "layers": layers});
+    Self::Document { reason } => "layout_document", json!({"reason": reason});
+} }

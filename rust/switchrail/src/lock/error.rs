@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
+use serde_json::json;
+
 use super::LockDifference;
-use crate::CoreError;
+use crate::error::core_error;
 
 /// Why a lock could not be written, read or applied.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -43,29 +45,10 @@ pub enum LockError {
     },
 }
 
-impl CoreError for LockError {
-    fn code(&self) -> &'static str {
-        match self {
-            Self::Read { .. } => "lock_read",
-            Self::Document { .. } => "lock_document",
-            Self::File { .. } => "lock_file",
-            Self::Host { .. } => "lock_host",
-        }
-    }
-
-    fn fields(&self) -> serde_json::Value {
-        match self {
-            Self::Read { path, problem } | Self::Document { path, problem } => {
-                serde_json::json!({"path": path.to_string_lossy(), "problem": problem})
-            }
-            Self::File {
-                distribution,
-                path,
-                problem,
-            } => {
-                serde_json::json!({"distribution": distribution, "path": path.to_string_lossy(), "problem": problem})
-            }
-            Self::Host { difference } => serde_json::json!({"difference": difference}),
-        }
-    }
-}
+core_error! { LockError {
+    Self::Read { path, problem } => "lock_read", json!({"path": path.to_string_lossy(), "problem": problem});
+    Self::Document { path, problem } => "lock_document", json!({"path": path.to_string_lossy(), "problem": problem});
+    Self::File { distribution, path, problem } => "lock_file",
+        json!({"distribution": distribution, "path": path.to_string_lossy(), "problem": problem});
+    Self::Host { difference } => "lock_host", json!({"difference": difference});
+} }

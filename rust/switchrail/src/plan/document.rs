@@ -6,9 +6,10 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use super::{PlanRequest, Route, RoutePlan, tables::Tables};
-use crate::{BackendId, CoreError, Layout, Op, Phase, Registration, Schema};
+use crate::{BackendId, Layout, Op, Phase, Registration, Schema, error::core_error};
 
 /// The JSON form of a [`RoutePlan`].
 #[derive(Serialize, Deserialize)]
@@ -144,25 +145,10 @@ pub enum PlanDocumentError {
     },
 }
 
-impl CoreError for PlanDocumentError {
-    fn code(&self) -> &'static str {
-        match self {
-            Self::Layer { .. } => "plan_document_layer",
-            Self::Backend { .. } => "plan_document_backend",
-            Self::Missing { .. } => "plan_document_missing",
-            Self::Twice { .. } => "plan_document_twice",
-            Self::Classes { .. } => "plan_document_classes",
-        }
-    }
-
-    fn fields(&self) -> serde_json::Value {
-        match self {
-            Self::Layer { layer, op } => serde_json::json!({"found": layer, "op": op}),
-            Self::Backend { id } => serde_json::json!({"found": id}),
-            Self::Classes { op, phase } => serde_json::json!({"op": op, "phase": phase}),
-            Self::Missing { layer, op, phase } | Self::Twice { layer, op, phase } => {
-                serde_json::json!({"layer": layer, "op": op, "phase": phase})
-            }
-        }
-    }
-}
+core_error! { PlanDocumentError {
+    Self::Layer { layer, op } => "plan_document_layer", json!({"found": layer, "op": op});
+    Self::Backend { id } => "plan_document_backend", json!({"found": id});
+    Self::Missing { layer, op, phase } => "plan_document_missing", json!({"layer": layer, "op": op, "phase": phase});
+    Self::Twice { layer, op, phase } => "plan_document_twice", json!({"layer": layer, "op": op, "phase": phase});
+    Self::Classes { op, phase } => "plan_document_classes", json!({"op": op, "phase": phase});
+} }

@@ -1,6 +1,13 @@
 //! Errors of making a plan, and of looking up a route in it.
 
-use crate::{CoreError, LayerKind, Op, Phase, PreferenceError, ResolveError, layout::range, quoted};
+use serde_json::json;
+
+use crate::{
+    LayerKind, Op, Phase, PreferenceError, ResolveError,
+    error::{core_error, extended},
+    layout::range,
+    quoted,
+};
 
 /// Why a plan could not be made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -60,54 +67,20 @@ pub enum PlanError {
     },
 }
 
-impl CoreError for PlanError {
-    fn code(&self) -> &'static str {
-        match self {
-            Self::NoPhase { .. } => "plan_no_phase",
-            Self::Preference(error) => error.code(),
-            Self::Uncovered { .. } => "layer_uncovered",
-            Self::Classes { .. } => "plan_classes",
-            Self::Unroutable { source, .. } => match source.code() {
-                "no_backend" => "layer_no_backend",
-                code => code,
-            },
-        }
-    }
-
-    fn fields(&self) -> serde_json::Value {
-        match self {
-            Self::NoPhase { model } => serde_json::json!({"model": model, "valid": Phase::ALL}),
-            Self::Preference(error) => error.fields(),
-            Self::Uncovered {
-                model,
-                layer,
-                kind,
-                what,
-            } => serde_json::json!({
-                "model": model, "layer": layer, "kind": kind, "found": what, "valid": Op::ALL,
-            }),
-            Self::Classes { model, op, phase } => {
-                serde_json::json!({"model": model, "op": op, "phase": phase})
-            }
-            Self::Unroutable {
-                model,
-                layers,
-                kind,
-                op,
-                phase,
-                source,
-            } => {
-                let mut fields = source.fields();
-                fields["model"] = model.as_str().into();
-                fields["layers"] = layers.as_slice().into();
-                fields["layer_kind"] = kind.name().into();
-                fields["op"] = op.name().into();
-                fields["phase"] = phase.name().into();
-                fields
-            }
-        }
-    }
-}
+core_error! { PlanError {
+    Self::NoPhase { model } => "plan_no_phase", json!({"model": model, "valid": Phase::ALL});
+    Self::Preference(error) => error.code(), error.fields();
+    Self::Uncovered { model, layer, kind, what } => "layer_uncovered",
+        json!({"model": model, "layer": layer, "kind": kind, "found": what, "valid": Op::ALL});
+    Self::Classes { model, op, phase } => "plan_classes", json!({"model": model, "op": op, "phase": phase});
+    Self::Unroutable { model, layers, kind, op, phase, source } => match source.code() {
+            "no_backend" => "layer_no_backend",
+            code => code,
+        },
+        extended(source.fields(), json!({
+            "model": model, "layers": layers, "layer_kind": kind, "op": op, "phase": phase,
+        }));
+} }
 
 /// Why a lookup failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -169,32 +142,11 @@ fn ops(ops: &[Op]) -> String {
     }
 }
 
-impl CoreError for RouteError {
-    fn code(&self) -> &'static str {
-        match self {
-            Self::UnknownLayer { .. } => "route_unknown_layer",
-            Self::OtherOps { .. } => "route_other_ops",
-            Self::PhaseNotPlanned { .. } => "route_phase_not_planned",
-        }
-    }
-
-    fn fields(&self) -> serde_json::Value {
-        match self {
-            Self::UnknownLayer { model, found, layers } => {
-                serde_json::json!({"model": model, "found": found, "layers": layers})
-            }
-            Self::OtherOps {
-                model,
-                layer,
-                kind,
-                found,
-                valid,
-            } => {
-                serde_json::json!({"model": model, "layer": layer, "kind": kind, "found": found, "valid": valid})
-            }
-            Self::PhaseNotPlanned { model, found, valid } => {
-                serde_json::json!({"model": model, "found": found, "valid": valid})
-            }
-        }
-    }
-}
+core_error! { RouteError {
+    Self::UnknownLayer { model, found, layers } => "route_unknown_layer",
+        json!({"model": model, "found": found, "layers": layers});
+    Self::OtherOps { model, layer, kind, found, valid } => "route_other_ops",
+        json!({"model": model, "layer": layer, "kind": kind, "found": found, "valid": valid});
+    Self::PhaseNotPlanned { model, found, valid } => "route_phase_not_planned",
+        json!({"model": model, "found": found, "valid": valid});
+} }

@@ -1,6 +1,11 @@
 //! Errors of registering, committing and replaying.
 
-use crate::{BackendId, CoreError, Op, Origin, UnknownName};
+use serde_json::json;
+
+use crate::{
+    BackendId, Op, Origin, UnknownName,
+    error::{core_error, extended},
+};
 
 /// A name that another registration already has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -91,58 +96,17 @@ pub enum RegisterError {
     },
 }
 
-impl CoreError for RegisterError {
-    fn code(&self) -> &'static str {
-        match self {
-            Self::Closed => "transaction_closed",
-            Self::Taken(_) => "backend_taken",
-            Self::NotOwn { .. } => "backend_not_own",
-            Self::Invalid { .. } => "bad_backend_spec",
-            Self::UnknownClaim { .. } => "unknown_backend_claim",
-            Self::Config { .. } => "bad_backend_config",
-            Self::Unknown { .. } => "unknown_registered_backend",
-        }
-    }
-
-    fn fields(&self) -> serde_json::Value {
-        match self {
-            Self::Closed => serde_json::json!({}),
-            Self::Taken(conflict) => conflict.fields(),
-            Self::NotOwn { op, name, owner } => {
-                serde_json::json!({"op": op, "found": name, "owner": owner})
-            }
-            Self::Invalid {
-                op,
-                name,
-                field,
-                problem,
-            } => {
-                serde_json::json!({"op": op, "name": name, "field": field, "problem": problem})
-            }
-            Self::UnknownClaim {
-                op,
-                name,
-                field,
-                claim,
-            } => {
-                let mut fields = claim.fields();
-                fields["op"] = op.name().into();
-                fields["name"] = name.as_str().into();
-                fields["field"] = (*field).into();
-                fields["problem"] = claim.to_string().into();
-                fields
-            }
-            Self::Config { op, name, problem } => {
-                serde_json::json!({"op": op, "name": name, "problem": problem})
-            }
-            Self::Unknown { op, name } => {
-                let mut fields = name.fields();
-                fields["op"] = op.name().into();
-                fields
-            }
-        }
-    }
-}
+core_error! { RegisterError {
+    Self::Closed => "transaction_closed", json!({});
+    Self::Taken(conflict) => "backend_taken", conflict.fields();
+    Self::NotOwn { op, name, owner } => "backend_not_own", json!({"op": op, "found": name, "owner": owner});
+    Self::Invalid { op, name, field, problem } => "bad_backend_spec",
+        json!({"op": op, "name": name, "field": field, "problem": problem});
+    Self::UnknownClaim { op, name, field, claim } => "unknown_backend_claim",
+        extended(claim.fields(), json!({"op": op, "name": name, "field": field, "problem": claim.to_string()}));
+    Self::Config { op, name, problem } => "bad_backend_config", json!({"op": op, "name": name, "problem": problem});
+    Self::Unknown { op, name } => "unknown_registered_backend", extended(name.fields(), json!({"op": op}));
+} }
 
 /// Why a transaction could not be committed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -168,23 +132,11 @@ pub enum CommitError {
     },
 }
 
-impl CoreError for CommitError {
-    fn code(&self) -> &'static str {
-        match self {
-            Self::Closed => "commit_closed",
-            Self::Conflict(_) => "commit_conflict",
-            Self::Gone { .. } => "commit_gone",
-        }
-    }
-
-    fn fields(&self) -> serde_json::Value {
-        match self {
-            Self::Closed => serde_json::json!({}),
-            Self::Conflict(conflict) => conflict.fields(),
-            Self::Gone { op, name, id } => serde_json::json!({"op": op, "found": name, "id": id}),
-        }
-    }
-}
+core_error! { CommitError {
+    Self::Closed => "commit_closed", json!({});
+    Self::Conflict(conflict) => "commit_conflict", conflict.fields();
+    Self::Gone { op, name, id } => "commit_gone", json!({"op": op, "found": name, "id": id});
+} }
 
 /// A commit that cannot follow a state.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -208,18 +160,7 @@ pub enum ReplayError {
     },
 }
 
-impl CoreError for ReplayError {
-    fn code(&self) -> &'static str {
-        match self {
-            Self::Order { .. } => "replay_order",
-            Self::Unknown { .. } => "replay_unknown",
-        }
-    }
-
-    fn fields(&self) -> serde_json::Value {
-        match self {
-            Self::Order { version, found } => serde_json::json!({"version": version, "found": found}),
-            Self::Unknown { id, version } => serde_json::json!({"id": id, "version": version}),
-        }
-    }
-}
+core_error! { ReplayError {
+    Self::Order { version, found } => "replay_order", json!({"version": version, "found": found});
+    Self::Unknown { id, version } => "replay_unknown", json!({"id": id, "version": version});
+} }

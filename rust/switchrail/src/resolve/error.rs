@@ -1,10 +1,15 @@
 //! Errors of resolving a query.
 
+use serde_json::json;
+
 use super::{
     Query, Rejection,
     reason::{joined, lines},
 };
-use crate::{CoreError, Op, PreferenceKey, UnknownName};
+use crate::{
+    Op, PreferenceKey, UnknownName,
+    error::{core_error, extended},
+};
 
 /// Why no backend serves a query.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -46,40 +51,12 @@ pub enum ResolveError {
     },
 }
 
-impl CoreError for ResolveError {
-    fn code(&self) -> &'static str {
-        match self {
-            Self::NoBackend { .. } => "no_backend",
-            Self::UnfitChoice { .. } => "unfit_backend",
-            Self::UnknownChoice { .. } => "unknown_backend",
-        }
-    }
-
-    fn fields(&self) -> serde_json::Value {
-        match self {
-            Self::NoBackend {
-                query,
-                version,
-                rejected,
-            } => {
-                serde_json::json!({"query": query, "version": version, "rejected": rejected})
-            }
-            Self::UnfitChoice {
-                query,
-                version,
-                key,
-                chosen,
-                rejected,
-            } => serde_json::json!({
-                "query": query, "version": version, "key": key, "found": chosen.backend.name,
-                "chosen": chosen, "rejected": rejected,
-            }),
-            Self::UnknownChoice { op, key, name } => {
-                let mut fields = name.fields();
-                fields["op"] = op.name().into();
-                fields["key"] = key.to_string().into();
-                fields
-            }
-        }
-    }
-}
+core_error! { ResolveError {
+    Self::NoBackend { query, version, rejected } => "no_backend",
+        json!({"query": query, "version": version, "rejected": rejected});
+    Self::UnfitChoice { query, version, key, chosen, rejected } => "unfit_backend", json!({
+        "query": query, "version": version, "key": key, "found": chosen.backend.name,
+        "chosen": chosen, "rejected": rejected,
+    });
+    Self::UnknownChoice { op, key, name } => "unknown_backend", extended(name.fields(), json!({"op": op, "key": key}));
+} }
