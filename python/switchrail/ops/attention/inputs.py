@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from switchrail.ops.attention import DEFINITION
 from switchrail.ops.attention.contract import CONTRACT
-from switchrail.ops.batch import Phase
-from switchrail.ops.samples.pages import paged_batch
-from switchrail.ops.samples.random import Random, compute_dtype, views
+from switchrail.ops.samples.draws import PagedDraws
+from switchrail.ops.samples.random import views
 from switchrail.ops.samples.sample import Sample
 from switchrail.ops.samples.scenario import Scenario, Timed, heads, timed
 
@@ -19,81 +18,49 @@ from switchrail.ops.samples.scenario import Scenario, Timed, heads, timed
 def attention_call(
     lengths: Sequence[int],
     *,
-    kv_lengths: Sequence[int] | None = None,
-    phase: Phase = "prefill",
     heads: int = 4,
     kv_heads: int = 2,
     head_size: int = 16,
-    page: int = 16,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: bool = False,
     lse: bool = False,
-    strided: bool = True,
-    padding: Collection[int] = (),
-    norm: float = 1.0,
-    seed: int = 0,
+    **shared: Any,
 ) -> Sample:
-    """Make a random sample of `attention`.
+    """Make a random sample of `attention`. `norm` is a factor on q and k.
 
     Args:
         lengths: Query rows per sequence; 1 each in decode.
-        kv_lengths: Cached tokens per sequence, its own rows included; `lengths` by default. Padding sequences
-            always have 0.
-        phase: The phase.
         heads: H, the number of query heads.
         kv_heads: HKV, the number of key-value heads.
         head_size: D.
-        page: Page size in tokens.
-        dtype: The dtype of all tensors.
-        device: The device of all tensors.
         window: The `window` option; None omits it. Cache positions that no row attends to hold NaN.
         soft_cap: The `soft_cap` option; None omits it.
         sinks: Whether to pass sinks.
         lse: Whether to request the log-sum-exp.
-        strided: Whether q is a view of a fused buffer.
-        padding: The indices of the padding sequences.
-        norm: A factor on q and k.
-        seed: The random seed.
+        **shared: The arguments of `PagedDraws`.
     """
-    random = Random(seed)
-    rows = sum(lengths)
-    batch, seen = paged_batch(random, lengths, kv_lengths, padding, page, window)
-    k_cache = random.normal(*seen.shape, kv_heads, head_size) * norm
-    v_cache = random.normal(*seen.shape, kv_heads, head_size)
-    k_cache[~seen] = torch.nan
-    v_cache[~seen] = torch.nan
-    q, _ = views(
-        [random.normal(rows, heads, head_size) * norm, random.normal(rows, 2 * kv_heads, head_size)],
-        dtype,
-        strided,
-    )
+    draws = PagedDraws(contract=CONTRACT, lengths=lengths, window=window, **shared)
+    k_cache = draws.cache(kv_heads, head_size) * draws.norm
+    v_cache = draws.cache(kv_heads, head_size)
+    inputs = [draws.rows(heads, head_size) * draws.norm, draws.rows(2 * kv_heads, head_size)]
+    q, _ = views(inputs, draws.dtype, draws.strided)
     tensors: dict[str, torch.Tensor | None] = {
         "q": q,
-        "k_cache": k_cache.to(dtype),
-        "v_cache": v_cache.to(dtype),
-        "out": torch.full((rows, heads, head_size), torch.nan, dtype=dtype),
+        "k_cache": k_cache.to(draws.dtype),
+        "v_cache": v_cache.to(draws.dtype),
+        "out": draws.unset(heads, head_size),
     }
     if sinks:
-        tensors["sinks"] = (3 * random.normal(heads)).to(dtype)
+        tensors["sinks"] = (3 * draws.random.normal(heads)).to(draws.dtype)
     if lse:
-        tensors["lse"] = torch.full((rows, heads), torch.nan, dtype=compute_dtype(dtype))
+        tensors["lse"] = draws.unset(heads, dtype=draws.compute)
     options: dict[str, Any] = {"scale": head_size**-0.5}
     if window is not None:
         options["window"] = window
     if soft_cap is not None:
         options["soft_cap"] = soft_cap
-    sample = Sample(
-        contract=CONTRACT,
-        phase=phase,
-        tensors=tensors,
-        options=options,
-        batch=batch,
-        padding=frozenset(padding),
-    )
-    return sample.to(device)
+    return draws.sample(tensors, **options)
 
 
 SCENARIOS = tuple(

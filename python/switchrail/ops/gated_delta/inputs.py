@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from switchrail.ops.batch import Phase
 from switchrail.ops.contract import Contract
 from switchrail.ops.gated_delta import DEFINITION
 from switchrail.ops.gated_delta.contract import CONTRACT
 from switchrail.ops.gates import GateKind
-from switchrail.ops.samples.random import (
-    Gate,
-    Initial,
-    Random,
-    compute_dtype,
-    log_decay,
-    state_batch,
-    unread,
-    views,
-)
+from switchrail.ops.samples.draws import StateDraws
+from switchrail.ops.samples.random import Gate, log_decay, views
 from switchrail.ops.samples.sample import Sample
 from switchrail.ops.samples.scenario import GATES, Scenario, Timed, heads, timed
 
@@ -30,41 +21,28 @@ def gated_delta_call(
     lengths: Sequence[int],
     *,
     contract: Contract = CONTRACT,
-    phase: Phase = "prefill",
     heads: int = 2,
     value_heads: int = 4,
     key_size: int = 16,
     value_size: int = 16,
-    dtype: torch.dtype = torch.float32,
-    state_dtype: torch.dtype | None = None,
-    device: torch.device | str = "cpu",
     gate: Gate = "decaying",
     raw: GateKind | None = None,
     beta_scale: float | None = None,
     beta_max: float = 1.0,
     correlated: bool = False,
     zero_keys: bool = False,
-    strided: bool = True,
     qk_l2norm: bool = True,
-    initial: Initial = "some",
-    in_place: bool = True,
-    padding: Collection[int] = (),
-    norm: float = 1.0,
-    seed: int = 0,
+    **shared: Any,
 ) -> Sample:
-    """Make a random sample of `gated_delta`.
+    """Make a random sample of `gated_delta`. `norm` is a factor on q, k, v and the initial state.
 
     Args:
         lengths: Tokens per sequence; 1 each in decode.
         contract: The op's contract. If its gates have the axis K, each channel has a gate of its own.
-        phase: The phase.
         heads: H, the number of q/k heads.
         value_heads: HV, the number of value heads.
         key_size: K, the head size of q and k.
         value_size: V, the head size of v.
-        dtype: The dtype of q, k, v, beta and out.
-        state_dtype: The dtype of the state; by default float32, or float64 for a float64 `dtype`.
-        device: The device of all tensors.
         gate: The kind of decay, as in `log_decay`.
         raw: The kind of raw gates that produce these decays; None passes the decays. With `sigmoid` a token's
             decay is at least e^-5.
@@ -72,19 +50,13 @@ def gated_delta_call(
         beta_max: The largest beta.
         correlated: Whether all keys of a head are nearly parallel.
         zero_keys: Whether every third key and every fifth query is zero.
-        strided: Whether q, k and v are views of one fused buffer, and g and beta of another.
         qk_l2norm: The `qk_l2norm` option; if False, q and k are normalised in advance.
-        initial: Which sequences start from a state. In decode, all with a slot do.
-        in_place: Whether each sequence reads the slot that it writes.
-        padding: The indices of the padding sequences.
-        norm: A factor on q, k, v and the initial state.
-        seed: The random seed.
+        **shared: The arguments of `StateDraws`.
     """
-    random = Random(seed)
-    rows = sum(lengths)
-    compute = compute_dtype(dtype)
-    q = random.normal(rows, heads, key_size)
-    k = random.normal(rows, heads, key_size)
+    draws = StateDraws(contract=contract, lengths=lengths, **shared)
+    random, compute = draws.random, draws.compute
+    q = draws.rows(heads, key_size)
+    k = draws.rows(heads, key_size)
     if correlated:
         k = random.normal(1, heads, key_size) + 0.1 * k
     if zero_keys:
@@ -94,38 +66,30 @@ def gated_delta_call(
         k = k / (k.square().sum(-1, keepdim=True) + 1e-6).sqrt()
         q = q / (q.square().sum(-1, keepdim=True) + 1e-6).sqrt()
     else:
-        q, k = q * norm, k * norm
-    v = random.normal(rows, value_heads, value_size) * norm
+        q, k = q * draws.norm, k * draws.norm
+    v = draws.rows(value_heads, value_size) * draws.norm
     channels = [key_size] if "K" in contract.tensors["g"].axes else []
-    g = log_decay(random, gate, rows, value_heads, *channels)
-    beta = random.uniform(rows, value_heads) * beta_max
+    g = log_decay(random, gate, draws.count, value_heads, *channels)
+    beta = random.uniform(draws.count, value_heads) * beta_max
     options: dict[str, Any] = {"scale": key_size**-0.5, "qk_l2norm": qk_l2norm}
-    raw_tensors: dict[str, torch.Tensor | None] = {}
+    tensors: dict[str, torch.Tensor | None] = {}
     if raw is not None:
         rate = random.normal(value_heads)
         bias = random.normal(value_heads, *channels)
-        raw_tensors = {"A_log": rate.to(compute), "dt_bias": bias.to(compute)}
+        tensors |= {"A_log": rate.to(compute), "dt_bias": bias.to(compute)}
         options["gate"] = raw
         if raw == "sigmoid":
             options["lower_bound"] = -5.0
         g = _raw_gate(g, raw, rate.exp().view(-1, *[1] * len(channels))) - bias
     if beta_scale is not None:
         options["beta_scale"] = beta_scale
-        beta = 3 * random.normal(rows, value_heads)
-    batch, slots, padded = state_batch(random, lengths, phase, initial, in_place, padding)
-    state = random.normal(slots, value_heads, value_size, key_size) * (0.5 * norm)
-    state[unread(batch, slots)] = torch.nan
-    tensors: dict[str, torch.Tensor | None] = {}
-    tensors["q"], tensors["k"], tensors["v"] = views([q, k, v], dtype, strided)
-    (tensors["g"],) = views([g], compute if raw is None else dtype, strided)
-    tensors |= raw_tensors
-    (tensors["beta"],) = views([beta], dtype, strided)
-    tensors["state"] = state.to(state_dtype or compute)
-    tensors["out"] = torch.full((rows, value_heads, value_size), torch.nan, dtype=dtype)
-    sample = Sample(
-        contract=contract, phase=phase, tensors=tensors, options=options, batch=batch, padding=padded
-    )
-    return sample.to(device)
+        beta = 3 * draws.rows(value_heads)
+    tensors["q"], tensors["k"], tensors["v"] = views([q, k, v], draws.dtype, draws.strided)
+    (tensors["g"],) = views([g], compute if raw is None else draws.dtype, draws.strided)
+    (tensors["beta"],) = views([beta], draws.dtype, draws.strided)
+    tensors["state"] = draws.pool(value_heads, value_size, key_size, dtype=compute, factor=0.5 * draws.norm)
+    tensors["out"] = draws.unset(value_heads, value_size)
+    return draws.sample(tensors, **options)
 
 
 def _raw_gate(g: torch.Tensor, raw: GateKind, rate: torch.Tensor) -> torch.Tensor:

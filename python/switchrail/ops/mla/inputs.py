@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
-from switchrail.ops.batch import Phase
 from switchrail.ops.mla import DEFINITION
 from switchrail.ops.mla.contract import CONTRACT
-from switchrail.ops.samples.pages import paged_batch
-from switchrail.ops.samples.random import Random, compute_dtype, views
+from switchrail.ops.samples.draws import PagedDraws
+from switchrail.ops.samples.random import views
 from switchrail.ops.samples.sample import Sample
 from switchrail.ops.samples.scenario import Scenario, Timed, heads, timed
 
@@ -18,75 +18,45 @@ from switchrail.ops.samples.scenario import Scenario, Timed, heads, timed
 def mla_call(
     lengths: Sequence[int],
     *,
-    kv_lengths: Sequence[int] | None = None,
-    phase: Phase = "prefill",
     heads: int = 4,
     nope_size: int = 16,
     rope_size: int = 8,
     latent_size: int = 32,
     value_size: int = 16,
-    page: int = 16,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
     absorbed: bool = False,
     lse: bool = False,
-    strided: bool = True,
-    padding: Collection[int] = (),
-    norm: float = 1.0,
-    seed: int = 0,
+    **shared: Any,
 ) -> Sample:
     """Make a random sample of `mla`.
 
     Args:
         lengths: Query rows per sequence; 1 each in decode.
-        kv_lengths: Cached tokens per sequence, its own rows included; `lengths` by default. Padding sequences
-            always have 0.
-        phase: The phase.
         heads: H, the number of heads.
         nope_size: D.
         rope_size: E.
         latent_size: R.
         value_size: V.
-        page: Page size in tokens.
-        dtype: The dtype of all tensors.
-        device: The device of all tensors.
         absorbed: Whether both weights are None, so D and V are R.
         lse: Whether to request the log-sum-exp.
-        strided: Whether the queries are views of one buffer, and the weights of another.
-        padding: The indices of the padding sequences.
-        norm: A factor on the queries and the latents.
-        seed: The random seed.
+        **shared: The arguments of `PagedDraws`.
     """
-    random = Random(seed)
-    rows = sum(lengths)
-    batch, seen = paged_batch(random, lengths, kv_lengths, padding, page)
-    cache = random.normal(*seen.shape, latent_size + rope_size) * norm
-    cache[~seen] = torch.nan
+    draws = PagedDraws(contract=CONTRACT, lengths=lengths, **shared)
+    cache = draws.cache(latent_size + rope_size) * draws.norm
     key_size, out_size = (latent_size, latent_size) if absorbed else (nope_size, value_size)
-    queries = random.normal(rows, heads, key_size + rope_size) * norm
-    weights = random.normal(heads, key_size + out_size, latent_size) * latent_size**-0.5
-    queries, weights = queries.to(dtype), weights.to(dtype)
-    if strided:
-        (queries,), (weights,) = views([queries], dtype, True), views([weights], dtype, True)
+    queries = draws.rows(heads, key_size + rope_size) * draws.norm
+    weights = draws.random.normal(heads, key_size + out_size, latent_size) * latent_size**-0.5
+    (queries,), (weights,) = (views([each], draws.dtype, draws.strided) for each in (queries, weights))
     tensors: dict[str, torch.Tensor | None] = {
         "q_nope": queries[:, :, :key_size],
         "q_rope": queries[:, :, key_size:],
-        "kv_cache": cache.to(dtype),
+        "kv_cache": cache.to(draws.dtype),
         "w_k": None if absorbed else weights[:, :key_size],
         "w_v": None if absorbed else weights[:, key_size:],
-        "out": torch.full((rows, heads, out_size), torch.nan, dtype=dtype),
+        "out": draws.unset(heads, out_size),
     }
     if lse:
-        tensors["lse"] = torch.full((rows, heads), torch.nan, dtype=compute_dtype(dtype))
-    sample = Sample(
-        contract=CONTRACT,
-        phase=phase,
-        tensors=tensors,
-        options={"scale": (nope_size + rope_size) ** -0.5},
-        batch=batch,
-        padding=frozenset(padding),
-    )
-    return sample.to(device)
+        tensors["lse"] = draws.unset(heads, dtype=draws.compute)
+    return draws.sample(tensors, scale=(nope_size + rope_size) ** -0.5)
 
 
 SCENARIOS = (
