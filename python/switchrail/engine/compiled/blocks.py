@@ -56,7 +56,8 @@ class _Block:
         self, original: Callable[..., Any], layer: nn.Module, x: torch.Tensor, /, *args: Any, **kwargs: Any
     ) -> Any:
         """Runs a layer on x [1, T, H]."""
-        if self.reason is not None or torch.compiler.is_compiling():
+        if self.reason is not None or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+            # torch compiles nothing in a dispatch mode, such as a recorder of operations
             return original(layer, x, *args, **kwargs)
         _mark_rows(x.shape[1], (x, *args, *kwargs.values()))
         try:

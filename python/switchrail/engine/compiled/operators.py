@@ -33,10 +33,6 @@ _served: WeakValueDictionary[int, Any] = WeakValueDictionary()
 _numbers = itertools.count()
 _library = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
 
-IMPLEMENTATIONS: Final[dict[torch._ops.OpOverload, Callable[..., Any]]] = {}
-"""What each operator calls: for whoever looks into operators, as a recorder of operations does."""
-
-
 def number(served: object) -> torch.Tensor:
     """A tensor by which operators find a `Served`, or a module, for as long as it lives."""
     found = next(_numbers)
@@ -67,7 +63,6 @@ def _define(signature: str, run: Callable[..., Any], fake: Callable[..., Any]) -
     _library.define(signature)  # type: ignore[no-untyped-call]
     _library.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
-    IMPLEMENTATIONS[getattr(torch.ops.switchrail, name).default] = run
 
 
 def _define_op(op: str, contract: Contract) -> None:
@@ -94,4 +89,4 @@ for _op, _contract in CONTRACTS.items():
     _define_op(_op, _contract)
 _define("module(Tensor module, Tensor x) -> Tensor", _run_module, lambda index, x: torch.empty_like(x))
 
-__all__ = ["IMPLEMENTATIONS", "NAMESPACE", "Served", "call", "module", "number"]
+__all__ = ["NAMESPACE", "Served", "call", "module", "number"]
