@@ -63,8 +63,8 @@ class _Block:
         try:
             return self._compiled(original, layer, x, *args, **kwargs)
         except TorchDynamoException as error:  # raised before anything of the layer has run
-            first = str(error).strip().partition("\n")[0]
-            self.reason = f"{type(error).__name__}: {first}{_hooks_within(layer)}"
+            text = " ".join(str(error).split())
+            self.reason = f"{type(error).__name__}: {text:.300}{_hooks_within(layer)}"
             _log.warning("%s layers run eagerly, compiling one failed: %s", self.kind, self.reason)
         return original(layer, x, *args, **kwargs)
 
@@ -87,15 +87,15 @@ def _mark_rows(rows: int, given: Iterable[Any]) -> None:
 
 def _hooks_within(layer: nn.Module) -> str:
     """The hooks that may be why a layer can't be compiled, in words."""
-    found = [f"{hook.target_name} by {hook.source}" for hook in chain.running() if hook.source != ENGINE]
-    found += [f"{name or type(layer).__name__} by torch" for name, _ in _hooks_of(layer)]
-    return f"; hooks: {', '.join(dict.fromkeys(found))}" if found else ""
+    found = [f"{hook.fn!r} on {hook.target_name}" for hook in chain.running() if hook.source != ENGINE]
+    found += [f"{hook!r} on {name or type(layer).__name__}" for name, _, hook in _hooks_of(layer)]
+    return f"; hooks: {', '.join(found)}" if found else ""
 
 
-def _hooks_of(layer: nn.Module) -> list[tuple[str, int]]:
-    """The hooks of torch on a layer's modules, but engines' own: the module's name, the hook's number."""
+def _hooks_of(layer: nn.Module) -> list[tuple[str, int, object]]:
+    """Torch's hooks on a layer's modules but engines' own: the module's name, the hook's number, the hook."""
     return [
-        (name, number)
+        (name, number, hook)
         for name, part in layer.named_modules()
         for hooks in (part._forward_pre_hooks, part._forward_hooks)
         for number, hook in hooks.items()
@@ -157,7 +157,8 @@ class Blocks:
         operations.look(self._model)
         blocks: dict[Any, _Block] = {}
         for number, (layer, kind) in enumerate(self._layers):
-            key = kind, tuple(type(part) for part in layer.modules()), tuple(_hooks_of(layer))
+            hooks = tuple((name, number) for name, number, _ in _hooks_of(layer))
+            key = kind, tuple(type(part) for part in layer.modules()), hooks
             if key not in blocks:
                 blocks[key] = _Block(kind, self._backend, self._eager.get(kind))
             blocks[key].layers.append(number)

@@ -33,6 +33,7 @@ _served: WeakValueDictionary[int, Any] = WeakValueDictionary()
 _numbers = itertools.count()
 _library = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
 
+
 def number(served: object) -> torch.Tensor:
     """A tensor by which operators find a `Served`, or a module, for as long as it lives."""
     found = next(_numbers)

@@ -1,0 +1,252 @@
+"""Compiled decoder layers, held to eager ones."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import switchrail
+import torch
+import torch._inductor.config
+from switchrail.engine import Engine
+from switchrail.errors import ConfigError
+from switchrail.platforms.cpu import CpuPlatform, CpuServing
+from torch._dynamo.utils import counters
+
+from tests.engine.conftest import make_checkpoint
+from tests.engine.test_graphs import OPTIONS, make_prompts, tokens
+
+Make = Callable[..., Engine]
+MODULE = "transformers.models.qwen3_next.modeling_qwen3_next"
+KINDS = ["linear_attention", "full_attention"]
+ONE = [[7]]
+"""Steps of one row alone, which are compiled once a kind."""
+
+
+class Platform(CpuPlatform):
+    """Compiles with another backend, and counts how often."""
+
+    def __init__(self, backend: str = "eager", eager: tuple[str, ...] = ()) -> None:
+        class Serving(CpuServing):
+            def compile_backend(self) -> Any:
+                return compile_with
+
+            def compiles(self, kind: str) -> bool:
+                return kind not in eager
+
+        def compile_with(graph: Any, inputs: Any) -> Any:
+            self.compiled += 1
+            return torch._dynamo.lookup_backend(backend)(graph, inputs)
+
+        self.serving_class = Serving  # type: ignore[misc]
+        super().__init__()
+        self.compiled = 0
+
+
+@pytest.fixture(scope="module")
+def two_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One of each kind, without experts."""
+    return make_checkpoint(
+        tmp_path_factory.mktemp("two"), num_hidden_layers=2, layer_types=KINDS, num_experts=0
+    )
+
+
+@pytest.fixture
+def compiled(make_engine: Make, two_layers: Path) -> Iterator[Make]:
+    def make(platform: Platform | None = None, path: Path = two_layers, **options: Any) -> Engine:
+        options = {**OPTIONS, "compile": "blocks", **options}
+        return make_engine(path, device=platform or Platform(), options=options)
+
+    yield make
+    torch.compiler.reset()
+
+
+def reasons(engine: Engine) -> dict[str, str | None]:
+    return {state.kind: state.reason for state in engine.blocks}
+
+
+@pytest.mark.parametrize("layers", [12, 48])
+def test_each_kind_is_compiled_twice_whatever_the_number_of_layers(
+    compiled: Make, tmp_path: Path, layers: int
+) -> None:
+    """For one row, and for any other number of them."""
+    path = make_checkpoint(
+        tmp_path,
+        num_hidden_layers=layers,
+        layer_types=[KINDS[layer % 4 == 3] for layer in range(layers)],
+        decoder_sparse_step=1,
+    )
+    platform = Platform()
+    engine = compiled(platform, path)
+    prompts = make_prompts()[:4]
+    expected = tokens(compiled(path=path, compile="off"), prompts, 3)
+    assert tokens(engine, prompts, 3) == expected
+    assert tokens(engine, prompts[:1], 3) == expected[:1]
+    assert platform.compiled == 4
+    assert reasons(engine) == {"gated_delta": None, "full_attention": None}
+    ids = {state.kind: state.layers for state in engine.blocks}
+    assert ids["full_attention"] == tuple(range(3, layers, 4))
+    assert sorted(sum(ids.values(), ())) == list(range(layers))
+
+
+def test_tokens_are_those_of_eager_layers(compiled: Make, checkpoint: Path) -> None:
+    """With experts, ragged, poisoned pools, requests that come and go."""
+    prompts = make_prompts() * 2
+    engine = compiled(Platform("aot_eager"), checkpoint)
+    for tensor in engine.pools.tensors():
+        tensor.fill_(float("nan"))
+    assert tokens(engine, prompts) == tokens(compiled(path=checkpoint, compile="off"), prompts)
+    assert set(reasons(engine).values()) == {None}
+
+
+def most_allocated(work: Callable[[], object]) -> int:
+    """Bytes of the largest piece of memory that is taken meanwhile."""
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        work()
+    return max(event.self_cpu_memory_usage for event in profile.events())
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_no_memory_of_a_pools_size_is_taken(
+    compiled: Make, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what was compiled once is found on disk the next time."""
+    monkeypatch.setattr(
+        torch._inductor.config, "compile_threads", 1
+    )  # no pool of processes, which would stay
+    engine = compiled(Platform(backend), max_sequences=64, num_pages=200)
+    expected = tokens(compiled(compile="off"), ONE)
+    assert tokens(engine, ONE) == expected
+    assert set(reasons(engine).values()) == {None}
+    pools = engine.pools.tensors()
+    smallest = min(pool.nbytes for pool in pools)
+    assert most_allocated(lambda: pools[0].clone()) >= smallest
+    assert 0 < most_allocated(lambda: tokens(engine, ONE)) < smallest
+    if backend == "inductor":
+        counters.clear()
+        assert tokens(compiled(Platform(backend)), ONE) == expected
+        assert counters["inductor"]["fxgraph_cache_hit"] == 2
+        assert counters["inductor"]["fxgraph_cache_miss"] == 0
+
+
+def louder(result: Any, *args: Any, **kwargs: Any) -> Any:
+    return result * -1.5
+
+
+def louder_delta(result: Any, *args: Any, **kwargs: Any) -> Any:
+    return result[0] * -1.5, None
+
+
+FUNCTIONS = {
+    "torch_chunk_gated_delta_rule": louder_delta,
+    "Qwen3NextRMSNormGated.forward": louder,
+    "Qwen3NextDecoderLayer.forward": louder,
+}
+
+
+def test_hooks_that_are_added_or_removed_drop_what_was_compiled(
+    compiled: Make, make_engine: Make, two_layers: Path
+) -> None:
+    """Of a function, a method within a layer, and the layer's own; before the first step and later."""
+    runtime = switchrail.Runtime()
+    eager, engine = make_engine(two_layers, options=OPTIONS), compiled()
+    plain = tokens(eager, ONE, 4)
+    for name, fn in FUNCTIONS.items():
+        hook = runtime.hook(f"{MODULE}.{name}", fn, "after")
+        changed = tokens(eager, ONE, 4)
+        assert tokens(engine, ONE, 4) == changed != plain
+        runtime.hooks.remove(hook)
+        assert tokens(engine, ONE, 4) == plain
+    assert set(reasons(engine).values()) == {None}
+
+
+def test_torchs_hooks_on_one_layer_are_called_for_that_layer_alone(
+    compiled: Make, make_engine: Make, tmp_path: Path
+) -> None:
+    """On a layer and on modules within; before the first step and later."""
+    path = make_checkpoint(tmp_path, num_experts=0)
+    engines = [make_engine(path, options=OPTIONS), compiled(path=path)]
+    plain = tokens(engines[0], ONE, 4)
+    for name in ("layers.1.mlp", "layers.0.linear_attn.norm", "layers.1"):
+        parts = [engine._runner.model.model.get_submodule(name) for engine in engines]
+        handles = [part.register_forward_hook(lambda _, __, result: result * -1.5) for part in parts]
+        changed, found = (tokens(engine, ONE, 4) for engine in engines)
+        assert found == changed != plain
+        for handle in handles:
+            handle.remove()
+        assert tokens(engines[1], ONE, 4) == plain
+    assert set(reasons(engines[1]).values()) == {None}
+
+
+def test_a_hook_that_cant_be_traced_leaves_its_kind_eager(
+    compiled: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime = switchrail.Runtime()
+    engine = compiled()
+    plain = tokens(engine, ONE, 4)
+    seen: list[float] = []
+
+    def watching(result: Any, *args: Any, **kwargs: Any) -> Any:
+        torch._dynamo.graph_break()
+        seen.append(result[0].sum().item())
+        return result
+
+    hook = runtime.hook(f"{MODULE}.torch_chunk_gated_delta_rule", watching, "after")
+    assert tokens(engine, ONE, 4) == plain
+    assert len(seen) == 4
+    found = reasons(engine)
+    assert found["full_attention"] is None
+    assert "watching" in str(found["gated_delta"])
+    assert f"on {MODULE}.torch_chunk_gated_delta_rule" in str(found["gated_delta"])
+    assert "gated_delta layers run eagerly" in caplog.text
+    runtime.hooks.remove(hook)
+    assert tokens(engine, ONE, 4) == plain
+    assert set(reasons(engine).values()) == {None}
+
+
+def test_an_error_of_a_backend_is_raised_as_it_is(compiled: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = compiled()
+    plain = tokens(engine, ONE, 4)
+
+    def broken(call: Any) -> None:
+        raise RuntimeError("no more")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._runner.dispatcher, "dispatch", broken)
+        with pytest.raises(RuntimeError, match="no more"):
+            engine.generate(ONE)
+    assert tokens(engine, ONE, 4) == plain
+    assert set(reasons(engine).values()) == {None}
+
+
+def test_a_kind_is_eager_where_the_platform_says_so_or_compiling_fails(compiled: Make) -> None:
+    platform = Platform(eager=("full_attention",))
+    engine = compiled(platform)
+    plain = tokens(engine, ONE, 4)
+    assert reasons(engine) == {"gated_delta": None, "full_attention": "the platform leaves this kind eager"}
+    assert platform.compiled == 1
+    engine = compiled(Platform("no_such_backend"))
+    assert tokens(engine, ONE, 4) == plain
+    assert all("no_such_backend" in str(reason) for reason in reasons(engine).values())
+
+
+def test_a_closed_engine_frees_its_weights_and_pools(compiled: Make) -> None:
+    engine = compiled()
+    tokens(engine, make_prompts()[:2], 3)
+    held = [weakref.ref(tensor) for tensor in engine.pools.tensors()]
+    held += [weakref.ref(weight) for weight in engine._runner.model.parameters()]
+    engine.close()
+    gc.collect()
+    assert [tensor() for tensor in held if tensor() is not None] == []
+
+
+def test_off_is_the_default(make_engine: Make) -> None:
+    assert make_engine(options=OPTIONS).blocks == ()
+    with pytest.raises(ConfigError, match="compile"):
+        make_engine(options={"compile": "all"})
