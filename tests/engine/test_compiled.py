@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import json
+import os
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,14 +13,14 @@ from typing import Any
 import pytest
 import switchrail
 import torch
-import torch._inductor.config
 from switchrail.engine import Engine
 from switchrail.errors import ConfigError
 from switchrail.platforms.cpu import CpuPlatform, CpuServing
-from torch._dynamo.utils import counters
 
 from tests.engine.conftest import make_checkpoint
 from tests.engine.test_graphs import OPTIONS, make_prompts, tokens
+from tests.leftovers import ROOT
+from tests.processes import Helper
 
 Make = Callable[..., Engine]
 MODULE = "transformers.models.qwen3_next.modeling_qwen3_next"
@@ -112,27 +114,49 @@ def most_allocated(work: Callable[[], object]) -> int:
     return max(event.self_cpu_memory_usage for event in profile.events())
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_no_memory_of_a_pools_size_is_taken(
-    compiled: Make, backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And what was compiled once is found on disk the next time."""
-    monkeypatch.setattr(
-        torch._inductor.config, "compile_threads", 1
-    )  # no pool of processes, which would stay
-    engine = compiled(Platform(backend), max_sequences=64, num_pages=200)
-    expected = tokens(compiled(compile="off"), ONE)
-    assert tokens(engine, ONE) == expected
+def check_memory(engine: Engine) -> None:
     assert set(reasons(engine).values()) == {None}
-    pools = engine.pools.tensors()
-    smallest = min(pool.nbytes for pool in pools)
-    assert most_allocated(lambda: pools[0].clone()) >= smallest
+    smallest = min(pool.nbytes for pool in engine.pools.tensors())
+    assert most_allocated(lambda: engine.pools.tensors()[0].clone()) >= smallest
     assert 0 < most_allocated(lambda: tokens(engine, ONE)) < smallest
-    if backend == "inductor":
-        counters.clear()
-        assert tokens(compiled(Platform(backend)), ONE) == expected
-        assert counters["inductor"]["fxgraph_cache_hit"] == 2
-        assert counters["inductor"]["fxgraph_cache_miss"] == 0
+
+
+LARGE = {"max_sequences": 64, "num_pages": 200}
+"""Pools that are larger than what one row takes."""
+
+
+def test_no_memory_of_a_pools_size_is_taken(compiled: Make) -> None:
+    engine = compiled(Platform("aot_eager"), **LARGE)
+    assert tokens(engine, ONE) == tokens(compiled(compile="off"), ONE)
+    check_memory(engine)
+
+
+INDUCTOR = """
+import json, sys
+from switchrail.engine import Engine
+from tests.engine.test_compiled import LARGE, ONE, OPTIONS, check_memory, counters, tokens
+engine = Engine(sys.argv[1], device="cpu", options={**OPTIONS, **LARGE, "compile": "blocks"})
+found = tokens(engine, ONE)
+check_memory(engine)
+print(json.dumps([found, *(counters["inductor"][f"fxgraph_cache_{what}"] for what in ("miss", "hit"))]))
+"""
+
+
+def test_inductor_takes_no_memory_of_a_pools_size_and_keeps_its_work_on_disk(
+    compiled: Make, two_layers: Path, tmp_path: Path, processes: Helper
+) -> None:
+    """In processes of their own: what Inductor loads stays."""
+    env = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "SWITCHRAIL_PLUGINS": "",
+    }
+    expected = [list(each) for each in tokens(compiled(compile="off"), ONE)]
+    for missed, hit in ((2, 0), (0, 2)):
+        done = processes.run(INDUCTOR, [two_layers], env=env)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout.splitlines()[-1]) == [expected, missed, hit]
 
 
 def louder(result: Any, *args: Any, **kwargs: Any) -> Any:
