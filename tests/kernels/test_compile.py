@@ -13,11 +13,12 @@ import torch
 from switchrail.testing.inputs import gated_delta_call, kda_call, lightning_call, mamba2_call, short_conv_call
 from switchrail_kernels.delta import scan
 from switchrail_kernels.elementwise.add_rms_norm import add_rms_norm
+from switchrail_kernels.elementwise.decode_rows import decode_rows
 from switchrail_kernels.elementwise.gated_rms_norm import gated_rms_norm
 from switchrail_kernels.elementwise.qk_norm_rope import qk_norm_rope
 from switchrail_kernels.elementwise.rms_norm import rms_norm
 from switchrail_kernels.elementwise.rotary import rotary
-from switchrail_kernels.elementwise.silu_and_mul import silu_and_mul
+from switchrail_kernels.elementwise.silu_and_mul import sigmoid_gate, silu_and_mul
 from switchrail_kernels.experts.forward import experts
 from switchrail_kernels.gated_delta.inputs import gated_delta_inputs
 from switchrail_kernels.gated_delta.triton import TritonGatedDelta
@@ -25,6 +26,7 @@ from switchrail_kernels.kda.triton import TritonKda
 from switchrail_kernels.launch import Launcher
 from switchrail_kernels.lightning.triton import TritonLightning
 from switchrail_kernels.mamba2.triton import TritonMamba2
+from switchrail_kernels.products.forward import products
 from switchrail_kernels.short_conv.triton import TritonShortConv
 from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
@@ -85,6 +87,14 @@ rms_norm(x, weight, eps=1e-6, weight_offset=1.0)
 add_rms_norm(x, x, weight, eps=1e-6, weight_offset=1.0)
 gated_rms_norm(x, x, weight, eps=1e-6)
 silu_and_mul(x, x)
+sigmoid_gate(x, x)
+decode_rows(
+    torch.zeros(2, 3, dtype=torch.int64), torch.zeros(9, dtype=torch.int64), torch.zeros(9, 5, dtype=torch.int32),
+    page_size=16, ids=torch.zeros(3, dtype=torch.int64), pages=torch.zeros(3, 4, dtype=torch.int32),
+    kv_rows=torch.zeros(3, dtype=torch.int64), kv_lens=torch.zeros(3, dtype=torch.int32),
+    sequence_ids=torch.zeros(3, dtype=torch.int32), real=torch.zeros(1, dtype=torch.int32),
+)
+products(x[:2], torch.zeros(40, 64, **BF16))
 heads, angles = torch.zeros(1, 3, 2, 64, **BF16), torch.zeros(1, 3, 32, **BF16)
 kept = {"v": heads, "cache": (heads, heads, torch.zeros(3, dtype=torch.int64))}
 for given in ({}, kept):
@@ -107,4 +117,4 @@ def test_kernels_with_all_that_is_optional_have_types_that_agree():
         [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert int(done.stdout) == 55, "some kernel was not launched"
+    assert int(done.stdout) == 58, "some kernel was not launched"

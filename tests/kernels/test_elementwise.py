@@ -19,7 +19,7 @@ from switchrail_kernels.elementwise.gated_rms_norm import gated_rms_norm
 from switchrail_kernels.elementwise.qk_norm_rope import qk_norm_rope
 from switchrail_kernels.elementwise.rms_norm import rms_norm
 from switchrail_kernels.elementwise.rotary import rotary
-from switchrail_kernels.elementwise.silu_and_mul import silu_and_mul
+from switchrail_kernels.elementwise.silu_and_mul import sigmoid_gate, silu_and_mul
 from torch.nn.functional import silu
 from transformers import Qwen3NextConfig
 from transformers.models.qwen3_next import modeling_qwen3_next as modelling
@@ -158,6 +158,18 @@ def test_silu_and_mul(shape, dtype, device, monkeypatch):
         assert found.shape == expected.shape
         if found.numel():
             check(found, expected, apart=2)
+
+
+@pytest.mark.parametrize("tokens", [1, 33, 0])
+def test_sigmoid_gate(tokens, dtype, device, monkeypatch):
+    both = 4 * normal(1, tokens, 6, 40, dtype=dtype, device=device)
+    gate, x = both[:, :, 1::2], both[:, :, ::2].contiguous()
+    expected = x * torch.sigmoid(gate)
+    poison(monkeypatch)
+    found = sigmoid_gate(x, gate)
+    assert found.is_contiguous()
+    if tokens:
+        check(found, expected, apart=2)
 
 
 @pytest.mark.parametrize("tokens", [1, 33, 0])

@@ -33,7 +33,7 @@ class TritonDelta(TritonRecurrent[DeltaCall]):
         """Computes what the walk reads of one block of chunks or more."""
 
     def planned(self, call: DeltaCall, batch: StateBatch, plan: Chunks) -> tuple[Tensors, Options]:
-        """Also how many programs there are at once and how long they run, which the walk on Hopper goes by."""
+        """Also what the walk on Hopper goes by: how many programs run at once, and for how long."""
         tensors, options = super().planned(call, batch, plan)
         return tensors, (*options, plan.abreast, plan.are_short, plan.are_single)
 

@@ -9,6 +9,7 @@ OPERATIONS = {
     "gated_rms_norm": "switchrail_kernels.elementwise.gated_rms_norm:gated_rms_norm",
     "qk_norm_rope": "switchrail_kernels.elementwise.qk_norm_rope:qk_norm_rope",
     "rotary": "switchrail_kernels.elementwise.rotary:rotary",
+    "sigmoid_gate": "switchrail_kernels.elementwise.silu_and_mul:sigmoid_gate",
     "silu_and_mul": "switchrail_kernels.elementwise.silu_and_mul:silu_and_mul",
 }
 """By operation of `switchrail.platforms`: the function that serves it on GPUs."""

@@ -1,4 +1,4 @@
-"""The operation `silu_and_mul` of `switchrail.platforms` in Triton."""
+"""The operations `silu_and_mul` and `sigmoid_gate` of `switchrail.platforms` in Triton."""
 
 # Triton reads the types of a kernel's arguments at the call.
 # ruff: noqa: ANN001, ANN202
@@ -18,7 +18,7 @@ from switchrail_kernels.launch import Launcher, padded
 @triton.jit
 def _activate(
     p_gate, p_up, p_out, inner_g, s_outer_g, s_inner_g, inner_u, s_outer_u, s_inner_u,
-    D: tl.constexpr, BD: tl.constexpr, EARLY: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, SILU: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) // tl.cdiv(D, BD)
     o_d = tl.program_id(0) % tl.cdiv(D, BD) * BD + tl.arange(0, BD)
@@ -29,7 +29,8 @@ def _activate(
     b_gate = tl.load(p_gate + o_g + o_d, mask=mask, other=0.0).to(tl.float32)
     b_up = tl.load(p_up + o_u + o_d, mask=mask, other=0.0).to(tl.float32)
     # Rounded where the model definition rounds.
-    b_out = (b_gate / (1.0 + tl.exp(-b_gate))).to(p_out.dtype.element_ty).to(tl.float32) * b_up
+    b_factor = (b_gate if SILU else 1.0) / (1.0 + tl.exp(-b_gate))
+    b_out = b_factor.to(p_out.dtype.element_ty).to(tl.float32) * b_up
     tl.store(p_out + row.to(tl.int64) * D + o_d, b_out.to(p_out.dtype.element_ty), mask=mask)
 
 
@@ -46,6 +47,23 @@ def silu_and_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     Returns:
         [..., D], contiguous.
     """
+    return _activated(gate, up, is_silu=True)
+
+
+def sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Multiplies x by sigmoid(gate); see `switchrail.platforms.operations.SigmoidGate`.
+
+    Args:
+        x: [..., D].
+        gate: [..., D].
+
+    Returns:
+        [..., D], contiguous.
+    """
+    return _activated(gate, x, is_silu=False)
+
+
+def _activated(gate: torch.Tensor, up: torch.Tensor, *, is_silu: bool) -> torch.Tensor:
     size = gate.shape[-1]
     out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     rows = gate.numel() // size
@@ -57,10 +75,10 @@ def silu_and_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
             (rows * triton.cdiv(size, columns), 1, 1),
             (gate, up, out),
             (*gate_lies, *up_lies),
-            (size, columns),
+            (size, columns, is_silu),
             num_warps=max(columns // 256, 1),
         )
     return out
 
 
-__all__ = ["silu_and_mul"]
+__all__ = ["sigmoid_gate", "silu_and_mul"]

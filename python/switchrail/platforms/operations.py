@@ -160,6 +160,21 @@ class SiluAndMul(Operation):
         return silu(gate, inplace=True).mul_(up)
 
 
+class SigmoidGate(Operation):
+    """The output gate of an attention layer.
+
+    `forward(x, gate)` returns x sigmoid(gate), where the sigmoid is rounded to x's dtype. All are [..., D];
+    gate may be a strided view with its last axis contiguous.
+    """
+
+    name = "sigmoid_gate"
+
+    @staticmethod
+    def forward(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        raise NotImplementedError
+
+
 class Products(Operation):
     """A linear layer, or several with the same input, such as those of queries, keys and values.
 
@@ -284,6 +299,7 @@ OPERATIONS: Final[dict[str, type[Operation]]] = {
         Rotary,
         QKNormRope,
         SiluAndMul,
+        SigmoidGate,
         Products,
         GatedDeltaInputs,
         Experts,
@@ -306,5 +322,6 @@ __all__ = [
     "QKNormRope",
     "RMSNorm",
     "Rotary",
+    "SigmoidGate",
     "SiluAndMul",
 ]

@@ -16,6 +16,7 @@ from switchrail.platforms.operations import (
     Products,
     QKNormRope,
     RMSNorm,
+    SigmoidGate,
     SiluAndMul,
 )
 
@@ -72,6 +73,10 @@ def _silu_and_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return silu(gate) * up
 
 
+def _sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(gate)
+
+
 def _gated_delta_inputs(
     x: torch.Tensor, weight: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor, *, channels: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -90,6 +95,7 @@ FUNCTIONS: Final[Mapping[type[Operation], Callable[..., Any]]] = {
     GatedRMSNorm: _gated_rms_norm,
     QKNormRope: _qk_norm_rope,
     SiluAndMul: _silu_and_mul,
+    SigmoidGate: _sigmoid_gate,
     Products: linear,
     GatedDeltaInputs: _gated_delta_inputs,
 }

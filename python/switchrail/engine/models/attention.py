@@ -10,7 +10,7 @@ from switchrail.engine.memory import KINDS
 from switchrail.engine.models.contract import KEYWORD, Connected
 from switchrail.engine.models.operations import Binding
 from switchrail.engine.models.softmax import attention
-from switchrail.platforms.operations import QKNormRope
+from switchrail.platforms.operations import Products, QKNormRope, SigmoidGate
 from switchrail.platforms.serving import Forward
 from switchrail.pools import MultiHeadPool
 
@@ -24,6 +24,7 @@ def _call(
     past_key_values: None = None,
     *,
     multiply: Forward,
+    apply_gate: Forward,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     q, k, v = (
@@ -38,7 +39,7 @@ def _call(
     )  # fmt: skip
     q, k, v = (x.transpose(1, 2) for x in (q, k if cache else rotated, v))
     out, _ = attention(module, q, k, v, attention_mask, module.scaling, written=cache is not None, **kwargs)
-    return multiply((out * torch.sigmoid(gate)).flatten(2), module.o_proj.weight), None
+    return multiply(apply_gate(out, gate).flatten(2), module.o_proj.weight), None
 
 
 def _cache(connected: Connected) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
@@ -62,7 +63,11 @@ def _suits(module: Any) -> bool:
 
 
 GATED_ATTENTION: Final = Binding(
-    QKNormRope, _call, _suits, passes=("q_norm", "k_norm", "o_proj"), multiplies=True
+    QKNormRope,
+    _call,
+    _suits,
+    passes=("q_norm", "k_norm", "o_proj"),
+    also={"multiply": Products, "apply_gate": SigmoidGate},
 )
 """The binding for attention with gated queries, whose norms add 1 to their weights."""
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from switchrail.engine.models.operations import Binding, prepared
 from switchrail.engine.models.stack import stack
-from switchrail.platforms.operations import GatedDeltaInputs
+from switchrail.platforms.operations import GatedDeltaInputs, Products
 from switchrail.platforms.serving import Forward
 
 
@@ -90,7 +90,7 @@ GATED_DELTA_NET: Final = Binding(
     _call,
     prepare=_prepare,
     passes=("in_proj_qkvz", "in_proj_ba", "out_proj"),
-    multiplies=True,
+    also={"multiply": Products},
 )
 """Gated delta layers of which each head of queries has its keys, values and output gate beside it."""
 

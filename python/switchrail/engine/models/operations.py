@@ -7,21 +7,20 @@ runs, as it is in transformers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 from typing import Any, Final
 
 import torch
 from torch import nn
-from torch.nn.functional import linear
 from torch.nn.modules import module as of_all_modules
 
 from switchrail.engine.compiled.functions import FUNCTIONS
 from switchrail.engine.models.contract import ENGINE
 from switchrail.engine.step import Running
 from switchrail.hooks import chain
-from switchrail.platforms.operations import GatedRMSNorm, Operation, Products, RMSNorm, Rotary, SiluAndMul
+from switchrail.platforms.operations import GatedRMSNorm, Operation, RMSNorm, Rotary, SiluAndMul
 from switchrail.platforms.serving import Forward
 
 ForwardOf = Callable[[type[Operation]], Forward | None]
@@ -43,8 +42,7 @@ class Binding:
         padded: Whether the function is told, as `rows`, which rows are padding.
         passes: Dotted attributes of the module: modules that `call` does the work of without calling them.
             Where one of them is hooked, the class's own forward serves.
-        multiplies: Whether `call` is given, as `multiply`, the function of `Products` too; torch's own where
-            there is none.
+        also: Other operations whose functions `call` is given, by keyword; torch's own where there is none.
     """
 
     operation: type[Operation]
@@ -53,7 +51,7 @@ class Binding:
     prepare: Callable[[Forward, Any], Any] | None = None
     padded: bool = False
     passes: tuple[str, ...] = ()
-    multiplies: bool = False
+    also: Mapping[str, type[Operation]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -133,8 +131,7 @@ def bind(
             continue
         if binding.padded:
             function = partial(_with_rows, function, running)
-        if binding.multiplies:
-            call = partial(call, multiply=partial(multiply, forward_of(Products) or linear))
+        call = partial(call, **{key: either(forward_of(other), other) for key, other in binding.also.items()})
         for part in _parts(model, module, name, binding):
             passed = [attrgetter(path)(part) for path in binding.passes]
             traced = FUNCTIONS.get(binding.operation)
@@ -208,9 +205,13 @@ def _hooked_names() -> frozenset[str]:
     return names
 
 
-def multiply(function: Forward, x: torch.Tensor, weight: torch.Tensor) -> Any:
-    """The product by the function of `Products`; by torch's own where torch.compile traces it."""
-    return (linear if torch.compiler.is_compiling() else function)(x, weight)
+def either(function: Forward | None, operation: type[Operation]) -> Forward:
+    """A platform's function, or torch's own where there is none, or torch.compile traces it."""
+    return FUNCTIONS[operation] if function is None else partial(_either, function, FUNCTIONS[operation])
+
+
+def _either(function: Forward, own: Forward, *args: Any, **kwargs: Any) -> Any:
+    return (own if torch.compiler.is_compiling() else function)(*args, **kwargs)
 
 
 def _with_rows(function: Forward, running: Running, *args: Any, **kwargs: Any) -> Any:
@@ -271,10 +272,10 @@ __all__ = [
     "Binding",
     "ForwardOf",
     "bind",
+    "either",
     "forward",
     "keep_normal",
     "look",
-    "multiply",
     "prepare",
     "prepared",
     "serves",

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from switchrail.engine.models.operations import Binding, multiply
+from switchrail.engine.models.operations import Binding, either
 from switchrail.engine.models.stack import stack
 from switchrail.platforms.operations import Products
 from switchrail.platforms.serving import Forward
@@ -48,7 +48,7 @@ class Product:
 
 
 def _prepare(function: Forward, module: Any) -> Product:
-    return Product(partial(multiply, function), [module.q_proj, module.k_proj, module.v_proj])
+    return Product(either(function, Products), [module.q_proj, module.k_proj, module.v_proj])
 
 
 def _suits(module: Any) -> bool:

@@ -9,7 +9,7 @@ from torch.nn.functional import sigmoid
 
 from switchrail.engine.models.operations import Binding, prepared
 from switchrail.engine.models.stack import stack
-from switchrail.platforms.operations import Experts
+from switchrail.platforms.operations import Experts, Products
 from switchrail.platforms.serving import Forward
 
 _ALIGNED: Final = 8
@@ -77,7 +77,9 @@ _PASSES = (
     "shared_expert_gate",
 )
 
-SPARSE_BLOCK: Final = Binding(Experts, _call, _suits, _prepare, padded=True, passes=_PASSES, multiplies=True)
+SPARSE_BLOCK: Final = Binding(
+    Experts, _call, _suits, _prepare, padded=True, passes=_PASSES, also={"multiply": Products}
+)
 """Experts, and a shared one."""
 
 __all__ = ["SPARSE_BLOCK"]
