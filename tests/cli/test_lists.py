@@ -154,7 +154,8 @@ def test_explain(switchrail, plugins, checkpoint):
     assert [decision.split(",")[0] for decision in verified] == ["gated_delta verify", "short_conv verify"]
 
     document = json.loads(switchrail(*explain, "--json").output)
-    assert list(document) == ["model", "platform", "layers", "routes"]
+    assert list(document) == ["model", "platform", "layers", "routes", "capture"]
+    assert document["capture"] == {"steps": [], "reason": "platform cpu has no graphs", "hooks": []}
     assert document["platform"]["kind"] == "cpu"
     assert [layer["id"] for layer in document["layers"]] == list(range(len(document["layers"])))
     served = {(r["decision"]["query"]["op"], r["decision"]["query"]["phase"]) for r in document["routes"]}
@@ -164,6 +165,29 @@ def test_explain(switchrail, plugins, checkpoint):
         assert route["layers"]
         assert route["decision"]["rejected"]
         assert all(rejection["reasons"] for rejection in route["decision"]["rejected"])
+
+
+def test_explain_shows_what_is_captured(switchrail, plugins, checkpoint, tmp_path):
+    """Every key, on which backends, and what is not captured, with the reason."""
+    assert "no step is captured: platform cpu has no graphs" in switchrail("explain", checkpoint).output
+    explain = ["explain", checkpoint, "--as", "cuda:9.0", "--backend", "gated_delta.decode=torch"]
+    shown = " ".join(switchrail(*explain).output.partition("captured steps")[2].split())
+    assert "decodes of 1, 2, 4, 8, 16, 24, 32 sequences" in shown
+    assert "chosen for gated_delta.decode" in shown
+    assert "1536, 2048 rows" in shown
+    assert "captured" not in switchrail(*explain, "--layer", 0).output
+    assert "captured" not in switchrail(*explain, "--phase", "decode").output
+
+    steps = json.loads(switchrail(*explain, "--json").output)["capture"]["steps"]
+    assert [step["kind"] for step in steps] == ["decode"] * 14 + ["mixed"] * 15
+    decode, mixed = steps[0], steps[-1]
+    assert (decode["rows"], decode["tokens"], decode["reason"]) == (1, 1024, None)
+    assert decode["backends"].keys() == decode["because"].keys()
+    assert decode["backends"]["gated_delta.decode"] == "torch"
+    assert "chosen for gated_delta.decode" in decode["eager"]["gated_delta.decode"]
+    ops = ("attention", "gated_delta", "short_conv")
+    calls = {f"{op}.{phase}" for op in ops for phase in ("prefill", "decode")}
+    assert mixed["eager"].keys() == mixed["backends"].keys() == calls
 
 
 def test_plan(switchrail, plugins, checkpoint, tmp_path):

@@ -166,7 +166,9 @@ def test_what_was_captured_is_told(make_engine: Make, captured_runtime: switchra
     decodes = [state for state in engine.graphs if state.kind == "decode"]
     assert all((state.backends, state.eager) == (names, {}) for state in decodes)
     eager = {f"{op}.{phase}" for op in CAPTURABLE for phase in ("prefill", "decode")}
-    assert all((state.backends, set(state.eager)) == ({}, eager) for state in engine.graphs[4:])
+    assert all(set(state.eager) == set(state.backends) == eager for state in engine.graphs[4:])
+    assert {name for state in engine.graphs[4:] for name in state.backends.values()} == {"torch"}
+    assert decodes[0].because.keys() == names.keys()
     assert engine.graphs[0].name == "decodes of 1 sequences and 200 tokens"
     assert engine.graphs[4].name == "steps of 16 rows with prompt tokens"
     off = make_engine(runtime=captured_runtime, device=GraphPlatform(), options={**OPTIONS, "capture": "off"})
@@ -185,7 +187,7 @@ def test_where_pieces_cant_be_captured_one_such_backend_makes_decodes_eager(
     chosen = {"gated_delta.decode": "torch"}
     engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS, backends=chosen)
     assert engine.graphs == ()
-    assert "decodes run whole eagerly" in caplog.text
+    assert "nothing is captured: platform cpu captures no pieces" in caplog.text
     assert "cuda_graph" in caplog.text
     prompts = make_prompts(2)[:3]
     assert tokens(engine, prompts) == tokens(make_engine(options=OPTIONS), prompts)

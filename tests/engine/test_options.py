@@ -11,6 +11,7 @@ import switchrail
 import torch
 from switchrail.engine import Engine, EngineOptions, SamplingParams
 from switchrail.engine.memory import Pools
+from switchrail.engine.options import options_on
 from switchrail.errors import (
     ArgumentError,
     ConfigError,
@@ -20,7 +21,7 @@ from switchrail.errors import (
     RequestError,
     UnknownBackendError,
 )
-from switchrail.platforms import CpuPlatform
+from switchrail.platforms import CpuPlatform, described
 from switchrail.pools import ConvShape, DeltaShape, FreeList, KVShape, Shape
 
 
@@ -269,6 +270,25 @@ def test_no_room_for_the_pools(make_engine: Callable[..., Engine]) -> None:
 def test_a_platform_says_what_is_left_open(values: Any, memory_fraction: float, page_size: int) -> None:
     found = EngineOptions.of(values, {"memory_fraction": 0.25, "page_size": 8})
     assert (found.memory_fraction, found.page_size) == (memory_fraction, page_size)
+
+
+@pytest.mark.parametrize(
+    ("values", "sequences"), [(None, 256), ({"max_tokens_per_step": 64}, 64), ({"max_sequences": 7}, 7)]
+)
+def test_a_platform_asks_for_no_more_sequences_than_a_step_has_rows(values: Any, sequences: int) -> None:
+    defaults = {"max_tokens_per_step": 8192, "max_sequences": 256}
+    assert EngineOptions.of(values, defaults).max_sequences == sequences
+
+
+@pytest.mark.parametrize(("gib", "sequences"), [(24, 32), (79, 256), (141, 256), (None, 32)])
+def test_large_gpus_run_as_many_sequences_as_were_measured(
+    monkeypatch: pytest.MonkeyPatch, gib: int | None, sequences: int
+) -> None:
+    platform = described("cuda:9.0")
+    total = None if gib is None else gib * 2**30
+    monkeypatch.setattr(platform.hardware, "total_memory", lambda: total)
+    found = options_on(platform, None)
+    assert (found.max_sequences, found.max_tokens_per_step, found.page_size) == (sequences, 8192, 64)
 
 
 def test_the_pools_take_what_their_sizes_say(make_engine: Callable[..., Engine]) -> None:

@@ -194,3 +194,22 @@ def test_what_progress_raises_ends_the_making_of_an_engine(
     assert all(pools() is None for pools in memory.pools)
     assert all(graph() is None for graph in memory.graphs)
     assert len(switchrail.hooks.chain.table().chains) == hooks
+
+
+def test_the_collector_leaves_out_what_an_engine_that_captures_found(
+    make_engine: Make, captured_runtime: switchrail.Runtime
+) -> None:
+    """Until the last such engine is closed; one that is only dropped counts as well."""
+    before = gc.get_freeze_count()
+    assert make_engine(options=OPTIONS)
+    assert gc.get_freeze_count() == before
+    engines = [
+        make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS) for _ in range(2)
+    ]
+    frozen = gc.get_freeze_count()
+    assert frozen > before + 10_000
+    engines[0].close()
+    engines[0].close()
+    assert gc.get_freeze_count() > frozen // 2
+    engines[1].close()
+    assert gc.get_freeze_count() == 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from switchrail.cli.captured import capture_document, print_capture
 from switchrail.cli.checkpoint import DownloadOption
 from switchrail.cli.choices import (
     BackendOption,
@@ -63,7 +64,7 @@ def explain(
         return
     if hook is not None or checkpoint is None:
         raise typer.BadParameter("valid: either a checkpoint or --hook TARGET")
-    platform, plan = planned(
+    platform, plan, capture = planned(
         checkpoint,
         choices,
         device=device,
@@ -82,6 +83,7 @@ def explain(
                 "platform": asdict(platform.identity),
                 "layers": [layout.layer(i).to_dict() for i in ids],
                 "routes": [route.to_dict() for route in routes],
+                "capture": None if capture is None else capture_document(capture),
             }
         )
         return
@@ -96,6 +98,9 @@ def explain(
         if len(route.decision.serving) > 1:
             out.print("microseconds per call as measured here; thresholds decide for batches between these")
             out.print(_classes(route))
+    if layer is None and capture is not None:
+        out.print()
+        print_capture(out, capture)
 
 
 def _decision(route: Route) -> Table:

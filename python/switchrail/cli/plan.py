@@ -57,7 +57,7 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Show which backend serves each layer; `explain` shows the reasons. Imports no backend."""
-    platform, made = planned(
+    platform, made, _ = planned(
         checkpoint,
         read_choices(config, backend),
         device=device,

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
 import switchrail
 from switchrail import _core
+from switchrail.checks import is_count
 from switchrail.cli.choices import Choices, loaded_runtime
 from switchrail.errors import PlatformError
 
 if TYPE_CHECKING:
     from switchrail import Platform, RoutePlan, Runtime
+    from switchrail.engine.capture import CapturePlan
 
 NOT_IMPORTED = "no backend was imported; `switchrail doctor` imports those for the device that is here"
+
+
+class Planned(NamedTuple):
+    """What an engine would run a checkpoint with.
+
+    Attributes:
+        platform: Where.
+        plan: The routes.
+        capture: What it would capture, or why nothing; None if only one phase is planned.
+    """
+
+    platform: Platform
+    plan: RoutePlan
+    capture: CapturePlan | str | None
 
 
 def planned(
@@ -27,13 +44,14 @@ def planned(
     dtype: str | None,
     phase: str | None,
     download: bool,
-) -> tuple[Platform, RoutePlan]:
+) -> Planned:
     """Loads the plugins and plans a checkpoint. The arguments are the command's options of the same names.
 
     Raises:
         SwitchrailError: The checkpoint does not exist or is invalid; also the errors of `Runtime.load`,
             `Runtime.find_platform` and `Runtime.plan`.
     """
+    from switchrail.engine.capture import plan_capture
     from switchrail.engine.dtypes import choose_dtype
     from switchrail.engine.files import CONFIG, read_object
     from switchrail.engine.hub import find_checkpoint
@@ -45,16 +63,28 @@ def planned(
     runtime = loaded_runtime(choices)
     platform = _platform(runtime, device, described_device)
     config_values = read_object(checkpoint / CONFIG if checkpoint.is_dir() else checkpoint)
-    plan = plan_routes(
+    options = options_on(platform, choices.engine)
+    make = partial(
+        plan_routes,
         runtime,
         layout,
         platform=platform,
         dtype=choose_dtype(dtype, config_values, platform.hardware),
-        page_size=options_on(platform, choices.engine).page_size,
+        page_size=options.page_size,
+    )
+    plan = make(
         preferences={key: name for key, name in choices.backends.items() if _is_for(key, phase)},
         phases=("prefill", "decode") if phase is None else (phase,),
     )
-    return platform, plan
+    longest = options.max_length or config_values.get("max_position_embeddings")
+    if phase is not None:
+        return Planned(platform, plan, None)
+    if not is_count(longest):
+        return Planned(platform, plan, "the config doesn't say how long sequences are")
+    capture = plan_capture(
+        make, plan, platform=platform, options=options, max_length=longest, preferences=choices.backends
+    )
+    return Planned(platform, plan, capture)
 
 
 def _is_for(key: str, phase: str | None) -> bool:

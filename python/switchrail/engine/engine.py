@@ -22,18 +22,20 @@ import torch
 from switchrail._core import BoundPlan, Layout, RoutePlan
 from switchrail.checks import shown
 from switchrail.current import current_runtime
+from switchrail.engine import garbage
+from switchrail.engine.capture import GraphState, plan_capture
 from switchrail.engine.checkpoint import load, read_config
 from switchrail.engine.compiled.blocks import BlockState
 from switchrail.engine.core import EngineCore
 from switchrail.engine.dtypes import STATE_DTYPE, choose_dtype
-from switchrail.engine.graphs import GraphState, Progress
+from switchrail.engine.graphs import Progress
 from switchrail.engine.hub import find_checkpoint
 from switchrail.engine.memory import Pools
 from switchrail.engine.models.operations import prepare
 from switchrail.engine.options import EngineOptions, options_on
 from switchrail.engine.prompts import check_length, listed, token_ids, tokenize
 from switchrail.engine.request import Event, Output, Request
-from switchrail.engine.routes import plan_captured, plan_routes
+from switchrail.engine.routes import plan_routes
 from switchrail.engine.runner import Capture, Runner
 from switchrail.engine.stats import Stats
 from switchrail.engine.text import TextStream
@@ -112,6 +114,7 @@ class Engine(AbstractContextManager["Engine"]):
             PreferenceError: A choice of a backend can have no effect on this model.
             BackendUnfitError: A chosen backend can't serve what it was chosen for.
         """
+        self._thaw: Callable[[], object] = lambda: None
         path = find_checkpoint(checkpoint)
         config = read_config(path)
         if runtime is None:
@@ -143,6 +146,8 @@ class Engine(AbstractContextManager["Engine"]):
                     graphs = self._runner.prepare_graphs(capture)
                     graphs.capture(graphs.in_order, progress)
                     self.platform.hardware.empty_cache()  # of steps that ran before they were captured
+                    garbage.freeze()
+                    self._thaw = weakref.finalize(self, garbage.thaw)
             except BaseException:
                 self._unhook()
                 raise
@@ -206,19 +211,22 @@ class Engine(AbstractContextManager["Engine"]):
 
     def _plan_capture(self, runtime: Runtime, backends: Mapping[str, str] | None) -> Capture | None:
         """What is captured; None: nothing."""
-        hardware = self.platform.hardware
-        graph_class = None if self.options.capture == "off" else self.platform.serving.graph_class()
-        if graph_class is None or not hardware.support_cuda_graph():
+        planned = plan_capture(
+            partial(self._plan, runtime),
+            self.plan,
+            platform=self.platform,
+            options=self.options,
+            max_length=self.max_length,
+            preferences=backends,
+        )
+        graph_class = self.platform.serving.graph_class()
+        if isinstance(planned, str) or graph_class is None:
+            could = self.options.capture != "off" and self.platform.hardware.support_cuda_graph()
+            _log.log(logging.WARNING if could else logging.INFO, "nothing is captured: %s", planned)
             return None
-        ops = {op for layer in self.plan.layout.layers for op in layer.ops}
-        plan, eager = plan_captured(partial(self._plan, runtime), ops, backends)
-        in_pieces = hardware.support_piecewise_cuda_graph()
-        for op, reason in eager.items():
-            _log.warning("decodes run %s eagerly: %s", op if in_pieces else "whole", reason)
-        if eager and not in_pieces:
-            return None
-        mixed = in_pieces and self.options.capture == "all"
-        return Capture(bound=runtime.bind(plan), eager=eager, mixed=mixed, graph_class=graph_class)
+        for op, reason in planned.eager.items():
+            _log.warning("decodes run %s eagerly: %s", op, reason)
+        return Capture(planned, runtime.bind(planned.plan), graph_class)
 
     @property
     def pools(self) -> Pools:
@@ -402,6 +410,7 @@ class Engine(AbstractContextManager["Engine"]):
             self._core.unwanted += self._core.tasks
             self._core.settle()
             self._unhook()
+            self._thaw()
             if self._core.runner is not None:
                 self._core.runner = None
                 del self._runner

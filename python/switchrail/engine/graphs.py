@@ -3,50 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from traceback import walk_tb
 
 import torch
 
+from switchrail.engine.capture import CapturePlan, GraphState
 from switchrail.engine.capturer import Captured
 from switchrail.engine.decodes import Decodes
-from switchrail.engine.keys import Key, Keys, StepKind
+from switchrail.engine.keys import Key
 from switchrail.engine.mixed import MixedSteps
+from switchrail.engine.models.contract import ENGINE
 from switchrail.engine.scheduler import Schedule
 from switchrail.engine.watch import HookWatch
+from switchrail.hooks import chain
 
 _log = logging.getLogger("switchrail")
 
 
 Progress = Callable[[int, int], None]
 """Is told how much is done, and how much there is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphState:
-    """What became of a key.
-
-    Attributes:
-        kind: `decode`, or `mixed` with prompt tokens.
-        rows: Rows, padding included; in a decode one for each sequence.
-        tokens: Tokens of the longest cache; None: any number.
-        backends: Which captured backends serve it, by op and phase.
-        eager: The calls that run eagerly between captured pieces, by op and phase, and why they do.
-        reason: Why nothing is captured, so that such steps run eagerly; None where something is, or will be
-            when it is needed.
-    """
-
-    kind: StepKind
-    rows: int
-    tokens: int | None
-    backends: Mapping[str, str]
-    eager: Mapping[str, str]
-    reason: str | None
-
-    @property
-    def name(self) -> str:
-        """Which steps these are, in words."""
-        return Key(self.kind, self.rows, self.tokens).name
 
 
 class Graphs:
@@ -60,26 +37,24 @@ class Graphs:
 
     def __init__(
         self,
-        keys: Keys,
+        plan: CapturePlan,
         decodes: Decodes,
         mixed: MixedSteps,
         watch: HookWatch,
-        eager: Mapping[StepKind, Mapping[str, str]],
     ) -> None:
         """Captures nothing yet.
 
         Args:
-            keys: All keys.
+            plan: What is captured.
             decodes: Captures and runs decodes.
             mixed: Captures and runs steps with prompt tokens.
             watch: Tells when hooks have changed.
-            eager: Of each kind of step the calls that run eagerly, by op and phase, and why.
         """
-        self.keys = keys
+        self.keys = plan.keys
+        self._plan = plan
         self._decodes = decodes
         self._mixed = mixed
         self._watch = watch
-        self._eager = eager
         self.captured: dict[Key, Captured] = {}
         self.refused: dict[Key, str] = {}
 
@@ -103,17 +78,7 @@ class Graphs:
 
     def states(self) -> tuple[GraphState, ...]:
         """What became of each key."""
-        return tuple(
-            GraphState(
-                kind=key.kind,
-                rows=key.rows,
-                tokens=key.tokens,
-                backends=self.captured[key].prepared.backends if key in self.captured else {},
-                eager=self._eager[key.kind] if key in self.captured else {},
-                reason=self.refused.get(key),
-            )
-            for key in self.keys
-        )
+        return tuple(replace(state, reason=self.refused.get(key)) for key, state in self._plan.states())
 
     def run(self, schedule: Schedule) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Runs a schedule's tokens.
@@ -153,12 +118,23 @@ class Graphs:
             kind = self._decodes if key.kind == "decode" else self._mixed
             self.captured[key] = kind.capture(key)
         except Exception as error:
-            self.refused[key] = f"{type(error).__name__}: {error}"
+            self.refused[key] = f"{type(error).__name__}: {error}{_hooks_that_raised(error)}"
             _log.warning("%s run eagerly, capturing one failed: %s", key.name, repr(error))
+
+
+def _hooks_that_raised(error: Exception) -> str:
+    """The hooks that an error came through, in words."""
+    codes = {frame.f_code for frame, _ in walk_tb(error.__traceback__)}
+    found = [
+        f"{hook.name} on {hook.target_name} by {hook.source}"
+        for hook in chain.running()
+        if hook.source != ENGINE and getattr(hook.fn, "__code__", None) in codes
+    ]
+    return f"; raised within the hook {', '.join(found)}" if found else ""
 
 
 def _size(key: Key) -> tuple[int, int]:
     return key.rows, key.tokens or 0
 
 
-__all__ = ["GraphState", "Graphs", "Progress"]
+__all__ = ["Graphs", "Progress"]

@@ -130,7 +130,11 @@ class EngineOptions:
             if name not in valid:
                 raise unknown(ConfigError, f"EngineOptions has no option {name!r}", name, valid, name=name)
         given = {name: value for name, value in (values or {}).items() if value is not None}
-        return cls(**{**(defaults or {}), **given})
+        left = {name: value for name, value in (defaults or {}).items() if name not in given}
+        rows = given.get("max_tokens_per_step")
+        if is_count(rows) and "max_sequences" in left:  # which asked for no more sequences than that
+            left["max_sequences"] = min(left["max_sequences"], rows)
+        return cls(**left, **given)
 
 
 def options_on(platform: Platform, values: EngineOptions | Mapping[str, Any] | None) -> EngineOptions:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from switchrail._core import LINEAR_OPS, OPS, PHASES
 from switchrail.engine.dtypes import STATE_DTYPE
 from switchrail.errors import (
     BackendUnfitError,
-    NoBackendError,
     PlatformError,
     PreferenceError,
     UnknownBackendError,
@@ -80,32 +79,6 @@ def plan_routes(
             **error.fields,
             platform=platform.kind,
         ) from error
-
-
-def plan_captured(
-    plan: Callable[..., RoutePlan], ops: Iterable[str], preferences: Mapping[str, str] | None
-) -> tuple[RoutePlan, dict[str, str]]:
-    """Plans captured decodes, among the backends that can be captured where there are any.
-
-    Args:
-        plan: `plan_routes` of the model.
-        ops: The ops of its layers.
-        preferences: Choices, as in `plan_routes`.
-
-    Returns:
-        The plan, and the ops whose backends can't be captured, with the reason.
-    """
-    chosen = {key: name for key, name in (preferences or {}).items() if not key.endswith(".prefill")}
-    eager: dict[str, str] = {}
-    while True:
-        features = {op: ("cuda_graph",) for op in ops if op not in eager}
-        try:
-            return plan(preferences=chosen, phases=("decode",), features=features), eager
-        except (BackendUnfitError, NoBackendError) as error:
-            op = error.fields["query"]["op"]
-            if op in eager:
-                raise
-            eager[op] = str(error).partition("\n")[0].rstrip(":")
 
 
 def _default_backend(platform: Platform, op: str, phase: str) -> str | None:

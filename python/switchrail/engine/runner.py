@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
 
 from switchrail._core import BoundPlan
 from switchrail.dispatch import Dispatcher, Part, Prepared
+from switchrail.engine.capture import CapturePlan
 from switchrail.engine.capturer import Capturer, Elsewhere
 from switchrail.engine.checkpoint import Checkpoint
 from switchrail.engine.compiled.blocks import Blocks
 from switchrail.engine.decodes import Decodes
 from switchrail.engine.graphs import Graphs
 from switchrail.engine.inputs import DecodeInputs, decode_rows
-from switchrail.engine.keys import Keys
 from switchrail.engine.memory import Pools
 from switchrail.engine.mixed import MixedSteps
 from switchrail.engine.models.binding import Connection, connect, find_mixers, read_shapes
@@ -34,25 +34,19 @@ from switchrail.platforms.graph import Graph
 from switchrail.platforms.operations import DecodeRows
 from switchrail.pools import pages_of
 
-_PHASES: Final = ("prefill", "decode")
 
-_RAGGED: Final = "sequences and their lengths differ from step to step"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Capture:
     """What is captured.
 
     Attributes:
-        bound: The routes of decodes.
-        eager: The ops whose decodes can't be captured, and why.
-        mixed: Whether steps with prompt tokens are captured, in pieces.
+        plan: What, and the routes.
+        bound: The routes of decodes, with their backends.
         graph_class: What captures.
     """
 
+    plan: CapturePlan
     bound: BoundPlan
-    eager: Mapping[str, str]
-    mixed: bool
     graph_class: type[Graph]
 
 
@@ -110,7 +104,6 @@ class Runner:
         self._platform = platform
         self._derived = forward_of(DecodeRows) or decode_rows
         self._options = options
-        self._max_length = max_length
         self.pools = Pools(
             shapes,
             options,
@@ -167,7 +160,6 @@ class Runner:
     def prepare_graphs(self, capture: Capture) -> Graphs:
         """Makes `graphs`, of which nothing is captured yet."""
         options, device, sequences = self._options, torch.device(self._platform.device), self.sequences
-        keys = Keys.of(options, self._max_length, mixed=capture.mixed)
         capturer = Capturer(
             # not the runner: a cycle would keep a closed engine's memory until it is collected
             partial(_forward, self.model, self.dispatcher, self.running),
@@ -183,25 +175,20 @@ class Runner:
             pin_memory=self._platform.hardware.pin_memory_available(),
             derived=self._derived,
         )
+        plan = capture.plan
         self.graphs = Graphs(
-            keys,
-            Decodes(capturer, self.dispatcher, capture.bound, inputs, capture.eager),
+            plan,
+            Decodes(capturer, self.dispatcher, capture.bound, inputs, plan.eager),
             MixedSteps(
                 capturer,
                 self.dispatcher,
                 self.builder,
                 sequences,
-                rows=max(keys.rows, default=0),
+                rows=max(plan.keys.rows, default=0),
                 sequences=options.max_sequences,
                 device=device,
             ),
             HookWatch(self.model),
-            {
-                "decode": {f"{op}.decode": reason for op, reason in capture.eager.items()},
-                "mixed": {
-                    f"{op}.{phase}": _RAGGED for op in sorted(self.dispatcher.ops) for phase in _PHASES
-                },
-            },
         )
         return self.graphs
 

@@ -27,7 +27,7 @@ _log = logging.getLogger("switchrail")
 _SAMPLED: Final = SamplingParams(
     max_new_tokens=2, ignore_eos=True, temperature=1.0, top_p=0.9, top_k=40, min_p=0.01
 )
-_MEASURED: Final = 4
+_MEASURED: Final = 2
 """Graphs of each kind that are tried: the largest for the working memory, the others for what each adds."""
 
 

@@ -99,7 +99,8 @@ class Accelerator(Hardware):
     def own_stream(self) -> Callable[[], AbstractContextManager[object]]:
         """A stream of the family's module in torch."""
         module = self._module()
-        return partial(_launching_on, module, module.Stream(device=self.device))
+        stream = module.Stream(device=self.device)
+        return partial(_launching_on, module, stream, module.Event(), module.Event())
 
     def synchronize(self) -> None:
         """Waits for all streams of the device."""
@@ -133,14 +134,16 @@ class Accelerator(Hardware):
 
 
 @contextmanager
-def _launching_on(module: Any, stream: Any) -> Iterator[None]:
+def _launching_on(module: Any, stream: Any, before: Any, after: Any) -> Iterator[None]:
     outer = module.current_stream(stream.device)
-    stream.wait_stream(outer)
+    before.record(outer)
+    stream.wait_event(before)
     try:
         with module.stream(stream):
             yield
     finally:
-        outer.wait_stream(stream)
+        after.record(stream)
+        outer.wait_event(after)
 
 
 def is_importable(package: str) -> bool:

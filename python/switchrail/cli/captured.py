@@ -1,0 +1,69 @@
+"""Shows what an engine captures, on which backends, and what it doesn't."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from switchrail.cli.show import table
+from switchrail.engine.capture import CapturePlan, GraphState
+from switchrail.hooks import chain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rich.console import Console
+
+
+def capture_document(capture: CapturePlan | str) -> dict[str, Any]:
+    """Every key with its backends and reasons; or why nothing is captured."""
+    if isinstance(capture, str):
+        return {"steps": [], "reason": capture, "hooks": []}
+    states = [asdict(state) for _, state in capture.states()]
+    return {"steps": states, "reason": None, "hooks": _hooks()}
+
+
+def print_capture(out: Console, capture: CapturePlan | str) -> None:
+    """Prints a table with a row for each call of steps that are served alike."""
+    if isinstance(capture, str):
+        out.print(f"no step is captured: {capture}")
+        return
+    rows = []
+    for states in _alike([state for _, state in capture.states()]):
+        steps = _steps(states)
+        for call, name in states[0].backends.items():
+            eager = states[0].eager.get(call)
+            how = "captured" if eager is None else "eager"
+            rows.append((steps, call, name, how, states[0].because[call] if eager is None else eager))
+            steps = ""
+    columns = ("steps", "call", "backend", "runs", "why")
+    out.print(table("captured steps", columns, rows, fold=("steps", "why")))
+    for hook in _hooks():
+        out.print(f"{hook} is called while steps are captured, and not when they are replayed")
+
+
+def _hooks() -> list[str]:
+    """The hooks on transformers' models, each as its target and its source."""
+    found = [hook for hook in chain.running() if hook.target_name.startswith("transformers.models.")]
+    return [f"the hook on {hook.target_name} by {hook.source}" for hook in found]
+
+
+def _alike(states: Iterable[GraphState]) -> list[list[GraphState]]:
+    """Those that have the same calls on the same backends, in their order."""
+
+    def served(state: GraphState) -> Any:
+        return state.kind, state.backends, state.because, state.eager
+
+    return [list(group) for _, group in groupby(states, served)]
+
+
+def _steps(states: Sequence[GraphState]) -> str:
+    rows = ", ".join(map(str, dict.fromkeys(state.rows for state in states)))
+    if states[0].kind == "mixed":
+        return f"with prompt tokens, of {rows} rows"
+    tokens = ", ".join(f"{one:,}" for one in dict.fromkeys(state.tokens or 0 for state in states))
+    return f"decodes of {rows} sequences with caches of {tokens} tokens"
+
+
+__all__ = ["capture_document", "print_capture"]
