@@ -71,7 +71,8 @@ def test_the_engine_calls_every_method(runtime: switchrail.Runtime) -> None:
         with Engine(CHECKPOINT, runtime=runtime, options={"seed": 1}) as engine:
             engine.generate(PROMPTS, PARAMS)
             steps = engine.stats.steps
-    own = {"register_oot_forward"}  # for the platform and its users
+    # the first is for the platform and its users, the others are for the option `compile`
+    own = {"register_oot_forward", "compile_backend", "compiles"}
     assert set(platform.of_serving) == methods(Serving) - own
     # The first is for those who start a process group; an identity, which the command shows, has the others.
     elsewhere = {"distributed_backend", "name", "support_cuda_graph", "support_piecewise_cuda_graph"}
