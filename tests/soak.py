@@ -54,7 +54,9 @@ def run(seed: int, cores: set[int], arguments: Sequence[str], log: Path) -> int:
         process = subprocess.Popen(
             [*command, *arguments],
             cwd=TESTS.parent,
-            env=os.environ | {"SWITCH_EVERY": "1"},  # see tests/interleaving.py
+            env=os.environ
+            # see tests/interleaving.py and tests/engine/test_interrupts.py
+            | {"SWITCH_EVERY": "1", "INTERRUPT_EVERY": "1"},
             stdout=out,
             stderr=subprocess.STDOUT,
         )

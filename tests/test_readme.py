@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+
+from tests.processes import Helper
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -21,8 +21,8 @@ def test_the_first_example_ends_before_line_40() -> None:
 
 
 @pytest.mark.parametrize(("program", "printed"), EXAMPLES)
-def test_example_prints_what_the_readme_shows(program: str, printed: str) -> None:
-    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+def test_example_prints_what_the_readme_shows(processes: Helper, program: str, printed: str) -> None:
+    run = processes.run(program, cwd=ROOT)
     assert run.returncode == 0, run.stderr
     assert [line.rstrip() for line in run.stdout.splitlines()] == printed.splitlines()
 
@@ -33,7 +33,7 @@ def test_the_two_commands_are_make_targets() -> None:
     assert {"run", "test"} <= shown <= targets
 
 
-def test_what_transformers_refuses_is_what_the_readme_says() -> None:
+def test_what_transformers_refuses_is_what_the_readme_says(processes: Helper) -> None:
     version, refusal = re.findall(r"`generate_batch` refuses \((\d+\.\d+):\s+`ValueError: ([^`]+)`", README)[
         0
     ]
@@ -46,5 +46,5 @@ def test_what_transformers_refuses_is_what_the_readme_says() -> None:
         "model = AutoModelForCausalLM.from_pretrained('tests/checkpoints/kjv-qwen3-next')\n"
         "model.generate_batch([[1, 2, 3]], max_new_tokens=2)\n"
     )
-    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    run = processes.run(program, cwd=ROOT)
     assert run.stderr.splitlines()[-1] == f"ValueError: {refusal}"

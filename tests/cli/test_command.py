@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from importlib import metadata
 
 import pytest
@@ -15,17 +16,16 @@ from switchrail.waiting import PATIENCE
 PROGRAM = "from switchrail.cli import main; main()"
 
 
-def offered(*words, **environment):
+@pytest.fixture
+def offered(processes):
     """What a shell is offered for the last word."""
+    return partial(_offered, processes)
+
+
+def _offered(processes, *words, **environment):
     told = {"_SWITCHRAIL_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": " ".join(["switchrail", *words])}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env=os.environ | told | environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stderr == ""
+    done = processes.run(PROGRAM, env=os.environ | told | environment)
+    assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
@@ -59,7 +59,7 @@ def test_misuse_is_told_in_plain_lines(switchrail, arguments, message):
     assert message in done.stderr.splitlines()[-1]
 
 
-def test_commands_and_values_are_completed():
+def test_commands_and_values_are_completed(offered):
     assert {"plugins", "explain"} <= set(offered("").replace('"', " ").split())
     backends = offered("run", "somewhere", "--backend", "linear.decode=")
     assert "linear.decode=torch" in backends
@@ -72,7 +72,7 @@ def test_commands_and_values_are_completed():
     assert "reference" in offered("check-backend", "ref")
 
 
-def test_completion_stays_silent_where_plugins_cannot_be_loaded():
+def test_completion_stays_silent_where_plugins_cannot_be_loaded(offered):
     assert "torch" not in offered("check-backend", "t", SWITCHRAIL_PLUGINS="no-such-plugin")
 
 

@@ -89,40 +89,20 @@ def test_quiet(run, run_json):
     assert (done.exit_code, done.stdout, done.stderr) == (0, f"{text}\n", "")
 
 
-TWICE = """
-import os, sys
-import switchrail.engine.models.families  # what takes seconds
-from switchrail.cli import main
-
-child = os.fork()
-if child == 0:
-    sys.argv.append("--quiet")
-else:
-    _, status = os.waitpid(child, 0)
-    assert status == 0
-    print("-- not quiet --", file=sys.stderr)
-main()
-"""
-"""Runs the command with --quiet, then without, each in a process of its own."""
-
-
-def test_quiet_leaves_warnings(checkpoint, tmp_path):
+def test_quiet_leaves_warnings(processes, checkpoint, tmp_path):
     info = tmp_path / "ill_gdn-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ill-gdn\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[switchrail.plugins]\nill = ill_gdn:register\n")
     (tmp_path / "ill_gdn.py").write_text("raise OSError('no driver')\n")
     command = ["run", checkpoint, "--device", "cpu", "--prompt", PROMPTS[0], "--max-new-tokens", 2]
-    done = subprocess.run(
-        [sys.executable, "-c", TWICE, *map(str, command)],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    quiet, told = done.stderr.split("-- not quiet --\n")
-    assert quiet.splitlines() == ["plugin ill-gdn:ill failed to load: OSError: no driver"]
-    assert told.count("no driver") == 1, "in the table of plugins"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    program = "from switchrail.cli import main; main()"
+    quiet = processes.run(program, [*command, "--quiet"], env=environment)
+    told = processes.run(program, command, env=environment)
+    assert (quiet.returncode, told.returncode) == (0, 0), quiet.stderr + told.stderr
+    assert quiet.stderr.splitlines() == ["plugin ill-gdn:ill failed to load: OSError: no driver"]
+    assert told.stderr.count("no driver") == 1, "in the table of plugins"
 
 
 @pytest.mark.parametrize("limit", ["model", "option"])

@@ -1,7 +1,6 @@
 """The suite as a vendor meets it: on the command line, and in two lines of a test file."""
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -157,29 +156,25 @@ def test_nothing_to_run(check, arguments, message):
     assert message in done.stderr
 
 
-def test_in_a_test_file_of_two_lines(vendor):
+def test_in_a_test_file_of_two_lines(processes, vendor):
     (vendor / "test_it.py").write_text(
         "from switchrail.testing import backend_test\n"
         "test_boreal = backend_test('boreal', device='cpu', quick=True)\n"
         "test_broken = backend_test('broken', device='cpu', quick=True)\n"
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "test_it.py"]
+    program = "import pytest; raise SystemExit(pytest.console_main())"
+    command = ["-q", "-rs", "-p", "no:cacheprovider", "test_it.py"]
     chosen = ["-k", "test_boreal or guards"]
     environment = {"PYTHONPATH": str(vendor), "OMP_NUM_THREADS": "1", "PATH": ""}
-    done = subprocess.run([*command, *chosen], cwd=vendor, env=environment, capture_output=True, text=True)
-    assert done.returncode == 1
+    done = processes.run(program, [*command, *chosen], cwd=vendor, env=environment)
+    assert done.returncode == 1, done.stderr
     assert "it does not serve the phase" in done.stdout
     assert "OSError: no such device" in done.stdout
     assert "1 failed" in done.stdout.splitlines()[-1]
     assert "  1: it raised OSError (gated_delta/prefill/float32/guards)\n" in done.stdout
     workers = ["-n", "1", "-p", "switchrail.testing.pytest_summary"]
-    done = subprocess.run(
-        [*command, "-k", "test_broken and guards", *workers],
-        cwd=vendor,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    chosen = ["-k", "test_broken and guards"]
+    done = processes.run(program, [*command, *chosen, *workers], cwd=vendor, env=environment)
     assert "  1: it raised OSError (gated_delta/prefill/float32/guards)\n" in done.stdout
 
 

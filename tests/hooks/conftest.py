@@ -1,3 +1,4 @@
+import gc
 import sys
 import types
 
@@ -26,6 +27,14 @@ def counter(start):
         return start
     return step
 '''
+
+
+@pytest.fixture(autouse=True)
+def a_small_heap():
+    """A search for an object's holders looks at what the test makes, not at all that others have imported."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ import asyncio
 import collections
 import copy
 import functools
+import gc
 import inspect
 import math
 import pickle
@@ -126,6 +127,7 @@ def test_singledispatch_keeps_its_attributes(hooks, objects):
 
 
 def test_c_functions(hooks, objects):
+    gc.unfreeze()  # `math.sqrt` was there before the test
     other = types.SimpleNamespace(root=math.sqrt)
     original = math.sqrt
     hooks.add("math.sqrt", lambda x: ((x + 1,), {}))

@@ -1,5 +1,4 @@
 import functools
-import gc
 import itertools
 import logging
 import sys
@@ -15,12 +14,10 @@ from switchrail.hooks.target import resolve
 
 @pytest.fixture(autouse=True)
 def many_switches():
-    """Switches often, and looks for holders among this test's objects alone: other tests import a lot."""
+    """Switches often."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
-    gc.freeze()
     yield
-    gc.unfreeze()
     sys.setswitchinterval(interval)
 
 
