@@ -54,9 +54,10 @@ def every_interleaving(
     folders = [str(_FOLDER / place) for place in places]
     assert all(map(os.path.exists, folders))
     traced = (weakref.__file__, *folders)
+    own = _own_locks()
     gc.freeze()  # or each search for an object's holders would look at all that other tests have imported
     try:
-        return sum(_runs(make, traced, locks, (False,) if alike else (False, True)))
+        return sum(_runs(make, traced, lambda: own + locks(), (False,) if alike else (False, True)))
     finally:
         gc.unfreeze()
 
@@ -170,16 +171,20 @@ class _Watched:
         self.release()
 
 
-@contextmanager
-def _watched(run: _Run, locks: list[tuple[Any, str]]) -> Iterator[None]:
-    held = [
+def _own_locks() -> list[tuple[Any, str]]:
+    """The locks of Switchrail's modules, each as its module and name."""
+    return [
         (module, name)
         for module_name, module in list(sys.modules.items())
         if module_name.partition(".")[0] == "switchrail"
         for name, value in list(vars(module).items())
         if isinstance(value, _LOCKS)
-    ] + locks
-    before = [(owner, name, getattr(owner, name)) for owner, name in held]
+    ]
+
+
+@contextmanager
+def _watched(run: _Run, locks: list[tuple[Any, str]]) -> Iterator[None]:
+    before = [(owner, name, getattr(owner, name)) for owner, name in locks]
     wrappers = {id(lock): _Watched(lock, run) for _, _, lock in before}
     for owner, name, lock in before:
         setattr(owner, name, wrappers[id(lock)])

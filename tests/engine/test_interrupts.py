@@ -43,6 +43,8 @@ SMALL = {"max_sequences": 3, "num_pages": 14, "page_size": PAGE, "max_tokens_per
 FREE = SamplingParams(max_new_tokens=4, ignore_eos=True)
 SAMPLED = SamplingParams(max_new_tokens=3, ignore_eos=True, temperature=1.0, seed=3)
 PROMPTS = [[7] * 6, [3, 1, 2], [9] * 11, [5]]
+AFTERWARDS = PROMPTS[: SMALL["max_sequences"]], SamplingParams(max_new_tokens=2, ignore_eos=True)
+"""What shows damage: a request in each slot, and more tokens than a step takes."""
 
 
 class Broken(Exception):
@@ -96,6 +98,7 @@ class Subject:
         self.ahead = 0
         self.renew()
         self.expected = self.engine.generate(PROMPTS, FREE)
+        self._expected_afterwards = self.engine.generate(*AFTERWARDS)
         self.read_later(1)
 
     def read_later(self, ahead: int) -> None:
@@ -120,7 +123,8 @@ class Subject:
             if sorted(free._free) != list(range(1, free.capacity + 1)):
                 return "pages or slots are lost"
         engine.step()
-        return None if engine.generate(PROMPTS, FREE) == self.expected else "the next tokens are wrong"
+        same = engine.generate(*AFTERWARDS) == self._expected_afterwards
+        return None if same else "the next tokens are wrong"
 
 
 Scenario = Callable[[Subject, list[Request]], None]

@@ -41,6 +41,8 @@ adder = Adder()
 held = [adder]
 """
 
+CODE = compile(SOURCE + MORE, "hook_targets.py", "exec")
+
 USES = {
     "hook_targets.f": lambda module: module.f(1),
     "hook_targets.C.m": lambda module: module.C().m(1),
@@ -67,7 +69,7 @@ def no_modules():
 def fresh():
     module = types.ModuleType("hook_targets")
     sys.modules[module.__name__] = module
-    exec(compile(SOURCE + MORE, "hook_targets.py", "exec"), vars(module))
+    exec(CODE, vars(module))
     return module
 
 
