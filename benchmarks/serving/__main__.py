@@ -117,6 +117,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--capture", choices=("all", "decode", "off"), default="all")
     parser.add_argument("--compile", choices=("blocks", "off"), default="off")
+    parser.add_argument("--options", type=json.loads, default={}, metavar="JSON", help="others of the engine")
     parser.add_argument("--rows", type=int, default=8192, help="of one step")
     parser.add_argument("--sampled", action="store_true", help="temperature 0.7, top_p 0.9")
     parser.add_argument("--arrivals", type=float, metavar="SECONDS", help="prompts at random times too")
@@ -177,7 +178,7 @@ def time_all(
         warm = time.perf_counter()
         print(f"engine made in {made - began:.1f} s, warm after {warm - made:.1f} s more", flush=True)
         with counted() as compiles:
-            found |= time_runs(options, [Ours(engine), *peers], sizes)
+            found |= time_runs(options, Ours(engine), peers, sizes)
             if options.host:
                 found["host"] = []
                 for batch in sizes:
@@ -190,9 +191,10 @@ def time_all(
 
 
 def time_runs(
-    options: argparse.Namespace, contenders: Sequence[Contender], sizes: Sequence[int]
+    options: argparse.Namespace, ours: Ours, peers: Sequence[Contender], sizes: Sequence[int]
 ) -> dict[str, Any]:
     """Batches, a long prompt and arrivals."""
+    contenders = [ours, *peers]
     found: dict[str, Any] = {name: [] for name in ("rows", "long", "arrivals")}
     if not options.no_batches:
         for sampling in ({}, SAMPLED) if options.sampled else ({},):
@@ -206,6 +208,14 @@ def time_runs(
         sampling = SAMPLED if options.sampled else {}
         for row in runs.arrivals(contenders, max(sizes), options.arrivals, sampling):
             show(found["arrivals"], row, ARRIVALS)
+        loads = ours.loads
+        found["loads"] = {
+            "steps": len(loads),
+            "running_p50": sorted(live for live, _ in loads)[len(loads) // 2],
+            "running_max": max(live for live, _ in loads),
+            "waiting_max": max(waiting for _, waiting in loads),
+        }
+        print(f"{ours.name:12} {found['loads']}", flush=True)
     return found
 
 

@@ -14,12 +14,16 @@ class Ours:
 
     Args:
         engine: The engine.
+
+    Attributes:
+        loads: Of each step of the last `serve`, how many requests ran and how many were in line.
     """
 
     name = "switchrail"
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.loads: list[tuple[int, int]] = []
 
     def run(self, prompts: Sequence[list[int]], new_tokens: int, sampling: Mapping[str, Any]) -> float:
         """Seconds until all prompts, given at one time, have all their new tokens."""
@@ -44,6 +48,7 @@ class Ours:
         engine = self.engine
         numbers = {}
         times: list[list[float]] = [[] for _ in prompts]
+        self.loads.clear()
         start = time.perf_counter()
         while len(numbers) < len(prompts) or engine.busy:
             now = time.perf_counter() - start
@@ -54,6 +59,8 @@ class Ours:
                 continue
             events = engine.step()
             now = time.perf_counter() - start
+            core = engine._core
+            self.loads.append((len(core.sequences.live), len(core._scheduler.waiting)))
             for event in events:
                 if event.token is not None:
                     times[numbers[event.request]].append(now)

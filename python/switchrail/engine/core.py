@@ -68,6 +68,8 @@ class EngineCore:
         self._choose = choose_tokens or choose
         self._inside = False  # whether `step` or `settle` runs
         self._ahead = 1 if options.overlap and hardware.pin_memory_available() else 0
+        self._pause = options.prompt_pause or 0.0
+        self._last_read, self._hold_until = 0.0, 0.0
         self._flights: tuple[Flight, ...] = ()  # the steps whose tokens were not read yet
         self._launching: Sequence[Task] = ()  # the tasks of a step that is being launched, or failed
         self._giving: Task | None = None  # the task that is being given its token, or failed at that
@@ -170,7 +172,7 @@ class EngineCore:
         self._read(self._ahead)
         unread = {task for flight in self._flights for task, _ in flight.ready}
         try:
-            schedule = self._scheduler.schedule(unread)
+            schedule = self._scheduler.schedule(unread, hold=self._holds_prompts())
         except Exception:  # of an admission: the device's, say
             self._launching = list(self._scheduler.waiting)[:1]
             raise
@@ -196,9 +198,19 @@ class EngineCore:
             except Exception:
                 self._launching, self._flights = [*self._launching, *flight.tasks], self._flights[1:]
                 raise
+            now = time.perf_counter()
+            if flight.has_prompts:
+                self._hold_until = now + self._pause * (now - max(flight.launched, self._last_read))
+            self._last_read = now
             for (task, number), token in zip(flight.ready, tokens, strict=True):
                 self._give(task, number, token)
             self._flights = self._flights[1:]
+
+    def _holds_prompts(self) -> bool:
+        """Whether decodes get their share of the time first, after a step with prompts."""
+        if not self._pause:
+            return False
+        return time.perf_counter() < self._hold_until or any(flight.has_prompts for flight in self._flights)
 
     def _give(self, task: Task, number: int, token: int) -> None:
         """Gives a task its token of that number, if it goes on and has not had it."""
@@ -237,6 +249,8 @@ class EngineCore:
             schedule.tasks,
             [(task, len(task.tokens) + (task in unread)) for task in ready],
             Sent(tokens, self._hardware.pin_memory_available()),
+            bool(schedule.prefill),
+            time.perf_counter(),
         )
 
     def _fork(self, runner: Runner, forks: list[tuple[Task, Task]]) -> list[Task]:

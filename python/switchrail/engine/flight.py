@@ -43,11 +43,15 @@ class Flight:
         tasks: Its tasks.
         ready: Those that get a token, and how many they have before it.
         tokens: The tokens, as `ready` is ordered; -1 where there is none.
+        has_prompts: Whether it runs prompt tokens.
+        launched: When it was launched, as `time.perf_counter` has it.
     """
 
     tasks: Sequence[Task]
     ready: Sequence[tuple[Task, int]]
     tokens: Sent
+    has_prompts: bool
+    launched: float
 
     @property
     def is_wanted(self) -> bool:

@@ -27,6 +27,9 @@ class EngineOptions:
             decoding never waits for prefill.
         prefill_chunk: The most prompt tokens of one request in one step; None: as many as the step has room
             for.
+        prompt_pause: After a step with prompt tokens, prompts that come while others decode wait for so many
+            times the duration of that step, unless they fill a step. More prompts then share a step, and the
+            steps between are decodes alone. 0 or None: none waits.
         page_size: Tokens in a page of the key-value pool.
         num_pages: Pages of the key-value pool, the reserved page 0 included; None: as many as `max_sequences`
             sequences of `max_length` tokens could need, or as many as `memory_fraction` leaves room for.
@@ -51,6 +54,7 @@ class EngineOptions:
     max_sequences: int = 32
     max_tokens_per_step: int = 2048
     prefill_chunk: int | None = None
+    prompt_pause: float | None = None
     page_size: int = 16
     num_pages: int | None = None
     max_length: int | None = None
@@ -80,6 +84,12 @@ class EngineOptions:
                     f"an integer of at least {f'max_sequences ({self.max_sequences})' if is_sized else 1}",
                 ),
                 ("prefill_chunk", self.prefill_chunk, optional(self.prefill_chunk), f"None or {positive}"),
+                (
+                    "prompt_pause",
+                    self.prompt_pause,
+                    self.prompt_pause is None or (is_number(self.prompt_pause) and self.prompt_pause >= 0),
+                    "None or a number of at least 0",
+                ),
                 ("page_size", self.page_size, is_count(self.page_size), positive),
                 ("num_pages", self.num_pages, optional(self.num_pages, 2), from_two),
                 ("max_length", self.max_length, optional(self.max_length, 2), from_two),

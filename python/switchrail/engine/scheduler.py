@@ -45,6 +45,9 @@ class Scheduler:
     of stay unused. Nobody overtakes: when the first in line does not fit, the others wait behind it, so each
     task's turn comes.
 
+    While sequences decode, a prompt that comes soon after others may be held back (`hold`): few steps with
+    many prompts take less time than many with few.
+
     Of samples of one prompt that are admitted before its prefill ends, the first one runs it; the others
     share its full pages, wait, and are forked. One that is admitted later runs the prompt itself.
 
@@ -59,13 +62,16 @@ class Scheduler:
         self._rows = options.max_tokens_per_step
         self._chunk = options.prefill_chunk or options.max_tokens_per_step
         self._page_size = options.page_size
+        self._was_full = False  # whether prompts were left in line because a step had no rows for them
 
-    def schedule(self, unread: Collection[Task] = ()) -> Schedule:
+    def schedule(self, unread: Collection[Task] = (), *, hold: bool = False) -> Schedule:
         """Takes the next step's tokens: each decoding task's, then prompt tokens in order of admission.
 
         Args:
             unread: The tasks with a token that they have not been given yet: where that is the last one which
                 they can have, they are left out.
+            hold: Whether prompts stay in line while others decode, unless those in line fill the step, or
+                were left by one that was full.
         """
         live = self._sequences.live
         through = [task for task in live if task.length >= len(task.ids)]
@@ -84,10 +90,13 @@ class Scheduler:
                 followers.append((leader, task))
             elif rows:
                 rows -= self._place(task, rows, prefill)
-        while self.waiting:
+        held = hold and decode and not prompts and not self._was_full and not self._fills(rows)
+        self._was_full = False
+        while self.waiting and not held:
             task = next(iter(self.waiting))
             leader = self._leader(task, leaders)
             if leader is task and not rows:
+                self._was_full = True
                 break
             shared = [] if leader is task else leader.pages[: len(task.ids) // self._page_size]
             new = task.needed_pages - len(shared)
@@ -108,6 +117,14 @@ class Scheduler:
         task = next(iter(self.waiting), None)
         if task is not None and task.slot:
             del self.waiting[task]
+
+    def _fills(self, rows: int) -> bool:
+        """Whether the prompts in line have so many tokens."""
+        for task in self.waiting:
+            rows -= len(task.ids)
+            if rows <= 0:
+                return True
+        return False
 
     def _leader(self, task: Task, leaders: dict[int, Task]) -> Task:
         """The task that runs the prompt for this one, most often itself."""
