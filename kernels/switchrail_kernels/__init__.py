@@ -1,6 +1,6 @@
-"""Kernels of switchrail's own and adapters to libraries of kernels, registered like any vendor's plugin.
+"""Our own kernels and adapters to kernel libraries, registered as a plugin.
 
-Importing this package, and registering its backends, imports neither torch nor triton nor a library.
+Importing this package and registering its backends imports neither torch nor triton nor a library.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ BACKENDS: dict[tuple[str, str], tuple[str, Claims]] = {
     for op, folder in _FOLDERS.items()
     for name, backend in getattr(folder, "BACKENDS", {}).items()
 }
-"""By op and backend, of all folders: the class in `switchrail_kernels.OP.BACKEND`, and what it claims."""
+"""By op and backend: the class in `switchrail_kernels.OP.BACKEND`, and its claims."""
 
 OPERATIONS: dict[str, str] = {
     name: path for folder in _FOLDERS.values() for name, path in getattr(folder, "OPERATIONS", {}).items()
 }
-"""By operation of `switchrail.platforms`: the path of the function that serves it on GPUs."""
+"""By operation of `switchrail.platforms`: the path of the function that implements it on GPUs."""
 
 
 def register(registry: Registry) -> None:
-    """Registers all backends and functions for operations: the target of this distribution's entry point.
+    """Register all backends and operations. This distribution's entry point.
 
-    Where Triton's interpreter is switched on (`TRITON_INTERPRET=1`), the kernels in Triton run on CPU tensors
-    as well, so slowly that they are never chosen unasked.
+    With Triton's interpreter (`TRITON_INTERPRET=1`), the Triton kernels also run on CPU tensors. They are so
+    slow there that they are never chosen by default.
     """
     from switchrail.registration import DeviceSupport
 

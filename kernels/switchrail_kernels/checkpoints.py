@@ -1,4 +1,4 @@
-"""States that a prefill keeps on its way, as arguments of a kernel."""
+"""The checkpoints of a prefill as kernel arguments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from switchrail.ops.batch import CheckpointBatch, StateBatch
 
 
 def kept_states(batch: StateBatch) -> tuple[torch.Tensor, int, int]:
-    """Their slots, the rows from one to the next (0 where none is kept), and the slots of a sequence."""
+    """Their slots, the rows between checkpoints (0 for none), and the number of slots per sequence."""
     if isinstance(batch, CheckpointBatch):
         return batch.checkpoint_slots, batch.checkpoint_every, batch.checkpoint_slots.shape[1]
     return batch.write_slots, 0, 0

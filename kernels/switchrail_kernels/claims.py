@@ -1,4 +1,4 @@
-"""The capabilities that registrations claim, as far as several ops share them."""
+"""Capability claims shared by the registrations of several ops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Claims(TypedDict, total=False):
-    """What a backend's registration says of it; `Registrar.register` has the meanings."""
+    """The claims of a backend's registration; `Registrar.register` documents them."""
 
     phases: tuple[str, ...]
     devices: tuple[str | DeviceSupport, ...]
@@ -25,7 +25,7 @@ class Claims(TypedDict, total=False):
 
 _SIZES = (16, 24, 32, 48, 64, 96, 128, 192, 256)
 RECURRENT_SIZES = tuple((k, v) for k in _SIZES for v in _SIZES)
-"""Head sizes of q and k, and of v, in the ops with a recurrent state."""
+"""Head sizes of q and k, and of v, for the ops with a recurrent state."""
 
 STATES: Claims = {"state_dtypes": ("float32", "bfloat16"), "state_layouts": ("VK",)}
 RECURRENT: Claims = {**STATES, "head_sizes": RECURRENT_SIZES}
@@ -39,7 +39,7 @@ CAPABILITIES: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
     "flashinfer": ((9, 0), (9, 0)),
     "flashqla": ((9, 0), (9, 0)),
 }
-"""By backend: the compute capabilities from which and up to which, itself included, it runs."""
+"""By backend: the first and the last supported compute capability."""
 
 COMMON: dict[str, Claims] = {
     "triton": {
@@ -63,12 +63,12 @@ COMMON: dict[str, Claims] = {
         "priority": 50,
     },
 }
-"""By backend: what is claimed for each op, in all phases, unless its folder says otherwise."""
+"""By backend: its claims for each op in all phases, unless the op's folder overrides them."""
 
 INTERPRETED: Claims = {"devices": ("cpu",), "dtypes": ("float32", "float16"), "priority": -1000}
 
 Backends = dict[str, tuple[str, Claims]]
-"""An op's, by name: the class in the module of that name, and what it claims."""
+"""The backends of one op by module name: the class in that module, and its claims."""
 
 __all__ = [
     "CAPABILITIES",

@@ -1,4 +1,4 @@
-"""Between logs to base e, which contracts speak of, and to base 2, which the device takes."""
+"""Conversion between natural logs, which contracts use, and base 2, which the device computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the plans of a decode over a paged cache share: one batch, or within bounds any."""
+"""The plan of a decode over a paged cache, for one batch or for all batches within bounds."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ CutT = TypeVar("CutT")
 
 
 class DecodePlan(PagedPlan, Generic[CallT, CutT]):
-    """A plan whose caches are cut by their lengths or, within bounds, as if all were as long as may be.
+    """A plan that splits caches by their lengths or, within bounds, as if all had the maximum length.
 
-    So nothing that a plan within bounds makes follows from the lengths of one step, and what a captured graph
-    reads of them lies in the batch's own tensors.
+    So a plan with bounds does not depend on the lengths of any one step, and a captured graph reads lengths
+    only from the batch's own tensors.
 
     Args:
         batch: A batch that was checked.
-        bounds: As `plan` was given them.
+        bounds: The bounds passed to `plan`.
 
     Attributes:
         contract: The op's contract.
-        cuts: By what they follow from.
+        cuts: The splits by `key`.
         bounds: The bounds.
-        lengths: Of the caches, such as they are cut by.
+        lengths: The cache lengths that determine the splits.
 
     Raises:
         ContractError: The batch is not within the bounds.
@@ -50,18 +50,18 @@ class DecodePlan(PagedPlan, Generic[CallT, CutT]):
     @staticmethod
     @abstractmethod
     def key(call: CallT) -> tuple[Any, ...]:
-        """What a call's cut follows from; first the shape of its cache."""
+        """The values that determine a call's split; the first is the shape of its cache."""
 
     @abstractmethod
     def decide(self, call: CallT, programs: int) -> CutT:
-        """Cuts the caches for a call; see `cut`."""
+        """Decide how to split the caches for a call; see `cut`."""
 
     def cut(self, call: CallT, programs: int) -> CutT:
-        """The cut for a call, decided at the first one like it.
+        """The split for a call, decided at the first call with the same key.
 
         Args:
             call: The call.
-            programs: Programs a sequence and piece.
+            programs: Programs per sequence and piece.
 
         Raises:
             ContractError: The page table has no room for a sequence.
@@ -75,7 +75,7 @@ class DecodePlan(PagedPlan, Generic[CallT, CutT]):
         return self.cuts[key]
 
     def refresh(self, batch: PagedBatch) -> None:
-        """Makes the plan one for another batch, for which nothing has to be filled.
+        """Reuse the plan for another batch; there is nothing to update on the device.
 
         Raises:
             ContractError: The plan has no bounds, or the batch is not within them.

@@ -1,9 +1,9 @@
-"""Programmatic dependent launch: a kernel whose programs begin while the one before it still ends.
+"""Programmatic dependent launch: a kernel's programs start while the kernel before it still ends.
 
-Each of the two costs a microsecond or more to start and to end, which is most of what small kernels take.
+Starting and ending a kernel each take a microsecond or more, which is most of the time of small kernels.
 """
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN201
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -19,10 +19,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def wait(EARLY: tl.constexpr):
-    """What every program of such a kernel does first: waits until what came before has written everything.
+    """Wait until all earlier kernels have written their results. Every program must call it first.
 
-    Only what no kernel writes, such as weights, may be read before. Since all programs wait, a kernel has
-    ended only when all before it have, whatever kind of kernel comes next.
+    Only data that no kernel writes, such as weights, may be read before. Since all programs wait, a kernel
+    ends only after all kernels before it, whatever kind of kernel comes next.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -31,7 +31,7 @@ def wait(EARLY: tl.constexpr):
 
 @cache
 def begins_early(index: int) -> bool:
-    """Whether the device `index` can; -1 is the CPU."""
+    """Whether the device `index` supports dependent launches; -1 is the CPU."""
     return index >= 0 and torch.version.hip is None and torch.cuda.get_device_capability(index) >= (9, 0)
 
 

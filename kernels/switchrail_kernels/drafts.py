@@ -1,14 +1,14 @@
-"""Drafted tokens of the ops with a state: what all layers of a step share, and the commit.
+"""Drafted tokens of the ops with a state: plans and commits.
 
-The rows of a sequence form a chain or a tree, and not all of them will be accepted. A state of [V, K] a head
-is many times the keys and values of a few rows. So no state is kept for a row: `verify` reads the state
-before the drafts once and leaves it as it is, and keeps what each row does to a state: it decays by exp(g)
-and has u k^T added. `commit` reads the state again and does so for the rows on the path to the last accepted
-one. Verification and commit move each state three times, whatever the number of rows; a state a row would
-move it once a row and three times.
+The rows of a sequence form a chain or a tree, and some will not be accepted. A [V, K] state per head is many
+times larger than the keys and values of a few rows. So no state is stored per row. `verify` reads the state
+before the drafts once, leaves it unchanged, and records each row's effect on a state: a decay by exp(g) and
+an added u k^T. `commit` reads the state again and applies the rows on the path to the last accepted one.
+Together they move each state three times, for any number of rows; storing a state per row would add one move
+per row.
 """
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN201, ANN202
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -27,7 +27,7 @@ from switchrail_kernels.launch import TABLES, Launcher, padded
 from switchrail_kernels.tables import all_to_device, split_rows
 
 DRAFT_ROWS = tl.constexpr(16)
-"""Rows of a tile: the fewest that a product takes."""
+"""Rows per tile: the minimum for a product on tensor cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class Drafts:
 
     Attributes:
         seqlens: The sequences' numbers of rows.
-        tiles: [tiles, 4] int32, at most `DRAFT_ROWS` rows of one sequence, as `split_rows` gives them.
-        paths: [T, words] int32: bit j % 32 of word j / 32 is whether a row follows row j of its sequence,
-            directly or not, or is that row.
+        tiles: [tiles, 4] int32, at most `DRAFT_ROWS` rows of one sequence each, as in `split_rows`.
+        paths: [T, words] int32: bit j % 32 of word j / 32 is set if row j of the sequence is the row itself
+            or one of its ancestors.
     """
 
     seqlens: tuple[int, ...]
@@ -47,7 +47,7 @@ class Drafts:
 
     @classmethod
     def of(cls, batch: VerifyBatch) -> Drafts:
-        """Finds the paths to all rows of a batch."""
+        """Find the paths to all rows of a batch."""
         words = -(-max(batch.seqlens, default=0) // 32)
         paths = bytearray()
         row = 0
@@ -67,13 +67,13 @@ class Drafts:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the drafted rows of one layer do to the states: S <- exp(g) S + u k^T.
+    """The effect of one layer's drafted rows on the states: S <- exp(g) S + u k^T.
 
     Attributes:
         u: [T, HV, V] float32.
-        k: [T, H, K]; value head i has the keys of head i // (HV / H).
-        g: [T, HV] float32, or [T, HV, K]: a decay a channel.
-        exact: Whether products are IEEE float32, and not TF32.
+        k: [T, H, K]; value head i uses the keys of head i // (HV / H).
+        g: [T, HV] float32, or [T, HV, K] with decays per channel.
+        exact: Whether products are IEEE float32, not TF32.
     """
 
     u: torch.Tensor
@@ -83,13 +83,13 @@ class Record:
 
     @classmethod
     def empty(cls, k: torch.Tensor, v: torch.Tensor, *, channels: bool = False, dtype: torch.dtype) -> Record:
-        """One to be filled in, for keys [T, H, K] and values [T, HV, V].
+        """Allocate a record for keys [T, H, K] and values [T, HV, V].
 
         Args:
             k: The keys.
             v: The values.
-            channels: Whether there is a decay a channel.
-            dtype: That in which the keys are kept.
+            channels: Whether channels have separate decays.
+            dtype: The dtype of the stored keys.
         """
         shape = (*v.shape[:2], k.shape[2]) if channels else v.shape[:2]
         return cls(
@@ -102,7 +102,7 @@ class Record:
 
 @triton.jit
 def on_path(p_path, o_j, rows):
-    """Which of the rows `o_j` are on the paths at `p_path`, of all that are below `rows`."""
+    """Which of the rows `o_j` below `rows` are on the paths at `p_path`."""
     b_word = tl.load(p_path + (o_j >> 5), mask=o_j < rows, other=0)
     return ((b_word >> (o_j & 31)) & 1) != 0
 
@@ -118,7 +118,7 @@ def _replay(
 ):  # fmt: skip
     """One sequence, one head and `BV` rows of its state.
 
-    What is on the path is found last: until then nothing waits for anything but slots and lengths.
+    The path is read last, so that until then nothing waits for anything but slots and lengths.
     """
     i_h = tl.program_id(1)
     i_n = tl.program_id(2).to(tl.int64)
@@ -156,7 +156,7 @@ def _replay(
         b_k = tl.load(p_k + o_row[:, None] * (H // GROUP * K) + o_k[None, :], mask=m_jk, other=0.0)
         on = on_path(p_path, o_j, end)
         on_next = on_path(p_path, o_j + 1, end)
-        # What follows a row decays it: sums of gates, none of which is the difference of two.
+        # Later rows decay the contribution of a row. These are sums of gates, never differences of sums.
         if CHANNELS:
             p_row = p_g + o_row[:, None] * (H * K) + o_k[None, :]
             b_g = tl.load(p_row, mask=m_jk, other=0.0)
@@ -184,12 +184,13 @@ _launch_replay = Launcher(_replay)
 def replay(
     drafts: Drafts, record: Record, accepted: torch.Tensor, *, state: torch.Tensor, batch: VerifyBatch
 ) -> None:
-    """Writes the state after each sequence's last accepted row, in one launch.
+    """Write the state after each sequence's last accepted row, in one launch.
 
     Args:
         drafts: The plan.
-        record: What `verify` kept.
-        accepted: [N] int64, the last accepted row; -1: none. One beyond a sequence's end counts as its last.
+        record: The record of `verify`.
+        accepted: [N] int64, the last accepted row; -1 for none. Values beyond a sequence's end mean its last
+            row.
         state: The pool [slots, HV, V, K].
         batch: The batch.
     """

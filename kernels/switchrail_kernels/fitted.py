@@ -1,7 +1,7 @@
-"""Constants of the kernels' plans that were found by timing: one table a device.
+"""Measured constants of the kernels' plans, in one table per device.
 
-They decide how fast a call is, and never whether it is right. Sizes of tiles, which kernels are compiled for,
-are not among them; they stand beside the kernels.
+They affect speed, never results. Tile sizes, which are compiled into kernels, are defined with the kernels
+instead.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 Walk = Literal["delta", "lightning", "mamba2"]
-"""The kernels that walk a recurrent state over the chunks of a sequence."""
+"""The kernels that scan a recurrent state over the chunks of a sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Microseconds that a chunk takes, by how many programs each multiprocessor has on average.
+    """Microseconds per chunk, by the average number of programs per multiprocessor.
 
     Attributes:
-        points: Programs and microseconds, ascending. The time is linear between two points and constant
-            before the first; of two points with the same number of programs the first counts there.
-        each: Microseconds a program, for more programs than the last point has.
-        rounds: Whether these run in rounds, each as long as a full one.
+        points: Pairs of programs and microseconds, ascending. The time is linear between points and constant
+            before the first. If two points have the same number of programs, the first applies at that
+            number.
+        each: Microseconds per program beyond the last point.
+        rounds: Whether programs beyond it run in rounds, each taking as long as a full one.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -30,7 +31,7 @@ class Pace:
     rounds: bool = False
 
     def at(self, programs: float) -> float:
-        """The time with so many programs."""
+        """The time for this number of programs."""
         if programs > self.points[-1][0]:
             return self.each * (math.ceil(programs) if self.rounds else programs)
         before = self.points[0]
@@ -45,17 +46,17 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Cost of walking a state, for head sizes of 128; see `switchrail_kernels.segments`.
+    """Cost of scanning a state, for head sizes of 128; see `switchrail_kernels.segments`.
 
     Attributes:
-        pace: Time of a chunk.
-        end: Work on a chunk of a segment whose function is looked for, relative to that on another chunk.
-        compose: Microseconds of composing one segment's function.
-        parts: Programs that walk a segment of one head.
-        end_parts: Programs that look for its function.
+        pace: Time per chunk.
+        end: Work per chunk of computing a segment's function, relative to scanning the chunk.
+        compose: Microseconds to compose one segment's function.
+        parts: Programs that scan a segment of one head.
+        end_parts: Programs that compute the segment's function.
         first: Length of a first segment relative to the others.
-        resident: Most programs of a first launch on each multiprocessor, for the sequences that are split.
-        least: Fewest chunks of a sequence that is split.
+        resident: Maximum programs of a first launch per multiprocessor, counting only split sequences.
+        least: Minimum chunks of a split sequence.
     """
 
     pace: Pace
@@ -70,16 +71,16 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latents:
-    """Cost of attending to latents or to keys and values made from them; see `switchrail_kernels.mla.plan`.
+    """Cost of attending to latents, or to expanded keys and values; see `switchrail_kernels.mla.plan`.
 
     Attributes:
-        make: Cost of one product that makes keys and values, relative to one that attends to latents.
-        attend: Cost of one product that attends to keys and values, relative to the same.
-        row: Cost of an absorbed row besides its keys, in keys: products with both weights, and a start.
-        tile: Cost of a tile that attends to keys and values besides its keys, in keys.
-        call: Cost of a call that attends to latents besides its rows, in products: launches and their tails.
-        fewest: Fewest rows of a sequence for which making keys and values gains anything.
-        start: Cost of a program that attends to a piece of a cache besides its keys, in keys.
+        make: Cost of one K/V-expansion product relative to one latent-attention product.
+        attend: Cost of one product of attention to expanded keys and values, relative to the same.
+        row: Fixed cost of an absorbed row, in keys: products with both weights, and a start.
+        tile: Fixed cost of a tile that attends to expanded keys and values, in keys.
+        call: Fixed cost of a call that attends to latents, in products: launches and their tails.
+        fewest: Minimum rows of a sequence for which expansion is worth it.
+        start: Fixed cost of a program that attends to a piece of a cache, in keys.
         merge: Cost of merging pieces, in keys.
     """
 
@@ -95,12 +96,12 @@ class Latents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caches:
-    """How attention cuts caches; see `switchrail_kernels.attention.plan`.
+    """How attention splits caches; see `switchrail_kernels.attention.plan`.
 
     Attributes:
-        piece: Fewest keys of a piece.
+        piece: Minimum keys per piece.
         resident: Programs of a decode that a multiprocessor runs at once.
-        programs: Programs that the tiles of one sequence are cut into in prefill and verification, at most.
+        programs: Maximum programs for the tiles of one sequence, in prefill and verification.
     """
 
     piece: int
@@ -115,12 +116,12 @@ class Fitted:
     Attributes:
         device: Its name.
         capability: Its compute capability.
-        date: When they were found.
-        versions: With which versions of torch and Triton.
-        command: How to find them again.
-        walks: Cost of walking a state, by kernel.
+        date: The date of the measurement.
+        versions: The versions of torch and Triton measured with.
+        command: The command that measures them.
+        walks: Cost of scanning a state, by kernel.
         latents: Cost of `mla`.
-        caches: How `attention` cuts caches.
+        caches: How `attention` splits caches.
     """
 
     device: str
@@ -161,7 +162,7 @@ H200 = Fitted(
             resident=2.0,
             least=96,
         ),
-        # Two programs on a multiprocessor hardly hold each other up.
+        # Two programs on a multiprocessor hardly slow each other down.
         "mamba2": Costs(
             pace=Pace(((1.0, 1.4), (1.0, 1.55), (2.0, 1.55)), each=0.92, rounds=True),
             end=0.5,
@@ -173,8 +174,8 @@ H200 = Fitted(
             least=64,
         ),
     },
-    # Attending to latents runs at some 390 TFLOP/s, making keys and values at 460, attending to these at 560;
-    # a call takes 17 us besides.
+    # Attending to latents runs at about 390 TFLOP/s, expansion at 460, attending to expanded keys and values
+    # at 560. A call has 17 us of overhead.
     latents=Latents(make=0.85, attend=0.7, row=250, tile=300, call=3.3e9, fewest=48, start=192, merge=256),
     caches=Caches(piece=256, resident=2, programs=128),
 )
@@ -184,7 +185,7 @@ DEVICES = (H200,)
 
 
 def nearest(capability: tuple[int, int], devices: tuple[Fitted, ...] = DEVICES) -> Fitted:
-    """The table for a compute capability: its own, else that of the latest one before it, else the first."""
+    """The table for a compute capability: its own, else the latest earlier one, else the first."""
     earlier = [fitted for fitted in devices if fitted.capability <= capability]
     return earlier[-1] if earlier else devices[0]
 

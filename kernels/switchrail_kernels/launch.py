@@ -1,4 +1,4 @@
-"""Launching a kernel for less than Triton takes, which looks at every argument again at each launch."""
+"""Launching kernels with less overhead than Triton, which inspects every argument at each launch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from switchrail_kernels.dependent import begins_early
 from switchrail_kernels.replay import ALIGNMENT, Binary, recording
 
 _MOST = 4096
-"""Binaries kept of a kernel; a batch-dependent constant could make their number grow without end."""
+"""Maximum binaries kept per kernel. A constant that depends on the batch could add binaries without end."""
 
 TABLES = (
     *("p_cu_seqlens", "p_read_slots", "p_write_slots", "p_has_initial_state", "p_kept_slots", "p_slots"),
@@ -37,32 +37,33 @@ kernel is compiled for the alignment of one; loads of single numbers gain nothin
 
 
 def launch_options(dtype: torch.dtype) -> dict[str, Any]:
-    """Options of a kernel with products of `dtype`.
+    """Launch options of a kernel with products of `dtype`.
 
-    Those of float32 are written out as single multiplications, for which the assembler, left alone, at times
-    settles for 32 registers and spills.
+    float32 products are unrolled into single multiplications. For these the assembler sometimes chooses only
+    32 registers and spills, so the limit is raised.
     """
     return {"maxnreg": 255} if dtype == torch.float32 else {}
 
 
 def padded(size: int, least: int = 1) -> int:
-    """The next power of 2, `least` or more; Triton's own function takes longer than a launch."""
+    """The next power of 2, at least `least`; Triton's own function takes longer than a launch."""
     return max(least, 1 << (size - 1).bit_length())
 
 
 class Launcher:
     """Launches one kernel, whose parameters are tensors, then numbers, then constants.
 
-    Triton compiles for the dtypes and the alignment of the tensors, and of the integers for their size, for
-    being 1 and for being divisible by 16. A launch that agrees with an earlier one in these, in constants and
-    in options therefore runs the same binary, which is then launched directly, with bare addresses: Triton
-    would ask the driver about each tensor. Where hooks on Triton's launches are set (a profiler's), they see
-    every launch.
+    Triton specializes kernels for the dtypes and the alignment of tensors, and for the size of integers,
+    their being 1 and their divisibility by 16. So a launch that matches an earlier one in these, in constants
+    and in options uses the same binary. It is then launched directly with plain addresses, whereas Triton
+    would query the driver about each tensor. If hooks on Triton's launches are set, for example by a
+    profiler, they see every launch.
 
     Args:
         kernel: The kernel.
-        early: Whether it begins with `dependent.wait`, and has for a last constant whether its programs begin
-            while the kernel before it still ends: the launcher gives that, where the device can.
+        early: Whether the kernel begins with `dependent.wait`. Its last constant then says whether its
+            programs start before the previous kernel has ended; the launcher sets it if the device supports
+            this.
     """
 
     def __init__(self, kernel: Any, *, early: bool = False) -> None:
@@ -81,19 +82,19 @@ class Launcher:
         num_stages: int = 1,
         **options: int,
     ) -> None:
-        """Launches on the current stream, and tells the call that is being recorded, if one is.
+        """Launch on the current stream, and add the launch to the call being recorded, if any.
 
         Args:
             grid: The programs.
             tensors: The kernel's tensors.
             numbers: Its numbers.
             constants: Its constants.
-            num_warps: Warps a program.
-            num_stages: Stages of its loads.
-            **options: Other options of the compiler.
+            num_warps: Warps per program.
+            num_stages: Pipeline stages of its loads.
+            **options: Other compiler options.
 
         Raises:
-            KeyError: A call is being recorded, and a tensor neither is one of its own nor scratch.
+            KeyError: A call is being recorded, and a tensor is neither one of its own nor scratch.
         """
         call = recording()
         places = None if call is None else call.places(tensors)
@@ -123,7 +124,7 @@ class Launcher:
         num_stages: int,
         options: dict[str, int],
     ) -> Binary | None:
-        """Launches on the device `index`, and returns what it launched; None where it can't be had."""
+        """Launch on the device `index`; return the binary, or None if it can't be obtained."""
         addresses = [tensor.data_ptr() for tensor in tensors]
         key = (
             index,
@@ -151,7 +152,7 @@ class Launcher:
 
 @cache
 def _is_known() -> bool:
-    """Whether Triton is one of those that `_run` and `Binary` were compared with; warns where it is not."""
+    """Whether `_run` and `Binary` have been checked against this version of Triton; warns if not."""
     known = (3, 6) <= tuple(map(int, re.findall(r"\d+", triton.__version__)[:2])) <= (3, 9)
     if not known:
         warnings.warn(
@@ -164,7 +165,7 @@ def _is_known() -> bool:
 
 
 def _specialization(number: float) -> object:
-    """What Triton compiles for of a kernel's number."""
+    """The properties of a number that Triton specializes for."""
     if type(number) is not int:
         return type(number)
     if number == 1:

@@ -1,4 +1,4 @@
-"""What the Triton backends of ops over a paged cache share: plans, and the order of a call."""
+"""Common parts of the Triton backends of ops over a paged cache: plans, and the order of a call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from switchrail_kernels.replay import Calls, Options, Tensors, calls_of
 
 
 class PagedPlan:
-    """A step's plan, which remembers what calls of each kind of layer are launched with.
+    """A step's plan. Caches the launch arguments for each kind of layer.
 
     Attributes:
         batch: The step's batch, which was checked.
@@ -28,11 +28,11 @@ class PagedPlan:
 
     @property
     def seqlens(self) -> tuple[int, ...]:
-        """The rows of its batch's sequences."""
+        """The lengths of the batch's sequences."""
         return self.batch.seqlens
 
     def known(self, calls: Calls, call: Any, batch: PagedBatch) -> tuple[Tensors, Options] | None:
-        """What `keep` was told of an equal call, or None; validates nothing."""
+        """The cached arguments of an equal call, or None; validates nothing."""
         if batch is not self.batch:
             return None
         try:
@@ -41,7 +41,7 @@ class PagedPlan:
             return None
 
     def keep(self, calls: Calls, call: Any, batch: PagedBatch, planned: Tensors, options: Options) -> None:
-        """Remembers what a call's launches follow from besides itself; of another batch, nothing."""
+        """Cache the arguments of a call's launches. Does nothing for a batch other than the plan's."""
         if batch is self.batch:
             self._known[calls.kind, call[1].shape, call[2].shape] = planned, options
 
@@ -51,20 +51,20 @@ class TritonPaged(Backend[CallT, PagedBatch]):
 
     contract: ClassVar[Contract]
     features: ClassVar[tuple[str, ...]]
-    """What its calls may ask for."""
+    """The features that its calls may use."""
     pieces: ClassVar[Any]
     """The type of a decode's plan."""
     tiles: ClassVar[type[PagedPlan]]
-    """The type of a prefill's plan, and of a verification's."""
+    """The type of a plan for prefill or verification."""
 
     def plan(self, phase: Phase, batch: PagedBatch, bounds: Bounds | None = None) -> Any:
-        """Checks the batch; how rows and caches are cut is decided when the first layer asks."""
+        """Check the batch. The first layer decides how rows and caches are split."""
         self.contract.check_batch(phase, batch, self.features)
         check_lengths(self.contract, batch)
         return self.pieces(batch, bounds) if phase == "decode" else self.tiles(batch)
 
     def refresh(self, plan: Any, batch: PagedBatch) -> None:
-        """Of decode: another batch within the bounds is cut by its own lengths, on the device.
+        """Update a decode's plan for another batch within the bounds. The device computes the split.
 
         Raises:
             ArgumentError: The plan is another phase's, or has no bounds.
@@ -77,10 +77,10 @@ class TritonPaged(Backend[CallT, PagedBatch]):
     def prepare(
         self, call: CallT, batch: PagedBatch, plan: Any
     ) -> tuple[Tensors, Options, Callable[[], None]]:
-        """What a call's launches follow from besides the call and its batch, and what launches."""
+        """Launch arguments that don't follow from the call and its batch, and the launching function."""
 
     def run(self, call: CallT, batch: PagedBatch, plan: Any) -> None:
-        """Attends T packed query rows of N sequences of any length; in decode one a sequence."""
+        """Compute attention for T packed query rows of N sequences of any length; one row each in decode."""
         layer = call[0]
         brought: Tensors = (*call[1:], batch.cu_seqlens, batch.page_table, batch.kv_lens)
         count = (len(batch.seqlens),)
@@ -98,7 +98,7 @@ class TritonPaged(Backend[CallT, PagedBatch]):
         planned, cut, launch = self.prepare(call, batch, plan)
         calls = calls_of(layer, type(self))
         plan.keep(calls, call, batch, planned, cut)
-        if known is None and calls.again(brought + planned, count + cut):  # a new step's first layer
+        if known is None and calls.again(brought + planned, count + cut):  # the first layer of a new step
             return
         with calls.record(layer, brought + planned, count + cut):
             launch()

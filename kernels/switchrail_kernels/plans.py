@@ -11,7 +11,7 @@ from switchrail.ops.contract import Contract
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """The plan of a decode, in which nothing is cut: it tells the phase.
+    """The plan of a decode, which splits nothing; its type marks the phase.
 
     Attributes:
         sequences: N.
@@ -21,16 +21,16 @@ class Decode:
 
     @property
     def seqlens(self) -> tuple[int, ...]:
-        """One token of each."""
+        """One token per sequence."""
         return (1,) * self.sequences
 
 
 def refresh_decode(contract: Contract, plan: object, batch: StateBatch) -> None:
-    """Checks that a plan is one for decodes such as the batch, for which nothing has to be filled.
+    """Check that a decode's plan fits the batch; there is nothing to update.
 
     Raises:
         ArgumentError: The plan is another phase's.
-        ContractError: The batch is no decode, or has another number of sequences.
+        ContractError: The batch is not a decode, or has another number of sequences.
     """
     if not isinstance(plan, Decode):
         raise foreign("plan", plan)

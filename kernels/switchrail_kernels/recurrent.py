@@ -1,4 +1,4 @@
-"""What the Triton backends of ops with a state share: plans, the order of a call, the commit of drafts."""
+"""Common parts of the Triton backends of ops with a state: plans, the order of a call, commits of drafts."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class TritonState(Backend[CallT, StateBatch]):
 
     contract: ClassVar[Contract]
     features: ClassVar[tuple[str, ...]] = ("checkpoints",)
-    """What its calls may ask for."""
+    """The features that its calls may use."""
     cut: ClassVar[Any]
     """The type of a prefill's plan."""
     drafts: ClassVar[Any]
     """The type of a verification's plan."""
     record: ClassVar[type]
-    """The type of what a verification keeps."""
+    """The type of a verification's record."""
 
     @abstractmethod
     def cut_rows(self, batch: StateBatch) -> Any:
@@ -37,44 +37,44 @@ class TritonState(Backend[CallT, StateBatch]):
 
     @abstractmethod
     def launch_step(self, call: CallT, batch: StateBatch) -> None:
-        """Launches a decode."""
+        """Launch a decode."""
 
     @abstractmethod
     def planned(self, call: CallT, batch: StateBatch, plan: Any) -> tuple[Tensors, Options]:
-        """What a prefill's launches follow from besides the call and its slots."""
+        """A prefill's launch arguments that don't follow from the call and its slots."""
 
     @abstractmethod
     def launch_walk(self, call: CallT, batch: StateBatch, plan: Any) -> None:
-        """Launches a prefill."""
+        """Launch a prefill."""
 
     @abstractmethod
     def launch_verify(self, call: CallT, batch: StateBatch, plan: Any) -> Any:
-        """Runs drafted rows, and returns what `launch_replay` needs of them."""
+        """Run drafted rows, and return the record for `launch_replay`."""
 
     @abstractmethod
     def launch_replay(
         self, call: CallT, batch: VerifyBatch, plan: Any, record: Any, accepted: torch.Tensor
     ) -> None:
-        """Writes the state after each sequence's last accepted row."""
+        """Write the state after each sequence's last accepted row."""
 
     def plan(self, phase: Phase, batch: StateBatch, bounds: Bounds | None = None) -> Any:
-        """Cuts the sequences of a prefill, or finds the paths of drafted rows."""
+        """Split the sequences of a prefill, or find the paths of drafted rows."""
         self.contract.check_batch(phase, batch, ("checkpoints",))
         if isinstance(batch, VerifyBatch):
             return self.drafts.of(batch)
         return Decode(len(batch.seqlens)) if phase == "decode" else self.cut_rows(batch)
 
     def refresh(self, plan: Any, batch: StateBatch) -> None:
-        """Of decode: another batch of as many sequences.
+        """Reuse a decode's plan for another batch with the same number of sequences.
 
         Raises:
             ArgumentError: The plan is another phase's.
-            ContractError: The batch is no such one.
+            ContractError: The batch has another number of sequences.
         """
         refresh_decode(self.contract, plan, batch)
 
     def run(self, call: CallT, batch: StateBatch, plan: Any) -> Any:
-        """Runs T packed tokens of N sequences of any length, drafted ones, or one each."""
+        """Run T packed tokens of N sequences of any length, drafted rows, or one token each."""
         layer = call[0]
         calls = layer.kept.get(type(self))
         if calls is None:
@@ -105,7 +105,7 @@ class TritonState(Backend[CallT, StateBatch]):
     def commit(
         self, call: CallT, batch: VerifyBatch, plan: object, record: object, accepted: torch.Tensor
     ) -> None:
-        """Writes the state after each sequence's last accepted row."""
+        """Write the state after each sequence's last accepted row."""
         self.contract.check_accepted(batch, accepted)
         if not isinstance(plan, self.drafts):
             raise foreign("plan", plan)
@@ -115,20 +115,20 @@ class TritonState(Backend[CallT, StateBatch]):
 
 
 class TritonRecurrent(TritonState[CallT]):
-    """For ops with a [V, K] state a head; any head sizes, groups and strides."""
+    """For ops with a [V, K] state per head; any head sizes, groups and strides."""
 
     cut = Chunks
     drafts = Drafts
     record = Record
     chunk: ClassVar[int]
-    """Tokens a chunk."""
+    """Tokens per chunk."""
     per_block: ClassVar[int] = 1
-    """Chunks that one program prepares."""
+    """Chunks prepared per program."""
     costs: ClassVar[Walk]
-    """Name of its walk in a device's table."""
+    """The key of its scan in a device's table."""
 
     def cut_rows(self, batch: StateBatch) -> Chunks:
-        """Chunks of all sequences."""
+        """The chunks of all sequences."""
         return Chunks.of(batch, self.chunk, self.per_block)
 
     def planned(self, call: CallT, batch: StateBatch, plan: Chunks) -> tuple[Tensors, Options]:
@@ -139,7 +139,7 @@ class TritonRecurrent(TritonState[CallT]):
     def launch_replay(
         self, call: CallT, batch: VerifyBatch, plan: Drafts, record: Record, accepted: torch.Tensor
     ) -> None:
-        """Runs the accepted rows again, from the state that is there."""
+        """Run the accepted rows again, from the unchanged state."""
         replay(plan, record, accepted, state=call[0].state, batch=batch)
 
 

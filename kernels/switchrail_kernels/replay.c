@@ -1,11 +1,11 @@
-/* Repeats the launches of an earlier call where a call's arguments agree with that call's.
+/* Repeats the launches of an earlier call with matching arguments.
  *
- * A Table has the calls of all layers of one kind, each found by what its arguments are: of every tensor the
- * shape, strides, dtype, device, whether its address is aligned, and which earlier argument it is the same
- * object as; of everything else type and value. Tensors are read through DLPack's exchange interface, which
- * torch.Tensor offers: no object is made for any of this.
+ * A Table holds the recorded calls of all layers of one kind. The key of a call consists of the shape,
+ * strides, dtype, device and alignment of every tensor, the earlier argument that is the same object, if any,
+ * and the type and value of all other arguments. Tensors are read through DLPack's exchange interface, which
+ * torch.Tensor provides, so that no Python objects are created.
  *
- * Calls are those of one layer: its kind's table, and the addresses of its own tensors, which never change.
+ * Calls belongs to one layer: the table of its kind and the addresses of its own tensors, which never change.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -19,13 +19,13 @@
 #define MOST_WORDS 512
 #define MOST_PARAMETERS 128
 #define BUCKETS 512
-#define MOST_CALLS 1024 /* where shapes never repeat, the table would grow without end */
-#define ALIGNMENT 16    /* which kernels are compiled for */
+#define MOST_CALLS 1024 /* bounds the table if shapes never repeat */
+#define ALIGNMENT 16    /* of addresses, that kernels are compiled for */
 
-/* What a parameter is that is the address of no tensor that a call brings; KEPT is that of a layer's. */
+/* Kinds of parameters other than addresses of a call's tensors; KEPT is the address of a layer's tensor. */
 enum { CONSTANT = -1, SCRATCH = -2, KEPT = -3 };
 
-/* As the driver's interface has them. */
+/* Layout defined by the driver's interface. */
 typedef struct {
   int id, padding, value[16];
 } Attribute;
@@ -40,11 +40,11 @@ typedef struct {
 typedef int (*LaunchKernel)(const Configuration *configuration, void *function, void **parameters, void **extra);
 typedef int (*CurrentDevice)(int *device);
 
-/* Programs may begin while the kernel before still ends: those of a kernel that waits for that itself. */
+/* Programs may start while the previous kernel still ends. Only for kernels that wait for it themselves. */
 static const Attribute early_launch = {.id = 6, .value = {1}};
 
 typedef struct {
-  uint64_t value; /* of a constant its bits, of scratch the offset, of a layer's tensor its place */
+  uint64_t value; /* the bits of a constant, an offset into scratch, or the index of a layer's tensor */
   long long tensor;
 } Parameter;
 
@@ -52,7 +52,7 @@ typedef struct {
   void *function;
   unsigned grid[3], threads, shared;
   int early;
-  Py_ssize_t parameters; /* their number */
+  Py_ssize_t parameters; /* count */
 } Launch;
 
 typedef struct Record {
@@ -62,7 +62,7 @@ typedef struct Record {
   Py_ssize_t words;
   int64_t *signature;
   PyObject *options;
-  PyObject *kernels; /* whose binaries must stay loaded */
+  PyObject *kernels; /* keeps their binaries loaded */
   Py_ssize_t kept;   /* tensors of the layer */
   int32_t device;
   int64_t scratch; /* bytes */
@@ -82,19 +82,19 @@ typedef struct {
 } Table;
 
 typedef struct {
-  PyObject_VAR_HEAD /* whose size is the number of the layer's tensors */
+  PyObject_VAR_HEAD /* its size is the number of the layer's tensors */
   Table *table;
   uint64_t addresses[];
 } Calls;
 
-/* What a call's tensors are, and where. */
+/* The key and the addresses of a call's tensors. */
 typedef struct {
   Py_ssize_t count;
   Py_ssize_t words;
   int64_t signature[MOST_WORDS];
   uint64_t addresses[MOST_TENSORS];
   uint64_t hash;
-  DLDevice device; /* of the first */
+  DLDevice device; /* of the first tensor */
 } Given;
 
 static const DLPackExchangeAPI *exchange;
@@ -121,14 +121,14 @@ static void table_empty(Table *self) {
     }
   }
   self->records = 0;
-  while (records != NULL) { /* last: freeing objects may run anything */
+  while (records != NULL) { /* last, since freeing objects may run any code */
     Record *record = records;
     records = record->next;
     record_release(record);
   }
 }
 
-/* Describes the tensors; 0 where one is no tensor, or is none that DLPack can describe. */
+/* Describes the tensors; returns 0 if DLPack can't describe one. */
 static int describe(const Table *self, PyObject *tensors, Given *given) {
   given->count = PyTuple_GET_SIZE(tensors);
   given->words = 0;
@@ -145,7 +145,7 @@ static int describe(const Table *self, PyObject *tensors, Given *given) {
       given->words += 1;
       continue;
     }
-    /* Other subclasses may have no memory of their own, as fake tensors have none. */
+    /* Other subclasses may have no memory, as fake tensors. */
     if (Py_TYPE(item) != self->tensor_type && Py_TYPE(item) != self->parameter_type) return 0;
     DLTensor tensor;
     if (exchange->dltensor_from_py_object_no_sync(item, &tensor) != 0) {
@@ -175,7 +175,7 @@ static int describe(const Table *self, PyObject *tensors, Given *given) {
   return given->device.device_type != 0;
 }
 
-/* Whether all are None or of a plain type, so that comparing them runs nobody's code. */
+/* Whether all are None or of a plain type, so that comparing them runs no foreign code. */
 static int plain(PyObject *options) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(options); i++) {
     PyObject *option = PyTuple_GET_ITEM(options, i);
@@ -186,7 +186,7 @@ static int plain(PyObject *options) {
   return 1;
 }
 
-/* Whether two tuples, the first of plain values, hold the same values of the same types. */
+/* Whether two tuples hold equal values of the same types; the first holds plain values. */
 static int same_options(PyObject *left, PyObject *right) {
   Py_ssize_t count = PyTuple_GET_SIZE(left);
   if (count != PyTuple_GET_SIZE(right)) return 0;
@@ -212,7 +212,7 @@ static Record *find(const Calls *self, const Given *given, PyObject *options) {
   return record;
 }
 
-/* Whether hooks on Triton's launches are set (a profiler's), which must see every launch. */
+/* Whether hooks on Triton's launches are set, as by a profiler; they must see every launch. */
 static int has_hooks(const Table *self) {
   PyObject *names[] = {name_enter, name_exit};
   for (int i = 0; i < 2; i++) {
@@ -234,8 +234,8 @@ static void set_error(void *context, const char *kind, const char *message) {
   PyErr_Format(PyExc_RuntimeError, "%s: %s", kind, message);
 }
 
-/* Launches a record's kernels on the current stream: 1; -1 with an exception set where that failed; 0 where
- * there is no memory, which torch, asked the usual way, says in its own words. */
+/* Launches a record's kernels on the current stream. Returns 1, -1 with an exception set if a launch failed,
+ * or 0 if there is no memory: on the usual path, torch then raises its own error. */
 static int launch(const Calls *self, const Record *record, const Given *given) {
   void *stream = NULL;
   if (exchange->current_work_stream(given->device.device_type, given->device.device_id, &stream) != 0) {
@@ -254,7 +254,7 @@ static int launch(const Calls *self, const Record *record, const Given *given) {
     base = (uint64_t)scratch->dl_tensor.data + scratch->dl_tensor.byte_offset;
   }
   int failure = 0;
-  Py_BEGIN_ALLOW_THREADS /* a launch waits where the device's queue is full */
+  Py_BEGIN_ALLOW_THREADS /* a launch waits if the device's queue is full */
   uint64_t values[MOST_PARAMETERS];
   void *pointers[MOST_PARAMETERS];
   const Parameter *parameter = record->parameters;
@@ -276,7 +276,7 @@ static int launch(const Calls *self, const Record *record, const Given *given) {
     failure = self->table->launch(&configuration, one->function, pointers, NULL);
   }
   Py_END_ALLOW_THREADS
-  /* The stream orders what uses the memory next behind these launches. */
+  /* The stream runs these launches before any later use of the memory. */
   if (scratch != NULL) scratch->deleter(scratch);
   if (failure != 0) PyErr_Format(PyExc_RuntimeError, "CUDA error %d in the launch of a kernel", failure);
   return failure == 0 ? 1 : -1;
@@ -303,7 +303,7 @@ static PyObject *calls_again(Calls *self, PyObject *const *args, Py_ssize_t coun
   return PyBool_FromLong(done);
 }
 
-/* Reads a launch, ((function, x, y, z, threads, shared, early), ((tensor, value), ...)), into the record. */
+/* Adds a launch, ((function, x, y, z, threads, shared, early), ((tensor, value), ...)), to the record. */
 static int add_launch(Record *record, PyObject *described, Py_ssize_t tensors) {
   PyObject *shape, *parameters;
   unsigned long long function;
@@ -366,7 +366,7 @@ static PyObject *calls_add(Calls *self, PyObject *const *args, Py_ssize_t count)
     PyErr_SetString(PyExc_TypeError, "the other arguments are None, bool, int, float or str");
     return NULL;
   }
-  if (find(self, &given, args[1]) != NULL) Py_RETURN_TRUE; /* another thread or layer made it */
+  if (find(self, &given, args[1]) != NULL) Py_RETURN_TRUE; /* another thread or layer added it */
   Record *record = PyMem_Calloc(1, sizeof(Record));
   if (record == NULL) return PyErr_NoMemory();
   record->owners = 1;
@@ -505,7 +505,7 @@ PyMODINIT_FUNC PyInit_switchrail_replay(void) {
     return NULL;
   PyObject *made = PyModule_Create(&module);
 #ifdef Py_GIL_DISABLED
-  if (made != NULL) PyUnstable_Module_SetGIL(made, Py_MOD_GIL_USED); /* which guards the table */
+  if (made != NULL) PyUnstable_Module_SetGIL(made, Py_MOD_GIL_USED); /* the GIL guards the table */
 #endif
   if (made != NULL && (PyModule_AddObjectRef(made, "Table", (PyObject *)&table_type) < 0 ||
                        PyModule_AddObjectRef(made, "Calls", (PyObject *)&calls_type) < 0))

@@ -1,11 +1,11 @@
-"""Calls that launch a second time for less.
+"""Replaying the launches of earlier calls with less overhead.
 
-Triton looks at every argument of a launch, and a contract at every tensor of a call: tens of microseconds, in
-each layer. What both of them find follows from the kind of layer, which is its options and what its tensors
-are, and from the `tensors` and `options` that a call brings. So a call that agrees with an earlier one of a
-layer of its kind in these is right if that was, and launches the same kernels with the same numbers, which
-`replay.c` does in C, on the addresses of this call and this layer and with scratch of its own. What is known
-of a kind goes with its last layer.
+Triton inspects every argument of a launch, and a contract every tensor of a call: tens of microseconds per
+layer. Their results depend only on the kind of layer, that is its options and the properties of its tensors,
+and on the `tensors` and `options` of a call. So if a call matches an earlier one, of any layer of the same
+kind, in these, it is valid too and launches the same kernels with the same numbers. `replay.c` does this in
+C, with the addresses of this call and layer and with scratch memory of its own. The records of a kind are
+freed with its last layer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from switchrail.ops.call import Layer
 from triton import knobs
 
 ALIGNMENT = 16
-"""Of the addresses that the kernels are compiled for, in bytes."""
+"""Alignment of addresses in bytes that the kernels are compiled for."""
 
 _SCRATCH_ALIGNMENT = 256
 _CONSTANT, _SCRATCH, _KEPT = -1, -2, -3
@@ -40,8 +40,8 @@ Options = tuple[int | float | str | None, ...]
 
 
 def _build() -> Any:
-    """The compiled `replay.c`, as Triton builds its launcher."""
-    from triton.runtime.build import compile_module_from_src  # of Triton's internals
+    """Compile `replay.c` in the way Triton builds its launcher."""
+    from triton.runtime.build import compile_module_from_src  # internal to Triton
 
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         raise RuntimeError("the interpreter runs without its global lock, which importing it would enable")
@@ -55,10 +55,10 @@ def _build() -> Any:
 
 @cache
 def _native() -> Any:
-    """The compiled `replay.c`, built when a GPU's first call is remembered; None, with a warning, without."""
+    """The compiled `replay.c`, built for the first call on a GPU; None, with a warning, if that fails."""
     try:
         return _build()
-    except Exception as error:  # no compiler, other headers, other internals of torch or Triton
+    except Exception as error:  # no compiler, or other versions of headers, torch or Triton
         warnings.warn(
             f"switchrail_kernels can't repeat calls from C, which costs tens of microseconds a call: "
             f"{type(error).__name__}: {error}",
@@ -78,11 +78,11 @@ def _nothing_yet(tensors: Tensors, options: Options) -> bool:
 
 
 class _Table:
-    """What is known of the calls of all layers of one kind.
+    """The recorded calls of all layers of one kind.
 
     Attributes:
-        records: The table of `replay.c`; None as long as nothing is known.
-        number: Its own, 1 or more, which no later table has.
+        records: The table of `replay.c`; None while it is empty.
+        number: A unique number of 1 or more.
     """
 
     def __init__(self) -> None:
@@ -106,47 +106,48 @@ def _own_tensors(layer: Layer) -> list[torch.Tensor]:
 
 
 def _kind(layer: Layer) -> tuple[object, ...] | None:
-    """All that the launches of a layer's calls follow from but addresses; None where it can't be told."""
+    """Everything except addresses that determines a layer's launches; None if that is not possible."""
     kind: list[object] = [type(layer)]
     seen: dict[int, int] = {}
     for value in _values(layer):
         if isinstance(value, torch.Tensor):
             if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-                return None  # it may have no memory of its own, as fake tensors have none
+                return None  # it may have no memory, as fake tensors
             try:
                 aligned = value.data_ptr() % ALIGNMENT == 0
                 which = seen.setdefault(id(value), len(seen))
                 kind.append((value.shape, value.stride(), value.dtype, value.device, aligned, which))
-            except RuntimeError:  # one without strides
+            except RuntimeError:  # a tensor without strides
                 return None
         elif type(value) in _OPTIONS:
-            kind.append(repr(value))  # 1, 1.0 and True are equal, and so are 0.0 and -0.0
+            kind.append(repr(value))  # by repr, since 1, 1.0 and True are equal, and so are 0.0 and -0.0
         else:
             return None
     return tuple(kind)
 
 
 def calls_of(layer: Layer, owner: object) -> Calls:
-    """A layer's calls that have launched what the owner launches.
+    """The recorded calls of a layer.
 
     Args:
         layer: The layer.
-        owner: A backend's class, or a pair of it and a name; of one owner, launches follow from the kind of
-            layer and what a call brings.
+        owner: A backend's class, or a pair of it and a name. For one owner, launches must depend only on the
+            kind of layer and a call's arguments.
     """
     calls: Calls = layer.kept.get(owner) or layer.kept.setdefault(owner, Calls(layer, owner))
     return calls
 
 
 class Calls:
-    """The calls of one layer, which has those of all layers of its kind in common with them.
+    """The recorded calls of one layer, shared with all layers of its kind.
 
     Attributes:
-        again: Given tensors and options, launches what an equal call launched, and tells whether there was
-            such a call. Equal are shapes, strides, dtypes, devices, which tensors are aligned,
-            which are one object, and types and values of the options. Where hooks on Triton's launches are
-            set (a profiler's), or another device is current, it launches nothing.
-        kind: A number of its own for each kind of layer; 0 where the kind can't be told.
+        again: Takes tensors and options. Repeats the launches of an equal recorded call and returns True, or
+            returns False. Calls are equal if shapes, strides, dtypes, devices and alignment of their tensors
+            agree, the same arguments are one object, and options have the same types and values. If hooks on
+            Triton's launches are set, for example by a profiler, or another device is current, it launches
+            nothing.
+        kind: A unique number for each kind of layer; 0 if the kind is unknown.
     """
 
     def __init__(self, layer: Layer, owner: object) -> None:
@@ -169,17 +170,17 @@ class Calls:
         self.again = self._calls.again
 
     def record(self, layer: Layer, tensors: Tensors, options: Options) -> Recording:
-        """Remembers what is launched inside of `with`, once it has been without an error.
+        """Record the launches of a `with` block if it ends without an error.
 
         Args:
             layer: The layer.
-            tensors: All others that the kernels are given but scratch; those that are lacking as None.
-            options: Whatever else decides what is launched, or whether the contract holds, and is no layer's.
+            tensors: All tensors of the kernels except the layer's and scratch; None for absent ones.
+            options: Everything else that determines the launches or the contract's check, except the layer's.
         """
         return Recording(self, layer, tensors, options)
 
     def remember(self, tensors: Tensors, options: Options, *record: object) -> None:
-        """Adds a call, as `replay.c` asks it."""
+        """Add a call in the format of `replay.c`."""
         if self._table is None:
             return
         native = _native()
@@ -196,7 +197,7 @@ class Calls:
 
 
 class Recording:
-    """One call, while it launches for the first time."""
+    """A call during its first launches."""
 
     def __init__(self, calls: Calls, layer: Layer, tensors: Tensors, options: Options) -> None:
         self._calls = calls
@@ -204,7 +205,7 @@ class Recording:
         self._options = options
         self._places = {id(tensor): (_KEPT, i) for i, tensor in enumerate(_own_tensors(layer))}
         brought = {id(tensor): (i, 0) for i, tensor in enumerate(tensors) if tensor is not None}
-        # Another call may bring a tensor of its own where this one brings one of its layer's.
+        # A tensor that is both the call's and the layer's could be two tensors in another call.
         self._known = brought.keys().isdisjoint(self._places)
         self._places |= brought
         self._scratch: list[torch.Tensor] = []
@@ -230,13 +231,13 @@ class Recording:
             )
 
     def is_running(self, frame: FrameType | None) -> bool:
-        """Whether the function that records is `frame`'s, or has called it."""
+        """Whether the recording function is `frame`'s, or one of its callers."""
         while frame is not None and frame is not self._caller:
             frame = frame.f_back
         return frame is not None
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Memory for the time of the call."""
+        """Allocate memory for the duration of the call."""
         tensor = torch.empty(shape, dtype=dtype, device=device)
         self._scratch.append(tensor)
         self._places[id(tensor)] = (_SCRATCH, self._bytes)
@@ -244,10 +245,10 @@ class Recording:
         return tensor
 
     def places(self, tensors: tuple[torch.Tensor, ...]) -> list[tuple[int, int]]:
-        """Where a later call has each of a kernel's tensors.
+        """The places where a later call finds each of a kernel's tensors.
 
         Raises:
-            KeyError: One is neither the call's, nor the layer's, nor scratch.
+            KeyError: A tensor is neither the call's, nor the layer's, nor scratch.
         """
         return [self._places[id(tensor)] for tensor in tensors]
 
@@ -258,12 +259,12 @@ class Recording:
         places: list[tuple[int, int]],
         values: tuple[float, ...],
     ) -> None:
-        """Adds a launch.
+        """Add a launch.
 
         Args:
             grid: The programs.
-            binary: The kernel; None where the launch is not one to repeat.
-            places: Of its tensors.
+            binary: The kernel; None if the launch can't be repeated.
+            places: The places of its tensors.
             values: Its numbers and constants.
         """
         if binary is None or not binary.is_plain:
@@ -278,16 +279,16 @@ _thread = threading.local()
 
 
 def recording() -> Recording | None:
-    """The call that this thread is recording."""
+    """The call being recorded on this thread, or None."""
     call: Recording | None = getattr(_thread, "call", None)
     if call is not None and not call.is_running(sys._getframe(1)):
-        # What a signal's handler raises can keep `__exit__` from running.
+        # An exception from a signal handler can prevent `__exit__`.
         call = _thread.call = None
     return call
 
 
 def scratch(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Memory for the time of a call, which the call's repetitions have of their own."""
+    """Allocate memory for the duration of a call; each replay gets its own."""
     call = recording()
     return (
         torch.empty(shape, dtype=dtype, device=device) if call is None else call.empty(shape, dtype, device)
@@ -295,7 +296,7 @@ def scratch(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) ->
 
 
 _DECLARED = {"fp32": "f32", "i32": "u32", "i64": "u64", "u64": "u64"}
-"""How PTX declares a kernel's numbers."""
+"""The PTX types of a kernel's numbers."""
 
 _ENTRY = re.compile(r"\.entry\s+[^\s(]+\(([^)]*)\)")
 _PARAMETER = re.compile(r"\.param\s+\.(\w+)")
@@ -312,7 +313,7 @@ def _warn_without_ptx() -> None:
 
 
 def _declared(compiled: Any) -> list[str]:
-    """The types of a kernel's parameters in PTX; none, with a warning, where Triton's cache lacks it."""
+    """The PTX types of a kernel's parameters; empty, with a warning, if Triton's cache lacks the PTX."""
     if "ptx" not in compiled.asm:
         _warn_without_ptx()
     entry = _ENTRY.search(compiled.asm.get("ptx", ""))
@@ -320,15 +321,15 @@ def _declared(compiled: Any) -> list[str]:
 
 
 class Binary:
-    """A compiled kernel, as the driver is given it.
+    """A compiled kernel, as the driver launches it.
 
     Attributes:
-        is_plain: Whether its parameters are the addresses and numbers that `parameters` gives, and a launch
-            asks for nothing else but `early`.
+        is_plain: Whether its parameters are the addresses and numbers of `parameters`, and a launch needs no
+            other attribute than `early`.
         function: The driver's handle.
-        threads: A program's.
-        shared: Bytes of a program's shared memory.
-        early: Whether its programs begin while the kernel before still ends.
+        threads: Threads per program.
+        shared: Bytes of shared memory per program.
+        early: Whether its programs start while the previous kernel still ends.
     """
 
     def __init__(self, compiled: Any) -> None:
@@ -355,7 +356,7 @@ class Binary:
     def parameters(
         self, places: list[tuple[int, int]], values: tuple[float, ...]
     ) -> tuple[tuple[int, int], ...]:
-        """What the driver is given: of each parameter its place, or that it is constant and its bits."""
+        """The driver's parameters: for each, its place, or a constant with its bits."""
         arguments: list[Any] = [*places, *values]
         found: list[tuple[int, int]] = []
         for kind, argument in zip(self._types, arguments, strict=True):
@@ -371,7 +372,7 @@ class Binary:
             *found,
             (_CONSTANT, 0),
             (_CONSTANT, 0),
-        )  # Triton's two kinds of scratch, of which there is none
+        )  # Triton's two kinds of scratch memory, both unused
 
 
 __all__ = [

@@ -1,13 +1,13 @@
-"""Splitting the time axis where few long sequences would leave most of the device idle.
+"""Splitting the time axis if a few long sequences would leave most of the device idle.
 
-A sequence is cut into segments of equal length, the first of them shorter, since its launch does more. A
-segment takes the state before it to a linear function of it. So a first launch (`PASS` 1) walks the first
-segment of each sequence, and finds the functions of all others but the last; a second one (`PASS` 2) composes
-them, in float32, to the state before each segment, and walks all other segments. `PASS` is 0 where no
-sequence is split and one launch does it all.
+A sequence is split into segments of equal length, except the first, which is shorter because its launch has
+more to do. A segment maps the state before it to a linear function of it. The first launch (`PASS` 1) scans
+the first segment of each sequence and computes the functions of all others except the last. The second launch
+(`PASS` 2) composes them, in float32, into the state before each segment, and scans all other segments. `PASS`
+is 0 if no sequence is split and one launch is enough.
 """
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN201, SIM102
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -32,22 +32,22 @@ from switchrail_kernels.tables import all_to_device, split_rows
 def locate(
     p_sequences, p_cu_seqlens, sequences, first, length, most, CHUNK: tl.constexpr, PASS: tl.constexpr
 ):
-    """What program `tl.program_id(2)` of `Segments.programs` works on.
+    """The work of program `tl.program_id(2)` of `Segments.programs`.
 
     Args:
         p_sequences: `Chunks.sequences`.
-        p_cu_seqlens: Of the batch.
-        sequences: Sequences that are not empty.
+        p_cu_seqlens: The batch's `cu_seqlens`.
+        sequences: The number of nonempty sequences.
         first: Tokens in a first segment.
-        length: Tokens in another.
+        length: Tokens in another segment.
         most: Segments of the longest sequence.
-        CHUNK: Tokens a chunk.
+        CHUNK: Tokens per chunk.
         PASS: The launch.
 
     Returns:
-        The sequence's place among `Chunks.sequences`, the segment's number, the sequence's number, the
-        segment's first chunk, its first row, its number of rows (0 or less where there is no such segment),
-        whether it is the last, and the rows of the whole sequence.
+        The sequence's index in `Chunks.sequences`, the segment's number, the sequence's number, the segment's
+        first chunk, its first row, its number of rows (0 or less if there is no such segment), whether it is
+        the last, and the rows of the whole sequence.
     """
     i_z = tl.program_id(2)
     i_seg = 0
@@ -77,7 +77,7 @@ def locate(
 
 @triton.jit
 def clear_rows(p_out, total, o_v, s_out: tl.constexpr, V: tl.constexpr, CHUNK: tl.constexpr):
-    """Writes zeros into the columns `o_v` of `total` rows, which are `s_out` apart: those of padding."""
+    """Write zeros to the columns `o_v` of `total` rows, `s_out` apart; used for padding."""
     o_t = tl.arange(0, CHUNK)
     b_zero = tl.zeros((CHUNK, o_v.shape[0]), p_out.dtype.element_ty)
     for i_t in range(0, total, CHUNK):
@@ -92,9 +92,9 @@ class Segments:
 
     Attributes:
         first: Chunks in a first segment.
-        length: Chunks in another.
+        length: Chunks in another segment.
         most: Segments of the longest sequence.
-        split: How many sequences have more than one.
+        split: The number of sequences with more than one segment.
     """
 
     first: int = 0
@@ -103,7 +103,7 @@ class Segments:
     split: int = 0
 
     def programs(self, sequences: int) -> tuple[tuple[int, int], ...]:
-        """The launches, each a `PASS` and the programs for a head and block of values."""
+        """The launches, each a `PASS` and the number of programs per head and block of values."""
         if not self.split:
             return ((0, sequences),)
         return (1, sequences + self.split * (self.most - 2)), (2, self.split * (self.most - 1))
@@ -111,18 +111,18 @@ class Segments:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """What the chunked kernels walk.
+    """The chunks that the kernels scan.
 
     Attributes:
-        blocks: [blocks, 4] int32, blocks of some chunks as `split_rows` gives them.
-        sequences: [sequences that are not empty, 2] int32, longest first: sequence, its first chunk.
+        blocks: [blocks, 4] int32, blocks of some chunks, as in `split_rows`.
+        sequences: [nonempty sequences, 2] int32, longest first: sequence, its first chunk.
         counts: Their numbers of chunks.
         seqlens: The lengths of all sequences.
-        abreast: How many sequences as long as the longest they make.
-        every: Rows from one kept state to the next; 0 where none is kept.
-        places: Chunks for which there is room from one kept state to the next.
-        segments: What `plan_segments` found, by number of heads; none is looked for where kept states lie
-            within blocks, which are then cut there.
+        abreast: The total number of chunks in units of the longest sequence.
+        every: Rows between checkpoints; 0 for none.
+        places: Room in chunks between checkpoints.
+        segments: The results of `plan_segments` by number of heads. None if checkpoints split blocks: then
+            the time axis is not split.
     """
 
     blocks: torch.Tensor
@@ -146,7 +146,7 @@ class Chunks:
 
     @classmethod
     def of(cls, batch: StateBatch, chunk: int, per_block: int = 1) -> Chunks:
-        """Cuts the sequences of a batch into chunks of `chunk` tokens and blocks of `per_block` chunks."""
+        """Split the sequences of a batch into chunks of `chunk` tokens and blocks of `per_block` chunks."""
         every = batch.checkpoint_every if isinstance(batch, CheckpointBatch) else 0
         size = chunk * per_block
         segments: dict[int, Segments] | None = None if every % size else {}
@@ -171,14 +171,14 @@ class Chunks:
     def arguments(
         self, batch: StateBatch, heads: int, device: torch.device, walk: Walk
     ) -> tuple[Tensors, Options]:
-        """What a layer's launches follow from besides its arguments and slots, as `Calls.again` asks it."""
+        """A layer's launch arguments other than its own tensors and slots, for `Calls.again`."""
         split = self.split(heads, device, walk)
         kept = batch.checkpoint_slots if isinstance(batch, CheckpointBatch) else None
         tensors = (batch.cu_seqlens, batch.has_initial_state, kept, self.blocks, self.sequences)
         return tensors, (self.every, self.places, split.first, split.length, split.most, split.split)
 
     def split(self, heads: int, device: torch.device, walk: Walk) -> Segments:
-        """How the time axis is split for a layer of so many heads with a state."""
+        """How the time axis is split for a layer with this number of heads."""
         if self.segments is None or len(self.counts) == 0:
             return Segments()
         if heads not in self.segments:
@@ -188,13 +188,13 @@ class Chunks:
 
 
 def plan_segments(counts: np.ndarray, heads: int, programs: int, costs: Costs) -> Segments:
-    """Decides on the segments by what each choice would take.
+    """Choose the segments with the smallest estimated time.
 
     Args:
-        counts: The sequences' numbers of chunks, most first.
-        heads: Heads, each of which is walked for itself.
+        counts: The sequences' numbers of chunks, in descending order.
+        heads: Heads, which are scanned independently.
         programs: The device's multiprocessors.
-        costs: What a chunk takes.
+        costs: The cost of a chunk.
     """
     longest, total = int(counts[0]), int(counts.sum())
     busy = costs.pace.at(_MANY) / _MANY * heads / programs
@@ -237,6 +237,6 @@ def plan_segments(counts: np.ndarray, heads: int, programs: int, costs: Costs) -
 _SHORT = 32
 
 _MANY = 1000.0
-"""So many programs on a multiprocessor that all are busy to the end."""
+"""A number of programs per multiprocessor at which all are busy to the end."""
 
 __all__ = ["Chunks", "Segments", "clear_rows", "locate", "plan_segments"]

@@ -1,10 +1,10 @@
-"""Attention over a paged cache inside of the kernels: which rows a program has, what they see, the softmax.
+"""Attention over a paged cache inside the kernels: a program's rows, visible keys, and the softmax.
 
-The softmax is kept online (Milakov and Gimelshein, arXiv 1805.02867; Dao et al., arXiv 2205.14135), in powers
-of 2.
+The softmax is online (Milakov and Gimelshein, arXiv 1805.02867; Dao et al., arXiv 2205.14135), in powers of
+2.
 """
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN201
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -16,11 +16,11 @@ import triton.language as tl
 
 @triton.jit
 def find_rows(p_items, i_tile, p_cu_seqlens, p_kv_lens, DECODE: tl.constexpr):
-    """The rows of a tile, which in a decode is a sequence; else an item of `Work.items`.
+    """The rows of a tile: a sequence in decode, otherwise an item of `Work.items`.
 
     Returns:
         Its item, the sequence, the first row within the sequence, the first packed row, the number of rows,
-        the row of their queries, the sequence's keys, and how many of these are before its rows.
+        the row of their queries, the sequence's number of keys, and the number of keys before its rows.
     """
     if DECODE:
         i_n = i_tile
@@ -44,14 +44,14 @@ def find_rows(p_items, i_tile, p_cu_seqlens, p_kv_lens, DECODE: tl.constexpr):
 
 @triton.jit
 def seen_by(o_row, o_key, first, p_parents, TREES: tl.constexpr):
-    """Which keys rows see: [BM, BN]. Keys and rows count from the sequence's first row.
+    """The keys visible to rows: [BM, BN]. Keys and rows count from the sequence's first row.
 
     Args:
         o_row: [BM], the rows.
         o_key: [BN], the keys.
         first: The first of the keys.
-        p_parents: The row that each row follows, where these are TREES.
-        TREES: Whether a row sees of the sequence's rows those that it follows, and not all before it.
+        p_parents: The parent of each row, if TREES.
+        TREES: Whether a row attends only to its ancestors among the sequence's rows, not to all before it.
     """
     if TREES:
         m_seen = (o_key < 0)[None, :] & (o_row >= 0)[:, None]
@@ -59,7 +59,7 @@ def seen_by(o_row, o_key, first, p_parents, TREES: tl.constexpr):
         while tl.max(b_row) >= tl.maximum(first, 0):
             m_seen |= b_row[:, None] == o_key[None, :]
             b_parent = tl.load(p_parents + b_row, mask=b_row >= 0, other=-1)
-            b_row = tl.minimum(b_parent, b_row - 1)  # ends whatever the parents are
+            b_row = tl.minimum(b_parent, b_row - 1)  # terminates for any parents
     else:
         m_seen = o_row[:, None] >= o_key[None, :]
     return m_seen
@@ -67,11 +67,11 @@ def seen_by(o_row, o_key, first, p_parents, TREES: tl.constexpr):
 
 @triton.jit
 def add_keys(b_acc, b_max, b_sum, b_s, b_v, unit, MASKED: tl.constexpr):
-    """The sums with further keys, whose values are `b_v` and logits `unit` times `b_s`; -inf is not seen."""
+    """Add further keys to the sums, with values `b_v` and logits `unit` times `b_s`, -inf if masked."""
     b_new = tl.maximum(b_max, tl.max(b_s, 1) * unit)
     b_ref = b_new
     if MASKED:
-        b_ref = tl.where(b_new == float("-inf"), 0.0, b_new)  # a row that has seen no key yet
+        b_ref = tl.where(b_new == float("-inf"), 0.0, b_new)  # rows without a visible key so far
     b_p = tl.exp2(b_s * unit - b_ref[:, None])
     b_scale = tl.exp2(b_max - b_ref)
     b_sum = b_sum * b_scale + tl.sum(b_p, 1)
@@ -81,7 +81,7 @@ def add_keys(b_acc, b_max, b_sum, b_s, b_v, unit, MASKED: tl.constexpr):
 
 @triton.jit
 def add_parts(b_acc, b_max, b_sum, b_part, b_weight):
-    """The sums of one row with further parts of it, whose log-sum-exps are `b_weight`."""
+    """Add further parts of one row to its sums; their log-sum-exps are `b_weight`."""
     b_new = tl.maximum(b_max, tl.max(b_weight, 0))
     b_ref = tl.where(b_new == float("-inf"), 0.0, b_new)
     b_weight = tl.exp2(b_weight - b_ref)

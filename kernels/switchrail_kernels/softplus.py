@@ -1,6 +1,6 @@
 """The activation of raw gates and of raw time steps."""
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN201
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -12,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def softplus(b_x):
-    """log(1 + e^x) = max(x, 0) + log(1 + e^-|x|) of float32, with the digits of small values.
+    """log(1 + e^x) in float32, accurate for small results: max(x, 0) + log(1 + e^-|x|).
 
     log(1 + y) = 2 artanh(y / (2 + y)), by its series.
     """

@@ -1,6 +1,6 @@
-"""Index tables that a kernel's grid walks, built from the host lengths once a step."""
+"""Index tables for the kernels' grids, built from the host lengths once per step."""
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN201
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -15,7 +15,7 @@ import triton.language as tl
 
 
 def to_device(table: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Copies a small host table; on a GPU the copy is queued and the host doesn't wait for it."""
+    """Copy a small host table; on a GPU the copy is queued and the host doesn't wait for it."""
     tensor = torch.from_numpy(table)
     if device.type == "cpu":
         return tensor
@@ -23,7 +23,7 @@ def to_device(table: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def all_to_device(tables: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """Copies int32 tables at once; each is aligned to 16 bytes where those before it have 4 n columns."""
+    """Copy int32 tables at once; each is aligned to 16 bytes if those before it have 4 n columns."""
     whole = to_device(np.concatenate([table.ravel() for table in tables]), device)
     parts = torch.split(whole, [table.size for table in tables])
     return [part.view(table.shape) for part, table in zip(parts, tables, strict=True)]
@@ -36,7 +36,7 @@ def ranges(counts: np.ndarray) -> np.ndarray:
 
 
 def split_rows(seqlens: Sequence[int], rows: int) -> np.ndarray:
-    """Cuts every sequence into pieces of at most `rows` rows; empty sequences get none.
+    """Split every sequence into pieces of at most `rows` rows; empty sequences get none.
 
     Returns:
         [pieces, 4] int32, in order of sequence and time: sequence, first row within the sequence, first

@@ -1,4 +1,4 @@
-"""Tiles of rows over a paged cache, of a prefill or a verification, and their programs."""
+"""Tiles of rows over a paged cache, for prefill or verification, and their programs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from switchrail_kernels.tables import all_to_device, ranges
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Programs for tiles of rows whose keys are cut into pieces.
+    """Programs for tiles of rows whose keys are split into pieces.
 
     Attributes:
-        items: [programs, 8] int32, those with the most keys first: sequence, first row within it, first
-            packed row, number of rows, piece, number of pieces, first slot of the parts, first row of the
-            queries and of what they give.
-        rows: [rows that are merged, 8] int32: packed row, slot of its first part, slots from one part to the
-            next, number of parts, row of the queries and of what they give, nothing.
-        slots: Slots of parts.
-        base: Pieces of a usual tile.
+        items: [programs, 8] int32, most keys first: sequence, first row within it, first packed row, number
+            of rows, piece, number of pieces, first slot of the parts, first row of the queries and results.
+        rows: [merged rows, 8] int32: packed row, slot of its first part, slots between parts, number of
+            parts, row of the query and result, unused.
+        slots: The number of slots for parts.
+        base: Pieces of a tile of usual length.
     """
 
     items: torch.Tensor
@@ -39,15 +38,15 @@ class Work:
         at: np.ndarray | None = None,
         base: int = 0,
     ) -> Work:
-        """The programs.
+        """Make the programs.
 
         Args:
-            tiles: [tiles, 4] as `split_rows` has them.
-            keys: [tiles], the keys that a tile sees.
-            pieces: [tiles], into how many pieces they are cut.
-            device: Where the tables go.
-            at: [tiles], the first row of a tile's queries; None: its first packed row.
-            base: Pieces of a usual tile.
+            tiles: [tiles, 4], as in `split_rows`.
+            keys: [tiles], the number of keys visible to each tile.
+            pieces: [tiles], the number of pieces of each tile.
+            device: The device of the tables.
+            at: [tiles], the first row of a tile's queries; None for its first packed row.
+            base: Pieces of a tile of usual length.
         """
         rows = tiles[:, 3].astype(np.int64)
         first = tiles[:, 2] if at is None else at

@@ -1,4 +1,4 @@
-"""What FlashInfer's wrappers of paged attention are given: a plan each, dense tables, memory of their own."""
+"""Plans for FlashInfer's wrappers of paged attention: one per batch, with dense tables and own memory."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from switchrail.ops.pages import check_lengths, check_pages
 from switchrail_kernels.tables import ranges, to_device
 
 WORKSPACE = 128 << 20
-"""Bytes that the library wants for parts of results, if nothing else is known of it."""
+"""Default size in bytes of the library's workspace for partial results."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The pages of the sequences that have rows, for one number of tokens a page.
+    """The pages of the nonempty sequences, for one page size.
 
     Attributes:
-        starts: [M + 1] int32 on the host, where each sequence's pages begin in `pages`.
+        starts: [M + 1] int32 on the host, the first entry of each sequence in `pages`.
         pages: int32 on the device, the pages of all sequences.
         last: [M] int32 on the host, the tokens in each sequence's last page.
     """
@@ -37,10 +37,10 @@ class Tables:
 
 
 class WrapperPlan:
-    """What all layers of a step share, and the wrappers that were planned for them.
+    """The data that all layers of a step share, with the wrappers planned for it.
 
-    Sequences without rows are left out. One of padding is planned as one that sees page 0 instead of
-    nothing, which the library takes no sequence for; what comes of it is overwritten.
+    Empty sequences are left out. The library has no sequences without keys, so padding is planned with page 0
+    and its results are overwritten.
 
     Args:
         contract: The op's contract.
@@ -67,9 +67,9 @@ class WrapperPlan:
         self.phase = phase
         self.seqlens = batch.seqlens
         self.rows = _starts(lengths)
-        """[M + 1] int32 on the host, the first row of each sequence that has rows, and their number."""
+        """[M + 1] int32 on the host, the first row of each nonempty sequence, and their total."""
         self.keys = torch.from_numpy(keys.astype(np.int32))
-        """[M] int32 on the host, the tokens that each of them sees at most."""
+        """[M] int32 on the host, the cached tokens of each of them."""
         self.longest = int(lengths.max(initial=0))
         self.is_empty = bool(self._is_padding.all())
         """Whether there is nothing to attend to."""
@@ -96,12 +96,12 @@ class WrapperPlan:
         return self._tables[page]
 
     def wrapper(self, wrappers: Wrappers, key: Hashable, plan: Callable[[Any], None]) -> Any:
-        """A wrapper that was planned for layers of one shape, at the first call.
+        """A wrapper planned for layers of one shape, made at the first call.
 
         Args:
-            wrappers: Where it is taken from.
-            key: What the library's plan follows from, the batch aside.
-            plan: Plans it.
+            wrappers: The pool to take it from.
+            key: Everything besides the batch that determines the library's plan.
+            plan: Plans the wrapper.
         """
         if key not in self._planned:
             device = self._batch.page_table.device
@@ -113,7 +113,7 @@ class WrapperPlan:
         return self._planned[key]
 
     def clear_padding(self, out: torch.Tensor, lse: torch.Tensor | None) -> None:
-        """Overwrites the rows of padding."""
+        """Overwrite the rows of padding."""
         if self._padding is not None:
             out.index_fill_(0, self._padding, 0)
             if lse is not None:
@@ -122,14 +122,14 @@ class WrapperPlan:
 
 @dataclass(slots=True)
 class Wrappers:
-    """Wrappers of one class, each of which holds one plan at a time.
+    """A pool of wrappers of one class. Each wrapper holds one plan at a time.
 
-    A plan's tables are copied from pinned memory that is the wrapper's own, so that it is free for the next
-    plan only after that copy.
+    A plan's tables are copied from the wrapper's own pinned memory, so a wrapper is free for the next plan
+    only after that copy.
 
     Attributes:
-        make: Makes one, on a workspace.
-        room: Bytes of a workspace, which those for one device and stream share.
+        make: Makes a wrapper on a workspace.
+        room: Bytes of a workspace, shared by the wrappers of one device and stream.
     """
 
     make: Callable[[torch.Tensor], Any]
@@ -139,7 +139,7 @@ class Wrappers:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, place: tuple[torch.device, int]) -> Any:
-        """One that is free, or a new one, for a device and stream."""
+        """Take a free wrapper, or make a new one, for a device and stream."""
         with self._lock:
             free = self._free.setdefault(place, [])
             number = next((n for n, (_, copied) in enumerate(free) if _is_done(copied)), None)
@@ -150,7 +150,7 @@ class Wrappers:
             return self.make(self._workspaces[place])
 
     def lend(self, place: tuple[torch.device, int], wrapper: Any, plan: WrapperPlan) -> None:
-        """Has one come back when a plan is gone."""
+        """Return the wrapper to the pool when its plan is freed."""
         copied = None
         if place[0].type == "cuda":
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]

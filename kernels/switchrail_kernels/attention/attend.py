@@ -1,11 +1,11 @@
-"""The kernel that walks the pages, in every phase.
+"""The kernel that attends to the paged cache, in every phase.
 
 A program's rows are a few tokens times the query heads that share a key-value head, so that keys and values
-are read once for all of them. Where few rows see many keys, those are cut into pieces, each attended by a
-program of its own. What a feature takes is compiled only where it is used.
+are read once for all of them. If few rows attend to many keys, the keys are split into pieces with one
+program each. Features are compiled in only if used.
 """
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN202, SIM102
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -23,7 +23,7 @@ from switchrail_kernels.softmax import add_keys, find_rows, seen_by
 
 @triton.jit
 def _capped(b_z, cap):
-    """Cap times tanh(z), near 0 by its series: there the quotient is rounded like 1, however small z."""
+    """Compute cap tanh(z), as a series near 0, where the quotient would lose the digits of a small z."""
     b_square = b_z * b_z
     b_near = b_z * (1 - b_square * (1 / 3 - b_square * (2 / 15)))
     return cap * tl.where(b_square < 0.01, b_near, 1 - 2 / (1 + tl.exp2(b_z * (2 * LOG2E))))
@@ -38,7 +38,7 @@ def _walk(
     D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
     CAP: tl.constexpr, TREES: tl.constexpr, MASKED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Attends keys `start` to `stop`; of blocks from `full` to `middle`, without MASKED all, rows see all."""
+    """Attend to keys `start` to `stop`. With MASKED, blocks outside `full` to `middle` are masked."""
     o_d = tl.arange(0, BD)
     for i_start in tl.range(start, stop, BN, num_stages=STAGES):
         o_n = i_start + tl.arange(0, BN)
@@ -57,7 +57,7 @@ def _walk(
         p_block_v = p_v + o_first
         if D != BD or (MASKED and PAGE % BN != 0):
             b_k = tl.load(p_block_k + o_kv, mask=m_kv[:, None] & (o_d < D)[None, :], other=0.0)
-        else:  # keys of its page that no row sees may be anything
+        else:  # keys of its page that no row attends to may hold anything
             b_k = tl.load(p_block_k + o_kv)
         if D != BD or MASKED:
             b_v = tl.load(p_block_v + o_kv, mask=m_kv[:, None] & (o_d < D)[None, :], other=0.0)
@@ -100,7 +100,7 @@ def _attend(
         p_items, tl.program_id(0), p_cu_seqlens, p_kv_lens, DECODE
     )
 
-    # the keys that the tile sees, those of the piece, and those of them that every row sees
+    # the keys of the tile, those of the piece, and the range of these that every row attends to
     first = 0
     if WINDOW:
         first = tl.maximum(past + within + 1 - window, 0)
@@ -148,7 +148,7 @@ def _attend(
     if TREES:
         p_parents += row - within
     s_token = HKV * D
-    if DECODE and not WINDOW:  # one row: what is not masked goes without the question
+    if DECODE and not WINDOW:  # one row: unmasked keys need no check
         b_acc, b_max, b_sum = _walk(
             b_q, b_acc, b_max, b_sum, p_k, p_v, p_pages, p_parents, o_row, start, start, middle, middle,
             first, past, scale, cap, window, s_token, D, BD, BN, PAGE, WINDOW, CAP, TREES, False, STAGES,
@@ -161,7 +161,7 @@ def _attend(
         1 if DECODE and not WINDOW else STAGES,
     )  # fmt: skip
 
-    b_acc = b_acc * (1.0 / tl.where(b_sum > 0, b_sum, 1.0))[:, None]  # padding sees no key: zeros
+    b_acc = b_acc * (1.0 / tl.where(b_sum > 0, b_sum, 1.0))[:, None]  # padding has no keys: zeros
     b_total = b_max + tl.log2(b_sum)
     if pieces > 1:
         if DECODE:

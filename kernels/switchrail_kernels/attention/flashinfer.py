@@ -1,4 +1,4 @@
-"""FlashInfer's paged attention behind the contract."""
+"""FlashInfer's paged attention as a backend."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from switchrail_kernels.wrappers import WrapperPlan, Wrappers
 FEATURES = ("lse",)
 
 ROOM = 288 << 20
-"""Bytes for the parts of results of a decode: enough for 16 query heads of 256 on each key-value head."""
+"""Bytes for the partial results of a decode: enough for 16 query heads of size 256 per key-value head."""
 
 
 def _parts(rows: int, group: int, head_size: int, device: torch.device) -> int:
-    """The most bytes that the library takes for parts, where it cuts caches among programs.
+    """The maximum bytes that the library needs for partial results when it splits caches over programs.
 
     Args:
-        rows: Of a sequence at most.
-        group: Query heads on a key-value head.
+        rows: Maximum rows per sequence.
+        group: Query heads per key-value head.
         head_size: D.
         device: The device.
     """
@@ -37,8 +37,8 @@ def _parts(rows: int, group: int, head_size: int, device: torch.device) -> int:
 class FlashInferAttention(AttentionBackend):
     """Paged attention for compute capability 9.0, in bfloat16.
 
-    A prefill runs the library's kernels for Hopper. A decode, and drafted rows, run those for Ampere, which
-    cut a cache among programs.
+    Prefill runs the library's Hopper kernels. Decode and verify run its Ampere kernels, which split a cache
+    over programs.
     """
 
     def __init__(self, config: object = None) -> None:
@@ -49,11 +49,11 @@ class FlashInferAttention(AttentionBackend):
         )
 
     def plan(self, phase: Phase, batch: PagedBatch, bounds: Bounds | None = None) -> WrapperPlan:
-        """Prepares the tables; the library's own plan is made with the first layer of each shape."""
+        """Prepare the tables. The library's own plan is made with the first layer of each shape."""
         return WrapperPlan(CONTRACT, phase, batch)
 
     def run(self, call: AttentionCall, batch: PagedBatch, plan: WrapperPlan) -> None:
-        """Attends T packed query rows of N sequences of any length."""
+        """Compute attention for T packed query rows of N sequences of any length."""
         CONTRACT.check_call(call, batch, FEATURES)
         check_plan(plan, batch, (WrapperPlan,))
         layer, q, out, lse = call
@@ -63,7 +63,7 @@ class FlashInferAttention(AttentionBackend):
             return
         check_pool(CONTRACT, "k_cache", k_cache)
         check_pool(CONTRACT, "v_cache", v_cache)
-        if scale < 0:  # the library takes the largest product for the largest logit
+        if scale < 0:  # the library assumes that the largest product has the largest logit
             q, scale = -q, -scale
         q = fit(q)
         result = out if is_aligned(out) else torch.empty_like(out)

@@ -1,6 +1,6 @@
-"""The ends of paged softmax attention: parts weighed by their log-sum-exp, sinks, and what is written."""
+"""The final steps of paged softmax attention: merging parts by their log-sum-exps, sinks, and the output."""
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN201, ANN202
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -17,7 +17,7 @@ from switchrail_kernels.softmax import add_parts
 
 @triton.jit
 def _with_sink(b_total, b_sink):
-    """The log-sum-exp with a sink's logit, and the factor of the result that follows; powers of 2."""
+    """The log-sum-exp with a sink's logit, and the resulting factor of the output; powers of 2."""
     b_ref = tl.maximum(b_total, b_sink)
     b_ref = tl.where(b_ref == float("-inf"), 0.0, b_ref)
     b_with = b_ref + tl.log2(tl.exp2(b_total - b_ref) + tl.exp2(b_sink - b_ref))
@@ -30,7 +30,7 @@ def finish(
     b_acc, b_total, p_out, p_lse, p_sinks, o_out, o_head, m_row, D: tl.constexpr, BD: tl.constexpr,
     SINKS: tl.constexpr, LSE: tl.constexpr,
 ):  # fmt: skip
-    """Writes rows whose log-sum-exp without a sink, in powers of 2, is `b_total`; -inf: they see no key."""
+    """Write rows. `b_total` is the log-sum-exp without a sink, in powers of 2; -inf for rows without keys."""
     if SINKS:
         b_sink = tl.load(p_sinks + o_head, mask=m_row, other=0.0).to(tl.float32) * LOG2E
         b_total, b_factor = _with_sink(b_total, b_sink)
@@ -44,9 +44,9 @@ def finish(
 
 @triton.jit
 def piece_length(keys, most, least, BN: tl.constexpr):
-    """The length of a piece of a decode's keys, `least` or more, and the number of pieces, at most `most`.
+    """The length of each piece of a decode's keys, at least `least`, and the number of pieces, up to `most`.
 
-    A replay may find more keys than there were when it was captured.
+    Computed on the device, since a replay may have more keys than the capture.
     """
     length = tl.maximum(tl.cdiv(keys, most * BN) * BN, least)
     return length, tl.maximum(tl.cdiv(keys, length), 1)
@@ -57,7 +57,7 @@ def _merge(
     p_parts, p_weights, p_out, p_lse, p_sinks, row, slot, step, pieces, D: tl.constexpr, BD: tl.constexpr,
     SINKS: tl.constexpr, LSE: tl.constexpr,
 ):  # fmt: skip
-    """Writes a head of one token from its parts, the first in `slot` and the others `step` apart."""
+    """Write one head of one token from its parts. The first is in `slot`, the others `step` slots apart."""
     i_h = tl.program_id(1)
     heads = tl.num_programs(1)
     o_d = tl.arange(0, BD)

@@ -1,4 +1,4 @@
-"""What all layers of a step share in attention: how rows and keys are cut, and room for the parts."""
+"""Plans of attention: how rows and keys are split over programs, and the memory for partial results."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from switchrail_kernels.tables import split_rows
 from switchrail_kernels.tiles import Work
 
 MOST = 64
-"""Pieces of a decode's cache at most."""
+"""Maximum pieces of a decode's cache."""
 
 SPARE = 4
-"""How many times as many programs there may be within bounds: where most caches are short, others are cut."""
+"""Extra programs within bounds, as a factor: if most caches are short, the long ones can be split further."""
 
 _BLOCK = 32
-"""What the keys of a piece are a multiple of, where there are several."""
+"""With several pieces, the keys per piece are a multiple of this."""
 
 WIDEST = 2**30
-"""Wider than any cache: what a wider window counts as, so that 32 bits hold it."""
+"""Larger than any cache. Larger windows are reduced to this, to fit in 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Room for what comes of the pieces of a decode, shared by layers, which run one after another.
+    """Memory for a decode's partial results. Layers share it, since they run one after another.
 
     Attributes:
-        pieces: The most pieces of a sequence.
-        least: The keys of a piece at least.
-        tensors: [slots, H, D] float32, what comes of each; [slots, H] float32, its log-sum-exp. Empty where
-            nothing is cut.
+        pieces: Maximum pieces per sequence.
+        least: Minimum keys per piece.
+        tensors: [slots, H, D] float32, the partial results, and [slots, H] float32, their log-sum-exps. Empty
+            if nothing is split.
     """
 
     pieces: int
@@ -47,7 +47,7 @@ class Room:
 
     @classmethod
     def of(cls, pieces: int, least: int, q: torch.Tensor) -> Room:
-        """Room for as many pieces of each sequence."""
+        """Allocate memory for this number of pieces per sequence."""
         if pieces == 1:
             return cls(pieces, least, ())
         sequences, heads, head_size = q.shape
@@ -56,7 +56,7 @@ class Room:
 
 
 class Pieces(DecodePlan[AttentionCall, Room]):
-    """How the caches of a decode are cut."""
+    """How the caches of a decode are split."""
 
     contract = CONTRACT
 
@@ -67,15 +67,15 @@ class Pieces(DecodePlan[AttentionCall, Room]):
         return layer.k_cache.shape, call[1].shape, layer.window
 
     def decide(self, call: AttentionCall, programs: int) -> Room:
-        """Room for as many pieces as are best."""
+        """Allocate memory for the best number of pieces."""
         layer, q, _, _ = call
         return Room.of(*self._cut(programs, layer.window, q.device), q)
 
     def _cut(self, each: int, window: int | None, device: torch.device) -> tuple[int, int]:
-        """The pieces of the longest cache and the keys of a piece, so that all programs run at once.
+        """Choose the pieces of the longest cache and the keys per piece so that all programs run at once.
 
-        Where there are more sequences than that, so that rounds of programs are full. Within bounds most
-        caches may be short, and a piece may have as few keys as pays. `each` is the programs of a piece.
+        With more sequences than that, choose full waves of programs. Within bounds, most caches may be short,
+        so pieces have the minimum length. `each` is the number of programs per piece.
         """
         caches = fitted(device).caches
         most = MOST if window is None else min(MOST, window // caches.piece + 2)
@@ -97,7 +97,7 @@ class Tiles(PagedPlan):
     """The tiles of a prefill or a verification.
 
     Attributes:
-        works: By what a layer asks for.
+        works: By the arguments of `work`.
     """
 
     def __init__(self, batch: PagedBatch) -> None:
@@ -107,15 +107,14 @@ class Tiles(PagedPlan):
     def work(self, tokens: int, group: int, kv_heads: int, page: int, window: int | None) -> Work:
         """The programs, made at the first call.
 
-        How a sequence is cut depends on its own lengths alone, so that its result does not depend on its
-        neighbours.
+        A sequence's split depends only on its own lengths, so its result does not depend on its neighbours.
 
         Args:
-            tokens: Tokens in a tile at most.
-            group: Query heads that share a key-value head.
+            tokens: Maximum tokens per tile.
+            group: Query heads per key-value head.
             kv_heads: Key-value heads.
-            page: Tokens a page.
-            window: How many positions a row sees at most; None: all up to its own.
+            page: Page size in tokens.
+            window: Maximum positions a row attends to; None for no limit.
         """
         key = (tokens, group, kv_heads, page, window)
         if key not in self.works:
@@ -132,7 +131,7 @@ class Tiles(PagedPlan):
         if window is not None:
             keys = np.minimum(keys, window + rows)
         programs = -(-lengths // tokens)[sequence] * kv_heads
-        # A part in float32 has as many bytes as its keys and values have where its rows are as many.
+        # With this many keys, a float32 part has as many bytes as the keys and values it stands for.
         caches = fitted(self.batch.cu_seqlens.device).caches
         length = np.maximum(caches.piece, 4 * group * rows)
         pieces = np.maximum(np.minimum(caches.programs // programs, -(-keys // length)), 1)

@@ -24,15 +24,15 @@ from switchrail_kernels.tiles import Work
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What a call says about the kernel.
+    """The kernel's parameters that depend on the call.
 
     Attributes:
-        group: Query heads that share a key-value head.
-        block_group: The same, as a block.
-        block_d: The head size, as a block.
-        window: The layer's, such as 32 bits hold.
-        numbers: From `scale` to HKV.
-        features: The constants from NEGATED to LSE.
+        group: Query heads per key-value head.
+        block_group: The same, padded to a block.
+        block_d: The head size, padded to a block.
+        window: The layer's window, limited to 32 bits.
+        numbers: The kernel's arguments from `scale` to HKV.
+        features: The kernel's constants from NEGATED to LSE.
     """
 
     group: int
@@ -68,11 +68,11 @@ class _Program(NamedTuple):
     """A program of a prefill or a verification.
 
     Attributes:
-        tokens: Tokens of a tile.
-        block_n: Keys of a block.
-        warps: Warps of a program.
-        stages: Stages of its loads.
-        options: Further options of the compiler.
+        tokens: Tokens per tile.
+        block_n: Keys per block.
+        warps: Warps per program.
+        stages: Pipeline stages of its loads.
+        options: Further compiler options.
     """
 
     tokens: int
@@ -88,7 +88,7 @@ class _Program(NamedTuple):
             rows, block_n, warps, stages = 32, 32, 4, 1
         elif shape.block_d <= 128:
             rows, block_n, warps, stages = 128, 64, 8, 2
-            # so that a multiprocessor has two programs, one while the other waits
+            # two programs per multiprocessor, so that one runs while the other waits
             compiler = {"maxnreg": 128}
         elif has_large_shared_memory(q.device):
             rows, block_n, warps, stages = 128, 64, 8, 2
@@ -108,7 +108,7 @@ class TritonAttention(TritonPaged[AttentionCall], AttentionBackend):
     def prepare(
         self, call: AttentionCall, batch: PagedBatch, plan: Pieces | Tiles
     ) -> tuple[Tensors, Options, Callable[[], None]]:
-        """How the caches of a decode are cut, or the tiles of other rows."""
+        """The split of a decode's caches, or the tiles of other rows."""
         layer, q, _, _ = call
         kv_heads = layer.k_cache.shape[2]
         if isinstance(plan, Pieces):
@@ -125,7 +125,7 @@ class TritonAttention(TritonPaged[AttentionCall], AttentionBackend):
 
 
 def _attend_pieces(call: AttentionCall, batch: PagedBatch, room: Room) -> None:
-    """A decode, in one launch, or two where caches are cut."""
+    """Launch a decode: one kernel, or two if caches are split."""
     layer, q, out, lse = call
     shape = _Shape.of(call, batch)
     lse_or, sinks_or = out if lse is None else lse, out if layer.sinks is None else layer.sinks
@@ -171,7 +171,7 @@ def _attend_tiles(
     work: Work,
     parents: torch.Tensor | None,
 ) -> None:
-    """A prefill or a verification, in one launch, or two where keys are cut."""
+    """Launch a prefill or a verification: one kernel, or two if keys are split."""
     layer, q, out, lse = call
     lse_or, sinks_or = out if lse is None else lse, out if layer.sinks is None else layer.sinks
     _, heads, head_size = q.shape

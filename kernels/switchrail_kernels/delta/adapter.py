@@ -1,4 +1,4 @@
-"""Adapters of the delta rule to libraries: a call that is held to the contract, and their launches."""
+"""Base of the adapters of the delta rule to libraries: contract checks and launches."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ FEATURES = ("raw_gates",)
 
 
 class DeltaAdapter(Backend[DeltaCall, StateBatch]):
-    """A library's kernels behind the contract."""
+    """A library's kernels as a backend."""
 
     contract: ClassVar[Contract]
     planned: ClassVar[type[Planned]] = Decode
     """The type of the backend's plans."""
 
     def plan(self, phase: Phase, batch: StateBatch, bounds: Bounds | None = None) -> Any:
-        """Holds the batch to the contract."""
+        """Check the batch against the contract."""
         self.contract.check_batch(phase, batch)
         return Decode(len(batch.seqlens))
 
     @abstractmethod
     def launch(self, call: DeltaCall, batch: StateBatch, plan: Any) -> None:
-        """Runs a call with rows, on its device."""
+        """Run a call with at least one row, on its device."""
 
     def run(self, call: DeltaCall, batch: StateBatch, plan: object) -> None:
-        """Runs T packed tokens of N sequences."""
+        """Run T packed tokens of N sequences."""
         self.contract.check_call(call, batch, FEATURES)
         check_plan(plan, batch, (self.planned,))
         if call.q.shape[0]:

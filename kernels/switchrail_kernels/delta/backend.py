@@ -1,4 +1,4 @@
-"""What the Triton backends of the delta rule share, whatever their gates are."""
+"""Common base of the Triton backends of the delta rule, for any kind of gates."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class TritonDelta(TritonRecurrent[DeltaCall]):
     chunk = CHUNK.value
     costs = "delta"
     channels: ClassVar[bool]
-    """Whether the decays of channels differ."""
+    """Whether channels have separate decays."""
 
     @staticmethod
     @abstractmethod
     def prepare(call: DeltaCall, plan: Chunks) -> Prepared:
-        """Computes what the walk reads of one block of chunks or more."""
+        """Compute the scan's inputs for all chunks."""
 
     def planned(self, call: DeltaCall, batch: StateBatch, plan: Chunks) -> tuple[Tensors, Options]:
         """Also what the walk on Hopper goes by: how many programs run at once, and for how long."""
@@ -42,7 +42,7 @@ class TritonDelta(TritonRecurrent[DeltaCall]):
         step(call, batch, channels=self.channels)
 
     def launch_walk(self, call: DeltaCall, batch: StateBatch, plan: Chunks) -> None:
-        """The preparation of all chunks, and the walk over them."""
+        """Prepare all chunks, then scan them."""
         scan(call, batch, plan, self.prepare(call, plan), channels=self.channels)
 
     def launch_verify(self, call: DeltaCall, batch: StateBatch, plan: Drafts) -> Record:

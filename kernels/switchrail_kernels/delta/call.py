@@ -1,4 +1,4 @@
-"""Arguments of the delta rule's kernels that follow from a call."""
+"""Kernel arguments of the delta rule, derived from a call."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ _KINDS: dict[GateKind | None, int] = {None: 0, "softplus": 1, "sigmoid": 2}
 
 
 def gate_tensors(call: DeltaCall) -> tuple[torch.Tensor, ...]:
-    """g, beta, A_log and dt_bias, with g for what isn't given."""
+    """g, beta, A_log and dt_bias; g stands in for missing ones."""
     layer, g = call.layer, call.g
     rate = g if layer.A_log is None else layer.A_log
     return g, call.beta, rate, g if layer.dt_bias is None else layer.dt_bias
 
 
 def gate_numbers(layer: DeltaLayer) -> tuple[float, ...]:
-    """The lower bound, and the scale of beta."""
+    """The lower bound and the scale of beta."""
     return layer.lower_bound or 0.0, layer.beta_scale or 0.0
 
 
 def gate_constants(layer: DeltaLayer) -> tuple[int | bool, ...]:
-    """The kind, whether there is a bias, and whether betas are raw."""
+    """The kind of gate, whether there is a bias, and whether betas are raw."""
     return _KINDS[layer.gate], layer.dt_bias is not None, layer.beta_scale is not None
 
 
 def outer_strides(*tensors: torch.Tensor) -> tuple[int, ...]:
-    """The strides along the first two axes of each."""
+    """The strides of the first two axes of each."""
     return tuple(stride for tensor in tensors for stride in tensor.stride()[:2])
 
 

@@ -1,6 +1,6 @@
-"""Gates inside of the kernels: activated ones, or raw ones that are activated here."""
+"""Gates inside the kernels, already activated or raw."""
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN201
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -15,14 +15,14 @@ from switchrail_kernels.softplus import softplus
 
 @triton.jit
 def log2_decay(b_g, b_rate, b_bias, lower, GATE: tl.constexpr):
-    """The log of the decay to base 2, at least -192, of which the power is 0 in float32.
+    """The log of the decay to base 2, at least -192; 2^-192 is 0 in float32.
 
     Args:
-        b_g: The log of the decay to base e, or what it is made of.
+        b_g: The natural log of the decay, or the raw gate.
         b_rate: exp of A_log.
         b_bias: dt_bias.
         lower: The lower bound of the kind `sigmoid`.
-        GATE: The kind: 0 where it is activated already, 1 `softplus`, 2 `sigmoid`.
+        GATE: The kind: 0 for activated gates, 1 `softplus`, 2 `sigmoid`.
     """
     b_g = b_g.to(tl.float32)
     if GATE != 0:
@@ -36,7 +36,7 @@ def log2_decay(b_g, b_rate, b_bias, lower, GATE: tl.constexpr):
 
 @triton.jit
 def head_log2_decay(b_g, p_rate, p_bias, i_hv, lower, GATE: tl.constexpr, BIAS: tl.constexpr):
-    """`log2_decay` of gates of value head `i_hv`, whose rate and bias lie at `p_rate` and `p_bias`."""
+    """`log2_decay` of gates of value head `i_hv`; its rate and bias are at `p_rate` and `p_bias`."""
     b_rate = 0.0
     b_bias = 0.0
     if GATE != 0:
@@ -48,7 +48,7 @@ def head_log2_decay(b_g, p_rate, p_bias, i_hv, lower, GATE: tl.constexpr, BIAS: 
 
 @triton.jit
 def write_weight(b_beta, scale, RAW: tl.constexpr):
-    """The weight of the write: beta, or where it is RAW `scale` times its sigmoid."""
+    """The write weight: beta, or `scale` times its sigmoid if RAW."""
     b_beta = b_beta.to(tl.float32)
     if RAW:
         b_beta = scale / (1.0 + tl.exp(-b_beta))

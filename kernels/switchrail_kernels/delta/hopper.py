@@ -1,15 +1,14 @@
-"""The walk over the chunks on Hopper: what `scan` does, for heads of 65 to 128 channels in 16 bits.
+"""The scan over the chunks on Hopper: same as `scan`, for heads of 65 to 128 channels in 16 bits.
 
-A program has 64 rows of the state for each warpgroup; one with 128 reads what all rows need half as often. A
-chunk is three products in a row: S times k and q at once, u, and the new state. What else there is to do is
-done while the tensor cores are busy with these: asking for a later chunk, and P u and the output of the one
-before.
+Each warpgroup of a program has 64 rows of the state; a program with 128 rows reads the shared inputs half as
+often. A chunk takes three products in sequence: S times k and q at once, u, and the new state. While the
+tensor cores run them, the program loads a later chunk and computes P u and the output of the previous chunk.
 
-Where segments are composed, M is kept as three matrices of bfloat16 that add up to it. So is S, and six
-products of such parts make one of float32.
+When segments are composed, M is stored as three bfloat16 matrices that add up to it. S is too, and six
+products of such parts give the precision of float32.
 """
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN202, SIM102
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -24,7 +23,7 @@ from switchrail_kernels.delta.solve import CHUNK
 from switchrail_kernels.launch import TABLES, Launcher
 from switchrail_kernels.segments import locate
 
-# as Triton 3.6 and later ones name them
+# names in Triton 3.6 and in later versions
 _load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 _barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
@@ -37,7 +36,7 @@ def _ask(
     s_qt: gl.constexpr, s_kt: gl.constexpr, s_vt: gl.constexpr, K: gl.constexpr, V: gl.constexpr,
     BK: gl.constexpr, BV: gl.constexpr, CHANNELS: gl.constexpr, VALUES: gl.constexpr, OUT: gl.constexpr,
 ):  # fmt: skip
-    """Asks for a chunk of `rows` tokens, none where that is 0 or less; rows beyond it become zeros."""
+    """Start loading a chunk of `rows` tokens, none if 0 or less; rows beyond become zeros."""
     WARPS: gl.constexpr = gl.num_warps()
     lk: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BK, BK // 8], [WARPS, 1], [1, 0])
     lv: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BV, BV // 8], [WARPS, 1], [1, 0])
@@ -88,10 +87,10 @@ def _walk(
     V: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, FACTORS: gl.constexpr, CHANNELS: gl.constexpr,
     VALUES: gl.constexpr, OUT: gl.constexpr, KEEP: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """The state after `rows` tokens; with OUT, writes their output.
+    """The state after `rows` tokens; with OUT, also writes their output.
 
-    With KEEP, the states after `until` tokens, and after each `every` from there on, go to the slots at
-    `p_kept`.
+    With KEEP, the states after `until` tokens and after each further `every` tokens are written to the slots
+    at `p_kept`.
     """
     WARPS: gl.constexpr = gl.num_warps()
     dtype: gl.constexpr = p_k.dtype.element_ty
@@ -149,7 +148,7 @@ def _walk(
         b_x = b_zero
         if VALUES:
             b_x = s_v.index(now).permute([1, 0]).load(narrow).to(gl.float32)
-        if OUT:  # that of the chunk before, which all warps have stored
+        if OUT:  # of the previous chunk, which all warps have stored
             gl.store(p_to, s_o.load(lv), mask=m_v & (i_t > 0))
             p_to += CHUNK * HV * V
         b_r = warpgroup_mma_wait(0, deps=(b_r,))
@@ -221,7 +220,7 @@ def _walk(
 
 @gluon.jit
 def _part(b_s, NUMBER: gl.constexpr):
-    """The part of that number of what is the sum of three of bfloat16."""
+    """Part `NUMBER` of a matrix that is the sum of three in bfloat16."""
     for _ in gl.static_range(NUMBER):
         b_s -= b_s.to(gl.bfloat16).to(gl.float32)
     return b_s.to(gl.bfloat16)
@@ -229,7 +228,7 @@ def _part(b_s, NUMBER: gl.constexpr):
 
 @gluon.jit
 def _ask_part(s_m, p_map, rows, BK: gl.constexpr):
-    """Asks for half of the columns of a part of M, of all rows or, where `rows` is 0, of none."""
+    """Start loading half of the columns of a part of M, for all rows, or none if `rows` is 0."""
     WARPS: gl.constexpr = gl.num_warps()
     HALF: gl.constexpr = BK // 2
     lk: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HALF, HALF // 8], [WARPS, 1], [1, 0])
@@ -247,7 +246,7 @@ def _compose(
     s_segment, s_map,
     BK: gl.constexpr, BV: gl.constexpr,
 ):  # fmt: skip
-    """S M + B for one segment after the other, by halves of the columns, which go through memory."""
+    """S M + B for one segment after another, by halves of the columns, through memory."""
     WARPS: gl.constexpr = gl.num_warps()
     HALF: gl.constexpr = BK // 2
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BK, 16])
@@ -264,7 +263,7 @@ def _compose(
         _ask_part(s_m.index(i), p_maps + i * BK * BK, BK * (segments - 1), BK)
     for i in range(1, segments):
         p_ends += s_segment
-        for j in gl.static_range(6):  # parts of M, for the first half and for the second
+        for j in gl.static_range(6):  # parts of M, first for one half of the columns, then for the other
             if j % 3 == 0:
                 b_new = gl.load(p_ends + o_half + j // 3 * HALF)
             async_copy.wait_group(1)
@@ -303,8 +302,8 @@ def _scan(
 ):  # fmt: skip
     """One segment of a sequence, one value head and `BV` rows of its state, or of its M.
 
-    For each split sequence, each of its segments and each value head, `p_ends` holds B, then room for a
-    state, and `p_maps` the three parts of M.
+    For each split sequence, segment and value head, `p_ends` holds B followed by room for a state, and
+    `p_maps` the three parts of M.
     """
     WARPS: gl.constexpr = gl.num_warps()
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BK, 16])

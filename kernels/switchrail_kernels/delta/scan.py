@@ -1,6 +1,6 @@
-"""The walk over the chunks, in one launch, or in two where the time axis is split."""
+"""The scan over the chunks, in one launch, or in two if the time axis is split."""
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN202, SIM102
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -33,10 +33,10 @@ def _walk_chunk(
     V: tl.constexpr, BK: tl.constexpr, CHANNELS: tl.constexpr, VALUES: tl.constexpr, OUT: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """The state after one chunk, of `rows` tokens where MASKED else of all; with OUT, writes its output.
+    """The state after one chunk, of `rows` tokens if MASKED, else of all; with OUT, writes its output.
 
-    It works on the transposes of u and out, so that every product that depends on the state has it, or a
-    value made from it, as its left operand, which tensor cores read from registers.
+    It computes the transposes of u and out, so that the state, or a value derived from it, is the left
+    operand of every product. Tensor cores read left operands from registers.
     """
     dtype = p_k.dtype.element_ty
     o_t = tl.arange(0, CHUNK)
@@ -98,7 +98,7 @@ def _walk_chunks(
     V: tl.constexpr, BK: tl.constexpr, FACTORS: tl.constexpr, CHANNELS: tl.constexpr, VALUES: tl.constexpr,
     OUT: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The state after `rows` tokens; whole chunks, where there are such, without masks."""
+    """The state after `rows` tokens; whole chunks run without masks."""
     whole = rows // CHUNK * CHUNK
     if STAGES == 1 or not WHOLE:
         whole = 0
@@ -131,10 +131,10 @@ def _walk_pieces(
     V: tl.constexpr, BK: tl.constexpr, FACTORS: tl.constexpr, CHANNELS: tl.constexpr, WHOLE: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The state after `rows` tokens, of which the first is number `at` of its sequence.
+    """The state after `rows` tokens; the first is token `at` of its sequence.
 
-    The states after each `every` tokens of the sequence are stored in the slots at `p_kept`; from one of them
-    to the next there is room for `places` chunks.
+    The states after every `every` tokens of the sequence are stored in the slots at `p_kept`. Between two of
+    them there is room for `places` chunks.
     """
     at_chunk = at // every * places + at % every // CHUNK
     for i_p in tl.range(at // every, tl.cdiv(at + rows, every), num_stages=1):
@@ -170,8 +170,8 @@ def _scan(
 ):  # fmt: skip
     """One segment of a sequence, one value head and `BV` rows of its state, or of its M.
 
-    For each split sequence, each of its segments and each value head, `p_ends` holds B, then room for a
-    state, and `p_maps` M.
+    For each split sequence, segment and value head, `p_ends` holds B followed by room for a state, and
+    `p_maps` holds M.
     """
     i_b = tl.program_id(0)
     i_hv = tl.program_id(1)
@@ -240,7 +240,7 @@ def _scan(
                 tl.store(p_maps + i_seg * s_map + o_m * BK + o_k[None, :], b_s)
             return
     if PASS == 2:
-        # By blocks of M's rows, for which the state is read again: whole, they would take all shared memory.
+        # By blocks of M's rows, reading the state again for each: all of M would fill shared memory.
         p_from_end = p_ends
         p_mine = p_ends + (i_seg - 1) * s_segment + VALUE_BLOCKS * BV * BK
         b_s = tl.load(p_ends + o_segment)
@@ -280,16 +280,16 @@ _launch_scan = Launcher(_scan)
 
 
 class Prepared(NamedTuple):
-    """What the walk reads of all chunks, none of which depends on a state.
+    """The scan's inputs for all chunks, which don't depend on a state.
 
     Attributes:
         read: q, [T, H or HV, K].
-        write: k, of the same heads and sizes.
-        origin: `write`, or where decays of channels differ k times what decays from the chunk's start.
+        write: k, with the same heads and sizes.
+        origin: `write`; with decays per channel, k times the decay from the chunk's start.
         inverse: T, [chunks * HV, 32, 32].
         scores: P, the same.
-        factors: [chunks * HV, factors] float32: of the tokens, from, read and write, then the chunk's decay;
-            where decays of channels differ the chunk's decay alone.
+        factors: [chunks * HV, factors] float32: the tokens' factors for from, read and write, then the
+            chunk's decay; with decays per channel, only the chunk's decay.
     """
 
     read: torch.Tensor
@@ -301,14 +301,14 @@ class Prepared(NamedTuple):
 
 
 def scan(call: DeltaCall, batch: StateBatch, chunks: Chunks, prepared: Prepared, *, channels: bool) -> None:
-    """Walks the states over the chunks, in one launch, or in two where the time axis is split.
+    """Run the scan over the chunks, in one launch, or in two if the time axis is split.
 
     Args:
         call: The call.
         batch: The batch.
         chunks: The plan.
-        prepared: The chunks.
-        channels: Whether the decays of channels differ.
+        prepared: The scan's inputs.
+        channels: Whether channels have separate decays.
     """
     read, write, origin, inverse, scores, factors = prepared
     v, out, state = call.v, call.out, call.layer.state
@@ -322,8 +322,8 @@ def scan(call: DeltaCall, batch: StateBatch, chunks: Chunks, prepared: Prepared,
         and v.dtype != torch.float32
         and block_k == 128
         and value_size >= 64
-        and key_size % 8 == value_size % 8 == 0  # whole 16 bytes are copied
-        and chunks.segments is not None  # no kept state cuts a chunk
+        and key_size % 8 == value_size % 8 == 0  # copies move 16 bytes at once
+        and chunks.segments is not None  # no checkpoint splits a chunk
         and all(is_aligned(tensor) for tensor in (read, write, origin, v))
     )
     segments = Segments()
@@ -332,7 +332,7 @@ def scan(call: DeltaCall, batch: StateBatch, chunks: Chunks, prepared: Prepared,
     launch = hopper.launch_scan if is_hopper else _launch_scan
     options = launch_options(v.dtype)
     if is_hopper:
-        # Many programs are faster where more rows share what is read, few where each has less to do.
+        # With many programs it is faster if more rows share their inputs; with few, if each has less to do.
         running = chunks.abreast * value_heads * -(-value_size // 128)
         is_few = running < multiprocessors(v.device) or segments.split > 0
         is_few |= chunks.are_short and not channels
@@ -343,7 +343,7 @@ def scan(call: DeltaCall, batch: StateBatch, chunks: Chunks, prepared: Prepared,
         ):  # there is nothing to ask for ahead, and more programs hide what each waits for
             stages, options = 2, {"maxnreg": 168}
         if channels and segments.split:
-            stages = 3  # two programs on a multiprocessor
+            stages = 3  # two programs per multiprocessor
     elif v.dtype == torch.float32:
         block_v, warps, stages = min(block_v, 16), 8, 1
     elif not large:
@@ -351,7 +351,7 @@ def scan(call: DeltaCall, batch: StateBatch, chunks: Chunks, prepared: Prepared,
     else:
         block_v, warps, stages = min(block_v, 64), 4, 3
         if block_k <= 128:
-            options = {"maxnreg": 168}  # three programs on a multiprocessor
+            options = {"maxnreg": 168}  # three programs per multiprocessor
     value_blocks, key_blocks = -(-value_size // block_v), -(-block_k // block_v)
     ends, maps = factors, inverse
     if segments.split:

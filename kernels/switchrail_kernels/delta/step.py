@@ -1,6 +1,6 @@
-"""Decode: one token a sequence."""
+"""Decode: one token per sequence."""
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -37,8 +37,8 @@ def _step(
     m_v = o_v < V
 
     wait(EARLY)
-    # Loads are issued in this order, and wait for arithmetic that is written before them: so all of them come
-    # first, and the state, which waits for its slot, comes last.
+    # Loads are issued in this order, after all arithmetic written before them. So all loads come first; the
+    # state, which waits for its slot, comes last.
     read = tl.load(p_read_slots + i_n)
     write = tl.load(p_write_slots + i_n)
     b_q = tl.load(p_q + i_n * s_qt + i_h * s_qh + o_k, mask=m_k, other=0.0)
@@ -69,8 +69,8 @@ def _step(
         norm_q = scale * tl.rsqrt(tl.sum(b_q * b_q, 0) + 1e-6)
     b_kq = norm_k * tl.sum(b_k * b_q, 0)
 
-    # Both readouts are of the decayed old state, so that neither waits for the other: S' q = S q + u (k . q).
-    # What is one number a head is multiplied into sums, not into their terms.
+    # Both readouts use the decayed old state, so neither waits for the other: S' q = S q + u (k . q). Factors
+    # per head multiply sums, not their terms.
     if CHANNELS:
         b_s *= b_g[None, :]
     b_sk = tl.sum(b_s * b_k[None, :], 1)
@@ -85,7 +85,7 @@ def _step(
     tl.store(p_out + (i_n * HV + i_hv) * V + o_v, b_o.to(p_out.dtype.element_ty), mask=m_v)
     b_s += (b_u * norm_k)[:, None] * b_k[None, :]
     m_write = (o_v < tl.where(write >= 0, V, 0))[:, None] & m_k[None, :]
-    # The first to leave the cache: before it is read again, the states of all other layers pass through.
+    # Evict the state from the cache first: it is next read after the states of all other layers.
     b_s = b_s.to(p_state.dtype.element_ty)
     tl.store(p_state + write * s_slot + o_state, b_s, mask=m_write, cache_modifier=".cs")
 
@@ -94,7 +94,7 @@ _launch_step = Launcher(_step, early=True)
 
 
 def step(call: DeltaCall, batch: StateBatch, *, channels: bool) -> None:
-    """One token a sequence, as `gated_delta` and, with `channels`, `kda` have it."""
+    """Run one token per sequence for `gated_delta` or, with `channels`, `kda`."""
     layer, q, k, v, g, beta, out = call
     sequences, heads, key_size = q.shape
     _, value_heads, value_size = v.shape

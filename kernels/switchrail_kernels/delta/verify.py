@@ -1,18 +1,18 @@
-"""Drafted tokens: their results, and what a commit needs of them.
+"""Drafted tokens: their results, and the data to commit them.
 
-The rows of a sequence form a tree (a chain is one). With G the sum of the logs of decays on the way from the
-state S to a row, that row included, and u as in the recurrence, for row i and its ancestors j:
+The rows of a sequence form a tree or a chain. Let G be the sum of the log decays on the path from the state S
+to a row, including the row, and u as in the recurrence. For row i and its ancestors j:
 
     u_i = beta_i (v_i - exp(G_i) S k_i - sum over j of exp(G_i - G_j) (k_i . k_j) u_j)
     out_i = exp(G_i) S q_i + sum over j and i itself of exp(G_i - G_j) (q_i . k_j) u_j
 
-So the state is read once, whatever the number of rows. They are worked on in blocks of 16. In each the u are
-found as in a chunk of the prefill; u of earlier blocks are taken off block by block.
+So the state is read once for any number of rows. Rows are processed in blocks of 16. Within a block, u is
+solved for as in a chunk of a prefill; the contributions of earlier blocks are subtracted block by block.
 
-G is kept in two parts, an integer and a rest, so that differences keep what is small after a huge gate.
+G is kept as an integer part and a remainder, so that differences keep small digits after a huge gate.
 """
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -33,18 +33,18 @@ from switchrail_kernels.drafts import Drafts, Record
 from switchrail_kernels.launch import TABLES, Launcher, launch_options, padded
 
 UNIT = tl.constexpr(1 / 256)
-"""Of the integer part of the sum of logs, which more than 40,000 rows of the least decays can't overflow."""
+"""Unit of the integer part. More than 40,000 rows with the smallest decay can't overflow it."""
 
 
 @triton.jit
 def _difference(b_hi, b_lo, hi, lo):
-    """What decays between two rows, by their sums."""
+    """The decay between two rows, from their sums."""
     return tl.exp2((b_hi - hi).to(tl.float32) * UNIT + (b_lo - lo))
 
 
 @triton.jit
 def _before(p_paths, i_j, m_r):
-    """Which rows of an earlier block, the first of which is `i_j`, are on the paths to rows: [16, 16]."""
+    """Whether the rows of an earlier block, starting at `i_j`, are on the paths to these rows: [16, 16]."""
     b_bits = tl.load(p_paths + i_j // 32, mask=m_r, other=0)
     return ((b_bits[:, None] >> (i_j % 32 + tl.arange(0, ROWS))[None, :]) & 1) != 0
 
@@ -57,10 +57,10 @@ def _add_pairs(
     s_kt, s_sums,
     K: tl.constexpr,
 ):  # fmt: skip
-    """Adds sums of k_i exp(G_i - G_j) k_j over some channels, and the same of q_i: two blocks [16, 16].
+    """Add the sums over some channels of k_i exp(G_i - G_j) k_j, and the same with q_i: two blocks [16, 16].
 
-    Rows i are those of the block of `b_k`, `b_q`, `b_hi` and `b_lo` [16, channels], rows j the `count` at
-    `p_k` and `p_sums`; of them only those with `m_before`.
+    Rows i are the block of `b_k`, `b_q`, `b_hi` and `b_lo` [16, channels]. Rows j are the `count` rows at
+    `p_k` and `p_sums`, masked by `m_before`.
     """
     o_t = tl.arange(0, ROWS)
     for j in range(count):
@@ -130,7 +130,7 @@ def _verify(
             p_bias += i_hv * K
         else:
             b_bias = tl.load(p_bias + i_hv).to(tl.float32)
-    key_rows = tl.where((i_b == 0) & (i_hv % GROUP == 0), rows, 0)  # one program of several stores them
+    key_rows = tl.where((i_b == 0) & (i_hv % GROUP == 0), rows, 0)  # only one of these programs stores them
 
     has = tl.load(p_has_initial_state + i_n)
     m_state = (o_v < tl.where(has, V, 0))[:, None]
@@ -145,8 +145,8 @@ def _verify(
         b_bits = tl.load(p_paths + o_r * words + i_t // 32, mask=m_r, other=0)
         m_path = ((b_bits[:, None] >> (shift + o_t)[None, :]) & 1) != 0
 
-        # The sums of the logs of decays, from the state to each row: that of the nearest row of an earlier
-        # block, and what follows it in this one.
+        # The sums of log decays from the state to each row: the sum of the nearest row of an earlier block,
+        # plus the gates since then in this block.
         entry = tl.full((ROWS,), -1, tl.int32)
         for i_j in range(0, i_t, ROWS):
             m_before = _before(p_paths + o_r * words, i_j, m_r)
@@ -204,7 +204,7 @@ def _verify(
                     b_lo += tl.where(is_on, (b_g - b_whole * UNIT)[None, :], 0.0)
                 tl.store(p_sum[:, None] + o_k[None, :], b_hi, mask=m_k)
                 tl.store(p_sum[:, None] + K + o_k[None, :], b_lo.to(tl.int32, bitcast=True), mask=m_k)
-                tl.debug_barrier()  # sums are read again, row by row
+                tl.debug_barrier()  # the sums are read again, row by row
                 b_a, b_p = _add_pairs(
                     b_a, b_p, b_k, b_q, b_hi, b_lo, p_k + i_t * s_kt, p_sums + i_t * s_sums, m_path, count,
                     o_k, s_kt, s_sums, K,
@@ -272,14 +272,14 @@ def _verify(
         o_at = o_r[None, :] * (HV * V) + o_v[:, None]
         tl.store(p_u + o_at, b_u, mask=m_r[None, :] & m_v)
         tl.store(p_out + o_at, b_o.to(p_out.dtype.element_ty), mask=m_r[None, :] & m_v)
-        tl.debug_barrier()  # what was written is read by later blocks
+        tl.debug_barrier()  # later blocks read the results
 
 
 _launch_verify = Launcher(_verify)
 
 
 def verify(call: DeltaCall, batch: StateBatch, plan: Drafts, *, channels: bool) -> Record:
-    """Runs drafted rows, as `gated_delta` and, with `channels`, `kda` have them."""
+    """Run drafted rows for `gated_delta` or, with `channels`, `kda`."""
     layer, q, k, v, g, beta, out = call
     total, heads, key_size = k.shape
     _, value_heads, value_size = v.shape

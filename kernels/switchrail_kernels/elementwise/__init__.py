@@ -1,4 +1,4 @@
-"""Normalisation, activation and angles: operations between the products of a layer, a kernel each."""
+"""Normalisation, activation and rotary embedding, one kernel each, between a layer's products."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ OPERATIONS = {
     "sigmoid_gate": "switchrail_kernels.elementwise.silu_and_mul:sigmoid_gate",
     "silu_and_mul": "switchrail_kernels.elementwise.silu_and_mul:silu_and_mul",
 }
-"""By operation of `switchrail.platforms`: the function that serves it on GPUs."""
+"""By operation of `switchrail.platforms`: the function that implements it on GPUs."""
 
 __all__ = ["OPERATIONS"]

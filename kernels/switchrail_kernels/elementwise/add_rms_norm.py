@@ -1,6 +1,6 @@
 """The operation `add_rms_norm` of `switchrail.platforms` in Triton."""
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -42,7 +42,7 @@ _launch = Launcher(_add, early=True)
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *, eps: float, weight_offset: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Adds, and normalises the sum; see `switchrail.platforms.operations.AddRMSNorm`.
+    """Add, then normalise the sum; see `switchrail.platforms.operations.AddRMSNorm`.
 
     Args:
         x: [..., D].

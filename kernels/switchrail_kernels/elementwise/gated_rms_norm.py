@@ -1,6 +1,6 @@
 """The operation `gated_rms_norm` of `switchrail.platforms` in Triton."""
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -30,7 +30,7 @@ def _normalize(
     b_x = tl.load(p_x + o_x[:, None] + o_d[None, :], mask=mask, other=0.0).to(tl.float32)
     b_gate = tl.load(p_gate + o_g[:, None] + o_d[None, :], mask=mask, other=0.0).to(tl.float32)
     b_factor = tl.rsqrt(tl.sum(b_x * b_x, 1) / D + eps)
-    # Rounded where the model definition rounds.
+    # Rounded as in the model definition.
     b_out = (b_x * b_factor[:, None]).to(p_out.dtype.element_ty).to(tl.float32)
     b_out = (b_out * b_weight[None, :]).to(p_weight.dtype.element_ty).to(tl.float32)
     b_out *= b_gate / (1.0 + tl.exp(-b_gate))
@@ -42,11 +42,11 @@ _launch = Launcher(_normalize, early=True)
 
 
 def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
-    """Normalises rows and gates them; see `switchrail.platforms.operations.GatedRMSNorm`.
+    """Normalise rows and gate them; see `switchrail.platforms.operations.GatedRMSNorm`.
 
     Args:
         x: [..., D].
-        gate: [..., D]; of a strided view nothing is copied.
+        gate: [..., D]; strided views are not copied.
         weight: [D], of x's dtype or float32.
         eps: Added to the mean of squares.
 

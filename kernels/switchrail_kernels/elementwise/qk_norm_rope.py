@@ -1,6 +1,6 @@
 """The operation `qk_norm_rope` of `switchrail.platforms` in Triton."""
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -25,7 +25,7 @@ def _rotate_head(
     p_x, p_weight, p_cos, p_sin, p_out, p_rows, tokens, s_x, s_out, eps, offset,
     D: tl.constexpr, R: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr, CACHED: tl.constexpr,
 ):  # fmt: skip
-    """One head of `BT` tokens. It rounds where the model definition rounds."""
+    """One head of `BT` tokens, rounded as in the model definition."""
     o_t = tl.program_id(0) * BT + tl.arange(0, BT)
     o_d = tl.arange(0, BD)
     o_pair = tl.where(o_d < R // 2, o_d + R // 2, o_d - R // 2)
@@ -103,7 +103,7 @@ def qk_norm_rope(
     v: torch.Tensor | None = None,
     cache: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Normalises and rotates heads; see `switchrail.platforms.operations.QKNormRope`.
+    """Normalise and rotate heads; see `switchrail.platforms.operations.QKNormRope`.
 
     Args:
         q: [1, T, H, D].
@@ -114,17 +114,17 @@ def qk_norm_rope(
         sin: [1, T, R].
         eps: Added to the means of squares.
         weight_offset: Added to the weights.
-        v: [1, T, HKV, D], where there is a cache.
-        cache: Caches of keys and of values [pages, page, HKV, D], and each token's row in them [T].
+        v: [1, T, HKV, D]; required with a cache.
+        cache: Caches of keys and of values [pages, page, HKV, D], and the row of each token in them [T].
 
     Returns:
-        Queries and keys, contiguous; with a cache the second is that of keys.
+        Queries and keys, contiguous; with a cache, the keys are its key cache.
     """
     (tokens, heads, size), kv_heads = q.shape[1:], k.shape[2]
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if cache is None or v is None:
         k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device)
-        v, v_out, places, copied = k, k_out, q, 0  # of which nothing is read
+        v, v_out, places, copied = k, k_out, q, 0  # placeholders that are not read
     else:
         (k_out, v_out, places), copied = cache, kv_heads
     if tokens:

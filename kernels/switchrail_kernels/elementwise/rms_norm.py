@@ -1,6 +1,6 @@
 """The operation `rms_norm` of `switchrail.platforms` in Triton."""
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -37,10 +37,10 @@ _launch = Launcher(_normalize, early=True)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, weight_offset: float) -> torch.Tensor:
-    """Normalises rows; see `switchrail.platforms.operations.RMSNorm`.
+    """Normalise rows; see `switchrail.platforms.operations.RMSNorm`.
 
     Args:
-        x: [..., D]; of strided views such as heads next to their gates nothing is copied.
+        x: [..., D]; strided views, such as heads next to their gates, are not copied.
         weight: [D].
         eps: Added to the mean of squares.
         weight_offset: Added to the weight.

@@ -1,6 +1,6 @@
 """The operation `rotary` of `switchrail.platforms` in Triton."""
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -46,8 +46,8 @@ def rotary(
     Args:
         position_ids: [1, T].
         inv_freq: [D / 2].
-        scaling: Factor of the results.
-        dtype: Of the results.
+        scaling: A factor on the results.
+        dtype: The dtype of the results.
 
     Returns:
         [1, T, D] each.

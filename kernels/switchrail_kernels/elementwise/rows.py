@@ -1,4 +1,4 @@
-"""How the rows of a tensor lie in memory, and how many of them one program takes."""
+"""The memory layout of a tensor's rows, and the number of rows per program."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from switchrail_kernels.launch import padded
 
 _FEW = 2048
-"""Rows up to which each has a program of its own."""
+"""Maximum number of rows for one program per row."""
 
 _MOST = 4096
-"""Elements of a program that has several rows."""
+"""Maximum elements of a program with several rows."""
 
 
 class Rows(NamedTuple):
-    """Where the rows of a tensor begin: row r at (r // inner) outer_stride + (r % inner) inner_stride."""
+    """The addresses of a tensor's rows: row r is at (r // inner) outer_stride + (r % inner) inner_stride."""
 
     inner: int
     outer_stride: int
@@ -24,10 +24,10 @@ class Rows(NamedTuple):
 
 
 def rows_of(x: torch.Tensor) -> tuple[torch.Tensor, Rows]:
-    """The tensor [..., D], or a copy where two strides don't describe its rows, and where its rows lie."""
+    """The tensor [..., D], copied if two strides can't describe its rows, and the addresses of its rows."""
     if x.is_contiguous():
         return x, Rows(1, x.shape[-1], 0)
-    groups: list[tuple[int, int]] = []  # sizes and strides, the innermost first
+    groups: list[tuple[int, int]] = []  # sizes and strides, innermost first
     for size, stride in zip(reversed(x.shape[:-1]), reversed(x.stride()[:-1]), strict=True):
         if size == 1:
             continue
@@ -43,7 +43,7 @@ def rows_of(x: torch.Tensor) -> tuple[torch.Tensor, Rows]:
 
 
 def block(rows: int, size: int) -> tuple[int, int, int]:
-    """Rows of a program, a row's elements with padding, and warps: a row is summed the same way in each."""
+    """Rows per program, the padded row size, and warps. A row's sum is computed the same way in each."""
     columns = padded(size)
     each = 1 if rows <= _FEW else max(_MOST // columns, 1)
     return each, columns, min(max(each * columns // 256, 1), 16)

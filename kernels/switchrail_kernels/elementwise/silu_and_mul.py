@@ -1,6 +1,6 @@
 """The operations `silu_and_mul` and `sigmoid_gate` of `switchrail.platforms` in Triton."""
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -38,11 +38,11 @@ _launch = Launcher(_activate, early=True)
 
 
 def silu_and_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """Multiplies silu(gate) by up; see `switchrail.platforms.operations.SiluAndMul`.
+    """Multiply silu(gate) by up; see `switchrail.platforms.operations.SiluAndMul`.
 
     Args:
         gate: [..., D].
-        up: [..., D]; halves of one product are read where they are.
+        up: [..., D]; the two may be halves of one tensor and are not copied.
 
     Returns:
         [..., D], contiguous.

@@ -1,6 +1,6 @@
 """The operation `experts` of `switchrail.platforms` in Triton, for compute capability 8.0 and later.
 
-Nothing here waits for the device, and all sizes follow from shapes: a call can be captured.
+Calls can be captured: nothing waits for the device, and all sizes follow from shapes.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _choose, _add_up, _order, _gate_up_tiles, _down_tiles, _weigh, _gate_up_pairs, _
 )
 
 _LOGITS = 8192
-"""Logits that one program chooses from, at most."""
+"""Maximum logits that one program chooses from."""
 
 _ADDED = 32
-"""Chunks up to which each adds up the counts of all of them by itself."""
+"""Maximum chunks for which each program adds up all counts itself."""
 
 _CHUNK, _LONG = 8, 32
-"""Rows of a chunk where there are so few, and where there are more: a program with fewer takes less time."""
+"""Rows per chunk for few rows and for many; programs with fewer rows take less time."""
 
 _COMPARED = 128
-"""Experts up to which each is compared with all others."""
+"""Maximum experts for comparing each with all others."""
 
 _AT_ONCE = 16
-"""Comparisons of a thread at once."""
+"""Simultaneous comparisons per thread."""
 
 
 def experts(
@@ -47,18 +47,18 @@ def experts(
     rows: torch.Tensor | None = None,
     sizes: Tiles | None = None,
 ) -> torch.Tensor:
-    """Runs the experts; see `switchrail.platforms.operations.Experts`.
+    """Run the experts; see `switchrail.platforms.operations.Experts`.
 
     Args:
         x: [T, H].
         logits: [T, E].
         gate_up: [E, 2 I, H].
         down: [E, H, I].
-        top_k: Experts of a row, the shared ones not counted.
+        top_k: Experts per row, without the shared ones.
         normalize: Whether the weights of a row's experts sum to 1.
-        shared: How many of the experts, the last ones, every row has.
-        rows: [1] int32, on the device: rows from there on are padding.
-        sizes: Tiles for all of it; None: those that were found to be the fastest.
+        shared: The number of shared experts, which come last and which every row uses.
+        rows: [1] int32, on the device: rows from this index on are padding.
+        sizes: Tiles for all products; None for the fastest measured ones.
 
     Raises:
         ArgumentError: Shapes or dtypes don't fit together.
@@ -85,7 +85,7 @@ def experts(
         chunks = triton.cdiv(t, bt)
         blocks = min(t * top_k, t * top_k // bm + own) + shared * triton.cdiv(t, bm)
         lengths = [pairs, pairs, (chunks + 1) * own, chunks * 4 * own, pairs, 3 * blocks, 1]
-        lengths = [-(-length // 4) * 4 for length in lengths]  # so that kernels are compiled for aligned ones
+        lengths = [-(-length // 4) * 4 for length in lengths]  # so that Triton compiles for aligned addresses
     weights = torch.empty(pairs, dtype=torch.float32, device=x.device)
     work = torch.empty(sum(lengths), dtype=torch.int32, device=x.device)
     chosen, ranks, counts, places, order_of, table, used = torch.split(work, lengths)

@@ -1,6 +1,6 @@
-"""The products of experts: by tiles of pairs that have one expert, and by single pairs for very few rows."""
+"""The products of experts: in tiles of pairs with the same expert, or pair by pair for very few rows."""
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN201, ANN202, SIM102
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -128,7 +128,7 @@ def weigh(
     PADDED: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Sums what the experts of a row made of it, in the order of its experts; zeros for rows of padding."""
+    """Sum the results of a row's experts, in the order of its experts; zeros for padding rows."""
     wait(EARLY)
     i_t = tl.program_id(0)
     rows = T

@@ -1,10 +1,10 @@
-"""Choosing each row's experts, and ordering the pairs of a row and an expert by their experts.
+"""Choosing each row's experts, and sorting the pairs of row and expert by expert.
 
-A program has a chunk of rows. It counts how many of them each expert has; the places of its pairs follow from
-these counts and those of the chunks before. Nothing depends on which program is first.
+A program has a chunk of rows and counts the rows of each expert. The places of its pairs follow from these
+counts and those of earlier chunks. The result does not depend on the order in which programs run.
 """
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN201, ANN202
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -20,9 +20,9 @@ _LEAST = tl.constexpr(-(2**31))
 
 @triton.jit
 def _keys(b_l, m_l):
-    """Integers in the order of the logits, NaN first; where there is no logit, less than any."""
+    """Integers in the order of the logits, NaN first; missing logits get the smallest."""
     b_l = b_l.to(tl.float32)
-    b_key = tl.where(b_l == 0.0, 0.0, b_l).to(tl.int32, bitcast=True)  # of either sign
+    b_key = tl.where(b_l == 0.0, 0.0, b_l).to(tl.int32, bitcast=True)  # zeros of either sign
     b_key = tl.where(b_l == b_l, b_key ^ ((b_key >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
     return tl.where(m_l, b_key, _LEAST)
 
@@ -33,7 +33,7 @@ def _order_chunk(
     E: tl.constexpr, S: tl.constexpr, K: tl.constexpr, EP: tl.constexpr, KP: tl.constexpr,
     BT: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """Orders the pairs of one chunk, and describes the blocks that begin in it."""
+    """Sort the pairs of one chunk, and describe the blocks that begin in it."""
     o_e = tl.arange(0, EP)
     m_e = o_e < E
     b_total = tl.load(p_total + o_e, mask=m_e, other=0)
@@ -45,7 +45,7 @@ def _order_chunk(
     tl.store(p_place + E + o_e, tl.cumsum(b_size, 0) - b_size, mask=m_e)
     if i_c == 0:
         tl.store(p_used, blocks + S * tl.cdiv(rows, BM))
-    tl.debug_barrier()  # the program's other threads have stored what is loaded now
+    tl.debug_barrier()  # the program's other threads have stored the values loaded now
 
     o_p = tl.arange(0, BT * KP)
     o_t = i_c * BT + o_p // KP
@@ -103,9 +103,9 @@ def choose(
     ORDER: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """The experts of each row of a chunk, best first, then the shared ones; equal logits by number.
+    """The experts of each row of a chunk, best first, then the shared ones; equal logits by expert number.
 
-    Each expert is compared with all others, `BJ` at once; where that is 0, the best is looked for K times.
+    Each expert is compared with all others, `BJ` at once. If BJ is 0, the maximum is searched for K times.
     """
     wait(EARLY)
     i_c = tl.program_id(0)
@@ -139,7 +139,7 @@ def choose(
             b_key = tl.where(m_best, _LEAST, b_key)
     m_s = (b_slot >= 0) & m_l
     o_s = o_t[:, None] * (K + S) + b_slot
-    b_l = tl.load(p_l, mask=m_l, other=0.0).to(tl.float32)  # again, to keep less in registers
+    b_l = tl.load(p_l, mask=m_l, other=0.0).to(tl.float32)  # loaded again, to use fewer registers
     b_l = tl.where(m_e[None, :], b_l, float("-inf"))
     b_p = tl.exp(b_l - tl.max(b_l, 1)[:, None])
     b_p = b_p / tl.sum(b_p, 1)[:, None]
@@ -155,7 +155,7 @@ def choose(
         b_mine = m_s.to(tl.int32)
         tl.store(p_ranks + o_s, tl.cumsum(b_mine, 0) - b_mine, mask=m_s)
         tl.store(p_counts + i_c * E + o_e, tl.sum(b_mine, 0), mask=m_e)
-        if ORDER:  # there is no chunk before
+        if ORDER:  # the only chunk
             tl.store(p_counts + E + o_e, tl.zeros((EP,), tl.int32), mask=m_e)
             tl.debug_barrier()  # as above
             _order_chunk(
@@ -166,7 +166,7 @@ def choose(
 
 @triton.jit(do_not_specialize=["chunks"])
 def add_up(p_counts, chunks, E: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr, EARLY: tl.constexpr):
-    """Makes of the counts of chunks those of all chunks before, and a last line with the totals."""
+    """Replace the counts of each chunk by the sums over all earlier chunks, and append the totals."""
     wait(EARLY)
     o_e = tl.program_id(0) * BE + tl.arange(0, BE)
     o_c = tl.arange(0, BC)
@@ -203,7 +203,7 @@ def order(
     PADDED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Orders the pairs of all chunks, a program each; where BC is 0, `add_up` has added up their counts."""
+    """Sort the pairs of all chunks, one program per chunk. If BC is 0, `add_up` has added up the counts."""
     wait(EARLY)
     i_c = tl.program_id(0)
     rows = T

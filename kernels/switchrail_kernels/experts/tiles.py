@@ -1,4 +1,4 @@
-"""Sizes of the tiles of experts, by how many rows an expert has on average."""
+"""Tile sizes of experts, by the average number of rows per expert."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from switchrail_kernels.device import has_large_shared_memory
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a program computes its part of a product.
+    """A program's part of a product.
 
     Attributes:
         columns: Columns of the result.
-        depth: How much of the sum at once.
+        depth: Terms of the sum per step.
         warps: Warps.
-        stages: Stages of the loads.
+        stages: Pipeline stages of the loads.
     """
 
     columns: int
@@ -31,9 +31,9 @@ class Tiles:
     """The tiles of a call.
 
     Attributes:
-        rows: Pairs of one block.
-        gate_up: The first product's; it has as many columns of `gate` and of `up`.
-        down: The second product's.
+        rows: Pairs per block.
+        gate_up: The first product's tile; it has this many columns of `gate` and of `up` each.
+        down: The second product's tile.
     """
 
     rows: int
@@ -42,7 +42,7 @@ class Tiles:
 
 
 EXACT = Tiles(16, Tile(32, 32, 4, 1), Tile(32, 32, 4, 1))
-"""For float32, whose products are single multiplications."""
+"""For float32, which uses no tensor cores."""
 
 SMALL = Tiles(32, Tile(32, 64, 4, 3), Tile(64, 64, 4, 3))
 """For devices with little shared memory."""
@@ -53,15 +53,15 @@ FITTED = (
     (96.0, Tiles(64, Tile(64, 64, 4, 4), Tile(128, 64, 4, 4))),
     (float("inf"), Tiles(128, Tile(128, 64, 8, 3), Tile(256, 64, 8, 3))),
 )
-"""Rows of an expert on average, up to which tiles serve: of those that `benchmarks/experts.py --tune` times,
-the fastest on an H200 (2026-11-23), or within 2%."""
+"""The maximum average rows per expert for each tile. The fastest tiles on an H200 (2026-11-23) of those that
+`benchmarks/experts.py --tune` times, or within 2%."""
 
 MOST_PAIRS = 22
-"""Pairs of a row and an expert up to which each is computed alone."""
+"""Maximum pairs of row and expert for computing each pair alone."""
 
 
 def tiles(average: float, dtype: torch.dtype, device: torch.device) -> Tiles:
-    """The tiles where an expert has `average` rows."""
+    """The tiles for an average of `average` rows per expert."""
     if dtype == torch.float32:
         return EXACT
     if not has_large_shared_memory(device):

@@ -67,16 +67,16 @@ class CuteGatedDelta(DeltaAdapter, GatedDeltaBackend):
     contract = CONTRACT
 
     def refresh(self, plan: object, batch: StateBatch) -> None:
-        """Makes the plan one for another batch of as many sequences.
+        """Reuse the plan for another batch with the same number of sequences.
 
         Raises:
             ArgumentError: The plan is another backend's.
-            ContractError: The batch is no such one.
+            ContractError: The batch has another number of sequences.
         """
         refresh_decode(CONTRACT, plan, batch)
 
     def launch(self, call: DeltaCall, batch: StateBatch, plan: Decode) -> None:
-        """Runs one token a sequence."""
+        """Run one token per sequence."""
         layer, q, k, v, g, beta, out = call
         check_pool(CONTRACT, "state", layer.state)
         sequences, heads, key_size = q.shape

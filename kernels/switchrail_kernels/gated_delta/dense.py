@@ -1,6 +1,6 @@
-"""Between the tensors of the contract and those of a library: dense, with states of the batch's own."""
+"""Conversion between the contract's tensors and a library's: dense inputs and separate states per batch."""
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN201, ANN202, SIM102
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -20,7 +20,7 @@ from switchrail_kernels.delta.gates import head_log2_decay, write_weight
 from switchrail_kernels.launch import TABLES, Launcher, padded
 
 LEAST_LOG_DECAY = -80.0
-"""What a g below it counts as, so that differences of sums of them are numbers."""
+"""Lower g are raised to this, so that differences of their sums are finite."""
 
 _ROWS = 32
 _BLOCK = 4096
@@ -28,7 +28,7 @@ _BLOCK = 4096
 
 @triton.jit
 def scales(b_x):
-    """Of rows [R, D] the power of 2 that makes their norm 1/2 to 1, and 1 over what it is then."""
+    """The power of 2 that scales each row [R, D] to a norm of 1/2 to 1, and the inverse of that norm."""
     b_x = b_x.to(tl.float32)
     b_norm = tl.rsqrt(tl.sum(b_x * b_x, 1) + 1e-6)
     b_power = tl.exp2(tl.floor(tl.log2(b_norm)))
@@ -37,7 +37,7 @@ def scales(b_x):
 
 @triton.jit
 def _finite(b_x):
-    """Rows [R, D] with zeros for what isn't finite, and which rows have nothing else."""
+    """Rows [R, D] with zeros in place of nonfinite numbers, and whether each row was finite."""
     m = tl.abs(b_x.to(tl.float32)) < float("inf")
     return tl.where(m, b_x, 0.0), tl.min(m.to(tl.int32), 1) != 0
 
@@ -51,7 +51,7 @@ def _pack(
     BV: tl.constexpr, L2NORM: tl.constexpr, GATE: tl.constexpr, BIASED: tl.constexpr, RAW_BETA: tl.constexpr,
     LINEAR: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    # Heads innermost: programs that run together read whole rows.
+    # Heads innermost, so that programs that run together read whole rows.
     i_h = tl.program_id(0) % H
     o_t = (tl.program_id(0) // H).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     o_k = tl.arange(0, BK)[None, :]
@@ -136,7 +136,7 @@ def _scatter(
     if slot >= 0:
         b = tl.load(p_states + i_s * SIZE + o, mask=o < SIZE)
         tl.store(p_pool + slot * SIZE + o, b.to(p_pool.dtype.element_ty), mask=o < SIZE)
-    else:  # padding: its rows are zeros, and it has no state
+    else:  # padding has zero rows and no state
         first = tl.load(p_cu_seqlens + i_n).to(tl.int64) * WIDTH
         end = tl.load(p_cu_seqlens + i_n + 1).to(tl.int64) * WIDTH
         step = tl.num_programs(1) * BLOCK
@@ -152,15 +152,15 @@ _launch_scatter = Launcher(_scatter)
 
 
 class Dense(NamedTuple):
-    """The dense inputs of a prefill; [T, HV] and [T, H] are float32, the others of the dtype that they had.
+    """The dense inputs of a prefill. [T, HV] and [T, H] are float32, the others keep their dtypes.
 
     Attributes:
         q: [T, H, K].
         k: [T, H, K].
         v: [T, HV, V].
         g: [T, HV], the log of the decay, at least `LEAST_LOG_DECAY`.
-        beta: [T, HV], the weight of the write.
-        factors: [T, H], what the rows of `out` are to be multiplied by; None for nothing.
+        beta: [T, HV], the write weight.
+        factors: [T, H], factors for the rows of `out`; None for none.
     """
 
     q: torch.Tensor
@@ -172,16 +172,16 @@ class Dense(NamedTuple):
 
 
 def pack(call: DeltaCall, *, linear: bool = False) -> Dense:
-    """Dense copies of a prefill's inputs, in one launch, for kernels that know no norm.
+    """Copy a prefill's inputs, in one launch, for kernels without normalisation.
 
-    Normalised keys and queries would be rounded, and where the two are all but orthogonal nothing of their
-    product would be left. But S + beta (v - S k / n) k^T / n is S + beta / n^2 (v n - S k) k^T, and the norm
-    of a query is a factor of its output. So both keep their digits, and are only multiplied by powers of 2.
+    Rounding normalised keys and queries would lose the product of a nearly orthogonal pair. But S + beta (v -
+    S k / n) k^T / n equals S + beta / n^2 (v n - S k) k^T, and a query's norm is a factor of its output. So
+    keys and queries are only scaled by powers of 2, which keeps their digits.
 
-    A kernel's last block of a sequence may reach into the next one, and what is weighted by zero there
-    must be finite. So where a key or a value isn't, NaN is in the weight of its write instead.
+    A kernel's last block of a sequence may read into the next sequence with weights of zero, so all values
+    must be finite. A nonfinite key or value is therefore represented by a NaN write weight.
 
-    Where `linear`, `g` is the decay, not its log.
+    If `linear`, `g` is the decay instead of its log.
     """
     layer, q, k, v, g, beta, _ = call
     rows, heads, key_size = q.shape
@@ -208,7 +208,7 @@ def pack(call: DeltaCall, *, linear: bool = False) -> Dense:
 
 
 def rescale(out: torch.Tensor, factors: torch.Tensor) -> None:
-    """Multiplies each row of `out`, [T, HV, V], by its head's of `factors`, [T, H]."""
+    """Multiply each row of `out`, [T, HV, V], by its head's factor of `factors`, [T, H]."""
     rows, value_heads, value_size = out.shape
     _launch_rescale(
         (-(-rows // _ROWS) * value_heads, 1, 1),
@@ -220,13 +220,13 @@ def rescale(out: torch.Tensor, factors: torch.Tensor) -> None:
 
 
 def gather(state: torch.Tensor, batch: StateBatch, sequences: torch.Tensor, room: int = 0) -> torch.Tensor:
-    """The states before the batch, zeros where a sequence has none.
+    """Copy the states before the batch, zeros if a sequence has none.
 
     Args:
         state: The pool, [slots, HV, V, K].
         batch: The batch.
-        sequences: [M] int32, the sequences that are wanted.
-        room: For how many states there is to be room at least.
+        sequences: [M] int32, the wanted sequences.
+        room: Minimum number of states to allocate.
 
     Returns:
         [M or more, HV, V, K] float32.
@@ -244,13 +244,13 @@ def gather(state: torch.Tensor, batch: StateBatch, sequences: torch.Tensor, room
 
 
 def scatter(states: torch.Tensor, call: DeltaCall, batch: StateBatch, sequences: torch.Tensor) -> None:
-    """Writes the states after the batch into their slots, and zeros into padding's rows of `out`.
+    """Write the states after the batch to their slots, and zeros to padding's rows of `out`.
 
     Args:
         states: [M or more, HV, V, K] float32.
         call: The call.
         batch: The batch.
-        sequences: [M] int32, which sequences they are of.
+        sequences: [M] int32, the sequences of the states.
     """
     state, out = call.layer.state, call.out
     size = state[0].numel()

@@ -1,6 +1,6 @@
-"""FlashInfer's kernels of the gated delta rule behind the contract."""
+"""FlashInfer's kernels of the gated delta rule as a backend."""
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -37,11 +37,11 @@ def _stage(
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, L2NORM: tl.constexpr,
     GATE: tl.constexpr, BIASED: tl.constexpr, RAW_BETA: tl.constexpr, OWN: tl.constexpr,
 ):  # fmt: skip
-    """One row of a value head each; rows after the last have no slot. With OWN states are the batch's own.
+    """One row of one value head; rows after the last have no slot. With OWN, the states are the batch's own.
 
-    Gates are made into the raw ones of the kind `softplus` that activate to them. A sigmoid gives no weight
-    above 1: but c k and v c / n with the weight (n / c)^2 write what k n and v do with a weight of 1. c is a
-    power of 2, so that keys keep their digits; so do queries, whose norm is a factor of their output.
+    Converts gates to raw `softplus` gates that activate to them. A sigmoid gives no weight above 1, but c k
+    and v c / n with the weight (n / c)^2 have the same effect as k n and v with a weight of 1. c is a power
+    of 2, so keys keep their digits. So do queries, since their norm is a factor of their output.
     """
     i_t = (tl.program_id(0) // HV).to(tl.int64)
     i_h = tl.program_id(0) % HV
@@ -69,7 +69,7 @@ def _stage(
         tl.store(p_to_v + (i_t * HV + i_h) * V + o_v, b_v / b_inverse)
         b_g = tl.load(p_g + i_t * s_gt + i_h * s_gh)
         b_x = -LN2 * head_log2_decay(b_g, p_rate, p_bias, i_h, lower, GATE, BIASED)
-        # softplus(a) = x, with the series of log((e^x - 1) / x) where e^x - 1 has few digits
+        # softplus(a) = x, with a series of log((e^x - 1) / x) where e^x - 1 has few digits
         b_a = tl.where(b_x < 0.05, tl.log(b_x) + b_x * (0.5 + b_x * (1 / 24)), tl.log(tl.exp(b_x) - 1.0))
         tl.store(p_to_a + i_t * HV + i_h, tl.where(b_x > 15.0, b_x, b_a))
         b_beta = tl.load(p_beta + i_t * s_bt + i_h * s_bh)
@@ -105,12 +105,12 @@ def _finish(
     b = tl.load(p_result + o).to(tl.float32)
     if L2NORM:
         b *= tl.load(p_factors + i_t * H + i % HV // (HV // H))
-        b = tl.where(tl.load(p_slots + i_t) < 0, 0.0, b)  # padding may have any queries
+        b = tl.where(tl.load(p_slots + i_t) < 0, 0.0, b)  # the queries of padding may hold anything
     tl.store(p_out + o, b.to(p_out.dtype.element_ty))
 
 
 MOST = 4.0
-"""The largest weight of a write for which `_stage` has a sigmoid."""
+"""The largest write weight that `_stage` can represent with a sigmoid."""
 
 _launch_stage = Launcher(_stage)
 _launch_finish = Launcher(_finish)
@@ -118,12 +118,12 @@ _launch_finish = Launcher(_finish)
 
 @dataclass(frozen=True, slots=True)
 class _Sequences:
-    """The sequences of a batch that are not empty; the library takes no others.
+    """The nonempty sequences of a batch; the library does not support empty ones.
 
     Attributes:
-        phase: The phase that the batch is of.
+        phase: The phase of the batch.
         seqlens: The lengths of all its sequences.
-        indices: [M] int32, which they are.
+        indices: [M] int32, the indices of the nonempty sequences.
         starts: [M + 1] int64, their first rows, and the end.
     """
 
@@ -144,20 +144,20 @@ class _Sequences:
 class FlashInferGatedDelta(DeltaAdapter, GatedDeltaBackend):
     """The gated delta rule for compute capability 9.0, head sizes of 128, bfloat16.
 
-    Its decode is compiled for each number of sequences; they are filled up to the next power of 2. States in
-    bfloat16 are widened, in scratch, and narrowed again.
+    Decode is compiled for each number of sequences, padded to the next power of 2. bfloat16 states are
+    converted to float32 in scratch memory, and back.
     """
 
     contract = CONTRACT
     planned = _Sequences
 
     def plan(self, phase: Phase, batch: StateBatch, bounds: Bounds | None = None) -> _Sequences:
-        """Finds the sequences that are not empty."""
+        """Find the nonempty sequences."""
         CONTRACT.check_batch(phase, batch)
         return _Sequences.of(phase, batch)
 
     def launch(self, call: DeltaCall, batch: StateBatch, plan: _Sequences) -> None:
-        """Runs T packed tokens of N sequences of any length, or one each in decode."""
+        """Run T packed tokens of N sequences of any length, or one each in decode."""
         if plan.phase == "decode":
             _decode(call, batch, plan)
         else:
@@ -204,7 +204,7 @@ def _decode(call: DeltaCall, batch: StateBatch, plan: _Sequences) -> None:
 
 
 def _step(call: DeltaCall, batch: StateBatch, pool: torch.Tensor) -> None:
-    """A decode on states in float32: the pool of the layer, or the batch's own in its order."""
+    """Run a decode on float32 states: the layer's pool, or the batch's own states in its order."""
     layer, q, k, v, g, beta, out = call
     rows, heads, key_size = q.shape
     value_heads, value_size = out.shape[1:]

@@ -1,6 +1,6 @@
-"""FlashQLA's kernels (TileLang, Hopper) behind the contract of the gated delta rule: prefill."""
+"""FlashQLA's kernels (TileLang, Hopper) as a backend of the gated delta rule: prefill."""
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -44,15 +44,15 @@ _launch_sum_chunks = Launcher(_sum_chunks)
 
 @dataclass(frozen=True)
 class _Sequences:
-    """The sequences of a batch that are not empty; the library knows of no others.
+    """The nonempty sequences of a batch; the library does not support empty ones.
 
     Attributes:
         seqlens: The lengths of all its sequences.
-        indices: [M] int32, which they are.
+        indices: [M] int32, the indices of the nonempty sequences.
         starts: [M + 1] int32 on the host, their first rows, and the end.
-        chunks: [chunks, 4] int32, the library's chunks, as `split_rows` has them.
-        device: Where the call's tensors are.
-        contexts: By the number of value heads, where the library cuts them.
+        chunks: [chunks, 4] int32, the library's chunks, as in `split_rows`.
+        device: The device of the call's tensors.
+        contexts: By number of value heads, the library's splits.
     """
 
     seqlens: tuple[int, ...]
@@ -72,9 +72,9 @@ class _Sequences:
         return cls(batch.seqlens, indices, torch.from_numpy(starts), chunks, device)
 
     def context(self, value_heads: int) -> FlashQLACPContext:
-        """Where the library cuts the sequences; made once."""
+        """How the library splits the sequences; made once."""
         if value_heads not in self.contexts:
-            # the kernels that cut have no layout for other numbers of heads
+            # the splitting kernels have no layout for other numbers of heads
             cuts = value_heads % 4 == 0
             host = build_cp_context(
                 self.starts, enable_intra=cuts, num_v_heads=value_heads, chunk_size=CHUNK_SIZE
@@ -94,20 +94,20 @@ class _Sequences:
 class FlashQlaGatedDelta(DeltaAdapter, GatedDeltaBackend):
     """The gated delta rule for compute capability 9.0, head sizes of 128, float16 and bfloat16.
 
-    It cuts a long sequence where it leaves much of the device idle, and where the gates between two cuts
-    multiply to less than e^-10, takes what was before the first as nothing.
+    The library splits a long sequence if it leaves much of the device idle. If the gates between two splits
+    multiply to less than e^-10, it ignores everything before the first of them.
     """
 
     contract = CONTRACT
     planned = _Sequences
 
     def plan(self, phase: Phase, batch: StateBatch, bounds: Bounds | None = None) -> _Sequences:
-        """Finds the sequences that are not empty."""
+        """Find the nonempty sequences."""
         CONTRACT.check_batch(phase, batch)
         return _Sequences.of(batch)
 
     def launch(self, call: DeltaCall, batch: StateBatch, plan: _Sequences) -> None:
-        """Runs T packed tokens of N sequences of any length."""
+        """Run T packed tokens of N sequences of any length."""
         with torch.inference_mode():
             dense = pack(call)
             states = gather(call.layer.state, batch, plan.indices)
@@ -120,9 +120,9 @@ class FlashQlaGatedDelta(DeltaAdapter, GatedDeltaBackend):
 def _run(
     dense: Dense, states: torch.Tensor, out: torch.Tensor, plan: _Sequences, scale: float
 ) -> torch.Tensor:
-    """`flash_qla.chunk_gated_delta_rule_fwd`, which would allocate its output, and so have it copied.
+    """`flash_qla.chunk_gated_delta_rule_fwd`, which would allocate its own output and cost a copy.
 
-    Its sums of g over a chunk are made here: its kernel for them has no layout for 3 heads.
+    The sums of g over a chunk are computed here, since the library's kernel has no layout for 3 heads.
 
     Returns:
         The states after the sequences, [M, HV, V, K] float32.

@@ -1,6 +1,6 @@
-"""The operation `gated_delta_inputs`: a product, and the gates from its last columns at once."""
+"""The operation `gated_delta_inputs`: a product, and the gates computed from its last columns."""
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -16,7 +16,7 @@ from switchrail_kernels.products.forward import products
 from switchrail_kernels.softplus import softplus
 
 BLOCK = 256
-"""Gates of a program, about."""
+"""Approximate gates per program."""
 
 
 @triton.jit
@@ -24,7 +24,7 @@ def gates(
     p_b, p_A_log, p_dt_bias, p_g, p_beta, s_row, T, HV, BT: tl.constexpr, BH: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Log of the decay and weight of the write, from rows that have b's columns and then a's."""
+    """Log of the decay and write weight, from rows that hold b's columns and then a's."""
     o_t = tl.program_id(0) * BT + tl.arange(0, BT)
     o_h = tl.arange(0, BH)
     mask = (o_t < T)[:, None] & (o_h < HV)[None, :]
@@ -46,7 +46,7 @@ _gates = Launcher(gates, early=True)
 def gated_delta_inputs(
     x: torch.Tensor, weight: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor, *, channels: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `switchrail.platforms.operations.GatedDeltaInputs` says."""
+    """See `switchrail.platforms.operations.GatedDeltaInputs`."""
     product = products(x, weight)
     rows, heads = len(x), A_log.shape[0]
     last = product[:, -2 * heads :]

@@ -1,12 +1,11 @@
-"""The step of decode in the CuTe DSL: one launch, whatever the number of sequences, slots and strides.
+"""The decode step in the CuTe DSL: one launch for any number of sequences, slots and strides.
 
-A warp has some rows of one head's state, of which it holds all numbers in registers: each is read and
-written once, 16 bytes a lane, and all reads are on their way before the first is used. With S the old state,
-and k and q normalised, u = beta (v - exp(g) S k), out = scale (exp(g) S q + u (k . q)), and S becomes
-exp(g) S + u k^T.
+A warp holds some rows of one head's state in registers. Each number is read and written once, 16 bytes per
+lane, and all reads are issued before the first is used. With S the old state, and k and q normalised, u =
+beta (v - exp(g) S k), out = scale (exp(g) S q + u (k . q)), and S becomes exp(g) S + u k^T.
 """
 
-# The DSL reads annotations as they are, and its integers and pointers are untyped.
+# The DSL evaluates annotations itself, and its integers and pointers are untyped.
 # ruff: noqa: ANN001, ANN201, ANN202, ANN204
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, type-arg"
 
@@ -17,13 +16,13 @@ import cutlass
 from cutlass import cute
 
 WARPS = 4
-"""Of a block."""
+"""Warps per block."""
 
 BYTES = 16
-"""That a lane moves at once."""
+"""Bytes that a lane moves at once."""
 
 HELD = 8
-"""Vectors of a state that a lane holds."""
+"""Maximum vectors of a state per lane."""
 
 
 @cute.jit
@@ -40,20 +39,20 @@ def _number(address, dtype: cutlass.Constexpr):
 class Step:
     """The kernel for one set of dtypes and sizes.
 
-    What is compiled into it are attributes, since a function's own variables would be the device's wherever a
-    branch is taken there.
+    Compile-time constants are attributes, because the DSL turns local variables into device variables in
+    functions with branches on the device.
 
     Args:
         io: The dtype of q, k, v and out.
         gate: The dtype of g.
         beta: The dtype of beta.
-        bias: The dtype of dt_bias; None where there is none.
+        bias: The dtype of dt_bias; None for no bias.
         state: The dtype of the states.
         key_size: K.
         value_size: V.
         l2norm: Whether q and k are normalised.
-        kind: What g is: 0 the log of the decay, 1 and 2 what `softplus` and `sigmoid` make it of.
-        raw_beta: Whether beta is what a sigmoid makes the weight of.
+        kind: The kind of g: 0 the log of the decay, 1 raw `softplus`, 2 raw `sigmoid`.
+        raw_beta: Whether beta is raw, to be passed through a sigmoid.
     """
 
     def __init__(
@@ -76,15 +75,15 @@ class Step:
         self.vector = BYTES * 8 // state.width
         """Numbers of the state that a lane moves at once."""
         self.lanes = min(32, key_size // self.vector)
-        """Lanes that have a row."""
+        """Lanes per row."""
         self.vectors = key_size // (self.vector * self.lanes)
-        """Vectors of a row that a lane has."""
+        """Vectors of a row per lane."""
         self.rows = 32 // self.lanes
         """Rows that a warp reads at once."""
         self.passes = max(1, min(HELD // self.vectors, value_size // (WARPS * self.rows)))
-        """How often it does."""
+        """Reads per warp."""
         self.held = self.vector * self.vectors
-        """Numbers of a row that a lane has."""
+        """Numbers of a row per lane."""
 
     @cute.jit
     def __call__(
@@ -99,18 +98,18 @@ class Step:
         beta_scale: cutlass.Float32,
         stream: cuda.CUstream,
     ):
-        """Launches it.
+        """Launch the kernel.
 
         Args:
-            addresses: Of q, k, v, g, beta, A_log, dt_bias, state, out, read_slots and write_slots.
-            strides: Of q, k, v, g and beta along their first two axes, in elements.
+            addresses: Those of q, k, v, g, beta, A_log, dt_bias, state, out, read_slots and write_slots.
+            strides: The strides of q, k, v, g and beta along their first two axes, in elements.
             sequences: N.
             heads: H.
             value_heads: HV.
-            scale: The factor of the queries.
+            scale: A factor on the queries.
             lower: The lower bound of the kind 2.
-            beta_scale: What a sigmoid of a raw beta is multiplied by.
-            stream: The stream.
+            beta_scale: A factor on the sigmoid of a raw beta.
+            stream: The CUDA stream.
         """
         tiles = self.value_size // (WARPS * self.passes * self.rows)
         self.kernel(addresses, strides, heads, value_heads, scale, lower, beta_scale).launch(
@@ -143,7 +142,7 @@ class Step:
         lower: cutlass.Float32,
         beta_scale: cutlass.Float32,
     ):
-        """A tile of rows of one head of one sequence a block."""
+        """A tile of rows of one head of one sequence, one per block."""
         p_q, p_k, p_v, p_g, p_beta, p_a_log, p_bias, p_state, p_out, p_read, p_write = addresses
         s_qt, s_qh, s_kt, s_kh, s_vt, s_vh, s_gt, s_gh, s_bt, s_bh = strides
         lane = cute.arch.lane_idx()
@@ -205,7 +204,7 @@ class Step:
 
     @cute.jit
     def part(self, address, i_p, i_c):
-        """A vector of a row's state, that `address` has the first of."""
+        """A vector of a row's state; `address` points to the first."""
         offset = (i_p * self.rows * self.key_size + i_c * self.lanes * self.vector) * (self.state.width // 8)
         return _vector(address + offset, self.state, self.vector, BYTES)
 
@@ -230,7 +229,7 @@ class Step:
 
     @cute.jit
     def store(self, address, i_p, value):
-        """A number of the result."""
+        """Store a number of the result."""
         size = self.io.width // 8
         _vector(address + i_p * self.rows * size, self.io, 1, size)[0] = self.io(value)
 

@@ -1,13 +1,13 @@
-"""The gated delta rule in Triton: chunked prefill in two launches or three, recurrent decode in one.
+"""The gated delta rule in Triton: chunked prefill in two or three launches, recurrent decode in one.
 
-With G the running sum of g inside a chunk of 32 tokens, A[i, j] = beta_i exp(G_i - G_j) k_i . k_j for i > j
-and P[i, j] = scale exp(G_i - G_j) q_i . k_j for i >= j: the WY form of Yang et al. (arXiv 2406.06484) with
-the gates of arXiv 2412.06464. `_prepare` computes T = (I + A)^-1 diag(beta) and P for all chunks at once, and
-the row factors exp(G) and exp(G_last - G); `switchrail_kernels.delta` walks the chunks, and has the step of
-decode. The factors of the L2 norm are per token and are folded into T, P and the row factors.
+Let G be the running sum of g inside a chunk of 32 tokens, A[i, j] = beta_i exp(G_i - G_j) k_i . k_j for i > j
+and P[i, j] = scale exp(G_i - G_j) q_i . k_j for i >= j. This is the WY form of Yang et al. (arXiv 2406.06484)
+with the gates of arXiv 2412.06464. `_prepare` computes T = (I + A)^-1 diag(beta), P and the row factors
+exp(G) and exp(G_last - G) for all chunks at once. `switchrail_kernels.delta` scans the chunks and contains
+the decode step. The factors of the L2 norm are per token and are folded into T, P and the row factors.
 """
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -31,7 +31,7 @@ from switchrail_kernels.segments import Chunks
 
 @triton.jit
 def _load_rows(p, o_rows, o_k, stride, rows, K: tl.constexpr, BK: tl.constexpr):
-    """Rows of the chunk, those beyond the sequence's end as zeros: [*o_rows.shape, BK]."""
+    """Load rows of the chunk; rows beyond the sequence's end are zeros: [*o_rows.shape, BK]."""
     m = o_rows < rows
     if K != BK:
         m = m & (o_k < K)
@@ -46,7 +46,7 @@ def _prepare(
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, L2NORM: tl.constexpr,
     FULL: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr, RAW_BETA: tl.constexpr,
 ):  # fmt: skip
-    # Heads innermost: programs that run together read whole rows.
+    # Heads innermost, so that programs that run together read whole rows.
     i_block = (tl.program_id(0) // H).to(tl.int64)
     i_h = tl.program_id(0) % H
     row = tl.load(p_blocks + 4 * i_block + 2).to(tl.int64)
@@ -58,7 +58,7 @@ def _prepare(
     HV: tl.constexpr = H * GROUP
     CHUNKS: tl.constexpr = BLOCK // CHUNK
 
-    # Of each chunk the two blocks of 16 on the diagonal, and the one below them.
+    # For each chunk, the two diagonal blocks of 16 and the block below them.
     o_16 = tl.arange(0, 16)
     o_k = tl.arange(0, BK)[None, None, :]
     o_r = (tl.arange(0, 2 * CHUNKS)[:, None] * 16 + o_16[None, :])[:, :, None]
@@ -94,8 +94,8 @@ def _prepare(
             b_g = tl.where(o_t < rows, b_g, 0.0)
         if RAW_BETA:
             b_beta = tl.where(o_t < rows, b_beta, 0.0)
-        # The sums of the coarse parts, multiples of 2^-10, are exact, so that a difference of sums keeps what
-        # is small after a huge gate; the rest sums to less than 1/32.
+        # The sums of the coarse parts, multiples of 2^-10, are exact, so that their differences keep small
+        # digits after a huge gate. The rest sums to less than 1/32.
         b_coarse = tl.reshape(tl.floor(b_g * 1024.0) * (1.0 / 1024.0), (CHUNKS, CHUNK))
         b_rest = tl.reshape(b_g, (CHUNKS, CHUNK)) - b_coarse
         b_hi2 = tl.cumsum(b_coarse, 1)
@@ -141,7 +141,7 @@ def _prepare(
 _launch_prepare = Launcher(_prepare)
 
 _BLOCK = 32
-"""Tokens that one program prepares: a chunk, for which one warp does, that waits for no other."""
+"""Tokens prepared per program: one chunk, which a single warp can prepare without waiting for others."""
 
 
 class TritonGatedDelta(TritonDelta, GatedDeltaBackend):

@@ -1,6 +1,6 @@
-"""FlashInfer's decode of Kimi delta attention, in the CuTe DSL, behind the contract."""
+"""FlashInfer's decode of Kimi delta attention, in the CuTe DSL, as a backend."""
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -29,7 +29,7 @@ from switchrail_kernels.launch import Launcher
 from switchrail_kernels.plans import Decode
 
 ALIGNMENT = 32
-"""Bytes at multiples of which the library's kernel takes tensors to begin."""
+"""Alignment in bytes that the library's kernel requires of tensors."""
 
 
 @triton.jit
@@ -41,7 +41,7 @@ def _stage(
     H: tl.constexpr, HV: tl.constexpr, D: tl.constexpr, GATE: tl.constexpr, BIASED: tl.constexpr,
     RAW_BETA: tl.constexpr,
 ):  # fmt: skip
-    """One row of a value head each, dense. A state that is read elsewhere goes where it is to be written."""
+    """One dense row of one value head. A state with another read slot is copied to its write slot."""
     i_t = (tl.program_id(0) // HV).to(tl.int64)
     i_h = tl.program_id(0) % HV
     i_hk = i_h // (HV // H)
@@ -80,13 +80,13 @@ Pair = tuple[Any, Any]
 
 
 def _fma_pair(src_a: Pair, src_b: Pair, src_c: Pair) -> Pair:
-    """What `cute.arch.fma_packed_f32x2` gives, as two products."""
+    """Same result as `cute.arch.fma_packed_f32x2`, from two products."""
     return src_a[0] * src_b[0] + src_c[0], src_a[1] * src_b[1] + src_c[1]
 
 
 @contextmanager
 def _products_for_hopper() -> Iterator[None]:
-    """Compiles without the packed products that the library's kernel is of, which only Blackwell has."""
+    """Compile without packed products, which the library's kernel uses but only Blackwell has."""
     with _lock:
         packed = cute.arch.fma_packed_f32x2
         cute.arch.fma_packed_f32x2 = _fma_pair
@@ -99,13 +99,13 @@ def _products_for_hopper() -> Iterator[None]:
 class FlashInferKda(DeltaAdapter, KdaBackend):
     """Decode for compute capability 9.0, head sizes of 64 and 128, everything in bfloat16.
 
-    Logs of decays and weights of writes are rounded to bfloat16.
+    Log decays and write weights are rounded to bfloat16.
     """
 
     contract = CONTRACT
 
     def launch(self, call: DeltaCall, batch: StateBatch, plan: Decode) -> None:
-        """Runs one token a sequence."""
+        """Run one token per sequence."""
         layer, q, k, v, g, beta, out = call
         check_pool(CONTRACT, "state", layer.state, ALIGNMENT)
         rows, heads, size = q.shape

@@ -1,15 +1,15 @@
-"""Kimi delta attention in Triton: chunked prefill in two launches or three, recurrent decode in one.
+"""Kimi delta attention in Triton: chunked prefill in two or three launches, recurrent decode in one.
 
-The delta rule of arXiv 2510.26692, whose decay differs from channel to channel. With G the running sum of g
-inside a chunk of 32 tokens, A[i, j] = beta_i sum over channels of k_i exp(G_i - G_j) k_j for i > j. As a
-product of matrices that is k exp(G - R) times k exp(R - G), for any R. With R the sum up to the middle of the
-chunk, neither exponent is large unless decays are near 0. Where one is, A is found by levels: of each pair of
-neighbouring blocks of 16, 8, 4, 2 and 1 tokens, with R the sum up to the end of the first, rows of the second
-are multiplied by rows of the first, and no exponent is positive. `_prepare` does the same for P, and writes
-the q and k that the walk of `switchrail_kernels.delta` needs with their decays.
+This is the delta rule of arXiv 2510.26692, with a decay per channel. Let G be the running sum of g inside a
+chunk of 32 tokens, and A[i, j] = beta_i sum over channels of k_i exp(G_i - G_j) k_j for i > j. As a matrix
+product this is k exp(G - R) times k exp(R - G), for any R. With R the sum up to the middle of the chunk, no
+exponent is large unless decays are near 0. If some are, A is computed by levels: for each pair of
+neighbouring blocks of 16, 8, 4, 2 and 1 tokens, rows of the second are multiplied by rows of the first, with
+R the sum up to the end of the first. Then no exponent is positive. `_prepare` computes P in the same way, and
+writes q and k with the decays that the scan of `switchrail_kernels.delta` needs.
 """
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -34,9 +34,9 @@ from switchrail_kernels.segments import Chunks
 
 @triton.jit
 def _decay(p_from, p_to, FULL: tl.constexpr, PLANE: tl.constexpr):
-    """What decays between two places, in either order: exp2 of minus the distance of their sums.
+    """The decay between two places, in either order: exp2 of minus the distance of their sums.
 
-    Sums fall along a chunk. In float32 they have two parts, of which the first is exact.
+    Sums decrease along a chunk. In float32 they have two parts; the first is exact.
     """
     b_x = tl.load(p_to) - tl.load(p_from)
     if FULL:
@@ -71,7 +71,7 @@ def _by_levels(
     HV: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PART: tl.constexpr, FULL: tl.constexpr,
     BLOCK: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """A (without beta) and P of a block, and what the walk reads, for gates of any size."""
+    """A (without beta) and P of a block, and the scan's inputs, for gates of any size."""
     o_t = tl.arange(0, BLOCK)
     o_r = o_t[:, None]
     dtype = p_q.dtype.element_ty
@@ -107,7 +107,8 @@ def _by_levels(
         b_x = _decay(p_sums + (o_r // CHUNK * CHUNK + (CHUNK - 1)) * BK + o_k, p_at, FULL, PLANE)
         tl.store(p_write + o_out, (b_k * b_x).to(dtype), mask=m_r)
 
-        # a row's own term, alone where decays are near 0: TF32 would be off by 1e-2 of the smaller ones
+        # The diagonal in float32: with decays near 0 nothing else remains, and TF32 would be off by 1e-2 of
+        # the smaller terms.
         b_p += tl.where(o_r == o_t[None, :], tl.sum(b_q * b_k, 1)[:, None], 0.0)
         for i_level in tl.range(0, 5, num_stages=1):
             size = 1 << i_level
@@ -141,8 +142,8 @@ def _prepare(
     PLANE: tl.constexpr = BLOCK * BK
     PART: tl.constexpr = min(BK, 64)
     LIMIT: tl.constexpr = 60.0
-    EXACT: tl.constexpr = "ieee" if FULL else "tf32"  # three bits more than bfloat16 has, and its range
-    # Few programs, each for many blocks, so that what a program stores for itself stays in the L2 cache.
+    EXACT: tl.constexpr = "ieee" if FULL else "tf32"  # three bits more than bfloat16, and the same range
+    # Few programs with many blocks each, so that a program's temporary data stays in the L2 cache.
     p_sums += tl.program_id(0).to(tl.int64) * (2 * PLANE + BLOCK * BLOCK)
     p_a = p_sums + 2 * PLANE
     for i_turn in tl.range(0, tl.cdiv(total - tl.program_id(0), tl.num_programs(0)), num_stages=1):
@@ -177,7 +178,8 @@ def _prepare(
             b_nq = tl.rsqrt(b_nq + 1e-6)
         b_nq *= scale
 
-        # With the sums up to the middle of the chunk for R, one product does where no exponent is too large.
+        # With the sums up to the middle of the chunk for R, one product is enough unless an exponent is too
+        # large.
         b_a = tl.zeros((BLOCK, BLOCK), tl.float32)
         b_p = tl.zeros((BLOCK, BLOCK), tl.float32)
         b_far = tl.zeros((CHUNKS,), tl.float32)
@@ -205,7 +207,7 @@ def _prepare(
             b_a = tl.dot(b_k, tl.trans(b_left), acc=b_a, input_precision=EXACT)
             b_p = tl.dot(b_q, tl.trans(b_left), acc=b_p, input_precision=EXACT)
 
-            # What the walk reads: decays from the chunk's start, and to its end.
+            # The scan's inputs: with decays from the chunk's start, and to its end.
             o_out = ((row + o_r) * HV + i_hv) * K + o_k
             b_start = tl.reshape(b_start, (BLOCK, PART))
             tl.store(p_read + o_out, (b_q * b_start).to(dtype), mask=m_r)
@@ -236,7 +238,7 @@ def _prepare(
         b_a16 = tl.load(p_a + o_at + tl.arange(0, 2 * CHUNKS)[:, None, None] * (16 * BLOCK + 16))
         b_a32 = tl.load(p_a + o_at + o_2[:, None, None] * (CHUNK * BLOCK + CHUNK) + 16 * BLOCK)
         store_inverses(p_inverse + i_first * (CHUNK * CHUNK), b_a16, b_a32, b_beta, HV, FULL)
-        tl.debug_barrier()  # what was stored is overwritten
+        tl.debug_barrier()  # the stored data is overwritten
 
 
 _launch_prepare = Launcher(_prepare)
@@ -254,7 +256,7 @@ class TritonKda(TritonDelta, KdaBackend):
 
     @staticmethod
     def prepare(call: DeltaCall, plan: Chunks) -> Prepared:
-        """Inverses and scores, and the q and k that the walk reads, in one launch."""
+        """Inverses and scores, and the scan's q and k, in one launch."""
         layer, q, k, v, g, beta, _ = call
         count = len(plan.blocks)
         rows, heads, key_size = q.shape
@@ -281,6 +283,6 @@ class TritonKda(TritonDelta, KdaBackend):
 
 
 _PROGRAMS = 2
-"""Programs of `_prepare` that run at once on a multiprocessor."""
+"""Concurrent programs of `_prepare` per multiprocessor."""
 
 __all__ = ["TritonKda"]

@@ -1,4 +1,4 @@
-"""Lightning attention in Triton, by the kernels of `switchrail_kernels.linear`."""
+"""Lightning attention in Triton, using the kernels of `switchrail_kernels.linear`."""
 
 from __future__ import annotations
 

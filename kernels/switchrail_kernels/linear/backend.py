@@ -17,7 +17,7 @@ from switchrail_kernels.segments import Chunks
 
 
 class TritonLinear(TritonRecurrent[CallT]):
-    """Linear attention with a decay a head and token."""
+    """Linear attention with a decay per head and token."""
 
     chunk = 32
 
@@ -31,7 +31,7 @@ class TritonLinear(TritonRecurrent[CallT]):
         step(self.operands(call), batch)
 
     def launch_walk(self, call: CallT, batch: StateBatch, plan: Chunks) -> None:
-        """The walk over the chunks."""
+        """Scan the chunks."""
         walk(self.operands(call), batch, plan, self.chunk, self.costs)
 
     def launch_verify(self, call: CallT, batch: StateBatch, plan: Drafts) -> Record:

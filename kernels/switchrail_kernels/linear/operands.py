@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """One call. In place of an optional tensor that is absent stands any other one, which no kernel reads.
+    """One call. Any other tensor stands in for an absent optional one, which no kernel reads.
 
     Attributes:
         q: [T, G, K], the queries; C in `mamba2`.
@@ -21,8 +21,8 @@ class Operands:
         skip: [H], the factor of v in the output; D in `mamba2`.
         state: [slots, H, V, K], the pool.
         out: [T, H, V].
-        scale: The factor of the queries.
-        limits: The least and the largest time step.
+        scale: A factor on the queries.
+        limits: The lower and upper bound of the time step.
         flags: Whether there are time steps, a bias, softplus, and a skip.
     """
 
@@ -59,7 +59,7 @@ class Operands:
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """H, the heads of a group, K and V."""
+        """H, the heads per group, K and V."""
         _, groups, key_size = self.k.shape
         _, heads, value_size = self.v.shape
         return heads, heads // groups, key_size, value_size

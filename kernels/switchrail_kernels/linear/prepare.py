@@ -1,6 +1,6 @@
-"""What `mamba2`'s walk needs of a chunk and doesn't need a state for, of all chunks at once."""
+"""Inputs of `mamba2`'s scan that don't depend on a state, computed for all chunks at once."""
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -26,7 +26,7 @@ def _prepare(
     G: tl.constexpr, GROUP: tl.constexpr, BG: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
     CHUNK: tl.constexpr, BIAS: tl.constexpr, SOFTPLUS: tl.constexpr,
 ):  # fmt: skip
-    """One chunk and group: its scores, transposed, and each of its heads' gates."""
+    """One chunk and group: its scores, transposed, and each head's gates."""
     i_c = tl.program_id(0).to(tl.int64)
     i_g = tl.program_id(1)
     row = tl.load(p_blocks + 4 * i_c + 2).to(tl.int64)
@@ -49,8 +49,8 @@ def _prepare(
     b_bias = tl.load(p_bias + o_h, mask=m_h, other=0.0).to(tl.float32) if BIAS else 0.0
     b_w = time_step(b_w, b_bias, dt_min, dt_max, SOFTPLUS)
     b_w = tl.where(m_w, b_w, 0.0)
-    # In powers of 2, and 2^-192 is 0 in float32. Sums of multiples of 2^-10 are exact, so that a difference
-    # keeps what is small after a huge gate.
+    # In powers of 2; 2^-192 is 0 in float32. Sums of multiples of 2^-10 are exact, so that their differences
+    # keep small digits after a huge gate.
     b_g = tl.maximum(b_w * (tl.load(p_rate + o_h, mask=m_h, other=0.0) * LOG2E), -192.0)
     b_coarse = tl.floor(b_g * 1024.0) * (1.0 / 1024.0)
     b_rest = b_g - b_coarse
@@ -69,17 +69,17 @@ _launch_prepare = Launcher(_prepare)
 
 
 def prepare(operands: Operands, chunks: Chunks, chunk: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Launches the preparation, with `chunk` tokens a chunk.
+    """Launch the preparation, with `chunk` tokens per chunk.
 
     Returns:
-        The scores [chunks, G, chunk, chunk], of token j in row j, zero for i < j; and [chunks, H, 5, chunk]
-        float32: w, the running sums of the multiples of 2^-10 in the gates and of the rest, w times the decay
-        to the chunk's end, and the decay from its start.
+        The scores [chunks, G, chunk, chunk], with token j in row j and zeros for i < j; and [chunks, H, 5,
+        chunk] float32: w, the running sums of the gates' multiples of 2^-10 and of their remainders, w times
+        the decay to the chunk's end, and the decay from its start.
     """
     count = chunks.blocks.shape[0]
     heads, group, key_size, _ = operands.sizes
     groups = heads // group
-    # float16 has no room for products of large inputs, which the gates may make small again.
+    # float16 would overflow on products of large inputs, even if gates make them small again.
     dtype = torch.bfloat16 if operands.k.dtype == torch.bfloat16 else torch.float32
     scores = scratch((count, groups, chunk, chunk), dtype, operands.k.device)
     gates = scratch((count, heads, 5, chunk), torch.float32, operands.k.device)

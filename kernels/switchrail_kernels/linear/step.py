@@ -1,6 +1,6 @@
-"""Decode: one token a sequence."""
+"""Decode: one token per sequence."""
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -47,7 +47,7 @@ def _step(
         b_dt = time_step(b_dt, b_bias, dt_min, dt_max, SOFTPLUS)
         b_rate *= b_dt
         b_x = b_v * b_dt
-    # The readout is of the old state, so that it needn't wait for the new one.
+    # Reads the old state, so that it need not wait for the new one.
     b_decay = tl.exp(b_rate)
     b_o = b_decay * tl.sum(b_s * b_q[None, :], 1) + b_x * tl.sum(b_k * b_q, 0)
     if SKIP:
@@ -62,7 +62,7 @@ _launch_step = Launcher(_step)
 
 
 def step(operands: Operands, batch: StateBatch) -> None:
-    """One token a sequence."""
+    """Run one token per sequence."""
     sequences = operands.out.shape[0]
     heads, group, key_size, value_size = operands.sizes
     block_v = min(4 if sequences == 1 else 8, padded(value_size))

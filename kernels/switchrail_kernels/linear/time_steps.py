@@ -1,6 +1,6 @@
-"""The time steps of `mamba2`, which `lightning` has none of."""
+"""The time steps of `mamba2`; `lightning` has none."""
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN201
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -14,7 +14,7 @@ from switchrail_kernels.softplus import softplus
 
 @triton.jit
 def time_step(b_dt, b_bias, dt_min, dt_max, SOFTPLUS: tl.constexpr):
-    """The time step: raw, with its bias, its softplus and its limits."""
+    """The time step: the raw one with bias, softplus and limits applied."""
     b_dt = b_dt.to(tl.float32) + b_bias
     if SOFTPLUS:
         b_dt = softplus(b_dt)

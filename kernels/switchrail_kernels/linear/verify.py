@@ -1,11 +1,11 @@
-"""Verify: a few drafted tokens a sequence, chains and trees, by tiles of 16 rows.
+"""Verify: a few drafted tokens per sequence, in chains and trees, by tiles of 16 rows.
 
-A row's result is that of the state before the drafts, decayed along its path, and of the rows on its path:
-P with the decay from one row to the other along the path, and zero where there is none. The rows are walked
-from the tile's own back to the first, so that a decay is a sum of gates, never the difference of two.
+A row's result combines the state before the drafts, decayed along the row's path, with the rows on the path:
+P holds the decay from one row to the other along the path, or zero if there is none. Rows are visited from
+the tile's own back to the first, so that decays are sums of gates, never differences of sums.
 """
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -28,7 +28,7 @@ def _weights(
     p_dt, p_bias, rate, i_h, o_j, m_j, dt_min, dt_max, s_dt,
     STEPS: tl.constexpr, BIAS: tl.constexpr, SOFTPLUS: tl.constexpr,
 ):  # fmt: skip
-    """What rows write with, and the logs of their decays; zeros where not `m_j`."""
+    """The write factors of rows and the logs of their decays; zeros outside `m_j`."""
     if STEPS:
         b_w = tl.load(p_dt + o_j.to(tl.int64) * s_dt, mask=m_j, other=0.0)
         b_bias = tl.load(p_bias + i_h).to(tl.float32) if BIAS else 0.0
@@ -51,7 +51,7 @@ def _verify(
     GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     STEPS: tl.constexpr, BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, SKIP: tl.constexpr,
 ):  # fmt: skip
-    """One tile, one head and `BV` of its values; P and out are transposed, as in the walk."""
+    """One tile, one head and `BV` of its values; P and out are transposed, as in the scan."""
     dtype = p_k.dtype.element_ty
     i_h = tl.program_id(1)
     i_p = tl.program_id(2)
@@ -77,7 +77,7 @@ def _verify(
     m_own_k = m_own[:, None] & m_k[None, :]
     p_q += (row + o_i)[:, None] * s_qt + i_h // GROUP * s_qh + o_k[None, :]
     b_q = tl.load(p_q, mask=m_own_k, other=0.0)
-    # First, so that the state's registers are free again, and more programs run at once.
+    # First, to free the state's registers, so that more programs run at once.
     b_read = tl.dot(b_s.to(dtype), tl.trans(b_q), input_precision="ieee")
     end = within + rows
     row -= within
@@ -116,7 +116,7 @@ def _verify(
                 if i_h % GROUP == 0:
                     o_kept = (row + o_row)[:, None] * (H // GROUP * K) + i_h // GROUP * K + o_k[None, :]
                     tl.store(p_kept_k + o_kept, b_k, mask=m_own_k)
-        if i == within:  # the first row's gate, which has no row before it
+        if i == within:  # the gate of the first row, which has no row before it
             b_since += tl.sum(tl.where(m_path & (o_j == 0)[:, None], (b_g * LOG2E)[:, None], 0.0), 0)
         b_o = tl.dot(tl.trans(b_v), b_p.to(dtype), acc=b_o, input_precision="ieee")
     b_start = tl.exp2(b_since) * scale
@@ -128,7 +128,7 @@ _launch_verify = Launcher(_verify)
 
 
 def verify(operands: Operands, batch: StateBatch, drafts: Drafts) -> Record:
-    """Runs drafted rows in one launch, which leaves the states as they are."""
+    """Run drafted rows in one launch; leaves the states unchanged."""
     record = Record.empty(operands.k, operands.v, dtype=operands.k.dtype)
     if len(drafts.tiles) == 0:
         return record

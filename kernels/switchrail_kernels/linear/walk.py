@@ -1,10 +1,10 @@
-"""Prefill: the walk over the chunks, the state in registers.
+"""Prefill: the scan over the chunks, with the state in registers.
 
-It works on the transposes of out and P, as the walk of the delta rule does: the state is always the left
-operand, which Hopper's tensor cores take from registers.
+It computes the transposes of out and P, as the scan of the delta rule does. The state is always the left
+operand, which Hopper's tensor cores read from registers.
 """
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN202, SIM102
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -33,9 +33,9 @@ def _walk_chunk(
     V: tl.constexpr, BK: tl.constexpr, CHUNK: tl.constexpr, STEPS: tl.constexpr, SKIP: tl.constexpr,
     OUT: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """The state after one chunk, of `rows` tokens where MASKED else of all, and `b_all` times its decay.
+    """The state after one chunk, of `rows` tokens if MASKED, else of all, and `b_all` times its decay.
 
-    With STEPS the scores and the gates are `prepare`'s, which are 0 beyond the chunk's tokens.
+    With STEPS, the scores and the gates come from `prepare`, which sets them to 0 beyond the chunk's tokens.
     """
     dtype = p_k.dtype.element_ty
     o_t = tl.arange(0, CHUNK)
@@ -80,7 +80,7 @@ def _walk_chunk(
             tl.store(p_out, b_o, mask=m_v)
         else:
             tl.store(p_out, b_o)
-    b_v = (b_v * b_end[:, None]).to(dtype)  # there are fewer of them than of keys
+    b_v = (b_v * b_end[:, None]).to(dtype)  # cheaper than scaling the keys, which are more
     b_s = tl.dot(tl.trans(b_v), b_k, acc=b_s * decay, input_precision="ieee")
     return b_s, b_all * decay
 
@@ -92,7 +92,7 @@ def _walk_chunks(
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, CHUNK: tl.constexpr, STEPS: tl.constexpr,
     SKIP: tl.constexpr, OUT: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The state after `rows` tokens and what decays in all; whole chunks go without masks."""
+    """The state after `rows` tokens and the total decay; whole chunks run without masks."""
     b_all = tl.exp2(rate * 0.0)
     whole = rows // CHUNK * CHUNK
     if STAGES == 1 or not WHOLE:
@@ -128,8 +128,8 @@ def _walk(
 ):  # fmt: skip
     """One segment of a sequence, one head and `BV` rows of its state.
 
-    With KEEP the state after every so many rows of a sequence is written into a slot of its own. `p_ends`
-    holds, for each split sequence, each of its segments and each head, B and, after it, the segment's decay.
+    With KEEP, checkpoints are written to their slots. For each split sequence, segment and head, `p_ends`
+    holds B followed by the segment's decay.
     """
     i_h = tl.program_id(1)
     i_z, i_seg, i_n, i_c, row, rows, is_last, total = locate(
@@ -224,22 +224,22 @@ _launch_walk = Launcher(_walk)
 
 
 def walk(operands: Operands, batch: StateBatch, chunks: Chunks, chunk: int, costs: Walk) -> None:
-    """Walks the states over the chunks, in one launch, or in two where the time axis is split.
+    """Run the scan over the chunks, in one launch, or in two if the time axis is split.
 
-    Where there are time steps, a launch before these prepares all chunks.
+    With time steps, another launch first prepares all chunks.
 
     Args:
         operands: The call.
         batch: The batch.
         chunks: Its plan.
-        chunk: Tokens a chunk.
-        costs: Name of the walk in the device's table.
+        chunk: Tokens per chunk.
+        costs: The key of the scan in the device's table.
     """
     sequences = chunks.sequences.shape[0]
     heads, group, key_size, value_size = operands.sizes
     dtype, device = operands.v.dtype, operands.v.device
     has_steps, _, _, has_skip = operands.flags
-    # Triton 3.6 miscompiles the products of scaled keys with 64 rows of a state where a head has 16 channels.
+    # Triton 3.6 miscompiles the products of scaled keys with 64 rows of a state for heads of 16 channels.
     block_k, block_v = padded(key_size, 16 if has_steps else 32), padded(value_size, 16)
     large = has_large_shared_memory(device)
     if dtype == torch.float32:

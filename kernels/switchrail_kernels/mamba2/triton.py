@@ -1,4 +1,4 @@
-"""Mamba 2 in Triton, by the kernels of `switchrail_kernels.linear`."""
+"""Mamba 2 in Triton, using the kernels of `switchrail_kernels.linear`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from switchrail_kernels.linear.backend import TritonLinear
 from switchrail_kernels.linear.operands import Operands
 
 _MOST = 3e38
-"""Instead of an infinite time step: float32 has no larger one."""
+"""Replaces an infinite time step; nearly the largest number in float32."""
 
 
 class TritonMamba2(TritonLinear[Mamba2Call], Mamba2Backend):

@@ -3,7 +3,7 @@
 from switchrail_kernels.claims import Backends
 
 LATENT_SIZES = ((40, 32), (96, 64), (160, 128), (192, 128), (288, 256), (320, 256), (576, 512))
-"""Of `mla`: a latent and the rotated part of its key together, and a latent; other latents up to 512 are
+"""Pairs of the cache's width (latent and rotary part) and the latent size. Other latents up to 512 are
 padded."""
 
 BACKENDS: Backends = {

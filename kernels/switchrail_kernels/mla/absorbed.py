@@ -5,7 +5,7 @@ and rotary part) and one value c. A program's rows are some heads of one token, 
 tokens. Each block of latents serves both the logits and the weighted sum.
 """
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN201, ANN202, SIM102
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 

@@ -1,12 +1,12 @@
-"""Attention to keys and values that are made from latents first, for sequences with many rows.
+"""Attention to keys and values that are first expanded from latents, for sequences with many rows.
 
-A row that attends to latents multiplies R + E and R numbers a key and head; one that attends to keys and
-values D + E and V, a quarter as many. Making them takes R (D + V) products a key and head, once for all rows.
-They are made for as many keys at a time as there is room for; what came of earlier keys is kept, with its
-log-sum-exp, and gone on from.
+Attending to latents multiplies R + E and R numbers per row, key and head; attending to expanded keys and
+values D + E and V, a quarter as many. Expansion takes R (D + V) products per key and head, once for all rows.
+It processes as many keys at a time as fit in the buffer. The result for earlier keys is kept with its
+log-sum-exp and updated.
 """
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -28,7 +28,7 @@ def _expand(
     R: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BC: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, PAGE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """`BC` keys of one sequence, `BN` columns of one head's keys or values."""
+    """Expand `BC` keys of one sequence into `BN` columns of one head's keys or values."""
     p_spans += 4 * tl.program_id(1)
     i_n = tl.load(p_spans)
     start = tl.load(p_spans + 1)
@@ -78,7 +78,7 @@ def _walk(
     D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     BN: tl.constexpr, MASKED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Attends keys `start` to `stop`; without MASKED all rows see all of them, and they fill blocks."""
+    """Attend to keys `start` to `stop`. Without MASKED all rows attend to all of them, in full blocks."""
     o_d = tl.arange(0, BD)
     o_e = tl.arange(0, BE)
     o_v = tl.arange(0, BV)
@@ -120,15 +120,15 @@ def _attend(
     BT: tl.constexpr, BN: tl.constexpr, NEGATED: tl.constexpr, CARRIED: tl.constexpr, LSE: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """`BT` rows of one head, and such of their keys as are made."""
+    """`BT` rows of one head, and those of their keys that are expanded."""
     i_h = tl.program_id(1)
     H = tl.num_programs(1)
     p_items += 8 * tl.program_id(0)
     row = tl.load(p_items).to(tl.int64)
     rows = tl.load(p_items + 1)
     base = tl.load(p_items + 2).to(tl.int64)
-    whole = tl.load(p_items + 3)  # keys that the first row sees
-    stop = tl.load(p_items + 4)  # keys that the last row sees
+    whole = tl.load(p_items + 3)  # keys visible to the first row
+    stop = tl.load(p_items + 4)  # keys visible to the last row
     o_t = tl.arange(0, BT)
     o_d = tl.arange(0, BD)
     o_e = tl.arange(0, BE)
@@ -168,7 +168,7 @@ def _attend(
     )  # fmt: skip
     b_acc = b_acc / tl.where(b_sum > 0, b_sum, 1.0)[:, None]
     b_total = b_max + tl.log2(b_sum)
-    if CARRIED and tl.load(p_items + 6) == 0:  # there are further keys
+    if CARRIED and tl.load(p_items + 6) == 0:  # more keys follow
         tl.store(p_carried + o_out[:, None] * V + o_v[None, :], b_acc, mask=m_out)
         tl.store(p_weights + o_out, b_total, mask=m_t)
         return

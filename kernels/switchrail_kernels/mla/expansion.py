@@ -1,4 +1,4 @@
-"""Rows of sequences whose keys and values are made from the latents."""
+"""Attention for sequences whose keys and values are expanded from the latents."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from switchrail_kernels.mla.plan import SPAN, Expansion, Layer, Tiles
 from switchrail_kernels.replay import Options, Tensors, scratch
 
 ROOM = 2**30
-"""Bytes of keys and values that are made at once at most, but for one span of them."""
+"""Maximum bytes of keys and values expanded at once, except for a single larger span."""
 
 _SPANS = 2**15
-"""Spans that are made at once at most; a sequence may end within one, and a grid's second axis has 65,535."""
+"""Maximum spans expanded at once. A sequence may end within a span, and a grid's second axis allows 65,535.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Expanded:
-    """The rows of those sequences of a call that gain by it.
+    """The rows of a call's sequences for which expansion is faster.
 
     Attributes:
         call: The call.
         batch: Its batch.
-        layer: What it was decided by.
-        expansion: What is made when.
+        layer: The sizes on which the decision depends.
+        expansion: The rounds of expansion.
     """
 
     call: MlaCall
@@ -40,7 +41,7 @@ class Expanded:
 
     @classmethod
     def of(cls, call: MlaCall, batch: PagedBatch, plan: Tiles) -> Expanded | None:
-        """Those of a call; None where no sequence gains, or the layer lacks a weight."""
+        """Plan the expansion for a call; None if no sequence gains or the layer lacks a weight."""
         w_k, w_v = call.layer.w_k, call.layer.w_v
         if w_k is None or w_v is None:
             return None
@@ -60,11 +61,11 @@ class Expanded:
 
     @property
     def options(self) -> Options:
-        """What else it launches with, but for the scale."""
+        """The other launch options, without the scale."""
         return self.expansion.keys, int(self.expansion.carried)
 
     def attend(self) -> None:
-        """Attends them, in two launches for each round."""
+        """Run the attention, in two launches per round."""
         kept, q_nope, q_rope, out, lse = self.call
         w_k, w_v = kept.w_k, kept.w_v
         assert w_k is not None

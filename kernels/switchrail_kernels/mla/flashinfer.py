@@ -1,4 +1,4 @@
-"""FlashInfer's paged latent attention behind the contract: absorbed, in prefill as in decode."""
+"""FlashInfer's paged latent attention as a backend: absorbed in all phases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from switchrail_kernels.wrappers import WrapperPlan, Wrappers
 FEATURES = ("lse",)
 
 MOST = 16384
-"""Pieces of work that the library's plan has room for, which it doesn't check."""
+"""Maximum work items of the library's plan, which does not check this limit."""
 
 
 class FlashInferMla(MlaBackend):
@@ -27,11 +27,11 @@ class FlashInferMla(MlaBackend):
         self._wrappers = Wrappers(lambda room: BatchMLAPagedAttentionWrapper(room, backend="fa3"))
 
     def plan(self, phase: Phase, batch: PagedBatch, bounds: Bounds | None = None) -> WrapperPlan:
-        """Prepares the tables; the library's own plan is made with the first layer of each shape."""
+        """Prepare the tables. The library's own plan is made with the first layer of each shape."""
         return WrapperPlan(CONTRACT, phase, batch)
 
     def run(self, call: MlaCall, batch: PagedBatch, plan: WrapperPlan) -> None:
-        """Attends T packed query rows of N sequences of any length."""
+        """Compute attention for T packed query rows of N sequences of any length."""
         CONTRACT.check_call(call, batch, FEATURES)
         check_plan(plan, batch, (WrapperPlan,))
         layer, q_nope, q_rope, out, lse = call
@@ -44,7 +44,7 @@ class FlashInferMla(MlaBackend):
         _, page, width = kv_cache.shape
         rope_size = q_rope.shape[2]
         latent_size = width - rope_size
-        if scale < 0:  # the library takes the largest product for the largest logit
+        if scale < 0:  # the library assumes that the largest product has the largest logit
             q_nope, q_rope, scale = -q_nope, -q_rope, -scale
         if w_k is None:
             latent_query = fit(q_nope)

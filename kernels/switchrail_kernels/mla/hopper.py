@@ -1,12 +1,12 @@
-"""Attention to latents on Hopper: what `absorbed` does, for latents of 512 and 64 rotated numbers in 16 bits.
+"""Attention to latents on Hopper: same as `absorbed`, for latents of 512 and rotary parts of 64, in 16 bits.
 
-Eight warps share 64 rows. Both warpgroups take half of a block's 64 keys for the logits, and half of the 512
-columns for the sum, so that what each accumulates fits its registers; the weights pass through shared memory.
-There the queries and two blocks of keys fill all that there is. The next block is asked for as soon as the
-tensor cores have the present one to multiply by, and arrives while they do.
+Eight warps share 64 rows. For the logits, each of the two warpgroups takes half of a block's 64 keys; for the
+sum, half of the 512 columns. So the accumulators fit in registers; the weights pass through shared memory.
+The queries and two blocks of keys fill shared memory. The next block is loaded as soon as the tensor cores
+have the current one, while they compute.
 """
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN202, SIM102
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -26,7 +26,7 @@ from switchrail_kernels.launch import TABLES, Launcher
 from switchrail_kernels.mla.absorbed import find_piece
 from switchrail_kernels.softmax import find_rows
 
-# as Triton 3.6 and later ones name them
+# names in Triton 3.6 and in later versions
 _load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 _barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
@@ -50,7 +50,7 @@ def _attend(
     BV: gl.constexpr, E: gl.constexpr, BE: gl.constexpr, BN: gl.constexpr, PAGE: gl.constexpr,
     DECODE: gl.constexpr, TREES: gl.constexpr, LSE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """One piece of the keys of one tile of rows, with the parameters of `absorbed`; no trees."""
+    """One piece of the keys of one tile of rows, with the parameters of `absorbed`; without trees."""
     BM: gl.constexpr = BT * BG
     L: gl.constexpr = R + E
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0])
@@ -137,7 +137,7 @@ def _attend(
         o_seen = i_start - past + o_key
         b_s = gl.where(o_row[:, None] >= o_seen[None, :], b_s, float("-inf"))
         b_new = gl.maximum(b_max, gl.max(b_s, 1))
-        b_ref = gl.where(b_new == float("-inf"), 0.0, b_new)  # a row that has seen no key yet
+        b_ref = gl.where(b_new == float("-inf"), 0.0, b_new)  # rows without a visible key so far
         b_p = gl.exp2(b_s - b_ref[:, None])
         b_scale = gl.exp2(b_max - b_ref)
         b_sums = b_sums * b_scale[:, None] + b_p
@@ -152,7 +152,7 @@ def _attend(
     async_copy.wait_group(0)
     b_sum = gl.sum(b_sums, 1)
     b_total = b_max + gl.log2(b_sum)
-    b_inverse = 1.0 / gl.where(b_sum > 0, b_sum, 1.0)  # padding sees no key: zeros
+    b_inverse = 1.0 / gl.where(b_sum > 0, b_sum, 1.0)  # padding has no keys: zeros
     b_acc = b_acc * gl.convert_layout(b_inverse, gl.SliceLayout(1, sums))[:, None]
     o_a = gl.arange(0, BM, layout=gl.SliceLayout(1, sums))
     o_c = gl.arange(0, R, layout=gl.SliceLayout(0, sums))[None, :]

@@ -1,4 +1,4 @@
-"""What all layers of a step share in latent attention: how rows and keys are cut, and what is expanded."""
+"""Plans of latent attention: how rows and keys are split, and which sequences are expanded."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ from switchrail_kernels.tables import all_to_device, split_rows, to_device
 from switchrail_kernels.tiles import Work
 
 SPAN = 128
-"""Keys that a program makes at most."""
+"""Maximum keys expanded per program."""
 
 SPLIT = 128
-"""Numbers of a latent up to which there are registers for queries of two parts of 16 bits each.
+"""Maximum latent size for which two 16-bit parts of each query fit in registers.
 
-Rounded once, queries that are multiplied on the way leave logits off by some 2^-9 of themselves, and of large
-logits that is percents of a weight.
+Absorbed queries that are rounded to 16 bits once change the logits by a factor of about 2^-9. For large
+logits that changes weights by several percent.
 """
 
 FEWEST_NARROW = 128
-"""Fewest rows of a sequence for which keys and values are made from latents of up to `SPLIT` numbers: their
-absorbed queries give more exact logits."""
+"""Minimum rows of a sequence for expansion with latent sizes up to `SPLIT`: their absorbed queries give more
+exact logits."""
 
 LEAST = 128
-"""Keys of a piece at least."""
+"""Minimum keys per piece."""
 
 LONG = 16384
-"""Keys of a piece at most, as long as there may be more pieces."""
+"""Maximum keys per piece, unless the number of pieces is at its limit."""
 
 MOST = 64
-"""Pieces of a cache at most."""
+"""Maximum pieces per cache."""
 
 _USUAL = 8192
-"""Keys of the caches for which the number of pieces is chosen."""
+"""Cache length for which the number of pieces is optimized."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How caches are cut: into a multiple of `base` pieces, but for the short ones.
+    """How caches are split: into a multiple of `base` pieces, except short ones.
 
-    That depends on a cache's own length, and on how many programs there are besides, but on no other length:
-    so a graph that is replayed with other lengths cuts them as a call of its own would.
+    The split depends only on a cache's own length and on the number of other programs. So a replayed graph
+    splits caches like a separate call would.
 
     Attributes:
-        base: Pieces of a usual cache.
-        most: Pieces of the longest; 1: nothing is cut.
+        base: Pieces of a cache of usual length.
+        most: Pieces of the longest cache; 1 for no split.
     """
 
     base: int
@@ -62,13 +62,13 @@ class Cut:
 
     @classmethod
     def of(cls, tiles: int, programs: int, longest: int, device: torch.device) -> Cut:
-        """Finds about the fastest.
+        """Find an approximately optimal split.
 
         Args:
             tiles: Tiles of rows.
-            programs: Programs a tile and piece.
+            programs: Programs per tile and piece.
             longest: Keys of the longest cache.
-            device: Where they run.
+            device: The device of the programs.
         """
         counts = np.arange(1, MOST + 1)
         waves = -(-tiles * programs * counts // multiprocessors(device))
@@ -78,14 +78,14 @@ class Cut:
         return cls(base, int(cls(base, MOST).pieces(np.array([longest]))[0]))
 
     def pieces(self, keys: np.ndarray) -> np.ndarray:
-        """How many pieces caches are cut into, as the kernels find it."""
+        """The number of pieces of each cache, computed as in the kernels."""
         pieces: np.ndarray = self.base * -(-keys // (self.base * LONG))
         pieces = np.minimum(-(-keys // LEAST), pieces).clip(1, self.most)
         return pieces
 
 
 class Pieces(DecodePlan[MlaCall, Cut]):
-    """How the caches of a decode are cut."""
+    """How the caches of a decode are split."""
 
     contract = CONTRACT
 
@@ -96,14 +96,14 @@ class Pieces(DecodePlan[MlaCall, Cut]):
         return cache.shape, call[2].shape, cache.dtype
 
     def decide(self, call: MlaCall, programs: int) -> Cut:
-        """About the fastest cut."""
+        """Find an approximately optimal split."""
         longest = max(self.lengths, default=0)
         return Cut.of(len(self.lengths), programs, longest, call.layer.kv_cache.device)
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What decides whether keys and values are made.
+    """The sizes that determine whether keys and values are expanded.
 
     Attributes:
         heads: H.
@@ -111,7 +111,7 @@ class Layer:
         rotated: E.
         latent: R.
         value: V.
-        tile: Rows of a program that attends to keys and values.
+        tile: Rows of a program that attends to expanded keys and values.
     """
 
     heads: int
@@ -122,10 +122,10 @@ class Layer:
     tile: int
 
     def expands(self, batch: PagedBatch) -> np.ndarray:
-        """For which sequences making keys and values takes less than attending to latents, [N] bool.
+        """The sequences for which expansion is faster than attending to latents, [N] bool.
 
-        Counted in products of numbers a head, on all multiprocessors. Few tiles leave some idle, since keys
-        and values are not cut into pieces as latents are.
+        Costs are in multiplications per head, on all multiprocessors. Few tiles leave some multiprocessors
+        idle, since expanded keys and values are not split into pieces as latents are.
         """
         rows = np.asarray(batch.seqlens, dtype=np.float64)
         keys = np.asarray(batch.kv_seqlens, dtype=np.float64)
@@ -156,7 +156,7 @@ class Rest:
 
     Attributes:
         rows: Their number.
-        places: Where they are, as `project` takes it.
+        places: Their places, for `project`.
     """
 
     rows: int
@@ -165,14 +165,15 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Keys that are made at once, and the rows that see some of them.
+    """The keys that are expanded at once, and the rows that attend to some of them.
 
     Attributes:
-        spans: [spans, 4] int32, at most `SPAN` keys of one sequence: sequence, first key, the place of it
-            among those made, number of keys.
-        items: [tiles, 8] int32, those with the most keys first: first packed row, number of rows, the place
-            of the sequence's first key, keys from there on that the first row sees, and that the last row
-            sees and are made, whether it sees none before, whether it sees none after, nothing.
+        spans: [spans, 4] int32, at most `SPAN` keys of one sequence each: sequence, first key, its place
+            among the expanded keys, number of keys.
+        items: [tiles, 8] int32, most keys first: first packed row; number of rows; the place of the
+            sequence's first key; the number of keys from there visible to the first row; the number visible
+            to the last row and expanded; whether it has no earlier keys; whether it has no later ones;
+            unused.
     """
 
     spans: torch.Tensor
@@ -181,12 +182,12 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """The sequences whose keys and values are made from the latents.
+    """The sequences whose keys and values are expanded from the latents.
 
     Attributes:
-        rounds: One after the other.
-        keys: Places for keys.
-        carried: Whether rows go on from one round to another.
+        rounds: The rounds, in order.
+        keys: Capacity in keys.
+        carried: Whether results carry over from one round to the next.
     """
 
     rounds: tuple[Round, ...]
@@ -198,10 +199,10 @@ class Tiles(PagedPlan):
     """The rows of a prefill or a verification.
 
     Attributes:
-        works: By what a layer asks for.
-        expanded: Which sequences are, by layer.
-        rests: The rows of the others, by layer.
-        expansions: By what a layer asks for.
+        works: By the arguments of `work`.
+        expanded: By layer, the sequences that are expanded.
+        rests: By layer, the rows of the others.
+        expansions: By the arguments of `expansion`.
     """
 
     def __init__(self, batch: PagedBatch) -> None:
@@ -215,11 +216,11 @@ class Tiles(PagedPlan):
         """The programs that attend to latents, made at the first call.
 
         Args:
-            tokens: Tokens in a tile at most.
-            programs: Programs a tile and piece.
-            page: Tokens a page.
-            rest_of: Only for those sequences that are not expanded in this layer, whose rows are then without
-                gaps; None: for all.
+            tokens: Maximum tokens per tile.
+            programs: Programs per tile and piece.
+            page: Page size in tokens.
+            rest_of: Include only sequences that are not expanded in this layer, with their rows packed
+                without gaps; None for all.
         """
         key = (tokens, programs, page, rest_of)
         if key not in self.works:
@@ -241,12 +242,12 @@ class Tiles(PagedPlan):
         return self.rests[layer]
 
     def expansion(self, layer: Layer, capacity: int, page: int) -> Expansion | None:
-        """The rounds, made at the first call; None where no sequence gains.
+        """The rounds of expansion, made at the first call; None if no sequence gains.
 
         Args:
             layer: The layer.
-            capacity: Keys that are made at once at most.
-            page: Tokens a page.
+            capacity: Maximum keys expanded at once.
+            page: Page size in tokens.
         """
         key = (layer, capacity, page)
         if key not in self.expansions:

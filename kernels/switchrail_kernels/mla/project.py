@@ -1,6 +1,6 @@
-"""A product with a matrix a head, between queries or values and latents."""
+"""Products with one matrix per head, from queries to latents or from latents to values."""
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -13,7 +13,7 @@ import triton.language as tl
 from switchrail_kernels.launch import Launcher, launch_options, padded
 
 PLACES = 32
-"""Rows of a tile at most, where only some are taken."""
+"""Maximum rows per tile if only some rows are selected."""
 
 
 @triton.jit(do_not_specialize=["T", "H"])
@@ -66,17 +66,17 @@ def project(
     *,
     values: bool = False,
 ) -> None:
-    """Multiplies, in one launch.
+    """Multiply, in one launch.
 
     Args:
         x: [rows, H, K], its last axis contiguous.
-        w: [H, K, N]; of values [H, N, K].
-        out: [rows, H, N], contiguous; written to. With 2 H for H: what is left of the products once they are
-            rounded comes behind them, rounded too.
-        places: [tiles, 4] int32, where only some rows are taken, at most `PLACES` a tile: the first of them
-            among all, the first among these, their number, nothing. `out` has these, of values x. None: x and
-            `out` have the same.
-        values: Whether latents become values, and not queries such as latents are multiplied by.
+        w: [H, K, N]; for values [H, N, K].
+        out: [rows, H, N], contiguous, the output. With 2 H instead of H, the rounding error of the products,
+            itself rounded, follows behind them.
+        places: [tiles, 4] int32, to select some rows, at most `PLACES` per tile: the first row among all, the
+            first among the selected, their number, unused. The selected rows are packed in `out`, or in x for
+            values. None: x and `out` have the same rows.
+        values: Whether to map latents to values instead of queries to latents.
     """
     rows, heads, inner = x.shape
     width = out.shape[2]

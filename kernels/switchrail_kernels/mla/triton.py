@@ -28,15 +28,15 @@ class _Shape:
 
     Attributes:
         launch: The kernel's launcher.
-        tokens: Tokens of a tile, BT.
+        tokens: Tokens per tile, BT.
         latent: R.
-        block_n: Keys of a block.
+        block_n: Keys per block.
         head_blocks: Programs for all heads.
         value_blocks: Programs for all columns of the values.
-        constants: From BG to PAGE, and PARTS where the kernel has it.
-        parts: Numbers that one of a query is kept in which is multiplied on the way.
-        warps: Warps of a program.
-        stages: Stages of its loads.
+        constants: The kernel's constants from BG to PAGE, and PARTS if it has it.
+        parts: The number of parts of an absorbed query.
+        warps: Warps per program.
+        stages: Pipeline stages of its loads.
     """
 
     launch: Launcher
@@ -52,7 +52,7 @@ class _Shape:
 
     @property
     def programs(self) -> int:
-        """Programs a tile and piece."""
+        """Programs per tile and piece."""
         return self.head_blocks * self.value_blocks
 
 
@@ -101,7 +101,7 @@ def _shape(
 
 
 def _shape_of(call: MlaCall, *, decode: bool, trees: bool) -> _Shape:
-    """The sizes that a call's tensors ask for; the kernel for Hopper copies 16 aligned bytes at a time."""
+    """The sizes for a call's tensors. The Hopper kernel copies 16 aligned bytes at a time."""
     cache = call.layer.kv_cache
     _, heads, rotated = call.q_rope.shape
     _, page, width = cache.shape
@@ -121,7 +121,7 @@ class TritonMla(TritonPaged[MlaCall], MlaBackend):
     def prepare(
         self, call: MlaCall, batch: PagedBatch, plan: Pieces | Tiles
     ) -> tuple[Tensors, Options, Callable[[], None]]:
-        """Which rows attend to latents and which to keys and values, and how their caches are cut."""
+        """Plan which rows attend to latents and which to expanded keys, and how caches are split."""
         if isinstance(plan, Pieces):
             shape = _shape_of(call, decode=True, trees=False)
             cut = plan.cut(call, shape.programs)
@@ -160,14 +160,14 @@ class TritonMla(TritonPaged[MlaCall], MlaBackend):
 def _attend(
     shape: _Shape, call: MlaCall, batch: PagedBatch, work: Work | Cut, rest: Rest | None = None
 ) -> None:
-    """Attends to latents, in one launch, or two where keys are cut, and two for products with the weights.
+    """Attend to latents: one launch, or two if keys are split, and two for the products with the weights.
 
     Args:
-        shape: The program's.
+        shape: The program's sizes.
         call: The call.
         batch: Its batch.
-        work: The programs, or how a decode's caches are cut.
-        rest: Whose rows they are, where others are expanded.
+        work: The programs, or how a decode's caches are split.
+        rest: The rows, if other sequences are expanded.
     """
     layer, q_nope, q_rope, out, lse = call
     dtype, device = out.dtype, out.device

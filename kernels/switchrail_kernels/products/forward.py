@@ -1,10 +1,10 @@
-"""The operation `products` of `switchrail.platforms`: of very few rows in Triton, of others torch's own.
+"""The operation `products` of `switchrail.platforms`: in Triton for very few rows, else by torch.
 
-A program reads all of its weights before it waits for what came before it: while smaller kernels run, which
-leave the memory idle, as many weights are on their way as the registers of the device hold.
+A program loads all of its weights before it waits for earlier kernels. While smaller kernels run and leave
+the memory idle, the device loads as many weights as its registers hold.
 """
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -19,10 +19,10 @@ from switchrail_kernels.dependent import wait
 from switchrail_kernels.launch import Launcher, padded
 
 MOST_ROWS = 2
-"""Rows up to which the kernel serves."""
+"""Maximum rows for the kernel."""
 
 _WEIGHTS = 16384
-"""Weights of a program."""
+"""Weights per program."""
 
 
 @triton.jit
@@ -48,7 +48,7 @@ _launch = Launcher(_multiply, early=True)
 
 
 def products(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Multiplies rows with weights; see `switchrail.platforms.operations.Products`.
+    """Multiply rows by weights; see `switchrail.platforms.operations.Products`.
 
     Args:
         x: [..., D].

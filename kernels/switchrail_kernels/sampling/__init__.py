@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 OPERATIONS = {"choose_tokens": "switchrail_kernels.sampling.choose:choose_tokens"}
-"""By operation of `switchrail.platforms`: the function that serves it on GPUs."""
+"""By operation of `switchrail.platforms`: the function that implements it on GPUs."""
 
 __all__ = ["OPERATIONS"]

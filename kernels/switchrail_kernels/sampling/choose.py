@@ -16,24 +16,24 @@ from switchrail_kernels.sampling.draw import draw
 _launch = Launcher(draw)
 
 _UNUSED: Final = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
-"""Bits that are 0 in each logit in float32."""
+"""Low bits of a logit in float32 that are always 0."""
 
 BLOCK, WARPS = 8192, 16
-"""Columns that a program sums at one time, the same for every batch, as sums are rounded."""
+"""Columns that a program sums at a time. The same for every batch, so that sums are rounded the same way."""
 
 
 def choose_tokens(
     logits: torch.Tensor, params: Sequence[SamplingParams], draws: Sequence[random.Random]
 ) -> torch.Tensor:
-    """Chooses a token for each row, without waiting for the device; see `switchrail.engine.sampling.choose`.
+    """Choose a token for each row, without waiting for the device; see `switchrail.engine.sampling.choose`.
 
     Args:
         logits: [R, vocabulary].
-        params: How each row's token is chosen.
-        draws: Each row's source of random numbers; one is taken from it where the row is sampled.
+        params: Each row's sampling parameters.
+        draws: Each row's source of random numbers; a sampled row takes one.
 
     Returns:
-        [R] int64 token ids; -1 where a row's logits are not finite at the top.
+        [R] int64 token ids; -1 for rows whose largest logit is not finite.
     """
     if not any(param.temperature for param in params):
         best, tokens = logits.max(dim=-1)

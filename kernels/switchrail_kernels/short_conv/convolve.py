@@ -1,9 +1,9 @@
-"""The convolution of whole sequences, and of one row each.
+"""The convolution of whole sequences, and of one row per sequence.
 
-The program that computes a sequence's first rows also replaces its state: it alone reads the old one.
+The program that computes a sequence's first rows also replaces its state, since only it reads the old one.
 """
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN201, ANN202, D103, RUF005
 # mypy: disable-error-code="assignment, no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -20,7 +20,7 @@ from switchrail_kernels.tables import load_piece
 
 @triton.jit
 def load_bias(p_bias, o_c, m_c, BIAS: tl.constexpr):
-    """The bias [BC], or zeros, which sums begin with."""
+    """The bias [BC], or zeros: the initial value of the sums."""
     b_bias = tl.zeros((o_c.shape[0],), tl.float32)
     if BIAS:
         b_bias += tl.load(p_bias + o_c, mask=m_c, other=0.0).to(tl.float32)
@@ -29,7 +29,7 @@ def load_bias(p_bias, o_c, m_c, BIAS: tl.constexpr):
 
 @triton.jit
 def activate(b_y, SILU: tl.constexpr):
-    """Applies the activation."""
+    """Apply the activation."""
     if SILU:
         b_root = tl.rsqrt(1.0 + tl.exp2(b_y * -LOG2E))  # fewer instructions than a division
         b_y = b_y * b_root * b_root
@@ -41,7 +41,7 @@ def _rows(
     p_x, p_old, p_out, taps, b_bias, o_c, old, within, t, rows, s_xt, C,
     W: tl.constexpr, BT: tl.constexpr, SILU: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """`BT` rows from the row `t` that `p_x` and `p_out` are at; without MASKED they see inputs alone."""
+    """`BT` rows from row `t`, at `p_x` and `p_out`. Without MASKED they don't need the state."""
     inputs = ()
     for i in tl.static_range(BT + W - 1):
         p_row = p_x + (i - (W - 1)) * s_xt + o_c
@@ -73,7 +73,7 @@ def _tile(
     p_x, p_old, p_out, taps, b_bias, o_c, o_x, old, within, t, rows, s_xt, C,
     W: tl.constexpr, BT: tl.constexpr, SILU: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """The same rows at once, for inputs that lie along time."""
+    """The same rows at once, for inputs with contiguous time."""
     o_t = tl.arange(0, BT)
     m_out = (t + o_t < rows)[:, None] & (o_c < C)[None, :]
     b_y = tl.zeros((BT, o_c.shape[0]), tl.float32) + b_bias[None, :]
@@ -106,7 +106,7 @@ def convolve(
     W: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
     KEEP: tl.constexpr,
 ):  # fmt: skip
-    # Programs that run at once work on whole rows, which lie next to one another in memory.
+    # Concurrent programs work on whole rows, which are adjacent in memory.
     i_p = tl.program_id(0) // tl.cdiv(C, BC)
     i_c = tl.program_id(0) % tl.cdiv(C, BC)
     i_n, within, row, rows = load_piece(p_pieces, i_p)
@@ -127,7 +127,7 @@ def convolve(
 
     old = tl.where(tl.load(p_has_initial_state + i_n), tl.where(read >= 0, C, 0), 0)
     p_old = p_state + read * s_slot
-    o_x = o_c.to(tl.int64) * s_xc  # with time innermost, s_xc is as long as the batch
+    o_x = o_c.to(tl.int64) * s_xc  # with contiguous time, s_xc is the batch's length
     for t in range(0, rows, BT):
         p_xt = p_x + t * s_xt
         p_yt = p_out + t * C
@@ -148,7 +148,7 @@ def convolve(
             )  # fmt: skip
 
     if KEEP:
-        # Old inputs are in states of a sequence's first piece only: the others have W - 1 rows before them.
+        # Only the first piece of a sequence reads the old state; other pieces have W - 1 rows before them.
         for after in range((within // every + 1) * every, within + rows + 1, every):
             slot = tl.load(p_kept_slots + i_n.to(tl.int64) * kept + after // every - 1)
             for j in tl.static_range(W - 1):
@@ -167,7 +167,7 @@ def convolve(
 
     if within == 0:
         p_new = p_state + write * s_slot
-        tl.debug_barrier()  # other threads of this program have read what is now replaced
+        tl.debug_barrier()  # other threads of this program have read the data that is replaced now
         length = tl.load(p_cu_seqlens + i_n + 1) - tl.load(p_cu_seqlens + i_n)
         for j in tl.static_range(W - 1):
             # Ascending, so that a short sequence reads each old column before it is replaced.

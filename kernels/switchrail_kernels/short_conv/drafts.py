@@ -1,10 +1,10 @@
-"""The convolution of drafted rows, chains and trees, and its commit.
+"""The convolution of drafted rows, in chains and trees, and its commit.
 
-What a row sees follows from its path: the rows that it follows, and before them the old state. Of the rows
-that are accepted later the inputs are kept, which is all that a state is made of.
+A row's window follows from its path: the rows that it follows, and before them the old state. The inputs of
+all rows are recorded, since a state consists of inputs only.
 """
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN201
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -23,10 +23,10 @@ from switchrail_kernels.short_conv.convolve import activate, load_bias
 from switchrail_kernels.tables import all_to_device, load_piece, split_rows
 
 DRAFT_ROWS = 8
-"""Rows of a tile."""
+"""Rows per tile."""
 
 REACH = 16
-"""How far back a row may see: one less than the most taps."""
+"""Maximum distance that a row may reach back: the maximum number of taps minus one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class Drafts:
 
     Attributes:
         seqlens: The sequences' numbers of rows.
-        tiles: [tiles, 4] int32, at most `DRAFT_ROWS` rows of one sequence, as `split_rows` gives them.
-        before: [T, REACH] int32, what each row sees, last first: a row of its sequence, or -1, -2, ... for
-            the last column of the old state, the one before it, ...
+        tiles: [tiles, 4] int32, at most `DRAFT_ROWS` rows of one sequence each, as in `split_rows`.
+        before: [T, REACH] int32, each row's window, last first: a row of its sequence, or -1, -2, ... for the
+            columns of the old state, last first.
     """
 
     seqlens: tuple[int, ...]
@@ -46,7 +46,7 @@ class Drafts:
 
     @classmethod
     def of(cls, batch: VerifyBatch) -> Drafts:
-        """Follows each row of a batch back."""
+        """Find the window of each row of a batch."""
         lengths = np.asarray(batch.seqlens, dtype=np.int64)
         start = np.repeat(np.cumsum(lengths) - lengths, lengths)
         parents = np.asarray(batch.parent_rows, dtype=np.int64)
@@ -68,7 +68,7 @@ def verify(
     W: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, REACH: tl.constexpr, BIAS: tl.constexpr,
     SILU: tl.constexpr,
 ):  # fmt: skip
-    """One tile and `BC` channels; the inputs are kept in `p_kept` [T, C]."""
+    """One tile and `BC` channels; the inputs are recorded in `p_kept` [T, C]."""
     i_p = tl.program_id(0)
     i_c = tl.program_id(1)
     i_n, within, row, rows = load_piece(p_tiles, i_p)
@@ -118,7 +118,7 @@ def replay(
     C,
     W: tl.constexpr, BC: tl.constexpr, REACH: tl.constexpr,
 ):  # fmt: skip
-    """Writes one sequence's state after its last accepted row, of `BC` channels."""
+    """Write `BC` channels of one sequence's state after its last accepted row."""
     i_n = tl.program_id(0).to(tl.int64)
     i_c = tl.program_id(1)
     read = tl.load(p_read_slots + i_n)
@@ -132,7 +132,7 @@ def replay(
     m_c = o_c < C
     old = tl.where(tl.load(p_has_initial_state + i_n) & (read >= 0), C, 0)
     for j in tl.static_range(W - 1):
-        # What column j of the new state holds is W - 2 - j rows before the last one.
+        # Column j of the new state is the input W - 2 - j rows before the last one.
         i_from = last
         if j < W - 2:
             m_last = last >= 0
@@ -145,7 +145,7 @@ def replay(
             mask=o_c < tl.where(i_from < 0, old, 0),
             other=0.0,
         )
-        tl.debug_barrier()  # other threads have read what is now replaced; later columns are not read again
+        tl.debug_barrier()  # other threads have read the data that is replaced now
         b_s = tl.where(i_from >= 0, b_x.to(tl.float32), b_s.to(tl.float32))
         tl.store(p_state + write * s_slot + j * C + o_c, b_s.to(p_state.dtype.element_ty), mask=m_c)
 

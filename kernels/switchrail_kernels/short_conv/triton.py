@@ -1,4 +1,4 @@
-"""The short causal convolution in Triton: one launch in each phase."""
+"""The short causal convolution in Triton: one launch per phase."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from switchrail_kernels.short_conv.drafts import DRAFT_ROWS, REACH, Drafts, repl
 from switchrail_kernels.tables import split_rows, to_device
 
 PIECE = 32
-"""Rows of a program, which has its taps for all of them."""
+"""Rows per program, which loads its taps once for all of them."""
 
 ROWS = 8
-"""Rows that it computes at once."""
+"""Rows computed at once."""
 
 _launch_convolve = Launcher(convolve)
 _launch_step = Launcher(step, early=True)
@@ -33,7 +33,7 @@ class Pieces:
     """The rows of a prefill.
 
     Attributes:
-        table: [pieces, 4] int32, at most `PIECE` rows of one sequence, as `split_rows` gives them.
+        table: [pieces, 4] int32, at most `PIECE` rows of one sequence each, as in `split_rows`.
         seqlens: The sequences' numbers of rows.
     """
 
@@ -50,7 +50,7 @@ class TritonShortConv(TritonState[ShortConvCall], ShortConvBackend):
     record = torch.Tensor
 
     def cut_rows(self, batch: StateBatch) -> Pieces:
-        """Pieces of all sequences."""
+        """Split all sequences into pieces."""
         return Pieces(to_device(split_rows(batch.seqlens, PIECE), batch.cu_seqlens.device), batch.seqlens)
 
     def launch_step(self, call: ShortConvCall, batch: StateBatch) -> None:
@@ -67,7 +67,7 @@ class TritonShortConv(TritonState[ShortConvCall], ShortConvBackend):
         )
 
     def planned(self, call: ShortConvCall, batch: StateBatch, plan: Pieces) -> tuple[Tensors, Options]:
-        """The table of the pieces, and which states are kept."""
+        """The table of the pieces, and the checkpoints."""
         kept_slots, *every = kept_states(batch)
         return (plan.table, batch.cu_seqlens, batch.has_initial_state, kept_slots), tuple(every)
 
@@ -82,7 +82,7 @@ class TritonShortConv(TritonState[ShortConvCall], ShortConvBackend):
             block, warps = 256, 4
         else:
             block, warps = 512, 4
-            compiler = {"maxnreg": 96}  # so that enough programs share a multiprocessor
+            compiler = {"maxnreg": 96}  # allows enough programs per multiprocessor
         block = min(block, padded(channels))
         kept_slots, *every = kept_states(batch)
         slots = (batch.read_slots, batch.write_slots, batch.has_initial_state, kept_slots)
@@ -96,7 +96,7 @@ class TritonShortConv(TritonState[ShortConvCall], ShortConvBackend):
         )
 
     def launch_verify(self, call: ShortConvCall, batch: StateBatch, plan: Drafts) -> torch.Tensor:
-        """One launch; of drafted rows their inputs are kept, which states are made of."""
+        """One launch; records the inputs of drafted rows, of which states consist."""
         tensors, numbers, width, constants = _arguments(call, REACH + 1)
         channels = call.x.shape[1]
         kept = torch.empty_like(call.out)
@@ -141,7 +141,7 @@ class TritonShortConv(TritonState[ShortConvCall], ShortConvBackend):
 def _arguments(
     call: ShortConvCall, most: int | None = None
 ) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...], int, tuple[bool, bool]]:
-    """Tensors and numbers that all kernels begin with, the taps, of which there are `most`, and the flags."""
+    """The first tensors and numbers of all kernels, the taps (`most` of them), and the flags."""
     layer, x, out = call
     weight, bias, state = layer.weight, layer.bias, layer.state
     channels, width = weight.shape
