@@ -32,8 +32,8 @@ TABLES = (
     ),
     *("p_tiles", "p_paths", "p_accepted", "p_started", "p_before"),
 )
-"""Names that a step's tables have in kernels. Where a table lies in its transfer depends on the batch, so no
-kernel is compiled for the alignment of one; loads of single numbers gain nothing from it."""
+"""Kernel parameters that are tables of a step. Their alignment within the step's transfer depends on the
+batch, so kernels are not specialized for it. Loads of single numbers gain nothing from it."""
 
 
 def launch_options(dtype: torch.dtype) -> dict[str, Any]:

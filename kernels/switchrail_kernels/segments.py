@@ -136,7 +136,7 @@ class Chunks:
 
     @property
     def are_short(self) -> bool:
-        """Whether a sequence has fewer than `_SHORT` chunks on average."""
+        """Whether sequences have fewer than `_SHORT` chunks on average."""
         return int(self.counts.sum()) < _SHORT * len(self.counts)
 
     @property

@@ -33,7 +33,7 @@ class TritonDelta(TritonRecurrent[DeltaCall]):
         """Compute the scan's inputs for all chunks."""
 
     def planned(self, call: DeltaCall, batch: StateBatch, plan: Chunks) -> tuple[Tensors, Options]:
-        """Also what the walk on Hopper goes by: how many programs run at once, and for how long."""
+        """The arguments, including those of the Hopper scan: concurrent programs, and how long they run."""
         tensors, options = super().planned(call, batch, plan)
         return tensors, (*options, plan.abreast, plan.are_short, plan.are_single)
 

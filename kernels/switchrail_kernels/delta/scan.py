@@ -338,9 +338,8 @@ def scan(call: DeltaCall, batch: StateBatch, chunks: Chunks, prepared: Prepared,
         is_few |= chunks.are_short and not channels
         warps, stages = 4 if is_few or block_v < 128 else 8, 4
         block_v = 16 * warps
-        if (
-            chunks.are_single and not channels
-        ):  # there is nothing to ask for ahead, and more programs hide what each waits for
+        if chunks.are_single and not channels:
+            # Nothing to load ahead. More programs per multiprocessor hide each other's latency.
             stages, options = 2, {"maxnreg": 168}
         if channels and segments.split:
             stages = 3  # two programs per multiprocessor

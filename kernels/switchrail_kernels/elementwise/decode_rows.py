@@ -1,6 +1,6 @@
 """The operation `decode_rows` of `switchrail.platforms` in Triton."""
 
-# Triton reads the types of a kernel's arguments at the call.
+# Triton infers the types of kernel arguments at the call.
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -56,13 +56,13 @@ def decode_rows(
     sequence_ids: torch.Tensor,
     real: torch.Tensor,
 ) -> None:
-    """Computes what a captured decode reads; see `switchrail.engine.inputs.decode_rows`.
+    """Compute the inputs of a captured decode; see `switchrail.engine.inputs.decode_rows`.
 
     Args:
         rows: [2, N] int64.
         last_tokens: [slots] int64.
         page_table: [slots, pages] int32.
-        page_size: Tokens in a page.
+        page_size: Page size in tokens.
         ids: [N] int64.
         pages: [N, P] int32, contiguous.
         kv_rows: [N] int64.

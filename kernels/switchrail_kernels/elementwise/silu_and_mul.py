@@ -28,7 +28,7 @@ def _activate(
     wait(EARLY)
     b_gate = tl.load(p_gate + o_g + o_d, mask=mask, other=0.0).to(tl.float32)
     b_up = tl.load(p_up + o_u + o_d, mask=mask, other=0.0).to(tl.float32)
-    # Rounded where the model definition rounds.
+    # Rounded as in the model definition.
     b_factor = (b_gate if SILU else 1.0) / (1.0 + tl.exp(-b_gate))
     b_out = b_factor.to(p_out.dtype.element_ty).to(tl.float32) * b_up
     tl.store(p_out + row.to(tl.int64) * D + o_d, b_out.to(p_out.dtype.element_ty), mask=mask)
@@ -51,7 +51,7 @@ def silu_and_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 def sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """Multiplies x by sigmoid(gate); see `switchrail.platforms.operations.SigmoidGate`.
+    """Multiply x by sigmoid(gate); see `switchrail.platforms.operations.SigmoidGate`.
 
     Args:
         x: [..., D].
