@@ -13,6 +13,8 @@ from switchrail.cli.app import COMMANDS
 from switchrail.testing import isolated
 from switchrail.waiting import PATIENCE
 
+from tests.distributions import write_distribution
+
 PROGRAM = "from switchrail.cli import main; main()"
 
 
@@ -124,11 +126,8 @@ def test_the_script_for_a_shell(switchrail, monkeypatch):
 @pytest.mark.parametrize("arguments", [["plugins"], ["plugins", "--json"], ["--version"], ["--help"]])
 def test_what_is_cheap_imports_little(tmp_path, arguments):
     """Also with a platform plugin that declines, which leaves the choice to the built-in kinds."""
-    info = tmp_path / "acme_platform-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-platform\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[switchrail.platforms]\nacme = acme_platform:activate\n")
-    (tmp_path / "acme_platform.py").write_text("def activate(): pass\n")
+    declining = "def activate(): pass\n"
+    write_distribution(tmp_path, "acme-platform", declining, plugin="acme", entry="platforms:activate")
     program = f"""
 import sys, typer
 before = set(sys.modules)
@@ -168,11 +167,7 @@ def test_output_that_nobody_reads_ends_the_command_as_it_ends_others(checkpoint,
 
 @pytest.mark.parametrize("command", ["plugins", "doctor"])
 def test_one_line_for_a_plugin_that_fails(processes, tmp_path, command):
-    info = tmp_path / "ill_gdn-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ill-gdn\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[switchrail.plugins]\nill = ill_gdn:register\n")
-    (tmp_path / "ill_gdn.py").write_text("raise OSError('no driver')\n")
+    write_distribution(tmp_path, "ill-gdn", "raise OSError('no driver')\n", plugin="ill")
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = processes.run(PROGRAM, [command], env=environment)
     assert (done.stdout + done.stderr).count("no driver") == 1, done.stderr

@@ -6,6 +6,8 @@ import sys
 import pytest
 from switchrail.testing import isolated
 
+from tests.distributions import write_distribution
+
 PLUGIN = """
 def shout(result, *args, **kwargs):
     return result.upper()
@@ -26,11 +28,7 @@ def register(registry):
 
 @pytest.fixture
 def hooking(tmp_path, monkeypatch):
-    metadata = tmp_path / "boreal_hooks-1.5.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: boreal-hooks\nVersion: 1.5\n")
-    (metadata / "entry_points.txt").write_text("[switchrail.plugins]\nboreal = boreal_hooks:register\n")
-    (tmp_path / "boreal_hooks.py").write_text(PLUGIN)
+    write_distribution(tmp_path, "boreal-hooks", PLUGIN, plugin="boreal", version="1.5")
     (tmp_path / "cli_late.py").write_text("import functools\n@functools.lru_cache\ndef f(): return 1\n")
     (tmp_path / "cli_broken.py").write_text("1 / 0\n")
     (tmp_path / "cli_ending.py").write_text("raise SystemExit(0)\n")

@@ -4,15 +4,13 @@ import json
 
 import pytest
 
+from tests.distributions import write_distribution
+
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    info = tmp_path / "boreal_gdn-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Name: boreal-gdn\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[switchrail.plugins]\nboreal = boreal_gdn:register\n")
+    info = write_distribution(tmp_path, "boreal-gdn", "def register(registry): ...\n", plugin="boreal")
     (info / "RECORD").write_text("boreal_gdn.py,,\n")
-    (tmp_path / "boreal_gdn.py").write_text("def register(registry): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
 

@@ -26,6 +26,8 @@ from switchrail.ops.gated_delta.torch import TorchGatedDelta
 from switchrail.testing import isolated
 from typer.testing import CliRunner
 
+from tests.distributions import write_distribution
+
 PROMPTS = ["In the beginning", "And the king said unto"]
 
 
@@ -90,11 +92,7 @@ def test_quiet(run, run_json):
 
 
 def test_quiet_leaves_warnings(processes, checkpoint, tmp_path):
-    info = tmp_path / "ill_gdn-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ill-gdn\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[switchrail.plugins]\nill = ill_gdn:register\n")
-    (tmp_path / "ill_gdn.py").write_text("raise OSError('no driver')\n")
+    write_distribution(tmp_path, "ill-gdn", "raise OSError('no driver')\n", plugin="ill")
     command = ["run", checkpoint, "--device", "cpu", "--prompt", PROMPTS[0], "--max-new-tokens", 2]
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     program = "from switchrail.cli import main; main()"

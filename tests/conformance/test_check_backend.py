@@ -12,6 +12,8 @@ from switchrail.testing.conformance import Subject, select
 from switchrail.testing.conformance.cases import select_named
 from typer.testing import CliRunner
 
+from tests.distributions import write_distribution
+
 VENDOR = """
 from dataclasses import dataclass
 from switchrail.ops.gated_delta.torch import TorchGatedDelta
@@ -49,11 +51,7 @@ def register(registry):
 
 @pytest.fixture
 def vendor(tmp_path, monkeypatch):
-    metadata = tmp_path / "boreal_gdn-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: boreal-gdn\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[switchrail.plugins]\nboreal = boreal_gdn:register\n")
-    (tmp_path / "boreal_gdn.py").write_text(VENDOR)
+    write_distribution(tmp_path, "boreal-gdn", VENDOR, plugin="boreal")
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
     sys.modules.pop("boreal_gdn", None)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -12,17 +13,9 @@ from switchrail.testing.compare import verify
 from switchrail.testing.diagnosis import Mismatch, report
 from switchrail.testing.inputs import attention_call, gated_delta_call
 
+from tests.sabotage import sabotaged
 
-class Sabotaged(TorchGatedDelta):
-    """Right, and then one thing more."""
-
-    def __init__(self, then):
-        super().__init__()
-        self.then = then
-
-    def run(self, call, batch, plan):
-        super().run(call, batch, plan)
-        self.then(**call._asdict(), state=call.layer.state, batch=batch)
+wrong = partial(sabotaged, TorchGatedDelta)
 
 
 def told(backend, call):
@@ -91,7 +84,7 @@ CALL = {"lengths": [40, 3, 0, 33], "padding": (1,), "initial": "all"}
     ],
 )
 def test_a_mistake(then, words):
-    report = told(Sabotaged(then), gated_delta_call(**CALL))
+    report = told(wrong(then), gated_delta_call(**CALL))
     for each in words:
         assert each in report
 
@@ -114,7 +107,7 @@ def test_what_was_never_written():
 
 
 def test_nan_that_was_computed_is_no_number_left_out():
-    report = told(Sabotaged(lambda **a: a["out"][5].fill_(torch.nan)), gated_delta_call(**CALL))
+    report = told(wrong(lambda **a: a["out"][5].fill_(torch.nan)), gated_delta_call(**CALL))
     assert "NaN is written: 64 numbers, first at sequence 0, row 5, head 0, column 0" in report
     assert "never written" not in report
 
@@ -147,7 +140,7 @@ def test_the_failure_stays_a_failure_where_a_diagnoser_fails(monkeypatch):
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(report, "_GROUPS", ((report.first_wrong,), (broken,)))
-    text = told(Sabotaged(lambda **a: a["out"].mul_(2)), gated_delta_call(**CALL))
+    text = told(wrong(lambda **a: a["out"].mul_(2)), gated_delta_call(**CALL))
     assert "out is off by 1.00e+00" in text
     assert "broken can't tell: RuntimeError('out of memory')" in text
 
@@ -167,10 +160,10 @@ def test_what_passes_is_not_diagnosed(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_reports_on_a_gpu(dtype):
     call = gated_delta_call(**CALL, dtype=dtype, device="cuda")
-    assert re.search(r": (2|1\.999\d*) = 2", told(Sabotaged(lambda **a: a["out"].mul_(2)), call))
+    assert re.search(r": (2|1\.999\d*) = 2", told(wrong(lambda **a: a["out"].mul_(2)), call))
     assert "initial states are ignored" in told(_Fresh(), call)
-    assert "NaN is written: 64 numbers" in told(Sabotaged(lambda **a: a["out"][5].fill_(torch.nan)), call)
-    assert "q, first at sequence 3, row 1" in told(Sabotaged(lambda **a: a["q"][44].add_(1)), call)
+    assert "NaN is written: 64 numbers" in told(wrong(lambda **a: a["out"][5].fill_(torch.nan)), call)
+    assert "q, first at sequence 3, row 1" in told(wrong(lambda **a: a["q"][44].add_(1)), call)
 
 
 class _Fresh(TorchGatedDelta):

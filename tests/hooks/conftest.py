@@ -1,9 +1,9 @@
 import gc
-import sys
-import types
 
 import pytest
 from switchrail.hooks import Hooks, chain
+
+from tests.hooks.modules import imported
 
 SOURCE = '''
 def f(a, b=2):
@@ -56,10 +56,7 @@ def hooks():
 
 
 @pytest.fixture
-def module(request):
+def module():
     """A module of the test's own with plain functions and methods, importable by its name."""
-    module = types.ModuleType("hook_targets")
-    sys.modules[module.__name__] = module
-    exec(compile(SOURCE, "hook_targets.py", "exec"), vars(module))
-    yield module
-    del sys.modules[module.__name__]
+    with imported("hook_targets", SOURCE) as module:
+        yield module

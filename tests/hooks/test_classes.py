@@ -14,6 +14,8 @@ import pytest
 from switchrail.errors import HookError
 from switchrail.hooks.classes import namespaces
 
+from tests.hooks.modules import imported
+
 SOURCE = """
 import functools
 
@@ -39,11 +41,8 @@ class Slotted:
 
 @pytest.fixture
 def mod():
-    module = types.ModuleType("hook_replaced")
-    sys.modules[module.__name__] = module
-    exec(compile(SOURCE, "hook_replaced.py", "exec"), vars(module))
-    yield module
-    del sys.modules[module.__name__]
+    with imported("hook_replaced", SOURCE) as module:
+        yield module
 
 
 def extending(Target):

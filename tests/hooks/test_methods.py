@@ -1,12 +1,12 @@
 """Methods of every kind, on the class that has them and on one that inherits them."""
 
 import functools
-import sys
-import types
 
 import pytest
 from switchrail.errors import HookError
 from switchrail.hooks import chain
+
+from tests.hooks.modules import imported
 
 SOURCE = """
 import functools
@@ -42,11 +42,8 @@ class Diamond(Middle, Other): pass
 
 @pytest.fixture
 def classes():
-    module = types.ModuleType("hook_classes")
-    sys.modules[module.__name__] = module
-    exec(compile(SOURCE, "hook_classes.py", "exec"), vars(module))
-    yield module
-    del sys.modules[module.__name__]
+    with imported("hook_classes", SOURCE) as module:
+        yield module
 
 
 def mark(result, *args, **kwargs):

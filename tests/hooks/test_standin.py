@@ -8,13 +8,14 @@ import gc
 import inspect
 import math
 import pickle
-import sys
 import types
 import weakref
 
 import pytest
 from switchrail.errors import HookError
 from switchrail.hooks import Hooks
+
+from tests.hooks.modules import imported
 
 SOURCE = '''
 import functools, math
@@ -57,11 +58,8 @@ class Holder:
 
 @pytest.fixture
 def objects():
-    module = types.ModuleType("hook_objects")
-    sys.modules[module.__name__] = module
-    exec(compile(SOURCE, "hook_objects.py", "exec"), vars(module))
-    yield module
-    del sys.modules[module.__name__]
+    with imported("hook_objects", SOURCE) as module:
+        yield module
 
 
 def test_a_kernel_is_launched_through_hooks(hooks, objects):

@@ -19,28 +19,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 from switchrail.errors import ArgumentError, ContractError
+from switchrail.testing import inputs
 from switchrail.testing.compare import same_bits
-from switchrail.testing.inputs import (
-    attention_call,
-    gated_delta_call,
-    kda_call,
-    lightning_call,
-    mamba2_call,
-    mla_call,
-    short_conv_call,
-)
 from switchrail_kernels import BACKENDS, launch, replay
 
 from .driver import DEVICE, LAUNCH, NAMES
 
-PAGED = {"attention": attention_call, "mla": mla_call}
+PAGED = {"attention": inputs.attention_call, "mla": inputs.mla_call}
 RECURRENT = {
-    "gated_delta": gated_delta_call,
-    "gated_delta raw": partial(gated_delta_call, raw="softplus", beta_scale=2.0),
-    "kda": kda_call,
-    "lightning": lightning_call,
-    "mamba2": mamba2_call,
-    "short_conv": short_conv_call,
+    "gated_delta": inputs.gated_delta_call,
+    "gated_delta raw": partial(inputs.gated_delta_call, raw="softplus", beta_scale=2.0),
+    "kda": inputs.kda_call,
+    "lightning": inputs.lightning_call,
+    "mamba2": inputs.mamba2_call,
+    "short_conv": inputs.short_conv_call,
 }
 OPS = {**PAGED, **RECURRENT}
 SCRATCH = -2

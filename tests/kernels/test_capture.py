@@ -7,16 +7,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 from switchrail.ops.batch import Bounds
+from switchrail.testing import inputs
 from switchrail.testing.compare import same_bits, verify
-from switchrail.testing.inputs import (
-    attention_call,
-    gated_delta_call,
-    kda_call,
-    lightning_call,
-    mamba2_call,
-    mla_call,
-    short_conv_call,
-)
 from switchrail_kernels import segments
 from switchrail_kernels.attention.triton import TritonAttention
 from switchrail_kernels.gated_delta.triton import TritonGatedDelta
@@ -33,7 +25,9 @@ pytestmark = pytest.mark.gpu
 def attention(phase, seed):
     lengths = [1] * 3 if phase == "decode" else [70, 3, 9]
     kv = [900, 3, 257] if seed == 0 else [700, 258, 900]
-    return attention_call(lengths, kv_lengths=kv, phase=phase, dtype=torch.bfloat16, device="cuda", seed=seed)
+    return inputs.attention_call(
+        lengths, kv_lengths=kv, phase=phase, dtype=torch.bfloat16, device="cuda", seed=seed
+    )
 
 
 def mla(phase, seed):
@@ -41,7 +35,7 @@ def mla(phase, seed):
     kv = [900, 3, 257] if seed == 0 else [700, 258, 900]
     sizes = {"heads": 16, "latent_size": 512, "rope_size": 64, "absorbed": True}
     options = {"dtype": torch.bfloat16, "device": "cuda", "seed": seed}
-    return mla_call(lengths, kv_lengths=kv, phase=phase, **sizes, **options)
+    return inputs.mla_call(lengths, kv_lengths=kv, phase=phase, **sizes, **options)
 
 
 def stateful(make):
@@ -55,11 +49,11 @@ def stateful(make):
 
 OPS = [
     pytest.param(attention, TritonAttention, id="attention"),
-    pytest.param(stateful(gated_delta_call), TritonGatedDelta, id="gated_delta"),
-    pytest.param(stateful(kda_call), TritonKda, id="kda"),
-    pytest.param(stateful(lightning_call), TritonLightning, id="lightning"),
-    pytest.param(stateful(mamba2_call), TritonMamba2, id="mamba2"),
-    pytest.param(stateful(short_conv_call), TritonShortConv, id="short_conv"),
+    pytest.param(stateful(inputs.gated_delta_call), TritonGatedDelta, id="gated_delta"),
+    pytest.param(stateful(inputs.kda_call), TritonKda, id="kda"),
+    pytest.param(stateful(inputs.lightning_call), TritonLightning, id="lightning"),
+    pytest.param(stateful(inputs.mamba2_call), TritonMamba2, id="mamba2"),
+    pytest.param(stateful(inputs.short_conv_call), TritonShortConv, id="short_conv"),
     pytest.param(mla, TritonMla, id="mla"),
 ]
 

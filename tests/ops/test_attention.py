@@ -36,33 +36,22 @@ def backend():
     kv_heads=st.integers(1, 3),
     group=st.integers(1, 4),
     head_size=st.integers(1, 24),
-    page=st.integers(1, 33),
     dtype=st.sampled_from(DTYPES),
-    strided=st.booleans(),
+    arguments=st.fixed_dictionaries(
+        {
+            "page": st.integers(1, 33),
+            "strided": st.booleans(),
+            "window": st.one_of(st.none(), st.integers(1, 40)),
+            "soft_cap": st.sampled_from([None, 2.0]),
+            "sinks": st.booleans(),
+            "lse": st.booleans(),
+            "seed": st.integers(0, 2**16),
+        }
+    ),
     padded=st.booleans(),
-    window=st.one_of(st.none(), st.integers(1, 40)),
-    soft_cap=st.sampled_from([None, 2.0]),
-    sinks=st.booleans(),
-    lse=st.booleans(),
-    seed=st.integers(0, 2**16),
     data=st.data(),
 )
-def test_any_prefill(
-    sequences,
-    kv_heads,
-    group,
-    head_size,
-    page,
-    dtype,
-    strided,
-    padded,
-    window,
-    soft_cap,
-    sinks,
-    lse,
-    seed,
-    data,
-):
+def test_any_prefill(sequences, kv_heads, group, head_size, dtype, arguments, padded, data):
     padding = data.draw(st.sets(st.sampled_from(range(len(sequences))))) if sequences and padded else ()
     if dtype in (torch.float16, torch.bfloat16):
         head_size += 7  # torch rounds the probabilities: what a few numbers may cancel to has no digits left
@@ -72,15 +61,9 @@ def test_any_prefill(
         heads=kv_heads * group,
         kv_heads=kv_heads,
         head_size=head_size,
-        page=page,
         dtype=dtype,
-        strided=strided,
         padding=padding,
-        window=window,
-        soft_cap=soft_cap,
-        sinks=sinks,
-        lse=lse,
-        seed=seed,
+        **arguments,
     )
     verify(TorchAttention(), call)
 

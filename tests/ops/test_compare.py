@@ -12,6 +12,8 @@ from switchrail.testing.compare import BOUNDS, Error, measure, same_bits, verify
 from switchrail.testing.inputs import GENERATORS, attention_call, gated_delta_call
 from switchrail.testing.steps import run_in_steps
 
+from tests.sabotage import sabotaged
+
 
 def test_measures():
     expected = torch.tensor([[3.0, 4.0], [0.0, 1.0]])
@@ -68,18 +70,6 @@ def test_same_bits():
     assert not same_bits(a, torch.tensor([math.nan, -0.0]))
 
 
-class Sabotaged(ReferenceGatedDelta):
-    """Right, and then one thing more."""
-
-    def __init__(self, then):
-        super().__init__()
-        self.then = then
-
-    def run(self, call, batch, plan):
-        super().run(call, batch, plan)
-        self.then(**call._asdict(), state=call.layer.state, batch=batch)
-
-
 SABOTAGE = {
     "out is off": lambda **a: a["out"][4].mul_(1.01),
     "out is off by inf": lambda **a: a["out"][4, 0, 0].fill_(torch.nan),
@@ -95,9 +85,9 @@ SABOTAGE = {
 @pytest.mark.parametrize("message", SABOTAGE)
 def test_verify_sees(message):
     call = gated_delta_call([3, 1, 5, 0], padding=(1,), in_place=False)
-    verify(Sabotaged(lambda **a: None), call)
+    verify(sabotaged(ReferenceGatedDelta, lambda **a: None), call)
     with pytest.raises(AssertionError, match=message):
-        verify(Sabotaged(SABOTAGE[message]), call)
+        verify(sabotaged(ReferenceGatedDelta, SABOTAGE[message]), call)
     verify(ReferenceGatedDelta(), call)
 
 

@@ -22,27 +22,26 @@ def backend():
     ),
     heads=st.integers(1, 5),
     sizes=st.tuples(*[st.integers(1, 24)] * 4),
-    page=st.integers(1, 33),
-    dtype=st.sampled_from(DTYPES),
-    flags=st.tuples(*[st.booleans()] * 4),
-    seed=st.integers(0, 2**16),
+    arguments=st.fixed_dictionaries(
+        {
+            "page": st.integers(1, 33),
+            "dtype": st.sampled_from(DTYPES),
+            **{flag: st.booleans() for flag in ("strided", "absorbed", "lse")},
+            "seed": st.integers(0, 2**16),
+        }
+    ),
+    padded=st.booleans(),
     data=st.data(),
 )
-def test_any_prefill(sequences, heads, sizes, page, dtype, flags, seed, data):
-    strided, absorbed, lse, padded = flags
+def test_any_prefill(sequences, heads, sizes, arguments, padded, data):
     padding = data.draw(st.sets(st.sampled_from(range(len(sequences))))) if sequences and padded else ()
     call = mla_call(
         [length for length, _ in sequences],
         kv_lengths=[length + past for length, past in sequences],
         heads=heads,
         **dict(zip(("nope_size", "rope_size", "latent_size", "value_size"), sizes, strict=True)),
-        page=page,
-        dtype=dtype,
-        strided=strided,
-        absorbed=absorbed,
-        lse=lse,
         padding=padding,
-        seed=seed,
+        **arguments,
     )
     verify(TorchMla(), call)
 

@@ -18,49 +18,27 @@ def backend():
 @settings(max_examples=250, deadline=None, derandomize=True)
 @given(
     lengths=st.lists(st.one_of(st.integers(0, 4), st.integers(0, 40)), max_size=6),
-    channels=st.integers(1, 20),
-    width=st.integers(2, 7),
-    dtype=st.sampled_from(DTYPES),
+    arguments=st.fixed_dictionaries(
+        {
+            "channels": st.integers(1, 20),
+            "width": st.integers(2, 7),
+            "dtype": st.sampled_from(DTYPES),
+            "bias": st.booleans(),
+            "activation": st.sampled_from(["silu", None]),
+            "strided": st.sampled_from([True, "time", False]),
+            "initial": st.sampled_from(["all", "some", "none"]),
+            "in_place": st.booleans(),
+            "seed": st.integers(0, 2**16),
+        }
+    ),
     wide_state=st.booleans(),
-    bias=st.booleans(),
-    activation=st.sampled_from(["silu", None]),
-    strided=st.sampled_from([True, "time", False]),
-    initial=st.sampled_from(["all", "some", "none"]),
-    in_place=st.booleans(),
     padded=st.booleans(),
-    seed=st.integers(0, 2**16),
     data=st.data(),
 )
-def test_any_prefill(
-    lengths,
-    channels,
-    width,
-    dtype,
-    wide_state,
-    bias,
-    activation,
-    strided,
-    initial,
-    in_place,
-    padded,
-    seed,
-    data,
-):
+def test_any_prefill(lengths, arguments, wide_state, padded, data):
     padding = data.draw(st.sets(st.sampled_from(range(len(lengths))))) if lengths and padded else ()
-    call = short_conv_call(
-        lengths,
-        channels=channels,
-        width=width,
-        dtype=dtype,
-        state_dtype=torch.float32 if wide_state and dtype != torch.float64 else None,
-        bias=bias,
-        activation=activation,
-        strided=strided,
-        initial=initial,
-        in_place=in_place,
-        padding=padding,
-        seed=seed,
-    )
+    state_dtype = torch.float32 if wide_state and arguments["dtype"] != torch.float64 else None
+    call = short_conv_call(lengths, state_dtype=state_dtype, padding=padding, **arguments)
     verify(TorchShortConv(), call)
 
 

@@ -9,6 +9,8 @@ import pytest
 import switchrail
 from switchrail.testing import isolated
 
+from tests.distributions import write_distribution
+
 USERLAND = Path(__file__).parent / "userland"
 
 
@@ -46,15 +48,11 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
         distribution: str, code: str = "def register(registry): pass", *, version: str = "1.0"
     ) -> Path:
         module = distribution.replace("-", "_")
-        (site / f"{module}.py").write_text(code)
         for old in site.glob(f"{module}-*.dist-info"):
             for file in old.iterdir():
                 file.unlink()
             old.rmdir()
-        info = site / f"{module}-{version}.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
-        (info / "entry_points.txt").write_text(f"[switchrail.plugins]\n{distribution} = {module}:register\n")
+        write_distribution(site, distribution, code, plugin=distribution, version=version)
         return site
 
     return install

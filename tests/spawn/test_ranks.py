@@ -12,6 +12,8 @@ import pytest
 import switchrail
 from switchrail.errors import RankError
 
+from tests.distributions import write_distribution
+
 PROGRAM = Path(__file__).parent / "userland" / "userland_ranks.py"
 RANKS = 4
 PLUGIN = """
@@ -38,12 +40,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 
 
 def install(folder: Path, distribution: str, code: str, version: str = "1.0") -> None:
-    module = distribution.replace("-", "_")
-    info = folder / f"{module}-{version}.dist-info"
-    info.mkdir(parents=True)
-    (folder / f"{module}.py").write_text(code)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
-    (info / "entry_points.txt").write_text(f"[switchrail.plugins]\n{distribution} = {module}:register\n")
+    write_distribution(folder, distribution, code, plugin=distribution, version=version)
 
 
 @pytest.fixture(scope="module")

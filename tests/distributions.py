@@ -1,0 +1,34 @@
+"""Writes installed distributions with a plugin, as an installer would leave them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def write_distribution(
+    site: Path, name: str, source: str, *, plugin: str, version: str = "1.0", entry: str = "plugins:register"
+) -> Path:
+    """Writes a distribution of one module, named after it.
+
+    Args:
+        site: The folder on the module path.
+        name: The distribution.
+        source: The module's code.
+        plugin: The name of its entry point.
+        version: Its version.
+        entry: The entry point's group without "switchrail.", and the module's function.
+
+    Returns:
+        Its metadata folder.
+    """
+    module = name.replace("-", "_")
+    group, _, function = entry.partition(":")
+    info = site / f"{module}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "entry_points.txt").write_text(f"[switchrail.{group}]\n{plugin} = {module}:{function}\n")
+    (site / f"{module}.py").write_text(source)
+    return info
+
+
+__all__ = ["write_distribution"]

@@ -1,0 +1,18 @@
+"""Modules that a test makes of source text."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def imported(name: str, source: str) -> Iterator[types.ModuleType]:
+    """A module of this code, importable by its name in the block."""
+    module = types.ModuleType(name)
+    sys.modules[name] = module
+    exec(compile(source, f"{name}.py", "exec"), vars(module))
+    yield module
+    del sys.modules[name]
