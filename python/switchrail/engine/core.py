@@ -172,7 +172,7 @@ class EngineCore:
         self._read(self._ahead)
         unread = {task for flight in self._flights for task, _ in flight.ready}
         try:
-            schedule = self._scheduler.schedule(unread, hold=self._holds_prompts())
+            schedule = self._scheduler.schedule(unread, self._holds_prompts())
         except Exception:  # of an admission: the device's, say
             self._launching = list(self._scheduler.waiting)[:1]
             raise

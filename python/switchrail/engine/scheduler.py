@@ -64,7 +64,7 @@ class Scheduler:
         self._page_size = options.page_size
         self._was_full = False  # whether prompts were left in line because a step had no rows for them
 
-    def schedule(self, unread: Collection[Task] = (), *, hold: bool = False) -> Schedule:
+    def schedule(self, unread: Collection[Task] = (), hold: bool = False) -> Schedule:
         """Takes the next step's tokens: each decoding task's, then prompt tokens in order of admission.
 
         Args:
