@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from torch import nn
-from torch.nn.modules import module as globals_of_modules
 from torch.utils.hooks import RemovableHandle
 
 from switchrail.engine.models.contract import ENGINE
+from switchrail.engine.module_hooks import Numbered, hooks_of, hooks_of_all
 from switchrail.hooks import chain
 from switchrail.hooks.hook import Hook
 from switchrail.hooks.site import Site
 from switchrail.hooks.table import Table
-
-_OF_MODULES = ("_forward_hooks", "_forward_pre_hooks")
-_OF_ALL = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
 
 class HookWatch:
@@ -54,11 +49,10 @@ class HookWatch:
             self._version = version
         return [tuple(hooks) for hooks in self._hooked] != self._keys
 
-    def _find(self) -> list[Mapping[int, object]]:
+    def _find(self) -> list[Numbered]:
         """The hooks of all modules, by numbers that torch gives out once."""
-        every = [getattr(globals_of_modules, name) for name in _OF_ALL]
-        modules = self._model.modules()
-        return every + [hooks for one in modules for name in _OF_MODULES if (hooks := getattr(one, name))]
+        own = [hooks for part in self._model.modules() for hooks in hooks_of(part) if hooks]
+        return [*hooks_of_all(), *own]
 
 
 def _chains(table: Table) -> dict[Site, tuple[Hook, ...]]:

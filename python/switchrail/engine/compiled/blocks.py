@@ -14,6 +14,7 @@ from torch._dynamo.exc import TorchDynamoException
 
 from switchrail.engine.models import operations
 from switchrail.engine.models.contract import ENGINE, Keyword
+from switchrail.engine.module_hooks import hooks_of
 from switchrail.engine.watch import HookWatch
 from switchrail.hooks import chain
 from switchrail.platforms.serving import Serving
@@ -97,7 +98,7 @@ def _hooks_of(layer: nn.Module) -> list[tuple[str, int, object]]:
     return [
         (name, number, hook)
         for name, part in layer.named_modules()
-        for hooks in (part._forward_pre_hooks, part._forward_hooks)
+        for hooks in hooks_of(part)
         for number, hook in hooks.items()
         if not isinstance(hook, Keyword)
     ]

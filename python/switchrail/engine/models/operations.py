@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import torch
 from torch import nn
-from torch.nn.modules import module as of_all_modules
 
 from switchrail.engine.compiled.functions import FUNCTIONS
 from switchrail.engine.models.contract import ENGINE
+from switchrail.engine.module_hooks import hooks_of, hooks_of_all
 from switchrail.engine.step import Running
 from switchrail.hooks import chain
 from switchrail.platforms.operations import GatedRMSNorm, Operation, RMSNorm, Rotary, SiluAndMul
@@ -175,9 +175,7 @@ def look(model: nn.Module) -> None:
 
 def _is_hooked(part: nn.Module) -> bool:
     """Whether a call of a module would run hooks other than engines' own."""
-    if part._forward_hooks or part._forward_pre_hooks:
-        return True
-    if of_all_modules._global_forward_hooks or of_all_modules._global_forward_pre_hooks:
+    if any(hooks_of(part)) or any(hooks_of_all()):
         return True
     names = _hooked_names()
     if not names:

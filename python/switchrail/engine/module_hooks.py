@@ -1,0 +1,25 @@
+"""Torch's own hooks on modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch.nn.modules import module as of_modules
+
+Numbered = Mapping[int, Any]
+"""Hooks by numbers, which torch gives out once."""
+
+
+def hooks_of(part: nn.Module) -> tuple[Numbered, ...]:
+    """Those that a call of a module runs; each mapping is the module's own, which changes."""
+    return part._forward_pre_hooks, part._forward_hooks
+
+
+def hooks_of_all() -> tuple[Numbered, ...]:
+    """Those that a call of any module runs besides, likewise."""
+    return of_modules._global_forward_pre_hooks, of_modules._global_forward_hooks
+
+
+__all__ = ["Numbered", "hooks_of", "hooks_of_all"]
