@@ -29,10 +29,21 @@ def wait(EARLY: tl.constexpr):
         gdc_wait()
 
 
+@triton.jit
+def wait_first(EARLY: tl.constexpr):
+    """As `wait`, and has the next kernel begin only when all before this one have ended.
+
+    So the next one may read what those wrote before it waits, if not from the L1 cache.
+    """
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
 @cache
 def begins_early(index: int) -> bool:
     """Whether the device `index` supports dependent launches; -1 is the CPU."""
     return index >= 0 and torch.version.hip is None and torch.cuda.get_device_capability(index) >= (9, 0)
 
 
-__all__ = ["begins_early", "wait"]
+__all__ = ["begins_early", "wait", "wait_first"]

@@ -89,7 +89,7 @@ gated_rms_norm(x, x, weight, eps=1e-6)
 silu_and_mul(x, x)
 sigmoid_gate(x, x)
 decode_rows(
-    torch.zeros(2, 3, dtype=torch.int64), torch.zeros(9, dtype=torch.int64), torch.zeros(9, 5, dtype=torch.int32),
+    *(torch.zeros(size, dtype=torch.int64) for size in ((2, 3), 9)), torch.zeros(9, 5, dtype=torch.int32),
     page_size=16, ids=torch.zeros(3, dtype=torch.int64), pages=torch.zeros(3, 4, dtype=torch.int32),
     kv_rows=torch.zeros(3, dtype=torch.int64), kv_lens=torch.zeros(3, dtype=torch.int32),
     sequence_ids=torch.zeros(3, dtype=torch.int32), real=torch.zeros(1, dtype=torch.int32),

@@ -11,7 +11,7 @@ from switchrail.errors import ArgumentError
 
 from switchrail_kernels.experts.products import down_pairs, down_tiles, gate_up_pairs, gate_up_tiles, weigh
 from switchrail_kernels.experts.route import add_up, choose, order
-from switchrail_kernels.experts.tiles import MOST_PAIRS, Tiles, tiles
+from switchrail_kernels.experts.tiles import AHEAD, ALONE, MOST_PAIRS, Tiles, tiles
 from switchrail_kernels.launch import Launcher, launch_options, padded
 
 _choose, _add_up, _order, _gate_up_tiles, _down_tiles, _weigh, _gate_up_pairs, _down_pairs = (
@@ -105,19 +105,23 @@ def experts(
     options = launch_options(x.dtype)
     values = torch.empty((pairs, inner), dtype=x.dtype, device=x.device)
     if alone:
+        first, second = ALONE.gate_up, ALONE.down
+        depth = min(padded(inner), second.depth)
+        read = each * second.columns * depth // (32 * second.warps)
+        ahead = depth >= inner and read <= AHEAD and x.dtype != torch.float32
         _gate_up_pairs(
-            (pairs * triton.cdiv(inner, 8), 1, 1),
+            (pairs * triton.cdiv(inner, first.columns), 1, 1),
             (x, gate_up, chosen, limit, values),
             (x.stride(0),),
-            (h, inner, each, 8, min(padded(h), 512), padding),
-            num_warps=4,
+            (h, inner, each, first.columns, min(padded(h), first.depth), padding),
+            num_warps=first.warps,
         )
         _down_pairs(
-            (t * triton.cdiv(h, 8), 1, 1),
+            (t * triton.cdiv(h, second.columns), 1, 1),
             (values, down, chosen, weights, limit, out),
             (),
-            (h, inner, each, 8, min(padded(inner), 512), padding),
-            num_warps=4,
+            (h, inner, each, second.columns, depth, padding, ahead),
+            num_warps=second.warps,
         )
         return out
     assert sizes is not None

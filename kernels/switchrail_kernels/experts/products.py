@@ -1,7 +1,7 @@
 """The products of experts: in tiles of pairs with the same expert, or pair by pair for very few rows."""
 
 # Triton infers the types of kernel arguments at the call.
-# ruff: noqa: ANN001, ANN201, ANN202, SIM102
+# ruff: noqa: ANN001, ANN201, ANN202, RUF005, SIM102
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from switchrail_kernels.dependent import wait
+from switchrail_kernels.dependent import wait, wait_first
 
 
 @triton.jit
@@ -162,7 +162,7 @@ def gate_up_pairs(
     EARLY: tl.constexpr,
 ):
     """silu(x gate) (x up) of one pair, for `BN` of the inner channels."""
-    wait(EARLY)
+    wait_first(EARLY)
     i_p = tl.program_id(0) // tl.cdiv(I, BN)
     i_n = tl.program_id(0) % tl.cdiv(I, BN)
     if PADDED:
@@ -200,27 +200,45 @@ def down_pairs(
     BN: tl.constexpr,
     BK: tl.constexpr,
     PADDED: tl.constexpr,
+    AHEAD: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """The weighted sum of the products with `down` of one row's pairs, for `BN` of the outputs."""
-    wait(EARLY)
+    """The weighted sum of the products with `down` of one row's pairs, for `BN` of the outputs.
+
+    With AHEAD, where `BK` is all of I, it reads all weights before it waits for `gate_up_pairs`, which has
+    waited for the choice of experts.
+    """
     i_t = tl.program_id(0) // tl.cdiv(H, BN)
     i_n = tl.program_id(0) % tl.cdiv(H, BN)
     o_n = i_n * BN + tl.arange(0, BN)
     o_k = tl.arange(0, BK)
     m_n = o_n < H
     p_y = p_out + i_t.to(tl.int64) * H + o_n
+    p_row = p_weight + tl.where(m_n, o_n, 0)[:, None] * I + o_k[None, :]
+    weights = ()
+    if AHEAD:
+        read = 1
+        if PADDED:
+            read = tl.where(i_t < tl.load(p_rows, cache_modifier=".cg"), 1, 0)
+        m_k = o_k < tl.where(read > 0, I, 0)
+        for e in tl.static_range(KS):
+            expert = tl.load(p_experts + i_t * KS + e, mask=read > 0, other=0, cache_modifier=".cg")
+            b_w = tl.load(p_row + expert.to(tl.int64) * (H * I), mask=m_k[None, :], other=0.0)
+            weights = weights + (b_w,)
+    wait(EARLY)
     if PADDED:
         if i_t >= tl.load(p_rows):
             tl.store(p_y, tl.zeros((BN,), p_out.dtype.element_ty), mask=m_n)
             return
-    p_row = p_weight + tl.where(m_n, o_n, 0)[:, None] * I + o_k[None, :]
     b_y = tl.zeros((BN, BK), tl.float32)
     for e in tl.static_range(KS):
         i_p = i_t * KS + e
         expert = tl.load(p_experts + i_p).to(tl.int64)
         share = tl.load(p_weights + i_p)
-        for k in tl.static_range(0, I, BK):
+        if AHEAD:
+            b_h = tl.load(p_inner + i_p.to(tl.int64) * I + o_k, mask=o_k < I, other=0.0).to(tl.float32)
+            b_y += (share * b_h)[None, :] * weights[e].to(tl.float32)
+        for k in tl.static_range(0, 0 if AHEAD else I, BK):
             m_k = k + o_k < I
             b_h = tl.load(p_inner + i_p.to(tl.int64) * I + k + o_k, mask=m_k, other=0.0).to(tl.float32)
             b_w = tl.load(p_row + expert * (H * I) + k, mask=m_k[None, :], other=0.0).to(tl.float32)

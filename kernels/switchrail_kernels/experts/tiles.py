@@ -59,6 +59,12 @@ FITTED = (
 MOST_PAIRS = 22
 """Maximum pairs of row and expert for computing each pair alone."""
 
+ALONE = Tiles(1, Tile(8, 512, 4, 1), Tile(4, 512, 4, 1))
+"""The tiles of these."""
+
+AHEAD = 192
+"""Weights that a thread of the second product reads before the first has ended, at most."""
+
 
 def tiles(average: float, dtype: torch.dtype, device: torch.device) -> Tiles:
     """The tiles for an average of `average` rows per expert."""
@@ -69,4 +75,4 @@ def tiles(average: float, dtype: torch.dtype, device: torch.device) -> Tiles:
     return next(found for most, found in FITTED if average <= most)
 
 
-__all__ = ["EXACT", "FITTED", "MOST_PAIRS", "SMALL", "Tile", "Tiles", "tiles"]
+__all__ = ["AHEAD", "ALONE", "EXACT", "FITTED", "MOST_PAIRS", "SMALL", "Tile", "Tiles", "tiles"]
