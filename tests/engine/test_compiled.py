@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,10 @@ import pytest
 import switchrail
 import torch
 from switchrail.engine import Engine
+from switchrail.engine.compiled.functions import FUNCTIONS as OPERATIONS
 from switchrail.errors import ConfigError
 from switchrail.platforms.cpu import CpuPlatform, CpuServing
+from switchrail.platforms.operations import QKNormRope
 
 from tests.engine.conftest import make_checkpoint
 from tests.engine.test_graphs import OPTIONS, make_prompts, tokens
@@ -274,3 +278,41 @@ def test_off_is_the_default(make_engine: Make) -> None:
     assert make_engine(options=OPTIONS).blocks == ()
     with pytest.raises(ConfigError, match="compile"):
         make_engine(options={"compile": "all"})
+
+
+def write_and_rotate(*args: Any, v: Any, cache: Any, **kwargs: Any) -> Any:
+    """`qk_norm_rope`, which writes the cache too."""
+    q, k = OPERATIONS[QKNormRope](*args, **kwargs)
+    for pool, values in zip(cache[:2], (k, v), strict=True):
+        pool.flatten(0, 1).index_copy_(0, cache[2], values.squeeze(0))
+    return q, k
+
+
+def test_the_platforms_functions_give_way_to_torchs_own(
+    compiled: Make, make_engine: Make, tmp_path: Path
+) -> None:
+    """In layers whose weights were prepared for these functions; eager layers and others call them."""
+    path = make_checkpoint(tmp_path, num_experts=0)
+    calls: Counter[str] = Counter()
+
+    def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            calls[name] += 1
+            return function(*args, **kwargs)
+
+        functools.update_wrapper(counted, function)
+        return counted
+
+    platform = Platform("aot_eager")
+    for operation, function in {**OPERATIONS, QKNormRope: write_and_rotate}.items():
+        platform.serving.register_oot_forward(operation.name, counting(operation.name, function))
+    prompts = make_prompts()[:4]
+    expected = tokens(make_engine(path, options=OPTIONS), prompts)
+    assert tokens(compiled(platform, path, compile="off"), prompts) == expected
+    assert set(calls) == {operation.name for operation in OPERATIONS}
+    calls.clear()
+    engine = compiled(platform, path)
+    assert tokens(engine, prompts) == expected
+    assert set(reasons(engine).values()) == {None}
+    assert platform.compiled == 4
+    assert set(calls) == {"rms_norm"}, "of the model's last norm alone"

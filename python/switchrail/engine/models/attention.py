@@ -9,6 +9,7 @@ import torch
 from switchrail.engine.memory import KINDS
 from switchrail.engine.models.contract import KEYWORD, Connected
 from switchrail.engine.models.operations import Binding
+from switchrail.engine.models.products import qkv
 from switchrail.engine.models.softmax import attention
 from switchrail.platforms.operations import Products, QKNormRope, SigmoidGate
 from switchrail.platforms.serving import Forward
@@ -27,10 +28,7 @@ def _call(
     apply_gate: Forward,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    q, k, v = (
-        product(hidden_states).unflatten(-1, (-1, module.head_dim))
-        for product in (module.q_proj, module.k_proj, module.v_proj)
-    )
+    q, k, v = (torch.unflatten(part, -1, (-1, module.head_dim)) for part in qkv(module, hidden_states))
     q, gate = q[:, :, ::2], q[:, :, 1::2]  # each head's query comes before its gate
     cache = _cache(kwargs[KEYWORD])
     q, rotated = function(
@@ -66,7 +64,7 @@ GATED_ATTENTION: Final = Binding(
     QKNormRope,
     _call,
     _suits,
-    passes=("q_norm", "k_norm", "o_proj"),
+    passes=("q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "o_proj"),
     also={"multiply": Products, "apply_gate": SigmoidGate},
 )
 """The binding for attention with gated queries, whose norms add 1 to their weights."""

@@ -7,9 +7,8 @@ from typing import Any, Final
 
 import torch
 from torch import nn
-from torch.nn.functional import linear
 
-from switchrail.engine.models.operations import Binding, either
+from switchrail.engine.models.operations import Binding, either, prepared
 from switchrail.engine.models.stack import stack
 from switchrail.platforms.operations import Products
 from switchrail.platforms.serving import Forward
@@ -36,10 +35,13 @@ class Product:
         for index, layer in enumerate(layers):
             layer.__dict__["forward"] = partial(self._part, index)
 
+    def split(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The results of all layers."""
+        return torch.split(self._function(x, self._weight), self._sizes, dim=-1)
+
     def _part(self, index: int, x: torch.Tensor) -> torch.Tensor:
         if self._x is not x:
-            function = linear if torch.compiler.is_compiling() else self._function
-            self._parts = torch.split(function(x, self._weight), self._sizes, dim=-1)
+            self._parts = self.split(x)
             self._x = x
         found = self._parts[index]
         if index == len(self._sizes) - 1:
@@ -51,6 +53,12 @@ def _prepare(function: Forward, module: Any) -> Product:
     return Product(either(function, Products), [module.q_proj, module.k_proj, module.v_proj])
 
 
+def qkv(module: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Queries, keys and values of a softmax layer, whose projections nobody hooks."""
+    product: Product | None = prepared(module)
+    return (module.q_proj(x), module.k_proj(x), module.v_proj(x)) if product is None else product.split(x)
+
+
 def _suits(module: Any) -> bool:
     return all(layer.bias is None for layer in (module.q_proj, module.k_proj, module.v_proj))
 
@@ -58,4 +66,4 @@ def _suits(module: Any) -> bool:
 QKV: Final = Binding(Products, None, _suits, _prepare)
 """Queries, keys and values of a softmax layer."""
 
-__all__ = ["QKV", "Product"]
+__all__ = ["QKV", "Product", "qkv"]
