@@ -1,14 +1,14 @@
-"""Times the choice of tokens from logits of a large vocabulary, checked first.
+"""Times the choice of tokens from logits of a large vocabulary, after checking it.
 
     python -m benchmarks.sampling                    # vocabulary 151,936; B = 1, 32, 256
     python -m benchmarks.sampling --dtype float32 --json FILE
 
-*switchrail* is the operation `choose_tokens` of the kernels, *sort* a draw by sorting in torch, *flashinfer*
-its `top_k_top_p_sampling_from_logits`, where that is installed; greedy choice is torch's maximum for all.
-Logits are *flat*, where most of the vocabulary can be drawn, or *peaked*, where a few tokens have the mass.
-Milliseconds from the logits to the tokens on the device, the median of calls on other logits each; in
-brackets how many more than the greedy choice takes. Before anything is timed, all tokens drawn must be kept
-by the filters.
+*switchrail* is the kernels' operation `choose_tokens`, *sort* samples by sorting in torch, and *flashinfer*
+is its `top_k_top_p_sampling_from_logits`, if installed. Greedy choice is torch's maximum for all of them.
+Logits are *flat* (most of the vocabulary can be drawn) or *peaked* (a few tokens have the mass). Prints
+milliseconds from the logits to the tokens on the device, the median of calls with different logits; in
+brackets the difference to the greedy choice. Before the timing, every drawn token is checked against the
+filters.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def ours(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 
 
 def sort(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Inverts the distribution function of the filtered, descending probabilities."""
+    """Sample by inverting the distribution function of the filtered, descending probabilities."""
     if params.temperature == 0:
         return logits.argmax(-1)
     ordered, tokens = (logits.float() / params.temperature).sort(dim=-1, descending=True)
@@ -79,7 +79,7 @@ def flashinfer(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 
 
 def check(logits: torch.Tensor, params: SamplingParams, tokens: torch.Tensor) -> None:
-    """Raises SystemExit where a token is one that the filters drop; equal logits count as one."""
+    """Raise SystemExit if the filters drop one of the tokens. Equal logits count as one token."""
     row = torch.arange(len(logits), device=logits.device)
     x = logits.double()
     own = x[row, tokens.long()].unsqueeze(1)
@@ -90,7 +90,7 @@ def check(logits: torch.Tensor, params: SamplingParams, tokens: torch.Tensor) ->
         w = ((x - x.amax(-1, keepdim=True)) / params.temperature).exp()
         ordered = x.sort(dim=-1, descending=True).values
         least = ordered[:, min(params.top_k or x.shape[-1], x.shape[-1]) - 1].unsqueeze(1)
-        whole = w.where(x >= least, 0).sum(-1)  # with all that equal the last
+        whole = w.where(x >= least, 0).sum(-1)  # including all that equal the last
         kept = above.sum(-1) < (params.top_k or x.shape[-1])
         kept &= w.where(above, 0).sum(-1) <= params.top_p * whole * (1 + 1e-5)
         kept &= w[row, tokens.long()] >= params.min_p * (1 - 1e-5)

@@ -1,1 +1,1 @@
-"""How fast the engine serves, and its peers; `python -m benchmarks.serving --help` says how."""
+"""Throughput and latency of the engine and its peers; see `python -m benchmarks.serving --help`."""

@@ -1,22 +1,24 @@
-"""How fast the engine serves a slice of Qwen3-Next at real widths on a GPU, beside its peers.
+"""Measures the engine and its peers on a GPU, serving a slice of Qwen3-Next at real widths.
 
     python -m benchmarks.serving                              # 12 layers, 64 experts; B = 1, 32, 128, 256
-    python -m benchmarks.serving --sglang PYTHON --arrivals 8 # and SGLang's engine, which PYTHON has
-    python -m benchmarks.serving --sampled --vocabulary 151936
-    python -m benchmarks.serving --layers 48 --experts 16 --batch 1 --batch 256 --host
-    python -m benchmarks.serving --experts 512                # 40 GB of weights
+    python -m benchmarks.serving --sglang PYTHON --arrivals 8 # also SGLang's engine, run by PYTHON python -m
+    benchmarks.serving --sampled --vocabulary 151936 python -m benchmarks.serving --layers 48 --experts 16
+    --batch 1 --batch 256 --host python -m benchmarks.serving --experts 512                # 40 GB of weights
     python -m benchmarks.serving --peer 1 --profile 32 --json FILE --plot docs/plots
 
-The slice has hidden size 2,048, three gated delta layers to one of attention, 10 experts a token and random
-bfloat16 weights. B prompts of 200 to 600 tokens, 64 new tokens each, greedy; then, with `--sampled`, at
-temperature 0.7 and top_p 0.9. *prefill* is a run with one new token each, *step* what each of the 63 others
-adds, *tokens/s* new tokens over all of the time: medians of runs that alternate with those of the peer, after
-one that is not counted. `--arrivals`: prompts come at random times (a Poisson process), at 70% of the
-throughput of the largest batch; milliseconds until the first token and between tokens. `--host`: time of the
-host from the schedule to the launch of a decode, and for the tokens that it reads. `--start`: from a new
-process to its first token, the second of two. *compiled* counts what Triton and torch.compile compiled after
-`warm_up`. Before anything is timed, float32 tokens of four layers have to be the same captured and eager;
-`python -m benchmarks.accuracy` checks more."""
+The slice has hidden size 2,048, one attention layer after every three gated delta layers, 10 experts per
+token and random bfloat16 weights. It serves B prompts of 200 to 600 tokens with 64 new tokens each, greedy
+and, with `--sampled`, at temperature 0.7 and top_p 0.9. *prefill* is a run with one new token each, *step*
+the additional time per further token, *tokens/s* new tokens divided by the whole time. All are medians of
+runs that alternate with those of the peers, after one uncounted run.
+
+`--arrivals`: prompts arrive at random times (a Poisson process) at 70% of the throughput of the largest
+batch; prints milliseconds until the first token and between tokens. `--host`: host time of a decode from
+scheduling to launch, and for processing tokens. `--start`: time from process start to the first token, the
+second of two runs. *compiled* counts compilations by Triton and torch.compile after `warm_up`. Before the
+timing, captured and eager float32 tokens of four layers must be equal; `python -m benchmarks.accuracy`
+checks more.
+"""
 
 from __future__ import annotations
 
@@ -67,10 +69,10 @@ HOST = (
 
 
 def check(folder: Path, device: str) -> None:
-    """Holds captured decodes to eager ones, in float32.
+    """Compare captured decodes with eager ones, in float32.
 
     Raises:
-        SystemExit: They give other tokens, or could not be captured.
+        SystemExit: The tokens differ, or a decode could not be captured.
     """
     prompts = make_prompts(2, seed=1)
     params = SamplingParams(max_new_tokens=24, ignore_eos=True)
@@ -88,13 +90,13 @@ def check(folder: Path, device: str) -> None:
 
 
 def show(rows: list[dict[str, Any]], row: dict[str, Any], line: str) -> None:
-    """Keeps a row, and prints it."""
+    """Store a row, and print its line."""
     rows.append(row)
     print(line.format(**row), flush=True)
 
 
 def show_ratios(rows: list[dict[str, Any]]) -> None:
-    """Prints how far ahead the first contender is, above 1 where it is faster."""
+    """Print the ratios of the first contender to the others; above 1 it is faster."""
     for ours, peer in zip(rows[::2], rows[1::2], strict=True):
         faster = {name: peer[name] / ours[name] for name in ours if name.endswith("_ms")}
         if "tokens_per_second" in ours:
@@ -141,7 +143,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def time_all(
     options: argparse.Namespace, path: Path, scratch: Path, sizes: Sequence[int], device: str
 ) -> dict[str, Any]:
-    """Times the engine on a checkpoint, beside SGLang's where that is asked for."""
+    """Measure the engine on a checkpoint, and SGLang's if requested."""
     engine_options = {
         "max_sequences": max(sizes),
         "max_tokens_per_step": options.rows,
@@ -193,7 +195,7 @@ def time_all(
 def time_runs(
     options: argparse.Namespace, ours: Ours, peers: Sequence[Contender], sizes: Sequence[int]
 ) -> dict[str, Any]:
-    """Batches, a long prompt and arrivals."""
+    """Measure batches, a long prompt and arrivals."""
     contenders = [ours, *peers]
     found: dict[str, Any] = {name: [] for name in ("rows", "long", "arrivals")}
     if not options.no_batches:

@@ -1,4 +1,4 @@
-"""What the host does in a decode: from scheduling to launch, and with the tokens that it reads."""
+"""Host time of a decode: from scheduling to launch, and for processing tokens."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from benchmarks.serving.slices import make_prompts
 
 NEW_TOKENS = 192
 SKIPPED = 8
-"""Steps after the prefill, and before the end, that are not counted."""
+"""Steps that are not counted after the prefill and before the end."""
 
 
 def measure(engine: Engine, batch: int) -> dict[str, Any]:
-    """Milliseconds of decodes of so many sequences that run together.
+    """Milliseconds of decodes of `batch` concurrent sequences.
 
-    `launch` is the time from the start of the schedule until all is launched, `results` that with the tokens
-    of the step before (text, stops, events) without the wait for them, `step` the whole. Each is the median;
-    `p99_over_median` is of whole steps.
+    `launch` is the time from the start of scheduling until everything is launched. `results` adds the
+    processing of the previous step's tokens (text, stops, events), without waiting for them. `step` is the
+    whole step. Each is a median; `p99_over_median` is of whole steps.
     """
     params = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True, stop=("never\N{SNOWMAN}",))
     requests = [engine.submit(prompt, params) for prompt in make_prompts(batch)]
@@ -58,7 +58,7 @@ def measure(engine: Engine, batch: int) -> dict[str, Any]:
 
 @contextmanager
 def _parts() -> Iterator[dict[str, float]]:
-    """When each step's schedule began and its launch ended, and how long the host waited for tokens."""
+    """When each step's scheduling began and its launch ended, and how long the host waited for tokens."""
     parts: dict[str, float] = {}
     schedule, launch, read = Scheduler.schedule, EngineCore._launch, Sent.read
 

@@ -1,4 +1,4 @@
-"""Which kernels the time of a decode goes to."""
+"""The time of each kernel in a decode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHOWN = 24
 
 
 def show(engine: Engine, batch: int) -> None:
-    """Prints the kernels of decodes of so many sequences, as torch's profiler has them."""
+    """Print the kernels of decodes of `batch` sequences, according to torch's profiler."""
     params = SamplingParams(max_new_tokens=STEPS + 44, ignore_eos=True)
     requests = [engine.submit(prompt, params) for prompt in make_prompts(batch)]
     while not all(request.tokens for request in requests):

@@ -1,4 +1,4 @@
-"""The engine, as the benchmark drives it."""
+"""Switchrail's engine as a contender of the benchmark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Ours:
         engine: The engine.
 
     Attributes:
-        loads: Of each step of the last `serve`, how many requests ran and how many were in line.
+        loads: The number of running and of waiting requests in each step of the last `serve`.
     """
 
     name = "switchrail"
@@ -26,7 +26,7 @@ class Ours:
         self.loads: list[tuple[int, int]] = []
 
     def run(self, prompts: Sequence[list[int]], new_tokens: int, sampling: Mapping[str, Any]) -> float:
-        """Seconds until all prompts, given at one time, have all their new tokens."""
+        """Seconds until all prompts, submitted together, have all their new tokens."""
         params = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True, **sampling)
         start = time.perf_counter()
         requests = [self.engine.submit(prompt, params) for prompt in prompts]
@@ -43,7 +43,7 @@ class Ours:
         new_tokens: int,
         sampling: Mapping[str, Any],
     ) -> list[list[float]]:
-        """When each token of each prompt came, prompts being given at `arrivals`: seconds from the start."""
+        """The times in seconds of each token of each prompt, with prompts submitted at `arrivals`."""
         params = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True, **sampling)
         engine = self.engine
         numbers = {}

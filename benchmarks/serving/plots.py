@@ -1,4 +1,4 @@
-"""A figure of what was measured, as SVG."""
+"""Plot of the measurements, as SVG."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PANELS = (
 
 
 def draw(document: Mapping[str, Any], folder: Path) -> Path:
-    """Draws greedy runs by their number of sequences; the same numbers give the same bytes."""
+    """Plot greedy runs by number of sequences. Equal numbers give equal bytes."""
     import matplotlib
 
     matplotlib.use("svg")

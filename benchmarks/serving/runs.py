@@ -13,16 +13,16 @@ from benchmarks.serving.slices import LONG, make_long_prompt, make_prompts
 NEW_TOKENS = 64
 
 LOAD = 0.7
-"""The part of the first contender's greatest throughput that requests arrive at."""
+"""The rate of arriving requests, relative to the first contender's peak throughput."""
 
 
 class Contender(Protocol):
-    """An engine that is measured."""
+    """An engine to measure."""
 
     name: str
 
     def run(self, prompts: Sequence[list[int]], new_tokens: int, sampling: Mapping[str, Any]) -> float:
-        """Seconds until all prompts, given at one time, have all their new tokens."""
+        """Seconds until all prompts, submitted together, have all their new tokens."""
 
     def serve(
         self,
@@ -31,15 +31,16 @@ class Contender(Protocol):
         new_tokens: int,
         sampling: Mapping[str, Any],
     ) -> list[list[float]]:
-        """When each token of each prompt came, prompts being given at `arrivals`: seconds from the start."""
+        """The times in seconds of each token of each prompt, with prompts submitted at `arrivals`."""
 
 
 def batches(
     contenders: Sequence[Contender], sizes: Sequence[int], repeats: int, sampling: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Prefill, decode step and throughput of each size and contender: medians of runs that alternate.
+    """Prefill, decode step and throughput by size and contender: medians of alternating runs.
 
-    The prefill is a run with one new token, the step what each of the 63 others of a run with 64 adds to it.
+    The prefill time is that of a run with one new token. The step time is the extra time of a run with 64 new
+    tokens, divided by 63.
     """
     for size in sizes:
         prompts = make_prompts(size)
@@ -75,7 +76,7 @@ def long_prompts(contenders: Sequence[Contender], repeats: int) -> Iterator[dict
 def _alternating(
     contenders: Sequence[Contender], repeats: int, measure: Callable[[Contender], Any]
 ) -> list[list[Any]]:
-    """What is measured of each contender, after once that is not counted; each begins as often."""
+    """Measure each contender repeatedly, after one uncounted run; each begins equally often."""
     found: list[list[Any]] = [[] for _ in contenders]
     for one in contenders:
         measure(one)
@@ -89,13 +90,13 @@ def _alternating(
 def arrivals(
     contenders: Sequence[Contender], size: int, seconds: float, sampling: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Latencies where prompts arrive at random times, the same for all contenders.
+    """Latencies of prompts that arrive at random times, the same for all contenders.
 
     Args:
-        contenders: Who is measured.
-        size: Sequences of the batch whose throughput, of the first contender, is the peak.
-        seconds: How long prompts arrive.
-        sampling: How tokens are chosen.
+        contenders: The engines to measure.
+        size: Batch size whose throughput of the first contender counts as the peak.
+        seconds: Duration of the arrivals.
+        sampling: Sampling parameters.
     """
     batch = make_prompts(size)
     rate = LOAD * size / statistics.median(contenders[0].run(batch, NEW_TOKENS, sampling) for _ in range(3))

@@ -1,4 +1,4 @@
-"""SGLang's own engine, as the benchmark drives it."""
+"""SGLang's engine as a contender of the benchmark."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from benchmarks.serving.slices import LONG, LONGEST
 _SCRIPT = Path(__file__).parent / "peers/sglang_engine.py"
 
 _TOLD = 2000
-"""Characters of its output that are shown where it fails."""
+"""Characters of its output that are shown if it fails."""
 
 _PATIENCE = 30
-"""Seconds that it may take to end."""
+"""Seconds that it may take to exit."""
 
 
 class SGLang(AbstractContextManager["SGLang"]):
-    """SGLang's engine in a child process, which it keeps for itself as it brings packages of its own.
+    """SGLang's engine in a child process, with an environment of its own for its packages.
 
     Attributes:
         seconds: From the start of the process to a request's first token.
-        version: SGLang's.
+        version: SGLang's version.
     """
 
     name = "SGLang"
@@ -42,15 +42,15 @@ class SGLang(AbstractContextManager["SGLang"]):
         options: Mapping[str, Any],
         log: Path,
     ) -> None:
-        """Starts it.
+        """Start the process.
 
         Args:
-            checkpoint: What it serves.
+            checkpoint: The checkpoint to serve.
             python: The interpreter of an environment with SGLang, or a script that runs it.
-            sequences: Sequences that run at one time.
-            new_tokens: Tokens of each, at most.
+            sequences: Maximum concurrent sequences.
+            new_tokens: Maximum new tokens per sequence.
             options: Further arguments of its engine.
-            log: Where what it prints goes.
+            log: The file for its output.
         """
         self._log = log
         read, write = os.pipe()
@@ -70,7 +70,7 @@ class SGLang(AbstractContextManager["SGLang"]):
             {
                 "model_path": str(checkpoint),
                 "skip_tokenizer_init": True,
-                "disable_radix_cache": True,  # with it the schedule isn't overlapped, and prompts are cached
+                "disable_radix_cache": True,  # it caches prompts and prevents overlap
                 "grammar_backend": "none",
                 "mem_fraction_static": 0.5,
                 "max_running_requests": sequences,
@@ -85,7 +85,7 @@ class SGLang(AbstractContextManager["SGLang"]):
         self.seconds = time.perf_counter() - start
 
     def run(self, prompts: Sequence[list[int]], new_tokens: int, sampling: Mapping[str, Any]) -> float:
-        """Seconds until all prompts, given at one time, have all their new tokens."""
+        """Seconds until all prompts, submitted together, have all their new tokens."""
         found: float = self._ask({"call": "run", "prompts": prompts, "params": _params(new_tokens, sampling)})
         return found
 
@@ -96,7 +96,7 @@ class SGLang(AbstractContextManager["SGLang"]):
         new_tokens: int,
         sampling: Mapping[str, Any],
     ) -> list[list[float]]:
-        """When each token of each prompt came, prompts being given at `arrivals`: seconds from the start."""
+        """The times in seconds of each token of each prompt, with prompts submitted at `arrivals`."""
         params = _params(new_tokens, sampling)
         found: list[list[float]] = self._ask(
             {"call": "serve", "prompts": prompts, "arrivals": arrivals, "params": params}
@@ -109,7 +109,7 @@ class SGLang(AbstractContextManager["SGLang"]):
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # why it has ended is in its output
+            pass  # its output says why it has ended
         line = self._answers.readline()
         if not line:
             self._end()
@@ -117,7 +117,7 @@ class SGLang(AbstractContextManager["SGLang"]):
         return json.loads(line)
 
     def __exit__(self, *_: object) -> None:
-        """Ends it."""
+        """End the process."""
         self._end()
 
     def _end(self) -> None:

@@ -1,4 +1,4 @@
-"""The checkpoints that are served: slices of Qwen3-Next with random weights; and their prompts."""
+"""The checkpoints to serve, slices of Qwen3-Next with random weights, and prompts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
 SHORTEST, LONGEST, LONG = 200, 600, 8192
-"""Tokens of the prompts, and of the long one."""
+"""Token counts of the prompts and of the long prompt."""
 
 TOKENIZER = Path(__file__).parents[2] / "tests/checkpoints/kjv-qwen3-next"
 
@@ -34,7 +34,7 @@ WIDTHS: dict[str, Any] = {
     "eos_token_id": 0,
     "pad_token_id": 1,
 }
-"""Those of the published model."""
+"""Sizes of the published model."""
 
 TINY: dict[str, Any] = {
     **WIDTHS,
@@ -49,7 +49,7 @@ TINY: dict[str, Any] = {
     "moe_intermediate_size": 16,
     "shared_expert_intermediate_size": 16,
 }
-"""Those of a trial without a GPU."""
+"""Sizes for a trial without a GPU."""
 
 
 def make_checkpoint(
@@ -61,7 +61,7 @@ def make_checkpoint(
     widths: dict[str, Any] = WIDTHS,
     device: str = "cuda",
 ) -> Path:
-    """Saves a slice with random weights and the tokenizer of the repository's checkpoint."""
+    """Save a slice with random weights and the tokenizer of the repository's checkpoint."""
     torch.manual_seed(0)
     config = Qwen3NextConfig(
         num_hidden_layers=layers, num_experts=experts, vocab_size=vocabulary, dtype="bfloat16", **widths
@@ -79,7 +79,7 @@ def make_checkpoint(
 
 
 def _add_published_names(path: Path) -> None:
-    """Adds what the published model's config says in other words than transformers saves, for SGLang."""
+    """Add the config's published names, which SGLang needs and transformers does not save."""
     config = json.loads(path.read_text())
     rope = config.get("rope_parameters") or {}
     config |= {

@@ -1,4 +1,4 @@
-"""A new process to its first token: `python -m benchmarks.serving.start CHECKPOINT DEVICE OPTIONS`."""
+"""Time from process start to first token: `python -m benchmarks.serving.start CHECKPOINT DEVICE OPTIONS`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DONE = "first token"
 
 
 def measure(folder: Path, device: str, options: Mapping[str, Any]) -> float:
-    """Seconds until an engine in a new process gives its first token."""
+    """Seconds until an engine in a new process returns its first token."""
     command = [sys.executable, "-m", __spec__.name, str(folder), device, json.dumps(options)]
     start = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

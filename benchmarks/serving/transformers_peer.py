@@ -17,9 +17,9 @@ NEW_TOKENS = 16
 
 @torch.inference_mode()
 def measure(folder: Path, batches: Sequence[int], device: str) -> list[dict[str, Any]]:
-    """Its greedy decoding with its cache, on prompts padded to one length; the second of two runs.
+    """Greedy decoding with its cache, on prompts padded to one length; the second of two runs.
 
-    flash-linear-attention and causal_conv1d serve where they are installed.
+    Uses flash-linear-attention and causal_conv1d if they are installed.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval().to(device)
     rows = []

@@ -1,1 +1,1 @@
-"""The part of a peer that runs in a process of its own; it imports nothing of this repository."""
+"""The parts of peers that run in their own process; they import nothing from this repository."""

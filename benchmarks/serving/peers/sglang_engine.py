@@ -1,8 +1,9 @@
-"""SGLang's engine in a process of its own: `sglang_engine.py FD`.
+"""SGLang's engine in its own process: `sglang_engine.py FD`.
 
-Reads requests from its input, a JSON object a line, and writes an answer to each to the file descriptor. The
-first request has the arguments of the engine; its answer says which version runs. What SGLang prints goes
-elsewhere."""
+Reads requests from standard input, one JSON object per line, and writes an answer to each to the file
+descriptor. The first request holds the arguments of the engine, and its answer the version. SGLang's output
+goes elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import time
 
 
 async def serve(engine, prompts, arrivals, params):
-    """When each token of each prompt came: seconds from the start."""
+    """The times in seconds of each token of each prompt."""
     start = time.perf_counter()
 
     async def one(prompt, arrival):

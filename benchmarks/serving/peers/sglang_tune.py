@@ -1,7 +1,8 @@
-"""Tunes SGLang's experts, as its own tuner does, for the sizes of the slice: `sglang_tune.py FOLDER EXPERTS`.
+"""Tunes SGLang's experts for the sizes of the slice, like its own tuner: `sglang_tune.py FOLDER EXPERTS`.
 
-Leaves in FOLDER the fastest of some settings of its kernel for a few numbers of rows, where SGLang looks for
-them if SGLANG_MOE_CONFIG_DIR is FOLDER. Several processes compile first, as that takes most of the time."""
+Writes to FOLDER the fastest of some settings of its kernel for a few numbers of rows, in the form that SGLang
+reads if SGLANG_MOE_CONFIG_DIR is FOLDER. Several processes compile first, since that takes most of the time.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ MANY = (
     (128, 128, 64, 16, 4, 3), (128, 128, 64, 32, 8, 3), (128, 256, 64, 8, 8, 4), (128, 256, 64, 16, 8, 3),
     (64, 256, 64, 8, 8, 4), (128, 128, 128, 8, 8, 3),
 )  # fmt: skip
-"""Rows, columns and depth of a block, blocks of one group, warps, stages; for few rows and for many."""
+"""Rows, columns and depth of a block, blocks per group, warps, stages; for few rows and for many."""
 
 NAMES = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
 
@@ -44,7 +45,7 @@ class Experts:
         import torch
         from sglang.srt import server_args
 
-        # all that its experts ask of the arguments of a server
+        # the only server arguments that its experts need
         server_args.set_global_server_args_for_scheduler(
             SimpleNamespace(enable_fused_moe_sum_all_reduce=False, enable_deterministic_inference=False)
         )
@@ -93,7 +94,7 @@ def compile_part(count, part):
     for rows, one in list(every.values())[part::PROCESSES]:
         try:
             experts.run(one, experts.inputs(rows))
-        except Exception as error:  # it doesn't fit the device
+        except Exception as error:  # too large for the device
             print(one, error)
 
 
