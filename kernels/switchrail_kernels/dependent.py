@@ -9,6 +9,7 @@ Starting and ending a kernel each take a microsecond or more, which is most of t
 
 from __future__ import annotations
 
+import ctypes
 from functools import cache
 
 import torch
@@ -40,10 +41,22 @@ def wait_first(EARLY: tl.constexpr):
         gdc_launch_dependents()
 
 
+def _driver_version() -> int:
+    """As CUDA's driver writes it: 12030 is 12.3."""
+    found = ctypes.c_int()
+    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(found))
+    return found.value
+
+
 @cache
 def begins_early(index: int) -> bool:
-    """Whether the device `index` supports dependent launches; -1 is the CPU."""
-    return index >= 0 and torch.version.hip is None and torch.cuda.get_device_capability(index) >= (9, 0)
+    """Whether the device `index` can, also in a graph that is captured; -1 is the CPU."""
+    if index < 0 or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(index) >= (9, 0) and _driver_version() >= _DRIVER
 
+
+_DRIVER = 12030
+"""The first version of the driver that captures such launches."""
 
 __all__ = ["begins_early", "wait", "wait_first"]
