@@ -1,9 +1,10 @@
 """Measures the engine and its peers on a GPU, serving a slice of Qwen3-Next at real widths.
 
     python -m benchmarks.serving                              # 12 layers, 64 experts; B = 1, 32, 128, 256
-    python -m benchmarks.serving --sglang PYTHON --arrivals 8 # also SGLang's engine, run by PYTHON python -m
-    benchmarks.serving --sampled --vocabulary 151936 python -m benchmarks.serving --layers 48 --experts 16
-    --batch 1 --batch 256 --host python -m benchmarks.serving --experts 512                # 40 GB of weights
+    python -m benchmarks.serving --sglang PYTHON --arrivals 8 # also SGLang's engine, run by PYTHON
+    python -m benchmarks.serving --sampled --vocabulary 151936
+    python -m benchmarks.serving --layers 48 --experts 16 --batch 1 --batch 256 --host
+    python -m benchmarks.serving --experts 512                # 40 GB of weights
     python -m benchmarks.serving --peer 1 --profile 32 --json FILE --plot docs/plots
 
 The slice has hidden size 2,048, one attention layer after every three gated delta layers, 10 experts per
