@@ -1,8 +1,8 @@
 """Times all backends of the ops and their peers, after verifying them.
 
-python -m benchmarks.ops                                          everything, a line for each case python -m
-benchmarks.ops --op gated_delta --shape N=16 --json times.json python -m benchmarks.ops --no-run --json
-docs/times.json --plot docs/plots --docs docs/kernels.md
+    python -m benchmarks.ops                             # everything, one line per case
+    python -m benchmarks.ops --op gated_delta --shape N=16 --json times.json
+    python -m benchmarks.ops --no-run --json docs/times.json --plot docs/plots --docs docs/kernels.md
 
 Each backend is compared with the float64 oracle on ragged inputs with the timed heads. The results of all
 timed backends must agree; if there is only one, it must agree with plain torch. Times are medians of three
