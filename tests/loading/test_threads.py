@@ -97,7 +97,7 @@ def test_sixteen_threads(runtime: Runtime, install: Install, find: Find) -> None
         install(name, CODE.format(name=name, end="pass"))
     install("acme-half", CODE.format(name="acme-half", end="raise OSError('half-way')"))
     names = [*PLUGINS, "acme-half"]
-    rounds = 30
+    rounds = 12
     crew = Crew()
     calls: list[str] = []
     versions: set[int] = set()

@@ -68,10 +68,17 @@ def test_any_prefill(sequences, kv_heads, group, head_size, dtype, arguments, pa
     verify(TorchAttention(), call)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("heads", [(1, 1), (8, 2), (5, 5), (16, 1)], ids=str)
-@pytest.mark.parametrize("norm", [1.0, 6.0])
-@pytest.mark.parametrize("features", FEATURES, ids=str)
+HEADS = [(1, 1), (8, 2), (5, 5), (16, 1)]
+OF_MANY_LENGTHS = [
+    pytest.param(dtype, HEADS[(i + j + (norm > 1)) % 4], norm, features, id=f"{dtype}-{norm}-{features}")
+    for i, dtype in enumerate(DTYPES)
+    for norm in (1.0, 6.0)
+    for j, features in enumerate(FEATURES)
+]
+"""Each pair of a dtype, heads, a norm and features is among them."""
+
+
+@pytest.mark.parametrize(("dtype", "heads", "norm", "features"), OF_MANY_LENGTHS)
 def test_decode_of_many_lengths(backend, dtype, heads, norm, features):
     call = attention_call(
         [1] * 40,
