@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import switchrail
@@ -129,6 +130,22 @@ def test_without_its_hooks_the_model_raises(make_engine: Callable[..., Engine]) 
     engine._unhook.peek()[1]()  # type: ignore[index]
     with pytest.raises((ValueError, DispatchError), match=r"packed sequences|did not run its gated_delta"):
         engine.generate(["the"], GREEDY)
+
+
+def test_mixers_that_refuse_packed_sequences_are_told_of_them(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine()
+    running, seen = engine._runner.running, []
+
+    def look(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        seen.append(kwargs["seq_idx"] is running.step.sequence_ids)
+
+    mixers = [mixer for name, mixer in engine._runner.model.named_modules() if name.endswith("linear_attn")]
+    assert len(mixers) == 2
+    for mixer in mixers:
+        mixer.register_forward_pre_hook(look, with_kwargs=True)
+    engine.generate(["the", "of"], GREEDY)
+    assert len(seen) == 2 * engine.stats.steps
+    assert all(seen)
 
 
 def test_our_attention_is_for_engines_only(checkpoint: Path, make_engine: Callable[..., Engine]) -> None:
