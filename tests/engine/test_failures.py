@@ -17,18 +17,10 @@ from switchrail.engine import Engine, Request, SamplingParams
 from switchrail.errors import DispatchError, RequestError
 
 from tests.engine.around import around_backends
+from tests.engine.idle import is_idle
 
 SMALL = {"max_sequences": 3, "num_pages": 12, "page_size": 4, "max_tokens_per_step": 8}
 FREE = SamplingParams(max_new_tokens=6, ignore_eos=True)
-
-
-def is_idle(engine: Engine) -> bool:
-    pools = engine.pools
-    return (
-        not engine.busy
-        and sorted(pools.pages._free) == list(range(1, pools.pages.capacity + 1))
-        and sorted(pools.slots._free) == list(range(1, pools.slots.capacity + 1))
-    )
 
 
 class Broken(Exception):

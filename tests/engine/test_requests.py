@@ -14,18 +14,12 @@ import torch
 from switchrail.engine import Engine, EngineOptions, Event, Output, SamplingParams
 from switchrail.errors import RequestError, SwitchrailError
 
+from tests.engine.idle import is_idle
+
 SMALL = {"max_sequences": 3, "num_pages": 40, "page_size": 4, "max_tokens_per_step": 16}
 PROMPTS = ["In the beginning", "the", "and the other thing " * 3, "x", "seven days"]
+
 FREE = SamplingParams(max_new_tokens=12, ignore_eos=True)
-
-
-def is_idle(engine: Engine) -> bool:
-    pools = engine.pools
-    return (
-        not engine.busy
-        and sorted(pools.pages._free) == list(range(1, pools.pages.capacity + 1))
-        and sorted(pools.slots._free) == list(range(1, pools.slots.capacity + 1))
-    )
 
 
 def texts(events: list[Event], request: Any) -> str:

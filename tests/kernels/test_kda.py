@@ -26,22 +26,6 @@ def test_gates_at_which_one_product_no_longer_does(backend, device, dtype):
         verify(backend, call)
 
 
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
-@pytest.mark.parametrize(
-    ("raw", "bias"), [("softplus", "float32"), ("softplus", "none"), ("sigmoid", "input")]
-)
-def test_raw_gates_of_either_dtype_with_and_without_a_bias(backend, device, raw, bias, phase):
-    lengths = [1] * 3 if phase == "decode" else [40, 0, 3]
-    options = {"phase": phase, "raw": raw, "beta_scale": 2.0, "gate": "mixed", "dtype": torch.float16}
-    call = kda_call(lengths, device=device, padding=(2,), **options, **SMALL)
-    if bias == "input":
-        call.tensors["dt_bias"] = call.tensors["dt_bias"].half()
-    if bias == "none":
-        call.tensors["dt_bias"] = None
-        call.tensors["g"], call.tensors["beta"] = call.tensors["g"].float(), call.tensors["beta"].float()
-    verify(backend, call, bound=HARD[torch.float16])
-
-
 @pytest.mark.parametrize("every", [24])
 def test_states_kept_on_the_way(backend, device, every):
     call = kda_call([70, 0, 24, 65], gate="mixed", padding=(2,), device=device, **SMALL)

@@ -14,6 +14,8 @@ from switchrail.testing.compare import BOUNDS, measure, verify
 from switchrail.testing.inputs import attention_call, mla_call, run_reference
 from switchrail.testing.steps import run_in_steps
 
+from tests.ops.schedules import SCHEDULES
+
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 OPS = {"attention": (TorchAttention(), attention_call), "mla": (TorchMla(), mla_call)}
 POOLS = {"attention": ("k_cache", "v_cache"), "mla": ("kv_cache",)}
@@ -37,12 +39,7 @@ def make(op):
 def test_chunks_of_any_size_equal_one_pass(backend, make):
     call = make([130, 1, 77], kv_lengths=[140, 1, 77], lse=True, seed=5)
     expected = run_reference(call)
-    schedules = [
-        [[64, 1, 0], [64, 0, 64], [2, 0, 13]],
-        [[7, 0, 7]] * 11 + [[53, 1, 0]],
-        [[0, 0, 1]] * 70 + [[130, 1, 7]],
-    ]
-    for schedule in schedules:
+    for schedule in SCHEDULES:
         actual = run_in_steps(backend, call, schedule)
         for name, output in actual.outputs.items():
             assert measure(output, expected.outputs[name]).within(BOUNDS[torch.float32])

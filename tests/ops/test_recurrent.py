@@ -24,6 +24,8 @@ from switchrail.testing.inputs import (
 )
 from switchrail.testing.steps import run_in_steps
 
+from tests.ops.schedules import SCHEDULES
+
 OPS = {
     "gated_delta": (TorchGatedDelta, gated_delta_call),
     "kda": (TorchKda, kda_call),
@@ -163,12 +165,7 @@ def test_chunks_of_any_size_continue_the_state(op):
     backend, make = OPS[op]
     call = make([130, 1, 77], gate="mixed", initial="some", seed=5)
     expected = run_reference(call)
-    schedules = [
-        [[64, 1, 0], [64, 0, 64], [2, 0, 13]],
-        [[7, 0, 7]] * 11 + [[53, 1, 0]],
-        [[0, 0, 1]] * 70 + [[130, 1, 7]],
-    ]
-    for schedule in schedules:
+    for schedule in SCHEDULES:
         actual = run_in_steps(backend(), call, schedule)
         assert measure(actual.out, expected.out).within(BOUNDS[torch.float32])
         slots = call.batch.write_slots

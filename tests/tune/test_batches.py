@@ -20,6 +20,8 @@ from switchrail.testing.inputs import (
 from switchrail.tune import SIZES, Batch, Size, batches, sizes_of, tune
 from switchrail.tune.inputs import bytes_of, copies, enlarged
 
+from tests.layouts.small import CONFIG
+
 PHASES = ("prefill", "decode", "verify")
 
 
@@ -124,21 +126,7 @@ def test_pages_are_those_of_an_engine_or_the_nearest_that_a_backend_claims(monke
 
 
 def test_the_sizes_of_a_model():
-    config = {
-        "model_type": "qwen3_next",
-        "num_hidden_layers": 4,
-        "full_attention_interval": 4,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_conv_kernel_dim": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "hidden_size": 64,
-        "head_dim": 32,
-    }
-    assert sizes_of(switchrail.Layout.from_config(config)) == {
+    assert sizes_of(switchrail.Layout.from_config(CONFIG)) == {
         "short_conv": (Size(channels=128),),
         "gated_delta": (Size(head_size=(16, 16), heads=(2, 4)),),
         "attention": (Size(head_size=(32, 32), heads=(4, 2)),),

@@ -14,7 +14,7 @@ from switchrail.forks import SingleFlight
 from switchrail.hooks import chain
 from switchrail.implementation import Implementation, check_class
 from switchrail.processes.differences import differences
-from switchrail.processes.state import BackendState, HookState, State, read
+from switchrail.processes.state import HOOK_ARGUMENTS, BackendState, HookState, State, read
 from switchrail.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -224,11 +224,5 @@ def _prepared(runtime: Runtime, state: HookState, fn: Any) -> Hook:
         state.target,
         fn,
         state.kind,
-        source=state.source,
-        plugin=state.plugin,
-        version=state.version,
-        priority=state.priority,
-        before=state.before,
-        after=state.after,
-        strict=state.strict,
+        **{name: getattr(state, name) for name in HOOK_ARGUMENTS},
     )

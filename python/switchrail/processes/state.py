@@ -67,6 +67,10 @@ class HookState:
     is_enabled: bool
 
 
+HOOK_ARGUMENTS = ("source", "plugin", "version", "priority", "before", "after", "strict")
+"""The fields of a `HookState` that are arguments of `Hooks.prepare`."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlanState:
     """The arguments that a route plan was made from, and its routes.
@@ -221,13 +225,7 @@ def _hook(hook: Hook, problems: list[str], *, is_users: bool) -> HookState:
         kind=hook.kind,
         name=hook.name,
         fn=fn,
-        source=hook.source,
-        plugin=hook.plugin,
-        version=hook.version,
-        priority=hook.priority,
-        before=hook.before,
-        after=hook.after,
-        strict=hook.strict,
+        **{name: getattr(hook, name) for name in HOOK_ARGUMENTS},
         is_enabled=chain.is_enabled(hook),
     )
 
