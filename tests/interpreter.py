@@ -15,15 +15,20 @@ def spare_repetition() -> None:
     of has replaced them all. Each sum of integers is computed in int64 as well, for a check of overflows that
     is left out unless the interpreter's option `debug` is on. Each value gets a type, a shape and a size of
     its own, though a launch has a few dozen of each.
+
+    Where there is a GPU, nothing is replaced: kernels are compiled by the same classes.
     """
     try:
+        import torch
         from triton.runtime import interpreter
         from triton.runtime.interpreter import GridExecutor, _LangPatchScope, _patch_lang, interpreter_builder
 
         core, semantic = interpreter.tl.core, interpreter.TritonSemantic
-        types = _Types(core, interpreter._get_np_dtype)
+        types, _ = _Types(core, interpreter._get_np_dtype), semantic.make_tensor
     except (ImportError, AttributeError):
         return  # there is no Triton, or another one
+    if torch.cuda.is_available():
+        return
     options = interpreter_builder.options
     interpreter_builder.options = dataclasses.replace(
         options, sanitize_overflow=options.sanitize_overflow and options.debug
