@@ -138,7 +138,8 @@ def test_no_memory_of_a_pools_size_is_taken(compiled: Make) -> None:
 INDUCTOR = """
 import json, sys
 from switchrail.engine import Engine
-from tests.engine.test_compiled import LARGE, ONE, OPTIONS, check_memory, counters, tokens
+from tests.engine.test_compiled import LARGE, ONE, OPTIONS, check_memory, tokens
+from torch._dynamo.utils import counters
 engine = Engine(sys.argv[1], device="cpu", options={**OPTIONS, **LARGE, "compile": "blocks"})
 found = tokens(engine, ONE)
 check_memory(engine)
