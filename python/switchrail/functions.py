@@ -1,9 +1,9 @@
-"""Functions that plugins and programs register for the operations of platforms."""
+"""Functions for the operations of platforms, and families of models, that plugins and programs register."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,15 +42,46 @@ class Function:
             for its_kind, least, most in self.devices
         )
 
-    def overlaps(self, other: Function) -> bool:
+    def overlaps(self, other: Function | ModelFamily) -> bool:
         """Whether both are for the same operation and a common kind of device."""
-        return self.operation == other.operation and not {one[0] for one in self.devices}.isdisjoint(
-            one[0] for one in other.devices
+        return (
+            isinstance(other, Function)
+            and self.operation == other.operation
+            and not {one[0] for one in self.devices}.isdisjoint(one[0] for one in other.devices)
         )
+
+    def __str__(self) -> str:
+        return f"function for operation {self.operation!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFamily:
+    """A family of models.
+
+    Attributes:
+        model_type: The model type of its configurations.
+        target: Its `switchrail.engine.models.families.Family`, or the path `module:name` of that, which is
+            imported when an engine is created.
+        kinds: Returns the kind of each layer of a configuration, or the path of such a function; None: the
+            core knows the model type.
+        source: The plugin or program that registered it.
+    """
+
+    model_type: str
+    target: object
+    kinds: Callable[[Mapping[str, Any]], Sequence[str]] | str | None
+    source: str
+
+    def overlaps(self, other: Function | ModelFamily) -> bool:
+        """Whether both are for the same model type."""
+        return isinstance(other, ModelFamily) and self.model_type == other.model_type
+
+    def __str__(self) -> str:
+        return f"family for model type {self.model_type!r}"
 
 
 class Functions:
-    """The functions of one runtime. Readers use an immutable tuple and never wait."""
+    """The functions and families of one runtime. Readers use an immutable tuple and never wait."""
 
     def __init__(self, operations: Iterable[tuple[str, Callable[..., Any]]]) -> None:
         """Starts without functions.
@@ -59,15 +90,17 @@ class Functions:
             operations: Names of operations, each with a function whose signature its functions must match.
         """
         self._operations = dict(operations)
-        self._all: tuple[Function, ...] = ()
+        self._all: tuple[Function | ModelFamily, ...] = ()
         self._lock = lock_across_forks()
 
-    def check(self, function: Function) -> None:
-        """Checks that a function fits its operation.
+    def check(self, function: Function | ModelFamily) -> None:
+        """Checks that a function fits its operation. A family is checked when an engine is created.
 
         Raises:
             RegistrationError: There is no such operation, or the function's signature does not match.
         """
+        if isinstance(function, ModelFamily):
+            return
         name = function.operation
         if name not in self._operations:
             problem = f"there is no operation {name!r}"
@@ -75,11 +108,11 @@ class Functions:
         if not isinstance(function.target, str):
             self._check_call(function, function.target)
 
-    def add(self, *functions: Function) -> None:
-        """Adds functions: all, or none.
+    def add(self, *functions: Function | ModelFamily) -> None:
+        """Adds functions and families: all, or none.
 
         Raises:
-            RegistrationError: An operation already has a function on such a device.
+            RegistrationError: An operation already has a function on such a device, or a model type a family.
         """
         with self._lock:
             every = self._all
@@ -87,16 +120,16 @@ class Functions:
                 other = next((other for other in every if function.overlaps(other)), None)
                 if other is not None:
                     raise RegistrationError(
-                        f"{function.source} brings a function for operation {function.operation!r}, "
-                        f"which has one of {other.source} on such a device; valid: one of the two",
-                        name=function.operation,
+                        f"{function.source} brings a {function}, and so does {other.source}; "
+                        "valid: one of the two",
+                        name=function.operation if isinstance(function, Function) else function.model_type,
                         found=other.source,
                     )
                 every = (*every, function)
             self._all = every
 
-    def remove(self, *functions: Function) -> None:
-        """Removes functions; ignores those that were not added."""
+    def remove(self, *functions: Function | ModelFamily) -> None:
+        """Removes functions and families; ignores those that were not added."""
         with self._lock:
             self._all = tuple(one for one in self._all if not any(one is other for other in functions))
 
@@ -108,24 +141,44 @@ class Functions:
             RegistrationError: Its signature does not match the operation's.
         """
         for function in self._all:
-            if function.operation == operation and function.runs_on(kind, capability):
-                return self._load(function)
+            if (
+                isinstance(function, Function)
+                and function.operation == operation
+                and function.runs_on(kind, capability)
+            ):
+                if not isinstance(function.target, str):
+                    return function.target
+                return self._check_call(function, _imported(function, function.target, operation))
         return None
 
-    def _load(self, function: Function) -> Callable[..., Any]:
-        if not isinstance(function.target, str):
-            return function.target
-        module, _, name = function.target.partition(":")
-        try:
-            found = getattr(importlib.import_module(module), name)
-        except Exception as error:
-            raise BackendImportError(
-                f"the function of {function.source} for operation {function.operation!r} can't be imported "
-                f"from {function.target!r}: {error!r}",
-                name=function.operation,
-                path=function.target,
-            ) from error
-        return self._check_call(function, found)
+    def family(self, model_type: object) -> Any:
+        """The family that was registered for a model type; None if there is none.
+
+        Raises:
+            BackendImportError: Its path leads nowhere.
+        """
+        found = self._family(model_type)
+        if found is None or not isinstance(found.target, str):
+            return found and found.target
+        return _imported(found, found.target, found.model_type)
+
+    def kinds(self, config: Mapping[str, Any]) -> Sequence[str] | None:
+        """The kinds of the layers of a configuration; None if no registered family tells them.
+
+        Raises:
+            BackendImportError: The path of the family's function leads nowhere.
+        """
+        found = self._family(config.get("model_type"))
+        if found is None or found.kinds is None:
+            return None
+        kinds: Any = found.kinds
+        if isinstance(kinds, str):
+            kinds = _imported(found, kinds, found.model_type)
+        return list(kinds(config))
+
+    def _family(self, model_type: object) -> ModelFamily | None:
+        found = (one for one in self._all if isinstance(one, ModelFamily) and one.model_type == model_type)
+        return next(found, None)
 
     def _check_call(self, function: Function, found: Any) -> Callable[..., Any]:
         problem = call_problem(found, self._operations[function.operation]) if callable(found) else "is none"
@@ -138,4 +191,14 @@ class Functions:
         return found  # type: ignore[no-any-return]
 
 
-__all__ = ["Function", "Functions"]
+def _imported(one: Function | ModelFamily, path: str, name: str) -> Any:
+    module, _, attribute = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except Exception as error:
+        raise BackendImportError(
+            f"{one.source}: the {one} can't be imported from {path!r}: {error!r}", name=name, path=path
+        ) from error
+
+
+__all__ = ["Function", "Functions", "ModelFamily"]

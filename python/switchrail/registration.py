@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, overload
 
 from switchrail import _core, arguments
 from switchrail import config as configs
-from switchrail.functions import Function
+from switchrail.functions import Function, ModelFamily
 from switchrail.hooks.hook import HOOK_ORDER, Hook, HookOrder, Kind
 from switchrail.hooks.registry import decorator
 from switchrail.implementation import Implementation, check_class
@@ -248,6 +248,36 @@ class Registrar(ABC):
         supported = tuple(_each("devices", devices, _support))
         with self._open() as staging:
             staging.bring(Function(arguments.text("name", name), target, supported, str(staging)))
+
+    def family(
+        self,
+        model_type: str,
+        target: object,
+        *,
+        kinds: Callable[[Mapping[str, Any]], Sequence[str]] | str | None = None,
+    ) -> None:
+        """Registers a family of models, for engines created from now on in this process.
+
+        A registered family takes precedence over one of the engine's own.
+
+        Args:
+            model_type: The `model_type` of its configurations.
+            target: A `switchrail.engine.models.families.Family`, or its path `module:name`, which is imported
+                when an engine is created.
+            kinds: Takes a configuration and returns the kind of each layer, such as "gated_delta"; or the
+                path of such a function. None: the core knows the model type.
+
+        Raises:
+            RegistrationError: At the commit, if the model type already has a registered family.
+            ArgumentError: An argument has a wrong type.
+            TransactionClosedError: The transaction has ended.
+        """
+        if not (kinds is None or isinstance(kinds, str) or callable(kinds)):
+            raise arguments.refused(
+                "kinds", kinds, "a function, the path of one as 'module:function', or None"
+            )
+        with self._open() as staging:
+            staging.bring(ModelFamily(arguments.text("model_type", model_type), target, kinds, str(staging)))
 
     @overload
     def hook(

@@ -108,6 +108,22 @@ class Runtime(Registrar):
             return own
         return self._functions.find(operation.name, platform.kind, platform.capability)
 
+    def family_of(self, model_type: object) -> Any:
+        """The family that was registered for a model type; None if there is none.
+
+        Raises:
+            BackendImportError: Its path leads nowhere.
+        """
+        return self._functions.family(model_type)
+
+    def kinds_of(self, config: Mapping[str, Any]) -> Sequence[str] | None:
+        """The kinds of the layers of a model's configuration; None if no registered family tells them.
+
+        Raises:
+            BackendImportError: The path of the family's function leads nowhere.
+        """
+        return self._functions.kinds(config)
+
     @property
     def plugins(self) -> tuple[Plugin, ...]:
         """The records of the installed plugins, as of the last `discover` or `load`.

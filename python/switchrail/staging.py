@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from switchrail.arguments import lists_options
 from switchrail.errors import HookError, TransactionClosedError
 from switchrail.forks import lock_across_forks
-from switchrail.functions import Function, Functions
+from switchrail.functions import Function, Functions, ModelFamily
 from switchrail.hooks import Hook, Hooks, Kind
 from switchrail.hooks.hook import HOOK_OPTIONS, HookOptions, HookOrder, HookSource
 
@@ -68,7 +68,7 @@ class Staging:
         self._origin = self._transaction.origin
         self._staged: list[Hook] | None = []
         self._committed: Sequence[Hook] = ()
-        self._brought: list[Function] = []
+        self._brought: list[Function | ModelFamily] = []
 
     @property
     def registrations(self) -> _core.Transaction:
@@ -136,7 +136,7 @@ class Staging:
         """The staged hooks."""
         return tuple(self._staged or ())
 
-    def bring(self, function: Function) -> None:
+    def bring(self, function: Function | ModelFamily) -> None:
         """Checks and stages a function for an operation.
 
         Raises:

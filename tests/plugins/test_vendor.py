@@ -7,9 +7,17 @@ from pathlib import Path
 import pytest
 from switchrail import Engine, SamplingParams
 from switchrail.cli.app import app
-from switchrail.errors import ConfigError, UnknownBackendError
+from switchrail.errors import (
+    ArgumentError,
+    CheckpointError,
+    ConfigError,
+    RegistrationError,
+    UnknownBackendError,
+)
 from switchrail.testing import isolated
 from typer.testing import CliRunner
+
+from tests.families.made import make
 
 CHECKPOINT = Path(__file__).parents[1] / "checkpoints" / "kjv-qwen3-next"
 PROMPT = "And the LORD said unto"
@@ -83,6 +91,43 @@ def test_two_more_beside_it(installed, runtime, speak):
     castor, pollux = (engine.bound.backend("gated_delta", phase, layer) for phase in ("prefill", "decode"))
     assert (type(castor).__name__, castor.config.brightness) == ("Castor", 1.9)
     assert (type(pollux).__name__, pollux.config.planet) == ("Pollux", "b")
+
+
+def acme_checkpoint(folder):
+    """A checkpoint of a definition that transformers has, under Acme's model type."""
+    folder = make("lfm2", folder / "acme")
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    config |= {"model_type": "acme_hybrid", "architectures": ["AcmeHybridForCausalLM"]}
+    file.write_text(json.dumps(config))
+    return folder
+
+
+def test_a_family_of_models(installed, runtime, tmp_path):
+    params = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
+    tokens = []
+    for folder in (make("lfm2", tmp_path / "known"), acme_checkpoint(tmp_path)):
+        with Engine(folder, runtime=runtime, device="cpu", options={"max_length": 64}) as engine:
+            tokens.append(engine.generate([[1, 2, 3]], params)[0].tokens)
+    assert tokens[0] == tokens[1]
+    assert engine.plan.layout.model == "acme_hybrid"
+    with isolated():
+        explained = CliRunner().invoke(app, ["explain", str(folder), "--device", "cpu"])
+    assert explained.exit_code == 0, explained.output
+
+
+def test_a_family_that_nobody_brought(tmp_path):
+    with isolated() as runtime, pytest.raises(CheckpointError, match="acme_hybrid"):
+        Engine(acme_checkpoint(tmp_path), runtime=runtime, device="cpu")
+
+
+def test_a_model_type_has_one_family(runtime):
+    with runtime.transaction() as registry:
+        registry.family("acme_other", "acme_gdn.model:FAMILY")
+    with pytest.raises(RegistrationError, match="a family for model type 'acme_other'"):
+        runtime.family("acme_other", "elsewhere:FAMILY")
+    with pytest.raises(ArgumentError, match="kinds"):
+        runtime.family("acme_third", "elsewhere:FAMILY", kinds=3)
 
 
 def test_not_installed_and_still_chosen(runtime, speak):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
-import switchrail
 from switchrail import _core
 from switchrail.checks import is_count
 from switchrail.cli.choices import Choices, loaded_runtime
@@ -56,13 +55,14 @@ def planned(
     from switchrail.engine.files import CONFIG, read_object
     from switchrail.engine.hub import find_checkpoint
     from switchrail.engine.options import options_on
-    from switchrail.engine.routes import plan_routes
+    from switchrail.engine.routes import layout_of, plan_routes
 
     checkpoint = find_checkpoint(checkpoint, download=download, files=[CONFIG])
-    layout = switchrail.Layout.from_config(checkpoint)
     runtime = loaded_runtime(choices)
+    read_config = partial(read_object, checkpoint / CONFIG if checkpoint.is_dir() else checkpoint)
+    layout = layout_of(runtime, checkpoint, read_config)
     platform = _platform(runtime, device, described_device)
-    config_values = read_object(checkpoint / CONFIG if checkpoint.is_dir() else checkpoint)
+    config_values = read_config()
     options = options_on(platform, choices.engine)
     make = partial(
         plan_routes,

@@ -37,7 +37,7 @@ from switchrail.errors import RequestError, SwitchrailError
 from switchrail.foreign import escaped, in_lines
 
 if TYPE_CHECKING:
-    from switchrail import EngineOptions, Output, RoutePlan, SamplingParams
+    from switchrail import EngineOptions, Output, RoutePlan, Runtime, SamplingParams
     from switchrail.engine import Event
 
 
@@ -104,7 +104,7 @@ def run(
     platform = runtime.platform if device is None else runtime.find_platform(device)
     told.print(platform_text(platform), plugin_table(runtime.plugins), sep="\n\n")
     options = options_on(platform, choices.engine)
-    _check_prompts(folder, texts, params, options)
+    _check_prompts(runtime, folder, texts, params, options)
     if quiet or not sys.stderr.isatty():
         from transformers.utils.logging import disable_progress_bar
 
@@ -168,13 +168,14 @@ def _named_failures() -> Iterator[None]:
 
 
 def _check_prompts(
-    folder: Path, prompts: Sequence[str], params: SamplingParams, options: EngineOptions
+    runtime: Runtime, folder: Path, prompts: Sequence[str], params: SamplingParams, options: EngineOptions
 ) -> None:
     """Refuses prompts that the engine would refuse, before it loads the weights."""
     from switchrail.checks import is_count
     from switchrail.engine.checkpoint import load_tokenizer, read_config
 
-    longest = options.max_length or read_config(folder).get("max_position_embeddings")
+    config, _ = read_config(folder, runtime.family_of)
+    longest = options.max_length or config.get("max_position_embeddings")
     tokenizer = load_tokenizer(folder)
     for prompt in prompts:
         tokens = tokenize(tokenizer, prompt)

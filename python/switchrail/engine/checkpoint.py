@@ -64,8 +64,17 @@ class Checkpoint:
     vocab_size: int
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(
+    path: Path, registered: Callable[[object], Any] = lambda model_type: None
+) -> tuple[dict[str, Any], Family]:
     """Reads a checkpoint's `config.json`, and looks at the other files of its folder.
+
+    Args:
+        path: The folder.
+        registered: Finds the family that was registered for a model type; None: the engine's own counts.
+
+    Returns:
+        The configuration, of a multimodal model that of its language model, and its family.
 
     Raises:
         CheckpointError: There is no such folder or file, something else is in place of a file, it is no JSON
@@ -82,13 +91,26 @@ def read_config(path: Path) -> dict[str, Any]:
                 f"{file} has {key}, which the engine doesn't read; valid: {advice}", path=str(file)
             )
     text = config.get("text_config")
-    if isinstance(text, dict) and config.get("model_type") not in FAMILIES:
+    if isinstance(text, dict) and _find_family(config, registered) is None:
         config = {**config, **text}
-    _check_family(file, config)
-    return config
+    return config, _checked_family(file, config, _find_family(config, registered))
 
 
-def _check_family(file: Path, config: dict[str, Any]) -> None:
+def _find_family(config: dict[str, Any], registered: Callable[[object], Any]) -> Family | None:
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        return None
+    found = registered(model_type) or FAMILIES.get(model_type)
+    if found is not None and not isinstance(found, Family):
+        raise CheckpointError(
+            f"the family that was registered for model_type {model_type!r} is {found!r:.80}, expected a "
+            f"{Family.__module__}.{Family.__qualname__}",
+            found=found,
+        )
+    return found
+
+
+def _checked_family(file: Path, config: dict[str, Any], family: Family | None) -> Family:
     """Refuses what the engine does not run, with the reason.
 
     Raises:
@@ -98,7 +120,6 @@ def _check_family(file: Path, config: dict[str, Any]) -> None:
     """
     model_type = config.get("model_type")
     valid = tuple(FAMILIES)
-    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     reason = _reason(config, family)
     if family is None or reason is not None:
         names, hint = nearest(model_type, valid) if reason is None else ((), f": {reason}")
@@ -119,13 +140,15 @@ def _check_family(file: Path, config: dict[str, Any]) -> None:
             found="mxfp4",
             valid=DTYPES,
         )
+    return family
 
 
 def _reason(config: dict[str, Any], family: Family | None) -> str | None:
     """Why a model is not run that `explain` knows; None: there is no such reason."""
-    for architecture in config.get("architectures") or ():
-        if architecture in _WITHOUT_DEFINITION:
-            return f"transformers has no definition of {architecture} ({_WITHOUT_DEFINITION[architecture]})"
+    listed = config.get("architectures")
+    for architecture, models in _WITHOUT_DEFINITION.items():
+        if isinstance(listed, list) and architecture in listed:
+            return f"transformers has no definition of {architecture} ({models})"
     if family is not None:
         try:
             found = find_spec(family.module)
@@ -150,13 +173,20 @@ def _reason(config: dict[str, Any], family: Family | None) -> str | None:
 
 
 def load(
-    path: Path, config: dict[str, Any], layout: Layout, *, device: torch.device, dtype: torch.dtype
+    path: Path,
+    config: dict[str, Any],
+    family: Family,
+    layout: Layout,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> Checkpoint:
     """Loads model and tokenizer.
 
     Args:
         path: The checkpoint folder.
         config: What `read_config` gave.
+        family: Likewise.
         layout: What its layers are.
         device: Where the model goes.
         dtype: Of its weights and activations.
@@ -180,7 +210,6 @@ def load(
         model_config = _loaded("config", path, AutoConfig.from_pretrained)
         _check_length(path, model_config)
         skeleton = _skeleton(path, config, model_config, weights)
-    family = FAMILIES[config["model_type"]]
     check_shapes(find_mixers(skeleton, family, layout.layers), layout)
     tokenizer = load_tokenizer(path)
     with _loading:

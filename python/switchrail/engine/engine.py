@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from switchrail._core import BoundPlan, Layout, RoutePlan
+from switchrail._core import BoundPlan, RoutePlan
 from switchrail.checks import shown
 from switchrail.current import current_runtime
 from switchrail.engine import garbage
@@ -31,11 +31,12 @@ from switchrail.engine.dtypes import STATE_DTYPE, choose_dtype
 from switchrail.engine.graphs import Progress
 from switchrail.engine.hub import find_checkpoint
 from switchrail.engine.memory import Pools
+from switchrail.engine.models.families import Family
 from switchrail.engine.models.operations import prepare
 from switchrail.engine.options import EngineOptions, options_on
 from switchrail.engine.prompts import check_length, listed, token_ids, tokenize
 from switchrail.engine.request import Event, Output, Request
-from switchrail.engine.routes import plan_routes
+from switchrail.engine.routes import layout_of, plan_routes
 from switchrail.engine.runner import Capture, Runner
 from switchrail.engine.stats import Stats
 from switchrail.engine.text import TextStream
@@ -116,10 +117,10 @@ class Engine(AbstractContextManager["Engine"]):
         """
         self._thaw: Callable[[], object] = lambda: None
         path = find_checkpoint(checkpoint)
-        config = read_config(path)
         if runtime is None:
             runtime = current_runtime()
             runtime.load()
+        config, family = read_config(path, runtime.family_of)
         self.platform: Platform = runtime.platform if device is None else runtime.find_platform(device)
         self.device = torch.device(self.platform.device)
         self.options = options_on(self.platform, options)
@@ -127,7 +128,7 @@ class Engine(AbstractContextManager["Engine"]):
         self.platform.initialize()
         choose_tokens = runtime.forward_of(ChooseTokens, self.platform)
         with self.platform.hardware.active():
-            make = self._load(runtime, path, config, backends)
+            make = self._load(runtime, path, config, family, backends)
             capture = self._plan_capture(runtime, backends)
             working = None
             if self.options.num_pages is None and self.platform.hardware.keeps_freed_memory():
@@ -165,12 +166,17 @@ class Engine(AbstractContextManager["Engine"]):
         self._lock = threading.RLock()
 
     def _load(
-        self, runtime: Runtime, path: Path, config: dict[str, Any], backends: Mapping[str, str] | None
+        self,
+        runtime: Runtime,
+        path: Path,
+        config: dict[str, Any],
+        family: Family,
+        backends: Mapping[str, str] | None,
     ) -> Callable[..., Runner]:
         """Plans the routes and loads the model; returns what makes a runner of given sizes."""
         if self.options.seed is not None:
             self.platform.hardware.seed(self.options.seed)
-        layout = Layout.from_config(path)
+        layout = layout_of(runtime, path, lambda: config)
         self._plan = partial(
             plan_routes,
             layout=layout,
@@ -183,7 +189,7 @@ class Engine(AbstractContextManager["Engine"]):
         _log.info("backends: %s", " ".join(names))
         self.bound: BoundPlan = runtime.bind(self.plan)
 
-        loaded = load(path, config, layout, device=self.device, dtype=self.dtype)
+        loaded = load(path, config, family, layout, device=self.device, dtype=self.dtype)
         self.platform.serving.after_weights_loaded(loaded.model)
         forward_of = partial(runtime.forward_of, platform=self.platform)
         prepare(forward_of, loaded.model, loaded.family.module, loaded.family.operations)

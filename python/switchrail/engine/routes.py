@@ -3,24 +3,50 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+import switchrail
 from switchrail._core import LINEAR_OPS, OPS, PHASES
 from switchrail.engine.dtypes import STATE_DTYPE
 from switchrail.errors import (
     BackendUnfitError,
+    LayoutError,
     PlatformError,
     PreferenceError,
     UnknownBackendError,
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from switchrail._core import Layout, RoutePlan
     from switchrail.platforms import Platform
     from switchrail.runtime import Runtime
 
 _log = logging.getLogger("switchrail")
+
+
+def layout_of(runtime: Runtime, checkpoint: Path, read_config: Callable[[], Mapping[str, Any]]) -> Layout:
+    """The layout of a checkpoint: by the core, or else by a registered family of its model type.
+
+    Args:
+        runtime: Where families are registered.
+        checkpoint: The folder, or its `config.json`.
+        read_config: Reads the contents of that file.
+
+    Raises:
+        BackendImportError: The path of the family's function leads nowhere.
+        LayoutError: As `Layout.from_config`.
+    """
+    try:
+        return switchrail.Layout.from_config(checkpoint)
+    except LayoutError:
+        config = read_config()
+        kinds = runtime.kinds_of(config)
+        if kinds is None:
+            raise
+        return switchrail.Layout.from_kinds(str(config["model_type"]), kinds)
 
 
 def plan_routes(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from switchrail import Registry
@@ -16,6 +17,12 @@ class AcmeConfig:
     scale: float = 1.0
 
 
+def kinds(config: Mapping[str, Any]) -> list[str]:
+    """The kind of each layer of a model of Acme's."""
+    names = {"conv": "short_conv", "full_attention": "full_attention"}
+    return [names[word] for word in config["layer_types"]]
+
+
 def register(registry: Registry) -> None:
     """Registers what this distribution has; the target of its entry point."""
     registry.register(
@@ -26,3 +33,4 @@ def register(registry: Registry) -> None:
         state_layouts=("VK",),
         config=AcmeConfig,
     )
+    registry.family("acme_hybrid", "acme_gdn.model:FAMILY", kinds=kinds)

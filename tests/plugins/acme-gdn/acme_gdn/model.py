@@ -1,0 +1,27 @@
+"""Acme's model: a definition that transformers doesn't have, and the adapter that lets the engine run it."""
+
+from switchrail.engine.models.convolution import SHORT_CONV
+from switchrail.engine.models.families import Family
+from switchrail.engine.models.softmax import SOFTMAX
+from transformers import AutoConfig, AutoModelForCausalLM, Lfm2Config, Lfm2ForCausalLM
+
+
+class AcmeHybridConfig(Lfm2Config):
+    """Its configuration."""
+
+    model_type = "acme_hybrid"
+
+
+class AcmeHybridForCausalLM(Lfm2ForCausalLM):
+    """Its definition."""
+
+    config_class = AcmeHybridConfig
+
+
+AutoConfig.register("acme_hybrid", AcmeHybridConfig, exist_ok=True)
+AutoModelForCausalLM.register(AcmeHybridConfig, AcmeHybridForCausalLM, exist_ok=True)
+
+FAMILY = Family(
+    module="transformers.models.lfm2.modeling_lfm2",
+    mixers={"full_attention": {"self_attn": SOFTMAX}, "short_conv": {"conv": SHORT_CONV}},
+)
