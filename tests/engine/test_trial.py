@@ -120,6 +120,20 @@ def test_pools_take_what_steps_and_graphs_leave(
     assert all(state.reason is None for state in engine.graphs)
 
 
+def test_there_is_no_trial_where_there_is_plenty(
+    make_engine: Make,
+    memory: Memory,
+    platform: GraphPlatform,
+    captured_runtime: switchrail.Runtime,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All pages that could be needed take less than half of the memory."""
+    monkeypatch.setattr(GraphHardware, "total_memory", lambda self: WEIGHTS + 20 * 2**20)
+    engine = make_engine(runtime=captured_runtime, device=platform, options=OPTIONS)
+    assert memory.steps == 0
+    assert engine.pools.pages.capacity == 8 * 64
+
+
 def test_the_trial_leaves_no_trace(
     make_engine: Make, platform: GraphPlatform, captured_runtime: switchrail.Runtime
 ) -> None:

@@ -134,6 +134,11 @@ class Pools:
         """Every tensor of the pools."""
         return [*(tensor for pool in self.kv.values() for tensor in pool.tensors()), *self.state.tensors()]
 
+    def nbytes_of(self, pages: int) -> float:
+        """Bytes that the pools would take with another number of pages."""
+        tokens = sum(tensor.nbytes for pool in self.kv.values() for tensor in pool.tensors())
+        return self.nbytes - tokens + tokens / (self.pages.capacity + 1) * pages
+
     @property
     def nbytes(self) -> int:
         """Bytes that the pools take."""

@@ -27,6 +27,9 @@ _log = logging.getLogger("switchrail")
 _SAMPLED: Final = SamplingParams(
     max_new_tokens=2, ignore_eos=True, temperature=1.0, top_p=0.9, top_k=40, min_p=0.01
 )
+_PLENTY: Final = 0.5
+"""Pools that take less than this part of the free memory need no trial."""
+
 _MEASURED: Final = 2
 """Graphs of each kind that are tried: the largest for the working memory, the others for what each adds."""
 
@@ -51,7 +54,8 @@ def try_out(
         choose_tokens: As in `EngineCore`.
 
     Returns:
-        Bytes that all of it takes besides the pools; None where it failed, which a warning tells.
+        Bytes that all of it takes besides the pools; 0, without a trial, where these leave half of the memory
+        with all pages that could be needed; None where the trial failed, which a warning tells.
     """
     rounds = _rounds(options, max_length)
     pages = max(sum(_pages(length, options) for length in lengths) for lengths in rounds)
@@ -59,6 +63,10 @@ def try_out(
     try:
         runner = make(replace(options, num_pages=pages + 1, compile="off"))
         try:
+            most = options.max_sequences * pages_of(max_length, options.page_size) + 1
+            total = platform.hardware.total_memory()
+            if total is not None and runner.pools.nbytes_of(most) < _PLENTY * (total - before):
+                return 0
             core = EngineCore(
                 runner, runner.sequences, options, hardware=platform.hardware, choose_tokens=choose_tokens
             )
