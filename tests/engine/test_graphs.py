@@ -95,6 +95,21 @@ OPTIONS = {
 }
 
 
+def replay(engine: Engine, prompts: list[list[int]], expected: list[tuple[int, ...]]) -> list[Key]:
+    """Holds an engine with graphs to expected tokens, then to its own with requests that end one by one.
+
+    Returns:
+        The keys that were replayed.
+    """
+    seen = count_replays(engine)
+    assert tokens(engine, prompts) == expected
+    assert decoded(seen) >= {1, 8}
+    params = [SamplingParams(max_new_tokens=3 * n + 1, ignore_eos=True) for n in range(len(prompts))]
+    found = [output.tokens for output in engine.generate(prompts, params)]
+    assert found == [each[: len(one)] for one, each in zip(found, tokens(engine, prompts, 20), strict=True)]
+    return seen
+
+
 def test_tokens_of_captured_decodes_are_those_of_eager_ones(
     make_engine: Make, captured_runtime: switchrail.Runtime
 ) -> None:
@@ -104,13 +119,7 @@ def test_tokens_of_captured_decodes_are_those_of_eager_ones(
     engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
     for tensor in engine.pools.tensors():
         tensor.fill_(float("nan"))
-    seen = count_replays(engine)
-    assert tokens(engine, prompts) == expected
-    assert decoded(seen) >= {1, 8}
-    params = [SamplingParams(max_new_tokens=3 * n + 1, ignore_eos=True) for n in range(len(prompts))]
-    found = [output.tokens for output in engine.generate(prompts, params)]
-    assert found == [each[: len(one)] for one, each in zip(found, tokens(engine, prompts, 20), strict=True)]
-    assert decoded(seen) == {1, 2, 4, 8}
+    assert decoded(replay(engine, prompts, expected)) == {1, 2, 4, 8}
 
 
 def test_a_change_of_hooks_is_captured_before_the_next_step(

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from switchrail.engine.models import convolution
-from switchrail.engine.models.contract import KEYWORD, Connected, MixerContract
+from switchrail.engine.models.contract import KEYWORD, MixerContract
+from switchrail.engine.models.delta import dispatch_delta
 from switchrail.ops import GatedDeltaLayer, Layer
 from switchrail.pools import DeltaShape, Shape
 
@@ -17,28 +18,7 @@ from switchrail.pools import DeltaShape, Shape
 def torch_chunk_gated_delta_rule(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Hook: the delta rule with its state in the pool, or the original for models that are no engine's."""
     call = kwargs.get(KEYWORD)
-    return original(*args, **kwargs) if call is None else _delta(*args, **kwargs)
-
-
-def _delta(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    *,
-    use_qk_l2norm_in_kernel: bool = False,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """Of [1, T, heads, size] tensors. There is no cache, so no state comes in or is asked for."""
-    connected: Connected = kwargs[KEYWORD]
-    layer: GatedDeltaLayer = connected.layers["gated_delta"]
-    if use_qk_l2norm_in_kernel != layer.qk_l2norm:
-        raise connected.refuse("gated_delta", "qk_l2norm", use_qk_l2norm_in_kernel, layer.qk_l2norm)
-    q, k, v, g, beta = (tensor.squeeze(0) for tensor in (query, key, value, g, beta))
-    out = torch.empty(v.shape, dtype=q.dtype, device=q.device)
-    connected.dispatch("gated_delta", q, k, v, g, beta, out)
-    return out.unsqueeze(0), None
+    return original(*args, **kwargs) if call is None else dispatch_delta("gated_delta", *args, **kwargs)
 
 
 def _shapes(mixer: nn.Module) -> dict[str, Shape]:

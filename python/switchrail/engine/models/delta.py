@@ -1,0 +1,32 @@
+"""The call that gated delta and Kimi delta layers make: of the delta rule, whatever its gates are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from switchrail.engine.models.contract import KEYWORD, Connected
+
+
+def dispatch_delta(
+    op: str,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    *,
+    use_qk_l2norm_in_kernel: bool = False,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Of [1, T, heads, size] tensors. There is no cache, so no state comes in or is asked for."""
+    connected: Connected = kwargs[KEYWORD]
+    layer: Any = connected.layers[op]
+    if use_qk_l2norm_in_kernel != layer.qk_l2norm:
+        raise connected.refuse(op, "qk_l2norm", use_qk_l2norm_in_kernel, layer.qk_l2norm)
+    q, k, v, g, beta = (tensor.squeeze(0) for tensor in (query, key, value, g, beta))
+    out = torch.empty(v.shape, dtype=q.dtype, device=q.device)
+    # some models hand the decay in the dtype of the activations
+    connected.dispatch(op, q, k, v, g.float(), beta, out)
+    return out.unsqueeze(0), None
