@@ -59,11 +59,11 @@ while request := socket.recv_fds(server, 1 << 20, 3):
 
 
 class Helper:
-    """The process that others are forked from, one at a time."""
+    """The process that others are forked from, one at a time; of another environment's Python if given."""
 
-    def __init__(self) -> None:
+    def __init__(self, python: Path | str = sys.executable) -> None:
         self._socket, theirs = socket.socketpair()
-        command = [sys.executable, "-c", SERVER, str(theirs.fileno())]
+        command = [str(python), "-c", SERVER, str(theirs.fileno())]
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
         theirs.close()

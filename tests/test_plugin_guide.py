@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import sysconfig
+import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+
+from tests.processes import Helper
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "plugins.md"
@@ -32,8 +38,40 @@ def matches(expected: str, printed: str) -> bool:
     return re.fullmatch(pattern, found, re.DOTALL) is not None
 
 
+COMMAND = """#!{python} -IS
+import json, os, socket, sys
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect({address!r})
+    request = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()])
+    socket.send_fds(server, [request.encode()], [0, 1, 2])
+    sys.exit(int(server.recv(16)))
+"""
+"""The command in the environment: asks for a process forked from one that has the large imports done."""
+
+PROGRAM = "import site; site.addsitedir({site!r}); from switchrail.cli import main; main()"
+
+
+def serve(listening: socket.socket, helper: Helper, program: str) -> None:
+    """Runs the commands that connect, one after the other, until the socket is shut down."""
+    while True:
+        try:
+            client, _ = listening.accept()
+        except OSError:
+            return
+        with client:
+            request, streams, *_ = socket.recv_fds(client, 1 << 20, 3)
+            arguments, variables, folder = json.loads(request)
+            standard_input, output, errors = streams
+            helper.start(
+                program, arguments, streams=(standard_input, output, errors), env=variables, cwd=folder
+            )
+            for stream in streams:
+                os.close(stream)
+            client.sendall(b"%d" % helper.wait())
+
+
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """A new virtual environment, in which what is installed here is there too."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
@@ -44,21 +82,22 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     )
     parent = sysconfig.get_path("purelib")
     (site / "parent.pth").write_text(f"import site; site.addsitedir({parent!r})\n")
-    programs = {
-        "pip": "-m pip",
-        "pytest": "-m pytest -p no:cacheprovider",
-        "switchrail": "-c 'from switchrail.cli import main; main()'",
+    address = str(folder / "socket")
+    scripts = {
+        "pip": f'#!/bin/sh\nexec {python} -m pip "$@"\n',
+        "pytest": f'#!/bin/sh\nexec {python} -m pytest -p no:cacheprovider "$@"\n',
+        "switchrail": COMMAND.format(python=python, address=address),
     }
-    for name, arguments in programs.items():
+    for name, text in scripts.items():
         script = folder / "bin" / name
-        script.write_text(f'#!/bin/sh\nexec {python} {arguments} "$@"\n')
+        script.write_text(text)
         script.chmod(0o755)
     inherited = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("SWITCHRAIL_", "PYTEST_", "PYTHONPATH"))
     }
-    return inherited | {
+    variables = inherited | {
         "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "CHECKPOINT": str(ROOT / "tests" / "checkpoints" / "kjv-qwen3-next"),
         "PIP_NO_INDEX": "1",
@@ -66,6 +105,15 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "PYTHONWARNINGS": "ignore",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     }
+    with closing(Helper(python)) as helper, socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(address)
+        listening.listen()
+        program = PROGRAM.format(site=str(site))
+        server = threading.Thread(target=serve, args=(listening, helper, program), name="commands")
+        server.start()
+        yield variables
+        listening.shutdown(socket.SHUT_RDWR)
+        server.join()
 
 
 WAITING = re.compile(r"^waiting for .* has taken \d+ s so far.*\n", re.MULTILINE)

@@ -49,26 +49,13 @@ def runtime(made, monkeypatch):
         del sys.modules[name]
 
 
-def test_their_own_tests(made):
+def test_their_own_tests(processes, made):
     folder, site = made
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--import-mode=importlib",
-        "-rA",
-    ]
+    program = "import pytest; raise SystemExit(pytest.console_main())"
+    command = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-rA"]
+    tests = [folder / name_of(op) / "tests" for op in OPS]
     environment = os.environ | {"PYTHONPATH": str(site)}
-    done = subprocess.run(
-        [*command, *(folder / name_of(op) / "tests" for op in OPS)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    done = processes.run(program, [*command, *tests], cwd=folder, env=environment)
     assert done.returncode == 0, done.stdout
     passed = [line.rpartition("::")[2] for line in done.stdout.splitlines() if line.startswith("PASSED")]
     assert passed.count("test_it_serves") == passed.count("test_it_registers_its_backend") == len(OPS)
