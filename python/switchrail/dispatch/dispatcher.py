@@ -73,14 +73,6 @@ class Prepared:
     targets: dict[Layer, tuple[Target, ...]]
     planned: list[tuple[SequenceBatch, object]]
 
-    @property
-    def backends(self) -> dict[str, str]:
-        """The names of the backends in use, by `op.phase`; several names are joined by commas."""
-        found: dict[str, list[str]] = {}
-        for user in self.users:
-            found.setdefault(f"{user.op}.{self.parts[user.part].phase}", []).append(user.name)
-        return {key: ", ".join(dict.fromkeys(names)) for key, names in found.items()}
-
 
 NOTHING: Final = Prepared((), (), {}, [])
 """A prepared step for which nothing is planned."""
