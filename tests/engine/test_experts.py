@@ -9,6 +9,7 @@ import switchrail
 import torch
 from switchrail.engine.models.sparse_block import SPARSE_BLOCK
 from switchrail.platforms.operations import Experts
+from torch.nn.functional import linear
 from transformers import Qwen3NextConfig
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextSparseMoeBlock
 
@@ -31,7 +32,8 @@ def test_captured_steps_say_which_rows_are_padding(
     expected = tokens(make_engine(options=OPTIONS), prompts)
     platform = GraphPlatform()
     platform.serving.register_oot_forward(Experts.name, noted)
-    engine = make_engine(runtime=captured_runtime, device=platform, options=OPTIONS)
+    options = {**OPTIONS, "capture": "decode"}
+    engine = make_engine(runtime=captured_runtime, device=platform, options=options)
     assert told
     (rows,) = {id(rows): rows for rows in told}.values()  # one tensor for all graphs
     assert rows is not None
@@ -91,9 +93,9 @@ def test_a_shared_expert_of_their_size_is_one_more_of_them() -> None:
         told.append(shared)
         return experts(*args, shared=shared, rows=None, **kwargs)
 
-    torch.testing.assert_close(SPARSE_BLOCK.call(noted, block, x), expected)
+    torch.testing.assert_close(SPARSE_BLOCK.call(noted, block, x, multiply=linear), expected)
     block.__dict__["_switchrail_prepared"] = stacked
-    torch.testing.assert_close(SPARSE_BLOCK.call(noted, block, x), expected)
+    torch.testing.assert_close(SPARSE_BLOCK.call(noted, block, x, multiply=linear), expected)
     assert told == [0, 1]
 
 
