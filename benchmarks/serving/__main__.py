@@ -171,8 +171,9 @@ def time_all(
             peers.append(sglang)
         if options.start:
             found["start_s"] = [start.measure(path, device, engine_options) for _ in range(2)]
-            first, again = found["start_s"]
-            print(f"switchrail: {again:.1f} s from its start to a token, {first:.1f} at first", flush=True)
+            for parts in found["start_s"]:
+                told = ", ".join(f"{name} after {seconds:.1f} s" for name, seconds in parts.items())
+                print(f"switchrail   a new process: {told}", flush=True)
         began = time.perf_counter()
         engine = stack.enter_context(Engine(path, device=device, options=engine_options))
         made = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Time from process start to first token: `python -m benchmarks.serving.start CHECKPOINT DEVICE OPTIONS`."""
+"""A new process to its first token: `python -m benchmarks.serving.start CHECKPOINT DEVICE OPTIONS`."""
 
 from __future__ import annotations
 
@@ -10,30 +10,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_DONE = "first token"
 
-
-def measure(folder: Path, device: str, options: Mapping[str, Any]) -> float:
-    """Seconds until an engine in a new process returns its first token."""
-    command = [sys.executable, "-m", __spec__.name, str(folder), device, json.dumps(options)]
-    start = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.strip() == _DONE:
-                seconds = time.perf_counter() - start
-    if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, command)
-    return seconds
+def measure(folder: Path, device: str, options: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds from the start of a process: until torch and the engine are imported, the engine is made, and
+    its first token is there."""
+    arguments = [str(folder), device, json.dumps(options), str(time.time())]
+    command = [sys.executable, "-m", __spec__.name, *arguments]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found: dict[str, float] = json.loads(output.splitlines()[-1])
+    return found
 
 
 def main() -> None:
-    from switchrail.engine import Engine, SamplingParams
+    from switchrail.engine.engine import Engine, SamplingParams
 
-    folder, device, options = sys.argv[1:]
+    folder, device, options, started = sys.argv[1:]
+    times = {"imported": time.time()}
     with Engine(folder, device=device, options=json.loads(options)) as engine:
+        times["made"] = time.time()
         engine.generate([[2, 3, 4]], SamplingParams(max_new_tokens=1, ignore_eos=True))
-        print(_DONE, flush=True)
+        times["token"] = time.time()
+    print(json.dumps({name: seconds - float(started) for name, seconds in times.items()}), flush=True)
 
 
 if __name__ == "__main__":
