@@ -64,7 +64,7 @@ def explain(
         return
     if hook is not None or checkpoint is None:
         raise typer.BadParameter("valid: either a checkpoint or --hook TARGET")
-    platform, plan, capture = planned(
+    platform, plan, capture, *_ = planned(
         checkpoint,
         choices,
         device=device,

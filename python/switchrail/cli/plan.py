@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,11 +21,12 @@ from switchrail.cli.choices import (
     PhaseOption,
     read_choices,
 )
-from switchrail.cli.planning import NOT_IMPORTED, planned
+from switchrail.cli.planning import NOT_IMPORTED, Planned, planned
 from switchrail.cli.show import console, platform_text, print_json, ranges, table
 
 if TYPE_CHECKING:
     from switchrail import RoutePlan
+    from switchrail.engine.footprint import Footprint
 
 COLUMNS = ("layers", "kind", "op", "phase", "backend", "origin", "batches")
 
@@ -54,10 +57,19 @@ def plan(
             "another process, and serde in a Rust service.",
         ),
     ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Show the memory that weights, tokens and sequences take, and what fits into a device of "
+            "this size, such as 80G. With --json, print this alone.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show which backend serves each layer; `explain` shows the reasons. Imports no backend."""
-    platform, made, _ = planned(
+    size = None if memory is None else _bytes(memory)
+    found = planned(
         checkpoint,
         read_choices(config, backend),
         device=device,
@@ -66,19 +78,66 @@ def plan(
         phase=phase,
         download=download,
     )
+    made = found.plan
     if out is not None:
         try:
             out.write_text(made.to_json() + "\n", encoding="utf-8")
         except OSError as error:
             raise typer.BadParameter(f"{out} can't be written: {error.strerror}") from error
+    needed = None if size is None else _footprint(found, size)
     if as_json:
-        print_json(made.to_dict())
+        print_json(made.to_dict() if needed is None else asdict(needed))
         return
     shown = console()
-    shown.print(platform_text(platform))
+    shown.print(platform_text(found.platform))
     shown.print(NOT_IMPORTED)
     shown.print()
     shown.print(table(f"plan of {made.layout.model}", COLUMNS, _rows(made), fold=("layers", "origin")))
+    if needed is not None:
+        shown.print()
+        shown.print(*_memory(needed), sep="\n")
+
+
+def _bytes(text: str) -> int:
+    """A size such as 80G, in bytes; letters stand for powers of 1,024."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)", text.upper())
+    if found is None:
+        raise typer.BadParameter(f"--memory {text!r}; valid: a number, with K, M, G or T behind it or not")
+    return int(float(found[1]) * 1024 ** " KMGT".index(found[2] or " "))
+
+
+def _footprint(found: Planned, size: int) -> Footprint:
+    """Imports torch: the sizes are read from the model that transformers makes."""
+    import torch
+
+    from switchrail.engine.dtypes import STATE_DTYPE
+    from switchrail.engine.footprint import footprint
+
+    folder = found.checkpoint
+    return footprint(
+        found.runtime,
+        folder if folder.is_dir() else folder.parent,
+        found.plan.layout,
+        found.options,
+        platform=found.platform,
+        dtype=getattr(torch, found.dtype),
+        state_dtype=getattr(torch, STATE_DTYPE),
+        memory=size,
+    )
+
+
+def _memory(needed: Footprint) -> Iterator[object]:
+    columns = ("kind", "layers", "weights, MiB", "bytes per token", "bytes per sequence")
+    rows = [
+        (kind.kind, kind.layers, f"{kind.weights / 2**20:,.1f}", f"{kind.token:,}", f"{kind.sequence:,}")
+        for kind in needed.kinds
+    ]
+    yield table("memory", columns, rows)
+    yield f"all weights: {needed.weights / 2**20:,.1f} MiB"
+    yield f"states of {needed.max_sequences} sequences: {needed.states / 2**20:,.1f} MiB"
+    if needed.tokens is not None:
+        yield f"tokens that fit beside these: {needed.tokens:,}"
+    yield f"sequences of {needed.max_length:,} tokens that fit: {needed.sequences:,}"
 
 
 def _rows(plan: RoutePlan) -> Iterator[tuple[object, ...]]:

@@ -14,7 +14,7 @@ from switchrail.cli.choices import Choices, loaded_runtime
 from switchrail.errors import PlatformError
 
 if TYPE_CHECKING:
-    from switchrail import Platform, RoutePlan, Runtime
+    from switchrail import EngineOptions, Platform, RoutePlan, Runtime
     from switchrail.engine.capture import CapturePlan
 
 NOT_IMPORTED = "no backend was imported; `switchrail doctor` imports those for the device that is here"
@@ -27,11 +27,19 @@ class Planned(NamedTuple):
         platform: Where.
         plan: The routes.
         capture: What it would capture, or why nothing; None if only one phase is planned.
+        runtime: The runtime that made the plan.
+        checkpoint: The checkpoint's folder, or its `config.json`.
+        options: The engine's options.
+        dtype: The name of the dtype.
     """
 
     platform: Platform
     plan: RoutePlan
     capture: CapturePlan | str | None
+    runtime: Runtime
+    checkpoint: Path
+    options: EngineOptions
+    dtype: str
 
 
 def planned(
@@ -64,12 +72,13 @@ def planned(
     platform = _platform(runtime, device, described_device)
     config_values = read_config()
     options = options_on(platform, choices.engine)
+    chosen_dtype = choose_dtype(dtype, config_values, platform.hardware)
     make = partial(
         plan_routes,
         runtime,
         layout,
         platform=platform,
-        dtype=choose_dtype(dtype, config_values, platform.hardware),
+        dtype=chosen_dtype,
         page_size=options.page_size,
     )
     plan = make(
@@ -77,14 +86,19 @@ def planned(
         phases=("prefill", "decode") if phase is None else (phase,),
     )
     longest = options.max_length or config_values.get("max_position_embeddings")
-    if phase is not None:
-        return Planned(platform, plan, None)
-    if not is_count(longest):
-        return Planned(platform, plan, "the config doesn't say how long sequences are")
-    capture = plan_capture(
-        make, plan, platform=platform, options=options, max_length=longest, preferences=choices.backends
-    )
-    return Planned(platform, plan, capture)
+    capture: CapturePlan | str | None = None
+    if phase is None:
+        capture = "the config doesn't say how long sequences are"
+        if is_count(longest):
+            capture = plan_capture(
+                make,
+                plan,
+                platform=platform,
+                options=options,
+                max_length=longest,
+                preferences=choices.backends,
+            )
+    return Planned(platform, plan, capture, runtime, checkpoint, options, chosen_dtype)
 
 
 def _is_for(key: str, phase: str | None) -> bool:

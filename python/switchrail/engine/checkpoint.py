@@ -285,7 +285,20 @@ def _check_length(path: Path, model_config: Any) -> None:
         )
 
 
-def make_skeleton(path: Path, model_config: Any) -> Any:
+def load_skeleton(path: Path, dtype: torch.dtype) -> tuple[Any, int]:
+    """The model of a checkpoint's config without its weights, and the longest sequence it was made for.
+
+    Raises:
+        CheckpointError: transformers makes no model of it.
+        ConfigError: The model's sequences are longer than positions can be counted.
+    """
+    with _loading:
+        model_config = _loaded("config", path, AutoConfig.from_pretrained)
+        _check_length(path, model_config)
+        return _make_skeleton(path, model_config, dtype=dtype), _length_of(model_config)
+
+
+def _make_skeleton(path: Path, model_config: Any, **options: Any) -> Any:
     """The model of a config without its weights.
 
     Raises:
@@ -293,7 +306,7 @@ def make_skeleton(path: Path, model_config: Any) -> Any:
     """
     try:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(model_config, trust_remote_code=False)
+            return AutoModelForCausalLM.from_config(model_config, trust_remote_code=False, **options)
     except Exception as error:
         raise CheckpointError(f"there is no model for {path / CONFIG}: {error}", path=str(path)) from error
 
@@ -310,7 +323,7 @@ def _skeleton(path: Path, config: dict[str, Any], model_config: Any, weights: Ma
             f"{path / CONFIG} has {layers} layers, but the weight files have {len(weights)} tensors",
             path=str(path),
         )
-    model = make_skeleton(path, model_config)
+    model = _make_skeleton(path, model_config)
     if config.get("quantization_config") is not None:  # whose tensors hold several values in one
         return model
     tied = model.get_output_embeddings() if model.config.tie_word_embeddings else None
@@ -367,4 +380,4 @@ def _check_report(path: Path, report: dict[str, Any]) -> None:
         )
 
 
-__all__ = ["Checkpoint", "load", "load_tokenizer", "read_config"]
+__all__ = ["Checkpoint", "load", "load_skeleton", "load_tokenizer", "read_config"]

@@ -20,7 +20,7 @@ from switchrail.pools.kv import KVPool, LatentPool, MultiHeadPool
 from switchrail.pools.shapes import KVKind, KVShape, LatentShape, Shape, StateShape, pages_of
 from switchrail.pools.state import StatePool
 
-_FRACTION: Final = 0.85
+FRACTION: Final = 0.85
 _TRIED_FRACTION: Final = 0.95
 """Where it is known what steps take."""
 
@@ -169,14 +169,14 @@ def _count_pages(
         PlatformError: The platform doesn't say how much memory there is.
     """
     columns = pages_of(max_length, options.page_size)
-    table = (options.max_sequences + 1) * columns * _TABLE_ENTRY
+    table = table_bytes(options, max_length)
     asked = options.num_pages
     total = _bytes(platform, "total_memory", least=1)
     if asked is None:
         used = memory_in_use(platform)
         if total is None:
             raise _unknown(platform)
-        fraction = options.memory_fraction or (_FRACTION if working is None else _TRIED_FRACTION)
+        fraction = options.memory_fraction or (FRACTION if working is None else _TRIED_FRACTION)
         memory = (total - used) * fraction - (working or 0)
         given = f"{memory / 2**20:.0f} MiB ({fraction:.0%} of the free memory"
         given += ")" if working is None else f", less {working / 2**20:.0f} MiB that steps take)"
@@ -199,6 +199,11 @@ def _count_pages(
             page=page,
         )
     return count
+
+
+def table_bytes(options: EngineOptions, max_length: int) -> int:
+    """Bytes of the page table for sequences of up to `max_length` tokens."""
+    return (options.max_sequences + 1) * pages_of(max_length, options.page_size) * _TABLE_ENTRY
 
 
 def memory_in_use(platform: Platform, *, cached: bool = False) -> float:
@@ -259,4 +264,4 @@ def _checked(found: T, base: type, platform: Platform, method: str) -> T:
     return found
 
 
-__all__ = ["KINDS", "Pools", "memory_in_use"]
+__all__ = ["FRACTION", "KINDS", "Pools", "memory_in_use", "table_bytes"]

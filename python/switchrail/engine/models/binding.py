@@ -36,7 +36,7 @@ def find_mixers(model: nn.Module, family: Family, layers: Iterable[Any]) -> list
         LayoutError: The model has another number of layers, or a layer of a kind that the family doesn't
             have.
     """
-    modules = attrgetter(family.layers)(model)
+    modules = family.layers_of(model)
     layers = list(layers)
     if len(modules) != len(layers):
         raise LayoutError(f"the layout has {len(layers)} layers, the model {len(modules)}", found=len(layers))
@@ -158,9 +158,7 @@ def connect(
 
 def _compiled_methods(model: nn.Module, family: Family) -> list[tuple[str, Callable[..., Any], int]]:
     """Where the hooks of compiled layers go, with their priorities; the modules are prepared for them."""
-    found = {
-        type(layer).__name__: (blocks.forward, blocks.INNER) for layer in attrgetter(family.layers)(model)
-    }
+    found = {type(layer).__name__: (blocks.forward, blocks.INNER) for layer in family.layers_of(model)}
     for part in model.modules():
         if type(part).__name__ in family.opaque:
             opaque.make_opaque(part)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from operator import attrgetter
+from typing import Any, Final
 
 from switchrail.engine.models.attention import GATED_ATTENTION
 from switchrail.engine.models.contract import MixerContract
@@ -49,6 +50,10 @@ class Family:
     operations: Mapping[str, tuple[Binding, ...]] = field(default_factory=dict)
     opaque: tuple[str, ...] = ()
     since: str | None = None
+
+    def layers_of(self, model: Any) -> Any:
+        """The decoder layers of a model with its head."""
+        return attrgetter(self.layers)(model)
 
 
 def _module(name: str) -> str:

@@ -1,0 +1,172 @@
+"""The memory that a checkpoint needs, and what fits into a device's: computed without weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from switchrail._core import Layout
+from switchrail.engine.checkpoint import load_skeleton, read_config
+from switchrail.engine.memory import FRACTION, KINDS, table_bytes
+from switchrail.engine.models.binding import check_shapes, find_mixers, read_shapes
+from switchrail.engine.options import EngineOptions
+from switchrail.platforms import Platform
+from switchrail.pools import Shape, pages_of
+from switchrail.runtime import Runtime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindFootprint:
+    """The memory of all layers of one kind.
+
+    Attributes:
+        kind: The kind, as the layout names it.
+        layers: How many there are.
+        weights: Bytes of their weights.
+        token: Bytes that each token keeps in them.
+        sequence: Bytes that each sequence keeps in them.
+    """
+
+    kind: str
+    layers: int
+    weights: int
+    token: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """The memory of a model.
+
+    Attributes:
+        weights: Bytes of all weights.
+        kinds: The layers, by kind.
+        page_size: Tokens of a page.
+        max_length: Tokens of the longest sequence.
+        max_sequences: Sequences that have a state at one time.
+        states: Bytes of their states.
+        table: Bytes of the page table.
+        memory: Bytes of the device; None if no size was given.
+        tokens: Tokens that fit beside weights, states and table; None if there is no size, or tokens keep
+            nothing.
+        sequences: Sequences of `max_length` tokens that fit, at most `max_sequences`; None if there is no
+            size.
+    """
+
+    weights: int
+    kinds: tuple[KindFootprint, ...]
+    page_size: int
+    max_length: int
+    max_sequences: int
+    states: int
+    table: int
+    memory: int | None
+    tokens: int | None
+    sequences: int | None
+
+
+def footprint(
+    runtime: Runtime,
+    checkpoint: Path,
+    layout: Layout,
+    options: EngineOptions,
+    *,
+    platform: Platform,
+    dtype: torch.dtype,
+    state_dtype: torch.dtype,
+    memory: int | None,
+) -> Footprint:
+    """Computes the memory of a checkpoint from its config.
+
+    Args:
+        runtime: Where families are registered.
+        checkpoint: The folder.
+        layout: Its layout.
+        options: The engine's sizes.
+        platform: Whose pools would be used.
+        dtype: Of weights, keys, values and convolution windows.
+        state_dtype: Of recurrent states.
+        memory: Bytes of the device; the engine takes a part of what weights leave, as `memory_fraction` says.
+
+    Raises:
+        CheckpointError: The engine doesn't run the checkpoint.
+        LayoutError: The layout is not the model's.
+    """
+    _, family = read_config(checkpoint, runtime.family_of)
+    model, longest = load_skeleton(checkpoint, dtype)
+    mixers = find_mixers(model, family, layout.layers)
+    check_shapes(mixers, layout)
+    shapes = read_shapes(mixers)
+    modules = family.layers_of(model)
+    kinds = []
+    for kind in dict.fromkeys(layer.kind for layer in layout.layers):
+        ids = {layer.id for layer in layout.layers if layer.kind == kind}
+        own = {key: shape for key, shape in shapes.items() if key[0] in ids}
+        kinds.append(
+            KindFootprint(
+                kind=kind,
+                layers=len(ids),
+                weights=_weights(modules[id] for id in ids),
+                token=_page(platform, own, 1, dtype),
+                sequence=_slot(platform, own, dtype, state_dtype),
+            )
+        )
+    max_length = options.max_length or longest
+    weights = _weights([model])
+    page = _page(platform, shapes, options.page_size, dtype)
+    states = (options.max_sequences + 1) * _slot(platform, shapes, dtype, state_dtype)
+    table = table_bytes(options, max_length)
+    tokens = sequences = None
+    if memory is not None:
+        room = (memory - weights) * (options.memory_fraction or FRACTION) - states - table
+        sequences = options.max_sequences if room >= 0 else 0
+        if page:
+            pages = max(0, int(room // page) - 1)  # page 0 is reserved
+            tokens = pages * options.page_size
+            sequences = min(sequences, pages // pages_of(max_length, options.page_size))
+    return Footprint(
+        weights=weights,
+        kinds=tuple(kinds),
+        page_size=options.page_size,
+        max_length=max_length,
+        max_sequences=options.max_sequences,
+        states=states,
+        table=table,
+        memory=memory,
+        tokens=tokens,
+        sequences=sequences,
+    )
+
+
+def _weights(modules: Any) -> int:
+    """Bytes of the parameters and buffers of modules, each counted once."""
+    found = {id(one): one for part in modules for one in (*part.parameters(), *part.buffers())}
+    return sum(one.nbytes for one in found.values())
+
+
+def _page(
+    platform: Platform, shapes: Mapping[tuple[int, str], Shape], page_size: int, dtype: torch.dtype
+) -> int:
+    total = 0
+    for op, kind in KINDS.items():
+        own = [shape for (_, each), shape in shapes.items() if each == op]
+        if own:
+            total += platform.serving.kv_pool_class(kind).page_bytes(own, page_size, dtype)
+    return total
+
+
+def _slot(
+    platform: Platform,
+    shapes: Mapping[tuple[int, str], Any],
+    dtype: torch.dtype,
+    state_dtype: torch.dtype,
+) -> int:
+    own = [shape for (_, op), shape in shapes.items() if op not in KINDS]
+    return platform.serving.state_pool_class().slot_bytes(own, dtype, state_dtype)
+
+
+__all__ = ["Footprint", "KindFootprint", "footprint"]

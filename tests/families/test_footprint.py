@@ -1,0 +1,63 @@
+"""The memory that `plan --memory` says against the memory that an engine allocates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import switchrail
+import torch
+from switchrail.cli.app import app
+from switchrail.engine import Engine, EngineOptions
+from switchrail.engine.footprint import footprint
+from switchrail.testing import isolated
+from typer.testing import CliRunner
+
+from tests.families.conftest import OPTIONS, Family
+from tests.families.made import CONFIGS
+
+
+@pytest.mark.parametrize("model_type", CONFIGS)
+def test_the_bytes_are_those_allocated(model_type: str, family_of: Callable[[str], Family]) -> None:
+    family = family_of(model_type)
+    runtime = switchrail.Runtime()
+    with Engine(family.path, runtime=runtime, device="cpu", options=OPTIONS) as engine:
+        found = footprint(
+            runtime,
+            family.path,
+            engine.plan.layout,
+            EngineOptions(**OPTIONS),
+            platform=engine.platform,
+            dtype=torch.float32,
+            state_dtype=torch.float32,
+            memory=2**30,
+        )
+        model = engine._runner.model
+        held = {id(one): one.nbytes for one in (*model.parameters(), *model.buffers())}
+        token = sum(kind.token for kind in found.kinds)
+        pools = found.states + token * OPTIONS["num_pages"] * OPTIONS["page_size"]
+        assert found.weights == pytest.approx(sum(held.values()), rel=0.02)
+        assert pools == engine.pools.nbytes
+        assert sum(kind.layers for kind in found.kinds) == len(engine.plan.layout.layers)
+        assert found.states == 9 * sum(kind.sequence for kind in found.kinds)
+        assert (found.tokens is None) == (token == 0)
+
+
+def test_the_command(family_of: Callable[[str], Family]) -> None:
+    path = str(family_of("kimi_linear").path)
+
+    def run(*arguments: str) -> Any:
+        with isolated():
+            return CliRunner().invoke(app, ["plan", path, *arguments])
+
+    shown = run("--as", "cuda:9.0", "--memory", "1G")
+    assert shown.exit_code == 0, shown.output
+    assert "tokens that fit beside these" in shown.output
+    small, large = (
+        json.loads(run("--device", "cpu", "--json", "--memory", size).stdout) for size in ("64M", "128M")
+    )
+    assert {kind["kind"] for kind in small["kinds"]} == {"kda", "mla"}
+    assert 0 < small["tokens"] < large["tokens"]
+    assert run("--memory", "much").exit_code == 2
