@@ -18,6 +18,7 @@ from switchrail.ops.samples.scenario import Scenario, Timed, heads, timed
 def attention_call(
     lengths: Sequence[int],
     *,
+    page: int = 16,
     heads: int = 4,
     kv_heads: int = 2,
     head_size: int = 16,
@@ -31,6 +32,7 @@ def attention_call(
 
     Args:
         lengths: Query rows per sequence; 1 each in decode.
+        page: Page size in tokens.
         heads: H, the number of query heads.
         kv_heads: HKV, the number of key-value heads.
         head_size: D.
@@ -40,7 +42,7 @@ def attention_call(
         lse: Whether to request the log-sum-exp.
         **shared: The arguments of `PagedDraws`.
     """
-    draws = PagedDraws(contract=CONTRACT, lengths=lengths, window=window, **shared)
+    draws = PagedDraws(contract=CONTRACT, lengths=lengths, page=page, window=window, **shared)
     k_cache = draws.cache(kv_heads, head_size) * draws.norm
     v_cache = draws.cache(kv_heads, head_size)
     inputs = [draws.rows(heads, head_size) * draws.norm, draws.rows(2 * kv_heads, head_size)]

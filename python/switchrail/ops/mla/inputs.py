@@ -18,6 +18,7 @@ from switchrail.ops.samples.scenario import Scenario, Timed, heads, timed
 def mla_call(
     lengths: Sequence[int],
     *,
+    page: int = 16,
     heads: int = 4,
     nope_size: int = 16,
     rope_size: int = 8,
@@ -31,6 +32,7 @@ def mla_call(
 
     Args:
         lengths: Query rows per sequence; 1 each in decode.
+        page: Page size in tokens.
         heads: H, the number of heads.
         nope_size: D.
         rope_size: E.
@@ -40,7 +42,7 @@ def mla_call(
         lse: Whether to request the log-sum-exp.
         **shared: The arguments of `PagedDraws`.
     """
-    draws = PagedDraws(contract=CONTRACT, lengths=lengths, **shared)
+    draws = PagedDraws(contract=CONTRACT, lengths=lengths, page=page, **shared)
     cache = draws.cache(latent_size + rope_size) * draws.norm
     key_size, out_size = (latent_size, latent_size) if absorbed else (nope_size, value_size)
     queries = draws.rows(heads, key_size + rope_size) * draws.norm
