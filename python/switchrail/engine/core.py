@@ -232,15 +232,16 @@ class EngineCore:
         runner, sequences = self.runner, self.sequences
         if runner is None:
             raise EngineError("the engine is closed")
+        pinned = self._hardware.pin_memory_available()
         logits, slots = runner.run(schedule)
         sequences.advance([*zip(schedule.decode, repeat(1)), *schedule.prefill])
         ready = [*schedule.decode, *filter(_is_through, (task for task, _ in schedule.prefill))]
         if schedule.forks:
             row = {task: number for number, task in enumerate(ready)}
             rows = [*range(len(ready)), *(row[leader] for leader, _ in schedule.forks)]
-            logits = logits[sent(rows, torch.int64, logits.device)]
+            logits = logits[sent(rows, torch.int64, logits.device, pin_memory=pinned)]
             ready = ready + self._fork(runner, schedule.forks)
-            slots = sent([task.slot for task in ready], torch.int64, slots.device)
+            slots = sent([task.slot for task in ready], torch.int64, slots.device, pin_memory=pinned)
         tokens = slots
         if ready:
             tokens = self._choose(logits, [task.params for task in ready], [task.draws for task in ready])
@@ -248,7 +249,7 @@ class EngineCore:
         return Flight(
             schedule.tasks,
             [(task, len(task.tokens) + (task in unread)) for task in ready],
-            Sent(tokens, self._hardware.pin_memory_available()),
+            Sent(tokens, pinned),
             bool(schedule.prefill),
             time.perf_counter(),
         )

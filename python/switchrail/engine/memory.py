@@ -100,6 +100,7 @@ class Pools:
             slots=num_slots * state_class.slot_bytes(states.values(), dtype, state_dtype),
         )
         self._device = device = torch.device(platform.device)
+        self._pinned = platform.hardware.pin_memory_available()
         self.pages = allocator(num_pages)
         self.slots = FreeList(num_slots)
         self.kv = {
@@ -116,7 +117,7 @@ class Pools:
         """Copies contents of pages and slots, each pair's first to its second; no second is also a first."""
         for pools, pairs in ((self.kv.values(), pages), ([self.state], slots)):
             if pairs:
-                sources, targets = sent(pairs, torch.int64, self._device).unbind(1)
+                sources, targets = sent(pairs, torch.int64, self._device, pin_memory=self._pinned).unbind(1)
                 for pool in pools:
                     pool.copy(sources, targets)
 

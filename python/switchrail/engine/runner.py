@@ -127,6 +127,7 @@ class Runner:
             page_size=options.page_size,
             max_pages=pages_of(max_length, options.page_size),
             device=torch.device(platform.device),
+            pin_memory=platform.hardware.pin_memory_available(),
         )
         self.hooks, self._on_mixers = connect(
             self.model,

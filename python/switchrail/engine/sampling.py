@@ -28,7 +28,7 @@ def choose(
     best, tokens = logits.max(dim=-1)
     rows = [row for row, param in enumerate(params) if param.temperature > 0]
     if rows:
-        index = sent(rows, torch.int64, logits.device)
+        index = sent(rows, torch.int64, logits.device, pin_memory=logits.is_cuda)
         tokens[index] = _draw(
             logits[index].float(), [params[row] for row in rows], [draws[row].random() for row in rows]
         )
@@ -54,7 +54,7 @@ def _draw(logits: torch.Tensor, params: Sequence[SamplingParams], uniform: Seque
         (max(p.temperature, 1e-30), min(p.top_k or size, size), p.top_p, p.min_p, u)
         for p, u in zip(params, uniform, strict=True)
     ]
-    values = sent(columns, torch.float32, logits.device)
+    values = sent(columns, torch.float32, logits.device, pin_memory=logits.is_cuda)
     temperature, top_k, top_p, min_p, u = values.unsqueeze(1).unbind(-1)
     ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
     scores = (ordered - ordered[:, :1]) / temperature

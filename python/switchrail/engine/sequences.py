@@ -36,7 +36,14 @@ class Sequences(Generic[S]):
     """
 
     def __init__(
-        self, pages: FreeList, slots: FreeList, *, page_size: int, max_pages: int, device: torch.device
+        self,
+        pages: FreeList,
+        slots: FreeList,
+        *,
+        page_size: int,
+        max_pages: int,
+        device: torch.device,
+        pin_memory: bool = False,
     ) -> None:
         """Owns all pages and slots from here on.
 
@@ -46,7 +53,9 @@ class Sequences(Generic[S]):
             page_size: Tokens in a page.
             max_pages: Pages of the longest sequence.
             device: Where the models run.
+            pin_memory: Whether it copies from pinned memory.
         """
+        self._pin_memory = pin_memory
         self.live: dict[S, None] = {}
         self.page_table = torch.zeros(slots.capacity + 1, max_pages, dtype=torch.int32, device=device)
         self.last_tokens = torch.zeros(slots.capacity + 1, dtype=torch.int64, device=device)
@@ -75,7 +84,8 @@ class Sequences(Generic[S]):
         numbers = [*shared, *self._pages.take(pages)]
         for page in numbers:
             self._holders[page] += 1
-        self.page_table[slot, : len(numbers)] = sent(numbers, torch.int32, self.page_table.device)
+        table = self.page_table
+        table[slot, : len(numbers)] = sent(numbers, torch.int32, table.device, pin_memory=self._pin_memory)
         # CPython 3.10 to 3.14 looks for signals where it calls, enters a function or jumps, so none raises
         # between these. Other threads, which free-threaded builds run meanwhile, wait for the engine's lock.
         sequence.slot, sequence.pages, sequence.length = slot, numbers, 0

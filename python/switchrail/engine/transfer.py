@@ -8,9 +8,18 @@ from typing import Any
 import torch
 
 
-def sent(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor of values on the device; the host waits neither for the copy nor for what runs before it."""
-    host = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
+def sent(
+    values: Sequence[Any], dtype: torch.dtype, device: torch.device, *, pin_memory: bool
+) -> torch.Tensor:
+    """Copies values to a tensor on the device.
+
+    Args:
+        values: The values.
+        dtype: The tensor's.
+        device: The tensor's.
+        pin_memory: Whether the device copies from pinned memory. Then the host doesn't wait for the copy.
+    """
+    host = torch.tensor(values, dtype=dtype, pin_memory=pin_memory)
     return host.to(device, non_blocking=True)
 
 
