@@ -25,14 +25,8 @@ _LOGITS = 8192
 _ADDED = 32
 """Maximum chunks for which each program adds up all counts itself."""
 
-_CHUNK, _LONG = 8, 32
-"""Rows per chunk for few rows and for many; programs with fewer rows take less time."""
-
-_COMPARED = 128
-"""Maximum experts for comparing each with all others."""
-
-_AT_ONCE = 16
-"""Simultaneous comparisons per thread."""
+_LEAST, _CHUNK, _LONG = 1, 8, 32
+"""Rows per chunk, at least and at most for few rows, and for many; programs with fewer rows take less time."""
 
 
 def experts(
@@ -74,13 +68,13 @@ def experts(
     limit = x if rows is None else rows
     alone = pairs <= MOST_PAIRS and sizes is None
     ep, kp = padded(own), padded(top_k)
-    is_compared = ep <= _COMPARED
     if alone:
         bm, bt, chunks, blocks = 1, 1, t, 0
         lengths = [pairs, 0, 0, 0, 0, 0, 0]
     else:
         sizes = sizes or tiles(t * top_k / own, x.dtype, x.device)
-        chunk = _LONG if t > _CHUNK * _ADDED or (is_compared and t <= _LONG) else _CHUNK
+        chunk = _CHUNK if t <= _CHUNK else max(padded(triton.cdiv(t, _ADDED)), _LEAST)
+        chunk = _LONG if chunk > _CHUNK else chunk
         bm, bt = sizes.rows, min(padded(t), chunk, max(_LOGITS // ep, 1))
         chunks = triton.cdiv(t, bt)
         blocks = min(t * top_k, t * top_k // bm + own) + shared * triton.cdiv(t, bm)
@@ -90,17 +84,12 @@ def experts(
     work = torch.empty(sum(lengths), dtype=torch.int32, device=x.device)
     chosen, ranks, counts, places, order_of, table, used = torch.split(work, lengths)
     padding, single = rows is not None, chunks == 1 and not alone
-    warps, most = bt * ep // 128, 8 if bt <= _CHUNK else 16
-    if is_compared:
-        warps = bt * ep * ep // (32 * _AT_ONCE)
-    warps = min(max(warps, 1), most)
-    compared = min(max(32 * warps * _AT_ONCE // (bt * ep), 1), ep) if is_compared else 0
     _choose(
         (chunks, 1, 1),
         (logits, limit, chosen, weights, ranks, counts, places, order_of, table, used),
         (logits.stride(0), t),
-        (own, shared, top_k, ep, kp, bt, bm * single, compared, normalize, padding, not alone, single),
-        num_warps=warps,
+        (own, shared, top_k, ep, kp, bt, bm * single, normalize, padding, not alone, single),
+        num_warps=min(max(bt * ep // 128, 1), 8 if bt <= _CHUNK else 16),
     )
     options = launch_options(x.dtype)
     values = torch.empty((pairs, inner), dtype=x.dtype, device=x.device)

@@ -19,15 +19,6 @@ _LEAST = tl.constexpr(-(2**31))
 
 
 @triton.jit
-def _keys(b_l, m_l):
-    """Integers in the order of the logits, NaN first; missing logits get the smallest."""
-    b_l = b_l.to(tl.float32)
-    b_key = tl.where(b_l == 0.0, 0.0, b_l).to(tl.int32, bitcast=True)  # zeros of either sign
-    b_key = tl.where(b_l == b_l, b_key ^ ((b_key >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
-    return tl.where(m_l, b_key, _LEAST)
-
-
-@triton.jit
 def _order_chunk(
     p_experts, p_ranks, p_before, p_total, p_places, p_pairs, p_blocks, p_used, i_c, rows,
     E: tl.constexpr, S: tl.constexpr, K: tl.constexpr, EP: tl.constexpr, KP: tl.constexpr,
@@ -96,17 +87,13 @@ def choose(
     KP: tl.constexpr,
     BT: tl.constexpr,
     BM: tl.constexpr,
-    BJ: tl.constexpr,
     NORMALIZE: tl.constexpr,
     PADDED: tl.constexpr,
     COUNT: tl.constexpr,
     ORDER: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """The experts of each row of a chunk, best first, then the shared ones; equal logits by expert number.
-
-    Each expert is compared with all others, `BJ` at once. If BJ is 0, the maximum is searched for K times.
-    """
+    """The experts of each row of a chunk, best first, then the shared ones; equal logits by number."""
     wait(EARLY)
     i_c = tl.program_id(0)
     rows = T
@@ -119,24 +106,17 @@ def choose(
     p_row = p_logits + o_t.to(tl.int64) * s_logits
     p_l = p_row[:, None] + o_e[None, :]
     m_l = m_t[:, None] & m_e[None, :]
-    b_key = _keys(tl.load(p_l, mask=m_l, other=0.0), m_e[None, :])
-    if BJ > 0:
-        b_ahead = tl.zeros((BT, EP, BJ), tl.int32)
-        for j in range(0, EP, BJ):
-            o_j = j + tl.arange(0, BJ)
-            m_j = m_t[:, None] & (o_j < E)[None, :]
-            b_other = _keys(tl.load(p_row[:, None] + o_j[None, :], mask=m_j, other=0.0), (o_j < E)[None, :])
-            m_first = (b_other[:, None, :] == b_key[:, :, None]) & (o_j[None, None, :] < o_e[None, :, None])
-            b_ahead += ((b_other[:, None, :] > b_key[:, :, None]) | m_first).to(tl.int32)
-        b_slot = tl.sum(b_ahead, 2)
-        b_slot = tl.where(b_slot < K, b_slot, -1)
-    else:
-        b_slot = tl.full((BT, EP), -1, tl.int32)
-        for k in range(K):
-            _, b_best = tl.max(b_key, 1, return_indices=True, return_indices_tie_break_left=True)
-            m_best = o_e[None, :] == b_best[:, None]
-            b_slot = tl.where(m_best, k, b_slot)
-            b_key = tl.where(m_best, _LEAST, b_key)
+    b_l = tl.load(p_l, mask=m_l, other=0.0).to(tl.float32)
+    # Integers in the order of the logits, NaN first.
+    b_key = tl.where(b_l == 0.0, 0.0, b_l).to(tl.int32, bitcast=True)  # of either sign
+    b_key = tl.where(b_l == b_l, b_key ^ ((b_key >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
+    b_key = tl.where(m_e[None, :], b_key, _LEAST)
+    b_slot = tl.full((BT, EP), -1, tl.int32)
+    for k in range(K):
+        _, b_best = tl.max(b_key, 1, return_indices=True, return_indices_tie_break_left=True)
+        m_best = o_e[None, :] == b_best[:, None]
+        b_slot = tl.where(m_best, k, b_slot)
+        b_key = tl.where(m_best, _LEAST, b_key)
     m_s = (b_slot >= 0) & m_l
     o_s = o_t[:, None] * (K + S) + b_slot
     b_l = tl.load(p_l, mask=m_l, other=0.0).to(tl.float32)  # loaded again, to use fewer registers
