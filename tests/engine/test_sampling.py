@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
 from switchrail.engine import SamplingParams
 from switchrail.engine.sampling import choose
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 VOCABULARY = 50
@@ -99,3 +101,86 @@ def test_a_row_that_is_not_finite_gives_no_token_and_spares_the_others(
     logits[1, 4] = bad
     params = SamplingParams(temperature=temperature, top_k=1)
     assert choose(logits, [params] * 3, [random.Random(0)] * 3).tolist() == [3, -1, 5]
+
+
+FILTERS: list[dict[str, float]] = [
+    {},
+    {"top_p": 0.9},
+    {"top_p": 0.2},
+    {"top_p": 1e-9},
+    {"top_k": 1},
+    {"top_k": 7},
+    {"min_p": 0.1},
+    {"min_p": 1.0},
+    {"top_k": 30, "top_p": 0.7},
+    {"top_k": 5, "top_p": 0.95, "min_p": 0.05},
+    {"top_p": 0.8, "min_p": 0.02},
+]
+
+
+def oracle(logits: torch.Tensor, params: SamplingParams, source: random.Random) -> int:
+    """Sorts, filters one by one, and inverts the distribution function over what is left, by token id."""
+    values = [x.item() for x in logits]
+    scores = (logits - logits.max()) / float(params.temperature)
+    weights = [int(x) for x in (scores.double().exp() * 2**40).tolist()]
+    order = sorted(range(len(values)), key=lambda token: (-values[token], token))
+    few = order[: params.top_k or len(order)]
+    whole, before, kept = sum(weights[token] for token in few), 0, []
+    for token in few:
+        if params.top_p < 1 and before >= params.top_p * whole:
+            break
+        before += weights[token]
+        if weights[token] >= int(params.min_p * 2**40):
+            kept.append(token)
+    target = int(int(source.random() * 2**53) / 2**53 * sum(weights[token] for token in kept))
+    for token in sorted(kept):
+        target -= weights[token]
+        if target < 0:
+            return token
+    raise AssertionError("nothing is kept")
+
+
+@pytest.mark.parametrize("kind", ["normal", "peaked", "ties", "equal", "one", "bfloat16"])
+def test_a_sort_keeps_and_draws_the_same(kind: str) -> None:
+    logits = torch.randn(len(FILTERS) * 8, 300, generator=torch.Generator().manual_seed(4)) * 2
+    if kind == "peaked":
+        logits *= 8
+    elif kind == "ties":
+        logits = logits.round()
+    elif kind == "equal":
+        logits.zero_()
+    elif kind == "one":
+        logits.fill_(float("-inf"))[:, 7] = -3.0
+    elif kind == "bfloat16":
+        logits = logits.bfloat16()
+    params = [SamplingParams(temperature=0.8, **each) for each in FILTERS for _ in range(8)]  # type: ignore[arg-type]
+    found = choose(logits, params, [random.Random(i) for i in range(len(params))]).tolist()
+    assert found == [
+        oracle(row, param, random.Random(i))
+        for i, (row, param) in enumerate(zip(logits.float(), params, strict=True))
+    ]
+
+
+def test_nothing_is_sorted() -> None:
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    seen: list[str] = []
+    params = [SamplingParams(temperature=1.0, **each) for each in FILTERS]  # type: ignore[arg-type]
+    with Watch():
+        choose(torch.randn(len(params), 100), params, [random.Random(0)] * len(params))
+    assert len(seen) > 100
+    assert not [
+        name for name in seen if any(word in name for word in ("aten.sort", "topk", "item", "nonzero"))
+    ]
+
+
+@pytest.mark.parametrize("size", [300, 20_000])
+def test_draws_are_the_same_in_any_batch(size: int) -> None:
+    logits = torch.randn(9, size, generator=torch.Generator().manual_seed(5)) * 3
+    params = [SamplingParams(temperature=1.2, **FILTERS[i]) for i in range(9)]  # type: ignore[arg-type]
+    together = choose(logits, params, [random.Random(i) for i in range(9)]).tolist()
+    alone = [choose(logits[i : i + 1], [params[i]], [random.Random(i)]).item() for i in range(9)]
+    assert together == alone

@@ -1,14 +1,20 @@
-"""One token from each row of logits."""
+"""One token from each row of logits, without sorting them."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import torch
 
 from switchrail.engine.transfer import sent
-from switchrail.params import SamplingParams
+from switchrail.params import SamplingParams, numbers_of
+
+_UNIT: Final = 1 << 40
+"""Weight of the likeliest token. Weights are integers, so their sums are exact in any order and any batch."""
+
+_SEEDS: Final = 1 << 53
 
 
 def choose(
@@ -29,40 +35,78 @@ def choose(
     rows = [row for row, param in enumerate(params) if param.temperature > 0]
     if rows:
         index = sent(rows, torch.int64, logits.device, pin_memory=logits.is_cuda)
-        tokens[index] = _draw(
-            logits[index].float(), [params[row] for row in rows], [draws[row].random() for row in rows]
-        )
+        sampled = [params[row] for row in rows]
+        tokens[index] = _draw(logits[index].float(), sampled, [draws[row] for row in rows])
     return tokens.where(best.isfinite(), -1)
 
 
-def _draw(logits: torch.Tensor, params: Sequence[SamplingParams], uniform: Sequence[float]) -> torch.Tensor:
-    """Draws by inverting the distribution function of the filtered, descending probabilities.
+def _draw(
+    logits: torch.Tensor, params: Sequence[SamplingParams], draws: Sequence[random.Random]
+) -> torch.Tensor:
+    """Draws among the tokens that the filters keep, by inverting their distribution function.
 
-    Each filter keeps a beginning of the descending order, so the filters together keep the shortest of these.
+    Each filter keeps a beginning of the same order: likeliest tokens first, of equal ones the first. So it
+    keeps all tokens above some logit, and the first few with that logit.
 
     Args:
         logits: [R, vocabulary] float32.
         params: R parameters with a temperature above 0.
-        uniform: R numbers in [0, 1).
+        draws: R sources of random numbers.
 
     Returns:
         [R] int64 token ids.
     """
     size = logits.shape[-1]
-    columns = [
-        # a subnormal temperature would divide 0 by 0
-        (max(p.temperature, 1e-30), min(p.top_k or size, size), p.top_p, p.min_p, u)
-        for p, u in zip(params, uniform, strict=True)
-    ]
-    values = sent(columns, torch.float32, logits.device, pin_memory=logits.is_cuda)
-    temperature, top_k, top_p, min_p, u = values.unsqueeze(1).unbind(-1)
-    ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
-    scores = (ordered - ordered[:, :1]) / temperature
-    rank = torch.arange(size, device=logits.device)
-    probabilities = scores.masked_fill(rank >= top_k, float("-inf")).softmax(-1)
-    mass = probabilities.cumsum(-1)
-    likely = (mass - probabilities < top_p) | (top_p >= 1)
-    kept = likely & (probabilities > 0) & (probabilities >= min_p * probabilities[:, :1]) & (rank < top_k)
-    last = kept.sum(-1, keepdim=True).clamp(min=1) - 1
-    chosen = torch.searchsorted(mass, u * mass.gather(-1, last), right=True).minimum(last)
-    return tokens.gather(-1, chosen).squeeze(-1)
+    values = numbers_of(params, draws)
+    numbers = sent(values, torch.float64, logits.device, pin_memory=logits.is_cuda)
+    temperature, top_k, top_p, min_p, seed = numbers.unsqueeze(1).unbind(-1)
+    # a subnormal temperature would divide 0 by 0
+    scores = (logits - logits.amax(-1, keepdim=True)) / temperature.float().clamp(min=1e-30)
+    weights = (scores.double().exp() * _UNIT).long()
+    kept = weights >= (min_p * _UNIT).long()
+    keys = _keys(logits)
+    whole = weights.sum(-1, keepdim=True)
+    if any(param.top_k is not None and param.top_k < size for param in params):
+        count = top_k.clamp(max=size).long()
+        cut = _least_key(keys, lambda key: (keys > key).sum(-1, keepdim=True) < count)
+        above = keys > cut
+        few = above | _first(keys == cut, count - above.sum(-1, keepdim=True))
+        kept &= few
+        whole = weights.where(few, 0).sum(-1, keepdim=True)
+    if any(param.top_p < 1 for param in params):
+        most = (top_p * whole).ceil().long()
+        cut = _least_key(keys, lambda key: weights.where(keys > key, 0).sum(-1, keepdim=True) < most)
+        above, equal = keys > cut, keys == cut
+        rest = most - weights.where(above, 0).sum(-1, keepdim=True)
+        each = weights.where(equal, 0).amax(-1, keepdim=True).clamp(min=1)
+        kept &= above | _first(equal, -(-rest // each)) | (top_p >= 1)
+    masses = weights.where(kept, 0).cumsum(-1)
+    total = masses[:, -1:]
+    target = (seed / _SEEDS * total).long().minimum(total - 1)
+    return torch.searchsorted(masses, target, right=True).squeeze(-1).clamp(max=size - 1)
+
+
+def _keys(logits: torch.Tensor) -> torch.Tensor:
+    """Integers in the order of float32 logits, equal where those are."""
+    bits = (logits + 0.0).view(torch.int32)  # of either zero the positive one
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+def _least_key(keys: torch.Tensor, holds: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """The least key of each row [R, 1] for which something holds that holds for all greater ones too."""
+    low = keys.amin(-1, keepdim=True).long() - 1  # it doesn't hold here
+    high = keys.amax(-1, keepdim=True).long()
+    for _ in range(33):
+        middle = (low + high).div(2, rounding_mode="floor")
+        found = holds(middle.int()) & (middle > low)
+        high = middle.where(found, high)
+        low = low.where(found, middle)
+    return high.int()
+
+
+def _first(flags: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """The first flags of each row that are set, so many."""
+    return flags & (flags.cumsum(-1) <= count)
+
+
+__all__ = ["choose"]
