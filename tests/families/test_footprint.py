@@ -31,7 +31,6 @@ def test_the_bytes_are_those_allocated(model_type: str, family_of: Callable[[str
             EngineOptions(**OPTIONS),
             platform=engine.platform,
             dtype=torch.float32,
-            state_dtype=torch.float32,
             memory=2**30,
         )
         model = engine._runner.model

@@ -110,7 +110,6 @@ def _footprint(found: Planned, size: int) -> Footprint:
     """Imports torch: the sizes are read from the model that transformers makes."""
     import torch
 
-    from switchrail.engine.dtypes import STATE_DTYPE
     from switchrail.engine.footprint import footprint
 
     folder = found.checkpoint
@@ -121,7 +120,6 @@ def _footprint(found: Planned, size: int) -> Footprint:
         found.options,
         platform=found.platform,
         dtype=getattr(torch, found.dtype),
-        state_dtype=getattr(torch, STATE_DTYPE),
         memory=size,
     )
 

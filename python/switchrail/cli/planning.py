@@ -71,6 +71,9 @@ def planned(
     layout = layout_of(runtime, checkpoint, read_config)
     platform = _platform(runtime, device, described_device)
     config_values = read_config()
+    text = config_values.get("text_config")
+    if isinstance(text, dict):  # of a multimodal model
+        config_values = {**config_values, **text}
     options = options_on(platform, choices.engine)
     chosen_dtype = choose_dtype(dtype, config_values, platform.hardware)
     make = partial(
@@ -80,6 +83,7 @@ def planned(
         platform=platform,
         dtype=chosen_dtype,
         page_size=options.page_size,
+        state_dtype=options.state_dtype,
     )
     plan = make(
         preferences={key: name for key, name in choices.backends.items() if _is_for(key, phase)},

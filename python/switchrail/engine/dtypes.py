@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 DTYPES = ("float32", "float16", "bfloat16")
 """The names of the dtypes that an engine computes in, where its hardware does."""
 
-STATE_DTYPE = "float32"
-"""The dtype of recurrent states."""
-
 
 def choose_dtype(dtype: str | torch.dtype | None, config: dict[str, Any], hardware: Hardware) -> str:
     """The name of the dtype that was asked for, or of the default. Doesn't import torch.
@@ -55,4 +52,4 @@ def choose_dtype(dtype: str | torch.dtype | None, config: dict[str, Any], hardwa
     return name
 
 
-__all__ = ["DTYPES", "STATE_DTYPE", "choose_dtype"]
+__all__ = ["DTYPES", "choose_dtype"]

@@ -27,7 +27,7 @@ from switchrail.engine.capture import GraphState, plan_capture
 from switchrail.engine.checkpoint import load, read_config
 from switchrail.engine.compiled.blocks import BlockState
 from switchrail.engine.core import EngineCore
-from switchrail.engine.dtypes import STATE_DTYPE, choose_dtype
+from switchrail.engine.dtypes import choose_dtype
 from switchrail.engine.graphs import Progress
 from switchrail.engine.hub import find_checkpoint
 from switchrail.engine.memory import Pools
@@ -183,6 +183,7 @@ class Engine(AbstractContextManager["Engine"]):
             platform=self.platform,
             dtype=str(self.dtype),
             page_size=self.options.page_size,
+            state_dtype=self.options.state_dtype,
         )
         self.plan: RoutePlan = self._plan(runtime, preferences=backends)
         names = dict.fromkeys(f"{op}.{phase}={name}" for _, op, phase, name in self.plan.table)
@@ -211,7 +212,7 @@ class Engine(AbstractContextManager["Engine"]):
             platform=self.platform,
             forward_of=forward_of,
             dtype=self.dtype,
-            state_dtype=getattr(torch, STATE_DTYPE),
+            state_dtype=getattr(torch, self.options.state_dtype),
             max_length=self.max_length,
         )
 

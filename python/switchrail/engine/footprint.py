@@ -77,7 +77,6 @@ def footprint(
     *,
     platform: Platform,
     dtype: torch.dtype,
-    state_dtype: torch.dtype,
     memory: int | None,
 ) -> Footprint:
     """Computes the memory of a checkpoint from its config.
@@ -89,13 +88,13 @@ def footprint(
         options: The engine's sizes.
         platform: Whose pools would be used.
         dtype: Of weights, keys, values and convolution windows.
-        state_dtype: Of recurrent states.
         memory: Bytes of the device; the engine takes a part of what weights leave, as `memory_fraction` says.
 
     Raises:
         CheckpointError: The engine doesn't run the checkpoint.
         LayoutError: The layout is not the model's.
     """
+    state_dtype: torch.dtype = getattr(torch, options.state_dtype)
     _, family = read_config(checkpoint, runtime.family_of)
     model, longest = load_skeleton(checkpoint, dtype)
     mixers = find_mixers(model, family, layout.layers)

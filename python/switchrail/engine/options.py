@@ -44,6 +44,8 @@ class EngineOptions:
             row and for several; or `off`.
         overlap: Whether the host reads a step's tokens while the device runs the next step, where it can. A
             request that ends early (by an end token or a stop string) then costs one row of one step.
+        state_dtype: The dtype of recurrent states, `float32` or `bfloat16`; a backend that lacks it does not
+            serve. Convolution windows, keys and values have the dtype of the model.
         seed: Start of the random numbers of torch, on host and device, which backends may draw; None: they
             are left as they are. Sampling has seeds of its own, in SamplingParams.
 
@@ -62,6 +64,7 @@ class EngineOptions:
     capture: Literal["all", "decode", "off"] = "all"
     compile: Literal["blocks", "off"] = "off"
     overlap: bool = True
+    state_dtype: Literal["float32", "bfloat16"] = "float32"
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -107,6 +110,12 @@ class EngineOptions:
                 ),
                 ("compile", self.compile, self.compile in ("blocks", "off"), "'blocks' or 'off'"),
                 ("overlap", self.overlap, isinstance(self.overlap, bool), "True or False"),
+                (
+                    "state_dtype",
+                    self.state_dtype,
+                    self.state_dtype in ("float32", "bfloat16"),
+                    "'float32' or 'bfloat16'",
+                ),
                 ("seed", self.seed, optional(self.seed, 0), "None or an integer of at least 0"),
             ],
         )

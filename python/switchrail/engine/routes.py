@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import switchrail
 from switchrail._core import LINEAR_OPS, OPS, PHASES
-from switchrail.engine.dtypes import STATE_DTYPE
 from switchrail.errors import (
     BackendUnfitError,
     LayoutError,
@@ -56,6 +55,7 @@ def plan_routes(
     platform: Platform,
     dtype: str,
     page_size: int,
+    state_dtype: str = "float32",
     preferences: Mapping[str, str] | None,
     phases: Iterable[str] = ("prefill", "decode"),
     features: Mapping[str, Iterable[str]] | None = None,
@@ -88,7 +88,7 @@ def plan_routes(
             layout,
             device=platform,
             dtype=dtype,
-            state_dtype=STATE_DTYPE,
+            state_dtype=state_dtype,
             page_size=page_size,
             state_layouts=dict.fromkeys(LINEAR_OPS, "VK"),
             features=features,
