@@ -23,9 +23,10 @@ from switchrail_kernels.elementwise.gated_rms_norm import gated_rms_norm
 from switchrail_kernels.elementwise.qk_norm_rope import qk_norm_rope
 from switchrail_kernels.elementwise.rms_norm import rms_norm
 from switchrail_kernels.elementwise.rotary import rotary
-from switchrail_kernels.elementwise.silu_and_mul import silu_and_mul
+from switchrail_kernels.elementwise.silu_and_mul import sigmoid_gate, silu_and_mul
 from switchrail_kernels.gated_delta.inputs import gated_delta_inputs
-from torch.nn.functional import silu, softplus
+from switchrail_kernels.products.forward import products
+from torch.nn.functional import linear, silu, softplus
 from transformers import Qwen3NextConfig
 from transformers.models.qwen3_next import modeling_qwen3_next as modelling
 
@@ -92,6 +93,21 @@ def silu_and_mul_case(tokens: int) -> Case:
     return Case(partial(silu_and_mul, gate, up), lambda: silu(gate) * up, 6 * gate.numel())
 
 
+def sigmoid_gate_case(tokens: int) -> Case:
+    """The gate is every other head of a product."""
+    x, product = normal(1, tokens, HEADS, SIZE), normal(1, tokens, 2 * HEADS, SIZE)
+    gate = product[:, :, 1::2]
+    return Case(partial(sigmoid_gate, x, gate), lambda: x * torch.sigmoid(gate), 6 * x.numel())
+
+
+def products_case(tokens: int) -> Case:
+    """The output projection of a gated delta layer."""
+    inner = VALUE_HEADS * VALUE_SIZE
+    x, weight = normal(tokens, inner), normal(HIDDEN, inner)
+    moved = 2 * (x.numel() + weight.numel() + tokens * HIDDEN)
+    return Case(partial(products, x, weight), partial(linear, x, weight), moved)
+
+
 def rotary_case(tokens: int) -> Case:
     module = modelling.Qwen3NextRotaryEmbedding(Qwen3NextConfig(head_dim=SIZE)).to("cuda")
     positions = torch.randint(0, 100_000, (1, tokens), device="cuda")
@@ -143,6 +159,8 @@ CASES = (
     add_rms_norm_case,
     gated_rms_norm_case,
     silu_and_mul_case,
+    sigmoid_gate_case,
+    products_case,
     rotary_case,
     qk_norm_rope_case,
     gated_delta_inputs_case,
