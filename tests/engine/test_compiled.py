@@ -239,6 +239,57 @@ def test_a_hook_that_cant_be_traced_leaves_its_kind_eager(
     assert set(reasons(engine).values()) == {None}
 
 
+def write_and_rotate(*args: Any, v: Any, cache: Any, **kwargs: Any) -> Any:
+    """`qk_norm_rope`, which writes the cache too."""
+    q, k = OPERATIONS[QKNormRope](*args, **kwargs)
+    for pool, values in zip(cache[:2], (k, v), strict=True):
+        pool.flatten(0, 1).index_copy_(0, cache[2], values.squeeze(0))
+    return q, k
+
+
+def test_other_engines_that_are_made_and_closed_never_use_up_what_torch_compiles_again(
+    compiled: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their hooks are on the same functions; torch compiles a function so many times, then no more."""
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 3)
+
+    def make(**options: Any) -> Engine:
+        platform = Platform()
+        for operation, function in {**OPERATIONS, QKNormRope: write_and_rotate}.items():
+            platform.serving.register_oot_forward(operation.name, function)
+        return compiled(platform, **options)
+
+    engine = make()
+    plain = tokens(engine, ONE, 2)
+    for _ in range(2):
+        other = make(compile="off")
+        assert tokens(engine, ONE, 2) == plain
+        other.close()
+        assert tokens(engine, ONE, 2) == plain
+    assert set(reasons(engine).values()) == {None}
+
+
+def test_a_hook_that_torch_would_compile_anew_for_each_step_leaves_its_kind_eager(
+    compiled: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 3)
+    runtime = switchrail.Runtime()
+    engine = compiled()
+    plain = tokens(engine, ONE, 8)
+    steps = 0
+
+    def counting(result: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        return result[0] * min(1, steps), None
+
+    hook = runtime.hook(f"{MODULE}.torch_chunk_gated_delta_rule", counting, "after")
+    assert tokens(engine, ONE, 8) == plain
+    assert steps == 8
+    assert "counting" in str(reasons(engine)["gated_delta"])
+    runtime.hooks.remove(hook)
+
+
 def test_an_error_of_a_backend_is_raised_as_it_is(compiled: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = compiled()
     plain = tokens(engine, ONE, 4)
@@ -279,14 +330,6 @@ def test_off_is_the_default(make_engine: Make) -> None:
     assert make_engine(options=OPTIONS).blocks == ()
     with pytest.raises(ConfigError, match="compile"):
         make_engine(options={"compile": "all"})
-
-
-def write_and_rotate(*args: Any, v: Any, cache: Any, **kwargs: Any) -> Any:
-    """`qk_norm_rope`, which writes the cache too."""
-    q, k = OPERATIONS[QKNormRope](*args, **kwargs)
-    for pool, values in zip(cache[:2], (k, v), strict=True):
-        pool.flatten(0, 1).index_copy_(0, cache[2], values.squeeze(0))
-    return q, k
 
 
 def test_the_platforms_functions_give_way_to_torchs_own(

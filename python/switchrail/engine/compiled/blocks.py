@@ -10,13 +10,14 @@ from typing import Any, Final
 
 import torch
 from torch import nn
-from torch._dynamo.exc import TorchDynamoException
 
 from switchrail.engine.models import operations
 from switchrail.engine.models.contract import ENGINE, Keyword
 from switchrail.engine.module_hooks import hooks_of
 from switchrail.engine.watch import HookWatch
 from switchrail.hooks import chain
+from switchrail.hooks.hook import Hook
+from switchrail.hooks.table import Table
 from switchrail.platforms.serving import Serving
 
 _log = logging.getLogger("switchrail")
@@ -63,7 +64,9 @@ class _Block:
         _mark_rows(x.shape[1], (x, *args, *kwargs.values()))
         try:
             return self._compiled(original, layer, x, *args, **kwargs)
-        except TorchDynamoException as error:  # raised before anything of the layer has run
+        except Exception as error:
+            if not _is_of_compiler(error):
+                raise
             text = " ".join(str(error).split())
             self.reason = f"{type(error).__name__}: {text:.300}{_hooks_within(layer)}"
             _log.warning("%s layers run eagerly, compiling one failed: %s", self.kind, self.reason)
@@ -72,6 +75,11 @@ class _Block:
 
 def _run(original: Callable[..., Any], layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return original(layer, *args, **kwargs)
+
+
+def _is_of_compiler(error: Exception) -> bool:
+    """Whether torch could not compile, so that nothing of the layer has run. Importing its errors is slow."""
+    return any(cls.__module__ == "torch._dynamo.exc" for cls in type(error).__mro__)
 
 
 def _mark_rows(rows: int, given: Iterable[Any]) -> None:
@@ -142,9 +150,14 @@ class Blocks:
         self._make()
 
     def look(self) -> None:
-        """Drops what was compiled if hooks have changed since."""
-        if self._watch.has_changed():
+        """Drops what was compiled if hooks have changed since; engines' own on these layers count too.
+
+        torch would compile again by itself for the latter, but a few times only.
+        """
+        version = chain.version()
+        if self._watch.has_changed() or (version is not self._version and self._hooks(version) != self._own):
             self._make()
+        self._version = version
 
     def states(self) -> tuple[BlockState, ...]:
         """What became of the layers."""
@@ -153,7 +166,14 @@ class Blocks:
             for block in self._blocks
         )
 
+    def _hooks(self, table: Table) -> list[tuple[Hook, ...]]:
+        """The hooks on the modelling module's functions and methods."""
+        module = f"{type(self._layers[0][0]).__module__}."
+        return [one.running for site, one in table.chains.items() if site.name.startswith(module)]
+
     def _make(self) -> None:
+        self._version: Table = chain.version()
+        self._own: list[tuple[Hook, ...]] = self._hooks(self._version)
         self._watch.look()
         operations.look(self._model)
         blocks: dict[Any, _Block] = {}
