@@ -71,6 +71,13 @@ def compiled(make_engine: Make, two_layers: Path) -> Iterator[Make]:
     torch.compiler.reset()
 
 
+@pytest.fixture
+def few_compilations() -> Iterator[None]:
+    """torch compiles a function three times, not eight, and then no more."""
+    with torch._dynamo.config.patch(recompile_limit=3):
+        yield
+
+
 def reasons(engine: Engine) -> dict[str, str | None]:
     return {state.kind: state.reason for state in engine.blocks}
 
@@ -248,10 +255,9 @@ def write_and_rotate(*args: Any, v: Any, cache: Any, **kwargs: Any) -> Any:
 
 
 def test_other_engines_that_are_made_and_closed_never_use_up_what_torch_compiles_again(
-    compiled: Make, monkeypatch: pytest.MonkeyPatch
+    compiled: Make, few_compilations: None
 ) -> None:
-    """Their hooks are on the same functions; torch compiles a function so many times, then no more."""
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 3)
+    """Their hooks are on the same functions."""
 
     def make(**options: Any) -> Engine:
         platform = Platform()
@@ -270,9 +276,8 @@ def test_other_engines_that_are_made_and_closed_never_use_up_what_torch_compiles
 
 
 def test_a_hook_that_torch_would_compile_anew_for_each_step_leaves_its_kind_eager(
-    compiled: Make, monkeypatch: pytest.MonkeyPatch
+    compiled: Make, few_compilations: None
 ) -> None:
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 3)
     runtime = switchrail.Runtime()
     engine = compiled()
     plain = tokens(engine, ONE, 8)

@@ -147,6 +147,8 @@ class Blocks:
             kind: "the platform leaves this kind eager" for kind in kinds if not serving.compiles(kind)
         }
         self._watch = HookWatch(model)
+        self._version: Table
+        self._own: list[tuple[Hook, ...]]
         self._make()
 
     def look(self) -> None:
@@ -172,8 +174,8 @@ class Blocks:
         return [one.running for site, one in table.chains.items() if site.name.startswith(module)]
 
     def _make(self) -> None:
-        self._version: Table = chain.version()
-        self._own: list[tuple[Hook, ...]] = self._hooks(self._version)
+        self._version = chain.version()
+        self._own = self._hooks(self._version)
         self._watch.look()
         operations.look(self._model)
         blocks: dict[Any, _Block] = {}
