@@ -1,6 +1,6 @@
-"""The engine: runs hybrid models with continuous batching, each layer on the backend that its route names.
+"""The engine: runs hybrid models with continuous batching, with each layer on the backend of its route.
 
-The names here are imported when they are first used: what an engine would do can be asked without torch.
+Names are imported on first use, so an engine's plans can be made without torch.
 """
 
 from __future__ import annotations

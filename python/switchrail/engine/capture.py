@@ -1,4 +1,4 @@
-"""What an engine captures, planned without torch: for the engine and for whoever asks what it would do."""
+"""The plan of an engine's captures, made without torch for the engine and for `explain`."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _RAGGED: Final = "sequences and their lengths differ from step to step"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphState:
-    """What became of a key, or would.
+    """The state of a captured or planned key.
 
     Attributes:
-        kind: `decode`, or `mixed` with prompt tokens.
-        rows: Rows, padding included; in a decode one for each sequence.
-        tokens: Tokens of the longest cache; None: any number.
-        backends: Which backends serve it, by op and phase; several of one are joined by a comma.
-        because: Why these do, by op and phase.
-        eager: The calls that run eagerly between captured pieces, by op and phase, and why they do.
-        reason: Why nothing is captured, so that such steps run eagerly; None where something is, or will be
-            when it is needed.
+        kind: `decode`, or `mixed` for steps with prompt tokens.
+        rows: Rows, padding included; in a decode one per sequence.
+        tokens: Tokens of the longest cache; None for any number.
+        backends: Its backends, by op and phase; several for one op are separated by commas.
+        because: The reasons for these backends, by op and phase.
+        eager: The calls that run eagerly between captured pieces, by op and phase, with the reasons.
+        reason: Why nothing is captured and such steps run eagerly; None if a graph exists or will be captured
+            when needed.
     """
 
     kind: StepKind
@@ -43,19 +43,19 @@ class GraphState:
 
     @property
     def name(self) -> str:
-        """Which steps these are, in words."""
+        """A description of these steps."""
         return Key(self.kind, self.rows, self.tokens).name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturePlan:
-    """What is captured, and on which backends.
+    """The steps to capture and their backends.
 
     Attributes:
         keys: All keys.
         plan: The routes of captured decodes.
         own: The routes of everything else.
-        eager: The ops whose decodes can't be captured, and why.
+        eager: The ops whose decodes can't be captured, with the reasons.
     """
 
     keys: Keys
@@ -64,7 +64,7 @@ class CapturePlan:
     eager: Mapping[str, str]
 
     def states(self) -> Iterator[tuple[Key, GraphState]]:
-        """What each key is to be."""
+        """The planned state of each key."""
         for key in self.keys:
             yield key, self._decode(key) if key.kind == "decode" else self._mixed(key)
 
@@ -110,18 +110,18 @@ def plan_capture(
     max_length: int,
     preferences: Mapping[str, str] | None,
 ) -> CapturePlan | str:
-    """Plans captured decodes, among the backends that can be captured where there are any.
+    """Plan captured decodes, with capturable backends if there are any.
 
     Args:
         plan: `plan_routes` of the model.
-        own: What it gave for the engine.
-        platform: Where it runs.
-        options: The engine's.
+        own: Its result for the engine.
+        platform: The platform of the engine.
+        options: The engine's options.
         max_length: Tokens of the longest sequence.
-        preferences: Choices, as in `plan_routes`.
+        preferences: Chosen backends, as in `plan_routes`.
 
     Returns:
-        The plan; or why nothing is captured.
+        The plan, or the reason why nothing is captured.
     """
     hardware = platform.hardware
     if options.capture == "off":

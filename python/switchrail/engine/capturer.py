@@ -1,4 +1,4 @@
-"""Captures forward passes, in one working memory and with one place for their logits."""
+"""Capturing forward passes that share working memory and a buffer for logits."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from switchrail.platforms.graph import Graph
 Elsewhere = Callable[[Any], None]
 
 Forward = Callable[[Step, Prepared, Elsewhere], torch.Tensor]
-"""Runs a step, [R, vocabulary]; the calls that its backends have not planned go to the third argument."""
+"""Runs a step and returns [R, vocabulary]. Calls without a plan are passed to the third argument."""
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A step that was captured.
+    """A captured step.
 
     Attributes:
-        key: What it serves.
-        pieces: What launches it.
-        step: What it reads.
+        key: Its key.
+        pieces: Its graphs.
+        step: Its inputs.
         prepared: The plans of the backends in the pieces, refreshed for each step.
     """
 
@@ -38,37 +38,37 @@ class Captured:
 
 
 class Capturer:
-    """Captures forward passes that never run at one time.
+    """Captures forward passes that never run concurrently.
 
     Attributes:
-        logits: [sequences, vocabulary], where all of them write their logits; None before the first.
+        logits: [sequences, vocabulary], the shared buffer for logits; None before the first capture.
     """
 
     def __init__(self, forward: Forward, graph_class: type[Graph], *, sequences: int) -> None:
-        """Captures nothing yet.
+        """Create the capturer.
 
         Args:
             forward: Runs a step.
-            graph_class: What captures.
-            sequences: Rows of logits, at most.
+            graph_class: The class of the graphs.
+            sequences: Maximum rows of logits.
         """
         self._forward = forward
         self._graph_class = graph_class
         self._sequences = sequences
-        self._shares: Graph | None = None  # the last one, if its capture didn't fail
+        self._shares: Graph | None = None  # the last graph, if its capture didn't fail
         self.logits: torch.Tensor | None = None
 
     def capture(self, step: Step, prepared: Prepared, before: Callable[[], None] = lambda: None) -> Pieces:
-        """Captures a step; calls of what is not prepared stay outside.
+        """Capture a step. Calls without a plan are left outside.
 
         Args:
-            step: What it reads: padding alone, so that no state is touched.
-            prepared: The plans of the backends that are captured.
+            step: Its inputs, which hold only padding, so that no state is touched.
+            prepared: The plans of the captured backends.
             before: Captured as well, before the step.
         """
-        self._run(step, prepared, _ignored, before)  # compiles what it needs
+        self._run(step, prepared, _ignored, before)  # compiles the kernels that it needs
         pieces = Pieces(self._graph_class, self._shares)
-        self._shares = None  # no graph shares memory with a capture that failed
+        self._shares = None  # no graph shares memory with a failed capture
         with pieces.capture():
             self._run(step, prepared, pieces.cut, before)
         self._shares = pieces.last
@@ -83,7 +83,7 @@ class Capturer:
 
 
 def _ignored(call: object) -> None:
-    """A call that isn't made: its output is as it was allocated."""
+    """Skip the call; its output keeps its initial contents."""
 
 
 __all__ = ["Captured", "Capturer", "Elsewhere", "Forward"]

@@ -1,4 +1,4 @@
-"""A checkpoint folder in transformers' own format, read with transformers and safetensors."""
+"""Loading a checkpoint folder in transformers' format with transformers and safetensors."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from switchrail.errors import CheckpointError, ConfigError, LayoutError
 from switchrail.forks import lock_across_forks
 from switchrail.nearest import nearest
 
-# transformers changes its own classes while it loads: two threads at it at once break them for good.
+# transformers modifies its own classes while it loads, which concurrent loading breaks permanently.
 _loading = lock_across_forks()
 
 _POSITIONS: Final = 2**31 - 1
-"""Positions and lengths are int32 on the device."""
+"""The limit of positions and lengths, which are int32 on the device."""
 
 _REFUSED: Final = {"transformers_weights": "model.safetensors, or an index beside it"}
-"""Keys of a config that make transformers read files which `read_weights` doesn't check -> what is valid."""
+"""Config keys that make transformers read files which `read_weights` doesn't check -> the alternative."""
 
 _UNLIMITED: Final = 2**20
-"""Tokens of the longest sequence of a model that counts no positions."""
+"""Tokens of the longest sequence for models without positions."""
 
 _WITHOUT_DEFINITION: Final = {"BailingMoeV2_5ForCausalLM": "Ring 2.5 and Ling 2.6"}
-"""Architectures that have another model's type, and no definition."""
+"""Architectures that share another model's type but have no definition."""
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A model, ready to run.
+    """A model that is ready to run.
 
     Attributes:
         path: The folder.
@@ -51,7 +51,7 @@ class Checkpoint:
         model: The model with its head, in eval mode on its device.
         tokenizer: Its tokenizer.
         end_tokens: The ids that end an output.
-        max_length: The longest sequence that the model was made for.
+        max_length: The longest sequence that the model supports.
         vocab_size: Rows of its embedding.
     """
 
@@ -77,8 +77,8 @@ def read_config(
         The configuration, of a multimodal model that of its language model, and its family.
 
     Raises:
-        CheckpointError: There is no such folder or file, something else is in place of a file, it is no JSON
-            object, or its model type is none that the engine runs.
+        CheckpointError: The folder or file is missing, a file is not a regular file, the config is not a JSON
+            object, or the engine does not run its model type.
     """
     check_files(path)
     file = path / CONFIG
@@ -114,9 +114,9 @@ def _checked_family(file: Path, config: dict[str, Any], family: Family | None) -
     """Refuses what the engine does not run, with the reason.
 
     Raises:
-        CheckpointError: The config is of no family that runs, a layer needs something that no op computes,
-            transformers has no definition of the model, or the weights are quantised in a way that is not
-            read.
+        CheckpointError: The config belongs to no supported family, a layer needs something that no op
+            computes, transformers has no definition of the model, or the weights have an unsupported
+            quantisation.
     """
     model_type = config.get("model_type")
     valid = tuple(FAMILIES)
@@ -181,26 +181,24 @@ def load(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Checkpoint:
-    """Loads model and tokenizer.
+    """Load model and tokenizer.
 
     Args:
         path: The checkpoint folder.
         config: What `read_config` gave.
         family: Likewise.
         layout: What its layers are.
-        device: Where the model goes.
-        dtype: Of its weights and activations.
 
     Raises:
-        CheckpointError: A file is missing or broken, the weights are not those of the model, or a layer does
-            something that the engine can't do.
-        ConfigError: The model's sequences are longer than positions can be counted.
+        CheckpointError: A file is missing or broken, the weights don't fit the model, or a layer uses
+            something that the engine does not support.
+        ConfigError: The model's sequences are longer than positions can count.
         LayoutError: The layout is not the model's.
     """
     weights = read_weights(path)
     generation = path / GENERATION
     if generation.exists():
-        read_object(generation)  # transformers passes over one that is broken
+        read_object(generation)  # transformers ignores a broken one
     if (path / ADAPTER).exists():
         raise CheckpointError(
             f"{path} has {ADAPTER}, and adapters aren't served; valid: weights that they were merged into",
@@ -221,7 +219,7 @@ def load(
             dtype=dtype,
             attn_implementation=IMPLEMENTATION,
             use_safetensors=True,
-            ignore_mismatched_sizes=True,  # they are in the report, which names them
+            ignore_mismatched_sizes=True,  # the loading report names them
             output_loading_info=True,
         )
     _check_report(path, report)
@@ -241,7 +239,7 @@ def load(
 
 
 def load_tokenizer(path: Path) -> Any:
-    """Loads the tokenizer of a checkpoint.
+    """Load the tokenizer of a checkpoint.
 
     Raises:
         CheckpointError: It is missing or broken.
@@ -254,10 +252,10 @@ def load_tokenizer(path: Path) -> Any:
 
 
 def _loaded(what: str, path: Path, load: Callable[..., Any], **arguments: Any) -> Any:
-    """Calls one of transformers' loaders; code that lies in the folder never runs.
+    """Call one of transformers' loaders. Code in the folder is never run.
 
     Raises:
-        CheckpointError: It fails.
+        CheckpointError: The loader fails.
     """
     try:
         return load(path, local_files_only=True, trust_remote_code=False, **arguments)
@@ -266,7 +264,7 @@ def _loaded(what: str, path: Path, load: Callable[..., Any], **arguments: Any) -
 
 
 def _length_of(model_config: Any) -> Any:
-    """The longest sequence; a model without positions has none, and gets one that pools can be made for."""
+    """The longest sequence. Models without positions get a limit for which pools can be allocated."""
     return getattr(model_config.get_text_config(), "max_position_embeddings", _UNLIMITED)
 
 
@@ -302,7 +300,7 @@ def _make_skeleton(path: Path, model_config: Any, **options: Any) -> Any:
     """The model of a config without its weights.
 
     Raises:
-        CheckpointError: transformers makes none.
+        CheckpointError: transformers can't create it.
     """
     try:
         with torch.device("meta"):
@@ -312,10 +310,10 @@ def _make_skeleton(path: Path, model_config: Any, **options: Any) -> Any:
 
 
 def _skeleton(path: Path, config: dict[str, Any], model_config: Any, weights: Mapping[str, int]) -> Any:
-    """The model without its weights; refuses one that is larger than the weight files.
+    """Create the model without its weights; refuse a model that is larger than the weight files.
 
     Raises:
-        CheckpointError: It is, or it can't be a model's.
+        CheckpointError: The model is too large, or the config is invalid.
     """
     layers = model_config.get_text_config().num_hidden_layers
     if layers > len(weights):
@@ -348,7 +346,7 @@ def _end_tokens(path: Path, ends: Any, vocab_size: int) -> frozenset[int]:
     """The ids that end an output, from one, several or none.
 
     Raises:
-        CheckpointError: They are no tokens of the model.
+        CheckpointError: They are not tokens of the model.
     """
     several = [] if ends is None else ends if isinstance(ends, (list, tuple)) else [ends]
     if not all(is_count(token, 0) and token < vocab_size for token in several):

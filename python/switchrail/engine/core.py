@@ -1,4 +1,4 @@
-"""The loop of the engine: what it does step by step, without locks and without text."""
+"""The engine's step loop, without locks and without text."""
 
 from __future__ import annotations
 
@@ -27,17 +27,16 @@ from switchrail.platforms import Hardware
 class EngineCore:
     """Runs tasks, one step at a time.
 
-    `step` and `settle` are for one thread at a time; `add` and `unwanted` for any thread, at any time, from
-    within a step too. An exception at any place, a KeyboardInterrupt say, leaves it whole: the tasks whose
-    step was not over have then ended, and what could not be done about that is done first by whoever comes
-    next.
+    Only one thread at a time may call `step` and `settle`. Any thread may use `add` and `unwanted` at any
+    time, also from within a step. An exception at any point, such as a KeyboardInterrupt, leaves the core
+    consistent: the tasks of an unfinished step end, and the next call completes the cleanup.
 
     Attributes:
-        runner: What runs the model; None ends the core.
+        runner: Runs the model; None ends the core.
         sequences: The memory of the tasks.
         stats: Counts.
-        unwanted: Tasks that are to be cancelled between two steps: whoever wants that adds them, and calls
-            `settle` if it can't wait for the next step.
+        unwanted: Tasks to cancel between two steps. After adding some, call `settle`, or leave it to the next
+            step.
     """
 
     def __init__(
@@ -49,14 +48,14 @@ class EngineCore:
         hardware: Hardware,
         choose_tokens: Callable[..., Any] | None = None,
     ) -> None:
-        """Starts without tasks.
+        """Create the core, without tasks.
 
         Args:
-            runner: What runs the model.
+            runner: Runs the model.
             sequences: The memory of the tasks.
-            options: Sizes.
-            hardware: Where the model runs.
-            choose_tokens: Chooses tokens, as `switchrail.engine.sampling.choose` does; None: that one.
+            options: The engine's options.
+            hardware: The hardware of the model.
+            choose_tokens: Chooses tokens; `switchrail.engine.sampling.choose` if None.
         """
         self.runner: Runner | None = runner
         self.sequences = sequences
@@ -71,9 +70,9 @@ class EngineCore:
         self._pause = options.prompt_pause or 0.0
         self._last_read, self._hold_until = 0.0, 0.0
         self._flights: tuple[Flight, ...] = ()  # the steps whose tokens were not read yet
-        self._launching: Sequence[Task] = ()  # the tasks of a step that is being launched, or failed
-        self._giving: Task | None = None  # the task that is being given its token, or failed at that
-        self._error: BaseException | None = None  # why it failed
+        self._launching: Sequence[Task] = ()  # the tasks of a step that is being launched, or has failed
+        self._giving: Task | None = None  # the task that is receiving its token, or failed at that
+        self._error: BaseException | None = None  # the error of the failed step
 
     @property
     def busy(self) -> bool:
@@ -87,22 +86,22 @@ class EngineCore:
 
     @property
     def tasks(self) -> list[Task]:
-        """The tasks that run, then those in line."""
+        """The running tasks, then the waiting ones."""
         return [*self.sequences.live, *self._scheduler.waiting]
 
     def add(self, tasks: Iterable[Task]) -> None:
-        """Puts tasks in line, all or none."""
+        """Add tasks to the queue, all or none."""
         self._scheduler.waiting.update(dict.fromkeys(tasks))
 
     def step(self) -> None:
-        """Runs one forward pass, if any task waits or runs.
+        """Run one forward pass, if any task waits or runs.
 
-        Where the device works by itself, this launches a pass and reads the tokens of the one before it.
+        On asynchronous devices this launches a pass and reads the tokens of the previous one.
 
         Raises:
             EngineError: It is called from within a step.
-            BaseException: What a backend raised. The tasks of the step have then ended with reason `error`
-                and `step_failed`, and with the tokens of the steps before; all others go on.
+            BaseException: An exception from a backend. The tasks of the step have then ended with reason
+                `error` and `step_failed`, with the tokens of earlier steps; all others continue.
         """
         if self._inside:
             raise EngineError(
@@ -119,7 +118,7 @@ class EngineCore:
             self._inside = False
 
     def settle(self) -> None:
-        """Cancels what is unwanted, and finishes what an exception broke off; does nothing within a step."""
+        """Cancel unwanted tasks, and clean up after an exception; does nothing within a step."""
         if self._inside:
             return
         self._inside = True
@@ -129,14 +128,14 @@ class EngineCore:
             self._inside = False
 
     def _settle(self) -> None:
-        """Every part of it can be done again, so an exception in the midst of it costs nothing."""
+        """Every part can be repeated, so an exception in between does no harm."""
         self.sequences.repair()
         if self._giving is not None:
             self._fail(self._giving)
             self._giving = None
         if self._launching:
-            for _ in self._flights:  # the steps before the one that failed
-                with suppress(Exception):  # the first error is told, the tasks of this one fail as well
+            for _ in self._flights:  # the steps before the failed one
+                with suppress(Exception):  # only the first error is reported; these tasks fail too
                     self._read(0)
         for task in self._launching:
             self._fail(task)
@@ -148,7 +147,7 @@ class EngineCore:
         self._scheduler.drop()
 
     def _end(self, task: Task, reason: FinishReason, error: BaseException | None = None) -> None:
-        """Takes a task out, wherever it is, and frees what it holds."""
+        """Remove a task, wherever it is, and free its memory."""
         self._scheduler.waiting.pop(task, None)
         self.sequences.release(task)
         if task.finish_reason is None:
@@ -173,7 +172,7 @@ class EngineCore:
         unread = {task for flight in self._flights for task, _ in flight.ready}
         try:
             schedule = self._scheduler.schedule(unread, self._holds_prompts())
-        except Exception:  # of an admission: the device's, say
+        except Exception:  # from an admission, for example the device's
             self._launching = list(self._scheduler.waiting)[:1]
             raise
         tasks = schedule.tasks
@@ -190,7 +189,7 @@ class EngineCore:
             )
 
     def _read(self, left: int) -> None:
-        """Gives tasks the tokens of the steps before the last `left` ones."""
+        """Deliver the tokens of all but the last `left` steps to their tasks."""
         while len(self._flights) > left:
             flight = self._flights[0]
             try:
@@ -207,20 +206,20 @@ class EngineCore:
             self._flights = self._flights[1:]
 
     def _holds_prompts(self) -> bool:
-        """Whether decodes get their share of the time first, after a step with prompts."""
+        """Whether prompts must wait for decodes, after a step with prompts."""
         if not self._pause:
             return False
         return time.perf_counter() < self._hold_until or any(flight.has_prompts for flight in self._flights)
 
     def _give(self, task: Task, number: int, token: int) -> None:
-        """Gives a task its token of that number, if it goes on and has not had it."""
+        """Deliver a task's token with index `number`, unless it has ended or has it already."""
         if task.finish_reason is None and len(task.tokens) == number:
             self._giving = task
             try:
                 if token < 0:
                     raise RequestError("the model's logits are not finite")
                 task.accept(token)
-            except Exception as error:  # a tokenizer's, say: it ends this task and no other
+            except Exception as error:  # for example from a tokenizer; it ends only this task
                 task.note(None, "error", error)
             if task.finish_reason is not None:
                 self.sequences.release(task)
@@ -228,7 +227,7 @@ class EngineCore:
 
     @torch.inference_mode()
     def _launch(self, schedule: Schedule, unread: Collection[Task]) -> Flight:
-        """Runs the model, and chooses tokens, which stay on the device for the next step."""
+        """Run the model and choose tokens, which stay on the device for the next step."""
         runner, sequences = self.runner, self.sequences
         if runner is None:
             raise EngineError("the engine is closed")
@@ -255,14 +254,14 @@ class EngineCore:
         )
 
     def _fork(self, runner: Runner, forks: list[tuple[Task, Task]]) -> list[Task]:
-        """Lets the second of each pair go on where the first one is; returns these."""
+        """Copy the memory of each pair's first task to its second; return the second ones."""
         pages = [pair for leader, task in forks for pair in self.sequences.fork(leader, task)]
         runner.pools.copy(pages, [(leader.slot, task.slot) for leader, task in forks])
         return [task for _, task in forks]
 
 
 def _is_through(task: Task) -> bool:
-    """Whether all of its prompt is done."""
+    """Whether all of its prompt has been processed."""
     return task.length == len(task.ids)
 
 

@@ -16,9 +16,9 @@ from switchrail.ops.batch import Bounds
 
 
 class Decodes:
-    """Decodes: backends plan them within bounds, once a key, and refresh their plans.
+    """Captured decodes. Backends plan each key once with bounds and refresh the plan for every step.
 
-    What a backend without graphs does is left out, and done eagerly between the pieces.
+    The calls of backends without graphs run eagerly between the pieces.
     """
 
     def __init__(
@@ -29,13 +29,13 @@ class Decodes:
         inputs: DecodeInputs,
         eager: Collection[str],
     ) -> None:
-        """Captures nothing yet.
+        """Store the arguments; nothing is captured yet.
 
         Args:
-            capturer: What captures.
-            dispatcher: Where the model's layers reach their backends.
+            capturer: Captures steps.
+            dispatcher: Dispatches the layers' calls to backends.
             bound: The routes of captured decodes.
-            inputs: What they read.
+            inputs: The inputs of the decodes.
             eager: The ops whose backends can't be captured.
         """
         self._capturer = capturer
@@ -45,7 +45,7 @@ class Decodes:
         self._eager = frozenset(eager)
 
     def capture(self, key: Key) -> Captured:
-        """Captures a key."""
+        """Capture a key."""
         assert key.tokens is not None
         self._inputs.fill(())
         step = self._inputs.step(key.rows, key.tokens)
@@ -56,7 +56,7 @@ class Decodes:
         return Captured(key, pieces, step, prepared)
 
     def run(self, captured: Captured, tasks: Sequence[Task]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Runs the last token of each task.
+        """Run the last token of each task.
 
         Returns:
             [R, vocabulary] and the R slots, overwritten by the next step.

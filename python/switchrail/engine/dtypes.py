@@ -12,21 +12,21 @@ if TYPE_CHECKING:
     import torch
 
 DTYPES = ("float32", "float16", "bfloat16")
-"""The names of the dtypes that an engine computes in, where its hardware does."""
+"""The dtypes that an engine supports, if its hardware does."""
 
 
 def choose_dtype(dtype: str | torch.dtype | None, config: dict[str, Any], hardware: Hardware) -> str:
-    """The name of the dtype that was asked for, or of the default. Doesn't import torch.
+    """The name of the requested or default dtype. Doesn't import torch.
 
     Args:
-        dtype: A name, a dtype, or None: the checkpoint's own; on a CPU float32, which it computes fastest.
+        dtype: A name or a dtype; None for the checkpoint's own, or float32 on a CPU, where it is fastest.
         config: The checkpoint's configuration.
-        hardware: Where the model runs.
+        hardware: The hardware of the model.
 
     Raises:
-        PlatformError: The hardware names no such dtype.
-        UnknownDtypeError: It is none that an engine on this hardware computes in, or the configuration names
-            none that weights can have.
+        PlatformError: The hardware reports an invalid dtype.
+        UnknownDtypeError: The engine does not support the dtype on this hardware, or the configuration's
+            dtype is invalid for weights.
     """
     if dtype is None:
         key = "dtype" if config.get("dtype") is not None else "torch_dtype"

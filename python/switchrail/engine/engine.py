@@ -1,4 +1,4 @@
-"""The engine: a hybrid model that serves many requests at one time."""
+"""The engine: serves many requests to a hybrid model concurrently."""
 
 from __future__ import annotations
 
@@ -61,22 +61,22 @@ _log = logging.getLogger("switchrail")
 class Engine(AbstractContextManager["Engine"]):
     """Runs a checkpoint: transformers' model definition, each layer's attention on the backend of its route.
 
-    Requests are submitted at any time and run together. `generate` and `stream` do all that is needed;
-    `submit`, `step` and `cancel` are for a program that has a loop of its own. All methods can be called
-    from any thread; steps run one at a time, in whichever thread asks for one. From within a step (a hook, a
-    signal handler, a backend) only `submit` and `cancel` can be called. An exception at any place leaves the
-    engine whole, one raised by Ctrl-C too.
+    Requests can be submitted at any time and run together. `generate` and `stream` do everything for simple
+    programs; `submit`, `step` and `cancel` are for programs with their own loop. All methods can be called
+    from any thread; steps run one at a time, in the thread that calls `step`. From within a step (a hook, a
+    signal handler, a backend) only `submit` and `cancel` can be called. Any exception leaves the engine
+    consistent, including one from Ctrl-C.
 
     Example:
         >>> with Engine("tests/checkpoints/kjv-qwen3-next") as engine:  # doctest: +SKIP
         ...     print(engine.generate(["In the beginning"])[0].text)
 
     Attributes:
-        options: The sizes.
-        platform: What the model runs on.
+        options: The options.
+        platform: The platform of the model.
         plan: The route plan.
         bound: The plan's backends.
-        max_length: The most tokens of a sequence, prompt and output together.
+        max_length: Maximum tokens per sequence, prompt and output together.
     """
 
     def __init__(
@@ -90,30 +90,31 @@ class Engine(AbstractContextManager["Engine"]):
         options: EngineOptions | Mapping[str, Any] | None = None,
         progress: Progress = lambda done, total: None,
     ) -> None:
-        """Plans the routes, logs their backends' names, loads the model, allocates the pools, captures steps.
+        """Plan the routes, log the backends' names, load the model, allocate the pools and capture steps.
 
         Args:
             checkpoint: A folder in transformers' format, with tokenizer and safetensors weights; or the name
                 of a model on the Hugging Face hub that is in the local cache.
-            runtime: Whose backends may serve; None: the current one, with the installed plugins loaded.
-            device: Where to run, as `Runtime.find_platform` takes it; None: the runtime's platform.
-            dtype: `float32`, `float16` or `bfloat16`; None: the checkpoint's own, on a CPU float32.
-            backends: Choices by op, by op and phase (`gated_delta.decode`), or for the linear family
+            runtime: The runtime with the backends; None for the current one, with the installed plugins
+                loaded.
+            device: The device, as for `Runtime.find_platform`; None for the runtime's platform.
+            dtype: `float32`, `float16` or `bfloat16`; None for the checkpoint's own, or float32 on a CPU.
+            backends: Chosen backends by op, by op and phase (`gated_delta.decode`), or for the linear family
                 (`linear`).
-            options: Sizes.
-            progress: Called while steps are captured, with how many are done and how many there are. What it
-                raises is passed on, and no engine is made.
+            options: The options.
+            progress: Called during the capture with the numbers of captured and of all steps. If it raises,
+                the exception propagates and no engine is created.
 
         Raises:
             CheckpointError: The folder is not a checkpoint that the engine runs.
-            PlatformError: There is no such device, or the platform gives something else than it must.
-            NotProvidedError: The platform does not provide what the engine needs.
+            PlatformError: There is no such device, or the platform returns something invalid.
+            NotProvidedError: The platform does not provide something that the engine needs.
             ConfigError: An option is unknown or out of range, or there is not enough memory.
-            UnknownDtypeError: The dtype is none of those above.
-            NoBackendError: No backend serves one of the model's ops.
+            UnknownDtypeError: The dtype is not one of those above.
+            NoBackendError: No backend supports one of the model's ops.
             UnknownBackendError: A chosen backend is not registered.
-            PreferenceError: A choice of a backend can have no effect on this model.
-            BackendUnfitError: A chosen backend can't serve what it was chosen for.
+            PreferenceError: A chosen backend does not apply to this model.
+            BackendUnfitError: A chosen backend doesn't support the calls that it was chosen for.
         """
         self._thaw: Callable[[], object] = lambda: None
         path = find_checkpoint(checkpoint)
@@ -146,7 +147,7 @@ class Engine(AbstractContextManager["Engine"]):
                 if capture is not None:
                     graphs = self._runner.prepare_graphs(capture)
                     graphs.capture(graphs.in_order, progress)
-                    self.platform.hardware.empty_cache()  # of steps that ran before they were captured
+                    self.platform.hardware.empty_cache()  # memory of steps that ran before their capture
                     garbage.freeze()
                     self._thaw = weakref.finalize(self, garbage.thaw)
             except BaseException:
@@ -161,7 +162,7 @@ class Engine(AbstractContextManager["Engine"]):
         )
         self._events: deque[Event] = deque()
         self._ids = itertools.count()
-        self._owner = object()  # of its requests
+        self._owner = object()  # marks its requests
         self._process = os.getpid()
         self._lock = threading.RLock()
 
@@ -173,7 +174,7 @@ class Engine(AbstractContextManager["Engine"]):
         family: Family,
         backends: Mapping[str, str] | None,
     ) -> Callable[..., Runner]:
-        """Plans the routes and loads the model; returns what makes a runner of given sizes."""
+        """Plan the routes and load the model; return a function that makes runners with given sizes."""
         if self.options.seed is not None:
             self.platform.hardware.seed(self.options.seed)
         layout = layout_of(runtime, path, lambda: config)
@@ -217,7 +218,7 @@ class Engine(AbstractContextManager["Engine"]):
         )
 
     def _plan_capture(self, runtime: Runtime, backends: Mapping[str, str] | None) -> Capture | None:
-        """What is captured; None: nothing."""
+        """The plan of the captures; None for none."""
         planned = plan_capture(
             partial(self._plan, runtime),
             self.plan,
@@ -246,7 +247,7 @@ class Engine(AbstractContextManager["Engine"]):
 
     @property
     def graphs(self) -> tuple[GraphState, ...]:
-        """Which steps were captured, on which backends, and why others were not; empty where none is to be.
+        """The captured steps with their backends, and the reasons for others; empty if capture is off.
 
         Raises:
             EngineError: The engine is closed.
@@ -256,7 +257,7 @@ class Engine(AbstractContextManager["Engine"]):
 
     @property
     def blocks(self) -> tuple[BlockState, ...]:
-        """Which decoder layers are compiled together, and why others are not; empty where none is to be.
+        """The groups of compiled decoder layers, and the reasons for others; empty if compiling is off.
 
         Raises:
             EngineError: The engine is closed.
@@ -266,7 +267,7 @@ class Engine(AbstractContextManager["Engine"]):
 
     @property
     def stats(self) -> Stats:
-        """What the engine has done so far."""
+        """The engine's counters."""
         return replace(self._core.stats)
 
     @property
@@ -277,21 +278,21 @@ class Engine(AbstractContextManager["Engine"]):
     def generate(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[Output]:
-        """Runs prompts to their ends.
+        """Run prompts to their ends.
 
         Args:
             prompts: Texts or token ids.
-            params: For all of them, or one for each; None: greedy defaults.
+            params: One for all prompts, or one per prompt; None for greedy defaults.
 
         Returns:
-            An output for each prompt, in their order, or `SamplingParams.n` of them, next to one another. One
-            that ended with `error` has the reason beside it.
+            An output for each prompt in order, or `SamplingParams.n` adjacent outputs. An output that ended
+            with `error` includes the reason.
 
         Raises:
             RequestError: A prompt can't be served; then none is.
             EngineError: The engine is closed, was made before a fork, or runs a step in this thread.
-            BaseException: What a backend raised in a step that ran one of these prompts, in whichever thread;
-                then all of them have ended.
+            BaseException: An exception from a backend, in any thread, in a step with one of these prompts;
+                all of them have then ended.
         """
         requests: list[Request] = []
         try:
@@ -305,20 +306,20 @@ class Engine(AbstractContextManager["Engine"]):
     def stream(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> Iterator[Event]:
-        """Runs prompts and yields their events as they come; leaving it early cancels what still runs.
+        """Run prompts and yield their events as they occur. Leaving early cancels the remaining prompts.
 
         Args:
             prompts: Texts or token ids.
-            params: For all of them, or one for each; None: greedy defaults.
+            params: One for all prompts, or one per prompt; None for greedy defaults.
 
         Yields:
-            Events; `event.request.id` counts up in the order of the prompts.
+            Events; `event.request.id` increases in the order of the prompts.
 
         Raises:
-            RequestError: A prompt can't be served; then none is. Raised when the first event is asked for.
+            RequestError: A prompt can't be served; then none is. Raised when the first event is requested.
             EngineError: The engine is closed, was made before a fork, or runs a step in this thread.
-            BaseException: What a backend raised in a step that ran one of these prompts, in whichever thread;
-                then all of them have ended.
+            BaseException: An exception from a backend, in any thread, in a step with one of these prompts;
+                all of them have then ended.
         """
         requests: list[Request] = []
         events: deque[Event] = deque()
@@ -330,18 +331,18 @@ class Engine(AbstractContextManager["Engine"]):
             self._settle()
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
-        """Puts a prompt in line; `step` runs it.
+        """Add a prompt to the queue; `step` runs it.
 
         Args:
             prompt: A text or token ids.
-            params: None: greedy defaults.
+            params: None for greedy defaults.
 
         Returns:
-            The request, whose attributes follow its progress. Where `SamplingParams.n` asks for several
-            samples, it is the first one, and its `samples` are all of them.
+            The request, whose attributes follow its progress. If `SamplingParams.n` is more than 1, it is the
+            first sample, and its `samples` are all of them.
 
         Raises:
-            RequestError: The prompt can't be served, now or ever.
+            RequestError: The prompt can't be served.
             EngineError: The engine is closed, or was made before a fork.
         """
         requests: list[Request] = []
@@ -354,15 +355,15 @@ class Engine(AbstractContextManager["Engine"]):
             raise
 
     def step(self) -> list[Event]:
-        """Runs one forward pass, if any request waits or runs.
+        """Run one forward pass, if any request waits or runs.
 
         Returns:
-            What happened to requests that were submitted with `submit`, since the last call.
+            The events of requests that were submitted with `submit`, since the last call.
 
         Raises:
             EngineError: The engine was made before a fork, or runs a step in this thread.
-            BaseException: What a backend raised. The requests of the step have then ended with reason
-                `error`; all others go on with the next step.
+            BaseException: An exception from a backend. The requests of the step have then ended with reason
+                `error`; all others continue with the next step.
         """
         self._check_process()
         events: list[Event] = []
@@ -377,14 +378,14 @@ class Engine(AbstractContextManager["Engine"]):
             raise
 
     def cancel(self, request: Request) -> bool:
-        """Ends a request where it is and frees what it held; from within a step, when the step is over.
+        """End a request and free its memory. Within a step, this happens when the step is over.
 
         Returns:
-            Whether it had not ended yet.
+            Whether the request was still active.
 
         Raises:
-            ArgumentError: It is no request.
-            RequestError: It is another engine's.
+            ArgumentError: It is not a request.
+            RequestError: It belongs to another engine.
             EngineError: The engine was made before a fork.
         """
         self._check_process()
@@ -402,9 +403,10 @@ class Engine(AbstractContextManager["Engine"]):
             return True
 
     def close(self) -> None:
-        """Cancels everything, frees model and pools, and takes the engine's hooks out.
+        """Cancel everything, free model and pools, and remove the engine's hooks.
 
-        Does nothing in a process that was forked after the engine was made: all of it is the parent's.
+        Does nothing in a process that was forked after the engine was made, since everything belongs to the
+        parent.
 
         Raises:
             EngineError: The engine runs a step in this thread.
@@ -424,11 +426,11 @@ class Engine(AbstractContextManager["Engine"]):
                 self.platform.hardware.empty_cache()
 
     def __exit__(self, *_: object) -> None:
-        """Closes the engine."""
+        """Close the engine."""
         self.close()
 
     def _check_process(self) -> None:
-        """Refuses what would wait for a lock, or for torch's threads, that a fork has left behind."""
+        """Refuse calls that would wait for a lock or for torch's threads, which a fork does not copy."""
         process = os.getpid()
         if process != self._process:
             raise EngineError(
@@ -449,8 +451,8 @@ class Engine(AbstractContextManager["Engine"]):
             with self._lock:
                 self._core.settle()
 
-    # From Python 3.13 on, what a signal's handler raises at the end of a `while` loop passes by the `finally`
-    # of the same function. So these have functions of their own.
+    # From Python 3.13 on, an exception from a signal handler at the end of a `while` loop skips a `finally`
+    # of the same function. So these loops are in separate functions.
     def _run(self, requests: Sequence[Request]) -> None:
         while self._go_on(requests):
             self._advance()
@@ -464,7 +466,7 @@ class Engine(AbstractContextManager["Engine"]):
                 yield events.popleft()
 
     def _advance(self) -> None:
-        """Runs the next step; one that raised ended others' requests, or `_go_on` raises."""
+        """Run the next step. If it raises, it ended others' requests, or `_go_on` raises."""
         with self._lock:
             failed = self._core.stats.failed_steps
             try:
@@ -474,10 +476,10 @@ class Engine(AbstractContextManager["Engine"]):
                     raise
 
     def _go_on(self, requests: Sequence[Request]) -> bool:
-        """Whether any of a caller's requests goes on.
+        """Whether any of a caller's requests is still active.
 
         Raises:
-            BaseException: What ended the step of one of them.
+            BaseException: The exception that ended the step of one of them.
         """
         for request in requests:
             if request.step_failed and request.error is not None:
@@ -491,7 +493,7 @@ class Engine(AbstractContextManager["Engine"]):
         params: SamplingParams | Sequence[SamplingParams] | None,
         events: deque[Event],
     ) -> None:
-        """Makes the requests of all prompts or of none, puts them into `requests`, and then in line."""
+        """Make the requests of all prompts or of none, add them to `requests`, then to the queue."""
         self._check_process()
         if isinstance(prompts, str):
             raise RequestError(f"prompts must be a sequence of prompts, found one text: {prompts[:40]!r}")
@@ -512,7 +514,7 @@ class Engine(AbstractContextManager["Engine"]):
             self._core.add(requests)
 
     def _prepare(self, prompt: Prompt, params: SamplingParams, events: deque[Event]) -> list[Request]:
-        """Makes the requests of a prompt, one for each sample."""
+        """Make the requests of a prompt, one per sample."""
         if not isinstance(params, SamplingParams):
             raise RequestError(f"params must be SamplingParams, found {shown(params)}", found=params)
         capacity = self.pools.pages.capacity
@@ -569,7 +571,7 @@ class Engine(AbstractContextManager["Engine"]):
 
 
 def _decoder(tokenizer: Any) -> Callable[[list[int]], str]:
-    """Ids to text without special tokens; the tokenizers library is called directly, which is faster."""
+    """Decode ids to text without special tokens; calls the tokenizers library directly, which is faster."""
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if fast is not None:
         return lambda ids: str(fast.decode(ids, skip_special_tokens=True))

@@ -1,4 +1,4 @@
-"""The files of a checkpoint folder, read without trust: regular files, of bounded size, in the folder."""
+"""Reading the files of an untrusted checkpoint folder: regular files of bounded size, inside the folder."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ ADAPTER: Final = "adapter_config.json"
 
 _READ: Final = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors", "additional_chat_templates/*.jinja")
 _TEXT_LIMIT: Final = 512 << 20
-"""Bytes of a file that the tokenizer reads."""
+"""Maximum bytes of a file for the tokenizer."""
 _DTYPES: Final = ("F64", "F32", "F16", "BF16")
 
 
 def check_files(path: Path) -> None:
-    """Checks that whatever may be read in a folder is a file that ends, and of a reasonable size.
+    """Check that every file that may be read is a regular file of reasonable size.
 
-    A symbolic link counts as what it leads to: in a hub's cache every file is one.
+    Symbolic links are followed: in a hub's cache every file is one.
 
     Raises:
-        CheckpointError: There is no such folder, or something else in place of a file.
+        CheckpointError: The folder is missing, or a file is something else.
     """
-    if not os.path.isdir(path):  # `Path.is_dir` raises where a name is too long
+    if not os.path.isdir(path):  # `Path.is_dir` raises if a name is too long
         raise CheckpointError(f"no checkpoint folder at {path}", path=str(path))
     for file in sorted(found for pattern in _READ for found in path.glob(pattern)):
         try:
@@ -45,10 +45,10 @@ def check_files(path: Path) -> None:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Reads a JSON object.
+    """Read a JSON object.
 
     Raises:
-        CheckpointError: The file is larger than any of its kind, can't be read, or holds something else.
+        CheckpointError: The file is too large, can't be read, or holds something else.
     """
     try:
         check_file(file)
@@ -61,14 +61,14 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def read_weights(path: Path) -> dict[str, int]:
-    """Reads the heads of a checkpoint's weight files.
+    """Read the headers of a checkpoint's weight files.
 
     Returns:
-        Name of each tensor -> how many values it has.
+        The name of each tensor -> its number of values.
 
     Raises:
-        CheckpointError: A file is missing or broken, the index leaves the folder or names what its files
-            don't hold, a tensor is there twice, or holds no floating-point numbers.
+        CheckpointError: A file is missing or broken, the index has paths outside the folder or tensors that
+            its files don't contain, or a tensor is duplicate or not floating-point.
     """
     index = path / INDEX
     listed = _read_index(index) if index.is_file() else {}
@@ -116,14 +116,14 @@ def _read_index(index: Path) -> Mapping[str, str]:
 
 
 def _is_inside(name: str) -> bool:
-    """Whether a path leads to a weight file in the folder that it is relative to."""
+    """Whether a relative path stays in the folder and names a weight file."""
     parts = (*PurePosixPath(name).parts, *PureWindowsPath(name).parts)
     is_relative = not PurePosixPath(name).is_absolute() and not PureWindowsPath(name).anchor
     return is_relative and ".." not in parts and "\0" not in name and name.endswith(".safetensors")
 
 
 def _read_head(path: Path, name: str) -> dict[str, int]:
-    """Name of each tensor in a weight file -> how many values it has."""
+    """The name of each tensor in a weight file -> its number of values."""
     file = path / name
     if not os.path.isfile(file):
         raise CheckpointError(f"{path} has no {name:.200}", path=str(file), missing=name)

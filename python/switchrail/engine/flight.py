@@ -1,4 +1,4 @@
-"""A step that was launched, and whose tokens the host has not read yet."""
+"""A launched step whose tokens the host has not read yet."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Sent:
     """Token ids on their way to the host."""
 
     def __init__(self, tokens: torch.Tensor, pin_memory: bool) -> None:
-        """Sends them, without waiting.
+        """Start the copy, without waiting.
 
         Args:
             tokens: [R] int64.
-            pin_memory: Whether the device copies to pinned memory by itself.
+            pin_memory: Whether the device copies asynchronously to pinned memory.
         """
         self._event: torch.Event | None = None
         self._host = tokens
@@ -29,7 +29,7 @@ class Sent:
             self._event.record()
 
     def read(self) -> list[int]:
-        """Waits for them, and so for the step; where there are none too."""
+        """Wait for the tokens, and so for the step, even if there are none."""
         if self._event is not None:
             self._event.synchronize()
         return self._host.tolist()
@@ -37,14 +37,14 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A step that was launched.
+    """A launched step.
 
     Attributes:
         tasks: Its tasks.
-        ready: Those that get a token, and how many they have before it.
-        tokens: The tokens, as `ready` is ordered; -1 where there is none.
+        ready: The tasks that get a token, each with its number of earlier tokens.
+        tokens: The tokens in the order of `ready`; -1 for none.
         has_prompts: Whether it runs prompt tokens.
-        launched: When it was launched, as `time.perf_counter` has it.
+        launched: The time of the launch, from `time.perf_counter`.
     """
 
     tasks: Sequence[Task]
@@ -55,7 +55,7 @@ class Flight:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether any of its tasks goes on."""
+        """Whether any of its tasks is still active."""
         return any(task.finish_reason is None for task in self.tasks)
 
 

@@ -1,4 +1,4 @@
-"""Python's garbage collector while engines run: a full collection would hold up a step for tens of ms."""
+"""Python's garbage collector while engines run. A full collection would delay a step by tens of ms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _engines = 0
 
 
 def freeze() -> None:
-    """Leaves what there is now out of later collections, until `thaw` is called as often."""
+    """Exclude existing objects from later collections, until `thaw` has been called as often."""
     global _engines
     gc.collect()
     with _lock:
@@ -20,7 +20,7 @@ def freeze() -> None:
 
 
 def thaw() -> None:
-    """Undoes `freeze`, when it is called for the last engine."""
+    """Undo `freeze` when called for the last engine."""
     global _engines
     with _lock:
         _engines -= 1

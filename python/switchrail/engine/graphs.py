@@ -1,4 +1,4 @@
-"""The steps of a model that were captured, by their keys."""
+"""The captured steps of a model, by key."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _log = logging.getLogger("switchrail")
 
 
 Progress = Callable[[int, int], None]
-"""Is told how much is done, and how much there is."""
+"""Receives the numbers of finished and of all captures."""
 
 
 class Graphs:
-    """The captured steps of a model; one that none of them serves runs eagerly.
+    """The captured steps of a model. Steps without a graph run eagerly.
 
     Attributes:
         keys: All keys.
-        captured: The step of each key that could be captured.
-        refused: Why the others could not.
+        captured: The captured steps by key.
+        refused: By key, why others could not be captured.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class Graphs:
         mixed: MixedSteps,
         watch: HookWatch,
     ) -> None:
-        """Captures nothing yet.
+        """Store the arguments; nothing is captured yet.
 
         Args:
-            plan: What is captured.
+            plan: The steps to capture.
             decodes: Captures and runs decodes.
             mixed: Captures and runs steps with prompt tokens.
-            watch: Tells when hooks have changed.
+            watch: Detects changes of hooks.
         """
         self.keys = plan.keys
         self._plan = plan
@@ -60,16 +60,16 @@ class Graphs:
 
     @property
     def in_order(self) -> list[Key]:
-        """All keys, the largest first, whose working memory the others then share."""
+        """All keys, largest first, so that the others share its working memory."""
         return sorted(self.keys, key=_size, reverse=True)
 
     @torch.inference_mode()
     def capture(self, keys: Sequence[Key], progress: Progress = lambda done, total: None) -> None:
-        """Captures keys.
+        """Capture keys.
 
         Args:
-            keys: Which, in this order.
-            progress: Is called before each and after the last, with how many are done and how many there are.
+            keys: The keys, in this order.
+            progress: Called before each and after the last, with the numbers of finished and of all keys.
         """
         for done, key in enumerate(keys):
             progress(done, len(keys))
@@ -77,16 +77,16 @@ class Graphs:
         progress(len(keys), len(keys))
 
     def states(self) -> tuple[GraphState, ...]:
-        """What became of each key."""
+        """The state of each key."""
         return tuple(replace(state, reason=self.refused.get(key)) for key, state in self._plan.states())
 
     def run(self, schedule: Schedule) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Runs a schedule's tokens.
+        """Run a schedule's tokens.
 
-        Where hooks have changed since a key was captured, it is captured again first.
+        If hooks have changed since a key was captured, it is captured again first.
 
         Returns:
-            [R, vocabulary] and the R slots, overwritten by the next step; None where no graph serves it.
+            [R, vocabulary] and the R slots, overwritten by the next step; None if there is no graph for it.
         """
         key = self._key(schedule)
         if key is None:
@@ -123,7 +123,7 @@ class Graphs:
 
 
 def _hooks_that_raised(error: Exception) -> str:
-    """The hooks that an error came through, in words."""
+    """Describe the hooks in the traceback of an error."""
     codes = {frame.f_code for frame, _ in walk_tb(error.__traceback__)}
     found = [
         f"{hook.name} on {hook.target_name} by {hook.source}"

@@ -1,4 +1,4 @@
-"""Checkpoints by their names on the Hugging Face hub."""
+"""Finding checkpoints by their names on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -10,30 +10,29 @@ from pathlib import Path
 from switchrail.errors import CheckpointError
 
 FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
-"""The files of a checkpoint that the engine can need."""
+"""Patterns of the checkpoint files that the engine may need."""
 
 _WORD = re.compile(r"[A-Za-z0-9][\w.-]*")
 _NAME = re.compile(rf"{_WORD.pattern}/[\w.-]+")
 
 
 def find_checkpoint(checkpoint: str | Path, *, download: bool = False, files: Sequence[str] = FILES) -> Path:
-    """The folder of a checkpoint.
+    """Find the folder of a checkpoint.
 
     Args:
-        checkpoint: A path; or, where nothing is there, the name of a model on the hub, such as
-            `Qwen/Qwen3-Next-80B-A3B-Instruct`, whose snapshot in the local cache is taken.
-        download: Whether huggingface_hub may download what the cache lacks; `HF_HUB_OFFLINE` forbids it.
-        files: Patterns of the files that are needed.
+        checkpoint: A path; or, if nothing exists there, the name of a model on the hub, such as
+            `Qwen/Qwen3-Next-80B-A3B-Instruct`, to find in the local cache.
+        download: Whether huggingface_hub may download missing files; `HF_HUB_OFFLINE` forbids it.
+        files: Patterns of the needed files.
 
     Raises:
-        CheckpointError: The cache has no snapshot of that name, or the name lacks its owner, or the download
-            failed, or it is neither text nor path. Of a path of several parts at which there is nothing it is
-            not raised here.
+        CheckpointError: The cache has no snapshot of that name, the name has no owner, the download failed,
+            or the argument is neither text nor path. Not raised for missing paths with several parts.
     """
     if not isinstance(checkpoint, (str, Path)):
         raise CheckpointError(f"the checkpoint is {checkpoint!r:.80}; valid: a path or name", path=checkpoint)
     path, name = Path(checkpoint), str(checkpoint)
-    if os.path.exists(path):  # `Path.exists` raises where a name is too long
+    if os.path.exists(path):  # `Path.exists` raises if a name is too long
         return path
     if _WORD.fullmatch(name):
         raise CheckpointError(
@@ -47,7 +46,7 @@ def find_checkpoint(checkpoint: str | Path, *, download: bool = False, files: Se
 
     try:
         return Path(snapshot_download(name, allow_patterns=list(files), local_files_only=not download))
-    except Exception as error:  # of huggingface_hub, or of its HTTP client, which differs by version
+    except Exception as error:  # from huggingface_hub or from its HTTP client, which depends on the version
         if download:
             raise CheckpointError(f"{name} can't be downloaded: {error}", path=name) from error
         raise CheckpointError(

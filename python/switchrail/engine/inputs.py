@@ -1,4 +1,4 @@
-"""What captured decodes read: tensors that stay where they are, and are filled anew for each step."""
+"""Inputs of captured decodes: tensors at fixed addresses, filled for each step."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _POSITIONS, _SLOTS = range(2)
 
 
 class DecodeInputs:
-    """A row for each sequence; rows behind the step's last are padding, which has no slot and no tokens.
+    """One row per sequence. Rows after the step's last are padding, without a slot and without tokens.
 
-    What follows from these numbers and the page table is computed on the device (`derive`), so that one small
-    transfer is all that a step needs.
+    The device derives everything else from these numbers and the page table (`derive`), so that a step needs
+    only one small transfer.
     """
 
     def __init__(
@@ -33,15 +33,15 @@ class DecodeInputs:
         pin_memory: bool,
         derived: Forward,
     ) -> None:
-        """Allocates them.
+        """Allocate the tensors.
 
         Args:
             page_table: [slots, pages] int32, the pages of the sequence in each slot.
             last_tokens: [slots] int64, the newest token of each.
-            sequences: Rows, at most.
-            page_size: Tokens in a page.
-            device: Where the model runs.
-            pin_memory: Whether it copies from pinned memory without the host waiting.
+            sequences: Maximum rows.
+            page_size: Page size in tokens.
+            device: The device of the model.
+            pin_memory: Whether the device copies from pinned memory asynchronously.
             derived: The function of `DecodeRows`.
         """
         self._derived = derived
@@ -61,7 +61,7 @@ class DecodeInputs:
         self._yes = torch.ones(sequences, dtype=torch.bool, device=device)
 
     def fill(self, tasks: Sequence[Task]) -> None:
-        """Tells the device which tasks run their last token, without waiting for it."""
+        """Send the rows of tasks that run their last token to the device, without waiting."""
         host = torch.zeros(self._rows.shape, dtype=torch.int64, pin_memory=self._pin_memory)
         rows = host.numpy()
         rows[_SLOTS] = -1
@@ -72,7 +72,7 @@ class DecodeInputs:
         self._rows.copy_(host, non_blocking=True)
 
     def step(self, sequences: int, tokens: int) -> Step:
-        """The step of the first rows, over caches of at most so many tokens; until it is filled, padding."""
+        """The step of the first `sequences` rows, with caches of up to `tokens` tokens; initially padding."""
         table = self._page_table.new_zeros(sequences, pages_of(tokens, self._page_size))
         rows = slice(0, sequences)
         return Step(
@@ -87,12 +87,12 @@ class DecodeInputs:
         )
 
     def part(self, step: Step, tasks: Sequence[Task], *, padded: bool) -> Part:
-        """The part of a step that was made here, with the lengths that the host knows of.
+        """The part of a step from `step`, with the lengths known to the host.
 
         Args:
             step: The step.
-            tasks: Which tasks run.
-            padded: Whether it has the step's padding too.
+            tasks: The running tasks.
+            padded: Whether to include the step's padding.
         """
         (made,) = step.parts
         assert made.pages is not None
@@ -101,7 +101,7 @@ class DecodeInputs:
         return self._part(made.pages.page_table[: len(lengths)], lengths)
 
     def derive(self, step: Step) -> None:
-        """Computes on the device what follows from the rows."""
+        """Compute the remaining inputs from the rows, on the device."""
         (part,) = step.parts
         assert part.pages is not None
         self._derived(
@@ -145,20 +145,20 @@ def decode_rows(
     sequence_ids: torch.Tensor,
     real: torch.Tensor,
 ) -> None:
-    """Computes what a captured decode reads; nothing waits for the device.
+    """Compute the inputs of a captured decode; nothing waits for the device.
 
     Args:
-        rows: [2, N] int64, each row's position and its slot; -1 is padding.
+        rows: [2, N] int64, each row's position and slot; slot -1 is padding.
         last_tokens: [slots] int64, the newest token of each.
-        page_table: [slots, pages] int32, the pages of the sequence in each slot; those of slot 0, which is
-            never given out, are 0.
-        page_size: Tokens in a page.
-        ids: [N] int64, becomes the tokens.
-        pages: [N, P] int32, becomes the first pages of each row's sequence, of padding slot 0's.
-        kv_rows: [N] int64, becomes the row of the position in the caches.
-        kv_lens: [N] int32, becomes the tokens up to the position, of padding 0.
-        sequence_ids: [N] int32, becomes the slots.
-        real: [1] int32, becomes the number of rows that are no padding.
+        page_table: [slots, pages] int32, the pages of the sequence in each slot. Slot 0, which is never
+            assigned, has pages 0.
+        page_size: Page size in tokens.
+        ids: [N] int64, receives the tokens.
+        pages: [N, P] int32, receives the first pages of each row's sequence; slot 0's for padding.
+        kv_rows: [N] int64, receives the position's row in the caches.
+        kv_lens: [N] int32, receives the number of tokens up to the position; 0 for padding.
+        sequence_ids: [N] int32, receives the slots.
+        real: [1] int32, receives the number of rows without padding.
     """
     positions, slots = rows
     owners = slots.clamp(min=0)

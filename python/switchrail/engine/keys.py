@@ -1,4 +1,4 @@
-"""Which steps are captured: the one table of keys, for the engine and for whoever asks what it would do."""
+"""The steps that are captured: the table of keys, for the engine and for `explain`."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from switchrail.engine.options import EngineOptions
 StepKind = Literal["decode", "mixed"]
 
 _SHORTEST: Final = 1024
-"""Tokens of the first class of caches; the next ones are four times as long each."""
+"""Tokens of the first class of caches; each further class is four times as long."""
 
 _FEW: Final = (1, 2, 4)
 _STEP: Final = 8
 
 _MIXED: Final = 16
 _MOST_MIXED: Final = 2048
-"""Rows of the smallest and the largest mixed step: with more, the device is slower than the host."""
+"""Rows of the smallest and of the largest mixed step. With more rows the device is slower than the host."""
 
 
 class Key(NamedTuple):
     """The steps that one graph serves.
 
     Attributes:
-        kind: `decode`: no prompt tokens; `mixed`: some, beside decodes or alone.
-        rows: Rows, padding included; in a decode one for each sequence.
-        tokens: Tokens of the longest cache; None: any number.
+        kind: `decode` for steps without prompt tokens, `mixed` for steps with some.
+        rows: Rows, padding included; in a decode one per sequence.
+        tokens: Tokens of the longest cache; None for any number.
     """
 
     kind: StepKind
@@ -37,14 +37,14 @@ class Key(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Which steps these are, in words."""
+        """A description of these steps."""
         if self.kind == "decode":
             return f"decodes of {self.rows} sequences and {self.tokens} tokens"
         return f"steps of {self.rows} rows with prompt tokens"
 
 
 def sizes(most: int) -> tuple[int, ...]:
-    """The numbers of sequences that are captured: few, then by quarters of the power of two below them."""
+    """The captured numbers of sequences: small ones, then steps of a quarter of the power of two below."""
     found = [size for size in _FEW if size < most]
     size = _STEP
     while size < most:
@@ -54,7 +54,7 @@ def sizes(most: int) -> tuple[int, ...]:
 
 
 def lengths(most: int) -> tuple[int, ...]:
-    """The lengths of caches that are captured."""
+    """The captured lengths of caches."""
     found = []
     length = _SHORTEST
     while length < most:
@@ -64,7 +64,7 @@ def lengths(most: int) -> tuple[int, ...]:
 
 
 def mixed_rows(most: int) -> tuple[int, ...]:
-    """The rows of mixed steps that are captured: powers of two, and between two of them their middle."""
+    """The captured rows of mixed steps: powers of two and the numbers halfway between them."""
     most = min(most, _MOST_MIXED)
     found = []
     size = _MIXED
@@ -82,7 +82,7 @@ class Keys:
     Attributes:
         sequences: Rows of decodes.
         tokens: Lengths of their caches.
-        rows: Rows of mixed steps; empty where these are not captured.
+        rows: Rows of mixed steps; empty if these are not captured.
     """
 
     sequences: tuple[int, ...]
@@ -94,7 +94,7 @@ class Keys:
         """The keys of an engine.
 
         Args:
-            options: Its sizes.
+            options: The engine's options.
             max_length: Tokens of the longest sequence.
             mixed: Whether steps with prompt tokens are captured, in pieces.
         """
@@ -113,7 +113,7 @@ class Keys:
         """The key of a decode.
 
         Args:
-            sequences: How many sequences it has.
+            sequences: The number of sequences.
             longest: Tokens of the longest cache.
         """
         return Key(
@@ -123,7 +123,7 @@ class Keys:
         )
 
     def mixed(self, rows: int) -> Key | None:
-        """The key of a step with prompt tokens; None where it has too many rows."""
+        """The key of a step with prompt tokens; None if it has too many rows."""
         index = bisect_left(self.rows, rows)
         return Key("mixed", self.rows[index]) if index < len(self.rows) else None
 

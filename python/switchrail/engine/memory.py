@@ -1,4 +1,4 @@
-"""The memory of an engine: its platform's pools, sized by its options."""
+"""The memory of an engine: its platform's pools, with sizes from its options."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from switchrail.pools.state import StatePool
 
 FRACTION: Final = 0.85
 _TRIED_FRACTION: Final = 0.95
-"""Where it is known what steps take."""
+"""The default if the memory of steps is known."""
 
 _TABLE_ENTRY = 4
-"""Bytes of a page's number in the page table."""
+"""Bytes per entry of the page table."""
 
 KINDS: Final[Mapping[str, KVKind]] = {"attention": "mha", "mla": "mla"}
 """The kind of cache of each paged op."""
@@ -36,12 +36,12 @@ T = TypeVar("T", bound=type)
 
 
 class Pools:
-    """The memory of an engine, allocated here and never again; pages and slots come back uncleared.
+    """The memory of an engine, allocated once. Freed pages and slots are not cleared.
 
     Attributes:
         pages: Free pages of the key-value pools.
         slots: Free slots of the state pool.
-        kv: The key-value pools by kind, for the kinds that the model has.
+        kv: The key-value pools of the model's kinds, by kind.
         state: The state pool.
     """
 
@@ -56,21 +56,20 @@ class Pools:
         dtype: torch.dtype,
         state_dtype: torch.dtype,
     ) -> None:
-        """Sizes and allocates the pools.
+        """Determine the sizes of the pools, and allocate them.
 
         Args:
-            shapes: What each (layer id, op) keeps.
-            options: Sizes.
-            working: Bytes that the steps take besides; None: nobody knows.
-            platform: Whose pools they are, and where they live.
+            shapes: The shape of the memory of each (layer id, op).
+            options: The engine's options.
+            working: Bytes that steps need in addition; None if unknown.
+            platform: The platform, which provides the pools.
             max_length: Tokens of the longest sequence.
-            dtype: Of keys, values and convolution windows.
-            state_dtype: Of recurrent states.
+            dtype: The dtype of keys, values and convolution windows.
+            state_dtype: The dtype of recurrent states.
 
         Raises:
-            ConfigError: There is no room for the state pool, the page table and a page that can be given out.
-            PlatformError: The platform gives a class that is no pool, or one that doesn't fit its base, or
-                nonsense as its memory.
+            ConfigError: The state pool, the page table and one assignable page don't fit.
+            PlatformError: The platform returns an invalid pool class or invalid memory sizes.
         """
         serving = platform.serving
         tokens: dict[KVKind, dict[int, Any]] = {}
@@ -114,7 +113,7 @@ class Pools:
         )
 
     def copy(self, pages: Sequence[tuple[int, int]], slots: Sequence[tuple[int, int]]) -> None:
-        """Copies contents of pages and slots, each pair's first to its second; no second is also a first."""
+        """Copy pages and slots from the first to the second of each pair. No second is also a first."""
         for pools, pairs in ((self.kv.values(), pages), ([self.state], slots)):
             if pairs:
                 sources, targets = sent(pairs, torch.int64, self._device, pin_memory=self._pinned).unbind(1)
@@ -122,17 +121,17 @@ class Pools:
                     pool.copy(sources, targets)
 
     def of(self, layer: int, op: str) -> tuple[torch.Tensor, ...]:
-        """What an op of a layer keeps: the caches of a paged one, else the pool of its states.
+        """The memory of an op in a layer: the caches of a paged op, otherwise the pool of its states.
 
         Raises:
-            UnknownLayerError: The pools keep nothing of that layer.
+            UnknownLayerError: The pools have no memory for that layer.
         """
         if op in KINDS:
             return self.kv[KINDS[op]].caches(layer)
         return ((self.state.windows if op == "short_conv" else self.state.states)[layer],)
 
     def tensors(self) -> list[torch.Tensor]:
-        """Every tensor of the pools."""
+        """All tensors of the pools."""
         return [*(tensor for pool in self.kv.values() for tensor in pool.tensors()), *self.state.tensors()]
 
     def nbytes_of(self, pages: int) -> float:
@@ -142,7 +141,7 @@ class Pools:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the pools take."""
+        """The size of the pools in bytes."""
         return sum(tensor.nbytes for tensor in self.tensors())
 
 
@@ -155,19 +154,19 @@ def _count_pages(
     page: int,
     slots: int,
 ) -> int:
-    """Pages, the reserved one included: as asked for, as could be needed, or as there is room for.
+    """The number of pages, with the reserved one: as requested, the maximum that is useful, or what fits.
 
     Args:
-        options: Sizes.
-        working: Bytes that the steps take; None: nobody knows.
-        platform: Where they live.
+        options: The engine's options.
+        working: Bytes that steps need; None if unknown.
+        platform: The platform of the pools.
         max_length: Tokens of the longest sequence.
-        page: Bytes of one page.
+        page: Bytes per page.
         slots: Bytes of all slots.
 
     Raises:
-        ConfigError: There is no room for the slots, the page table and two pages, or for the pages asked for.
-        PlatformError: The platform doesn't say how much memory there is.
+        ConfigError: The slots, the page table and two pages don't fit, or the requested pages don't.
+        PlatformError: The platform doesn't report its memory.
     """
     columns = pages_of(max_length, options.page_size)
     table = table_bytes(options, max_length)
@@ -208,15 +207,15 @@ def table_bytes(options: EngineOptions, max_length: int) -> int:
 
 
 def memory_in_use(platform: Platform, *, cached: bool = False) -> float:
-    """Bytes of the device that are in use, when all that was launched is done.
+    """Bytes of device memory in use after all launched work is done.
 
     Args:
-        platform: Where.
-        cached: Whether memory that was freed, and is kept for later, counts.
+        platform: The platform.
+        cached: Whether to include freed memory that is kept for reuse.
 
     Raises:
-        ConfigError: The platform doesn't say.
-        PlatformError: It says nonsense.
+        ConfigError: The platform doesn't report it.
+        PlatformError: The reported value is invalid.
     """
     platform.hardware.synchronize()
     if not cached:
@@ -236,7 +235,7 @@ def _unknown(platform: Platform) -> ConfigError:
 
 
 def _bytes(platform: Platform, method: str, *, least: int) -> float | None:
-    """A number of bytes from a method of the platform's `Hardware`; None: unknown."""
+    """A number of bytes from a method of the platform's `Hardware`; None if unknown."""
     found = getattr(platform.hardware, method)()
     if found is not None and not (is_number(found) and found >= least):
         raise PlatformError(

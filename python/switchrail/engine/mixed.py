@@ -1,4 +1,4 @@
-"""Steps with prompt tokens, captured but for the calls of their layers' backends."""
+"""Steps with prompt tokens, captured except for the calls of backends."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from switchrail.engine.step import Step, StepBuilder
 
 
 class MixedSteps:
-    """Steps of few rows, for which the host takes longer than the device.
+    """Mixed steps with few rows, for which the host takes longer than the device.
 
-    Everything that depends on the number of rows alone is captured. Sequences and their lengths differ from
-    step to step, so backends are called eagerly with those that there are.
+    Everything that depends only on the number of rows is captured. Sequences and their lengths differ between
+    steps, so backends are called eagerly with the actual ones.
     """
 
     def __init__(
@@ -32,16 +32,16 @@ class MixedSteps:
         sequences: int,
         device: torch.device,
     ) -> None:
-        """Allocates what the captured part reads.
+        """Allocate the inputs of the captured parts.
 
         Args:
-            capturer: What captures.
-            dispatcher: Where the model's layers reach their backends.
-            builder: What makes a step of a schedule.
-            memory: Who has which memory.
+            capturer: Captures steps.
+            dispatcher: Dispatches the layers' calls to backends.
+            builder: Makes a step from a schedule.
+            memory: The memory of sequences.
             rows: Rows of the largest step.
-            sequences: Sequences that run at one time, at most.
-            device: Where the model runs.
+            sequences: Maximum concurrent sequences.
+            device: The device of the model.
         """
         self._capturer = capturer
         self._dispatcher = dispatcher
@@ -55,14 +55,14 @@ class MixedSteps:
         self._real_rows = torch.zeros(1, dtype=torch.int32, device=device)
 
     def capture(self, key: Key) -> Captured:
-        """Captures a key."""
+        """Capture a key."""
         step = self._step(key.rows)
         for tensor in (*_varying(step), self._real_rows):
             tensor.zero_()
         return Captured(key, self._capturer.capture(step, NOTHING), step, NOTHING)
 
     def run(self, captured: Captured, schedule: Schedule) -> tuple[torch.Tensor, torch.Tensor]:
-        """Runs a schedule's tokens.
+        """Run a schedule's tokens.
 
         Returns:
             [R, vocabulary] and the R slots; the next step overwrites the first.
@@ -84,7 +84,7 @@ class MixedSteps:
         return min(rows, self._sequences)
 
     def _step(self, rows: int) -> Step:
-        """Of the first rows."""
+        """The step of the first `rows` rows."""
         return Step(
             input_ids=self._ids[:rows].unsqueeze(0),
             position_ids=self._positions[:rows].unsqueeze(0),

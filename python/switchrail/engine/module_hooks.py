@@ -9,16 +9,16 @@ from torch import nn
 from torch.nn.modules import module as of_modules
 
 Numbered = Mapping[int, Any]
-"""Hooks by numbers, which torch gives out once."""
+"""Hooks by number; torch never reuses a number."""
 
 
 def hooks_of(part: nn.Module) -> tuple[Numbered, ...]:
-    """Those that a call of a module runs; each mapping is the module's own, which changes."""
+    """The hooks that a call of a module runs. The mappings are the module's own and change with it."""
     return part._forward_pre_hooks, part._forward_hooks
 
 
 def hooks_of_all() -> tuple[Numbered, ...]:
-    """Those that a call of any module runs besides, likewise."""
+    """The hooks that a call of any module runs in addition."""
     return of_modules._global_forward_pre_hooks, of_modules._global_forward_hooks
 
 

@@ -1,4 +1,4 @@
-"""What an engine is sized by."""
+"""The options of an engine."""
 
 from __future__ import annotations
 
@@ -16,38 +16,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Sizes of an engine; everything that depends on them is allocated once, when the engine is made.
+    """The options of an engine. Everything that depends on them is allocated once, when the engine is made.
 
-    What is None is left to the platform, whose `Serving.engine_defaults` may say; so is, in a mapping that
-    stands for options, what is missing.
+    For options that are None, or missing in a mapping, the platform's `Serving.engine_defaults` apply.
 
     Attributes:
-        max_sequences: Sequences that run at one time; each has one slot in every state pool.
+        max_sequences: Maximum concurrent sequences; each has one slot in every state pool.
         max_tokens_per_step: Rows of one forward pass, decode rows included; at least `max_sequences`, so that
             decoding never waits for prefill.
-        prefill_chunk: The most prompt tokens of one request in one step; None: as many as the step has room
-            for.
-        prompt_pause: After a step with prompt tokens, prompts that come while others decode wait for so many
-            times the duration of that step, unless they fill a step. More prompts then share a step, and the
-            steps between are decodes alone. 0 or None: none waits.
-        page_size: Tokens in a page of the key-value pool.
-        num_pages: Pages of the key-value pool, the reserved page 0 included; None: as many as `max_sequences`
-            sequences of `max_length` tokens could need, or as many as `memory_fraction` leaves room for.
-        max_length: Tokens of the longest sequence, prompt and output together; None: what the model was made
-            for.
-        memory_fraction: The part of the memory that is free with the weights loaded which the engine takes:
-            the pools get what a trial of the largest steps leaves of it. None: 0.95. Where there is no trial,
-            the pools take all of it. None there: 0.85; on a host 0.25.
-        capture: What is captured in graphs, where the platform can: `all` steps that take the host longer
-            than the device; only those without prompt tokens, `decode`; or none, `off`.
-        compile: What torch.compile compiles: `blocks`, the decoder layers, each kind at most twice, for one
-            row and for several; or `off`.
-        overlap: Whether the host reads a step's tokens while the device runs the next step, where it can. A
-            request that ends early (by an end token or a stop string) then costs one row of one step.
-        state_dtype: The dtype of recurrent states, `float32` or `bfloat16`; a backend that lacks it does not
-            serve. Convolution windows, keys and values have the dtype of the model.
-        seed: Start of the random numbers of torch, on host and device, which backends may draw; None: they
-            are left as they are. Sampling has seeds of its own, in SamplingParams.
+        prefill_chunk: Maximum prompt tokens of one request per step; None for as many as fit in the step.
+        prompt_pause: After a step with prompt tokens, prompts that arrive while others decode wait for this
+            many times the duration of that step, unless they fill a step. More prompts then share a step, and
+            the steps in between are decodes only. 0 or None for no wait.
+        page_size: Page size of the key-value pool in tokens.
+        num_pages: Pages of the key-value pool, the reserved page 0 included. None for as many as
+            `max_sequences` sequences of `max_length` tokens could need, or as fit in `memory_fraction`.
+        max_length: Tokens of the longest sequence, prompt and output together; None for the model's limit.
+        memory_fraction: The usable fraction of the memory that is free after the weights are loaded. The
+            pools get what a trial of the largest steps leaves of it, or all of it if there is no trial. None
+            for 0.95 with a trial and 0.85 without; 0.25 on a host.
+        capture: The steps captured in graphs if the platform supports them: `all` steps that take the host
+            longer than the device, `decode` for those without prompt tokens, or `off`.
+        compile: What torch.compile compiles: `blocks` for the decoder layers, each kind at most twice, for
+            one row and for several; or `off`.
+        overlap: Whether the host reads a step's tokens while the device runs the next step, if the device
+            supports it. A request that ends early (by an end token or a stop string) then costs one row of
+            one step.
+        state_dtype: The dtype of recurrent states, `float32` or `bfloat16`; only backends that support it are
+            used. Convolution windows, keys and values have the model's dtype.
+        seed: Seed of torch's random numbers on host and device, which backends may use; None leaves them
+            unchanged. Sampling has its own seeds, in SamplingParams.
 
     Raises:
         ConfigError: A value is out of range; the error lists all of them.
@@ -126,14 +124,14 @@ class EngineOptions:
         values: EngineOptions | Mapping[str, Any] | None,
         defaults: Mapping[str, Any] | None = None,
     ) -> EngineOptions:
-        """Options from themselves, from a mapping of names to values, or the defaults.
+        """Make options from options, from a mapping of names to values, or from the defaults.
 
         Args:
-            values: What was asked for.
-            defaults: Values for what is None or missing in it.
+            values: The requested options.
+            defaults: Values for options that are None or missing.
 
         Raises:
-            ConfigError: A name is no option (the nearest names are given), or a value is out of range.
+            ConfigError: A name is not an option (the nearest names are given), or a value is out of range.
         """
         if isinstance(values, EngineOptions):
             left = {name: value for name, value in (defaults or {}).items() if getattr(values, name) is None}
@@ -151,17 +149,17 @@ class EngineOptions:
         given = {name: value for name, value in (values or {}).items() if value is not None}
         left = {name: value for name, value in (defaults or {}).items() if name not in given}
         rows = given.get("max_tokens_per_step")
-        if is_count(rows) and "max_sequences" in left:  # which asked for no more sequences than that
+        if is_count(rows) and "max_sequences" in left:  # the caller requested no larger number of sequences
             left["max_sequences"] = min(left["max_sequences"], rows)
         return cls(**left, **given)
 
 
 def options_on(platform: Platform, values: EngineOptions | Mapping[str, Any] | None) -> EngineOptions:
-    """What was asked for, over a platform's defaults.
+    """The requested options, with a platform's defaults for others.
 
     Raises:
-        ConfigError: As `EngineOptions.of`.
-        PlatformError: The platform's defaults are no options.
+        ConfigError: As in `EngineOptions.of`.
+        PlatformError: The platform's defaults are not valid options.
     """
     defaults = platform.serving.engine_defaults()
     if not isinstance(defaults, Mapping):

@@ -1,4 +1,4 @@
-"""A step that was captured in one piece, or in several with calls between them that run eagerly."""
+"""A step captured in one or several pieces, with eager calls between them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from switchrail.platforms.graph import Graph
 
 
 class Pieces:
-    """Graphs that follow one another in one working memory, with an eager call between any two of them.
+    """Consecutive graphs in one working memory, with an eager call between any two of them.
 
-    What a call reads and writes lies in that memory, at the same place in each step.
+    The inputs and outputs of a call are in that memory, at the same addresses in each step.
     """
 
     def __init__(self, graph_class: type[Graph], shares: Graph | None) -> None:
-        """Captures nothing yet.
+        """Create it, with nothing captured.
 
         Args:
-            graph_class: What captures.
-            shares: As in `Graph`.
+            graph_class: The class of the graphs.
+            shares: See `Graph`.
         """
         self._graph_class = graph_class
         self._graphs: list[Graph] = []
@@ -32,7 +32,7 @@ class Pieces:
 
     @contextmanager
     def capture(self) -> Iterator[None]:
-        """Keeps what is launched in the block, but for what `cut` is given.
+        """Capture the launches in the block, except the calls passed to `cut`.
 
         Raises:
             Exception: Something in the block can't be captured.
@@ -42,7 +42,7 @@ class Pieces:
             yield
 
     def cut(self, call: Any) -> None:
-        """Ends a piece; begins another one behind a call, which isn't made now."""
+        """End a piece and begin another one after `call`, which isn't made now."""
         self._stack.close()
         layer, *tensors = call
         kept = [self._graphs[-1].kept(one) if isinstance(one, torch.Tensor) else one for one in tensors]
@@ -50,7 +50,7 @@ class Pieces:
         self._begin()
 
     def replay(self, run: Callable[[Any], None]) -> None:
-        """Launches it again.
+        """Launch the pieces again.
 
         Args:
             run: Makes a call.

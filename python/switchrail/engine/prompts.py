@@ -1,4 +1,4 @@
-"""Prompts: their tokens, and whether a model can serve them."""
+"""Tokens of prompts, and checks whether a model can serve them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def listed(found: Any, expected: str) -> list[Any]:
     """The items of a sequence.
 
     Args:
-        found: A list, a tuple, an array; no text or bytes, mapping, set or iterator.
-        expected: What it must be, for the message.
+        found: A list, a tuple or an array; not text, bytes, a mapping, a set or an iterator.
+        expected: The expected kind, for the message.
 
     Raises:
-        RequestError: It is none.
+        RequestError: It is not a sequence.
     """
     others = (str, bytes, bytearray, memoryview, Mapping, Set)
     try:
@@ -31,10 +31,10 @@ def listed(found: Any, expected: str) -> list[Any]:
 
 
 def token_ids(prompt: Any) -> tuple[int, ...]:
-    """The token ids that were given in place of a text.
+    """Check token ids that were passed instead of a text.
 
     Raises:
-        RequestError: They are none.
+        RequestError: They are not token ids.
     """
     tokens = listed(prompt, "a prompt is a text or token ids")
     if not tokens:
@@ -51,11 +51,11 @@ def tokenize(tokenizer: Any, prompt: str) -> tuple[int, ...]:
     """The token ids of a text.
 
     Raises:
-        RequestError: It has none, or the tokenizer fails.
+        RequestError: There are none, or the tokenizer fails.
     """
     try:
         tokens = tuple(tokenizer(prompt)["input_ids"])
-    except Exception as error:  # a lone surrogate, say
+    except Exception as error:  # for example for a lone surrogate
         raise RequestError(f"the prompt {prompt!r:.80} can't be tokenized: {error}") from error
     if not tokens:
         raise RequestError("the prompt has no tokens; at least one is needed")
@@ -63,10 +63,10 @@ def tokenize(tokenizer: Any, prompt: str) -> tuple[int, ...]:
 
 
 def check_length(prompt_tokens: int, params: SamplingParams, max_length: int) -> None:
-    """Checks that a prompt and what it may become fit in a sequence.
+    """Check that a prompt with its possible output fits in a sequence.
 
     Raises:
-        RequestError: They don't.
+        RequestError: It doesn't fit.
     """
     length = prompt_tokens + params.max_new_tokens
     if length > max_length:

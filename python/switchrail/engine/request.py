@@ -1,4 +1,4 @@
-"""A prompt on its way through the engine, and what comes out of it."""
+"""Requests and their outputs."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from switchrail.engine.text import TextStream
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What a finished request gave.
+    """The result of a finished request.
 
     Attributes:
-        prompt: The prompt as it was given, None where it was given as tokens.
+        prompt: The prompt as given; None if it was given as tokens.
         prompt_tokens: Its token ids.
-        tokens: The generated token ids, the one that ended the output included.
-        text: Their text, without special tokens, cut before a stop string.
+        tokens: The generated token ids, including the one that ended the output.
+        text: Their text, without special tokens, ending before a stop string.
         finish_reason: `stop` (an end token or stop string), `length`, `cancelled` or `error`.
-        error: What went wrong, where the reason is `error`.
+        error: The error, if the reason is `error`.
     """
 
     prompt: str | None
@@ -35,10 +35,10 @@ class Event:
     """A new token of a request, or its end, or both.
 
     Attributes:
-        request: Whose event it is.
-        token: The new token's id; None where a request ends without one.
-        text: Text that became certain with it; the texts of all events of a request make up its text.
-        finish_reason: Why the request ended, None while it goes on.
+        request: The request.
+        token: The new token's id; None if a request ends without one.
+        text: Text that became final with the token; the texts of all events form the request's text.
+        finish_reason: Why the request ended; None while it is active.
     """
 
     request: Request
@@ -49,22 +49,22 @@ class Event:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Request(Task):
-    """A submitted prompt; its attributes follow what the engine does with it.
+    """A submitted prompt. Its attributes follow its progress.
 
     Attributes:
-        id: Counts the engine's requests, from 0.
-        prompt: The prompt as it was given, None where it was given as tokens.
+        id: Number of the request in its engine, from 0.
+        prompt: The prompt as given; None if it was given as tokens.
         prompt_tokens: Its token ids.
-        params: How its tokens are chosen and when they end.
+        params: Its sampling parameters and end conditions.
         tokens: The token ids generated so far.
-        finish_reason: Why it ended, None while it waits or runs.
-        error: What went wrong, where the reason is `error`.
+        finish_reason: Why it ended; None while it waits or runs.
+        error: The error, if the reason is `error`.
     """
 
     id: int
     prompt: str | None
     prompt_tokens: tuple[int, ...]
-    # the engine's own
+    # for the engine only
     owner: object
     stream: TextStream
     events: deque[Event]
@@ -72,17 +72,17 @@ class Request(Task):
 
     @property
     def samples(self) -> tuple[Request, ...]:
-        """The requests of the same prompt, one for each of `SamplingParams.n`, this one among them."""
+        """The requests of the same prompt, one for each of `SamplingParams.n`, including this one."""
         return self.siblings or (self,)
 
     @property
     def text(self) -> str:
-        """The text given out so far."""
+        """The final text so far."""
         return self.stream.text
 
     @property
     def output(self) -> Output:
-        """What came out; only of a finished request."""
+        """The output; only for finished requests."""
         assert self.finish_reason is not None, "the request is not finished"
         return Output(
             prompt=self.prompt,
@@ -96,9 +96,9 @@ class Request(Task):
     def note(
         self, token: int | None, reason: FinishReason | None, error: BaseException | None = None
     ) -> None:
-        """Writes down a new token, or the end, or both, with the text that they make certain, as an event.
+        """Record a new token, or the end, or both, as an event with the text that became final.
 
-        An error in the last text becomes the reason why the request ends.
+        An error in the last text becomes the request's error.
         """
         text = ""
         if token is not None and reason != "stop":
@@ -111,7 +111,7 @@ class Request(Task):
             except Exception as failure:
                 reason, error = "error", failure
         event = Event(request=self, token=token, text=text, finish_reason=reason)
-        # as in `Sequences.admit`, no exception of a signal comes between these
+        # as in `Sequences.admit`, no signal's exception can occur between these
         if token is not None:
             self.tokens += (token,)
         self.error, self.finish_reason = error, reason

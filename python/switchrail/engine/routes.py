@@ -1,4 +1,4 @@
-"""The routes that an engine needs, for the engine itself and for those who ask what it would do."""
+"""The routes that an engine needs, for the engine itself and for `explain`."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def plan_routes(
     phases: Iterable[str] = ("prefill", "decode"),
     features: Mapping[str, Iterable[str]] | None = None,
 ) -> RoutePlan:
-    """Plans a model on what an engine's pools hold; see `Runtime.plan`.
+    """Plan a model on the contents of an engine's pools; see `Runtime.plan`.
 
-    The platform's default backends count where the user has chosen none. One that can't serve is an error
-    that says whose choice it was. `features` are what the backends of an op must be able to do besides.
+    The platform's default backends apply if the user has chosen none. If one can't serve, the error says that
+    the platform chose it. `features` are additional features that the backends of an op must have.
 
     Raises:
-        PreferenceError: A choice can have no effect: the model runs none of its ops, or not in its phase.
-        SwitchrailError: As `Runtime.plan`.
+        PreferenceError: A choice has no effect: the model runs none of its ops, or not in its phase.
+        SwitchrailError: As in `Runtime.plan`.
     """
     phases = tuple(phases)
     chosen = dict(preferences or {})
@@ -133,6 +133,6 @@ def _check_effect(chosen: Mapping[str, str], model: str, ops: set[str], phases: 
 
 
 def _keys(op: str, phase: str) -> tuple[str, ...]:
-    """The preference keys that speak for an op in a phase."""
+    """The preference keys that apply to an op in a phase."""
     family = ("linear", f"linear.{phase}") if op in LINEAR_OPS else ()
     return (op, f"{op}.{phase}", *family)

@@ -1,4 +1,4 @@
-"""A loaded model with the memory that it runs on."""
+"""A loaded model with its memory."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from switchrail.pools import pages_of
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """What is captured.
+    """The captures of an engine.
 
     Attributes:
-        plan: What, and the routes.
+        plan: The steps to capture, and their routes.
         bound: The routes of decodes, with their backends.
-        graph_class: What captures.
+        graph_class: The class of the graphs.
     """
 
     plan: CapturePlan
@@ -51,18 +51,18 @@ class Capture:
 
 
 class Runner:
-    """Runs schedules: tokens in, logits out, keys, values and states into the pools.
+    """Runs schedules: maps tokens to logits, and writes keys, values and states to the pools.
 
     Attributes:
         model: The model definition with its weights.
         pools: The memory for keys, values and states.
-        dispatcher: Where the model's layers reach their backends.
-        running: The step that runs.
-        builder: What makes a step of a schedule.
-        graphs: The steps that were captured; None: none is.
-        blocks: The compiled layers; None: none is.
-        sequences: Who has which of that memory.
-        hooks: What stands on the modelling module, to be cleared when the model is done with.
+        dispatcher: Dispatches the layers' calls to backends.
+        running: The current step.
+        builder: Makes a step from a schedule.
+        graphs: The captured steps; None for none.
+        blocks: The compiled layers; None for none.
+        sequences: The assignment of the memory to sequences.
+        hooks: The hooks on the modelling module, to be cleared when the model is no longer used.
     """
 
     def __init__(
@@ -78,24 +78,24 @@ class Runner:
         state_dtype: torch.dtype,
         max_length: int,
     ) -> None:
-        """Allocates the pools and connects the model to its backends.
+        """Allocate the pools and connect the model to its backends.
 
         Args:
             checkpoint: The loaded model.
             bound: Its routes, with their backends.
-            options: Sizes.
-            working: Bytes that the steps take; None: nobody knows.
-            platform: Where it runs.
-            forward_of: Finds the function that serves an operation there.
-            dtype: Of activations, keys, values and convolution windows.
-            state_dtype: Of recurrent states.
+            options: The engine's options.
+            working: Bytes that steps need; None if unknown.
+            platform: The platform of the model.
+            forward_of: Finds the platform's function of an operation.
+            dtype: The dtype of activations, keys, values and convolution windows.
+            state_dtype: The dtype of recurrent states.
             max_length: Tokens of the longest sequence.
 
         Raises:
             LayoutError: The plan's layout is not the model's.
-            CheckpointError: A layer does something that the engine can't do.
+            CheckpointError: A layer uses something that the engine does not support.
             ConfigError: There is not enough memory.
-            PlatformError: The platform gives something that is no pool.
+            PlatformError: The platform returns an invalid pool.
         """
         mixers = find_mixers(checkpoint.model, checkpoint.family, bound.plan.layout.layers)
         shapes = read_shapes(mixers)
@@ -147,7 +147,7 @@ class Runner:
             )
 
     def disconnect(self) -> None:
-        """Leaves the model to another runner."""
+        """Disconnect the model, for use by another runner."""
         self.hooks.clear()
         for handle in self._on_mixers:
             handle.remove()
@@ -159,10 +159,10 @@ class Runner:
 
     @torch.inference_mode()
     def prepare_graphs(self, capture: Capture) -> Graphs:
-        """Makes `graphs`, of which nothing is captured yet."""
+        """Create `graphs`, with nothing captured yet."""
         options, device, sequences = self._options, torch.device(self._platform.device), self.sequences
         capturer = Capturer(
-            # not the runner: a cycle would keep a closed engine's memory until it is collected
+            # not the runner: a cycle would keep a closed engine's memory until garbage collection
             partial(_forward, self.model, self.dispatcher, self.running),
             capture.graph_class,
             sequences=options.max_sequences,
@@ -194,11 +194,11 @@ class Runner:
         return self.graphs
 
     def run(self, schedule: Schedule) -> tuple[torch.Tensor, torch.Tensor]:
-        """Runs a schedule's tokens: from a graph where one serves them.
+        """Run a schedule's tokens, from a graph if there is one.
 
         Returns:
-            [R, vocabulary], a row for each decoding task, then for each whose prompt ends in this step, and
-            their R slots; the next step may overwrite both.
+            [R, vocabulary], one row per decoding task, then one per task whose prompt ends in this step, and
+            their R slots. The next step may overwrite both.
         """
         if self.blocks is not None:
             self.blocks.look()
@@ -218,7 +218,7 @@ def _forward(
     parts: Sequence[Part] | Prepared,
     elsewhere: Elsewhere | None = None,
 ) -> torch.Tensor:
-    """Runs a step: [R, vocabulary]."""
+    """Run a step; return [R, vocabulary]."""
     try:
         running.now = step
         with dispatcher.running(parts, elsewhere):

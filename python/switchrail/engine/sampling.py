@@ -20,16 +20,16 @@ _SEEDS: Final = 1 << 53
 def choose(
     logits: torch.Tensor, params: Sequence[SamplingParams], draws: Sequence[random.Random]
 ) -> torch.Tensor:
-    """Chooses a token for each row, without waiting for the device.
+    """Choose a token for each row, without waiting for the device.
 
     Args:
         logits: [R, vocabulary].
-        params: How each row's token is chosen.
-        draws: Each row's source of random numbers; exactly one number is taken from it where the row is
-            sampled, so a request's draws depend on nothing but its seed.
+        params: Each row's sampling parameters.
+        draws: Each row's source of random numbers. A sampled row takes exactly one number, so a request's
+            draws depend only on its seed.
 
     Returns:
-        [R] int64 token ids; -1 where a row's logits are not finite at the top, so that nothing can be chosen.
+        [R] int64 token ids; -1 for rows whose largest logit is not finite.
     """
     best, tokens = logits.max(dim=-1)
     rows = [row for row, param in enumerate(params) if param.temperature > 0]

@@ -1,4 +1,4 @@
-"""Which tokens run in the next step."""
+"""Choosing the tokens of the next step."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Schedule:
     """The tasks of one step.
 
     Attributes:
-        decode: Tasks that run their last token, by slot: where slots follow one another, a backend can work
-            on a slice of its pool.
-        prefill: Tasks that run prompt tokens, with their number.
-        forks: Pairs of tasks: the prompt of the first one ends in this step, and the second one, of the same
-            prompt, goes on from there.
+        decode: Tasks that run their last token, ordered by slot: with consecutive slots, a backend can use a
+            slice of its pool.
+        prefill: Tasks that run prompt tokens, each with their number.
+        forks: Pairs of tasks with the same prompt. The first one's prompt ends in this step, and the second
+            one continues from there.
     """
 
     decode: list[Task]
@@ -32,28 +32,28 @@ class Schedule:
 
     @property
     def tasks(self) -> list[Task]:
-        """All of them, in the order of their rows; those without rows last."""
+        """All tasks in the order of their rows; those without rows last."""
         return [*self.decode, *(task for task, _ in self.prefill), *(task for _, task in self.forks)]
 
 
 class Scheduler:
     """First come, first served, with continuous batching and chunked prefill.
 
-    A task is admitted when a slot is free and all the pages that it can ever need are: those of its prompt
-    and of every new token. It then runs to its end and is never preempted, so nothing is computed twice and
-    no two tasks can wait for each other's pages; the price is that pages for tokens which a task stops short
-    of stay unused. Nobody overtakes: when the first in line does not fit, the others wait behind it, so each
-    task's turn comes.
+    A task is admitted when a slot and all pages that it can ever need are free: those of its prompt and of
+    every new token. It then runs to its end without preemption, so nothing is computed twice and tasks can't
+    wait for each other's pages. The price is that pages for tokens that a task doesn't generate stay unused.
+    Tasks never overtake each other: if the first in the queue does not fit, the others wait too, so no task
+    waits forever.
 
-    While sequences decode, a prompt that comes soon after others may be held back (`hold`): few steps with
-    many prompts take less time than many with few.
+    While sequences decode, a prompt that arrives soon after others may be delayed (`hold`): a few steps with
+    many prompts take less time than many steps with few.
 
-    Of samples of one prompt that are admitted before its prefill ends, the first one runs it; the others
-    share its full pages, wait, and are forked. One that is admitted later runs the prompt itself.
+    Of several samples of one prompt that are admitted before its prefill ends, the first one runs it. The
+    others share its full pages, wait, and are forked. A sample that is admitted later runs the prompt itself.
 
     Attributes:
-        waiting: Tasks in line; one can be taken out anywhere without a search. Which of the live sequences
-            are in prefill follows from their lengths.
+        waiting: The queue of tasks; any one can be removed without a search. Which of the live sequences are
+            in prefill follows from their lengths.
     """
 
     def __init__(self, sequences: Sequences[Task], options: EngineOptions) -> None:
@@ -62,16 +62,16 @@ class Scheduler:
         self._rows = options.max_tokens_per_step
         self._chunk = options.prefill_chunk or options.max_tokens_per_step
         self._page_size = options.page_size
-        self._was_full = False  # whether prompts were left in line because a step had no rows for them
+        self._was_full = False  # whether prompts stayed in the queue because a step had no rows for them
 
     def schedule(self, unread: Collection[Task] = (), hold: bool = False) -> Schedule:
-        """Takes the next step's tokens: each decoding task's, then prompt tokens in order of admission.
+        """Choose the next step's tokens: those of decoding tasks, then prompt tokens in order of admission.
 
         Args:
-            unread: The tasks with a token that they have not been given yet: where that is the last one which
-                they can have, they are left out.
-            hold: Whether prompts stay in line while others decode, unless those in line fill the step, or
-                were left by one that was full.
+            unread: The tasks with a token that has not been delivered. If that is the last token they can
+                have, they are left out.
+            hold: Whether prompts stay in the queue while others decode, unless they fill the step or a full
+                step left them there.
         """
         live = self._sequences.live
         through = [task for task in live if task.length >= len(task.ids)]
@@ -113,13 +113,13 @@ class Scheduler:
         return Schedule(decode=decode, prefill=prefill, forks=forks)
 
     def drop(self) -> None:
-        """Drops what an exception has left in front of the line: a task that is admitted."""
+        """Remove an admitted task that an exception has left at the front of the queue."""
         task = next(iter(self.waiting), None)
         if task is not None and task.slot:
             del self.waiting[task]
 
     def _fills(self, rows: int) -> bool:
-        """Whether the prompts in line have so many tokens."""
+        """Whether the prompts in the queue have at least this many tokens."""
         for task in self.waiting:
             rows -= len(task.ids)
             if rows <= 0:
@@ -127,11 +127,11 @@ class Scheduler:
         return False
 
     def _leader(self, task: Task, leaders: dict[int, Task]) -> Task:
-        """The task that runs the prompt for this one, most often itself."""
+        """The task that runs the prompt for this one, usually itself."""
         return task if task.group is None else leaders.setdefault(task.group, task)
 
     def _place(self, task: Task, rows: int, prefill: list[tuple[Task, int]]) -> int:
-        """Gives a task as many rows as it may have; returns their number."""
+        """Assign rows to a task, up to its limits; return their number."""
         count = min(len(task.ids) - task.length, self._chunk, rows)
         prefill.append((task, count))
         return count

@@ -10,9 +10,9 @@ class Sequence:
     """A sequence's place in memory; only `Sequences` changes it.
 
     Attributes:
-        slot: Its slot of states; 0 while it has none.
+        slot: Its slot of states; 0 if it has none.
         pages: Its pages, in the order of its tokens.
-        length: Tokens that are in memory. Its newest one, which the next decode row runs, is not.
+        length: The number of tokens in memory. Excludes the newest token, which the next decode row runs.
     """
 
     slot: int = 0

@@ -1,11 +1,11 @@
-"""Which memory each sequence has, and how far it has come: one owner for all of it.
+"""The memory and the progress of each sequence; the only owner of both.
 
-It knows no model and no prompt. Runners of several models (a target and its drafts, say) can share one, as
-long as their pools have pages and slots of the same numbers.
+Independent of models and prompts. Runners of several models (for example a target and a draft model) can
+share one, if their pools have equal numbers of pages and slots.
 
-Its truth is which sequences are live, and their attributes. The free lists and the counts of holders follow
-from that. An exception in the middle of a change, a KeyboardInterrupt say, leaves a mark, and the next call
-computes both anew. So no page and no slot is ever lost, and there is nothing to undo.
+The live sequences and their attributes are the source of truth; the free lists and holder counts are derived
+from them. An exception in the middle of a change, such as a KeyboardInterrupt, leaves a mark, and the next
+call derives both again. So no page or slot is ever lost, and nothing has to be undone.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ S = TypeVar("S", bound=Sequence)
 
 
 class Sequences(Generic[S]):
-    """Gives sequences slots and pages, and takes these back.
+    """Assigns slots and pages to sequences, and frees them.
 
     Attributes:
-        live: The sequences that have memory, in the order of their admission.
+        live: The sequences with memory, in order of admission.
         page_table: [slots, pages] int32 on the device, the pages of the sequence in each slot; entries past a
             sequence's pages are undefined.
-        last_tokens: [slots] int64 on the device, the newest token of the sequence in each slot. Slot 0 takes
-            those of nobody.
+        last_tokens: [slots] int64 on the device, the newest token of the sequence in each slot. Slot 0 is for
+            padding.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class Sequences(Generic[S]):
         device: torch.device,
         pin_memory: bool = False,
     ) -> None:
-        """Owns all pages and slots from here on.
+        """Take ownership of all pages and slots.
 
         Args:
-            pages: Which pages are free: all of them.
-            slots: Which slots are free: all of them.
-            page_size: Tokens in a page.
+            pages: The free pages, initially all.
+            slots: The free slots, initially all.
+            page_size: Page size in tokens.
             max_pages: Pages of the longest sequence.
             device: Where the models run.
             pin_memory: Whether it copies from pinned memory.
@@ -62,21 +62,21 @@ class Sequences(Generic[S]):
         self._pages = pages
         self._slots = slots
         self._page_size = page_size
-        self._holders = [0] * (pages.capacity + 1)  # of each page: how many sequences have it
+        self._holders = [0] * (pages.capacity + 1)  # for each page, the number of sequences that hold it
         self._whole = True  # whether free lists and holders agree with the live sequences
 
     def fits(self, pages: int) -> bool:
-        """Whether a sequence with that many new pages can be admitted."""
+        """Whether a sequence with this number of new pages can be admitted."""
         return len(self._slots) > 0 and pages <= len(self._pages)
 
     def admit(self, sequence: S, pages: int, shared: Listing[int] = ()) -> None:
-        """Gives a sequence a slot and pages. The caller has checked with `fits`.
+        """Assign a slot and pages to a sequence. The caller must have checked `fits`.
 
         Args:
-            sequence: One that has none. Its length is 0 afterwards.
-            pages: New pages.
-            shared: Pages of a live sequence, which become this one's first. Both may write the same tokens to
-                them, and nothing else.
+            sequence: A sequence without memory. Its length becomes 0.
+            pages: The number of new pages.
+            shared: Pages of a live sequence, which become the first pages of this one. Both may write only
+                the same tokens to them.
         """
         self.repair()
         self._whole = False
@@ -93,18 +93,18 @@ class Sequences(Generic[S]):
         self._whole = True
 
     def advance(self, rows: Iterable[tuple[S, int]]) -> None:
-        """Notes for each sequence how many more of its tokens are in memory."""
+        """Increase the number of tokens in memory of each sequence."""
         for sequence, count in rows:
             sequence.length += count
 
     def rollback(self, sequence: S, count: int) -> None:
-        """Forgets the newest tokens in memory; what comes next overwrites them there.
+        """Discard the newest tokens in memory; later tokens overwrite them.
 
-        The states in a sequence's slot are not rolled back: that is their op's `commit`.
+        The states in a sequence's slot are not rolled back; the op's `commit` does that.
 
         Args:
             sequence: A live sequence.
-            count: How many tokens.
+            count: The number of tokens.
 
         Raises:
             RequestError: It has fewer tokens, or another sequence shares the page that would be written next.
@@ -123,16 +123,16 @@ class Sequences(Generic[S]):
         sequence.length = length
 
     def fork(self, source: S, target: S) -> list[tuple[int, int]]:
-        """Lets a sequence go on where another one is.
+        """Let a sequence continue from the position of another one.
 
         Args:
             source: A live sequence.
-            target: A live sequence of length 0 with pages for as many tokens; those of `source` that are full
-                can be shared with it (`admit`).
+            target: A live sequence of length 0 with pages for as many tokens; it may share the full pages of
+                `source` (`admit`).
 
         Returns:
-            Pairs of pages: the first one's contents have to be copied to the second one. The contents of
-            the slot of `source` have to be copied as well.
+            Pairs of pages whose contents must be copied from the first to the second. The caller must also
+            copy the contents of the slot of `source`.
         """
         used = pages_of(source.length, self._page_size)
         pairs = zip(source.pages[:used], target.pages, strict=False)
@@ -142,13 +142,13 @@ class Sequences(Generic[S]):
         return copies
 
     def release(self, sequence: S) -> None:
-        """Frees a sequence's slot and pages, if it has any; pages that other sequences share stay taken."""
+        """Free a sequence's slot and pages, if it has any; pages shared with other sequences stay in use."""
         self.repair()
         if not sequence.slot:
             return
         self._whole = False
         slot, pages = sequence.slot, sequence.pages
-        # as in `admit`, no exception of a signal comes between these
+        # as in `admit`, no signal's exception can occur between these
         del self.live[sequence]
         sequence.slot, sequence.pages = 0, []
         for page in pages:
@@ -158,7 +158,7 @@ class Sequences(Generic[S]):
         self._whole = True
 
     def repair(self) -> None:
-        """Computes free lists and holders anew, if an exception broke a change off."""
+        """Derive free lists and holders again, if an exception interrupted a change."""
         if self._whole:
             return
         self._holders[:] = [0] * len(self._holders)

@@ -1,4 +1,4 @@
-"""What an engine has done."""
+"""Counters of an engine."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 class Stats:
     """Counts since the engine was made.
 
-    The seconds of a step with rows of both kinds are shared between them by their number.
+    The seconds of a step with prefill and decode rows are divided in proportion to the rows.
 
     Attributes:
         steps: Forward passes.
-        failed_steps: Forward passes that raised, which `steps` does not count.
+        failed_steps: Forward passes that raised; not included in `steps`.
         prefill_tokens: Prompt tokens run.
-        decode_tokens: Tokens run in decoding, one a sequence and step.
-        prefill_seconds: Time that prefill took, sampling included.
-        decode_seconds: Time that decoding took, sampling included.
+        decode_tokens: Tokens run in decoding, one per sequence and step.
+        prefill_seconds: Time spent on prefill, sampling included.
+        decode_seconds: Time spent on decoding, sampling included.
     """
 
     steps: int = 0
@@ -29,16 +29,16 @@ class Stats:
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """Prompt tokens a second of prefill; 0 where there was none."""
+        """Prompt tokens per second of prefill; 0 if there was none."""
         return self.prefill_tokens / self.prefill_seconds if self.prefill_tokens else 0.0
 
     @property
     def decode_tokens_per_s(self) -> float:
-        """Tokens a second of decoding; 0 where there was none."""
+        """Tokens per second of decoding; 0 if there was none."""
         return self.decode_tokens / self.decode_seconds if self.decode_tokens else 0.0
 
     def add(self, *, prefill: int, decode: int, seconds: float) -> None:
-        """Counts a step of so many rows of each kind."""
+        """Count a step with these numbers of rows."""
         share = prefill / (prefill + decode)
         self.steps += 1
         self.prefill_tokens += prefill

@@ -1,4 +1,4 @@
-"""What one forward pass is told: rows, positions, and where each sequence's memory is."""
+"""The inputs of one forward pass: rows, positions, and the memory of each sequence."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ class Step:
 
     Attributes:
         input_ids: [1, T] int64.
-        position_ids: [1, T] int64, counted from each sequence's own start.
-        sequence_ids: [1, T] int32, the same for rows of one sequence.
-        kv_rows: [T] int64, where each row's key and value go, in the pool seen as [pages * page, HKV, D].
-        logit_rows: [R] int64, the rows whose logits are wanted, padding included.
+        position_ids: [1, T] int64, counted from each sequence's start.
+        sequence_ids: [1, T] int32, equal for rows of one sequence.
+        kv_rows: [T] int64, where each row's key and value are written, in the pool viewed as [pages * page,
+            HKV, D].
+        logit_rows: [R] int64, the rows whose logits are needed, padding included.
         logit_slots: [R] int64, the slots of their sequences.
-        parts: The decode rows first, then the prefill rows; one of them where the step has no others.
-        real_rows: [1] int32, how many rows come before those of padding; None: no row is padding.
+        parts: The decode rows, then the prefill rows; only one of them if the step has no others.
+        real_rows: [1] int32, the number of rows before the padding; None if there is no padding.
     """
 
     input_ids: torch.Tensor
@@ -41,17 +42,17 @@ class Step:
 
 
 class Running:
-    """What step runs, for the functions that a model's layers call."""
+    """The current step, for the functions that a model's layers call."""
 
     def __init__(self) -> None:
         self.now: Step | None = None
 
     @property
     def step(self) -> Step:
-        """The step that runs.
+        """The current step.
 
         Raises:
-            DispatchError: None does: the engine's model was called by somebody else.
+            DispatchError: No step runs: the engine's model was called from elsewhere.
         """
         if self.now is None:
             raise DispatchError(
@@ -72,7 +73,7 @@ def part_of(
     kv_lens: torch.Tensor,
     kv_seqlens: tuple[int, ...],
 ) -> Part:
-    """The part of sequences that keep pages and, in one slot each, states."""
+    """The part for sequences with pages and one slot of states each."""
     return Part(
         phase=phase,
         rows=rows,
@@ -94,16 +95,16 @@ def part_of(
 
 
 class StepBuilder:
-    """Turns a schedule into tensors: arrays, no loop over sequences, one transfer to the device."""
+    """Converts a schedule to tensors, without a loop over sequences, in one transfer to the device."""
 
     def __init__(self, *, num_slots: int, page_size: int, device: torch.device, pin_memory: bool) -> None:
-        """Allocates the tensors that all steps share.
+        """Allocate the tensors that all steps share.
 
         Args:
             num_slots: Slots, the reserved one included.
-            page_size: Tokens in a page.
-            device: Where the model runs.
-            pin_memory: Whether it copies from pinned memory without the host waiting.
+            page_size: Page size in tokens.
+            device: The device of the model.
+            pin_memory: Whether the device copies from pinned memory asynchronously.
         """
         self._page_size = page_size
         self._device = device
@@ -120,14 +121,14 @@ class StepBuilder:
         rows: int = 0,
         logits: int = 0,
     ) -> Step:
-        """Makes the step of a schedule.
+        """Make the step of a schedule.
 
         Args:
-            schedule: What to run.
+            schedule: The tasks to run.
             page_table: [slots, pages] int32, the pages of the sequence in each slot.
             last_tokens: [slots] int64, the newest token of each.
-            rows: T, where the schedule has fewer: the others are padding, whose keys and values go to page 0
-                and which are in no part.
+            rows: T, if the schedule has fewer rows. The others are padding; their keys and values go to page
+                0, and they belong to no part.
             logits: Likewise for `logit_rows`; `logit_slots` has no padding.
         """
         decode, prefill = schedule.decode, schedule.prefill
@@ -200,9 +201,9 @@ class StepBuilder:
 def _transfer(
     arrays: Sequence[npt.NDArray[np.generic]], device: torch.device, pin_memory: bool
 ) -> list[torch.Tensor]:
-    """Brings one-dimensional arrays to the device in one copy, without waiting for it."""
+    """Copy one-dimensional arrays to the device in one transfer, without waiting for it."""
     starts = np.cumsum([0] + [-(-array.nbytes // 8) * 8 for array in arrays]).tolist()
-    # pinned memory comes from torch's cache, which gives a block out again only when its copy is done
+    # torch's cache of pinned memory reuses a block only after its copy is done
     host = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=pin_memory)
     raw = host.numpy()
     for start, array in zip(starts, arrays, strict=False):

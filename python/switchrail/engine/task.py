@@ -22,16 +22,16 @@ class Task(Sequence):
 
     Attributes:
         ids: [T] the prompt's token ids.
-        params: How its tokens are chosen and when they end.
+        params: Its sampling parameters and end conditions.
         end_tokens: Token ids that end it.
         draws: Its source of random numbers.
-        needed_pages: The most pages that it can need.
+        needed_pages: Maximum pages that it can need.
         group: Equal for samples of one prompt, one of which is prefilled and the others forked from it; None
             for the only sample of a prompt.
         tokens: The token ids generated so far.
-        finish_reason: Why it ended, None while it waits or runs.
-        error: What went wrong, where the reason is `error`.
-        step_failed: Whether it ended with the whole step in which it ran.
+        finish_reason: Why it ended; None while it waits or runs.
+        error: The error, if the reason is `error`.
+        step_failed: Whether it ended because the whole step failed.
     """
 
     ids: npt.NDArray[np.int64]
@@ -46,7 +46,7 @@ class Task(Sequence):
     step_failed: bool = False
 
     def accept(self, token: int) -> None:
-        """Takes a new token, and ends where that is the last one."""
+        """Add a new token, and end the task if it is the last one."""
         if token in self.end_tokens:
             self.note(token, "stop")
         else:
@@ -56,7 +56,7 @@ class Task(Sequence):
     def note(
         self, token: int | None, reason: FinishReason | None, error: BaseException | None = None
     ) -> None:
-        """Writes down a new token, or the end, or both: all of it or, where an exception comes, nothing."""
+        """Record a new token, or the end, or both. An exception leaves the task unchanged."""
         if token is not None:
             self.tokens += (token,)
         self.error, self.finish_reason = error, reason

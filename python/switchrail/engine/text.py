@@ -1,19 +1,19 @@
-"""Text out of tokens as they come."""
+"""Incremental decoding of tokens to text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-CONTEXT = 6  # prompt tokens that the first output token is decoded behind
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what a decoder writes for bytes that are no character yet
+CONTEXT = 6  # prompt tokens that precede the first output token when it is decoded
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # written by decoders for bytes that don't form a character yet
 
 
 class TextStream:
     """The text of one request, which grows by whole characters and ends before a stop string.
 
-    A token may end inside a character, and its text may depend on the token before it (a leading space,
-    say). So new tokens are decoded together with those decoded last, and what ends in an unfinished
-    character waits for the next token. Text that may be the beginning of a stop string waits as well.
+    A token may end inside a character, and its text may depend on the token before it, for example by a
+    leading space. So new tokens are decoded together with the previous ones, and text with an unfinished
+    character waits for the next token. Text that may be the beginning of a stop string waits, too.
 
     Attributes:
         stopped: Whether a stop string was found; nothing is added after it.
@@ -22,10 +22,10 @@ class TextStream:
     def __init__(
         self, decode: Callable[[list[int]], str], prompt_tokens: Sequence[int], stop: tuple[str, ...]
     ) -> None:
-        """Starts behind a prompt.
+        """Start after a prompt.
 
         Args:
-            decode: Turns token ids into text; leaves no space out at the front that stands inside a text.
+            decode: Converts token ids to text; keeps a leading space that belongs to the text.
             prompt_tokens: The prompt; its end is the context of the first token.
             stop: Strings that end the text.
         """
@@ -41,11 +41,11 @@ class TextStream:
 
     @property
     def text(self) -> str:
-        """All text given out so far."""
+        """The final text so far."""
         return "".join(self._parts) + (self._tail or "")
 
     def push(self, token: int) -> str:
-        """Adds a token and returns the text that it makes certain, often none."""
+        """Add a token and return the text that becomes final with it, often none."""
         window = [*self._window, token]
         text = self._decode(window)
         if len(text) <= len(self._shown) or text.endswith(REPLACEMENT):
@@ -61,7 +61,7 @@ class TextStream:
         return certain
 
     def finish(self) -> str:
-        """Returns the text that was waiting; no token comes any more. Asked again, returns the same."""
+        """Return the waiting text, when no more tokens follow. Further calls return the same."""
         if self._tail is not None:
             return self._tail
         if self.stopped:
@@ -72,7 +72,7 @@ class TextStream:
         return self._tail
 
     def _cut(self, text: str) -> tuple[str, str, bool]:
-        """The part of a text that is certain, the part that waits, and whether a stop string was found."""
+        """The final part of the text, the part that waits, and whether a stop string was found."""
         found = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
         if found:
             return text[: min(found)], "", True
@@ -81,7 +81,7 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of `text` that `stop` begins with, `stop` itself excluded."""
+    """The length of the longest suffix of `text` that is a proper prefix of `stop`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if stop.startswith(text[-length:]):
             return length

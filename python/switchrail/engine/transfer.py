@@ -1,4 +1,4 @@
-"""Small values on their way from the host to the device."""
+"""Transfers of small values from the host to the device."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ def sent(
 
     Args:
         values: The values.
-        dtype: The tensor's.
-        device: The tensor's.
         pin_memory: Whether the device copies from pinned memory. Then the host doesn't wait for the copy.
     """
     host = torch.tensor(values, dtype=dtype, pin_memory=pin_memory)

@@ -1,4 +1,4 @@
-"""A trial on small pools: how much working memory an engine's steps and graphs take."""
+"""A trial on small pools that measures the working memory of an engine's steps and graphs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PLENTY: Final = 0.5
 """Pools that take less than this part of the free memory need no trial."""
 
 _MEASURED: Final = 2
-"""Graphs of each kind that are tried: the largest for the working memory, the others for what each adds."""
+"""Graphs tried per kind: the largest for the working memory, the others for the increase per graph."""
 
 
 def try_out(
@@ -43,15 +43,15 @@ def try_out(
     capture: Capture | None,
     choose_tokens: Callable[..., Any] | None,
 ) -> int | None:
-    """Runs the largest steps, and captures the largest graphs, on pools of few pages.
+    """Run the largest steps and capture the largest graphs, on pools with few pages.
 
     Args:
-        make: Makes a runner with pools of these sizes.
-        options: The engine's sizes.
-        platform: Where it runs; one that keeps memory which was freed.
+        make: Makes a runner with pools of the given sizes.
+        options: The engine's options.
+        platform: The platform, which keeps freed memory.
         max_length: Tokens of the longest sequence.
-        capture: What is captured; None: nothing.
-        choose_tokens: As in `EngineCore`.
+        capture: The steps to capture; None for none.
+        choose_tokens: See `EngineCore`.
 
     Returns:
         Bytes that all of it takes besides the pools; 0, without a trial, where these leave half of the memory
@@ -83,13 +83,13 @@ def try_out(
         return max(0, int(peak - before - pools))
     except Exception as error:
         problem = repr(error)
-    gc.collect()  # the error's frames, and so the pools
+    gc.collect()  # frees the error's frames and their pools
     _log.warning("no trial of the memory that steps take, it failed: %s", problem)
     return None
 
 
 def _rounds(options: EngineOptions, max_length: int) -> list[list[int]]:
-    """Lengths of prompts that run together: as long as can be, then as many as can be."""
+    """Lengths of prompts that run together: as long as possible, then as many as possible."""
     rows = options.max_tokens_per_step
     longest = max(1, min(rows, max_length - _SAMPLED.max_new_tokens))
     few = min(options.max_sequences, -(-rows // longest))
@@ -117,7 +117,7 @@ def _run(core: EngineCore, lengths: Sequence[int], options: EngineOptions) -> No
 
 
 def _capture(graphs: Graphs, in_use: Callable[[], float]) -> float:
-    """Captures the largest keys of each kind; returns what the rest will take, as the last ones did."""
+    """Capture the largest keys of each kind; return the estimated bytes of the others."""
     more = 0.0
     for kind in ("decode", "mixed"):
         keys: list[Key] = [key for key in graphs.in_order if key.kind == kind]

@@ -1,4 +1,4 @@
-"""Prompts that make an engine compile what its requests will need."""
+"""Prompts that make an engine compile everything that its requests will need."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Round:
     """Prompts that were run twice.
 
     Attributes:
-        prompts: How many.
+        prompts: Their number.
         longest: Tokens of the longest.
-        first: Seconds of the first run, in which kernels are compiled or read from the disk.
+        first: Seconds of the first run, in which kernels are compiled or loaded from disk.
         second: Seconds of the second run.
     """
 
@@ -34,14 +34,15 @@ class Round:
 def warm_up(
     engine: Engine, progress: Callable[[list[list[int]]], Iterable[list[int]]] = iter
 ) -> Iterator[Round]:
-    """Runs prompts of many lengths, alone and together, on an engine that nobody else uses meanwhile.
+    """Run prompts of many lengths, alone and together, on an engine without other users.
 
     Args:
         engine: The engine.
-        progress: Passes the rounds on, each the lengths of its prompts, one when the one before it is done.
+        progress: Wraps the rounds' iterator, for example in a progress bar. A round is a list of prompt
+            lengths.
 
     Yields:
-        What each round took.
+        The times of each round.
     """
     for lengths in progress(rounds(engine)):
         prompts = [[number % 2 for number in range(length)] for length in lengths]
@@ -50,7 +51,7 @@ def warm_up(
 
 
 def rounds(engine: Engine) -> list[list[int]]:
-    """The lengths of prompts that are run together."""
+    """The lengths of prompts that run together."""
     options = engine.options
     most = engine.max_length - _NEW_TOKENS
     capacity = engine.pools.pages.capacity * options.page_size
@@ -61,7 +62,7 @@ def rounds(engine: Engine) -> list[list[int]]:
 
 
 def _crowds(sequences: int, rows: int, most: int, capacity: int) -> Iterator[list[int]]:
-    """Prompts of one length that fill a step together, two of them, then four times as many, and so on."""
+    """Prompts of one length that together fill a step: two of them, then four times as many, and so on."""
     count = min(2, sequences)
     while True:
         length = min(rows // count, most, capacity // count - _NEW_TOKENS)

@@ -1,4 +1,4 @@
-"""Whether what a captured step ran is still what an eager one would run."""
+"""Detecting whether a captured step still runs what an eager one would."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from switchrail.hooks.table import Table
 
 
 class HookWatch:
-    """Looks for hooks that were added or removed: Switchrail's on any function, and torch's on modules.
+    """Detects added and removed hooks: Switchrail's on any function, and torch's on modules.
 
-    A graph calls no hook when it is replayed; what a hook launched while it was captured is in it. So each
-    change makes what was captured before out of date. A method that somebody else has replaced isn't noticed.
+    A replayed graph calls no hooks; it contains what a hook launched during the capture. So any change
+    invalidates earlier captures. Methods replaced by assignment are not detected.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -25,19 +25,19 @@ class HookWatch:
         self.look()
 
     def look(self) -> None:
-        """Takes what there is now as what was captured."""
+        """Record the current hooks as those of the capture."""
         version, count = chain.version(), RemovableHandle.next_id
         chains = _chains(version)
         hooked = self._find()
         keys = [tuple(hooks) for hooks in hooked]
-        # as in `Sequences.admit`, no exception of a signal comes between these
+        # as in `Sequences.admit`, no signal's exception can occur between these
         self._version, self._chains = version, chains
         self._count, self._hooked, self._keys = count, hooked, keys
 
     def has_changed(self) -> bool:
-        """Whether anything is different from the last look."""
+        """Whether hooks have changed since they were recorded."""
         count = RemovableHandle.next_id
-        if count != self._count:  # torch was given a hook, perhaps for another model
+        if count != self._count:  # torch has a new hook, perhaps for another model
             found = self._find()
             if len(found) != len(self._hooked):
                 return True
@@ -50,13 +50,13 @@ class HookWatch:
         return [tuple(hooks) for hooks in self._hooked] != self._keys
 
     def _find(self) -> list[Numbered]:
-        """The hooks of all modules, by numbers that torch gives out once."""
+        """The hooks of all modules, by numbers that torch never reuses."""
         own = [hooks for part in self._model.modules() for hooks in hooks_of(part) if hooks]
         return [*hooks_of_all(), *own]
 
 
 def _chains(table: Table) -> dict[Site, tuple[Hook, ...]]:
-    """The hooks that run on each place, but for those of engines, which leave others' models as they are."""
+    """The hooks at each place, without those of engines, which don't affect other models."""
     return {
         site: others
         for site, one in table.chains.items()

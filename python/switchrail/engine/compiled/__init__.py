@@ -1,1 +1,1 @@
-"""Decoder layers that torch.compile has compiled, a kind at a time."""
+"""Decoder layers compiled by torch.compile, one kind at a time."""

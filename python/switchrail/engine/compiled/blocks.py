@@ -1,4 +1,4 @@
-"""Decoder layers that are compiled, once for all that are alike."""
+"""Compiled decoder layers; layers of one kind share the compiled code."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _log = logging.getLogger("switchrail")
 _ATTRIBUTE: Final = "_switchrail_block"
 
 INNER: Final = operations.INNERMOST + 1
-"""The priority of `forward`: around the platform's function, within whatever else is hooked to a layer."""
+"""The priority of `forward`: around the platform's function, inside all other hooks of a layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockState:
-    """What became of decoder layers that are alike.
+    """The state of a group of equal decoder layers.
 
     Attributes:
-        kind: Their kind, as the layout names it.
+        kind: Their kind, as in the layout.
         layers: Their ids.
-        reason: Why they run eagerly; None where they are compiled, or will be when they are first run.
+        reason: Why they run eagerly; None if they are compiled, or will be on their first run.
     """
 
     kind: str
@@ -44,20 +44,21 @@ class BlockState:
 
 
 class _Block:
-    """Layers that are alike, as one compiled function; if that fails, they run as they are."""
+    """Equal layers with one compiled function. If compiling fails, they run eagerly."""
 
     def __init__(self, kind: str, backend: str | Callable[..., Any], reason: str | None) -> None:
         self.kind = kind
         self.layers: list[int] = []
         self.reason = reason
-        # torch keeps what it compiled with a function's code: a copy of it is dropped with the block
+        # torch stores compiled code with a function's code object; this copy is dropped together with the
+        # block
         own = FunctionType(_run.__code__.replace(), _run.__globals__)
         self._compiled = torch.compile(own, fullgraph=True, dynamic=False, backend=backend)
 
     def run(
         self, original: Callable[..., Any], layer: nn.Module, x: torch.Tensor, /, *args: Any, **kwargs: Any
     ) -> Any:
-        """Runs a layer on x [1, T, H]."""
+        """Run a layer on x [1, T, H]."""
         if self.reason is not None or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
             # torch compiles nothing in a dispatch mode, such as a recorder of operations
             return original(layer, x, *args, **kwargs)
@@ -83,8 +84,8 @@ def _is_of_compiler(error: Exception) -> bool:
 
 
 def _mark_rows(rows: int, given: Iterable[Any]) -> None:
-    """Lets one compilation serve for all numbers of rows from 2 on."""
-    if rows == 1:  # which torch compiles by itself, whatever is marked
+    """Let one compilation serve all numbers of rows from 2 on."""
+    if rows == 1:  # torch always compiles separately for 1
         return
     for one in given:
         if isinstance(one, torch.Tensor):
@@ -95,14 +96,14 @@ def _mark_rows(rows: int, given: Iterable[Any]) -> None:
 
 
 def _hooks_within(layer: nn.Module) -> str:
-    """The hooks that may be why a layer can't be compiled, in words."""
+    """Describe the hooks that may be why a layer can't be compiled."""
     found = [f"{hook.fn!r} on {hook.target_name}" for hook in chain.running() if hook.source != ENGINE]
     found += [f"{hook!r} on {name or type(layer).__name__}" for name, _, hook in _hooks_of(layer)]
     return f"; hooks: {', '.join(found)}" if found else ""
 
 
 def _hooks_of(layer: nn.Module) -> list[tuple[str, int, object]]:
-    """Torch's hooks on a layer's modules but engines' own: the module's name, the hook's number, the hook."""
+    """Torch's hooks on a layer's modules, without the engine's own: module name, hook number, hook."""
     return [
         (name, number, hook)
         for name, part in layer.named_modules()
@@ -113,16 +114,16 @@ def _hooks_of(layer: nn.Module) -> list[tuple[str, int, object]]:
 
 
 def forward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Hook: the compiled layer where the module, which is the first argument, has one."""
+    """Hook: runs the compiled layer if the module, the first argument, has one."""
     block: _Block | None = args[0].__dict__.get(_ATTRIBUTE)
     return original(*args, **kwargs) if block is None else block.run(original, *args, **kwargs)
 
 
 class Blocks:
-    """The compiled decoder layers of a model, compiled when they are first run.
+    """The compiled decoder layers of a model. Each is compiled on its first run.
 
-    Layers are alike if their kind is the same, the classes of their modules are, and torch's hooks on these.
-    A compiled layer calls the hooks that it was traced with. So all are dropped when hooks have changed.
+    Layers share compiled code if their kinds, the classes of their modules and torch's hooks on these modules
+    are equal. A compiled layer calls the hooks that it was traced with, so all are dropped when hooks change.
     """
 
     def __init__(
@@ -132,13 +133,13 @@ class Blocks:
         kinds: Sequence[str],
         serving: Serving,
     ) -> None:
-        """Compiles nothing yet.
+        """Group the layers; nothing is compiled yet.
 
         Args:
             model: The model with its head.
             layers: Its decoder layers.
             kinds: Their kinds.
-            serving: The platform's part, which says what torch.compile compiles with, and which kinds.
+            serving: The platform's settings: the compiler, and the kinds of layers to compile.
         """
         self._model = model
         self._layers = list(zip(layers, kinds, strict=True))
@@ -162,7 +163,7 @@ class Blocks:
         self._version = version
 
     def states(self) -> tuple[BlockState, ...]:
-        """What became of the layers."""
+        """The states of the layers."""
         return tuple(
             BlockState(kind=block.kind, layers=tuple(block.layers), reason=block.reason)
             for block in self._blocks

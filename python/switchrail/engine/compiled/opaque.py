@@ -1,4 +1,4 @@
-"""Modules that a compiled layer runs as they are, as one operator."""
+"""Modules that a compiled layer runs unchanged, as one operator."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from switchrail.engine.compiled import operators
 _ATTRIBUTE: Final = "_switchrail_index"
 
 OUTERMOST: Final = 2**31 - 1
-"""The priority of `forward`: other hooks of such a class are called by the operator, and never traced."""
+"""The priority of `forward`: the operator calls all other hooks of such a class, so they are never traced."""
 
 
 def make_opaque(part: nn.Module) -> None:
-    """Lets `forward` serve a module."""
+    """Make `forward` apply to a module."""
     part.__dict__[_ATTRIBUTE] = operators.number(part)
 
 
 def forward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Hook: the operator, where torch.compile traces a module that was made opaque, the first argument."""
+    """Hook: calls the operator if torch.compile is tracing a module, the first argument, made opaque."""
     index = args[0].__dict__.get(_ATTRIBUTE)
     if index is None or not torch.compiler.is_compiling():
         return original(*args, **kwargs)

@@ -1,9 +1,9 @@
-"""Torch operators for the calls of a compiled layer that torch.compile doesn't look into.
+"""Torch operators for calls in compiled layers that torch.compile must not trace into.
 
 Each op has an operator, `torch.ops.switchrail.<op>`, and `torch.ops.switchrail.module` runs a module of a
-model as it is. An operator finds what it serves by a number in its first tensor, so that no layer is a
-constant of what was compiled. It declares its results alone as written: some of torch's compilers copy whole
-what is declared, and pools are too large for that.
+model unchanged. A number in an operator's first tensor identifies the layer or module, so that compiled code
+contains no layer as a constant. Operators declare only their results as mutated: some of torch's compilers
+copy mutated tensors, and pools are too large for that.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from switchrail.ops.catalog import CONTRACTS
 from switchrail.ops.contract import Contract
 
 NAMESPACE: Final = "switchrail"
-"""Of all operators here."""
+"""The namespace of all operators here."""
 
 
 class Served(Protocol):
-    """What the operator of an op serves: one layer of one engine's model."""
+    """The target of an op's operator: one layer of one engine's model."""
 
     def run(self, op: str, tensors: tuple[torch.Tensor | None, ...], written: list[torch.Tensor]) -> None:
-        """Writes tokens into the layer's cache, then dispatches the call that has these tensors."""
+        """Write tokens to the layer's cache, then dispatch the call with these tensors."""
 
 
 _served: WeakValueDictionary[int, Any] = WeakValueDictionary()
@@ -35,26 +35,26 @@ _library = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-ca
 
 
 def number(served: object) -> torch.Tensor:
-    """A tensor by which operators find a `Served`, or a module, for as long as it lives."""
+    """A tensor by which operators find a `Served` or a module, for the lifetime of that object."""
     found = next(_numbers)
     _served[found] = served
     return torch.tensor(found)
 
 
 def call(index: torch.Tensor, op: str, tensors: tuple[Any, ...], written: tuple[torch.Tensor, ...]) -> None:
-    """Runs the operator of an op.
+    """Run the operator of an op.
 
     Args:
-        index: What `number` gave for the layer.
+        index: The tensor from `number` for the layer.
         op: The op.
-        tensors: The tensors of the op's call, in their order.
-        written: The tokens to be written into the cache first, as the pool's `write` takes them.
+        tensors: The tensors of the op's call, in order.
+        written: The values to write to the cache first, as for the pool's `write`.
     """
     getattr(torch.ops.switchrail, op).default(index, written, *tensors)
 
 
 def module(index: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Runs the forward of the module that `number` was given; its result has x's shape and dtype."""
+    """Run the forward of a module registered with `number`. Its result has x's shape and dtype."""
     result: torch.Tensor = torch.ops.switchrail.module.default(index, x)
     return result
 

@@ -1,4 +1,4 @@
-"""How transformers' model definitions reach the engine: a file per function contract, a table of families."""
+"""Adapters to transformers' model definitions: one file per function contract, and a table of families."""
 
 from __future__ import annotations
 
@@ -28,4 +28,4 @@ MODEL_TYPES: Final = (
     "gemma3_text",
     "gpt_oss",
 )
-"""The model types that the engine runs; `families.FAMILIES` has their tables, and imports torch."""
+"""The model types that the engine runs; `families.FAMILIES`, which imports torch, has their tables."""

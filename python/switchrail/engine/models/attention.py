@@ -29,7 +29,7 @@ def _call(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     q, k, v = (torch.unflatten(part, -1, (-1, module.head_dim)) for part in qkv(module, hidden_states))
-    q, gate = q[:, :, ::2], q[:, :, 1::2]  # each head's query comes before its gate
+    q, gate = q[:, :, ::2], q[:, :, 1::2]  # each head's query is followed by its gate
     cache = _cache(kwargs[KEYWORD])
     q, rotated = function(
         q, k, module.q_norm.weight, module.k_norm.weight, *position_embeddings,
@@ -43,8 +43,8 @@ def _call(
 def _cache(connected: Connected) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
     """The caches and the rows to write; None if the operation can't write them.
 
-    It can't if the pool overrides `write`, or a cache is not contiguous; nor where torch.compile traces, as
-    only operators touch pools there.
+    It can't if the pool overrides `write` or a cache is not contiguous, nor while torch.compile traces, since
+    then only operators access pools.
     """
     if torch.compiler.is_compiling():
         return None
@@ -67,6 +67,6 @@ GATED_ATTENTION: Final = Binding(
     passes=("q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "o_proj"),
     also={"multiply": Products, "apply_gate": SigmoidGate},
 )
-"""The binding for attention with gated queries, whose norms add 1 to their weights."""
+"""Attention with gated queries, whose norms add 1 to their weights."""
 
 __all__ = ["GATED_ATTENTION"]

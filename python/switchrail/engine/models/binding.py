@@ -25,7 +25,7 @@ Mixer = tuple[int, nn.Module, MixerContract]
 
 
 def find_mixers(model: nn.Module, family: Family, layers: Iterable[Any]) -> list[Mixer]:
-    """Finds the mixers that a layout's layers name.
+    """Find the mixers of a layout's layers.
 
     Args:
         model: The model with its head.
@@ -63,7 +63,7 @@ def find_mixers(model: nn.Module, family: Family, layers: Iterable[Any]) -> list
 
 
 def read_shapes(mixers: Iterable[Mixer]) -> dict[tuple[int, str], Shape]:
-    """What each (layer id, op) of a model keeps."""
+    """The shape of the memory of each (layer id, op) of a model."""
     return {
         (layer, op): shape
         for layer, mixer, contract in mixers
@@ -79,11 +79,11 @@ def _shapes(layer: int, mixer: nn.Module, contract: MixerContract) -> dict[str, 
 
 
 def check_shapes(mixers: Iterable[Mixer], layout: Layout) -> None:
-    """Checks that mixers are as large as a layout says, where it says it.
+    """Check the sizes of mixers against a layout, as far as it specifies them.
 
     Raises:
-        LayoutError: One is not.
-        CheckpointError: A mixer does something that the engine can't do.
+        LayoutError: A size differs.
+        CheckpointError: A mixer uses something that the engine does not support.
     """
     for layer, mixer, contract in mixers:
         kind = layout.layer(layer).kind
@@ -110,19 +110,19 @@ def connect(
     *,
     is_compiled: bool = False,
 ) -> tuple[Hooks, list[RemovableHandle]]:
-    """Sends a model's calls to the dispatcher and the platform; other models in the process stay as they are.
+    """Connect a model to the dispatcher and the platform; other models in the process are not affected.
 
     Args:
         model: The model with its head.
         mixers: Its mixers.
         family: Its family.
-        connection: What the mixers are connected to.
+        connection: The connection for the mixers.
         forward_of: Finds the functions of its other operations.
         is_compiled: Whether its layers may be `blocks.Blocks`.
 
     Returns:
-        The hooks in force on the modelling module's functions, to be cleared when the model is no longer
-        used; and what stands on its mixers, to be removed before it is connected anew.
+        The hooks on the modelling module's functions, to be cleared when the model is no longer used; and the
+        handles on its mixers, to be removed before it is connected again.
     """
     wanted: dict[str, Any] = {}
     added = []

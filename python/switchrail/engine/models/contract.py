@@ -19,7 +19,7 @@ from switchrail.ops.catalog import CONTRACTS
 from switchrail.pools import Shape
 
 KEYWORD: Final = "switchrail"
-"""The keyword that carries a `Connected` from a mixer's call to the functions that it calls."""
+"""The keyword argument that passes a `Connected` from a mixer to the functions that it calls."""
 
 ENGINE: Final = "switchrail"
 """The source of the hooks of engines."""
@@ -27,12 +27,12 @@ ENGINE: Final = "switchrail"
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """What a model's layers are connected to.
+    """The engine side of a model's layers.
 
     Attributes:
-        dispatcher: Serves their ops.
-        pools: Where their memory is.
-        running: The step that runs.
+        dispatcher: Dispatches their ops.
+        pools: Their memory.
+        running: The current step.
     """
 
     dispatcher: Dispatcher
@@ -42,11 +42,11 @@ class Connection:
 
 @dataclass(frozen=True, eq=False)
 class Connected:
-    """One layer of an engine's model, as the functions that its mixer calls see it.
+    """One layer of an engine's model, as seen by the functions that its mixer calls.
 
     Attributes:
         id: The layer id.
-        layers: By op, the half of its calls that never changes.
+        layers: By op, the constant arguments of its calls.
         connection: The connection of its model.
         index: The number by which torch operators find it.
     """
@@ -60,13 +60,13 @@ class Connected:
         object.__setattr__(self, "index", operators.number(self))
 
     def dispatch(self, op: str, *tensors: torch.Tensor, written: Sequence[torch.Tensor] = ()) -> None:
-        """Dispatches the layer's call of an op; where torch.compile traces it, through the op's operator.
+        """Dispatch the layer's call of an op. While torch.compile traces, this uses the op's operator.
 
         Args:
             op: The op.
-            *tensors: The tensors of the call, in their order.
-            written: What the step's tokens keep in the layer's cache, as the pool's `write` takes it; it is
-                written first. Nothing else may touch a pool where torch.compile traces.
+            *tensors: The tensors of the call, in order.
+            written: The values to write first to the layer's cache for the step's tokens, as for the pool's
+                `write`. Nothing else may access a pool while torch.compile traces.
         """
         if torch.compiler.is_compiling():
             operators.call(self.index, op, tensors, tuple(written))
@@ -74,18 +74,18 @@ class Connected:
             self.run(op, tensors, written)
 
     def run(self, op: str, tensors: Sequence[torch.Tensor | None], written: Sequence[torch.Tensor]) -> None:
-        """Dispatches the layer's call of an op, as `dispatch` says."""
+        """Dispatch the layer's call of an op; see `dispatch`."""
         if written:
             self.write(op, *written)
         self.connection.dispatcher.dispatch(CONTRACTS[op].call(self.layers[op], *tensors))
 
     def write(self, op: str, *values: torch.Tensor) -> None:
-        """Keeps the step's tokens in the layer's cache; `values` as the pool's `write` takes them."""
+        """Write the step's tokens to the layer's cache. Same `values` as the pool's `write`."""
         pools, rows = self.connection.pools, self.connection.running.step.kv_rows
         pools.kv[KINDS[op]].write(self.id, rows, *values)
 
     def refuse(self, op: str, what: str, found: object, bound: object) -> DispatchError:
-        """The error for a call that differs from what the layer was connected with."""
+        """Return the error for a call that differs from the connected layer."""
         return DispatchError(
             f"layer {self.id} ran its {op} with {what} {found!r}, and was connected with {bound!r}",
             layer=self.id,
@@ -96,13 +96,13 @@ class Connected:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Keyword:
-    """A forward pre-hook for a mixer: its functions get `KEYWORD`, and where it is `packed`, `seq_idx`."""
+    """A forward pre-hook for a mixer: adds `KEYWORD`, and `seq_idx` if `packed`."""
 
     connected: Connected
     packed: bool
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Adds them to the arguments of a call."""
+        """Add the keyword arguments to a call."""
         kwargs[KEYWORD] = self.connected
         if self.packed:
             kwargs["seq_idx"] = self.connected.connection.running.step.sequence_ids
@@ -111,19 +111,18 @@ class Keyword:
 
 @dataclass(frozen=True, kw_only=True)
 class MixerContract:
-    """A mixer whose functions the engine takes over.
+    """A mixer whose functions the engine replaces.
 
     Attributes:
-        shapes: Reads from a mixer what each op that it runs keeps, by op; a mixer that asks for something
-            which the engine can't do raises CheckpointError, whose text goes on after the layer's name.
-        layers: Makes of a mixer the half of its calls that never changes, by op; it is given the op's
-            memory by the op's name.
-        window: Reads from a mixer how many tokens its softmax attention sees at most; None: all.
+        shapes: Returns the shapes of a mixer's memory by op. It raises CheckpointError for something that the
+            engine does not support; the layer's name is put before its message.
+        layers: Returns the constant arguments of a mixer's calls by op, given its memory by op.
+        window: Returns the maximum number of tokens that the mixer's softmax attention attends to; None for
+            no limit.
         hooks: Name of a function of the modelling module -> an `around` hook, `hook(original, *args,
-            **kwargs)`, which leaves calls without `KEYWORD` to the original.
-        methods: Name of a method -> the function that takes its place on each mixer of the model alone.
-        packed: Whether the mixer's functions refuse packed sequences (by `seq_idx`) where the hooks are
-            missing.
+            **kwargs)`, which calls the original if `KEYWORD` is missing.
+        methods: Name of a method -> the function that replaces it on the mixers of this model only.
+        packed: Whether the mixer's functions refuse packed sequences (by `seq_idx`) if the hooks are missing.
     """
 
     shapes: Callable[[nn.Module], dict[str, Shape]]

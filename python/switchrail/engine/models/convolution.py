@@ -17,7 +17,7 @@ _ACTIVATIONS: Final[dict[str | None, Literal["silu"] | None]] = {"silu": "silu",
 
 
 def causal_conv1d_fn(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Hook: the convolution with its window in the pool, or the original for models that are no engine's."""
+    """Hook: the convolution with its window in the pool, or the original for other models."""
     call = kwargs.get(KEYWORD)
     return original(*args, **kwargs) if call is None else _convolve(*args, **kwargs)
 
@@ -29,7 +29,7 @@ def _convolve(
     activation: str | None = None,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """Of [1, C, T] hidden states; the result is a view of [T, C], which the caller transposes back."""
+    """Convolve [1, C, T] hidden states. The result is a view of [T, C], which the caller transposes back."""
     connected: Connected = kwargs[KEYWORD]
     layer: ShortConvLayer = connected.layers["short_conv"]
     is_other = not torch.compiler.is_compiling() and weight.data_ptr() != layer.weight.data_ptr()
@@ -42,10 +42,10 @@ def _convolve(
 
 
 def conv_shape(conv: nn.Conv1d, activation: str | None) -> ConvShape:
-    """The window of a convolution.
+    """The shape of a convolution's window.
 
     Raises:
-        CheckpointError: No backend has its activation; the message goes on after the layer's name.
+        CheckpointError: No backend has its activation; the layer's name is put before the message.
     """
     if activation not in _ACTIVATIONS:
         valid = tuple(name for name in _ACTIVATIONS if name)
@@ -56,7 +56,7 @@ def conv_shape(conv: nn.Conv1d, activation: str | None) -> ConvShape:
 
 
 def conv_layer(conv: nn.Conv1d, activation: str | None, state: torch.Tensor) -> ShortConvLayer:
-    """The half of a convolution's calls that never changes."""
+    """The constant arguments of a convolution's calls."""
     return ShortConvLayer(
         weight=conv.weight.detach().squeeze(1),
         bias=conv.bias,
@@ -78,6 +78,6 @@ def _layers(mixer: nn.Module, memory: Callable[[str], tuple[torch.Tensor, ...]])
 HOOKS: Final = {"causal_conv1d_fn": causal_conv1d_fn}
 
 SHORT_CONV: Final = MixerContract(shapes=_shapes, layers=_layers, hooks=HOOKS, packed=True)
-"""Layers of a gated convolution alone."""
+"""Layers that consist of a gated convolution."""
 
 __all__ = ["HOOKS", "SHORT_CONV", "conv_layer", "conv_shape"]

@@ -1,4 +1,4 @@
-"""Decoder layers that add a result and normalise the sum at once, after the mixer and at the end."""
+"""Decoder layers that fuse each residual sum with the next norm, after the mixer and at the end."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _call(
 
 
 def _link(function: Forward, model: Any) -> None:
-    """Tells each layer the norm that comes after it, and the layer that this is in."""
+    """Store in each layer the norm that follows it, and the next layer."""
     layers = list(model.layers)
     for layer, after in pairwise(layers):
         layer.__dict__[_FOLLOWING] = after.input_layernorm, after
@@ -62,10 +62,10 @@ DECODER_LAYER: Final = Binding(AddRMSNorm, _call, passes=("post_attention_layern
 """A norm with weights around zero after the mixer."""
 
 DECODER_LAYERS: Final = Binding(AddRMSNorm, None, prepare=_link)
-"""Such layers one after the other, and a norm like theirs at the end.
+"""Consecutive layers of this kind, and an equal norm at the end.
 
-The last sum of a layer is normalised at once for the next one, where nobody hooks what comes between: a hook
-could change the sum.
+The last sum of a layer is normalised together with the next layer's norm, unless something in between is
+hooked, since a hook could change the sum.
 """
 
 __all__ = ["DECODER_LAYER", "DECODER_LAYERS"]

@@ -1,4 +1,4 @@
-"""Which model types the engine runs, and where their mixers are."""
+"""The model types that the engine runs, and the places of their mixers."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ class Family:
     """A modelling module of transformers.
 
     Attributes:
-        module: Its dotted path; the functions that a contract names are hooked there.
-        mixers: Kind of a layer, as its layout names it -> the mixers of such a layer, by dotted attribute.
-        layers: Where the model keeps its decoder layers, from the model with its head.
-        operations: Class of the modelling module -> the operations that it runs, and how; no two of them
-            both `prepare`, or both `call`.
-        opaque: Classes of the modelling module that a compiled layer runs as they are: modules that take one
-            tensor and return one like it, in a way that torch.compile can't trace.
-        since: The transformers that first had the module, where an older one is allowed; None: all have it.
+        module: Its dotted path; the functions of a contract are hooked there.
+        mixers: Kind of a layer in the layout -> the mixers of such a layer, by dotted attribute.
+        layers: The dotted attribute of the decoder layers, from the model with its head.
+        operations: Class of the modelling module -> its operations and how to run them. At most one of them
+            has `prepare`, and at most one `call`.
+        opaque: Classes of the modelling module that a compiled layer runs unchanged, because torch.compile
+            can't trace them. They map one tensor to one of the same kind.
+        since: The first transformers version with the module, if older versions are supported; None if all
+            have it.
     """
 
     module: str

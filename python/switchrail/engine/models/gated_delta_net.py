@@ -1,7 +1,7 @@
 """Gated delta layers whose inputs are one product, in the order in which the rest of the layer reads them.
 
-In the model definition each head of queries has its keys, values and output gate beside it, so that all of
-them are copied twice before the convolution. Here the rows of the weights are ordered once instead.
+In the model definition, the queries of each head are next to its keys, values and output gate, so all are
+copied twice before the convolution. Here the rows of the weights are reordered once instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from switchrail.platforms.serving import Forward
 
 @torch.no_grad()
 def _prepare(function: Forward, module: Any) -> torch.Tensor:
-    """Orders the rows, those of one product behind the other's; the module's own forward still works."""
+    """Reorder the rows and combine the two products' weights; the module's own forward still works."""
     groups, ratio = module.num_k_heads, module.num_v_heads // module.num_k_heads
     keys, values = module.head_k_dim, ratio * module.head_v_dim
     _order_rows(module.in_proj_qkvz.weight, groups, [keys, keys, values, values])
@@ -33,7 +33,7 @@ def _prepare(function: Forward, module: Any) -> torch.Tensor:
 
 
 def _order_rows(weight: nn.Parameter, groups: int, sizes: list[int]) -> None:
-    """From the parts of each group, group after group, to those of all groups, part after part."""
+    """Reorder rows from group by group to part by part."""
     parts = torch.split(weight.view(groups, sum(sizes), -1), sizes, dim=1)
     weight.data = torch.cat([part.reshape(-1, weight.shape[1]) for part in parts])
 
@@ -41,7 +41,7 @@ def _order_rows(weight: nn.Parameter, groups: int, sizes: list[int]) -> None:
 def _split(
     sizes: list[int], heads: list[int], mixed_qkvz: torch.Tensor, mixed_ba: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """In place of the module's `fix_query_key_value_ordering`; without the module, which would be a cycle."""
+    """Replaces the module's `fix_query_key_value_ordering`; takes no module, which would create a cycle."""
     parts = torch.split(mixed_qkvz, sizes, dim=-1)
     return (
         *(torch.unflatten(part, -1, (-1, head)) for part, head in zip(parts, heads, strict=True)),
@@ -92,6 +92,6 @@ GATED_DELTA_NET: Final = Binding(
     passes=("in_proj_qkvz", "in_proj_ba", "out_proj"),
     also={"multiply": Products},
 )
-"""Gated delta layers of which each head of queries has its keys, values and output gate beside it."""
+"""Gated delta layers with the queries of each head next to its keys, values and output gate."""
 
 __all__ = ["GATED_DELTA_NET"]

@@ -16,7 +16,7 @@ from switchrail.pools import DeltaShape, Shape
 
 
 def chunk_kimi_delta_attention(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Hook: the delta rule with its state in the pool, or the original for models that are no engine's."""
+    """Hook: the delta rule with its state in the pool, or the original for other models."""
     call = kwargs.get(KEYWORD)
     return original(*args, **kwargs) if call is None else dispatch_delta("kda", *args, **kwargs)
 

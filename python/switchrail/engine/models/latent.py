@@ -1,4 +1,4 @@
-"""Layers of multi-head latent attention, whose caches hold latents: keys and values are never expanded."""
+"""Layers of multi-head latent attention, whose caches hold latents; keys and values are never expanded."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from switchrail.pools import LatentShape, Shape
 def attend(
     connected: Connected, query: torch.Tensor, latents: torch.Tensor, rotary: torch.Tensor, scaling: float
 ) -> torch.Tensor:
-    """Keeps a step's latents and attends to them.
+    """Write a step's latents to the cache and attend to them.
 
     Args:
         connected: The layer.
         query: [1, H, T, D + E], the rotated part last.
         latents: [1, 1, T, R].
-        rotary: [1, 1, T, E], the keys' rotated part.
+        rotary: [1, 1, T, E], the rotated part of the keys.
         scaling: The factor of the products of query and key.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Lightning layers, which call no function of their module: their forward is written out here."""
+"""Lightning layers. They call no function of their module, so their forward is reimplemented here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from switchrail.pools import DeltaShape, Shape
 
 
 def forward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Hook: the forward with its state in the pool, or the original for models that are no engine's."""
+    """Hook: the forward with its state in the pool, or the original for other models."""
     connected = kwargs.get(KEYWORD)
     return original(*args, **kwargs) if connected is None else _forward(connected, *args, **kwargs)
 
@@ -39,7 +39,7 @@ def _shapes(mixer: nn.Module) -> dict[str, Shape]:
 def _layers(mixer: nn.Module, memory: Callable[[str], tuple[torch.Tensor, ...]]) -> dict[str, Layer]:
     read: Any = mixer
     (states,) = memory("lightning")
-    # not the buffer, which has the dtype of the weights: slopes that were rounded move late tokens
+    # not the buffer, which has the weights' dtype: rounded slopes would change late tokens
     slopes = read.get_slope_rate(device=states.device).float().flatten()
     return {"lightning": LightningLayer(g=-slopes, state=states, scale=1.0)}
 

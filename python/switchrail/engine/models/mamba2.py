@@ -15,7 +15,7 @@ from switchrail.pools import DeltaShape, Shape
 
 
 def mamba2_chunk_scan(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Hook: the scan with its state in the pool, or the original for models that are no engine's."""
+    """Hook: the scan with its state in the pool, or the original for other models."""
     call = kwargs.get(KEYWORD)
     return original(*args, **kwargs) if call is None else _scan(*args, **kwargs)
 
@@ -31,7 +31,7 @@ def _scan(
     dt_limit: tuple[float, float] = (0.0, float("inf")),
     **kwargs: Any,
 ) -> torch.Tensor:
-    """Of [1, T, heads or groups, size] tensors, dt [1, T, heads]; A, D and the bias are the layer's own."""
+    """Run the scan on [1, T, heads or groups, size] tensors and dt [1, T, heads]."""
     connected: Connected = kwargs[KEYWORD]
     layer: Mamba2Layer = connected.layers["mamba2"]
     found, bound = (dt_softplus, *map(float, dt_limit)), (layer.dt_softplus, layer.dt_min, layer.dt_max)

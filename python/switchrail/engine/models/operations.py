@@ -1,7 +1,7 @@
-"""Where model definitions meet the operations that a platform can bring a function for.
+"""Binding model definitions to the operations for which a platform can have a function.
 
-A module's forward is bound to a function only where the platform has one: else the model definition's own
-runs, as it is in transformers.
+A module's forward is replaced only if the platform has a function; otherwise transformers' own runs
+unchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from switchrail.platforms.operations import GatedRMSNorm, Operation, RMSNorm, Ro
 from switchrail.platforms.serving import Forward
 
 ForwardOf = Callable[[type[Operation]], Forward | None]
-"""Finds the function that serves an operation; None: the native one."""
+"""Finds the function of an operation; None for the native one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +33,16 @@ class Binding:
 
     Attributes:
         operation: The operation.
-        call: Does what the class's forward does: `call(function, module, *args, **kwargs)`, with the
-            operation's function; None: the forward stays, `prepare` does all.
-        prepare: `prepare(function, module)` changes a module's weights to the form that `call` wants, when
-            they are loaded; what it returns is kept with the module, for `prepared`. It keeps no second copy
-            of them.
-        suits: Whether a module of the class runs the operation; one that doesn't keeps its forward.
-        padded: Whether the function is told, as `rows`, which rows are padding.
-        passes: Dotted attributes of the module: modules that `call` does the work of without calling them.
-            Where one of them is hooked, the class's own forward serves.
-        also: Other operations whose functions `call` is given, by keyword; torch's own where there is none.
+        call: Replaces the class's forward: `call(function, module, *args, **kwargs)`, with the operation's
+            function. None leaves the forward, and `prepare` does everything.
+        prepare: `prepare(function, module)` converts a loaded module's weights to the form for `call`. Its
+            result is stored with the module, for `prepared`. It must not keep a second copy of the weights.
+        suits: Whether a module of the class runs the operation; others keep their forward.
+        padded: Whether to pass the function the padding rows as `rows`.
+        passes: Dotted attributes of the module: submodules whose work `call` does without calling them. If
+            one of them is hooked, the class's own forward runs.
+        also: Other operations whose functions `call` receives by keyword; torch's own if the platform has
+            none.
     """
 
     operation: type[Operation]
@@ -56,14 +56,14 @@ class Binding:
 
 @dataclass(slots=True)
 class _Bound:
-    """What serves in place of a module's forward.
+    """The replacement of a module's forward.
 
     Attributes:
-        call: As in `Binding`.
+        call: See `Binding`.
         function: The platform's function.
-        passed: The modules that `call` does the work of.
-        traced: The operation in torch's own, where torch.compile traces it; None: the forward stays there.
-        is_passed_hooked: Whether one of `passed` was hooked when `look` was called.
+        passed: The submodules whose work `call` does.
+        traced: The operation in torch, for tracing by torch.compile; None keeps the forward there.
+        is_passed_hooked: Whether one of `passed` was hooked at the last call of `look`.
     """
 
     call: Callable[..., Any]
@@ -77,7 +77,7 @@ _ATTRIBUTE: Final = "_switchrail_forward"
 _PREPARED: Final = "_switchrail_prepared"
 _NORMAL: Final = "_switchrail_normal"
 INNERMOST: Final = 1 - 2**31
-"""The priority of that hook: whatever else is hooked to a module stays around the platform's function."""
+"""The priority of that hook: all other hooks of a module stay around the platform's function."""
 
 _FIXED_FREQUENCIES: Final = ("default", "linear", "llama3", "yarn")
 
@@ -85,13 +85,13 @@ _FIXED_FREQUENCIES: Final = ("default", "linear", "llama3", "yarn")
 def prepare(
     forward_of: ForwardOf, model: nn.Module, module: str, bindings: Mapping[str, tuple[Binding, ...]]
 ) -> None:
-    """Prepares the weights of those modules of a model that `bind` will find a function for.
+    """Prepare the weights of the modules for which `bind` will find a function.
 
     Args:
-        forward_of: Finds the function that serves an operation on the platform.
+        forward_of: Finds the platform's function of an operation.
         model: The model.
         module: The dotted path of its modelling module.
-        bindings: Class there -> the operations that it runs, and how.
+        bindings: Class there -> its operations and how to run them.
     """
     for name, binding in _each(bindings):
         function = forward_of(binding.operation)
@@ -101,7 +101,7 @@ def prepare(
 
 
 def prepared(module: nn.Module) -> Any:
-    """What the binding of a module's class has made of its weights; None: nothing."""
+    """The prepared weights of a module; None if there are none."""
     return module.__dict__.get(_PREPARED)
 
 
@@ -112,17 +112,17 @@ def bind(
     bindings: Mapping[str, tuple[Binding, ...]],
     running: Running,
 ) -> list[str]:
-    """Gives a platform's functions to the modules of a model; other models in the process stay as they are.
+    """Set a platform's functions on the modules of a model; other models in the process are not affected.
 
     Args:
-        forward_of: Finds the function that serves an operation on the platform.
+        forward_of: Finds the platform's function of an operation.
         model: The model.
         module: The dotted path of its modelling module.
-        bindings: Class there -> the operations that it runs, and how.
-        running: The step that runs.
+        bindings: Class there -> its operations and how to run them.
+        running: The current step.
 
     Returns:
-        The classes whose `forward` is to be hooked with `forward`, so that the functions serve.
+        The classes whose `forward` must be hooked with `forward` to use the functions.
     """
     bound = []
     for name, binding in _each(bindings):
@@ -154,11 +154,11 @@ def _parts(model: nn.Module, module: str, name: str, binding: Binding) -> list[n
 
 
 def forward(original: Forward, *args: Any, **kwargs: Any) -> Any:
-    """Hook: the platform's function where the module, which is the first argument, has one."""
+    """Hook: calls the platform's function if the module, the first argument, has one."""
     bound: _Bound | None = args[0].__dict__.get(_ATTRIBUTE)
     if bound is None:
         return original(*args, **kwargs)
-    if torch.compiler.is_compiling():  # what is looked up here would be a constant of what is compiled
+    if torch.compiler.is_compiling():  # a lookup here would become a constant of the compiled code
         function = None if bound.is_passed_hooked else bound.traced
     else:
         function = None if any(map(_is_hooked, bound.passed)) else bound.function
@@ -166,7 +166,7 @@ def forward(original: Forward, *args: Any, **kwargs: Any) -> Any:
 
 
 def look(model: nn.Module) -> None:
-    """Finds out which modules have hooks, for what torch.compile traces from now on."""
+    """Record which modules have hooks, for later tracing by torch.compile."""
     for part in model.modules():
         bound: _Bound | None = part.__dict__.get(_ATTRIBUTE)
         if bound is not None:
@@ -174,7 +174,7 @@ def look(model: nn.Module) -> None:
 
 
 def _is_hooked(part: nn.Module) -> bool:
-    """Whether a call of a module would run hooks other than engines' own."""
+    """Whether a call of a module would run hooks other than the engines' own."""
     if any(hooks_of(part)) or any(hooks_of_all()):
         return True
     names = _hooked_names()
@@ -185,7 +185,7 @@ def _is_hooked(part: nn.Module) -> bool:
 
 
 _found: tuple[object, frozenset[str]] = (None, frozenset())
-"""What the hooks were, and what `_hooked_names` has found in them."""
+"""The last hooks seen, and the result of `_hooked_names` for them."""
 
 
 def _hooked_names() -> frozenset[str]:
@@ -204,7 +204,7 @@ def _hooked_names() -> frozenset[str]:
 
 
 def either(function: Forward | None, operation: type[Operation]) -> Forward:
-    """A platform's function, or torch's own where there is none, or torch.compile traces it."""
+    """A platform's function, or torch's own if there is none or torch.compile is tracing."""
     return FUNCTIONS[operation] if function is None else partial(_either, function, FUNCTIONS[operation])
 
 
@@ -218,12 +218,12 @@ def _with_rows(function: Forward, running: Running, *args: Any, **kwargs: Any) -
 
 
 def serves(*parts: nn.Module) -> bool:
-    """Whether platforms' functions serve all of these, and nobody hooks them."""
+    """Whether platforms' functions are used for all of these, and none is hooked."""
     return all(_ATTRIBUTE in part.__dict__ and not _is_hooked(part) for part in parts)
 
 
 def keep_normal(norm: nn.Module, x: torch.Tensor, normal: torch.Tensor) -> None:
-    """Has a norm's next call with `x` return `normal`."""
+    """Make a norm's next call with `x` return `normal`."""
     norm.__dict__[_NORMAL] = x, normal
 
 
@@ -254,7 +254,7 @@ GATED_RMS_NORM: Final = Binding(GatedRMSNorm, _gated_rms_norm, lambda module: mo
 """Normalisation with weights around one, then the gate."""
 
 ROTARY: Final = Binding(Rotary, _rotary, lambda module: module.rope_type in _FIXED_FREQUENCIES)
-"""Angles by frequencies that don't depend on the length of the sequence."""
+"""Rotary embeddings with frequencies that don't depend on the sequence's length."""
 
 GATED_MLP: Final = Binding(
     SiluAndMul, _silu_and_mul, lambda module: module.config.hidden_act in ("silu", "swish")

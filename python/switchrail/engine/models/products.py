@@ -1,4 +1,4 @@
-"""Linear layers of one input, as one product."""
+"""Linear layers with a common input, as one product."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from switchrail.platforms.serving import Forward
 
 
 class Product:
-    """What linear layers compute together. The first that is given an input computes it for all of them.
+    """The common product of several linear layers. The first layer called with an input computes all of them.
 
-    A layer that is given another one computes all of them again, so that any order of calls is right.
+    A layer called with another input computes all again, so any order of calls is correct.
     """
 
     def __init__(self, function: Forward, layers: list[nn.Linear]) -> None:
-        """Moves the layers' weights, and has them take their results from here.
+        """Move the layers' weights, and make the layers use this product.
 
         Args:
             function: The operation's function.
-            layers: Linear layers without biases; calls of the last one end the use of an input.
+            layers: Linear layers without biases; a call of the last one ends the use of an input.
         """
         self._function = function
         self._sizes = [layer.out_features for layer in layers]
@@ -54,7 +54,7 @@ def _prepare(function: Forward, module: Any) -> Product:
 
 
 def qkv(module: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Queries, keys and values of a softmax layer, whose projections nobody hooks."""
+    """Queries, keys and values of a softmax layer, unless its projections are hooked."""
     product: Product | None = prepared(module)
     return (module.q_proj(x), module.k_proj(x), module.v_proj(x)) if product is None else product.split(x)
 

@@ -1,4 +1,4 @@
-"""Softmax layers: transformers' attention interface, which layers that attend to latents call too."""
+"""Softmax layers, through transformers' attention interface. Latent-attention layers call it too."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from switchrail.ops import AttentionLayer, Layer
 from switchrail.pools import KVShape, Shape
 
 IMPLEMENTATION: Final = "switchrail"
-"""The name under which the function is registered. No mask function has it, so models make no mask."""
+"""The name under which the function is registered. It has no mask function, so models make no mask."""
 
 
 def attention(
@@ -31,23 +31,23 @@ def attention(
     written: bool = False,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The function that softmax layers call.
+    """The attention function that softmax layers call.
 
     Args:
         module: The calling layer.
         query: [1, H, T, D].
         key: [1, HKV, T, D].
         value: [1, HKV, T, D].
-        attention_mask: None, as the engine gives none.
+        attention_mask: None in the engine.
         scaling: The factor of the products of query and key.
-        written: Whether keys and values are in the cache already.
+        written: Whether keys and values are already in the cache.
         **kwargs: `KEYWORD` and other arguments that the model passes on.
 
     Returns:
         [1, T, H, D], and None in place of the weights.
 
     Raises:
-        DispatchError: The layer asks for other attention than it was connected with, or is not an engine's.
+        DispatchError: The call differs from the connected layer, or the layer is not an engine's.
     """
     connected: Connected | None = kwargs.get(KEYWORD)
     if connected is None:
@@ -116,9 +116,9 @@ def _softmax(window: Callable[[Any], int | None]) -> MixerContract:
 AttentionInterface.register(IMPLEMENTATION, attention)
 
 SOFTMAX: Final = _softmax(lambda mixer: getattr(mixer, "sliding_window", None))
-"""Layers of softmax attention: with a window where the module has one, a soft cap, or sinks."""
+"""Layers of softmax attention, with the module's window if any, a soft cap, or sinks."""
 
 SOFTMAX_OF_CONFIG: Final = _softmax(lambda mixer: mixer.config.sliding_window)
-"""Layers whose window stands in the config alone."""
+"""Layers whose window is only in the config."""
 
 __all__ = ["IMPLEMENTATION", "SOFTMAX", "SOFTMAX_OF_CONFIG", "attention"]

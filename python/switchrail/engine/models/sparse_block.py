@@ -1,4 +1,4 @@
-"""Experts behind a router, with a shared one behind a gate of its own."""
+"""Experts behind a router, with a gated shared expert."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from switchrail.platforms.operations import Experts, Products
 from switchrail.platforms.serving import Forward
 
 _ALIGNED: Final = 8
-"""Logits of a row are padded to a multiple of this: for other sizes cuBLAS has slower kernels."""
+"""Logits of a row are padded to a multiple of this, since cuBLAS is slower for other sizes."""
 
 
 class Weights(NamedTuple):
-    """What the operation is given.
+    """The weights for the operation.
 
     Attributes:
-        router: [E, H], perhaps with rows of zeros behind them.
+        router: [E, H], possibly followed by rows of zeros.
         gate_up: [E, 2 I, H].
         down: [E, H, I].
     """
@@ -31,7 +31,7 @@ class Weights(NamedTuple):
 
 
 def _prepare(function: Forward, module: Any) -> Weights | None:
-    """Puts the shared expert behind the others, and its gate behind the router; None: its size is another."""
+    """Append the shared expert to the others, and its gate to the router; None if its size differs."""
     experts, shared = module.experts, module.shared_expert
     count, hidden, inner = experts.down_proj.shape
     if shared.down_proj.weight.shape != (hidden, inner):
@@ -80,6 +80,6 @@ _PASSES = (
 SPARSE_BLOCK: Final = Binding(
     Experts, _call, _suits, _prepare, padded=True, passes=_PASSES, also={"multiply": Products}
 )
-"""Experts, and a shared one."""
+"""Experts with a shared one."""
 
 __all__ = ["SPARSE_BLOCK"]

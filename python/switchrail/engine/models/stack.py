@@ -1,4 +1,4 @@
-"""Weights that lie behind one another, so that one product serves for several."""
+"""Combining weights in one tensor, so that one product serves several layers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import torch
 
 @torch.no_grad()
 def stack(*weights: torch.Tensor, multiple: int = 1) -> torch.Tensor:
-    """Moves weights into one tensor, whose views they become.
+    """Move weights into one tensor, of which they become views.
 
     Args:
         weights: Parameters, each [..., D], of one dtype, on one device.
-        multiple: What the rows are padded to a multiple of, with zeros.
+        multiple: The rows are padded with zeros to a multiple of this.
 
     Returns:
         [rows of all, with padding, D].
