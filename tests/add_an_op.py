@@ -1,7 +1,8 @@
-"""Adds the toy op of CONTRIBUTING.md to a copy of this repository, as it stands there: `make toy-op`.
+"""Adds the toy op of CONTRIBUTING.md to a copy of this repository: `make toy-op`.
 
-Each block below a path is that file, a `diff` a change of it; then the core is compiled, and the commands of
-the last block are run. It fails where one does, and where more files are touched than are promised.
+Each block below a path is the content of that file, or a `diff` to apply to it. Then the core is compiled,
+and the commands of the last block are run. The script fails if one of them fails, or if more files are
+changed than promised.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ CHECKS = (
     ["mypy"],
     ["pytest", "-q", "tests/ops", "tests/kernels", "-k", "ema and not up_to_date"],
 )
-"""What must hold with the new op, whose cases are among those of the tests."""
+"""Tests that must pass with the new op, and that include its cases."""
 
 
 def section() -> tuple[list[tuple[str, str, str]], str]:
-    """The changes, as path, language and text, and the commands."""
+    """The changes as path, language and text, and the commands."""
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     text = re.split(r"^## ", text.partition("\n## Adding an op\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
     changes = re.findall(r"`([\w./]+)`:\n\n```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
@@ -36,7 +37,7 @@ def section() -> tuple[list[tuple[str, str, str]], str]:
 
 
 def main() -> None:
-    """Does it all in `target/toy-op`."""
+    """Run everything in `target/toy-op`."""
     copy = ROOT / "target" / "toy-op"
     shutil.rmtree(copy, ignore_errors=True)
     environment = {

@@ -1,7 +1,7 @@
-"""What must be set before anything is imported, and the check that no test leaves anything behind.
+"""Settings that must precede all imports, and the check that tests leave nothing behind.
 
-Without a GPU, Triton's kernels are interpreted. What `switchrail tune` found here decides nothing. What the
-tests compute is so small that handing it to a second thread takes longer.
+Without a GPU, Triton's kernels are interpreted. Times of `switchrail tune` on this machine are ignored. Tests
+use one thread, since their computations are too small to gain from more.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from tests.processes import processes  # noqa: F401  (a fixture for all)
 spare_repetition()
 leftovers.remember_triton()
 
-# Their tests share something that takes long to make. They begin first, in this order:
-# the other processes would wait for a long one that began last.
+# Their tests share fixtures that take long. They begin first, in this order, so that no process waits at the
+# end for a long one.
 WHOLE_FILES = (
     "tests/wheel/test_wheel.py",
     "tests/test_plugin_guide.py",
@@ -45,9 +45,9 @@ WHOLE_FILES = (
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """One process runs all of such a file, and all cases of a function; functions of most cases come first.
+    """Run such a file, and all cases of a function, in one process; functions with the most cases first.
 
-    With each case on its own, xdist's bookkeeping took as long as ten files of tests.
+    With separate cases, xdist's bookkeeping took as long as ten files of tests.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -74,7 +74,7 @@ def _nothing_is_left_by_fixtures() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(_nothing_is_left_by_fixtures: None) -> Iterator[None]:
-    """The first fixture of each test, so the last to end; what a test draws is the same in any order."""
+    """The first fixture of each test, so the last to end; also seeds random numbers."""
     before = leftovers.read()
     torch.default_generator.manual_seed(0)
     yield
@@ -85,7 +85,7 @@ def _nothing_is_left(_nothing_is_left_by_fixtures: None) -> Iterator[None]:
 
 @pytest.fixture
 def switch_often() -> Iterator[None]:
-    """Threads take turns all the time."""
+    """Switch threads very often."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield

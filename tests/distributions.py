@@ -1,4 +1,4 @@
-"""Writes installed distributions with a plugin, as an installer would leave them."""
+"""Writing installed distributions with a plugin, like an installer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 def write_distribution(
     site: Path, name: str, source: str, *, plugin: str, version: str = "1.0", entry: str = "plugins:register"
 ) -> Path:
-    """Writes a distribution of one module, named after it.
+    """Write a distribution with one module of the same name.
 
     Args:
         site: The folder on the module path.

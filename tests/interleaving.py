@@ -1,8 +1,8 @@
-"""Two threads in every order that one switch can make of them, one order after the other.
+"""Two threads in every order that one switch can produce, one order after another.
 
-The first thread stops at a line of the code in question; the second then runs to its end, or until it waits
-for a lock; then the first goes on. This is repeated for one in `SWITCH_EVERY` of the lines that the first
-thread reaches, and with the parts changed. `make soak` takes every line.
+The first thread stops at a line of the tested code. The second then runs to its end, or until it waits for a
+lock. Then the first continues. This is repeated for one in `SWITCH_EVERY` of the lines that the first thread
+reaches, and with exchanged roles. `make soak` takes every line.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import switchrail
 _FOLDER = Path(switchrail.__file__).parent
 _LOCKS = type(threading.Lock()), type(threading.RLock())
 
-# How long a thread may be stuck in something that isn't a watched lock, such as a module's import lock.
+# Seconds that a thread may be blocked by something other than a watched lock, such as an import lock.
 _PATIENCE = 0.05
 
 SWITCH_EVERY = int(os.environ.get("SWITCH_EVERY", "4"))
 
 
-# What looks at its arguments alone.
+# Code that depends only on its arguments.
 _PURE = {"trampoline.py", "parameters.py", "nearest.py", "fingerprint.py"}
 
 
@@ -40,22 +40,22 @@ def every_interleaving(
     *,
     alike: bool = False,
 ) -> int:
-    """Runs both orders of two functions with a switch at one in `SWITCH_EVERY` lines of the first.
+    """Run both orders of two functions, with a switch at one in `SWITCH_EVERY` lines of the first.
 
     Args:
-        make: Prepares a run; returns the two functions, and what checks and clears up once both have ended.
-        places: Files and folders in the package whose lines count; those of weak dictionaries do as well.
-        locks: Objects and names of their attributes that are locks, besides those of Switchrail's modules.
+        make: Prepares a run; returns the two functions, and a function that checks and cleans up after both.
+        places: Files and folders of the package whose lines count, in addition to those of weak dictionaries.
+        locks: Pairs of an object and the name of its lock attribute, in addition to Switchrail's modules.
         alike: Whether both do the same, so that one order is enough.
 
     Returns:
-        How many lines the first thread has reached, in both orders.
+        The number of lines that the first thread has reached, in both orders.
     """
     folders = [str(_FOLDER / place) for place in places]
     assert all(map(os.path.exists, folders))
     traced = (weakref.__file__, *folders)
     own = _own_locks()
-    gc.freeze()  # or each search for an object's holders would look at all that other tests have imported
+    gc.freeze()  # or searches for an object's holders would visit all other tests' imports
     try:
         return sum(_runs(make, traced, lambda: own + locks(), (False,) if alike else (False, True)))
     finally:
@@ -91,7 +91,7 @@ def _runs(
 
 
 def check_anyway(check: Callable[[], object]) -> None:
-    """Clears up after a run that has failed already."""
+    """Clean up after a run that has already failed."""
     with suppress(AssertionError):
         check()
 
@@ -149,7 +149,7 @@ class _Run:
 
 
 class _Watched:
-    """A lock that says when the second thread waits for it."""
+    """A lock that reports when the second thread waits for it."""
 
     def __init__(self, lock: Any, run: _Run) -> None:
         self._lock, self._run = lock, run
@@ -172,7 +172,7 @@ class _Watched:
 
 
 def _own_locks() -> list[tuple[Any, str]]:
-    """The locks of Switchrail's modules, each as its module and name."""
+    """The locks of Switchrail's modules, as pairs of module and name."""
     return [
         (module, name)
         for module_name, module in list(sys.modules.items())

@@ -1,4 +1,4 @@
-"""Triton's interpreter without things that it does over and over, and that change no number."""
+"""Triton's interpreter without repeated work that does not affect results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 
 def spare_repetition() -> None:
-    """Makes interpreted kernels take a third of the time, where Triton's interpreter is as it is known here.
+    """Make interpreted kernels run in a third of the time, if this version of the interpreter is supported.
 
     Each call of a device function replaces the language's functions again, though the launch that it is part
     of has replaced them all. Each sum of integers is computed in int64 as well, for a check of overflows that
@@ -33,7 +33,7 @@ def spare_repetition() -> None:
     interpreter_builder.options = dataclasses.replace(
         options, sanitize_overflow=options.sanitize_overflow and options.debug
     )
-    replaced: list[frozenset[int]] = []  # by each launch that is under way, the ids of the modules
+    replaced: list[frozenset[int]] = []  # for each running launch, the ids of the modules
     launch: Callable[..., Any] = GridExecutor.__call__
 
     def run_launch(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -69,7 +69,7 @@ def spare_repetition() -> None:
 
 
 class _Types:
-    """What the types of a launch's values have in common, computed once for each."""
+    """The common properties of the types of a launch's values, computed once for each."""
 
     def __init__(self, core: Any, numpy_dtype: Callable[[Any], Any]) -> None:
         self._tuple, self._constexpr = core.tuple, core.constexpr
@@ -82,7 +82,7 @@ class _Types:
         self.init_tensor = lambda tensor, handle, type: self._init_tensor(tensor, handle, type)
 
     def forget(self) -> None:
-        """Called after a launch, whose types of pointers are its own."""
+        """Called after a launch, which has its own types of pointers."""
         self._blocks.clear()
 
     def _init_block(self, block: Any, element_ty: Any, shape: Any) -> None:
@@ -104,7 +104,7 @@ class _Types:
         tensor.shape, tensor.numel = type.of_tensor if type.is_block() else self._scalar
 
     def numpy_dtype(self, dtype: Any) -> Any:
-        """As the interpreter has it; it makes a table of all at each call."""
+        """Same as the interpreter's, which makes a table of all types at each call."""
         name = dtype.scalar.name
         if name not in self._numpy_dtypes:
             self._numpy_dtypes[name] = self._make_numpy_dtype(dtype)
@@ -140,7 +140,7 @@ def _unwrap(core: Any) -> Callable[[Any], Any]:
 
 
 def _broadcast(broadcast: Callable[..., Any]) -> Callable[..., Any]:
-    """Where no shape changes, or one of two is a scalar, without the types that this takes else."""
+    """Skip the types if no shape changes, or one of the two is a scalar."""
 
     def of_two(self: Any, left: Any, right: Any) -> Any:
         one, other = left.type, right.type

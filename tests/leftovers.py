@@ -1,4 +1,4 @@
-"""What a test may not leave behind: found when the test ends, and put back for the next one."""
+"""Finding everything that a test leaves behind, and restoring it for the next one."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ OWN_MODULES = (
     *("cuda_utils", "switchrail_replay"),
 )
 OWN_THREADS = ("tqdm_monitor",)
-"""What libraries make when they are imported, beside their own modules."""
+"""Made by libraries when they are imported, beside their own modules."""
 GRACE = 5.0
-"""Seconds that a thread whose work is done has to end, on however busy a machine."""
+"""Seconds that a finished thread may take to end, on a busy machine."""
 
 LISTS = [(sys, "path"), (sys, "meta_path"), (sys, "path_hooks"), (gc, "callbacks")]
 ATTRIBUTES = [
@@ -70,18 +70,18 @@ LOGGERS = [logging.getLogger(name) for name in (None, "switchrail", "py.warnings
 
 @dataclass(frozen=True)
 class Place:
-    """One kind of thing that can be left, each with a name."""
+    """One kind of leftover, each with a name."""
 
     kind: str
     read: Callable[[], Mapping[Any, Any]]
     restore: Callable[[Mapping[Any, Any], Any], object]
-    """Given what there was and the name of what differs."""
+    """Called with the earlier state and the name of a difference."""
     is_left: Callable[[Mapping[Any, Any], Any], bool] = lambda before, name: True
-    """Whether a difference is more than a library's own business."""
+    """Whether a difference is more than a library's internal matter."""
 
 
 def _environment() -> dict[bytes, bytes]:
-    """As it is kept, for decoding it all takes longer than the rest."""
+    """In encoded form, since decoding everything takes longer than the rest."""
     return {name: value for name, value in os.environ._data.items() if name not in OWN_VARIABLES}  # type: ignore[attr-defined]
 
 
@@ -96,7 +96,7 @@ _modules: dict[str, ModuleType] = {}
 
 
 def _read_modules() -> dict[str, ModuleType]:
-    """A copy, made anew only where there are others."""
+    """A copy, made again only after changes."""
     global _modules
     if _modules != sys.modules:
         _modules = dict(sys.modules)
@@ -111,7 +111,7 @@ def _restore_module(before: Mapping[str, ModuleType], name: str) -> None:
 
 
 def _is_installed(name: str) -> bool:
-    """Whether a module belongs to a package that is there for good, rather than for one test."""
+    """Whether a module belongs to a permanently installed package, not to one test."""
     root = sys.modules.get(name.partition(".")[0])
     places = [getattr(root, "__file__", None) or "", *map(str, getattr(root, "__path__", ()))]
     return any(place.startswith(INSTALLED) for place in places) and not any(
@@ -120,7 +120,7 @@ def _is_installed(name: str) -> bool:
 
 
 def _is_left_module(before: Mapping[str, ModuleType], name: str) -> bool:
-    """Whether a module is gone, was made by hand or for a test, or is a module of ours made anew.
+    """Whether a module is gone, was made by hand or for a test, or is one of our modules made again.
 
     Other packages may replace their own: transformers does.
     """
@@ -134,7 +134,7 @@ def _is_left_module(before: Mapping[str, ModuleType], name: str) -> bool:
 
 
 def _stays(each: object) -> bool:
-    """Whether something in a list was put there by a library when it was imported."""
+    """Whether a library added this entry of a list when it was imported."""
     return not isinstance(each, str) and _is_installed(getattr(each, "__module__", ""))
 
 
@@ -145,7 +145,7 @@ def _lists() -> dict[Any, list[Any]]:
 
 
 def _handlers() -> dict[signal.Signals, Any]:
-    """Those of pytest-timeout, which comes and goes within a test, taken for none."""
+    """Without those of pytest-timeout, which come and go within a test."""
     found = {each: signal.getsignal(each) for each in SIGNALS}
     ours = {each: now for each, now in found.items() if getattr(now, "__module__", "") == "pytest_timeout"}
     return found | dict.fromkeys(ours, signal.SIG_DFL)
@@ -163,7 +163,7 @@ def _lasts(before: Mapping[threading.Thread, str], thread: threading.Thread) -> 
 
 
 def _children() -> dict[str, str]:
-    """The processes that this one has started and that live, or that nobody has waited for."""
+    """The child processes of this process that run, or that were not waited for."""
     found: dict[str, str] = {}
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -177,7 +177,7 @@ def _children() -> dict[str, str]:
 
 
 class Tree:
-    """The files of folders and of the repository's root; looked up again only where a folder has changed."""
+    """The files of folders and of the repository's root; read again only for changed folders."""
 
     def __init__(self, *tops: Path) -> None:
         self._tops = tops
@@ -192,7 +192,7 @@ class Tree:
         yield str(ROOT)
 
     def files(self) -> dict[str, str]:
-        """Each as "there", by its path."""
+        """By path, each with the value "there"."""
         try:
             is_same = all(os.stat(folder).st_mtime_ns == time for folder, time in self._folders.items())
         except FileNotFoundError:
@@ -268,12 +268,12 @@ PLACES = [
 
 
 def read() -> list[Mapping[Any, Any]]:
-    """All that can be left, as it is."""
+    """Everything that can be left, in its current state."""
     return [place.read() for place in PLACES]
 
 
 def put_back(before: Sequence[Mapping[Any, Any]]) -> list[str]:
-    """Puts back what differs, and describes it."""
+    """Restore all differences, and describe them."""
     left = []
     for place, was in zip(PLACES, before, strict=True):
         now = place.read()
@@ -293,7 +293,7 @@ _triton: dict[Any, dict[str, Any]] = {}
 
 
 def remember_triton() -> None:
-    """Reads what Triton's language is now, for `put_back_triton`."""
+    """Record the current state of Triton's language, for `put_back_triton`."""
     if find_spec("triton") is None:
         return
     language = importlib.import_module("triton.language")
@@ -310,7 +310,7 @@ def remember_triton() -> None:
 
 
 def put_back_triton() -> None:
-    """Undoes what Triton's interpreter changed in its language and left so; nothing compiles with that."""
+    """Undo changes of Triton's interpreter to its language; nothing compiles with them."""
     for place, was in _triton.items():
         if vars(place) != was:
             for name, value in was.items():

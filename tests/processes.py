@@ -1,6 +1,6 @@
-"""Processes for tests, forked from one that has the large imports done: a fifth of the time of new ones.
+"""Processes for tests, forked from one that has done the large imports: a fifth of the time of new ones.
 
-What is imported there is other packages' alone: each process imports ours for itself, with its own variables.
+Only other packages are imported there; each process imports ours itself, with its own variables.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ class Helper:
         env: Mapping[str, str] | None = None,
         cwd: Path | str = ".",
     ) -> None:
-        """Starts a process that runs a program as `python -c` does; `wait` must follow."""
+        """Start a process that runs a program like `python -c`; `wait` must follow."""
         variables = dict(os.environ if env is None else env)
         request = [program, [str(each) for each in arguments], variables, str(Path(cwd).absolute())]
         socket.send_fds(self._socket, [json.dumps(request).encode()], streams)
 
     def wait(self) -> int:
-        """The exit status of the process that was started."""
+        """The exit status of the started process."""
         return int(self._socket.makefile().readline())
 
     def run(
@@ -94,7 +94,7 @@ class Helper:
         env: Mapping[str, str] | None = None,
         cwd: Path | str = ".",
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a program to its end, as `subprocess.run` with captured output does."""
+        """Run a program to its end, like `subprocess.run` with captured output."""
         file = tempfile.TemporaryFile
         with open(os.devnull) as none, file("w+") as out, file("w+") as err:
             streams = (none.fileno(), out.fileno(), err.fileno())
@@ -105,14 +105,14 @@ class Helper:
             return subprocess.CompletedProcess([program, *arguments], status, out.read(), err.read())
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         self._socket.close()
         self._process.wait()
 
 
 @pytest.fixture(scope="session")
 def processes():
-    """The helper; started when a test first needs it."""
+    """The helper, started when a test first needs it."""
     helper = Helper()
     yield helper
     helper.close()

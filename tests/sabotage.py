@@ -1,4 +1,4 @@
-"""Backends that are right, and then do one thing more."""
+"""Correct backends that do one thing more."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def sabotaged(backend: type[Any], then: Callable[..., None]) -> Any:
-    """A backend of this class that calls `then` with all arguments of a call after it was run."""
+    """A backend of this class that calls `then` with all arguments of each call after running it."""
 
     class Sabotaged(backend):  # type: ignore[misc]
         def run(self, call: Any, batch: Any, plan: Any) -> None:

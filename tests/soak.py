@@ -1,12 +1,11 @@
-"""Runs tests again and again, in random order, while other processes keep the cores busy.
+"""Runs tests repeatedly, in random order, while other processes keep the cores busy.
 
-The cores are divided into lanes. Each lane has its own busy processes, and takes round after round until all
-are done. A round is one run of pytest with a seed of its own, which is printed; what it printed is kept where
-it failed.
+The cores are divided into lanes. Each lane has its own busy processes and runs rounds until all are done. A
+round is one run of pytest with its own seed, which is printed; its output is kept if it fails.
 
     python tests/soak.py --rounds 3                       # all tests
     python tests/soak.py --rounds 50 --racing             # those with threads, processes, signals or order
-    python tests/soak.py --rounds 10 tests/hooks -k race  # anything that pytest takes
+    python tests/soak.py --rounds 10 tests/hooks -k race  # any arguments of pytest
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ RACING = re.compile(
 
 
 def racing() -> list[str]:
-    """The files of tests with threads, processes, signals or order in them."""
+    """The test files that use threads, processes, signals or order."""
     return [str(path) for path in sorted(TESTS.rglob("test_*.py")) if RACING.search(path.read_text())]
 
 
 @contextmanager
 def busy(cores: set[int], count: int) -> Iterator[None]:
-    """Keeps cores busy with processes that compute."""
+    """Keep cores busy with processes that compute."""
     with ExitStack() as stack:
         for _ in range(count):
             process = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
@@ -65,7 +64,7 @@ def run(seed: int, cores: set[int], arguments: Sequence[str], log: Path) -> int:
 
 
 def main() -> int:
-    """Ends with 1 where a round failed."""
+    """Return 1 if a round failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(

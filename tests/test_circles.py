@@ -1,4 +1,4 @@
-"""`rust/circles.py` finds circles among the modules of a crate, and nothing else."""
+"""`rust/circles.py` finds circular references among the modules of a crate, and nothing else."""
 
 from __future__ import annotations
 

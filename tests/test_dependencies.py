@@ -1,4 +1,4 @@
-"""The check of the crates finds what it is for."""
+"""The check of the crates finds the intended problems."""
 
 from __future__ import annotations
 

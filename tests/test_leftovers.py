@@ -1,4 +1,4 @@
-"""What a test leaves behind is found, named and put back."""
+"""Leftovers of a test are found, named and removed."""
 
 from __future__ import annotations
 

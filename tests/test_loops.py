@@ -1,4 +1,4 @@
-"""Where what a signal's handler raises passes by the end of a `try` or `with`, found in the syntax trees."""
+"""Loops whose end lets a signal handler's exception skip a `try` or `with`, found in the syntax trees."""
 
 import ast
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ PACKAGES = (ROOT / "python" / "switchrail", ROOT / "kernels" / "switchrail_kerne
 
 
 def while_guarded(function: ast.AST, guarded: bool = False) -> Iterator[ast.AST]:
-    """The loops within a `try` or `with` of the same function whose end is a conditional jump back."""
+    """The loops within a `try` or `with` of the same function whose end is a conditional backward jump."""
     for node in ast.iter_child_nodes(function):
         if isinstance(node, (ast.FunctionDef, ast.Lambda, ast.GeneratorExp)):
             yield from while_guarded(node)
@@ -31,8 +31,8 @@ def while_guarded(function: ast.AST, guarded: bool = False) -> Iterator[ast.AST]
 def test_no_interrupt_passes_by_a_finally() -> None:
     """From CPython 3.13 on, a conditional jump back at the end of a loop is in no exception table.
 
-    It looks for signals before it jumps. So what a handler raises there passes by every `finally`, `except`
-    and `with` of the same function.
+    The interpreter checks for signals before it jumps. So a handler's exception there skips every `finally`,
+    `except` and `with` of the same function.
     """
     loops = ast.parse("try:\n while a: b()\n for a in b:\n  if a: b()\n [a for a in b if a]\nfinally: b()")
     assert len(list(while_guarded(loops))) == 3

@@ -1,4 +1,4 @@
-"""The vendor's guide, from the document itself: each file written, each command run, in a new environment."""
+"""The vendor's guide: writes each of its files and runs each of its commands in a new environment."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", DOCUMENT.read_text("utf-8"), re.DO
 
 
 def commands(block: str) -> Iterator[tuple[str, str]]:
-    """The commands of a block, each with what it prints."""
+    """The commands of a block, each with its output."""
     for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
         command, _, printed = part.partition("\n")
         yield command, printed
 
 
 def matches(expected: str, printed: str) -> bool:
-    """Whether a text is as the document has it; `...` is anything, blanks at line ends don't count."""
+    """Whether a text matches the document; `...` matches anything, blanks at line ends don't count."""
     lines = [line.rstrip() for line in expected.strip().splitlines()]
     pattern = ".*".join(re.escape(part) for part in "\n".join(lines).split("..."))
     found = "\n".join(line.rstrip() for line in printed.strip().splitlines())
@@ -101,7 +101,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
         "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "CHECKPOINT": str(ROOT / "tests" / "checkpoints" / "kjv-qwen3-next"),
         "PIP_NO_INDEX": "1",
-        "PIP_NO_BUILD_ISOLATION": "0",  # which is how pip is told to build with the setuptools that is here
+        "PIP_NO_BUILD_ISOLATION": "0",  # this setting makes pip build with the setuptools installed here
         "PYTHONWARNINGS": "ignore",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     }
@@ -117,7 +117,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
 
 
 WAITING = re.compile(r"^waiting for .* has taken \d+ s so far.*\n", re.MULTILINE)
-"""What the command says on a machine so busy that something takes 5 s."""
+"""Output of the command if something takes 5 s on a busy machine."""
 
 
 def test_it_has_all_three() -> None:

@@ -1,4 +1,4 @@
-"""What the README shows is what happens."""
+"""The README's examples print what they show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of the ops on a CPU, tiny: it runs, finds what is wrong, and shows what it found."""
+"""The benchmark of the ops, in small on a CPU: it runs, finds errors, and shows the results."""
 
 import importlib
 import json
@@ -74,7 +74,7 @@ def test_a_peer_that_is_wrong_is_left_out(monkeypatch, tmp_path):
     def wrong(*args, **kwargs):
         return attend(*args, **{**kwargs, "is_causal": False})
 
-    importlib.import_module("switchrail.ops.attention.torch")  # which keeps the right one
+    importlib.import_module("switchrail.ops.attention.torch")  # keeps the original
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", wrong)
     path = tmp_path / "times.json"
     chosen = ["--op", "attention", "--phase", "prefill", "--shape", "T=8192"]
@@ -89,7 +89,7 @@ def test_a_backend_alone_is_held_to_plain_torch_at_the_shape_that_is_timed(monke
     command = ["--tiny", "--device", "cpu", "--backend", "triton", *chosen]
     timed = []
 
-    def measure(self, runs):  # on a CPU the kernel is interpreted, and each call takes a third of a second
+    def measure(self, runs):  # interpreted kernels on a CPU take a third of a second per call
         timed.append(len(runs))
         return {"eager_s": summary([1e-6, 2e-6]), "host_s": 1e-6}
 
@@ -100,7 +100,7 @@ def test_a_backend_alone_is_held_to_plain_torch_at_the_shape_that_is_timed(monke
 
     def wrong(self, call, batch, plan):
         right(self, call, batch, plan)
-        if call.out.shape[0] == 1:  # not those that the oracle sees
+        if call.out.shape[0] == 1:  # not the calls compared with the reference
             call.out.mul_(1.01)
 
     monkeypatch.setattr(TritonLightning, "run", wrong)
@@ -110,7 +110,7 @@ def test_a_backend_alone_is_held_to_plain_torch_at_the_shape_that_is_timed(monke
 
 
 class WithAWrongLine(TorchGatedDelta):
-    """Wrong in one row of a batch that the oracle does not see."""
+    """Wrong in one row of a batch that is not compared with the reference."""
 
     def run(self, call, batch, plan):
         super().run(call, batch, plan)
@@ -119,7 +119,7 @@ class WithAWrongLine(TorchGatedDelta):
 
 
 def compared(monkeypatch, path, *chosen, **fitting):
-    """The row of one case with these backends and a run's exit status."""
+    """The row of one case with these backends, and the exit status."""
     monkeypatch.setattr(Backends, "fitting", lambda self, case: (fitting, {}))
     monkeypatch.setattr(Backends, "way", lambda self, case, name: "host")  # they are not registered
     chosen = ["--op", "gated_delta", *chosen, "--json", str(path)]
@@ -163,7 +163,7 @@ def test_backends_times_are_kept_before_a_peer_is_asked(monkeypatch, tmp_path):
     path = tmp_path / "times.json"
 
     def compiling(library, case, call):
-        raise KeyboardInterrupt  # as the end of a run that took too long
+        raise KeyboardInterrupt  # as when a run takes too long
 
     monkeypatch.setattr("benchmarks.ops.run.peers", compiling)
     chosen = ["--op", "lightning", "--phase", "decode", "--shape", "B=1"]

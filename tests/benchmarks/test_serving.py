@@ -1,4 +1,4 @@
-"""The benchmark of the engine on a CPU, tiny, beside a stand-in for SGLang."""
+"""The benchmark of the engine, in small on a CPU, with a stand-in for SGLang."""
 
 import json
 import sys

@@ -15,7 +15,7 @@ def checkpoint():
 
 @pytest.fixture
 def switchrail():
-    """Runs the command in this process, on a runtime of its own."""
+    """Run the command in this process, on a separate runtime."""
 
     def run(*arguments):
         with isolated():

@@ -1,4 +1,4 @@
-"""The bar while an engine's steps are captured."""
+"""The progress bar while an engine's steps are captured."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""`doctor` finds each defect, says what to do, and finds nothing where nothing is wrong."""
+"""`doctor` finds each defect and suggests a remedy; it finds nothing in a correct installation."""
 
 import json
 import os
@@ -19,7 +19,7 @@ NOTHING = "def register(registry): pass"
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch, tmp_path):
-    """No variable of the machine's, no GPU, and whatever the environment has wrong is not ours."""
+    """Hide the machine's variables, GPU and defects of its environment."""
     for name in [name for name in os.environ if name.startswith("SWITCHRAIL_")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(device, "DRIVER", tmp_path / "no-driver")
@@ -31,7 +31,7 @@ def clean(monkeypatch, tmp_path):
 
 @pytest.fixture
 def before(clean):
-    """What is wrong without the test's defect, which is no business of the test."""
+    """Findings without the test's defect, to be ignored."""
     return diagnose()
 
 
@@ -59,7 +59,7 @@ def install(tmp_path):
 
 @pytest.fixture
 def find(before):
-    """The one finding that a defect makes, checked for what every finding has."""
+    """The only new finding, checked for the properties of every finding."""
 
     def find(check, subject):
         found = [finding for finding in diagnose() if finding not in before]
@@ -199,7 +199,7 @@ def test_a_module_that_is_not_there_and_one_that_lacks_another(install, find, tm
 
 
 def test_little_time_for_plugins_is_not_little_time_for_torch(install, monkeypatch):
-    """Also not for the modules of backends, and for those that hooks wait for."""
+    """Also not for the modules of backends, or for modules that hooks wait for."""
     monkeypatch.setenv("SWITCHRAIL_LOAD_TIMEOUT", "0.2")
     slow = "import time\ntime.sleep(0.5)\n"
     monkeypatch.setattr("switchrail.doctor.check_device", lambda: time.sleep(0.5) or [])
@@ -367,7 +367,7 @@ def test_a_platform_that_does_not_say_what_it_must(install, find):
 
 @pytest.fixture
 def gpu(monkeypatch, tmp_path):
-    """As if an NVIDIA GPU were there, and a torch and a driver of certain versions."""
+    """Pretend that there is an NVIDIA GPU, with given versions of torch and driver."""
 
     def gpu(*, cuda="13.0", driver=(13, 0), available=True, built=("sm_90",), capability=(9, 0)):
         (tmp_path / "driver").write_text("NVRM version: 1\n")

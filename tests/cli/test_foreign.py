@@ -1,4 +1,4 @@
-"""What others wrote reaches a terminal escaped and cut, whatever command shows it; JSON has it as it is."""
+"""Foreign text is escaped and shortened on a terminal by every command; JSON keeps it unchanged."""
 
 import io
 import json
@@ -17,11 +17,11 @@ from switchrail.foreign import LINE, LINES, escaped, in_lines, json_escaped, one
 from switchrail.lock import write_lock
 
 BAD = "\x1b]0;title\x07\x1b[8;9H\x08\x9b7m\u061c\u200e\u200f\u202e\u2066\u2028[bold][link=x]"
-"""Without line ends: metadata can't have them, and importlib.metadata fails at a carriage return."""
+"""Without line ends: metadata can't contain them, and importlib.metadata fails at a carriage return."""
 
 WORSE = BAD + "\roverwritten\nanother line\x7f"
 
-# Colours; hiding the cursor, going up and erasing lines for what moves.
+# Colours; hiding the cursor, moving up and erasing lines for animations.
 OF_RICH = re.compile(r"\x1b\[[0-9;]*m|\x1b\[\?25[lh]|\x1b\[1A|\x1b\[2K|\r(?=\n|\x1b|$)")
 CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
@@ -96,7 +96,7 @@ def register(registry):
 
 @pytest.fixture
 def site(tmp_path):
-    """Distributions whose metadata, texts and exceptions are hostile."""
+    """Distributions with hostile metadata, texts and exceptions."""
 
     def install(module, code, *, name=None, version="1.0", plugin="acme", group="plugins"):
         info = tmp_path / "site" / f"{module}-1.0.dist-info"
@@ -113,7 +113,7 @@ def site(tmp_path):
     def write(path, text):
         path.write_bytes(text.encode())
 
-    bad = BAD.replace("[", "(").replace("]", ")")  # brackets are syntax where entry points are written
+    bad = BAD.replace("[", "(").replace("]", ")")  # brackets have a meaning in entry points
     install("acme_a", f"raise OSError({WORSE!r})", name=f"acme-a{BAD}", version=f"1.0{BAD}", plugin=f"a{bad}")
     install("acme_b", PLUGIN, version=f"2.0{BAD}", plugin=f"b{bad}")
     install("acme_c", "raise OSError('y' * 50_000_000)")
@@ -124,7 +124,7 @@ def site(tmp_path):
 
 
 def in_a_terminal(processes, arguments, environment, folder):
-    """Runs the command on a terminal; what reached that."""
+    """Run the command on a terminal and return its output there."""
     ours, theirs = pty.openpty()
     try:
         processes.start(
@@ -183,7 +183,7 @@ def test_no_command_lets_it_through(processes, site, tmp_path, checkpoint, name,
     config = {"model_type": f"acme{WORSE}", "architectures": [BAD]}
     (tmp_path / "hostile" / "config.json").write_text(json.dumps(config))
     lock = tmp_path / "lock.json"
-    write_lock(lock)  # of what is on this process's path: none of the hostile ones
+    write_lock(lock)  # of this process's path, which has none of the hostile ones
     places = {"{checkpoint}": checkpoint, "{hostile}": tmp_path / "hostile", "{lock}": lock}
     arguments = [places.get(argument, argument) for argument in COMMANDS[name]]
     environment = {"PYTHONPATH": str(site)} | ({"SWITCHRAIL_LOCK": str(lock)} if is_locked else {})

@@ -1,4 +1,4 @@
-"""`lock`: writes what is installed, and says what has changed since."""
+"""`lock` writes the installed distributions, and reports later changes."""
 
 import json
 

@@ -22,7 +22,7 @@ def name_of(op):
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
-    """A folder with a plugin for each op, and the one that they are installed in."""
+    """A folder with a plugin for each op, and the folder in which they are installed."""
     folder = tmp_path_factory.mktemp("made")
     for op in OPS:
         files = write_plugin(

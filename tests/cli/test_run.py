@@ -139,7 +139,7 @@ def test_help_says_which_models_run(switchrail):
 
 @pytest.fixture
 def hub(checkpoint, tmp_path, monkeypatch):
-    """A cache of the hub with the checkpoint as acme/kjv, which is all that there is."""
+    """A hub cache that holds only the checkpoint, as acme/kjv."""
     model = tmp_path / "hub" / "models--acme--kjv"
     (model / "refs").mkdir(parents=True)
     (model / "refs" / "main").write_text("0" * 40)
@@ -293,7 +293,7 @@ def test_names_are_logged_once_as_typed(run, caplog, tmp_path):
 
 
 class Broken(TorchGatedDelta):
-    """Fails in its fourth call, or in a step's plan; serves decode alone."""
+    """Fails in its fourth call, or in a step's plan; supports only decode."""
 
     error = OSError("no such kernel")
     in_plan = False
@@ -354,12 +354,12 @@ def test_a_backend_that_fails(checkpoint, monkeypatch, as_json, error, in_plan, 
     assert message in done.stderr
     assert "broken" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.output
-    if not as_json:  # it begins on a line of its own
+    if not as_json:  # it begins on its own line
         assert done.stdout.endswith("\n")
 
 
 def test_text_comes_in_the_order_of_the_prompts():
-    """The first text that goes on is printed as it comes; later ones wait for it."""
+    """The first unfinished text is printed as it grows; later ones wait for it."""
     printed = io.StringIO()
 
     def events():
@@ -464,13 +464,13 @@ def test_interrupt(checkpoint):
     )
     with process:
         try:
-            assert process.stdout.read(1), process.stderr.read()  # the first generated word begins
+            assert process.stdout.read(1), process.stderr.read()  # the first generated word has begun
             process.send_signal(signal.SIGINT)
             rest, errors = process.communicate()
         finally:
-            process.kill()  # which does nothing to one that has ended
+            process.kill()  # no effect if it has ended
     assert process.returncode == 130
-    assert rest.endswith("\n")  # so what is said of it, on the same terminal, begins on a line of its own
+    assert rest.endswith("\n")  # so that messages on the same terminal begin on their own line
     told, interrupted = errors.splitlines()[-2:]  # no traceback, and without a terminal no progress bar
     assert told == PROMPTS[0]
     assert interrupted == "switchrail: interrupted"

@@ -13,7 +13,7 @@ from switchrail.ops.backend import Backend
 
 @pytest.fixture
 def mutate(tmp_path):
-    """Makes a backend with one line of source changed; the modules are as they were when the test ends."""
+    """Make a backend with one changed line of source; restore the modules after the test."""
     with ExitStack() as stack:
         yield lambda *change, path, reloaded: stack.enter_context(
             _mutated(*change, path=path, reloaded=reloaded, folder=tmp_path)
@@ -24,15 +24,15 @@ def mutate(tmp_path):
 def _mutated(
     name: str, old: str, new: str, *, path: str, reloaded: Collection[str], folder: Path
 ) -> Iterator[type[Backend]]:
-    """The class of a path `module:Class`, made from the changed source of a module.
+    """The class at a path `module:Class`, made from the changed source of a module.
 
     Args:
-        name: The module that is changed.
-        old: What stands there, once.
-        new: What stands there instead.
+        name: The module to change.
+        old: Text that occurs once in it.
+        new: Its replacement.
         path: The path of the class.
-        reloaded: The modules, and the packages with all their modules, that are run again.
-        folder: Where the changed source is written, for those who read the source of a function.
+        reloaded: The modules, and the packages with all their modules, to run again.
+        folder: Folder for the changed source, for code that reads the source of a function.
     """
     spec = find_spec(name)
     assert spec is not None

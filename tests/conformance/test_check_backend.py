@@ -1,4 +1,4 @@
-"""The suite as a vendor meets it: on the command line, and in two lines of a test file."""
+"""The suite as vendors use it: on the command line, and in two lines of a test file."""
 
 import json
 import sys
@@ -201,7 +201,7 @@ def test_the_same_cases_every_time(vendor):
 
 
 def test_each_phase_is_that_of_its_registration():
-    """Where one phase of a name is overridden, the others are still of what is below."""
+    """If one phase of a name is overridden, the others remain those of the overridden backend."""
 
     class Mine(TorchShortConv):
         pass

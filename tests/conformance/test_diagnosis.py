@@ -1,4 +1,4 @@
-"""What the report of a failure says, for mistakes made by hand."""
+"""Reports of failures, for mistakes made by hand."""
 
 import dataclasses
 import re

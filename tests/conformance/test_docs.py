@@ -1,4 +1,4 @@
-"""What docs/conformance.md says is so."""
+"""The statements of docs/conformance.md."""
 
 import re
 from pathlib import Path

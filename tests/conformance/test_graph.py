@@ -1,4 +1,4 @@
-"""The suite's check of captured calls, rehearsed on the CPU: in place of a graph, `run` is made again."""
+"""The suite's check of captured calls on the CPU: a replay calls `run` again instead of a graph."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,7 @@ from switchrail.testing.conformance.setting import Setting
 
 
 class Device:
-    """Stands for `torch.cuda`: what is run while a graph is captured waits for the graph's replay."""
+    """Stands in for `torch.cuda`. Work during a capture is deferred to the replay."""
 
     def __init__(self):
         self.capturing, self.mode, self.allocations = None, "default", 0
@@ -67,7 +67,7 @@ def device(monkeypatch):
 
 
 def captured(base, device):
-    """A class of backends whose `run` is captured, and that tells what else is called when."""
+    """A class of backends whose `run` can be captured, and that records the order of calls."""
 
     class Captured(base):
         def plan(self, phase, batch, bounds=None):
@@ -98,14 +98,14 @@ def setting(op, backend):
 
 
 class Cut:
-    """A plan whose lengths are filled in place."""
+    """A plan whose lengths are updated in place."""
 
     def __init__(self, batch, bounds):
         self.bounds, self.lengths = bounds, batch.kv_lens.clone()
 
 
 class Refreshed(TorchAttention):
-    """Attention by what the plan holds, as on a device."""
+    """Attention by the plan's contents, as on a device."""
 
     def plan(self, phase, batch, bounds=None):
         return Cut(batch, bounds)
@@ -123,9 +123,9 @@ def test_a_call_is_captured_as_an_engine_does_it(device):
     measured = host.graph(setting("attention", captured(Refreshed, device)))
     assert measured.error.within(measured.bound)
     assert device.log == [
-        *("plan within bounds", "run"),  # to compare with
+        *("plan within bounds", "run"),  # for comparison
         *("plan within bounds", "run", "capture", "capture", "refresh, waiting is error", "replay"),
-        *("plan", "run"),  # held against the oracle
+        *("plan", "run"),  # compared with the reference
     ]
     assert device.mode == "default"
 
@@ -156,7 +156,7 @@ def test_a_plan_that_is_not_refreshed_fails(device):
 
 
 def test_a_plan_made_anew_by_refresh_fails(device):
-    """The captured call reads the old one's memory."""
+    """The captured call reads the old plan's memory."""
 
     class Anew(Refreshed):
         def refresh(self, plan, batch):
@@ -183,7 +183,7 @@ def test_memory_that_is_asked_for_in_a_capture_fails(device):
 
 
 def test_wrong_results_within_bounds_fail(device):
-    """Though a plan for one batch alone has right ones."""
+    """Although a plan for one batch alone gives correct ones."""
 
     class Wrong(Refreshed):
         def run(self, call, batch, plan):

@@ -1,4 +1,4 @@
-"""The suite's proof: one line of a plain-torch backend is changed, and the case made for it fails."""
+"""Proof of the suite: one line of a plain-torch backend is changed, and the case made for it must fail."""
 
 import pytest
 import switchrail
@@ -12,11 +12,11 @@ PATHS = {
     op: f"{definition.torch.__module__}:{definition.torch.__name__}" for op, definition in DEFINITIONS.items()
 }
 ROUNDED = "({}.contiguous().view(torch.int32) & -8192).view(torch.float32)"
-"""As TF32 rounds what it multiplies."""
+"""Rounds like the inputs of TF32 products."""
 PHASES = ("prefill", "decode", "verify")
 CHECKED = "        self.contract.check_call(call, batch, FEATURES)\n"
 
-# what is wrong: (the module below switchrail.ops, what stands there, what stands there instead, cases)
+# description: (module below switchrail.ops, original text, changed text, cases)
 MUTANTS = {
     "k and v swapped": (
         "attention.torch",
@@ -478,7 +478,7 @@ MUTANTS = {
 
 AGAIN = "a layer that was called before has another result than a new one"
 
-# words of the report that lead to what is wrong
+# words of the report that lead to the mistake
 REPORTS = {
     "k and v swapped": ["k_cache and v_cache are swapped"],
     "q and k swapped": ["q and k are swapped"],
@@ -568,7 +568,7 @@ REPORTS = {
 
 @pytest.fixture(scope="module")
 def claims():
-    """What the torch backends claim, by op."""
+    """The claims of the torch backends, by op."""
     with switchrail.testing.isolated() as runtime:
         return {op: runtime.backend(op, "torch") for op in PATHS}
 

@@ -1,4 +1,4 @@
-"""The same proof with Triton kernels: compiled where there is a GPU, interpreted elsewhere."""
+"""The same proof for Triton kernels, compiled on a GPU and interpreted elsewhere."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,17 +42,17 @@ SHARED = {
     ),
     "short_conv": ("switchrail_kernels.short_conv.convolve", "switchrail_kernels.short_conv.drafts"),
 }
-"""Where kernels of an op are, besides its own module."""
+"""The modules of an op's kernels other than its own."""
 
 
 def home(op, line):
-    """The module of an op's kernels in which a line stands."""
+    """The module of an op's kernels that contains a line."""
     modules = (PATHS[op].partition(":")[0], *SHARED.get(op, ()))
     (found,) = [name for name in modules if line in Path(find_spec(name).origin).read_text()]
     return found
 
 
-# what is wrong: (the op, what stands at its home, what stands there instead, cases)
+# description: (op, original text, changed text, cases)
 MUTANTS = {
     "k and v swapped": (
         "attention",
@@ -448,7 +448,7 @@ COMPILED = {
         ["prefill/float32/ragged", "decode/float32/long-past"],
     ),
 }
-"""What shows only where the kernel is compiled, or with sequences that are too long to interpret."""
+"""Mutants that show only in compiled kernels, or only with sequences too long for the interpreter."""
 
 needs_gpu = [
     pytest.mark.gpu,
@@ -457,7 +457,7 @@ needs_gpu = [
 
 
 def changed(mutants, marks=()):
-    """Each mutant with each case that shows it."""
+    """Each mutant with each case that detects it."""
     return [
         pytest.param(mutant, case, id=f"{what}-{case}", marks=marks)
         for what, mutant in mutants.items()
@@ -466,7 +466,7 @@ def changed(mutants, marks=()):
 
 
 def unchanged(mutants, marks=()):
-    """Each case of an op that shows a mutant, once, with a line that a mutant of the op changes."""
+    """Each case of an op that detects a mutant, once, with a line that a mutant of the op changes."""
     lines = {(op, case): old for op, old, _, cases in mutants.values() for case in cases}
     return [
         pytest.param(op, line, case, id=f"{op}/{case}", marks=marks) for (op, case), line in lines.items()
@@ -475,7 +475,7 @@ def unchanged(mutants, marks=()):
 
 @pytest.fixture(autouse=True)
 def no_diagnosis(monkeypatch):
-    """That a mutant is caught is the question here; what its report says is `test_mutants`'."""
+    """Skip the diagnosis: only detection matters here, and `test_mutants` tests the reports."""
     monkeypatch.setattr(report, "_GROUPS", ())
 
 

@@ -1,4 +1,4 @@
-"""What all failures of a run have in common."""
+"""The common properties of all failures of a run."""
 
 from switchrail.testing.summary import CaseResult, summarise
 

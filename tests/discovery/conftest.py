@@ -1,4 +1,4 @@
-"""Every CPython of this machine, to ask what its `importlib.metadata` finds."""
+"""Every CPython of this machine, for comparison with its `importlib.metadata`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ORACLE = Path(__file__).with_name("oracle.py")
 
 
 class Oracle:
-    """A process that answers what `importlib.metadata` finds on a path."""
+    """A process that returns the results of `importlib.metadata` for a path."""
 
     def __init__(self, python: str) -> None:
         command = [python, "-E", "-s", str(ORACLE)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, paths: Sequence[str]) -> dict[str, Any]:
-        """The answer; `error` alone where it raises."""
+        """The answer; only `error` if it raises."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(list(paths)) + "\n")
@@ -33,7 +33,7 @@ class Oracle:
 
 
 def _interpreters() -> dict[str, str]:
-    """A CPython for each minor version from 3.10 on, by version."""
+    """One CPython for each minor version from 3.10 on, by version."""
     found = {f"3.{sys.version_info.minor}": sys.executable}
     for minor in range(10, 20):
         installed = sorted((Path.home() / ".pyenv" / "versions").glob(f"3.{minor}.*/bin/python3.{minor}"))
@@ -47,7 +47,7 @@ def _interpreters() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def oracles() -> Iterator[dict[str, Oracle]]:
-    """One for each CPython of this machine, the running one among them, by version."""
+    """An oracle for each CPython of this machine, including the running one, by version."""
     started = {version: Oracle(python) for version, python in _interpreters().items()}
     yield started
     for oracle in started.values():

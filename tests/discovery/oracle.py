@@ -1,7 +1,7 @@
-"""Answers what `importlib.metadata` of the interpreter that runs it finds.
+"""Prints the results of `importlib.metadata` of the running interpreter.
 
-Each line of standard input is a JSON list of paths; each line of standard output the answer: the entry points
-of our groups, and the version of each distribution. Needs nothing but the standard library.
+Each line of standard input is a JSON list of paths. Each line of standard output is the answer: the entry
+points of our groups, and the version of each distribution. Needs only the standard library.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ warnings.simplefilter("ignore")
 
 
 def name_of(distribution: metadata.Distribution) -> str:
-    name = distribution.metadata["Name"] or ""  # none in metadata that were never finished
+    name = distribution.metadata["Name"] or ""  # none in incomplete metadata
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def target(entry: metadata.EntryPoint) -> tuple[str, list[str]]:
-    """What it points to, and its extras; its text as it is where importlib makes nothing of it."""
+    """Its target and extras; its raw text if importlib can't parse it."""
     if entry.pattern.match(entry.value) is None:
         return entry.value, []
     return (f"{entry.module}:{entry.attr}" if entry.attr else entry.module), list(entry.extras)
@@ -47,7 +47,7 @@ def versions() -> dict[str, str]:
 
 
 def main() -> None:
-    # What they import when they are first used would be looked for on the paths that are asked about.
+    # Import now what these import on first use, since it would be searched for on the tested paths.
     email.message_from_string("Name: acme").get("Name").encode("cp437")
     given = sys.path[:]
     for line in sys.stdin:

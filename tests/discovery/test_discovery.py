@@ -25,7 +25,7 @@ def normalised(name: str) -> str:
 
 
 def found(paths: list[str]) -> dict[str, Any]:
-    """What discovery finds, in the form of the oracle's answer."""
+    """The results of discovery in the form of the oracle's answer."""
     discovery = _core.discover(paths)
     entries = [
         [p.group, normalised(p.distribution), p.version, p.name, p.target, list(p.to_dict()["extras"])]
@@ -35,7 +35,7 @@ def found(paths: list[str]) -> dict[str, Any]:
 
 
 def install(folder: Path, info: str, head: str, entry_points: str | bytes | None = None) -> Path:
-    """Metadata of a distribution as pip leaves them."""
+    """Write a distribution's metadata like pip."""
     path = folder / info
     path.mkdir(parents=True)
     kind = "METADATA" if info.lower().endswith(".dist-info") else "PKG-INFO"
@@ -54,7 +54,7 @@ def test_what_is_installed_here(oracles: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """More than a hundred distributions: what is installed here, with all entry points ours, and others."""
+    """Over a hundred distributions: those installed here, with entry points in our groups, and others."""
     root = tmp_path_factory.mktemp("environment")
     (site := root / "site").mkdir()
     for index in range(60):
@@ -161,8 +161,8 @@ def _entry_points(draw: st.DrawFn) -> str | None:
     return None if lines is None else start + "".join(line + end for line, end in lines)
 
 
-# Of each place on the path its name, whether it is an archive, and by name of each metadata folder the text
-# of its head and of its entry points.
+# For each place on the path: its name, whether it is an archive, and the texts of the head and the entry
+# points of each metadata folder, by name.
 Site = tuple[str, bool, dict[str, tuple[str, "str | None"]]]
 
 
@@ -184,7 +184,7 @@ def _sites(draw: st.DrawFn) -> list[Site]:
 
 
 def build(root: Path, sites: list[Site]) -> list[str]:
-    """Writes sites; returns them as a path would have them."""
+    """Write sites; return them as entries of a path."""
     paths = [str(root / "missing")]
     for index, (place, is_archive, infos) in enumerate(sites):
         site = root / str(index) / place
@@ -257,8 +257,9 @@ HEAD = "Name: acme\nVersion: 1.0\n"
 DECLARED = f"{OURS}\nacme = acme:register\n"
 ACME = ["switchrail.plugins", "acme", "1.0", "acme", "acme:register", []]
 
-# Of one distribution by folder, head and entry points: what importlib.metadata says (None: it raises, for all
-# distributions), what discovery does, and the problem that it lists. docs/discovery.md gives the reasons.
+# For one distribution, by folder, head and entry points: the result of importlib.metadata (None: it raises,
+# for all distributions), that of discovery, and the problem that discovery lists. docs/discovery.md gives the
+# reasons.
 DIFFERENCES: dict[str, tuple[str, str, str | bytes, Any, Any, str | None]] = {
     "a line that is no entry point": (
         *("acme-1.0.dist-info", HEAD, f"{DECLARED}nothing\n"),
@@ -309,7 +310,7 @@ def test_where_it_differs_from_importlib(case: str, oracles: dict[str, Any], tmp
 
 
 def test_of_two_in_one_folder_the_first_by_name_counts(tmp_path: Path, oracles: dict[str, Any]) -> None:
-    """In importlib the first that the file system lists."""
+    """In importlib, the first in the order of the file system."""
     for version in ("1.0", "2.0"):
         install(tmp_path, f"acme-{version}.dist-info", HEAD.replace("1.0", version), DECLARED)
     assert found([str(tmp_path)])["versions"] == {"acme": "1.0"}
@@ -332,7 +333,7 @@ def test_two_that_go_by_one_name_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_an_installation_is_seen_at_once(tmp_path: Path) -> None:
-    """Nothing is kept between two looks, in memory or in files: not even within one tick of the clock."""
+    """Nothing is cached between two calls, in memory or in files, not even within one tick of the clock."""
     before = os.stat(tmp_path)
     for index in range(50):
         assert len(_core.discover([str(tmp_path)]).plugins) == index

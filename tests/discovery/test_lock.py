@@ -1,4 +1,4 @@
-"""Locks of distributions that pip installed, in each of its ways, and what happens to those that differ."""
+"""Locks of distributions installed by pip in each of its ways, and the effect of differences."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def plugin(installed: tuple[Path, Path], tmp_path: Path) -> Iterator[tuple[Path, Path]]:
-    """Where the plugin is installed, in each way, and the package that is imported: afterwards as before."""
+    """The plugin's place, for each way of installation, and the imported package; restored afterwards."""
     _, package = installed
     shutil.copytree(package, tmp_path / "before")
     yield installed
@@ -91,7 +91,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def site(wheels: dict[str, Path], tmp_path: Path) -> Path:
-    """A site of the test's own with version 1.0 as a wheel."""
+    """A separate site with version 1.0 as a wheel."""
     return Path(shutil.copytree(wheels["1.0"], tmp_path / "site"))
 
 

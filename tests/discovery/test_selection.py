@@ -1,4 +1,4 @@
-"""The core's selection through its binding: which plugins a list and a platform leave out."""
+"""The core's selection through its binding: the plugins that a list and a platform exclude."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of discovery runs, and shows what it is for."""
+"""The benchmark of discovery runs, and shows the expected speed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "discovery.py"
-# Processor time is steadier than the clock where other tests run; a quiet machine shows 8 and more of both.
+# CPU time is steadier than wall time while other tests run. A quiet machine shows ratios of 8 and more for
+# both.
 TIMES_FASTER = 6
 
 

@@ -1,4 +1,4 @@
-"""A step's calls reach the backends of their parts, once each; no engine is needed."""
+"""A step's calls reach the backends of their parts exactly once, without an engine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def runtime() -> Runtime:
 
 
 class Told(GatedDeltaBackend):
-    """Notes what it is asked."""
+    """Records its calls."""
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
@@ -206,7 +206,7 @@ def test_each_layer_is_called_once_a_step(make: Any) -> None:
 
 
 def test_a_step_that_was_left_behind_is_over(make: Any) -> None:
-    """As where an interrupt comes between the end of the step and the end of its `with`."""
+    """As when an interrupt comes between the end of the step and the end of its `with`."""
     dispatcher = make(count=1, gated_delta="told")
     layer = half()
     dispatcher.add(0, layer)
@@ -350,7 +350,7 @@ def test_what_a_backend_raises_says_where(make: Any, name: str, note: str) -> No
 
 
 def test_a_verification_is_committed_in_all_layers(runtime: Runtime) -> None:
-    """Against the backend called directly, with the states of two layers."""
+    """Compared with the backend called directly, with the states of two layers."""
     samples = [gated_delta_call([3, 2], phase="verify", seed=seed).with_trees() for seed in (1, 2)]
     plan = runtime.plan(
         Layout.from_kinds("tiny", ["gated_delta"] * 2), device="cpu", dtype="float32", phases=("verify",)

@@ -1,4 +1,4 @@
-"""What docs/dispatch.md shows is what it prints."""
+"""The examples of docs/dispatch.md print what they show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts a function around what a dispatcher's backends run."""
+"""Wraps the runs of a dispatcher's backends in a function."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from switchrail.dispatch import Dispatcher
 
 Around = Callable[[tuple[int, str], str, Callable[[], Any]], Any]
-"""Of the layer's id and op, the phase, and what runs the backend."""
+"""Takes the layer's id and op, the phase, and a function that runs the backend."""
 
 
 def around_backends(dispatcher: Dispatcher, around: Around) -> None:
-    """Calls the function in place of each backend's `run`, whose record it returns."""
+    """Call the function instead of each backend's `run`; it must return the record."""
     dispatch = dispatcher.dispatch
 
     def watched(call: Any) -> None:

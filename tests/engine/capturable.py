@@ -1,4 +1,4 @@
-"""Decodes in torch operations alone, which `RecordedGraph` can capture: they take nothing from the host."""
+"""Decodes in pure torch operations, without host values, which `RecordedGraph` can capture."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from switchrail.ops import AttentionBackend, GatedDeltaBackend, ShortConvBackend
 
 
 class Capturable:
-    """What the three share: a plan of the bounds alone, and the batches that it was refreshed for."""
+    """Shared parts: a plan that depends only on the bounds, and the batches that it was refreshed for."""
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
@@ -35,7 +35,7 @@ class CapturableAttention(Capturable, AttentionBackend):
         scores = torch.einsum("nhgd,nthd->nhgt", q, keys) * layer.scale
         beyond = torch.arange(keys.shape[1], device=q.device) >= batch.kv_lens.unsqueeze(1)
         weights = scores.masked_fill(beyond[:, None, None], float("-inf")).softmax(-1).nan_to_num()
-        values = values.masked_fill(beyond[:, :, None, None], 0)  # what lies there is poison
+        values = values.masked_fill(beyond[:, :, None, None], 0)  # the values there are poison
         call.out.copy_(torch.einsum("nhgt,nthd->nhgd", weights, values).reshape(n, heads, size))
 
 
@@ -52,7 +52,7 @@ class CapturableDelta(Capturable, GatedDeltaBackend):
         state = state + torch.einsum("nhv,nhk->nhvk", wanted, k)
         out = torch.einsum("nhvk,nhk->nhv", state, q) * layer.scale
         call.out.copy_(out.masked_fill(~live[:, None, None], 0))
-        kept = layer.state[slots]  # slot 0 is written by padding, with what is there
+        kept = layer.state[slots]  # padding rewrites slot 0 with its old value
         layer.state.index_copy_(0, slots, torch.where(live[:, None, None, None], state, kept))
 
     @staticmethod

@@ -42,7 +42,7 @@ CONFIG: dict[str, Any] = {
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte (ids 0 to 255, in the order of the byte-level alphabet), an end, two merges."""
+    """One token per byte (ids 0 to 255, in the order of the byte-level alphabet), an end, and two merges."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {letter: i for i, letter in enumerate(alphabet)} | {"<end>": 256, "th": 257, "the": 258}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("t", "h"), ("th", "e")]))
@@ -52,7 +52,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_checkpoint(folder: Path, seed: int = 0, **changes: object) -> Path:
-    """Saves a model with random weights, large enough that logits tell tokens apart, and its tokenizer."""
+    """Save a model with random weights, large enough for distinct logits, and its tokenizer."""
     torch.manual_seed(seed)
     config = Qwen3NextConfig(**(CONFIG | changes))
     model = Qwen3NextForCausalLM(config).eval()
@@ -81,7 +81,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make_engine(checkpoint: Path) -> Iterator[Callable[..., Engine]]:
-    """Makes engines of the tiny checkpoint on a runtime of their own, and closes them."""
+    """Make engines of the tiny checkpoint on a separate runtime, and close them."""
     with ExitStack() as stack:
 
         def make(

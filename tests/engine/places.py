@@ -1,7 +1,7 @@
-"""Every place in some files where Python can raise what a signal handler raised, found in their bytecode.
+"""All places in some files where Python can raise a signal handler's exception, found in their bytecode.
 
-The interpreter looks for signals after calls, at entries of functions and at back jumps. A run without faults
-records which of these places it comes by; then each can be visited again, to do something there.
+The interpreter checks for signals after calls, at entries of functions and at backward jumps. A normal run
+records which of these places it passes. Then each place can be visited again to do something there.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from types import CodeType, FrameType
 from typing import Any
 
 Place = tuple[CodeType, int, int]
-"""Code, offset, and how often it was passed before."""
+"""Code, offset, and number of earlier passes."""
 
-OFTEN = 1  # how many times of passing one place are visited
+OFTEN = 1  # recorded passes per place
 
 
 @cache
 def offsets(code: CodeType) -> frozenset[int]:
     """The instructions before which a signal's exception can be raised."""
     found = set()
-    after = True  # of an entry, which Python before 3.11 has no instruction for
+    after = True  # for the entry, which has no instruction of its own before Python 3.11
     for instruction in dis.get_instructions(code):
         name = instruction.opname
         jump = instruction.opcode in dis.hasjrel or instruction.opcode in dis.hasjabs
@@ -37,7 +37,7 @@ def offsets(code: CodeType) -> frozenset[int]:
 
 
 class Places:
-    """Watches functions of some files while it is the context."""
+    """Watches functions of some files within the context."""
 
     def __init__(self, files: Iterable[Path], visit: Callable[[Place], None]) -> None:
         self._files = {str(file) for file in files}
@@ -45,7 +45,7 @@ class Places:
         self._passed: Counter[tuple[CodeType, int]] = Counter()
 
     def __enter__(self) -> None:
-        sys._getframe().f_trace_opcodes = True  # or 3.12 does not trace instructions at all
+        sys._getframe().f_trace_opcodes = True  # needed for 3.12 to trace instructions at all
         sys.settrace(self._enter)
 
     def __exit__(self, *_: object) -> None:
@@ -68,7 +68,7 @@ class Places:
 
 
 def recorded(files: Iterable[Path], run: Callable[[], None]) -> list[Place]:
-    """The places that a run comes by, each at most `OFTEN` times.
+    """The places that a run passes, each at most `OFTEN` times.
 
     CPython 3.13 traces the instructions of a function from its second call on, so record twice.
     """
@@ -84,7 +84,7 @@ def recorded(files: Iterable[Path], run: Callable[[], None]) -> list[Place]:
 
 
 def visiting(files: Iterable[Path], place: Place, action: Callable[[], None]) -> Places:
-    """In its context, a run that comes by the place does the action there, once."""
+    """Within its context, a run that passes the place does the action there, once."""
 
     def visit(found: Place) -> None:
         if found == place:
@@ -95,7 +95,7 @@ def visiting(files: Iterable[Path], place: Place, action: Callable[[], None]) ->
 
 
 def name(place: Place) -> str:
-    """Where it is, for people."""
+    """A readable description of the place."""
     code, offset, count = place
     line = next((line for start, end, line in code.co_lines() if start <= offset < end), 0)
     return f"{Path(code.co_filename).name}:{line} {code.co_name}+{offset}, time {count + 1}"

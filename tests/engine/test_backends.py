@@ -1,4 +1,4 @@
-"""What a backend of somebody else sees of the engine."""
+"""The engine as seen by another vendor's backend."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LINEAR_LAYERS = (0, 2)
 
 
 class Watched(TorchGatedDelta):
-    """Counts what it is asked for and keeps the batches."""
+    """Counts its calls and keeps the batches."""
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
@@ -151,5 +151,5 @@ def test_each_step_goes_to_what_was_fastest_for_its_like(
     assert not isinstance(engine.bound.at("decode", (1,)).backend("gated_delta", 0), Watched)
     batches = [(phase, len(batch.seqlens), sum(batch.seqlens)) for phase, batch, _ in watched.plans]
     assert {phase for phase, _, _ in batches} == {"prefill", "decode"}
-    assert all(rows > 1 for _, _, rows in batches)  # of one row, torch ran it
+    assert all(rows > 1 for _, _, rows in batches)  # single rows ran in torch
     assert len(watched.calls) == len(watched.plans) * len(LINEAR_LAYERS)

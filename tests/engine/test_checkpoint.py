@@ -1,4 +1,4 @@
-"""Checkpoints that can't be read: each says what is wrong, and the process goes on."""
+"""Unreadable checkpoints: each error says what is wrong, and the process continues."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_unknown_dtype(make_engine: Callable[..., Engine], dtype: object) -> Non
         make_engine(dtype=dtype)
 
 
-# --- folders that somebody else has made
+# --- folders from other sources
 
 
 FILES = [
@@ -176,7 +176,7 @@ ALSO_TEMPLATES = ("JSON without end", "half an object", "nothing", "null", "a li
 def test_something_else_in_place_of_a_file(
     name: str, what: str, make_engine: Callable[..., Engine], broken: Path
 ) -> None:
-    """Nothing hangs, and nothing is passed over."""
+    """Nothing hangs, and nothing is ignored."""
     (broken / name).unlink(missing_ok=True)
     IN_PLACE[what](broken / name)
     refused(make_engine, broken)
@@ -389,7 +389,7 @@ NONSENSE: list[object] = [None, True, "x", 1.5, -1, 0, 10**12, 10**30, float("na
 def test_a_field_of_the_config(
     key: str, make_engine: Callable[..., Engine], broken: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is either right or a typed error, and large ones are refused before weights are looked at."""
+    """Each is either valid or a typed error, and large ones are refused before weights are read."""
     original = AutoModelForCausalLM.from_pretrained
     value: object = None
 
@@ -414,7 +414,7 @@ def test_a_field_of_the_config(
 
 
 def test_sequences_that_are_too_long(make_engine: Callable[..., Engine], broken: Path) -> None:
-    """A page table of 8 TB is not asked for."""
+    """No page table of 8 TB is allocated."""
     edit_config(broken, max_position_embeddings=10**12)
     with pytest.raises(
         ConfigError, match=r"max_position_embeddings is 1e\+12 in .*; valid: at most 2147483647"
@@ -432,7 +432,7 @@ def test_a_config_that_has_other_files_read(make_engine: Callable[..., Engine], 
 
 
 def test_code_in_the_folder_is_not_run(make_engine: Callable[..., Engine], broken: Path) -> None:
-    """Nor does anybody wait for an answer to the question whether it may be."""
+    """Nor is the user asked whether it may be."""
     (broken / "own.py").write_text(f"open({str(broken / 'ran')!r}, 'w')\nclass Own: pass\n")
     (broken / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}})

@@ -1,4 +1,4 @@
-"""Compiled decoder layers, held to eager ones."""
+"""Compiled decoder layers, compared with eager ones."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ Make = Callable[..., Engine]
 MODULE = "transformers.models.qwen3_next.modeling_qwen3_next"
 KINDS = ["linear_attention", "full_attention"]
 ONE = [[7]]
-"""Steps of one row alone, which are compiled once a kind."""
+"""Only steps of one row, which are compiled once per kind."""
 
 
 class Platform(CpuPlatform):
-    """Compiles with another backend, and counts how often."""
+    """Compiles with another backend, and counts compilations."""
 
     def __init__(self, backend: str = "eager", eager: tuple[str, ...] = ()) -> None:
         class Serving(CpuServing):
@@ -86,7 +86,7 @@ def reasons(engine: Engine) -> dict[str, str | None]:
 def test_each_kind_is_compiled_twice_whatever_the_number_of_layers(
     compiled: Make, tmp_path: Path, layers: int
 ) -> None:
-    """For one row, and for any other number of them."""
+    """For one row, and for any other number of rows."""
     path = make_checkpoint(
         tmp_path,
         num_hidden_layers=layers,
@@ -107,7 +107,7 @@ def test_each_kind_is_compiled_twice_whatever_the_number_of_layers(
 
 
 def test_tokens_are_those_of_eager_layers(compiled: Make, checkpoint: Path) -> None:
-    """With experts, ragged, poisoned pools, requests that come and go."""
+    """With experts, ragged batches, poisoned pools, and requests that come and go."""
     prompts = make_prompts() * 2
     engine = compiled(Platform("aot_eager"), checkpoint)
     for tensor in engine.pools.tensors():
@@ -117,7 +117,7 @@ def test_tokens_are_those_of_eager_layers(compiled: Make, checkpoint: Path) -> N
 
 
 def most_allocated(work: Callable[[], object]) -> int:
-    """Bytes of the largest piece of memory that is taken meanwhile."""
+    """Bytes of the largest allocation during `work`."""
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profile:
@@ -133,7 +133,7 @@ def check_memory(engine: Engine) -> None:
 
 
 LARGE = {"max_sequences": 64, "num_pages": 200}
-"""Pools that are larger than what one row takes."""
+"""Pools larger than the memory for one row."""
 
 
 def test_no_memory_of_a_pools_size_is_taken(compiled: Make) -> None:
@@ -157,7 +157,7 @@ print(json.dumps([found, *(counters["inductor"][f"fxgraph_cache_{what}"] for wha
 def test_inductor_takes_no_memory_of_a_pools_size_and_keeps_its_work_on_disk(
     compiled: Make, two_layers: Path, tmp_path: Path, processes: Helper
 ) -> None:
-    """In processes of their own: what Inductor loads stays."""
+    """In separate processes, since code that Inductor loads stays."""
     env = os.environ | {
         "PYTHONPATH": str(ROOT),
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
@@ -189,7 +189,7 @@ FUNCTIONS = {
 def test_hooks_that_are_added_or_removed_drop_what_was_compiled(
     compiled: Make, make_engine: Make, two_layers: Path
 ) -> None:
-    """Of a function, a method within a layer, and the layer's own; before the first step and later."""
+    """On a function, on a method within a layer, and on the layer's own; before the first step and later."""
     runtime = switchrail.Runtime()
     eager, engine = make_engine(two_layers, options=OPTIONS), compiled()
     plain = tokens(eager, ONE, 4)
@@ -340,7 +340,7 @@ def test_off_is_the_default(make_engine: Make) -> None:
 def test_the_platforms_functions_give_way_to_torchs_own(
     compiled: Make, make_engine: Make, tmp_path: Path
 ) -> None:
-    """In layers whose weights were prepared for these functions; eager layers and others call them."""
+    """In layers with weights prepared for these functions; eager layers and others call them."""
     path = make_checkpoint(tmp_path, num_experts=0)
     calls: Counter[str] = Counter()
 

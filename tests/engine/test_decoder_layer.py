@@ -1,4 +1,4 @@
-"""The sum at the end of a decoder layer, which is normalised at once for the next layer."""
+"""The sum at the end of a decoder layer, fused with the next layer's norm."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def calls() -> Counter[str]:
 
 @pytest.fixture
 def platform(calls: Counter[str]) -> CpuPlatform:
-    """With functions for both operations, which are counted."""
+    """A platform with counted functions for both operations."""
 
     def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*args: Any, **kwargs: Any) -> Any:
@@ -58,12 +58,12 @@ def test_a_sum_is_normalised_once(make_engine: Make, platform: CpuPlatform, call
 
 
 def change(*args: Any) -> None:
-    """A hook that changes in place what its module gives."""
+    """A hook that modifies its module's result in place."""
     args[-1].mul_(1.5).add_(args[-1].flip(-1))
 
 
 def change_first(*args: Any) -> None:
-    """A hook that changes in place what its module is given."""
+    """A hook that modifies its module's argument in place."""
     change(args[1][0])
 
 

@@ -54,7 +54,7 @@ def test_kernels_serve_as_the_function(
     platform = GraphPlatform()
     monkeypatch.setattr(
         platform.serving, "graph_class", lambda: None
-    )  # what is interpreted can't be captured
+    )  # interpreted kernels can't be captured
     platform.serving.register_oot_forward(Experts.name, forward.experts)
     engine = make_engine(runtime=captured_runtime, device=platform, options=OPTIONS)
     assert tokens(engine, prompts, 4) == expected
@@ -62,7 +62,7 @@ def test_kernels_serve_as_the_function(
 
 @torch.inference_mode()
 def test_a_shared_expert_of_their_size_is_one_more_of_them() -> None:
-    """Its weights and the router's are moved, not copied; the block computes as before."""
+    """Its weights and the router's are moved, not copied; the block computes the same."""
     config = Qwen3NextConfig(
         hidden_size=32,
         num_experts=6,

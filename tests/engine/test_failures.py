@@ -1,4 +1,4 @@
-"""What fails takes nothing with it: every page and slot comes back, everybody else goes on."""
+"""Failures affect nothing else: every page and slot is freed, and other requests continue."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Broken(Exception):
 def test_what_breaks_one_text_off_ends_nobody_whose_token_is_written(
     make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C among the texts of a step: those before it and those in the midst of their prompts go on."""
+    """Ctrl-C while a step's texts are decoded: earlier requests, and those in prefill, continue."""
     engine = make_engine(options=SMALL)
     prompts = [[1, 2], [3, 4], [5] * 10]
     expected = engine.generate(prompts, FREE)
@@ -57,7 +57,7 @@ def test_what_breaks_one_text_off_ends_nobody_whose_token_is_written(
 def test_an_admission_that_fails_ends_the_request_that_was_admitted(
     make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And is not tried again for ever, as by a device that has failed for good."""
+    """And is not retried forever, as after a permanent failure of the device."""
     engine = make_engine(options=SMALL)
     admit = engine._core.sequences.admit
     failures = 0
@@ -80,7 +80,7 @@ def test_an_admission_that_fails_ends_the_request_that_was_admitted(
 
 
 class Saboteur:
-    """Lets a backend call, a text or a row of logits fail when asked."""
+    """Makes a backend call, a text or a row of logits fail on request."""
 
     def __init__(self, engine: Engine) -> None:
         self.fail: str | None = None
@@ -167,7 +167,7 @@ def test_a_step_that_ran_nothing_of_mine_does_not_fail_me(engine: Engine) -> Non
 
 
 def test_cancelling_from_within_a_step_waits_for_its_end(engine: Engine) -> None:
-    """As the garbage collector does when it closes a stream that nobody reads any more."""
+    """As when the garbage collector closes an abandoned stream."""
     expected = engine.generate(["x"], FREE)
     decoding = engine.submit("the", FREE)
     engine.step()
@@ -263,7 +263,7 @@ ACTIONS = st.one_of(
 def test_nothing_leaks(
     shared: tuple[Engine, Saboteur], actions: list[tuple[str, Any, int]], seed: int
 ) -> None:
-    """Whatever is submitted, cancelled and broken: all ends, and all memory is free."""
+    """For any sequence of submits, cancels and failures: everything ends, and all memory is freed."""
     engine, saboteur = shared
     draw = random.Random(seed)
     requests: list[Request] = []
@@ -309,7 +309,7 @@ def _step(engine: Engine) -> None:
 
 
 def replace_forward(engine: Engine, change: Callable[..., Any]) -> None:
-    """Changes the forward of layer 2's mixer."""
+    """Change the forward of layer 2's mixer."""
     mixer = engine._runner.model.model.layers[2].linear_attn
     forward = mixer.forward
     mixer.forward = lambda *args, **kwargs: change(forward, *args, **kwargs)

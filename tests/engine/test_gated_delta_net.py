@@ -72,6 +72,6 @@ def test_kernels_serve_as_the_function(make_engine: Make, captured_runtime: swit
     expected = tokens(make_engine(options=OPTIONS), prompts, 4)
     platform = GraphPlatform()
     platform.serving.register_oot_forward(GatedDeltaInputs.name, module.gated_delta_inputs)
-    options = {**OPTIONS, "capture": "off"}  # what is interpreted can't be captured
+    options = {**OPTIONS, "capture": "off"}  # interpreted kernels can't be captured
     engine = make_engine(runtime=captured_runtime, device=platform, options=options)
     assert tokens(engine, prompts, 4) == expected

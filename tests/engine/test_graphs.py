@@ -1,4 +1,4 @@
-"""Captured decodes, on a CPU: torch's operations are written down and called again."""
+"""Captured decodes on a CPU: torch's operations are recorded and called again."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class GraphPlatform(CpuPlatform):
 
 @pytest.fixture
 def captured_runtime() -> switchrail.Runtime:
-    """Backends that can be captured, for decode alone, and a platform that captures."""
+    """A runtime with capturable backends for decode only, and a platform that captures."""
     runtime = switchrail.Runtime()
     runtime.use_platform(GraphPlatform())
     for op, backend in CAPTURABLE.items():
@@ -63,7 +63,7 @@ def tokens(engine: Engine, prompts: list[list[int]], count: int = 12) -> list[tu
 
 
 def count_replays(engine: Engine) -> list[Key]:
-    """The keys that are replayed from now on."""
+    """Collect the keys that are replayed from now on."""
     graphs = engine._runner.graphs
     assert graphs is not None
     seen: list[Key] = []
@@ -113,7 +113,7 @@ def replay(engine: Engine, prompts: list[list[int]], expected: list[tuple[int, .
 def test_tokens_of_captured_decodes_are_those_of_eager_ones(
     make_engine: Make, captured_runtime: switchrail.Runtime
 ) -> None:
-    """Ragged, with padding, poisoned pools, requests that come and go, and more than one bucket."""
+    """Ragged batches, padding, poisoned pools, requests that come and go, and several buckets."""
     prompts = make_prompts()
     expected = tokens(make_engine(options=OPTIONS), prompts)
     engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
@@ -125,7 +125,7 @@ def test_tokens_of_captured_decodes_are_those_of_eager_ones(
 def test_a_change_of_hooks_is_captured_before_the_next_step(
     make_engine: Make, captured_runtime: switchrail.Runtime
 ) -> None:
-    """Switchrail's on a function and a method, torch's on a module: added and removed after the capture."""
+    """Switchrail's on a function and a method, torch's on a module; added and removed after the capture."""
     prompts = make_prompts(1)[:3]
     runtime = captured_runtime
     engine = make_engine(runtime=runtime, device=GraphPlatform(), options=OPTIONS)
@@ -298,7 +298,7 @@ def test_a_closed_engine_frees_what_was_captured_without_the_collector(
 def test_each_key_has_the_backends_for_caches_of_its_length(
     make_engine: Make, captured_runtime: switchrail.Runtime
 ) -> None:
-    """And not those for padding, which has no tokens, where backends differ by the length of caches."""
+    """Not the backends for padding, which has no tokens, if backends differ by the length of caches."""
     engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
     graphs = engine._runner.graphs
     assert graphs is not None
@@ -317,7 +317,7 @@ def test_each_key_has_the_backends_for_caches_of_its_length(
 def test_graphs_that_are_captured_again_use_the_working_memory_of_those_before(
     make_engine: Make, captured_runtime: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or each change of hooks would take all of it from the device once more."""
+    """Otherwise each change of hooks would allocate all of it again on the device."""
     make, shared = RecordedGraph.__init__, []
 
     def sharing(self: RecordedGraph, shares: RecordedGraph | None = None) -> None:

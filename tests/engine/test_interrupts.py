@@ -1,7 +1,7 @@
-"""An exception, or a cancel, at every place of the engine's own code: nothing is lost.
+"""An exception or a cancel at every place of the engine's own code: nothing is lost.
 
-The model is a stand-in whose tokens follow from all that the pools hold of a sequence, so that a page, slot,
-length or state which is wrong shows in the next tokens.
+The model is a stand-in whose tokens depend on everything that the pools hold for a sequence, so that a wrong
+page, slot, length or state shows in the next tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from switchrail.engine import Engine, Request, SamplingParams
 
 from .places import Place, name, recorded, visiting
 
-# what makes an engine, and what decides nothing while it runs
+# creates an engine, or decides nothing while it runs
 OTHERS = {
     "checkpoint",
     "checks",
@@ -37,14 +37,14 @@ OTHERS = {
 FOLDERS = [Path(module.__file__).parent for module in (package, pools, dispatch)]
 FILES = [path for folder in FOLDERS for path in folder.rglob("*.py") if path.stem not in OTHERS]
 INTERRUPT_EVERY = int(os.environ.get("INTERRUPT_EVERY", "3"))
-"""One in how many of the places that another scenario comes by too is interrupted; `make soak` takes all."""
+"""Of the places that other scenarios pass too, one in this many is interrupted; `make soak` takes all."""
 PAGE = 4
 SMALL = {"max_sequences": 3, "num_pages": 14, "page_size": PAGE, "max_tokens_per_step": 8}
 FREE = SamplingParams(max_new_tokens=4, ignore_eos=True)
 SAMPLED = SamplingParams(max_new_tokens=3, ignore_eos=True, temperature=1.0, seed=3)
 PROMPTS = [[7] * 6, [3, 1, 2], [9] * 11, [5]]
 AFTERWARDS = PROMPTS[: SMALL["max_sequences"]], SamplingParams(max_new_tokens=2, ignore_eos=True)
-"""What shows damage: a request in each slot, and more tokens than a step takes."""
+"""Requests that show damage: one in each slot, and more tokens than a step takes."""
 
 
 class Broken(Exception):
@@ -52,7 +52,7 @@ class Broken(Exception):
 
 
 class Model:
-    """Its next token follows from the sequence's tokens in its pages, and from their sum in its slot."""
+    """Its next token depends on the sequence's tokens in its pages, and on their sum in its slot."""
 
     def __init__(self, engine: Engine) -> None:
         self.fail = False
@@ -88,9 +88,9 @@ class Model:
 
 
 class Subject:
-    """An engine with that model, made anew when something has broken it.
+    """An engine with that model, made again after it was damaged.
 
-    It reads a step's tokens behind the launch of the next one, as on a device that works by itself.
+    It reads a step's tokens after the next launch, as on an asynchronous device.
     """
 
     def __init__(self, checkpoint: Path) -> None:
@@ -110,7 +110,7 @@ class Subject:
         self.engine._core._ahead = self.ahead
 
     def find_damage(self, held: list[Request]) -> str | None:
-        """What is wrong, after those who still hold requests have cancelled them."""
+        """A description of the damage, after all remaining requests were cancelled."""
         engine = self.engine
         self.model.fail = False
         for request in held:
@@ -188,14 +188,14 @@ def places_of(subject: Subject, scenario: Scenario) -> list[Place]:
 
 
 def chosen(places: list[tuple[Scenario, Place]]) -> list[tuple[Scenario, Place]]:
-    """Each different place once, and one in `INTERRUPT_EVERY` of those that a scenario comes by again."""
+    """Each different place once, and one in `INTERRUPT_EVERY` of those that a scenario passes again."""
     first = {place[:2]: (scenario, place) for scenario, place in reversed(places)}
     again = [each for each in places if first[each[1][:2]] != each]
     return [*first.values(), *again[::INTERRUPT_EVERY]]
 
 
 def interrupt(subject: Subject, scenario: Scenario, place: Place) -> str | None:
-    """Interrupts a run at a place; returns what is wrong afterwards."""
+    """Interrupt a run at a place; return the damage found afterwards."""
     signal = KeyboardInterrupt()
     held: list[Request] = []
 
@@ -219,7 +219,7 @@ def interrupt(subject: Subject, scenario: Scenario, place: Place) -> str | None:
 def test_an_interrupt_leaves_the_engine_whole_wherever_it_comes(
     subject: Subject, ahead: int, scenarios: list[Scenario], least: int
 ) -> None:
-    """The tokens of a step are read behind the launch of the next one, or at once."""
+    """The tokens of a step are read after the next launch, or at once."""
     subject.read_later(ahead)
     places = [(scenario, place) for scenario in scenarios for place in places_of(subject, scenario)]
     print(f"\n{len(places)} places, {len({place[:2] for _, place in places})} different ones")
@@ -235,7 +235,7 @@ def test_an_interrupt_leaves_the_engine_whole_wherever_it_comes(
 
 
 def cancel_in(subject: Subject, place: Place | None) -> tuple[list[Request], list[Any]]:
-    """Runs three requests to their ends; the second one is cancelled, and a stream closed, at a place."""
+    """Run three requests to their ends. At `place`, the second one is cancelled and a stream closed."""
     engine = subject.engine
     stream = engine.stream([PROMPTS[1]], FREE)
     next(stream)
@@ -254,7 +254,7 @@ def cancel_in(subject: Subject, place: Place | None) -> tuple[list[Request], lis
 
 
 def test_a_cancel_breaks_nobodys_step_wherever_it_comes(subject: Subject) -> None:
-    """As when the garbage collector, or a signal handler, closes a stream in the midst of a step."""
+    """As when the garbage collector or a signal handler closes a stream within a step."""
     for _ in range(2):
         _, places = cancel_in(subject, None)
     assert len(places) > 200

@@ -61,7 +61,7 @@ def test_two_engines_run_side_by_side(make_engine: Callable[..., Engine]) -> Non
 def test_engines_are_made_in_threads(
     make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """transformers can't load two models at once: it loses tied weights, from then on too."""
+    """transformers can't load two models concurrently: it loses tied weights, permanently."""
     load = AutoModelForCausalLM.from_pretrained
     inside: list[int] = []
 
@@ -125,7 +125,7 @@ def test_a_failed_engine_leaves_no_hooks(checkpoint: Path, monkeypatch: pytest.M
 
 
 def test_without_its_hooks_the_model_raises(make_engine: Callable[..., Engine]) -> None:
-    """By `seq_idx` in transformers itself; in versions that don't look at it, for the missing calls."""
+    """By `seq_idx` in transformers itself; in versions that ignore it, because of missing calls."""
     engine = make_engine()
     engine._unhook.peek()[1]()  # type: ignore[index]
     with pytest.raises((ValueError, DispatchError), match=r"packed sequences|did not run its gated_delta"):

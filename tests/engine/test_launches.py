@@ -1,4 +1,4 @@
-"""How many kernels a layer launches in a decode, with the functions and backends of `switchrail-kernels`."""
+"""The number of kernels launched by a layer in a decode, with `switchrail-kernels`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ import switchrail_kernels
 from switchrail_kernels.launch import Launcher
 
 MOST = {"linear_attn": 6, "self_attn": 5}
-"""Of a mixer. Between a mixer and a feed-forward layer there is one: a sum with its norm."""
+"""Per mixer. Between a mixer and a feed-forward layer there is one more: a sum with its norm."""
 
 
 class Launches(TorchDispatchMode):
-    """Writes down what would be a kernel on a GPU: all but views and new memory."""
+    """Records the operations that would be kernels on a GPU: all except views and allocations."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Many in line: who leaves it costs the others nothing."""
+"""A long queue: removing one request costs the others nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PARAMS = SamplingParams(max_new_tokens=2, ignore_eos=True)
 
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What a request was compared with, as each step of a search does."""
+    """The objects that a request was compared with, as in a search."""
     found: list[Any] = []
 
     def compare(request: Request, other: object) -> bool:

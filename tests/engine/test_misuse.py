@@ -1,4 +1,4 @@
-"""An engine used in ways that it was not made for: typed errors, and no hang."""
+"""Misuse of an engine raises typed errors, and nothing hangs."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_closed_engine_has_no_pools(engine: Engine) -> None:
 
 
 def within(engine: Engine, action: Callable[[], Any]) -> list[Any]:
-    """Does something within a step; returns what was raised, or what came out."""
+    """Do something within a step; return the exceptions or results."""
     found: list[Any] = []
     forward = engine._runner.model.forward
 
@@ -133,7 +133,7 @@ def test_within_a_step_prompts_can_be_submitted(engine: Engine) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_forked_engine_refuses(engine: Engine) -> None:
-    """Also where another thread was in the midst of a step, whose lock nobody gives back in the child."""
+    """Also if another thread was within a step, whose lock is never released in the child."""
     stream = engine.stream(["x"], FREE)
     next(stream)
     request = engine.submit("the", FREE)
@@ -182,7 +182,7 @@ def test_a_forked_engine_refuses(engine: Engine) -> None:
 
 
 def test_stop_strings_have_a_limit() -> None:
-    """Each is looked for in every step, beside which all others wait; a long one takes longer."""
+    """Each is searched for in every step, while all others wait; a long one takes longer."""
     assert len(SamplingParams(stop=tuple(map(str, range(64)))).stop) == 64
     assert SamplingParams(stop="x" * 1024).stop == ("x" * 1024,)
     with pytest.raises(RequestError, match=r"non-empty string of at most 1,024 characters"):

@@ -1,4 +1,4 @@
-"""Options and choices that can't be: typed errors that say what can."""
+"""Invalid options and choices: typed errors that list the valid ones."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_sampling_params_out_of_range(values: dict[str, Any], words: str) -> Non
 
 
 class Mute:
-    """Something that can't be shown."""
+    """An object without a repr."""
 
     def __repr__(self) -> str:
         raise RuntimeError("mute")
@@ -96,7 +96,7 @@ NO_VALUES: list[Any] = [
 
 @pytest.mark.parametrize("cls", [EngineOptions, SamplingParams])
 def test_every_field_names_itself(cls: type[Any]) -> None:
-    """Also where what was found can't be written out, or has 5,000 digits."""
+    """Even if the value has no repr, or has 5,000 digits."""
     for name in [field.name for field in fields(cls)]:
         errors: list[ConfigError | RequestError] = []
         for value in NO_VALUES:
@@ -112,7 +112,7 @@ def test_every_field_names_itself(cls: type[Any]) -> None:
 
 
 def test_seeds_have_64_bits(make_engine: Callable[..., Engine]) -> None:
-    """More is no seed for torch."""
+    """torch accepts no larger seed."""
     before = torch.get_rng_state()
     make_engine(options={"seed": 2**64 - 1})
     torch.set_rng_state(before)
@@ -175,7 +175,7 @@ SHAPES: dict[tuple[int, str], Shape] = {
 
 
 def memory_of(free: Any, used: Any = 1 << 30) -> CpuPlatform:
-    """A host with so much free memory, and so much that is in use."""
+    """A host with this much free memory, and this much in use."""
     platform = CpuPlatform()
     hardware = platform.hardware
     hardware.total_memory = lambda: free if used is None else free + used  # type: ignore[method-assign]
@@ -197,7 +197,7 @@ def pools_of(platform: CpuPlatform, *, max_length: int = 1024, **options: Any) -
 @pytest.mark.parametrize(
     ("free", "options", "pages"),
     [
-        (1 << 40, {}, 32 * 64 + 1),  # all that could be needed
+        (1 << 40, {}, 32 * 64 + 1),  # the maximum that could be needed
         (1 << 20, {"memory_fraction": 1.0}, ((1 << 20) - 33 * (632 + 64 * 4)) // 4096),
         (1 << 20, {"memory_fraction": 0.25}, ((1 << 18) - 33 * (632 + 64 * 4)) // 4096),
         (1 << 20, {}, (int(0.85 * 2**20) - 33 * (632 + 64 * 4)) // 4096),
@@ -225,7 +225,7 @@ TOO_MUCH: list[dict[str, Any]] = [
 def test_what_there_is_no_room_for_is_not_allocated(
     values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The page table too: 10**12 tokens of 33 sequences would take 8 TB."""
+    """Including the page table: 10**12 tokens of 33 sequences would take 8 TB."""
     allocated = []
     for name in ("empty", "zeros"):
         monkeypatch.setattr(torch, name, lambda *size, **rest: allocated.append(size))
@@ -236,7 +236,7 @@ def test_what_there_is_no_room_for_is_not_allocated(
 
 
 def test_memory_that_nobody_knows() -> None:
-    """None is not 0: the pages are given, or asked for."""
+    """None is not 0: the number of pages must be given."""
     for platform in (memory_of(None, None), memory_of(1 << 30, None)):
         with pytest.raises(ConfigError, match="'cpu' doesn't say how much memory is free; give num_pages"):
             pools_of(platform)

@@ -1,4 +1,4 @@
-"""Steps that are launched before the tokens of the step before them were read, as a device allows it."""
+"""Steps that are launched before the tokens of the previous step are read, as on an asynchronous device."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_failing_step_first_delivers_the_one_before(
 def test_tokens_that_never_come_end_the_requests_of_their_step(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where the device has failed meanwhile; a request that came later goes on."""
+    """As after a failure of the device; a later request continues."""
     first = engine.submit([1, 2, 3], SamplingParams(max_new_tokens=8, ignore_eos=True))
     engine.step()
 
@@ -131,7 +131,7 @@ def test_a_cancelled_request_frees_its_memory_at_once(engine: Engine) -> None:
 def test_a_step_that_fails_behind_one_whose_tokens_never_come_ends_both(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where the device has failed: each call raises, and the caller is told of the first one."""
+    """As after a failure of the device: each call raises, and the caller gets the first error."""
     first = engine.submit([1, 2, 3], SamplingParams(max_new_tokens=8, ignore_eos=True))
     engine.step()
     second = engine.submit([4], SamplingParams(max_new_tokens=8, ignore_eos=True))
@@ -183,7 +183,7 @@ def test_an_interrupt_between_the_end_of_the_last_request_and_its_release_loses_
 
 
 def test_the_host_is_one_step_ahead_in_a_long_prompt_too(engine: Engine) -> None:
-    """Whose steps give no tokens; a cancel among them leaves nothing to be read."""
+    """Its steps give no tokens; a cancel among them leaves nothing to read."""
     engine.submit([1] * 48, SamplingParams(max_new_tokens=2, ignore_eos=True))
     cancelled = engine.submit([2] * 60, SamplingParams(max_new_tokens=2))
     unread = []
@@ -201,7 +201,7 @@ def test_the_host_is_one_step_ahead_in_a_long_prompt_too(engine: Engine) -> None
 
 
 class NoWaiting(TorchFunctionMode):
-    """Refuses what makes the host wait for the device, on a CPU too, where nothing waits."""
+    """Refuses operations that make the host wait for the device; also on a CPU, where nothing waits."""
 
     READS = (Tensor.item, Tensor.tolist, Tensor.cpu, Tensor.nonzero, Tensor.__bool__, Tensor.__int__)
 
@@ -218,7 +218,7 @@ class NoWaiting(TorchFunctionMode):
 def test_nothing_waits_for_the_device_between_two_launches(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither admissions nor copies of pages and slots nor sampling; backends are their own affair."""
+    """For admissions, copies of pages and slots, and sampling; backends are not covered."""
     core, forward = engine._core, runner._forward
     seen = []
 

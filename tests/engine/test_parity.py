@@ -1,4 +1,4 @@
-"""The engine against transformers' own eager forward, whatever the batching."""
+"""The engine compared with transformers' own eager forward, for any batching."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LIMIT = 1e-4
 
 @dataclass(frozen=True)
 class Expected:
-    """What transformers gives for one prompt: its greedy tokens, and all logits over prompt and tokens."""
+    """transformers' result for one prompt: its greedy tokens, and all logits over prompt and tokens."""
 
     prompt: list[int]
     tokens: list[int]
@@ -78,7 +78,7 @@ class Recorder:
 
     def __init__(self, engine: Engine) -> None:
         self.rows: dict[tuple[int, int], torch.Tensor] = {}  # (request id, position) -> logits
-        self.most_calls = 0  # of one op of one layer in one step
+        self.most_calls = 0  # of one op in one layer in one step
         self.most_parts = 0
         self.steps = 0
         self._calls: Counter[tuple[Any, ...]] = Counter()
@@ -112,7 +112,7 @@ class Recorder:
 
 
 def disturb(engine: Engine, seed: int) -> None:
-    """Fills the pools with NaN and shuffles which pages and slots come next."""
+    """Fill the pools with NaN and shuffle the free pages and slots."""
     for tensor in engine.pools.tensors():
         tensor.fill_(float("nan"))
     draw = random.Random(seed)
@@ -123,7 +123,7 @@ def disturb(engine: Engine, seed: int) -> None:
 def compare(
     reference: Reference, recorder: Recorder, outputs: list[tuple[int, Any]]
 ) -> tuple[float, list[str]]:
-    """Compares every row up to the first tie that went the other way.
+    """Compare every row up to the first tie that was decided differently.
 
     Returns:
         The largest difference, and the ties.
@@ -156,13 +156,13 @@ def choices(backend: str) -> dict[str, str]:
 
 
 def options_of(mode: str) -> dict[str, Any]:
-    """Eager and step by step: calls are counted, and each step's rows looked at before the next one."""
+    """Eager and without overlap: calls are counted, and each step's rows are checked before the next one."""
     chunk = int(mode.split()[-1]) if mode.startswith("chunks") else None
     return OPTIONS | {"prefill_chunk": chunk, "capture": "off", "overlap": False}
 
 
 def check_parity(engine: Engine, reference: Reference, mode: str) -> None:
-    """Runs the reference's prompts and holds logits, tokens and the number of backend calls to it."""
+    """Run the reference's prompts, and compare logits, tokens and the number of backend calls with it."""
     disturb(engine, seed=len(mode))
     recorder = Recorder(engine)
     new_tokens = len(reference.cases[0].tokens)
@@ -207,7 +207,7 @@ def test_parity_interpreted(mode: str, checkpoint: Path, make_engine: Callable[.
 
 @contextmanager
 def without_tf32() -> Iterator[None]:
-    """torch's float32 products on CUDA as IEEE has them. What it keeps isn't an attribute to monkeypatch."""
+    """IEEE float32 products on CUDA. torch's setting is not an attribute for monkeypatch."""
     settings = (torch.backends.cudnn, torch.backends.cuda.matmul)
     before = [each.allow_tf32 for each in settings]
     try:
@@ -245,7 +245,7 @@ def test_parity_compiled(
 
 
 def row_errors(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """For each row the norm of the difference over the norm of what is expected."""
+    """For each row the norm of the difference divided by the norm of the expected row."""
     return (found.float() - expected).norm(dim=-1) / expected.norm(dim=-1)
 
 
@@ -265,10 +265,10 @@ def test_parity_in_bfloat16(
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:
-    """In bfloat16 the engine is as near to the float32 forward as transformers' own bfloat16 forward is.
+    """In bfloat16 the engine is as close to the float32 forward as transformers' own bfloat16 forward.
 
-    Over all positions of all prompts, with the reference's tokens fed to both: the mean of the relative row
-    errors is at most 1.25 times, their 99th percentile at most 1.5 times that of transformers.
+    Over all positions of all prompts, with the reference's tokens given to both, the mean of the relative row
+    errors is at most 1.25 times, and their 99th percentile at most 1.5 times that of transformers.
     """
     reference = request.getfixturevalue("reference" if device == "cpu" else "reference_on_cuda")
     model = AutoModelForCausalLM.from_pretrained(

@@ -1,4 +1,4 @@
-"""Prompts that wait for decodes: which do, for how long, and that they get the same tokens."""
+"""Prompts that wait for decodes: which ones, how long, and that their tokens are the same."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def submit(engine: Engine, length: int, new_tokens: int = 2) -> Request:
 
 @pytest.fixture
 def engine(make_engine: Callable[..., Engine]) -> Engine:
-    """One in which a sequence decodes, soon after a step with its prompt."""
+    """An engine in which a sequence decodes, soon after a step with its prompt."""
     engine = make_engine(options=SIZES | {"prompt_pause": FOREVER})
     submit(engine, 4, new_tokens=6)
     engine.step()

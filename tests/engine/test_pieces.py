@@ -1,4 +1,4 @@
-"""Steps that are captured in pieces, on a CPU: decodes around backends without graphs, steps with prompts."""
+"""Steps captured in pieces on a CPU: decodes around backends without graphs, and steps with prompts."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ DECODES = {**OPTIONS, "capture": "decode"}
 
 @pytest.fixture
 def poisoned_memory() -> Iterator[None]:
-    """What is allocated without a value is NaN."""
+    """Uninitialized memory is NaN."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
 
 
 def runtime_without(*ops: str) -> switchrail.Runtime:
-    """Backends that can be captured, for decode alone, but for some ops."""
+    """A runtime with capturable backends for decode only, except for some ops."""
     runtime = switchrail.Runtime()
     runtime.use_platform(GraphPlatform())
     for op, backend in CAPTURABLE.items():
@@ -62,7 +62,7 @@ def runtime_without(*ops: str) -> switchrail.Runtime:
 def test_backends_without_graphs_run_between_pieces(
     make_engine: Make, missing: tuple[str, ...], chosen: dict[str, str], word: str
 ) -> None:
-    """Ragged, with padding and poison; several times, so that what is stale would show."""
+    """Ragged, with padding and poison; repeated, so that stale data would show."""
     prompts = make_prompts()
     expected = tokens(make_engine(options=OPTIONS), prompts)
     engine = make_engine(
@@ -146,7 +146,7 @@ def test_a_failure_between_pieces_ends_the_requests_of_its_step(
 def test_tokens_of_steps_with_prompts_are_those_of_eager_ones(
     make_engine: Make, captured_runtime: switchrail.Runtime
 ) -> None:
-    """Prompts alone and beside decodes, of one row and of more than the largest key, forks among them."""
+    """Prompts alone and with decodes, of one row and of more than the largest key, with forks."""
     prompts = [*make_prompts(), *make_prompts(7)]
     options = {**OPTIONS, "max_tokens_per_step": 2100, "prefill_chunk": None, "max_length": 1024}
     plain = make_engine(options=options)
@@ -169,7 +169,7 @@ def test_tokens_of_steps_with_prompts_are_those_of_eager_ones(
 
 
 def test_padding_writes_to_no_page(make_engine: Make, captured_runtime: switchrail.Runtime) -> None:
-    """Nor is what is left of a larger step before it."""
+    """Nor do leftovers of an earlier, larger step."""
     engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
     params = SamplingParams(max_new_tokens=1, ignore_eos=True)
     engine.generate(make_prompts()[3:6], params)
@@ -188,7 +188,7 @@ def test_padding_writes_to_no_page(make_engine: Make, captured_runtime: switchra
 def test_mixed_steps_that_cant_be_captured_run_eagerly(
     make_engine: Make, captured_runtime: switchrail.Runtime
 ) -> None:
-    """Where a hook needs a value on the host."""
+    """If a hook needs a value on the host."""
 
     def waits(result: Any, *args: Any, **kwargs: Any) -> Any:
         assert result.sum().item() is not None

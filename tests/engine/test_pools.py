@@ -74,7 +74,7 @@ def test_latents_and_rotary_parts_lie_in_one_tensor() -> None:
 
 
 def test_latent_attention_reads_the_pool() -> None:
-    """One sequence of 7 tokens over shuffled pages, against softmax attention over what was written."""
+    """One sequence of 7 tokens on shuffled pages, compared with softmax attention over the written values."""
     heads, size, latent, rotary = 3, 5, 12, 4
     shape = {2: LatentShape(latent=latent, rotary=rotary)}
     pool = LatentPool(shape, num_pages=PAGES, page_size=PAGE, dtype=torch.float64, device=CPU)

@@ -1,4 +1,4 @@
-"""Linear layers of one input, as one product."""
+"""Linear layers with a common input, as one product."""
 
 from __future__ import annotations
 

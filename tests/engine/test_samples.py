@@ -1,4 +1,4 @@
-"""Several samples of one prompt: what as many prompts give, for one prefill."""
+"""Several samples of one prompt: the same results as separate prompts, with one prefill."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_samples_share_the_full_pages_of_their_prompt(make_engine: Callable[...,
 def test_a_sample_that_is_cancelled_leaves_the_others(
     make_engine: Callable[..., Engine], steps: int, ended: int
 ) -> None:
-    """Before it runs, in the midst of the prefill that the others wait for, and after."""
+    """Before it runs, during the prefill that the others wait for, and after."""
     engine = make_engine(options=SIZES | {"prefill_chunk": 6})
     prompt = list(range(14))  # three chunks
     expected = engine.generate([prompt] * 4, separate(PARAMS))

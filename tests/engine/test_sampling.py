@@ -1,4 +1,4 @@
-"""Drawing tokens: the filters against transformers' own, the draws against the distribution."""
+"""Sampling: the filters compared with transformers' own, the draws with the distribution."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def expected_distribution(logits: torch.Tensor, params: SamplingParams) -> torch
     ids=str,
 )
 def test_draws_follow_the_filtered_distribution(params: SamplingParams) -> None:
-    """Counts of 20,000 draws lie within five standard deviations, and nothing filtered is drawn."""
+    """Counts of 20,000 draws lie within five standard deviations, and no filtered token is drawn."""
     logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(1)) * 2
     draws = 20_000
     source = random.Random(3)

@@ -1,4 +1,4 @@
-"""The owner of sequences through its own interface, whole after an exception at any place."""
+"""The owner of sequences through its own interface; consistent after an exception at any place."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make() -> Sequences[Sequence]:
 
 
 def check(owner: Sequences[Sequence]) -> None:
-    """Every page and slot is free, or has the holders that the live sequences say."""
+    """Every page and slot is free, or has the holders that the live sequences imply."""
     owner.repair()
     held = Counter(page for sequence in owner.live for page in sequence.pages)
     assert sorted([*held, *owner._pages._free]) == list(range(1, PAGES + 1))
@@ -131,7 +131,7 @@ def test_pages_and_slots_always_add_up(seed: int, actions: int) -> None:
 
 
 def test_an_exception_anywhere_loses_nothing() -> None:
-    """A second one as well, in the midst of the repair of what the first one broke."""
+    """Also a second one, during the repair after the first one."""
 
     def run(owner: Sequences[Sequence]) -> None:
         first, second = Sequence(), Sequence()

@@ -1,4 +1,4 @@
-"""A device's stream for each engine: all that a step launches goes there, whichever thread runs it."""
+"""One device stream per engine: every launch of a step uses it, in any thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ inside: list[int] = []
 
 
 class StreamHardware(CpuHardware):
-    """Counts its streams, and tells which one is current."""
+    """Counts its streams, and records the current one."""
 
     made = 0
 
@@ -39,7 +39,7 @@ class StreamPlatform(CpuPlatform):
 
 
 class Where(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the streams that operations run on."""
+    """Records the streams that operations run on."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Text as it grows: whole characters, no stop string, nothing lost."""
+"""Growing text: whole characters, no stop string, nothing lost."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_space_before_the_first_token_stays() -> None:
 def test_stop_strings_cut_where_the_whole_text_would_be_cut(text: str, stop: list[str]) -> None:
     stream = TextStream(decode_bytes, b"", tuple(stop))
     pieces = run(stream, list(text.encode()))
-    # what comes ends with the token that first completes a stop string
+    # the result ends with the token that first completes a stop string
     ends = [text.index(s) + len(s) for s in stop if s in text]
     seen = text[: min(ends)] if ends else text
     assert stream.stopped == bool(ends)

@@ -1,4 +1,4 @@
-"""One checkpoint a family and session, and what transformers computes from it without a cache."""
+"""One checkpoint per family and session, and transformers' uncached results for it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Family:
         between: Callable[[Any], Iterable[torch.Tensor]] | None = None,
         **options: Any,
     ) -> list[Run]:
-        """Runs prompts; `between` names the pools' tensors that are set to zero before each step."""
+        """Run prompts; `between` names the pools' tensors that are set to zero before each step."""
         runtime = switchrail.Runtime()
         with runtime.transaction() as registry:
             switchrail_kernels.register(registry)

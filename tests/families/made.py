@@ -1,7 +1,7 @@
 """A small checkpoint of each family, made by transformers from a seed, in which the past matters.
 
-With plain random weights the logits hang on the newest token alone, and an engine that forgets everything
-passes. Here embeddings are small beside what the mixers add, and memories are long.
+With plain random weights the logits depend only on the newest token, so an engine that forgets everything
+would pass. Here embeddings are small compared with the mixers' outputs, and memories are long.
 """
 
 from __future__ import annotations
@@ -152,17 +152,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma3_text": {**_WINDOW, "layer_types": [SLIDING, FULL], "query_pre_attn_scalar": 16},
     "gpt_oss": {**_WINDOW, "num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 2},
 }
-"""Model type -> its config, without what all have."""
+"""Model type -> its config, without the common part."""
 
 
 _MEMORY = {"A_log": (-4, -1), "dt_bias": (-1, 1)}
 
 MEMORIES = {"bailing_hybrid": {"A_log": (0, 0.5), "dt_bias": (-7, -3)}}
-"""Those of a bounded decay: lower_bound sigmoid(exp(A_log) (x + dt_bias))."""
+"""For bounded decays: lower_bound sigmoid(exp(A_log) (x + dt_bias))."""
 
 
 def make(model_type: str, folder: Path, seed: int = 0, **changes: object) -> Path:
-    """Saves a model whose logits hang on what came before the newest token, and a tokenizer."""
+    """Save a model whose logits depend on tokens before the newest one, and a tokenizer."""
     torch.manual_seed(seed)
     values = {**_COMMON, **CONFIGS[model_type], **changes}
     words = values.get("layer_types") or values.get("layers_block_type")
@@ -187,7 +187,7 @@ def make(model_type: str, folder: Path, seed: int = 0, **changes: object) -> Pat
                 weight.normal_(0, 1)
             elif weight.dim() > 1:
                 gain = 1.5 if name.endswith(("out_proj.weight", "o_proj.weight")) else 1
-                if "adapter" in name:  # or the scores are so large that rounding decides
+                if "adapter" in name:  # or scores become so large that rounding decides
                     gain = 0.5
                 weight.normal_(0, gain * weight.shape[-1] ** -0.5)
             elif "norm" in name:

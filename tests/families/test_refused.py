@@ -1,4 +1,4 @@
-"""What `explain` knows and the engine does not run: refused with the reason, before weights are read."""
+"""Models that `explain` knows but the engine does not run are refused before weights are read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.layouts.families import CONFIGS as PUBLISHED
 
 
 def refused(folder: Path, config: dict[str, Any]) -> str:
-    """The message for a folder that has a config alone: no weights are missed."""
+    """The message for a folder with only a config; it does not complain about missing weights."""
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError) as caught:
         Engine(folder, runtime=switchrail.Runtime(), device="cpu")

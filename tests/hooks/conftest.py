@@ -31,7 +31,7 @@ def counter(start):
 
 @pytest.fixture(autouse=True)
 def a_small_heap():
-    """A search for an object's holders looks at what the test makes, not at all that others have imported."""
+    """Let the search for an object's holders see only the test's objects, not everything imported before."""
     gc.freeze()
     yield
     gc.unfreeze()
@@ -39,7 +39,7 @@ def a_small_heap():
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    """Whatever a test has hooked is taken off when it ends, also where it fails; then nothing is hooked."""
+    """Remove all hooks of a test when it ends, even if it fails; then check that there are none."""
     before = set(chain.added())
     yield
     chain.change(remove=[hook for hook in chain.added() if hook not in before])
@@ -49,7 +49,7 @@ def nothing_is_left():
 
 @pytest.fixture
 def hooks():
-    """Hooks of the test's own; nothing of them is left afterwards."""
+    """Separate hooks for the test; nothing of them is left afterwards."""
     hooks = Hooks()
     yield hooks
     hooks.clear()
@@ -57,6 +57,6 @@ def hooks():
 
 @pytest.fixture
 def module():
-    """A module of the test's own with plain functions and methods, importable by its name."""
+    """A separate module with plain functions and methods, importable by its name."""
     with imported("hook_targets", SOURCE) as module:
         yield module

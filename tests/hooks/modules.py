@@ -1,4 +1,4 @@
-"""Modules that a test makes of source text."""
+"""Modules that a test makes from source text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def imported(name: str, source: str) -> Iterator[types.ModuleType]:
-    """A module of this code, importable by its name in the block."""
+    """A module with this code, importable by its name in the block."""
     module = types.ModuleType(name)
     sys.modules[name] = module
     exec(compile(source, f"{name}.py", "exec"), vars(module))

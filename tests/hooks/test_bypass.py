@@ -1,4 +1,4 @@
-"""What passes hooks by is reported: caches around a target, compilers that read its source."""
+"""Reports of code that bypasses hooks: caches around a target, and compilers that read its source."""
 
 import functools
 import importlib
@@ -76,7 +76,7 @@ def scripted_without(x: int) -> int:
     return x + 1
 
 
-# torch.jit keeps what it has compiled for the life of the process: so each case has a function of its own.
+# torch.jit keeps compiled code for the life of the process, so each case has its own function.
 @pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
 @pytest.mark.parametrize("scripted", [scripted_with_a_hook, scripted_without])
 def test_torch_script(hooks, caplog, scripted):
@@ -128,7 +128,7 @@ def test_triton(hooks, kernels, caplog):
 
 
 def test_numba(hooks, module, caplog):
-    """Its dispatchers are known by their package and the attribute that holds the function."""
+    """Its dispatchers are recognised by their package and the attribute that holds the function."""
     cls = type("CPUDispatcher", (), {"__module__": "numba.core.registry"})
     module.compiled = cls()
     module.compiled.py_func = module.f

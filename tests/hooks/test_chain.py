@@ -1,4 +1,4 @@
-"""What a chain does with arguments, results and exceptions, and in which order."""
+"""Arguments, results and exceptions in a chain, and its order."""
 
 import inspect
 import pickle

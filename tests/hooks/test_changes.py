@@ -1,4 +1,4 @@
-"""Adding and removing: what is refused, what is restored, what is left."""
+"""Adding and removing hooks: refusals, restoration, leftovers."""
 
 import gc
 import subprocess
@@ -70,7 +70,7 @@ def test_code_swapped_by_somebody_else_stays(hooks, module, caplog):
 
 
 def test_a_swap_that_fails_rolls_all_back():
-    # An audit hook can't be removed, so this one lives in a process of its own.
+    # An audit hook can't be removed, so this one runs in a separate process.
     program = f"""
 import sys
 sys.path[:0] = {sys.path!r}

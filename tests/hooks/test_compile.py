@@ -7,7 +7,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Dynamo does not know how to trac
 
 @pytest.fixture(autouse=True)
 def untimed_guards(monkeypatch):
-    """Dynamo empties the processor's cache to time the guards of each frame that it compiles."""
+    """Dynamo flushes the processor's cache to time the guards of each frame that it compiles."""
     guards = pytest.importorskip("torch._dynamo.guards")
     monkeypatch.setattr(guards, "profile_guard_manager", lambda *args: 0.0, raising=False)
 

@@ -1,4 +1,4 @@
-"""The chain of a target as it runs, and why the rest doesn't."""
+"""The chain of a target as it runs, and why other hooks don't."""
 
 import json
 import sys

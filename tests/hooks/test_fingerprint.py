@@ -1,4 +1,4 @@
-"""What of hooks a runtime's fingerprint says."""
+"""Hooks in a runtime's fingerprint."""
 
 import importlib
 import sys

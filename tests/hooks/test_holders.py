@@ -1,4 +1,4 @@
-"""Whoever holds a function sees its hooks, whether it was taken before or after hooking."""
+"""Every holder of a function sees its hooks, whether it got the function before or after hooking."""
 
 import collections
 import contextlib
@@ -287,7 +287,8 @@ HOLDERS = [
     single_dispatch_method,
     super_call,
 ]
-"""The table: each makes a way to hold `module.f` or `module.C.m`, and returns what calls it through that."""
+"""The table. Each entry makes a holder of `module.f` or `module.C.m`, and returns a function that calls it.
+"""
 
 
 def test_the_table_is_as_long_as_promised():

@@ -1,4 +1,4 @@
-"""Targets that are imported later, or again; and those that don't exist."""
+"""Targets that are imported later, or again, and targets that don't exist."""
 
 import importlib
 import importlib.util
@@ -30,7 +30,7 @@ class C:
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A package that nobody has imported."""
+    """A package that has not been imported."""
     folder = tmp_path / "late_package"
     for name, text in FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -230,7 +230,7 @@ def test_a_cycle_of_waiting_hooks(hooks, package):
 
 
 def test_a_cycle_that_only_the_import_shows(hooks, package, caplog):
-    """Two paths to one function: the second hook can't stand there, and the import goes on."""
+    """Two paths to one function: the second hook is refused, and the import continues."""
     runtime = Runtime()
     with (package / "rope.py").open("a") as file:
         file.write("alias = get_rope\n")

@@ -78,7 +78,7 @@ def plus(result, *args):
 
 
 def add(target, hooks, module):
-    """Adds a hook and calls: it must run."""
+    """Add a hook and call; the hook must run."""
     if target == "hook_targets.C":
         hooks.add(target, type("Better", (module.C,), {}), "replace", source=f"{id(hooks)}")
         assert module.C().n() % 10 == 3
@@ -88,7 +88,7 @@ def add(target, hooks, module):
 
 
 def steps(hooks, target):
-    """What is said to stand at a target runs, or another replacement stands before it."""
+    """The reported replacement of a target runs, or another one stands before it."""
     found = hooks.explain(target).steps
     assert all(step.state == "runs" or "stands before it" in step.reason for step in found)
     assert all(each.steps for each in hooks.explain_all())
@@ -109,7 +109,7 @@ PAIRS = {
 @pytest.mark.parametrize("what", ["add", "remove", "explain"])
 @pytest.mark.parametrize(("target", "other"), PAIRS.values(), ids=PAIRS)
 def test_one_adds_and_the_other(target, other, what):
-    """The other adds too, to the same place or one beside it; or takes away what it had there; or looks."""
+    """The other also adds, to the same place or one beside it; or removes its hook there; or looks."""
 
     def make():
         module, mine, theirs = fresh(), Hooks(), Hooks()
@@ -125,7 +125,7 @@ def test_one_adds_and_the_other(target, other, what):
             try:
                 assert (len(mine.list()), len(theirs.list())) == (1, what == "add")
                 assert len(mine.list(target)) == 1
-                if target != "hook_targets.C":  # a hook on what it inherits runs as well
+                if target != "hook_targets.C":  # an inherited hook runs as well
                     both = what == "add" and other in (target, "hook_targets.D.m")
                     assert USES[target](module) == (23 if both else 13)
             finally:
@@ -144,7 +144,7 @@ def test_one_adds_and_the_other(target, other, what):
 
 
 def test_one_adds_an_object_and_the_other_the_function_that_stands_for_it():
-    """What was read while a hook was there leads to the place, not to what stood there."""
+    """An object read while a hook was there leads to the place, not to the object that was there."""
 
     def make():
         module, mine, theirs = fresh(), Hooks(), Hooks()
@@ -191,7 +191,7 @@ def test_a_holder_that_changes_meanwhile(use):
 @pytest.mark.parametrize("first", ["import", "location", "hand"])
 @pytest.mark.parametrize("second", ["add", "remove", "explain", "retry"])
 def test_one_loads_a_module_and_the_other(tmp_path, monkeypatch, first, second):
-    """The hook is in force as soon as both have ended and somebody has looked."""
+    """The hook is active after both have ended and a look has followed."""
     path = tmp_path / "late_interleaved.py"
     path.write_text("def f(x=1): return x\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -232,7 +232,7 @@ def test_one_loads_a_module_and_the_other(tmp_path, monkeypatch, first, second):
         }[second]
 
         def check():
-            # Before `add` nobody watched: a search for the file that goes on all the while is missed.
+            # Nothing was watched before `add`, so a search for the file that is still running is missed.
             if first != "import" or second == "add":
                 hooks.retry()
             module = sys.modules["late_interleaved"]

@@ -1,4 +1,4 @@
-"""Random chains on targets of every kind, against a model that interprets the same hooks one by one."""
+"""Random chains on targets of every kind, compared with a model that interprets the hooks one by one."""
 
 import binascii
 import functools
@@ -51,7 +51,7 @@ fixed = functools.partial(two, b=8)
 crc32 = binascii.crc32
 """
 
-# What is hooked, and calls of it as `m.NAME`.
+# Targets, and calls of them as `m.NAME`.
 TARGETS = {
     "two": ["m.two(1)", "m.two(1, 3)", "m.two(b=4, a=5)"],
     "positional": ["m.positional(1)", "m.positional(1, 2, 3, k=4)"],
@@ -81,14 +81,14 @@ class Fail(Exception):
 
 
 def made():
-    """The targets' module, new."""
+    """A new module with the targets."""
     module = types.ModuleType("hook_model")
     exec(SOURCE, vars(module))
     return module
 
 
 def settled(made):
-    """What comes of a call: a coroutine's value, a generator's items."""
+    """The result of a call: a coroutine's value, a generator's items."""
     if inspect.isasyncgen(made):
 
         async def collect(made=made):
@@ -105,7 +105,7 @@ def settled(made):
 
 
 def shown(value):
-    """The same for the same value of two modules."""
+    """Equal for equal values from two modules."""
     if isinstance(value, (tuple, list)):
         return [shown(item) for item in value]
     if isinstance(value, type):
@@ -114,7 +114,7 @@ def shown(value):
 
 
 def make_hook(trace, name, kind, behaviour, target):
-    """A hook that traces its call and then behaves as told."""
+    """A hook that traces its call and then behaves as specified."""
 
     def shifted(args):
         return tuple(value + 1 if type(value) is int else value for value in args)
@@ -125,7 +125,7 @@ def make_hook(trace, name, kind, behaviour, target):
             raise Fail(name)
 
     def result(value):
-        """What this hook makes of a result, in the form that the target's callers expect."""
+        """The hook's change of a result, in the form that the target's callers expect."""
         if target == "generator":
             return (item for item in (name, *value))
         if target == "stream":
@@ -185,9 +185,9 @@ def make_hook(trace, name, kind, behaviour, target):
 
 
 def model(original, hooks, *, binds):
-    """The function that a chain in its running order makes of the original.
+    """The function that a chain, in its running order, makes from the original.
 
-    Hooks of Python functions get bound arguments; those of other objects get what was given.
+    Hooks of Python functions get bound arguments; hooks of other objects get the arguments as passed.
     """
 
     def bound(args, kwargs):
@@ -229,7 +229,7 @@ def model(original, hooks, *, binds):
 
 
 def put(module, path, function):
-    """Puts a function where a path of an unhooked module leads, as what stood there before."""
+    """Put a function at a path of an unhooked module, as the new original."""
     *owners, name = path.split(".")
     owner = functools.reduce(getattr, owners, module)
     kind = type(inspect.getattr_static(owner, name))
@@ -244,7 +244,7 @@ def put(module, path, function):
 
 
 def original_at(module, path):
-    """The function, or other object, that stands there."""
+    """The function or other object at that path."""
     *owners, name = path.split(".")
     found = inspect.getattr_static(functools.reduce(getattr, owners, module), name)
     for attribute in ("__func__", "fget", "func"):
@@ -254,7 +254,7 @@ def original_at(module, path):
 
 
 def naive_order(specifications):
-    """Always the first, of those that nothing left must come before; None where there is none."""
+    """Repeatedly take the first hook that no remaining one must precede; None if there is none."""
     left, order = sorted(specifications, key=lambda s: (-s.priority, s.source, s.number)), []
 
     def must_wait(one, other):

@@ -1,4 +1,4 @@
-"""Objects without Python code of their own: replaced wherever they are held."""
+"""Objects without Python code: replaced wherever they are held."""
 
 import asyncio
 import collections
@@ -125,7 +125,7 @@ def test_singledispatch_keeps_its_attributes(hooks, objects):
 
 
 def test_c_functions(hooks, objects):
-    gc.unfreeze()  # `math.sqrt` was there before the test
+    gc.unfreeze()  # `math.sqrt` existed before the test
     other = types.SimpleNamespace(root=math.sqrt)
     original = math.sqrt
     hooks.add("math.sqrt", lambda x: ((x + 1,), {}))

@@ -1,4 +1,4 @@
-"""Coroutine functions, generators and asynchronous generators keep their nature under hooks."""
+"""Coroutine functions, generators and asynchronous generators keep their kind under hooks."""
 
 import asyncio
 import inspect

@@ -14,7 +14,7 @@ from switchrail.hooks.target import resolve
 
 @pytest.fixture(autouse=True)
 def many_switches():
-    """Switches often."""
+    """Switch threads often."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield
@@ -22,7 +22,7 @@ def many_switches():
 
 
 def together(*works):
-    """Runs functions in threads of their own; raises what one of them raised."""
+    """Run functions in separate threads; raise an exception of one of them."""
     errors, start = [], threading.Barrier(len(works))
 
     def run(work):
@@ -42,7 +42,7 @@ def together(*works):
 
 
 def test_each_call_sees_one_whole_chain(hooks, module):
-    """A call that saw half of a chain would be off by a thousand."""
+    """A call that saw half of a chain would be wrong by a thousand."""
     f, stop, wrong, hooked = module.f, threading.Event(), [], [0] * 4
 
     def call(i):
@@ -122,7 +122,7 @@ def test_every_kind_of_place_from_many_threads(hooks, module):
 
 @pytest.mark.parametrize("where", ["function", "inherited method", "class", "object"])
 def test_no_call_runs_unhooked_once_the_change_has_returned(hooks, module, where):
-    """Each thread reads whether the hook is in force, and then calls: whoever read yes must see it."""
+    """Each thread reads whether the hook is active, and then calls. After a yes, the call must see it."""
     module.adder = functools.partial(module.f, b=2)
     target, kind, fn, use = {
         "function": ("hook_targets.f", "replace", lambda a, b: "hooked", lambda: module.f(1)),
@@ -215,7 +215,7 @@ def test_hooks_and_registrations_together():
 
 
 def test_a_finalizer_may_change_hooks_while_a_target_is_looked_up():
-    """As when the garbage collector drops an engine: it runs between any two instructions, in any thread."""
+    """As when the garbage collector frees an engine: it runs between any two instructions, in any thread."""
     module = sys.modules["looked_up"] = types.ModuleType("looked_up")
     exec(
         "class Base:\n    def inherited(self): pass\nclass Target(Base):\n    def own(self): pass",

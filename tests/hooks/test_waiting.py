@@ -1,4 +1,4 @@
-"""Targets that no import brings: loaded by location, put there by hand, found by others, or there later."""
+"""Targets that no import creates: loaded by location, inserted by hand, found by others, or created later."""
 
 import importlib
 import importlib.util
@@ -30,7 +30,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def in_front():
-    """Puts a finder before all others, ours too."""
+    """Insert a finder before all others, including ours."""
 
     class Front:
         @staticmethod
@@ -42,7 +42,7 @@ def in_front():
 
 
 def by_location(name, path):
-    """As transformers loads the code that comes with a checkpoint."""
+    """As transformers loads code from a checkpoint."""
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
@@ -87,7 +87,7 @@ def test_what_no_finder_sees_is_hooked_at_the_next_occasion(hooks, folder, load,
     "name", ["remote_models.org.3f2a-1b.modeling", "remote_models.0f31c2", "late-model", "late_model"]
 )
 def test_names_that_are_no_identifiers(hooks, folder, name):
-    """The packages around it need not be there: transformers makes none for them."""
+    """The parent packages need not exist: transformers creates none for them."""
     (folder / "modeling.py").write_text(CODE)
     waiting = hooks.add(f"{name}.Model.forward", double, "after")
     assert hooks.waiting() == (waiting,)
@@ -139,7 +139,7 @@ def test_an_attribute_that_comes_later(hooks, module, caplog):
 
 
 def test_a_strict_one_waits_in_peace(folder):
-    """What others do must not raise for it; its own import would."""
+    """Others' actions must not raise for it; its own import would."""
     (folder / "late.py").write_text("def f(x=1): return x")
     strict, other = Hooks(strict=True), Hooks()
     hook = strict.add("late.f", lambda result: None, "after")
@@ -222,7 +222,7 @@ def test_a_module_that_calls_itself_otherwise_while_it_is_imported(hooks, module
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_added_while_another_thread_imports_what_nobody_waited_for(hooks, folder, fails):
-    """The import began before any finder of ours was asked; its end is noticed all the same."""
+    """The import began before our finder was asked; its end is noticed all the same."""
     (folder / "late_slow.py").write_text(
         "import threading\nentered, go = late_events\nentered.set()\nassert go.wait(20)\n"
         + CODE
@@ -256,7 +256,7 @@ def test_added_while_another_thread_imports_what_nobody_waited_for(hooks, folder
 
 
 def test_many_waiting_hooks_cost_little(hooks, monkeypatch):
-    """Those whose module hasn't come are passed over: nobody searches the path again for each `add`."""
+    """Hooks on modules that are not loaded are skipped: `add` does not search the path again for each."""
     searched = []
     for i in range(50):
         hooks.add(f"late_many_{i}.f", double, "after")
@@ -323,7 +323,7 @@ def test_a_class_that_can_never_be_a_hook_is_refused_at_once(hooks, module, fold
 )
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_class_for_a_target_that_comes_later(folder, caplog, strict, target, fn, message):
-    """Whether it fits turns out at the import: an error of ours there, or a line of the log."""
+    """Whether it fits is known only at the import: then our error is raised, or a line logged."""
     (folder / "late_class.py").write_text(CODE)
     hooks = Hooks(strict=strict)
     hook = hooks.add(target, fn, "replace")

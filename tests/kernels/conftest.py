@@ -1,4 +1,4 @@
-"""Kernels run compiled where there is a GPU, and in Triton's interpreter on CPU tensors elsewhere."""
+"""Kernels run compiled on a GPU, and elsewhere in Triton's interpreter on CPU tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def device():
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-DTYPES = [torch.float32]  # in the interpreter, the suite's cases alone compute in float16
+DTYPES = [torch.float32]  # in the interpreter, only the suite's cases compute in float16
 if torch.cuda.is_available():
     DTYPES += [torch.float16, torch.bfloat16]
 

@@ -4,13 +4,13 @@ import ctypes
 
 
 class Attribute(ctypes.Structure):
-    """One of a launch."""
+    """An attribute of a launch."""
 
     _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int * 16))
 
 
 class Configuration(ctypes.Structure):
-    """A launch's."""
+    """The configuration of a launch."""
 
     _fields_ = (
         ("shape", ctypes.c_uint * 7),

@@ -1,6 +1,7 @@
-"""Calls that are made again: nothing that is remembered leads to other launches, or past the contract.
+"""Repeated calls: recorded data never leads to different launches, and never bypasses the contract.
 
-Kernels are noted instead of launched, and so is what the driver is asked to launch; so no GPU is needed."""
+Kernels and the driver's launches are recorded instead of launched, so no GPU is needed.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def first_device(device):
 
 
 class Binary(replay.Binary):
-    """What stands for a compiled kernel: a number by what it would be compiled for."""
+    """Stands in for a compiled kernel: a number for what it would be compiled for."""
 
     known: dict[object, int] = {}  # noqa: RUF012
 
@@ -59,9 +60,9 @@ class Binary(replay.Binary):
 
 
 class Gpu:
-    """Notes the launches: `slow` those of Triton, `fast` those that are repeated.
+    """Records launches: `slow` those of Triton, `fast` the repeated ones.
 
-    All calls of a backend are those of one layer, that of its first call, unless told otherwise.
+    By default, all calls of a backend use one layer, that of its first call.
     """
 
     def __init__(self, monkeypatch):
@@ -103,11 +104,11 @@ class Gpu:
         return 0
 
     def layer(self, backend, call):
-        """The layer of a backend's calls, that of this one if there was none before."""
+        """The layer of a backend's calls; that of this call if there was none before."""
         return self.layers.setdefault(backend, call.made.layer)
 
     def run(self, backend, call, plan, layer=None):
-        """What one call of a layer launches, through what is remembered of it."""
+        """The launches of one call of a layer that uses its records."""
         self.slow.clear(), self.fast.clear()
         self.values: list[list[int]] = []
         layer = self.layer(backend, call) if layer is None else layer
@@ -115,7 +116,7 @@ class Gpu:
         return list(self.slow)
 
     def expect(self, backend, call, plan, layer=None):
-        """What it launches where nothing is; it is remembered from then on."""
+        """The launches without records; the call is recorded afterwards."""
         layer = self.layer(backend, call) if layer is None else layer
         known, replay._tables = replay._tables, weakref.WeakValueDictionary()
         expected = self.run(backend, call, plan, dataclasses.replace(layer))
@@ -124,7 +125,7 @@ class Gpu:
         return expected
 
     def check(self, expected):
-        """That exactly this was repeated."""
+        """Check that exactly these launches were repeated."""
         assert expected
         assert not self.slow
         assert [launched[:2] for launched in self.fast] == [launched[:2] for launched in expected]
@@ -157,7 +158,7 @@ def make(op, phase, lengths, past=(0, 307, 14)):
 @EACH
 @PHASES
 def test_launches_are_those_of_a_call_that_nothing_is_known_of(gpu, op, phase):
-    """Over batches of few shapes, so that calls find what others left."""
+    """Over batches with few shapes, so that calls find records of others."""
     chance = random.Random(0)
     backend = make_backend(op)
     for i in range(24):
@@ -229,7 +230,7 @@ def test_a_prefill_without_a_plan_is_not_taken_for_a_decode(gpu, op):
 @pytest.mark.parametrize("op", RECURRENT)
 @pytest.mark.parametrize("recorded", [False, True])
 def test_single_tokens_of_other_batches_are_not_taken_for_a_decode(gpu, op, recorded):
-    """By the plan of one: drafts, which leave the state, and rows after which it is to be kept."""
+    """By the plan of one: drafts, which leave the state, and rows with checkpoints."""
     backend = make_backend(op)
     decoded = make(op, "decode", [1] * 3)
     plan = backend.plan("decode", decoded.batch)
@@ -265,7 +266,7 @@ def own_tensors(layer):
 
 
 def tables(layer):
-    """What is remembered of a layer's calls."""
+    """The records of a layer's calls."""
     return [kept for kept in layer.kept.values() if type(kept) is replay.Calls]
 
 
@@ -295,10 +296,10 @@ def test_a_layers_own_tensors_are_not_looked_at_again(gpu, op, phase):
 
 
 def copies(layer, count):
-    """Layers like a layer, whose tensors lie elsewhere."""
+    """Copies of a layer whose tensors have other addresses."""
     memo = {}
     for _ in range(count):
-        memo.clear()  # what is one object is so in the copy
+        memo.clear()  # the same object stays one object in the copy
         own = {
             field.name: copy.deepcopy(getattr(layer, field.name), memo)
             for field in dataclasses.fields(layer)
@@ -342,12 +343,12 @@ def moved(tensor):
 
 
 def spread(tensor):
-    """A tensor of the same shape whose first axis lies in memory as one twice as wide."""
+    """A tensor of the same shape whose first axis has twice the stride."""
     return torch.stack([tensor, tensor], dim=1)[:, 0]
 
 
 def unlike(layer):
-    """Layers that differ from a layer in one thing each."""
+    """Layers that differ from a layer in one property each."""
     values = {field.name: getattr(layer, field.name) for field in dataclasses.fields(layer) if field.init}
     others = {
         bool: lambda value: [not value],
@@ -376,7 +377,7 @@ def unlike(layer):
 @EACH
 @PHASES
 def test_layers_that_differ_in_anything_never_share_a_record(gpu, op, phase):
-    """In an option, or in what a tensor is; both ways round, and in turn."""
+    """In an option or a tensor's property; in both orders, and alternating."""
     backend = make_backend(op)
     call = make(op, phase, [1] * 3 if phase == "decode" else [70, 3, 9])
     plan = backend.plan(phase, call.batch)

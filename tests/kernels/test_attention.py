@@ -33,7 +33,7 @@ def _with_pools_of_one_size(*calls):
 
 
 def _copy(call, into):
-    """All numbers of a call into the tensors of another, as a graph's replay is given them."""
+    """Copy all numbers of a call into the tensors of another, as for a graph's replay."""
     for name, tensor in call.tensors.items():
         into.tensors[name].copy_(tensor)
     for name, tensor in call.batch_tensors.items():
@@ -176,7 +176,7 @@ def test_a_negative_scale(backend, device):
 
 
 def test_layers_share_a_plan(backend, device):
-    """Those that cut caches differently, one after another."""
+    """Layers that split caches differently, one after another."""
     first = attention_call([1, 1], kv_lengths=[900, 300], phase="decode", device=device)
     plan = backend.plan("decode", first.batch)
     for window in (None, 300, None, 20, 300, None):
@@ -188,7 +188,7 @@ def test_layers_share_a_plan(backend, device):
 @pytest.mark.parametrize("phase", ["decode", "verify"])
 @pytest.mark.parametrize("window", [None, 400])
 def test_a_plan_serves_other_lengths_of_the_caches(backend, device, phase, window):
-    """As a graph's replay finds them: longer and shorter than they were, and padding."""
+    """As in a graph's replay: longer and shorter than before, and padding."""
     rows = [1] * 4 if phase == "decode" else [5, 1, 9, 2]
     first, second = _with_pools_of_one_size(
         *(

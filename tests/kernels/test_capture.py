@@ -1,5 +1,4 @@
-"""What an engine needs of the host side: graphs that are replayed with other numbers, no waiting, few
-launches."""
+"""The host side of captured graphs: replays with other numbers, no waiting, few launches."""
 
 import dataclasses
 from contextlib import contextmanager
@@ -59,7 +58,7 @@ OPS = [
 
 
 def _replace(target, source):
-    """Puts the numbers of one call into the tensors of another, those of the batch included."""
+    """Copy the numbers of one call, including its batch, into the tensors of another."""
     for name, tensor in source.tensors.items():
         if tensor is not None and target.tensors[name].shape == tensor.shape:
             target.tensors[name].copy_(tensor)
@@ -84,7 +83,7 @@ def no_waiting():
 @pytest.mark.parametrize("known", [False, True], ids=["new-layer", "known-layer"])
 @pytest.mark.parametrize(("make", "backend"), OPS)
 def test_a_captured_decode_is_replayed_with_other_numbers_lengths_and_slots(make, backend, known):
-    """Launched one by one while it is captured, and, where the layer has run, again from C."""
+    """Launched one by one during the capture and, if the layer has run before, again from C."""
     backend = backend()
     first, second = make("decode", 0), make("decode", 1)
     for name in ("k_cache", "v_cache", "kv_cache"):
@@ -151,7 +150,7 @@ def test_another_stream(make, backend):
 
 
 class OneLayer:
-    """A backend whose calls are all of one layer, which is given the numbers of theirs."""
+    """A backend that makes all calls on one layer, into which it copies their numbers."""
 
     def __init__(self, backend):
         self.backend, self.layer = backend, None

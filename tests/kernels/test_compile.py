@@ -1,4 +1,4 @@
-"""What the interpreter doesn't ask of a kernel: that the types in it agree."""
+"""A check that the interpreter lacks: that the types in a kernel agree."""
 
 import os
 import subprocess

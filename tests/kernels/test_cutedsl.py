@@ -1,8 +1,7 @@
-"""The kernel in the CuTe DSL, its Python run as it stands on warps of 32 lanes that are numpy arrays.
+"""The kernel in the CuTe DSL, run as Python on warps of 32 lanes that are numpy arrays.
 
-It shows that the kernel computes what it is to, from the addresses that it is given, for every size and
-dtype; not that it compiles, nor what hardware makes of it. That shows the conformance suite, where there is a
-GPU.
+This shows that the kernel's computation is correct for every size and dtype, with the addresses that it gets.
+It does not show that it compiles or works on hardware; the conformance suite does, on a GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ SIZES = (64, 128, 256)
 
 
 class Lanes(np.ndarray):
-    """A number of each lane of a warp. A branch on a comparison is taken by all lanes.
+    """A number for each lane of a warp. All lanes take the same branch of a comparison.
 
     So all lanes of a row write its result, to one address.
     """
@@ -37,7 +36,7 @@ class Lanes(np.ndarray):
 
 
 class Type:
-    """A dtype of the DSL: numbers in memory, and in registers as numpy has them."""
+    """A dtype of the DSL, in memory and in registers, where it is numpy's."""
 
     def __init__(self, dtype, number):
         self.dtype, self.number, self.width = dtype, number, dtype.itemsize * 8
@@ -56,7 +55,7 @@ INT64 = Type(torch.int64, np.int64)
 
 
 class Memory:
-    """`size` numbers from an address, or from one of each lane."""
+    """`size` numbers from an address, or from one address per lane."""
 
     def __init__(self, pointer, size):
         self.dtype, self.address, align = pointer
@@ -88,7 +87,7 @@ class Memory:
 
 
 class Registers:
-    """Numbers of each lane; one index counts the first axis innermost."""
+    """Numbers of each lane; a single index counts the first axis innermost."""
 
     def __init__(self, shape, dtype):
         shape = shape if isinstance(shape, tuple) else (shape,)
@@ -114,7 +113,7 @@ def copy(source, target):
 
 
 class Warp:
-    """The warp that is run."""
+    """The running warp."""
 
     def lane_idx(self):
         return np.arange(32).view(Lanes)

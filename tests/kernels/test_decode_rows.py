@@ -1,4 +1,4 @@
-"""What a captured decode reads, as the engine computes it."""
+"""The inputs of a captured decode, compared with the engine's own computation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The walk of the delta rule's prefill that is written for Hopper."""
+"""The Hopper scan of the delta rule's prefill."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def _only_on_hopper(device):
 
 @pytest.fixture
 def launched(monkeypatch):
-    """The warps of a program in each launch of this kernel; empty where the other one was launched."""
+    """The warps per program in each launch of this kernel; empty if the other one was launched."""
     warps = []
     launch = hopper.launch_scan
 
@@ -41,7 +41,7 @@ def launched(monkeypatch):
 
 
 def split(monkeypatch, first, length):
-    """Splits every call into segments of so many chunks; into none where `length` is 0."""
+    """Split every call into segments with these lengths in chunks; no split if `length` is 0."""
 
     def plan(counts, heads, programs, costs):
         if not length:

@@ -1,4 +1,4 @@
-"""Kernels that begin while the one before still ends."""
+"""Kernels that start while the previous one still ends."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_kernel_that_begins_early_waits_before_it_writes(launcher):
 
 
 class Kernel:
-    """Notes what it is launched with."""
+    """Records the arguments of its launches."""
 
     def __init__(self):
         self.launched = []

@@ -1,4 +1,4 @@
-"""Drafted tokens of the delta rule: chains and trees, and what is committed of them."""
+"""Drafted tokens of the delta rule: chains and trees, and their commits."""
 
 import pytest
 import torch

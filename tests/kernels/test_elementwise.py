@@ -1,4 +1,4 @@
-"""Normalisation, activation and angles, beside transformers' own modules."""
+"""Normalisation, activation and rotary embeddings, compared with transformers' own modules."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def normal(*shape, dtype, device, seed=0):
 
 
 def check(found, expected, apart=1):
-    """float32 within 1e-6 of the largest; 16 bits equal, or next to each other.
+    """float32 within 1e-6 of the largest; 16-bit numbers equal or adjacent.
 
-    What is rounded on the way, and then multiplied, may be two apart.
+    Numbers that are rounded and then multiplied may differ by two.
     """
     assert found.dtype == expected.dtype
     assert found.shape == expected.shape
@@ -52,7 +52,7 @@ def check(found, expected, apart=1):
 
 
 def check_sum(found, expected):
-    """Of rounded products, whose difference may be small: two roundings of the largest, few of them."""
+    """For sums of rounded products: a few may differ by two roundings of the largest."""
     assert found.dtype == expected.dtype
     assert found.shape == expected.shape
     error = (found.double() - expected.double()).abs() / expected.double().abs().amax(-1, keepdim=True)
@@ -63,7 +63,7 @@ def check_sum(found, expected):
 
 @pytest.fixture(autouse=True)
 def _several_rows_a_program(monkeypatch):
-    """With few rows, too."""
+    """Use several rows per program, even with few rows."""
     monkeypatch.setattr(rows, "_FEW", 30)
 
 
@@ -110,7 +110,7 @@ def test_rms_norm_against_float64(dtype, device):
 @pytest.mark.parametrize("tokens", [1, 5, 20])
 @torch.inference_mode()
 def test_rms_norm_of_heads_next_to_their_gates(tokens, dtype, device):
-    """As attention layers have them; and views whose axes have three strides, and a last axis with gaps."""
+    """As in attention layers; and views whose axes have three strides, and a last axis with gaps."""
     module = offset_norm(64, dtype, device)
     both = normal(1, tokens, 8, 128, dtype=dtype, device=device)
     views = (
@@ -206,7 +206,7 @@ def test_add_rms_norm(shape, dtype, device, monkeypatch):
 @pytest.mark.parametrize("tokens", [1, 3, 33])
 @torch.inference_mode()
 def test_qk_norm_rope(tokens, dtype, device, monkeypatch):
-    """In views of one product, as attention layers have them."""
+    """In views of one product, as in attention layers."""
     heads, kv_heads, size, rotated = 4, 2, 80, 32
     q_norm, k_norm = offset_norm(size, dtype, device), offset_norm(size, dtype, device)
     k_norm.weight.data.neg_()
@@ -236,7 +236,7 @@ def test_qk_norm_rope(tokens, dtype, device, monkeypatch):
     "functions", [(qk_norm_rope,), (add_rms_norm,), (rms_norm, gated_rms_norm, rotary, silu_and_mul)]
 )
 def test_an_engine_writes_the_same_tokens_with_them(functions):
-    """In float32, in the interpreter where there is no GPU."""
+    """In float32; in the interpreter if there is no GPU."""
     params = SamplingParams(max_new_tokens=4, ignore_eos=True)
     written = []
     for given in (False, True):

@@ -1,4 +1,4 @@
-"""The experts, against a reference in float64 that shares nothing with them."""
+"""The experts, compared with an independent float64 reference."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TILES = Tiles(16, Tile(32, 32, 4, 1), Tile(32, 32, 4, 1))
 
 
 def reference(x, logits, gate_up, down, *, top_k, normalize, shared=0):
-    """A row and an expert at a time; of equal logits the first expert's comes first."""
+    """One row and expert at a time; of equal logits the first expert's comes first."""
     own = logits.shape[1] - shared
     out = torch.zeros(x.shape, dtype=torch.float64)
     for t in range(len(x)):
@@ -51,7 +51,7 @@ def make(t, count, *, shared=0, h=64, inner=48, dtype=torch.float32, device="cpu
 
 
 def poisoned(monkeypatch):
-    """Buffers hold NaN, and integers that are far out of range, until they are written."""
+    """Buffers hold NaN, and integers far out of range, until they are written."""
     empty = torch.empty
 
     def fill(*args, **kwargs):
@@ -85,7 +85,7 @@ def test_all_rows_have_the_same_experts(t, device, monkeypatch):
     poisoned(monkeypatch)
     x, logits, gate_up, down = make(t, 8, device=device)
     logits[:] = torch.tensor([0.0, 9, 0, 8, 0, 0, 0, 0], device=device)
-    gate_up[[0, 2, 4, 5, 6, 7]] = float("nan")  # of experts that nobody chose nothing is read
+    gate_up[[0, 2, 4, 5, 6, 7]] = float("nan")  # the weights of unused experts are not read
     down[[0, 2, 4, 5, 6, 7]] = float("nan")
     options = {"top_k": 2, "normalize": True}
     check(
@@ -194,7 +194,7 @@ def test_as_transformers_has_it(t, device):
 
 
 def test_few_binaries_serve_any_number_of_rows(device, monkeypatch):
-    """What Triton compiles for: alignment, constants and options, but no number of rows."""
+    """Everything that Triton specializes for: alignment, constants and options, but no number of rows."""
     seen = {}
 
     class Recorder:
@@ -220,7 +220,7 @@ def test_few_binaries_serve_any_number_of_rows(device, monkeypatch):
 
 
 class Again:
-    """A call that is made again: captured where there is a GPU."""
+    """A call to repeat: captured if there is a GPU."""
 
     def __init__(self, call):
         self.call, self.graph = call, None

@@ -1,4 +1,4 @@
-"""What a backend's checks let pass is what its registration claims, no more and no less."""
+"""A backend's checks accept exactly what its registration claims."""
 
 import importlib
 import importlib.machinery
@@ -21,12 +21,12 @@ NOT_ARGUMENTS = {"batch_invariant", "cuda_graph"}
 LENGTHS = {"prefill": [3, 2], "decode": [1, 1], "verify": [3, 2]}
 NAMES = [(op, name) for op in DEFINITIONS for name in ("reference", "torch")] + list(BACKENDS)
 
-for folder in DEFINITIONS:  # what needs no other library is imported once, and stays
+for folder in DEFINITIONS:  # modules that need no other library are imported once, and stay
     importlib.import_module(f"switchrail_kernels.{folder}.triton")
 
 
 class Anything(ModuleType):
-    """A module of a library that isn't here."""
+    """A module of a library that isn't installed."""
 
     __path__: list[str] = []  # noqa: RUF012
 
@@ -37,7 +37,7 @@ class Anything(ModuleType):
 
 
 class Libraries:
-    """Finds modules of libraries that aren't here, and makes them."""
+    """Finds and creates modules of libraries that aren't installed."""
 
     def __init__(self):
         self.missing = {name for name in LIBRARIES if importlib.util.find_spec(name) is None}
@@ -55,7 +55,7 @@ class Libraries:
 
 
 class Checked(Exception):
-    """A call that came to its check, which is all that is wanted of it."""
+    """Raised when a call reaches its check, where the test stops it."""
 
 
 @pytest.fixture
@@ -68,12 +68,12 @@ def runtime(monkeypatch):
         yield runtime
     for name in set(sys.modules) - before:
         if name.partition(".")[0] in {*finder.missing, "switchrail_kernels"}:
-            del sys.modules[name]  # made of what isn't there
+            del sys.modules[name]  # made from a missing library
 
 
 @pytest.fixture
 def let_pass(monkeypatch):
-    """The features that each check was told, by its method; none of a call goes on behind it."""
+    """The features passed to each check, by its method; calls stop there."""
     told = {"check_batch": [], "check_call": []}
     check_batch = Contract.check_batch
 
@@ -104,7 +104,7 @@ def test_checks_let_pass_what_is_claimed(runtime, let_pass, op, name):
         try:
             plan = backend.plan(phase, sample.batch)
         except Exception:
-            # a library that isn't here
+            # the library isn't installed
             assert name not in ("reference", "torch", "triton")
             plan = object()
         with pytest.raises(Checked):

@@ -1,4 +1,4 @@
-"""Constants of the kernels' plans, one table a device."""
+"""Measured constants of the kernels' plans, one table per device."""
 
 import dataclasses
 import logging
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """Makes a GPU of a capability."""
+    """Pretend that there is a GPU with a capability."""
 
     def make(capability):
         monkeypatch.setattr(devices, "compute_capability", lambda device: capability)

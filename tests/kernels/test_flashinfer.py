@@ -1,7 +1,7 @@
-"""The adapters to FlashInfer, with stand-ins of the library's signatures that compute in plain torch.
+"""The adapters to FlashInfer, with stand-ins for the library that compute in plain torch.
 
-What is checked is what the adapters make of a call: tables, slots, gates, norms, padding. That the library
-does what its stand-ins do, the conformance suite shows where there is a GPU.
+The tests check how the adapters convert a call: tables, slots, gates, norms, padding. The conformance suite
+checks on a GPU that the library agrees with the stand-ins.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def is_host(*tensors):
 
 
 class Paged:
-    """What both wrappers have: a workspace, and a plan at a time."""
+    """Common parts of both wrappers: a workspace, and one plan at a time."""
 
     made = 0
 
@@ -54,7 +54,7 @@ class Paged:
         self.rows, self.starts, self.pages, self.keys = rows.tolist(), starts.tolist(), pages.long(), keys
 
     def attend(self, queries, tokens, values, scale):
-        """Yields rows, result and log-sum-exp of each sequence; `tokens` gives keys of pages."""
+        """Yield rows, result and log-sum-exp of each sequence; `tokens` returns the keys of pages."""
         for n, count in enumerate(self.keys.tolist()):
             rows = slice(self.rows[n], self.rows[n + 1])
             pages = self.pages[self.starts[n] : self.starts[n + 1]]
@@ -64,7 +64,7 @@ class Paged:
             logits = torch.einsum("thd,shd->hts", q, k.repeat_interleave(group, 1)) * scale
             hidden = torch.arange(count)[None] > (count - len(q) + torch.arange(len(q)))[:, None]
             logits = logits.masked_fill(hidden, -math.inf)
-            # Behind a mask there may be anything in the cache.
+            # Masked positions of the cache may hold anything.
             v = torch.where(hidden.all(0)[:, None, None], 0, v.repeat_interleave(group, 1))
             yield rows, torch.einsum("hts,shd->thd", logits.softmax(-1), v), logits.logsumexp(-1).T
 
@@ -169,7 +169,7 @@ def chunk_gated_delta_rule(
         state = initial_state[n].clone()
         for t in range(first, end):
             output[t] = step(q[t].float(), k[t].float(), v[t].float(), g[t], beta[t], state, scale)
-        # The last block of 64 rows reaches into the next sequence, and is weighted by zeros there.
+        # The last block of 64 rows reads into the next sequence, with weights of zero.
         last = end - (end - first - 1) % 64 - 1
         leak = 0 * (k[end : last + 64].float().sum() + v[end : last + 64].float().sum())
         output[last:end] += leak
@@ -250,7 +250,7 @@ def recurrent_kda(
 
 @pytest.fixture
 def make(monkeypatch):
-    """Imports an op's adapter on stand-ins, and constructs it."""
+    """Import an op's adapter on stand-ins, and construct it."""
     if torch.cuda.is_available():
         pytest.skip("the suite runs FlashInfer itself where there is a GPU")
     contents = {
@@ -497,7 +497,7 @@ def test_a_plan_for_other_lengths_is_refused(make, op):
 
 
 def test_single_tokens_of_a_prefill_are_none_of_a_decode(make):
-    """What tells the two apart is the plan: a sequence without a state starts from zero."""
+    """The plan distinguishes them: a sequence without a state starts from zero."""
     backend = make("gated_delta", "FlashInferGatedDelta")
     verify(backend, gated_delta_call([1] * 3, initial="none", dtype=torch.float32, **DELTA))
 

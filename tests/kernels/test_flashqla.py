@@ -1,4 +1,4 @@
-"""The adapter to FlashQLA, with a stand-in for the library that walks token by token."""
+"""The adapter to FlashQLA, with a stand-in for the library that runs token by token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from switchrail.testing.inputs import gated_delta_call
 
 CHUNK = 64
 CUT = 128
-"""Tokens after which the stand-in cuts a sequence."""
+"""Tokens after which the stand-in splits a sequence."""
 
 SIZES = {"heads": 1, "value_heads": 4, "key_size": 32, "value_size": 32}
 
@@ -47,7 +47,7 @@ def build_context(cu_seqlens, *, enable_intra, num_v_heads, chunk_size):
 
 
 def decays(sums, first, t):
-    """The log of the decay of row t, of the sums over the chunks of a sequence from `first`."""
+    """The log of the decay of row t, from the sums over the chunks of a sequence that starts at `first`."""
     return sums[0, t] if (t - first) % CHUNK == 0 else sums[0, t] - sums[0, t - 1]
 
 

@@ -13,7 +13,7 @@ HARD = {
     torch.float16: Error(6e-3, 3e-2),
     torch.bfloat16: Error(3e-2, 1.5e-1),
 }
-"""With beta up to 2 and keys that point nearly the same way."""
+"""With beta up to 2 and nearly parallel keys."""
 
 SMALL = {"heads": 2, "value_heads": 4, "key_size": 16, "value_size": 16}
 

@@ -1,4 +1,4 @@
-"""A gated delta layer's inputs, against float64."""
+"""A gated delta layer's inputs, compared with float64."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ HARD = {
     torch.float16: Error(6e-3, 3e-2),
     torch.bfloat16: Error(3e-2, 1.5e-1),
 }
-"""With beta up to 2 and keys that point nearly the same way."""
+"""With beta up to 2 and nearly parallel keys."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What decides on a kernel's binary."""
+"""The conditions that determine a kernel's binary."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from switchrail_kernels.mla import triton as kernels
 from switchrail_kernels.mla.triton import TritonMla
 
 LAYER = plan.Layer(heads=4, plain=16, rotated=8, latent=32, value=16, tile=32)
-"""Of the generator's sizes, in float32."""
+"""With the generator's sizes, in float32."""
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def backend():
 
 @pytest.fixture
 def expands(monkeypatch):
-    """Sequences with four rows or more are expanded, 128 keys at a time."""
+    """Expand sequences with four rows or more, 128 keys at a time."""
 
     def some(self, batch):
         return (np.asarray(batch.seqlens) >= 4) & (np.asarray(batch.kv_seqlens) > 0)
@@ -89,7 +89,7 @@ def test_a_tree_over_several_tiles(backend, device, heads):
 
 def test_how_a_cache_is_cut():
     def cut(tiles, programs, longest):
-        return plan.Cut.of(tiles, programs, longest, torch.device("cpu"))  # which counts as an H200
+        return plan.Cut.of(tiles, programs, longest, torch.device("cpu"))  # treated as an H200
 
     assert cut(32, 2, 8192) == plan.Cut(2, 2)
     assert cut(32, 2, 100) == plan.Cut(2, 1)

@@ -1,4 +1,4 @@
-"""A plan, or a record of a verification, that another backend or phase made."""
+"""Plans and verification records made by another backend or phase."""
 
 import pytest
 import switchrail
@@ -20,7 +20,7 @@ SERVED = [
     if name == "triton"
     for phase in claims.get("phases", PHASES)
 ]
-"""Of Triton's kernels."""
+"""The backends with Triton kernels."""
 GRAPHS = [which for which, (_, claims) in BACKENDS.items() if "cuda_graph" in claims["features"]]
 
 
@@ -97,7 +97,7 @@ def test_what_claims_graphs_can_refresh_its_plans(runtime, op, name):
 
 @pytest.mark.parametrize(("op", "name"), GRAPHS)
 def test_a_refreshed_plan_is_the_equal_of_a_new_one(runtime, device, op, name):
-    """From larger to smaller and back, over batches with padding, for a plan that has served already."""
+    """From larger to smaller and back, over batches with padding, for a plan that was used before."""
     backend = build(runtime, op, name)
     if device.type == "cpu" and name != "triton":
         pytest.skip("only Triton's kernels are interpreted")

@@ -1,4 +1,4 @@
-"""Products of few rows, against float64."""
+"""Products of few rows, compared with float64."""
 
 from __future__ import annotations
 

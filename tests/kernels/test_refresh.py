@@ -1,4 +1,4 @@
-"""Plans of a decode that are made within bounds, and refreshed for one batch after another."""
+"""Plans of a decode with bounds, refreshed for one batch after another."""
 
 import dataclasses
 
@@ -33,7 +33,7 @@ LENGTHS = [
 
 
 def make(op, lengths, device, dtype=torch.float32):
-    """A call whose caches have `lengths`, 0 of which is padding, with tables and pools as wide as any."""
+    """A call whose caches have `lengths` (0 for padding), with tables and pools of a common size."""
     generate, _, sizes = OPS[op]
     padding = [n for n, kv in enumerate(lengths) if kv == 0]
     options = {"phase": "decode", "page": PAGE, "lse": True, "dtype": dtype, "device": device, "norm": 2.0}
@@ -51,7 +51,7 @@ def make(op, lengths, device, dtype=torch.float32):
 
 
 def hold(call, inputs):
-    """What a call has written is what the oracle writes."""
+    """Compare the call's results with the reference's."""
     expected = run_reference(inputs)
     live = [n for n in range(4) if n not in inputs.padding]
     for name, tensor in call.outputs.items():
@@ -62,14 +62,14 @@ def hold(call, inputs):
 
 
 def tensors_of(plan):
-    """What a plan made itself."""
+    """The tensors that a plan made itself."""
     return [tensor for cut in plan.cuts.values() for tensor in getattr(cut, "tensors", ())]
 
 
 @EACH
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_a_call_reads_of_a_batch_what_lies_on_the_device(device, op, lengths):
-    """As a graph's replay finds it: other numbers in the tensors, and the host's lengths of the capture."""
+    """As in a graph's replay: other numbers in the tensors, and the host's lengths from the capture."""
     backend = OPS[op][1]()
     first, second = make(op, [3, 0, 40, 9], device), make(op, lengths, device)
     plan = backend.plan("decode", first.batch, WITHIN)

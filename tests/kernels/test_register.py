@@ -36,7 +36,7 @@ class Recorder:
         pass
 
 
-for op in BASES:  # before a test says in which way kernels are registered: it must not say how they are made
+for op in BASES:  # before a test changes how kernels are registered; their definitions must not depend on it
     importlib.import_module(f"switchrail_kernels.{op}.triton")
 
 

@@ -1,4 +1,4 @@
-"""The table of launches, with a driver of the test's own in place of CUDA's, on CPU tensors."""
+"""The table of launches, with a stand-in for the CUDA driver, on CPU tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONSTANT, SCRATCH, KEPT = -1, -2, -3
 
 
 class Driver:
-    """Notes what is launched."""
+    """Records launches."""
 
     def __init__(self) -> None:
         self.launched: list[tuple[Any, ...]] = []
@@ -48,7 +48,7 @@ class Driver:
         self.calls = self.layer()
 
     def layer(self, *addresses: int) -> Any:
-        """The calls of a layer with tensors there."""
+        """The calls of a layer with tensors at these addresses."""
         return _native().Calls(self.table, addresses)
 
     def launch(self, configuration: Any, function: int, parameters: Any, _extra: Any) -> int:
@@ -94,7 +94,7 @@ def test_a_kernel_whose_programs_begin_early(driver: Driver) -> None:
 
 
 def different() -> dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]:
-    """Calls that differ in one thing each from that of `test_what_differs_is_not_repeated`."""
+    """Calls that differ in one property each from that of `test_what_differs_is_not_repeated`."""
     x, slots = torch.zeros(4, 8), torch.zeros(4, dtype=torch.int64)
     return {
         "shape": ((torch.zeros(5, 8), None, slots), (1.0, True)),
@@ -384,7 +384,7 @@ def test_nothing_is_remembered_of_a_call_that_failed() -> None:
 
 
 class Plain:
-    """A kernel that is given one address."""
+    """A kernel with one address as its parameter."""
 
     is_plain, function, threads, shared, early = True, FUNCTION, 32, 0, False
 
@@ -403,7 +403,7 @@ def gpu(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 
 def record(layer: DeltaLayer, owner: object, given: torch.Tensor, *tensors: torch.Tensor | None) -> None:
-    """One launch of a kernel on one of the tensors."""
+    """Record one launch of a kernel on one of the tensors."""
     with calls_of(layer, owner).record(layer, tensors, ()) as call:
         call.add((1, 1, 1), Plain(), call.places((given,)), ())  # type: ignore[arg-type]
 
@@ -422,7 +422,7 @@ def test_a_layers_tensors_are_its_own_but_where_the_call_brings_them_as_well(gpu
 
 
 def test_a_call_that_brings_a_tensor_of_its_layers_is_not_repeated(gpu: Driver) -> None:
-    """Another call, which brings another tensor, would have that in both places."""
+    """Another call with another tensor would have it in both places."""
     layer, owner = make_layer(A_log=torch.zeros(4)), object()
     assert layer.A_log is not None
     record(layer, owner, layer.A_log, layer.A_log)
@@ -436,7 +436,7 @@ def test_a_call_that_brings_a_tensor_of_its_layers_is_not_repeated(gpu: Driver) 
 def test_layers_of_one_kind_share_what_is_remembered_by_one_owner(gpu: Driver) -> None:
     x, owner = torch.zeros(4), object()
     layers = [make_layer() for _ in range(3)]
-    early = calls_of(layers[2], owner)  # before anything is known
+    early = calls_of(layers[2], owner)  # before anything is recorded
     record(layers[0], owner, layers[0].state, x)
     for layer in layers[:2]:
         assert calls_of(layer, owner).again((x,), ())
@@ -450,7 +450,7 @@ def test_layers_of_one_kind_share_what_is_remembered_by_one_owner(gpu: Driver) -
 
 
 def unlike() -> dict[str, DeltaLayer]:
-    """Layers that differ in one thing each from that of `test_layers_that_differ_share_nothing`."""
+    """Layers that differ in one property each from that of `test_layers_that_differ_share_nothing`."""
     rates = torch.zeros(8)
     room = torch.zeros(17)
     return {

@@ -25,7 +25,7 @@ COSTS = [H200.walks[name] for name in ("delta", "lightning", "mamba2")]
 
 
 def split(monkeypatch, first, length):
-    """Splits every call into segments of so many chunks."""
+    """Split every call into segments with these lengths in chunks."""
 
     def plan(counts, heads, programs, costs):
         most = 1 - (-(int(counts[0]) - first) // length)

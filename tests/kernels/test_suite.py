@@ -1,6 +1,6 @@
-"""Triton's kernels under the conformance suite, which checks all that is not particular to a kernel.
+"""Triton's kernels in the conformance suite, which checks everything that is not specific to a kernel.
 
-With a GPU all quick cases are run; the interpreter runs the short ones that differ in what a kernel computes.
+With a GPU all quick cases run. The interpreter runs the short ones whose computation differs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ INTERPRETED = {
     ),
     "verify": ("trees",),
 }
-"""The checks that are interpreted, by phase; patterns of their names."""
+"""The interpreted checks, by phase; patterns of their names."""
 IN_FLOAT16 = {"prefill": ("ragged", "past", "hard-mixed"), "decode": ("ragged",), "verify": ()}
 """The checks that are interpreted in float16, by phase."""
 
@@ -44,7 +44,7 @@ def cases() -> list[Case]:
 
 def is_interpreted(case: Case) -> bool:
     setting = case.setting
-    if setting.op == "mla":  # takes many times as long, and has tests of its own
+    if setting.op == "mla":  # takes many times as long, and has separate tests
         return False
     names = (INTERPRETED if setting.dtype == torch.float32 else IN_FLOAT16)[setting.phase]
     return any(fnmatch.fnmatch(case.check.name, name) for name in names)

@@ -1,4 +1,4 @@
-"""The warm-up launches every kernel in every form that requests need afterwards."""
+"""The warm-up launches every kernel in every form that later requests need."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SIZES = {
 
 
 class OnCpu:
-    """Registers the kernels in Triton for tensors of a CPU, where nothing is launched."""
+    """Registers the Triton kernels for CPU tensors, without launching anything."""
 
     def __init__(self, registry):
         self.registry = registry
@@ -59,7 +59,7 @@ class OnCpu:
 
 
 def unspecialized(kernel):
-    """The parameters whose values, and those whose alignment, a kernel is not compiled for."""
+    """The parameters whose values, and those whose alignment, a kernel is not specialized for."""
     if hasattr(kernel, "kwargs"):  # interpreted
         found = [kernel.kwargs[name] for name in ("do_not_specialize", "do_not_specialize_on_alignment")]
         return [set(names or ()) for names in found]
@@ -71,7 +71,7 @@ def unspecialized(kernel):
 
 @pytest.fixture
 def forms(monkeypatch):
-    """The forms in which kernels would have been compiled; their results are left as they lie in memory."""
+    """The forms in which kernels would be compiled; their results are left uninitialized."""
     found = set()
 
     def launch(self, grid, tensors, numbers, constants, *, num_warps, num_stages=1, **options):

@@ -1,7 +1,7 @@
-"""Every hybrid family, built tiny by transformers: what its layers really are.
+"""Every hybrid family, built tiny by transformers, to read the actual layers.
 
 The kinds and sizes here are read from the modules that transformers made, never from the config. Run as a
-program it writes the fixtures that the Rust tests read:
+program it writes the fixtures of the Rust tests:
 
     python tests/layouts/families.py
 """
@@ -136,7 +136,7 @@ def _config(model_type: str, layers: int | None, *parts: dict[str, Any], **value
     return config | values
 
 
-# Configs as they are published: each way of naming layers, in each family that has it.
+# Published configs: each way of naming layers, in each family that uses it.
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_next": _config("qwen3_next", 5, _QWEN_MOE, layer_types=[FULL, LINEAR, LINEAR, FULL, LINEAR]),
     "qwen3_next_interval": _config("qwen3_next", 7, _QWEN_MOE, full_attention_interval=3),
@@ -286,10 +286,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Built:
-    """One model that transformers built.
+    """A model built by transformers.
 
     Attributes:
-        saved: Its config as `save_pretrained` writes it.
+        saved: Its config as written by `save_pretrained`.
         mixers: The mixer classes of each layer.
         kinds: The kind of each layer, from those classes.
         shapes: The sizes of each layer's ops, from the modules.
@@ -302,7 +302,7 @@ class Built:
 
 
 def build(config: dict[str, Any]) -> Built:
-    """Builds the model of a config without allocating its weights, and looks at its layers."""
+    """Build the model of a config without allocating its weights, and inspect its layers."""
     import torch
     import transformers
 
@@ -323,9 +323,7 @@ def build(config: dict[str, Any]) -> Built:
 
 
 def _mixers(module: Any) -> Iterator[Any]:
-    if (
-        type(module).__name__ in MIXERS
-    ):  # what a mixer is made of is no mixer: Nemotron-H's experts have an MLP
+    if type(module).__name__ in MIXERS:  # parts of a mixer are not mixers: Nemotron-H's experts have an MLP
         yield module
     else:
         for child in module.children():
@@ -396,7 +394,7 @@ def _heads(q_heads: int, k_heads: int, v_heads: int, head_size_k: int, head_size
 
 
 def main() -> None:
-    """Writes a fixture for each config."""
+    """Write a fixture for each config."""
     FIXTURES.mkdir(parents=True, exist_ok=True)
     for name, config in CONFIGS.items():
         built = build(config)

@@ -1,4 +1,4 @@
-"""The layout of each family, built live by the installed transformers, against the mixers that it made."""
+"""The layout of each family compared with the mixers that the installed transformers creates."""
 
 from __future__ import annotations
 

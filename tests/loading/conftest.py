@@ -34,7 +34,7 @@ def greet(name="world"):
 
 
 def end_threads() -> None:
-    """Ends what hangs in the threads of plugins."""
+    """End the hanging threads of plugins."""
     if "acme_target" in sys.modules:
         sys.modules["acme_target"].go.set()
     threads = [thread for thread in threading.enumerate() if thread.name.startswith(THREADS)]
@@ -44,18 +44,18 @@ def end_threads() -> None:
 
 
 class Clock:
-    """Time as plugins tell it, in `acme_target.seconds`: it stands still however busy the machine is."""
+    """Time as reported by plugins in `acme_target.seconds`, independent of the machine's load."""
 
     def monotonic(self) -> float:
-        # Another thread may be importing it, and have come as far as its first lines.
+        # Another thread may be importing it, with only its first lines executed.
         return getattr(sys.modules.get("acme_target"), "seconds", 0.0)
 
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """None of the variables is set; handlers of signals, and what the fake distributions import, go with it.
+    """No variable is set; signal handlers and the imports of fake distributions are undone.
 
-    Handlers that Python did not set, of which it knows nothing, stay. What is loaded has the time of `Clock`.
+    Handlers that Python did not set, and so does not know, stay. Loads use the time of `Clock`.
     """
     for module in (waiting, attempt):
         monkeypatch.setattr(module, "time", Clock())
@@ -85,7 +85,7 @@ def runtime(environment: None) -> Iterator[switchrail.Runtime]:
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Installs a distribution into a folder on sys.path that has nothing else; returns its metadata."""
+    """Install a distribution in a folder on sys.path that has nothing else; return its metadata."""
     site = tmp_path / "site"
     site.mkdir()
     (site / "acme_target.py").write_text(TARGET)
@@ -124,7 +124,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 @pytest.fixture
 def find(runtime: switchrail.Runtime) -> Callable[[str], Plugin]:
-    """The record of a plugin by its name, or its qualified one."""
+    """The record of a plugin, by its name or its qualified name."""
 
     def find(name: str) -> Plugin:
         [plugin] = [each for each in runtime.plugins if name in (each.name, each.qualified_name)]

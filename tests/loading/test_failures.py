@@ -1,4 +1,4 @@
-"""What plugins do wrong: the host lives, nothing stays, the others load, and everybody is told."""
+"""Mistakes of plugins: the host survives, nothing stays, the others load, and the failure is reported."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class Case:
     """A distribution that can't be loaded.
 
     Attributes:
-        code: Its module; None: it has none.
-        reason: What its record must say.
-        target: Of its entry point.
-        frame: What the traceback must show; None: no code of its own ran.
-        options: For `load`.
-        state: Its state after that.
+        code: Its module; None for none.
+        reason: The reason that its record must give.
+        target: The target of its entry point.
+        frame: The frame that the traceback must show; None if none of its code ran.
+        options: Options of `load`.
+        state: Its state afterwards.
     """
 
     code: str | bytes | None
@@ -65,7 +65,7 @@ class Case:
 
 
 def half(code: str, reason: str, **values: Any) -> Case:
-    """It registers and hooks things, and then does something wrong."""
+    """Registers and hooks things, and then does something wrong."""
     lines = "".join(f"    {line}\n" for line in code.splitlines())
     return Case(HALF + lines, reason, **{"frame": code.splitlines()[-1].strip(), **values})
 
@@ -313,7 +313,7 @@ CASES = {
 
 @pytest.fixture
 def host(runtime: Runtime, install: Install) -> Runtime:
-    """A runtime in use: what the user registered and hooked, and plugins that are loaded."""
+    """A runtime in use, with the user's registrations and hooks, and loaded plugins."""
     importlib.import_module("acme_target")
     install("acme-good", GOOD)
     install(
@@ -330,7 +330,7 @@ class Settings:
 
 
 def use(runtime: Runtime) -> None:
-    """Does what a program does, and loads what is installed."""
+    """Use a runtime like a program, and load the installed plugins."""
     runtime.register("users", make_backend(), op="gated_delta", config=Settings, priority=-1)
     runtime.hook("acme_target.greet", lambda result, name: f"{result}?", "after")
     runtime.load()
@@ -341,7 +341,7 @@ def make_backend() -> type[GatedDeltaBackend]:
 
 
 def state_of(runtime: Runtime) -> tuple[Any, ...]:
-    """Everything in a runtime but the records of its plugins."""
+    """Everything in a runtime except the records of its plugins."""
     hooks = runtime.hooks
     everything = (hooks.list(), hooks.waiting(), hooks.disabled(), hooks.strict, runtime._platforms.asked)
     greet = sys.modules["acme_target"].greet
@@ -358,7 +358,7 @@ def test_a_plugin_that_fails_leaves_only_its_record(
 ) -> None:
     case = CASES[name]
     install("acme-last", "calls = []\nregister = calls.append")
-    with isolated() as other:  # where the plugin that fails was never installed
+    with isolated() as other:  # here the failing plugin was never installed
         use(other)
         expected = other.fingerprint()
     caplog.clear()
@@ -464,5 +464,5 @@ def test_another_version_of_what_failed_is_tried(
 
 
 def test_switchrail_is_not_needed_by_name() -> None:
-    """The table's plugins reach the default runtime, which is the one under test."""
+    """The table's plugins reach the default runtime, which is the tested one."""
     assert switchrail.load.__module__ == "switchrail.current"

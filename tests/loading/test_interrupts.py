@@ -1,4 +1,4 @@
-"""An interrupt passes through, and leaves the runtime as it was before the call."""
+"""An interrupt propagates, and leaves the runtime as it was before the call."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def register(registry):
 
 
 def state_of(runtime: Runtime) -> tuple[Any, ...]:
-    """Everything but how many commits and undone ones there were."""
+    """Everything except the numbers of commits and rollbacks."""
     import acme_target
 
     hooks = runtime.hooks
@@ -84,7 +84,7 @@ def test_in_a_plugin(host: Runtime, install: Install, find: Find, name: str, tim
 
 
 def interrupting(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, after: bool, at: int) -> None:
-    """Has the n-th call of a function interrupted before or after its work."""
+    """Interrupt the n-th call of a function before or after its work."""
     function = getattr(owner, name)
     calls = []
 
@@ -140,7 +140,7 @@ def test_between_plugins(
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs setitimer")
 def test_wherever_a_signal_strikes(host: Runtime, install: Install, find: Find) -> None:
-    """A real signal, at moments spread over the whole call, and a load after each."""
+    """A real signal, at moments spread over the whole call, each followed by a load."""
     install("acme-bb", BOTH.format("second"))
     install("acme-cc", BOTH.format("third"))
     names = ["acme-aa", "acme-bb", "acme-cc"]
@@ -258,7 +258,7 @@ def test_what_strikes_after_the_commit_undoes_it(
 def test_ctrl_c_interrupts_through_a_plugins_handler_too(
     host: Runtime, install: Install, raised: str, where: str
 ) -> None:
-    """Whoever handles it: who presses Ctrl-C means the program."""
+    """Whoever handles it: Ctrl-C is meant for the program."""
     press = "signal.raise_signal(signal.SIGINT)"
     install(
         "acme-bb",
@@ -312,7 +312,7 @@ def test_a_thread_that_waited_loads_when_the_first_was_interrupted(
 
 
 class Told:
-    """A lock that says when somebody is about to wait for it."""
+    """A lock that reports when a thread is about to wait for it."""
 
     def __init__(self, lock: Any) -> None:
         self.lock, self.asked = lock, threading.Event()
@@ -352,7 +352,7 @@ def test_a_wait_for_another_thread_can_be_interrupted(
 
     def interrupt() -> None:
         assert lock.asked.wait(60)
-        while not heard.wait(0.1):  # one that comes just before the wait begins is heard when it ends
+        while not heard.wait(0.1):  # a signal just before the wait is noticed when the wait ends
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     other = threading.Thread(target=interrupt)
@@ -369,7 +369,7 @@ def test_a_wait_for_another_thread_can_be_interrupted(
 
 
 class Interrupted(str):
-    """A text that a signal strikes when it is asked for itself, which is when Python looks for signals."""
+    """A text whose conversion raises a signal's exception, since Python checks for signals there."""
 
     def __repr__(self) -> str:
         raise KeyboardInterrupt
@@ -378,7 +378,7 @@ class Interrupted(str):
 
 
 class NoText:
-    """The same, and no text."""
+    """The same, but not a text."""
 
     __repr__ = __str__ = __fspath__ = __iter__ = __len__ = __getitem__ = Interrupted.__repr__  # type: ignore[assignment]
 
@@ -405,5 +405,5 @@ def test_that_strikes_while_an_error_is_written_is_not_taken_for_that_error(
 
 @pytest.fixture(autouse=True)
 def plain_interrupts(environment: None) -> None:
-    """`environment` puts back whatever handled signals before."""
+    """`environment` restores the previous signal handlers."""
     signal.signal(signal.SIGINT, signal.default_int_handler)

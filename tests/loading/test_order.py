@@ -1,4 +1,4 @@
-"""Plugins are imported by name, and run as they declare: constraints, priority, distribution name."""
+"""Plugins are imported by name and run in the declared order: constraints, priority, distribution name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def write(install: Install, log: list[str]) -> Callable[..., None]:
-    """Installs a plugin that notes when it is imported and when it runs."""
+    """Install a plugin that records its import and its run."""
 
     def write(distribution: str, declared: str = "", **options: Any) -> None:
         name = options.get("plugin", distribution)
@@ -131,7 +131,7 @@ def record(name: str) -> Plugin:
 @settings(max_examples=100, deadline=None)
 @given(st.permutations(range(7)), st.data())
 def test_the_order_is_one_whatever_the_order_of_discovery(shuffled: list[int], data: st.DataObject) -> None:
-    """Constraints lead from lower to higher numbers, so that an order is possible."""
+    """Constraints point from lower to higher numbers, so that an order exists."""
     plugins = [record(f"p{number}") for number in range(7)]
     declared = []
     for number in range(7):

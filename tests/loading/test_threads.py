@@ -56,7 +56,7 @@ pytestmark = pytest.mark.usefixtures("switch_often")
 
 
 class Crew:
-    """Threads that start together; what one raises is kept."""
+    """Threads that start together; their exceptions are kept."""
 
     def __init__(self) -> None:
         self.done = threading.Event()
@@ -104,7 +104,7 @@ def test_sixteen_threads(runtime: Runtime, install: Install, find: Find) -> None
     steady = runtime.hook("acme_target.greet", lambda result, name: f"{result} steady", "after", priority=9)
 
     def check(text: str) -> str:
-        """One call ran one chain: transactions whole, nothing of what failed, no plugin twice."""
+        """One call ran one chain: transactions whole, nothing of failed plugins, no plugin twice."""
         words = text.split()
         assert words[:2] == ["hello", "world"]
         assert words.count("steady") == 1
@@ -165,7 +165,7 @@ def test_sixteen_threads(runtime: Runtime, install: Install, find: Find) -> None
             for name in names:
                 own = [b.name for b in stacks if b.name.startswith(name)]
                 assert len(own) in ((0,) if name == "acme-half" else (0, 4))
-                if own:  # its hooks came into force before
+                if own:  # its hooks became active before
                     assert name in check(acme_target.greet())
 
     def plan(rng: random.Random) -> None:
@@ -173,7 +173,7 @@ def test_sixteen_threads(runtime: Runtime, install: Install, find: Find) -> None
             plan = runtime.plan(LAYOUT, device="cpu", dtype="float32")
             try:
                 bound = runtime.bind(plan)
-            except StalePlanError:  # a writer took the backend out in between
+            except StalePlanError:  # a writer removed the backend in between
                 continue
             assert bound.lookup("gated_delta", "decode", 0)
             assert type(bound.backend("gated_delta", "decode", 0)).__name__ in ("Acme", "TorchGatedDelta")

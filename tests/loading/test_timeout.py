@@ -1,4 +1,4 @@
-"""With a timeout, what a plugin does for too long goes on without the runtime."""
+"""With a timeout, a plugin that takes too long continues without the runtime."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_line_says_what_is_waited_for(
     import acme_target
 
     class Slow:
-        """Goes on a little with each look, once something hangs."""
+        """Advances a little with each look, once something hangs."""
 
         seconds = 0.0
 
@@ -196,7 +196,7 @@ def test_a_line_says_what_is_waited_for(
 
 
 def test_whose_time_counts(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The call's, then the environment's, then the runtime's; a new runtime has none."""
+    """The call's timeout, then the environment's, then the runtime's; a new runtime has none."""
     seconds = runtime._loader.seconds
     assert runtime.default_timeout is None
     assert seconds() is None

@@ -1,4 +1,4 @@
-"""What a plugin registers and hooks comes into force together, or not at all; what comes later is refused."""
+"""A plugin's registrations and hooks take effect together or not at all; later ones are refused."""
 
 from __future__ import annotations
 

@@ -2,15 +2,15 @@
 
     python -m tests.mutants cover      # which tests reach which change: one run of all tests, in a copy
     python -m tests.mutants run        # each change against its tests, the fastest first, until one fails
-    python -m tests.mutants check      # the tests that noticed something, with nothing changed
+    python -m tests.mutants check      # the tests that noticed a change, on unchanged code
     python -m tests.mutants show       # the list
 
-The changes are drawn with a seed, a fixed number per area. `cover` keeps the ones that `list.json` names,
-where the code still has them, and draws others for those that are gone. `run` writes each outcome back to
-the list.
+The changes are drawn with a seed, a fixed number per area. `cover` keeps the changes of `list.json` that
+still apply, and draws others to replace the rest. `run` writes each outcome to the list.
 
-Mutation libraries were weighed: mutmut leaves decorated functions unchanged, so all kernels, and wraps
-others in a way that Triton can't read the source of; cosmic-ray runs one command, so all tests, for each.
+Existing libraries were considered: mutmut leaves decorated functions unchanged, and so all kernels, and wraps
+others in a way that hides their source from Triton; cosmic-ray runs one command, and so all tests, for each
+change.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ AREAS = {
     "python/switchrail/plugins": 20,
     "kernels/switchrail_kernels": 30,
 }
-"""How many changes of each area are tried."""
+"""The number of changes per area."""
 NO_PROOF = ("tests/conformance/test_mutants.py", "tests/conformance/test_mutants_triton.py")
-"""Files whose tests look for a line of the source by its text, and so fail however it is changed."""
+"""Files whose tests search for a line of source by its text, and so fail for any change."""
 SPARE = 4
-"""How many times as many are drawn: some are on lines that no test reaches."""
-# A copy's package runs this first: which test reached what, from this process and those that tests start.
+"""How many times as many are drawn, since some are on lines that no test reaches."""
+# Run first by a copy's package: records which test reached what, in this process and those that tests start.
 REACHED = """
 def _install():
     import builtins, os
@@ -66,7 +66,7 @@ del _install
 
 
 def copy_tree(to: Path) -> None:
-    """The repository's files as they are now, with the built extension module."""
+    """Copy the repository's current files, with the built extension module."""
     shutil.rmtree(to, ignore_errors=True)
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\n")
@@ -78,13 +78,13 @@ def copy_tree(to: Path) -> None:
 
 
 def environment(tree: Path) -> dict[str, str]:
-    """The variables with which a copy's packages are imported rather than the installed ones."""
+    """The variables that make a copy's packages be imported instead of the installed ones."""
     path = os.pathsep.join(map(str, (tree / "python", tree / "kernels")))
     return os.environ | {"PYTHONPATH": path}
 
 
 def draw(tree: Path, seed: int) -> dict[str, list[Mutation]]:
-    """The changes of each area: first those of the list that still exist, then others in a random order."""
+    """The changes of each area: first those of the list that still exist, then others in random order."""
     listed = [Mutation(**each["mutation"]) for each in read_list()]
     drawn = {}
     for area, count in AREAS.items():
@@ -99,12 +99,12 @@ def draw(tree: Path, seed: int) -> dict[str, list[Mutation]]:
 
 
 def read_list() -> list[dict[str, Any]]:
-    """What the list has: each change, what became of it, and by which test."""
+    """The list: each change, its outcome, and the test that noticed it."""
     return json.loads(LIST.read_text()) if LIST.exists() else []
 
 
 def cover(seed: int, workers: int, arguments: list[str]) -> None:
-    """Runs the tests in a copy that tells which of them reach each change."""
+    """Run the tests in a copy that records which of them reach each change."""
     tree, record, reached = WORK / "cover", WORK / "record", WORK / "reached"
     copy_tree(tree)
     for folder in (record, reached):
@@ -140,7 +140,7 @@ def cover(seed: int, workers: int, arguments: list[str]) -> None:
 
 
 def read_tests() -> dict[str, dict[str, Any]]:
-    """What each test of `cover` cost, by its name; those that failed there are left out."""
+    """The cost of each test of `cover`, by name; without those that failed there."""
     texts = [path.read_text() for path in (WORK / "record").glob("*.jsonl")]
     lines = [json.loads(line) for text in texts for line in text.splitlines()]
     passed = {line["test"]: line for line in lines if line["outcome"] == "passed"}
@@ -151,7 +151,7 @@ def read_tests() -> dict[str, dict[str, Any]]:
 
 
 def read_reached(stands_for: dict[str, list[int]], tests: dict[str, Any]) -> dict[int, set[str]]:
-    """The tests that reach each change. What a fixture reaches, all tests of its file may."""
+    """The tests that reach each change. Code reached by a fixture counts for all tests of its file."""
     by_file = defaultdict(set)
     for test in tests:
         by_file[test.partition("::")[0]].add(test)
@@ -167,7 +167,7 @@ def read_reached(stands_for: dict[str, list[int]], tests: dict[str, Any]) -> dic
 
 
 def choose(seed: int) -> list[Trial]:
-    """The first changes of each area that some test reaches, with these tests in the order to run."""
+    """The first changes of each area that a test reaches, with these tests in the order to run."""
     drawn = json.loads((WORK / "drawn.json").read_text())
     tests = read_tests()
     reached = read_reached(drawn["stands_for"], tests)
@@ -185,14 +185,14 @@ def choose(seed: int) -> list[Trial]:
 
 
 def run(seed: int, workers: int, seconds: float, only: str, left: bool) -> None:
-    """Tries each change, and writes down what became of it.
+    """Try each change, and record the outcome.
 
     Args:
-        seed: As `draw` takes it.
-        workers: How many at a time.
-        seconds: Processor time of a change's tests at most.
-        only: Only changes whose file and function have this in them.
-        left: Only changes that the list does not have, that no test noticed, or whose test is gone.
+        seed: As for `draw`.
+        workers: Concurrent trials.
+        seconds: Maximum CPU time of a change's tests.
+        only: Only changes whose file and function contain this.
+        left: Only changes that are not in the list, that no test noticed, or whose test is gone.
     """
     trials = [each for each in choose(seed) if only in f"{each.mutation.file}:{each.mutation.function}"]
     noticed = {
@@ -220,7 +220,7 @@ def run(seed: int, workers: int, seconds: float, only: str, left: bool) -> None:
 
 
 def check(workers: int) -> None:
-    """Runs the tests that noticed something with nothing changed; one that fails is no proof any more."""
+    """Run the tests that noticed a change on unchanged code; a failing one proves nothing."""
     for tree in (trees := [WORK / f"tree-{number}" for number in range(workers)]):
         copy_tree(tree)
     tests = read_tests()
@@ -234,12 +234,12 @@ def check(workers: int) -> None:
 
 
 def describe(mutation: Mutation) -> str:
-    """A change in a line."""
+    """A change in one line."""
     return f"{mutation.file}: {mutation.function}: {mutation.before!r:.120} -> {mutation.after!r:.120}"
 
 
 def show() -> None:
-    """Prints the list, by area, and the ones that no test noticed."""
+    """Print the list, by area, and the changes that no test noticed."""
     listed = read_list()
     for area in AREAS:
         there = [each for each in listed if each["mutation"]["file"].startswith(f"{area}/")]
@@ -251,7 +251,7 @@ def show() -> None:
 
 
 def main() -> None:
-    """See above."""
+    """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("command", choices=("cover", "run", "check", "show"))
     parser.add_argument("--seed", type=int, default=13)

@@ -1,4 +1,4 @@
-"""The small changes that a test should notice: found in a file's syntax tree, made in its text."""
+"""Small changes that a test should notice: found in a file's syntax tree, made in its text."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.BitAnd: ast.BitOr,
     ast.BitOr: ast.BitAnd,
 }
-# Text of errors and types of arguments: no behaviour that a test should hold to the letter.
+# Texts of errors and types of arguments, which tests need not fix exactly.
 LEFT_OUT = (ast.Raise, ast.JoinedStr, ast.arguments, ast.Lambda)
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """One change, named so that it is found again after lines have moved."""
+    """A change, identified so that it can be found again after lines have moved."""
 
     file: str
     function: str
@@ -44,16 +44,16 @@ class Mutation:
     before: str
     after: str
     occurrence: int
-    """Its place among the equal ones of the function."""
+    """Its index among the equal changes of the function."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by name, as the list keeps them."""
+        """The fields by name, as stored in the list."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a mutation is in a text: a span of lines and of columns in bytes, as `ast` counts them."""
+    """The place of a mutation in a text: a span of lines and of columns in bytes, as counted by `ast`."""
 
     line: int
     column: int
@@ -98,7 +98,7 @@ def apply(source: str, mutation: Mutation, place: Place) -> str:
 def probe(source: str, places: dict[int, Place]) -> str:
     """The source with a call of `_reached(number)` before each place is evaluated.
 
-    Of places within each other the outer one alone is probed; `probed` tells which these are.
+    Of nested places only the outer one is probed; `probed` tells which these are.
     """
     for number, place in sorted(places.items(), key=lambda each: _span(each[1]), reverse=True):
         text = ast_segment(source, place)
@@ -110,7 +110,7 @@ def probe(source: str, places: dict[int, Place]) -> str:
 
 
 def probed(places: dict[int, Place]) -> dict[int, list[int]]:
-    """The places to probe, each with the ones that its probe stands for: itself and those within it."""
+    """The places to probe, each with the places that its probe covers: itself and those within it."""
     chosen: dict[int, list[int]] = {}
     for number, place in sorted(places.items(), key=lambda each: (_span(each[1])[0], _negated_end(each[1]))):
         outer = next((each for each in chosen if _holds(places[each], place)), None)
@@ -139,7 +139,7 @@ def _holds(outer: Place, inner: Place) -> bool:
 
 
 def _changes(tree: ast.Module) -> Iterator[tuple[str, ast.expr | ast.stmt, str, ast.AST | str]]:
-    """(function, node, kind, what it becomes) of all that can be changed, in the order of the text."""
+    """(function, node, kind, replacement) of all possible changes, in the order of the text."""
 
     def walk(node: ast.AST, function: str) -> Iterator[tuple[str, Any, str, Any]]:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):

@@ -1,8 +1,8 @@
-"""A plugin of pytest that writes down what each test costs and how it ends, a line a test.
+"""A pytest plugin that records the cost and the outcome of each test, one per line.
 
     TEST_RECORD=FOLDER python -m pytest -p tests.mutants.record ...
 
-A line has wall seconds, processor seconds of this process and of its children, and how many it started.
+A line has wall seconds, CPU seconds of this process and of its children, and the number of children.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.sys
 
 
 class Recorder:
-    """Writes to a file of its own in each of pytest's processes."""
+    """Writes to a separate file in each of pytest's processes."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,6 +61,6 @@ class Recorder:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Records in the processes that run tests, not in the one that gives them out."""
+    """Record in the processes that run tests, not in the one that distributes them."""
     if "TEST_RECORD" in os.environ and getattr(config.option, "dist", "no") == "no":
         config.pluginmanager.register(Recorder(Path(os.environ["TEST_RECORD"])))

@@ -1,4 +1,4 @@
-"""Changes are found, made and probed where they stand, and nothing else is changed."""
+"""Changes are found, made and probed at the right places, and nothing else is changed."""
 
 from tests.mutants.mutations import apply, find, probe, probed
 

@@ -1,4 +1,4 @@
-"""Running one change against the tests that reach it, in a process forked with the large imports done."""
+"""Runs one change against the tests that reach it, in a process forked after the large imports."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from typing import Any
 from tests.mutants.mutations import Mutation, apply, find
 
 BATCHES = (30, 150)
-"""After so many tests the next ones come; within a batch those of a file are together, for its fixtures."""
+"""Numbers of tests per batch. Within a batch, the tests of a file are together, for its fixtures."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A change, and the processor seconds of each test that reaches it."""
+    """A change, and the CPU seconds of each test that reaches it."""
 
     mutation: Mutation | None
-    """None to run the tests with nothing changed."""
+    """None to run the tests on unchanged code."""
     costs: dict[str, float]
 
     def in_order(self, seconds: float) -> list[str]:
-        """The tests to run: the fastest case of each function first, then the next ones, for so long."""
+        """The tests to run within this time: the fastest case of each function first, then the next ones."""
         functions = defaultdict(list)
         for test in sorted(self.costs, key=lambda each: (self.costs[each], each)):
             functions[test.partition("[")[0]].append(test)
@@ -52,7 +52,7 @@ class Trial:
 
 
 class Failures:
-    """Remembers the tests that fail."""
+    """Remembers the failed tests."""
 
     def __init__(self) -> None:
         self.tests: list[str] = []
@@ -69,7 +69,7 @@ class Failures:
 def run_trials(
     trials: list[Trial], trees: list[Path], seconds: float
 ) -> Iterator[tuple[Trial, dict[str, Any]]]:
-    """Each trial's outcome as it ends, as many at a time as there are copies of the repository."""
+    """Each trial's outcome as it ends, with as many concurrent trials as copies of the repository."""
     prepare()
     free, running = list(trees), {}
     waiting = list(reversed(trials))
@@ -98,7 +98,7 @@ def run_trials(
 
 
 def prepare() -> None:
-    """Imports here what each process would import for itself: what is large, and no package of ours."""
+    """Import large packages here, once for all forked processes, but none of ours."""
     os.environ["OMP_NUM_THREADS"] = "1"
     import pytest  # noqa: F401
     import torch
@@ -115,7 +115,7 @@ def prepare() -> None:
 
 
 def start(trial: Trial, tree: Path, tests: list[str]) -> int:
-    """Forks a process that makes the change in a copy, runs the tests and undoes it; its id."""
+    """Fork a process that makes the change in a copy, runs the tests and undoes it; return its id."""
     process = os.fork()
     if process:
         return process
@@ -134,7 +134,7 @@ def start(trial: Trial, tree: Path, tests: list[str]) -> int:
 
 @contextmanager
 def changed(mutation: Mutation | None, tree: Path) -> Iterator[None]:
-    """A copy of the repository with a change in it."""
+    """A copy of the repository with the change."""
     if mutation is None:
         yield
         return
@@ -149,7 +149,7 @@ def changed(mutation: Mutation | None, tree: Path) -> Iterator[None]:
 
 
 def run_tests(tree: Path, tests: list[str], options: list[str]) -> None:
-    """Runs tests with a copy's packages, and writes down which of them fail."""
+    """Run tests with a copy's packages, and record the failed ones."""
     import pytest
 
     paths = [str(tree / name) for name in ("python", "kernels")]
@@ -165,14 +165,14 @@ def run_tests(tree: Path, tests: list[str], options: list[str]) -> None:
     try:
         own = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout", "60"]
         code = int(pytest.main([*own, *options, *tests], plugins=[failures]))
-    finally:  # what a test that fails leaves behind may make the end of the session raise
+    finally:  # leftovers of a failed test may make the end of the session raise
         (tree / "outcome").write_text(json.dumps([code, failures.tests]))
 
 
 def outcome(tree: Path, status: int, wall: float) -> dict[str, Any]:
-    """What the process left: whether a test noticed the change, and which one.
+    """The outcome of the process: whether a test noticed the change, and which one.
 
-    A crash was noticed too. A process that was stopped here, because it took too long, may not have noticed.
+    A crash counts as noticed. A process stopped here for taking too long may not have noticed.
     """
     written = tree / "outcome"
     if not written.exists():

@@ -1,4 +1,4 @@
-"""The judge must see what is wrong: each test breaks one thing."""
+"""The comparison must detect errors: each test breaks one thing."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""The plain-torch backends on a GPU, where nothing may be known about the slots without waiting."""
+"""The plain-torch backends on a GPU, where slots can't be read without waiting."""
 
 import pytest
 import torch

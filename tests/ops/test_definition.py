@@ -1,4 +1,4 @@
-"""Every op of the core has a definition, whose parts are found, agree, and are imported when asked for."""
+"""Every op of the core has a definition, whose parts exist, agree, and are imported on first use."""
 
 import inspect
 import subprocess

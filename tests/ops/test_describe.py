@@ -1,4 +1,4 @@
-"""The document of the contracts is what the contracts say."""
+"""docs/contracts.md agrees with the contracts."""
 
 from pathlib import Path
 

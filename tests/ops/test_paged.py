@@ -1,4 +1,4 @@
-"""What holds for both ops over a paged cache."""
+"""Common properties of both ops over a paged cache."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What holds for each op with a recurrent state, shown with its plain-torch backend."""
+"""Common properties of the ops with a recurrent state, tested with their plain-torch backends."""
 
 import dataclasses
 
@@ -44,7 +44,7 @@ OF_TOKENS = {
 
 
 def sizes(op, *, heads, group, key_size, value_size):
-    """The arguments of an op's generator; `group` value heads share a key, where they can."""
+    """The arguments of an op's generator; `group` value heads share a key, if the op allows it."""
     if op == "mamba2":
         return {"heads": heads * group, "groups": heads, "state_size": key_size, "head_size": value_size}
     shared = {"value_heads": heads * group} if op in DELTA else {}

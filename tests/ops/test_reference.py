@@ -1,4 +1,4 @@
-"""The oracles against what others compute: each is the judge of every backend, so it has its own."""
+"""The references compared with other implementations, since they judge every backend."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -169,7 +169,7 @@ def test_gated_delta_by_hand():
         call.tensors[name].view(2).copy_(torch.tensor(values))
     call.tensors["g"].view(2).copy_(torch.tensor([0.5, 0.0], dtype=torch.float64).log())
     oracle = run_reference(call)
-    # 8 decays to 4, moves half way to 10: 7; read with 3: 21. Then all decays; 0 + (1 - 0) 2: 2.
+    # 8 decays to 4 and moves half way to 10: 7; read with 3: 21. Then all decays; 0 + (1 - 0) 2: 2.
     assert oracle.out.flatten().tolist() == [21.0, 2.0]
     assert oracle.state[slot].item() == 2.0
 

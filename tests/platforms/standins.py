@@ -1,4 +1,4 @@
-"""Stand-ins for what adds device families to torch: files that are really imported."""
+"""Stand-ins for packages that add device families to torch: files that are really imported."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def set_rng_state(seed, device):
 
 
 def install(folder: Path, package: str) -> None:
-    """Writes the package into a folder that is on `sys.path`."""
+    """Write the package to a folder that is on `sys.path`."""
     if package == "torch_xla":
         (folder / package / "core").mkdir(parents=True)
         for name, code in {
@@ -94,14 +94,14 @@ def install(folder: Path, package: str) -> None:
 
 
 def in_torch(name: str) -> tuple[Any, Any]:
-    """The module of a family that torch has itself, and what was called."""
+    """The module of a family that is part of torch, and the recorded calls."""
     space: dict[str, Any] = {}
     exec(MODULE, space)
     return space["family"](name), space["state"]
 
 
 def mps() -> tuple[Any, Any]:
-    """torch.mps, and what was called."""
+    """torch.mps, and the recorded calls."""
     module, state = in_torch("mps")
     del module.current_device, module.set_device, module.mem_get_info, module.get_device_properties
     module.device_count = lambda: 1

@@ -43,7 +43,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def acme(
     site: Path, runtime: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[switchrail.Runtime]:
-    """A runtime with the distribution installed, and loaded."""
+    """A runtime with the distribution installed and loaded."""
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.setenv("ACME_DEVICE", "cpu")
     runtime.load()
@@ -59,7 +59,7 @@ def generate(engine: Engine) -> list[tuple[int, ...]]:
 
 
 def check_engine(runtime: switchrail.Runtime, expected: list[tuple[int, ...]], **arguments: Any) -> None:
-    """Runs the checkpoint on the platform in use, which is Acme's, through all that it brings."""
+    """Run the checkpoint on the current platform, Acme's, using everything that it provides."""
     import acme_platform.operations as operations
     from acme_platform import memory
 
@@ -96,7 +96,7 @@ def test_the_same_tokens_as_on_the_cpu(acme: switchrail.Runtime) -> None:
 def test_the_same_tokens_as_on_cuda(acme: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACME_DEVICE", "cuda")
     choices = dict.fromkeys(("attention", "gated_delta", "short_conv"), "torch")
-    # in float32, and with pages of one size, so that no tie of two tokens can go either way
+    # float32 and pages of one size, so that no tie of two tokens is decided differently
     sizes = {"dtype": "float32", "options": {"page_size": 32}}
     with Engine(CHECKPOINT, runtime=acme, device="cuda", backends=choices, **sizes) as engine:
         assert engine.platform.is_cuda()
@@ -133,7 +133,7 @@ def test_without_its_device_it_declines(acme: switchrail.Runtime, monkeypatch: p
 
 
 def test_its_defaults_are_choices_that_must_fit(acme: switchrail.Runtime) -> None:
-    """A default that can't serve is no reason to take something else without a word."""
+    """If a default can't serve, nothing else is chosen silently."""
     acme.register(
         "acme_ops", "nowhere:X", op="gated_delta", devices=["oot:acme"], dtypes=["float64"], override=True
     )

@@ -1,4 +1,4 @@
-"""Which platform a runtime runs on: by name, by plugin, by what is found."""
+"""Choosing a runtime's platform: by name, by plugin, by detection."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def vendor(install: Callable[..., Path]) -> Callable[..., Any]:
-    """Installs a vendor's platform; returns its module, imported."""
+    """Install a vendor's platform; return its imported module."""
 
     def vendor(distribution: str, **arguments: str) -> Any:
         module = distribution.replace("-", "_")
@@ -92,7 +92,7 @@ def test_several_activate(
     ) as caught:
         runtime.platform  # noqa: B018
     assert caught.value.valid == ("acme", "brolly")
-    monkeypatch.setenv("SWITCHRAIL_PLATFORM", "brolly")  # who asks next tries again
+    monkeypatch.setenv("SWITCHRAIL_PLATFORM", "brolly")  # the next caller tries again
     assert runtime.platform.kind == "oot:umbrella"
 
 
@@ -244,7 +244,7 @@ def test_a_plugin_that_fails(
     vendor: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is not passed over for what else would serve; naming that does without it."""
+    """It is not skipped in favour of another one; naming another one skips it."""
     code, target, words = FAILURES[case]
     install("acme", code, target=target)
     vendor("umbrella").answer = None
@@ -341,7 +341,7 @@ def test_a_failure_is_not_kept_for_the_threads_that_wait(
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_chooses_for_itself(runtime: Runtime, vendor: Callable[..., Any]) -> None:
-    """Also while a thread of its parent, which it doesn't have, is choosing."""
+    """Also while a thread of its parent, which the child doesn't have, is choosing."""
     acme = vendor("acme")
     began, go_on = threading.Event(), threading.Event()
     parent = os.getpid()
@@ -370,7 +370,7 @@ def test_a_forked_child_chooses_for_itself(runtime: Runtime, vendor: Callable[..
 def test_threads_that_load_and_threads_that_ask(
     runtime: Runtime, vendor: Callable[..., Any], install: Any
 ) -> None:
-    """A plugin that asks while it loads and a thread that asks meanwhile never wait for each other."""
+    """A plugin that asks while it loads, and a thread that asks meanwhile, never wait for each other."""
     vendor("acme")
     code = (
         "import switchrail, time\n"
@@ -423,7 +423,7 @@ def test_a_plugin_that_lists_no_devices(runtime: Runtime, install: Callable[...,
 
 
 def test_one_platform_for_a_device(runtime: Runtime, vendor: Callable[..., Any]) -> None:
-    """However it is named, so that what was registered with it counts, and it is initialised once."""
+    """However it is named, so that registrations with it count, and it is initialised once."""
     acme = vendor("acme")
     found = runtime.find_platform("acme")
     assert runtime.platform is found
@@ -538,7 +538,7 @@ def test_on_the_command_line(runtime: Runtime, vendor: Callable[..., Any]) -> No
 
 
 def test_a_plugin_that_loads_plugins(runtime: Runtime, install: Callable[..., Path]) -> None:
-    """It could wait for a thread that loads, whose plugin waits for the platform."""
+    """It could wait for a loading thread whose plugin waits for the platform."""
     install("acme", "import switchrail\ndef activate(): return switchrail.current_runtime().load()")
     with pytest.raises(PlatformPluginError, match="loaded plugins while it was asked itself") as caught:
         runtime.platform  # noqa: B018
@@ -546,7 +546,7 @@ def test_a_plugin_that_loads_plugins(runtime: Runtime, install: Callable[..., Pa
 
 
 def test_two_threads_that_choose_and_load(runtime: Runtime, install: Callable[..., Path]) -> None:
-    """Loading comes before choosing: a platform plugin that looks for plugins waits for no loader."""
+    """Loading comes before choosing: a platform plugin that discovers plugins waits for no loader."""
     install(
         "acme",
         "import switchrail, threading\n"
@@ -632,7 +632,7 @@ def test_a_call_comes_before_the_environment_for_general_plugins_too(
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_initialises_for_itself() -> None:
-    """Also while a thread of its parent, which it doesn't have, is at it."""
+    """Also while a thread of its parent, which the child doesn't have, is initialising."""
     began, go_on = threading.Event(), threading.Event()
     parent, calls = os.getpid(), []
 

@@ -1,4 +1,4 @@
-"""Which built-in platform a device has, and which one is found."""
+"""The built-in platform of a device, and detection."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def two_cuda_devices(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Two devices that are not there; `current` is the index of the current one, `major` their capability."""
+    """Two simulated devices; `current` is the index of the current one, `major` their capability."""
     state = SimpleNamespace(current=1, major=9, log=[])
     properties = lambda index: SimpleNamespace(  # noqa: E731
         name="Made Up 9000", major=state.major, minor=0, total_memory=1 << 37

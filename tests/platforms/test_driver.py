@@ -1,4 +1,4 @@
-"""What NVIDIA's driver and torch's files say, without torch."""
+"""Information from NVIDIA's driver and torch's files, without torch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def library(**changed: Any) -> SimpleNamespace:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Puts a driver where the real one would be."""
+    """Install a stand-in for the driver."""
     driver.gpus.cache_clear()
 
     def install(found: SimpleNamespace) -> None:

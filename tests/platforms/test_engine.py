@@ -1,4 +1,4 @@
-"""What the engine asks of a platform: everything, and nothing that it doesn't use."""
+"""The engine's calls of a platform: it uses everything that a platform must provide."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def methods(cls: type) -> set[str]:
 
 
 def recording(cls: type, calls: Counter[str]) -> type:
-    """The class, with every public method of it counting its calls."""
+    """The class, counting the calls of its public methods."""
 
     def counting(name: str) -> Any:
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -54,7 +54,7 @@ def recording(cls: type, calls: Counter[str]) -> type:
 
 
 class Recording(Platform):
-    """The CPU, counting what is asked of its parts."""
+    """The CPU, counting the calls of its parts."""
 
     def __init__(self, device: str | None = None) -> None:
         self.of_serving: Counter[str] = Counter()
@@ -85,11 +85,11 @@ def test_the_engine_calls_every_method(runtime: switchrail.Runtime) -> None:
     assert platform.of_serving["after_weights_loaded"] == 2
     assert platform.of_serving["default_backend"] == 2 * 3 * 2  # engines, ops, phases
     assert platform.of_hardware["active"] == 2 * (1 + steps)  # making the engine, and each step
-    assert platform.of_hardware["empty_cache"] == 2 * 2  # before memory is sized, and at the end
+    assert platform.of_hardware["empty_cache"] == 2 * 2  # before memory sizes are determined, and at the end
 
 
 def test_work_is_launched_on_the_engines_device(runtime: switchrail.Runtime) -> None:
-    """Whatever device is current in the thread, which it is again afterwards."""
+    """Whatever device is current in the thread; it is current again afterwards."""
     log, seen = [], []
     current = ["other:0"]
 
@@ -364,7 +364,7 @@ def make_engine(runtime: switchrail.Runtime, request: pytest.FixtureRequest) -> 
 def test_an_operation_is_called_as_it_says(
     operation: type[Any], plain: Any, make_engine: Callable[..., Engine]
 ) -> None:
-    """With what its contract says as the function, a module computes what transformers' own does."""
+    """With the function from its contract, a module computes the same as transformers' own."""
     platform = serving_platform()
     calls = []
 
@@ -408,7 +408,7 @@ def test_which_function_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert type("Acme", (CpuHardware,), {"kind": "oot:acme"})().kind == "oot:acme"
     assert Serving(type("Acme", (CpuHardware,), {"kind": "oot:acme"})()).dispatch_key() == "acme"
     assert Serving(type("Acme", (CpuHardware,), {"kind": "oot:acme-x.1"})()).dispatch_key() == "acme_x_1"
-    serving.register_oot_forward("rms_norm", another)  # as one that initialises again does
+    serving.register_oot_forward("rms_norm", another)  # as after a second initialisation
     with pytest.raises(RegistrationError, match=r"'rms_norm' is served by .*another.*override=True"):
         serving.register_oot_forward("rms_norm", rms_norm)
     serving.register_oot_forward("rms_norm", rms_norm, override=True)

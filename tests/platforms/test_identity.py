@@ -1,4 +1,4 @@
-"""Kinds, capabilities and what is not provided."""
+"""Kinds, capabilities and missing features."""
 
 from __future__ import annotations
 

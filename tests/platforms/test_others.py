@@ -1,4 +1,4 @@
-"""The families that were run on no hardware, on stand-ins for what torch lacks here."""
+"""The families that were not tested on hardware, on stand-ins for packages that are not installed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ USED = {"tpu": 1 << 30}
 
 @pytest.fixture
 def bring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[Any]]]:
-    """Adds a family to torch; returns what is called of it."""
+    """Add a family to torch; return the recorded calls."""
     monkeypatch.setattr(cuda, "gpus", lambda toolkit: ())
     monkeypatch.syspath_prepend(str(tmp_path))
 
@@ -38,7 +38,7 @@ def bring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
                 import torch_xla.core.xla_model as model  # type: ignore[import-not-found]
 
                 return model.log
-            monkeypatch.setattr(torch, kind, None, raising=False)  # what its import sets is taken back
+            monkeypatch.setattr(torch, kind, None, raising=False)  # undoes the changes of its import
             return __import__(PACKAGES[kind]).state.log
         module, state = standins.mps() if kind == "mps" else standins.in_torch(kind)
         monkeypatch.setattr(torch, kind, module)
@@ -113,7 +113,7 @@ def test_the_only_apple_device(bring: Callable[[str], list[Any]]) -> None:
 def test_memory_that_is_not_told(
     kind: str, bring: Callable[[str], list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Never as 0: what else tells it, or None."""
+    """Never as 0: from another source, or None."""
     bring(kind)
     hardware = detect(kind).hardware
     if kind == "tpu":

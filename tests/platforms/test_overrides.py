@@ -1,4 +1,4 @@
-"""Classes that a plugin brings are held to the base that they derive from."""
+"""Plugins' classes are checked against the base that they derive from."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_misspelt_override_is_found(cls: type, name: str, meant: str) -> None:
     (problem,) = check_overrides(made, base_of(cls))
     assert problem.nearest[0] == meant
     assert problem.text.startswith(f"Acme.{name} overrides nothing; nearest: {meant}")
-    # Where the right one is overridden too, a name like it is a helper's.
+    # If the right one is overridden too, a similar name is a helper's.
     assert inspect.getattr_static(cls, meant) is not None
     both = type("Acme", (cls,), {name: nothing, meant: inspect.getattr_static(cls, meant)})
     assert check_overrides(both, base_of(cls)) == []
@@ -134,7 +134,7 @@ def test_what_other_bases_bring_is_their_own() -> None:
         def plan(self) -> None: ...
 
     mixed = type("Mixed", (Mixin, GatedDeltaBackend), {})
-    (problem,) = check_overrides(mixed, Backend)  # what it overrides is in force
+    (problem,) = check_overrides(mixed, Backend)  # its overrides are in effect
     assert problem.text.startswith("Mixed.plan has parameters ()")
 
 
@@ -219,7 +219,7 @@ def test_our_own_classes_fit() -> None:
     pools = [MultiHeadPool, LatentPool, StatePool, FreeList]
     parts = [*(one.hardware_class for one in platforms), *(one.serving_class for one in platforms)]
     for cls in [*platforms, *parts, *pools]:
-        # As if a plugin had brought them, so that every name is looked at.
+        # Treated as a plugin's classes, so that every name is checked.
         own = {name: value for name, value in vars(cls).items() if name != "__dict__"}
         copy = type(cls.__name__, (cls,), {**own, "__module__": "acme"})
         assert check_overrides(copy, cls.__mro__[-2]) == []
@@ -240,7 +240,7 @@ def test_every_backend_fits(runtime: Runtime) -> None:
             assert check_overrides(cls, Backend) == []
 
 
-# --- where classes are taken
+# --- where classes are accepted
 
 PLUGIN = """
 from switchrail import Platform
@@ -309,7 +309,7 @@ def test_a_part_of_another_class(runtime: Runtime) -> None:
 
 
 def test_what_belongs_to_the_serving_part(runtime: Runtime) -> None:
-    """Where engines have one class for both, people put it there."""
+    """Other engines have one class for both, so people put it there."""
     own = type("Own", (CpuPlatform,), {"engine_defaults": lambda self: {"page_size": 32}})
     with pytest.raises(PlatformError, match=r"Own\.engine_defaults is asked of the serving part"):
         runtime.use_platform(own())

@@ -23,7 +23,7 @@ def site(tmp_path_factory):
 
 @pytest.fixture
 def installed(site, monkeypatch):
-    """The example distributions are installed for this test."""
+    """The example distributions, installed for this test."""
     monkeypatch.syspath_prepend(site)
     yield site
     for name in [name for name in sys.modules if name.split(".")[0] in ("acme_gdn", "twin_gdn")]:

@@ -1,4 +1,4 @@
-"""An installed vendor plugin serves a model's layers; two others stand beside it."""
+"""An installed vendor plugin serves a model's layers, beside two others."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def runtime():
 
 @pytest.fixture
 def speak(runtime):
-    """Runs the prompt with a choice of backends; returns the tokens, and the engine, closed."""
+    """Run the prompt with chosen backends; return the tokens, and the closed engine."""
 
     def speak(**backends):
         with Engine(CHECKPOINT, runtime=runtime, device="cpu", backends=backends) as engine:
@@ -73,7 +73,7 @@ def test_called_once_a_linear_layer_and_step(installed, speak):
 def test_its_configuration_changes_the_tokens(installed, runtime, speak):
     plain, _ = speak(gated_delta="torch")
     assert speak(gated_delta="acme")[0] == plain
-    # The norm that follows takes a positive factor out again, so a negative one.
+    # The next norm cancels a positive factor, so a negative one is used.
     runtime.configure("gated_delta", "acme", scale=-1.0)
     assert speak(gated_delta="acme")[0] != plain
     assert speak(gated_delta="torch")[0] == plain

@@ -17,7 +17,7 @@ def runtime() -> Iterator[switchrail.Runtime]:
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
-    """Installs a distribution with one plugin into a folder that is on sys.path; its module goes with it."""
+    """Install a distribution with one plugin in a folder on sys.path; its module is removed afterwards."""
     monkeypatch.syspath_prepend(str(tmp_path))
     modules = set(sys.modules)
 

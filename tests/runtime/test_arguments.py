@@ -1,4 +1,4 @@
-"""Whatever any argument of registration and planning is given as, the answer is a SwitchrailError."""
+"""Wrong arguments of registration and planning always raise a SwitchrailError."""
 
 from __future__ import annotations
 
@@ -127,12 +127,12 @@ CALLS: dict[str, tuple[Call, Mapping[str, Any]]] = {
         {"kind": "cuda", "min_capability": (8, 0), "max_capability": (9, 0)},
     ),
 }
-"""By name: a call with its arguments in a mapping, and arguments that it takes."""
+"""By name: a call that takes its arguments in a mapping, and valid arguments."""
 
 PLACES = [(name, argument) for name, (_, arguments) in CALLS.items() for argument in arguments]
 
 INTERNAL = ["failed to extract", "Rust", "Heads", "u32", "PyO3", "interpreted as", "be converted", "enum "]
-"""What messages from inside the core have in them."""
+"""Words that occur only in messages from inside the core."""
 
 
 def cyclic() -> list[Any]:
@@ -149,7 +149,7 @@ def nested(depth: int) -> Any:
 
 
 class Failing:
-    """Says nothing of itself."""
+    """An object without a repr."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no text")

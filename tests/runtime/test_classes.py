@@ -1,4 +1,4 @@
-"""Batches of different sizes, each served by the backend that was fastest for its like."""
+"""Batches of different sizes, each on the backend that was fastest for similar ones."""
 
 import gc
 import json
@@ -32,7 +32,7 @@ class Far(TorchAttention):
 
 
 def delta_time(name, rows, length):
-    """Nanoseconds: one backend cuts the time axis, another runs sequences side by side, torch is slow."""
+    """Nanoseconds: one backend splits the time axis, another runs sequences concurrently, torch is slow."""
     return {
         "split": 40_000 + 20 * rows,
         "wide": 2_000 + max(13 * rows, 47 * length),
@@ -128,7 +128,7 @@ def test_a_batch_goes_to_the_backend_that_is_fastest_for_its_like(runtime, seqle
     assert [type(backend) for op, backend in routes.backends if op == "gated_delta"] == [kind]
     assert routes.phase == "prefill"
     assert repr(routes) == f'BatchRoutes(model={plan.layout.model!r}, phase="prefill")'.replace("'", '"')
-    # each backend is one instance, in whatever class it serves
+    # each backend is one instance, whatever class it serves
     assert routes.backend("gated_delta", 0) is bound.at("prefill", list(seqlens)).backend("gated_delta", 2)
 
 
@@ -158,7 +158,7 @@ def test_the_best_or_near_it_at_any_lengths(lengths):
         "gated_delta", "prefill", **WHERE, head_size=16, heads=(2, 4), measurements=[delta()]
     )
     rows, longest = sum(lengths), max(lengths, default=0)
-    assume(rows >= 512)  # else it is beyond what was measured
+    assume(rows >= 512)  # otherwise it is beyond the measured sizes
     times = {name: delta_time(name, rows, longest) for name in ("split", "wide", "torch")}
     assert times[decision.at(lengths)] <= 1.05 * min(times.values())
 

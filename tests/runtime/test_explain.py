@@ -13,7 +13,7 @@ CORE = Path(__file__).parents[2] / "rust" / "switchrail" / "src"
 QUERY = {"device": "cpu", "dtype": "float32"}
 CUDA = {"device": "cuda", "dtype": "bfloat16"}
 
-# How the backend is registered, what is asked, and why it is rejected: the kind of reason, and its text.
+# The registration, the request, and the reason of the rejection: its kind and its text.
 REASONS: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"phases": ["prefill"]}, QUERY, "phase", "does not serve decode, only prefill"),
     ({"devices": ["cuda"]}, QUERY, "device", "does not run on cpu, only on cuda"),

@@ -16,7 +16,7 @@ class MadeUp(Platform):
 
 @pytest.fixture(autouse=True)
 def _process_without_runtime() -> Iterator[None]:
-    """The default runtime that a test makes goes with the test."""
+    """Remove the default runtime that a test makes."""
     before = swap_current(None)
     yield
     swap_current(before)

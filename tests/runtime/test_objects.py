@@ -1,4 +1,4 @@
-"""What the binding keeps alive, and that the garbage collector sees it."""
+"""The objects that the binding keeps alive, and their visibility to the garbage collector."""
 
 from __future__ import annotations
 

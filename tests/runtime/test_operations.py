@@ -1,4 +1,4 @@
-"""Functions for operations that are registered with a runtime."""
+"""Functions for operations, registered with a runtime."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def other(x: Any, weight: Any, *, eps: float, weight_offset: float) -> Any:
 
 
 def on(capability: tuple[int, int] | None = None, serving: type[CpuServing] = CpuServing) -> Platform:
-    """A platform of a kind that has no function of its own."""
+    """A platform of a kind without its own function."""
 
     class Hardware(CpuHardware):
         kind = "oot:acme"

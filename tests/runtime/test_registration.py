@@ -84,7 +84,7 @@ class Empty(GatedDeltaBackend):
 
 
 class OldStyle(GatedDeltaBackend):
-    """As backends were before calls had two halves."""
+    """A backend with the interface before `run`."""
 
     def prefill(self, q: Any, k: Any, v: Any, **arguments: Any) -> None:
         return None
@@ -380,9 +380,9 @@ HOOK = """
 
 @pytest.mark.parametrize(("name", "expected"), [("register", REGISTER), ("hook", HOOK)])
 def test_signatures_list_every_option(name: str, expected: str) -> None:
-    """As `help` shows them, though the code names the options in one place."""
+    """As shown by `help`, though the code lists the options in one place."""
     signature = inspect.signature(getattr(Runtime, name))
-    if sys.version_info < (3, 14):  # which writes types without quotes
+    if sys.version_info < (3, 14):  # 3.14 writes types without quotes
         assert str(signature) == " ".join(expected.split())
     bound = signature.replace(parameters=[*signature.parameters.values()][1:])
     assert inspect.signature(getattr(switchrail, name)) == bound

@@ -76,7 +76,7 @@ def test_nothing_is_lost_and_no_read_is_torn(runtime: Runtime) -> None:
             decisions.extend(plan.decisions)
             try:
                 bound = runtime.bind(plan)
-            except StalePlanError:  # a writer took the backend out in between
+            except StalePlanError:  # a writer removed the backend in between
                 continue
             assert bound.lookup("gated_delta", "decode", 0)
             assert type(bound.backend("gated_delta", "prefill", 0)).__name__ in ("Acme", "TorchGatedDelta")

@@ -1,4 +1,4 @@
-"""Environment variables whose values mean nothing: errors that name the variable, and no hang."""
+"""Environment variables with invalid values: errors that name the variable, and no hang."""
 
 from __future__ import annotations
 

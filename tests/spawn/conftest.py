@@ -39,7 +39,7 @@ def runtime() -> Iterator[switchrail.Runtime]:
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Writes a distribution with one plugin of its name into a folder on sys.path; an older version goes."""
+    """Write a distribution with one plugin of its name to a folder on sys.path; replaces an older version."""
     site = tmp_path / "site"
     site.mkdir()
     monkeypatch.syspath_prepend(site)

@@ -1,4 +1,4 @@
-"""Whatever was done to a runtime, its state makes another one like it."""
+"""After any operations on a runtime, its state makes another one like it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def plugins(install: Callable[..., Path]) -> None:
 
 
 def take(runtime: Runtime, userland: Any, step: tuple[Any, ...]) -> None:
-    """One step; what the runtime refuses is left out."""
+    """One step; the runtime's refusals are ignored."""
     hooks = [*runtime.hooks.list(), *runtime.hooks.disabled()]
     match step:
         case "load", name:

@@ -32,7 +32,7 @@ def register(registry):
 def state(
     runtime: Runtime, install: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> RuntimeState:
-    """What a parent had; whatever is changed afterwards is as if another process had found it so."""
+    """A parent's state; later changes act as if another process had this installation."""
     (tmp_path / "own").mkdir()
     monkeypatch.syspath_prepend(tmp_path / "own")
     write(tmp_path)
@@ -132,7 +132,7 @@ def test_each_difference_is_named(
     state: RuntimeState, runtime: Runtime, install: Callable[..., Path], tmp_path: Path, change: str
 ) -> None:
     assert state.restore() is runtime
-    runtime.register("else", "userland:Else", op="kda")  # so that there is something to do
+    runtime.register("else", "userland:Else", op="kda")  # so that there is something to restore
     hooks = set(runtime.hooks.list())
     make, expected = CHANGES[change]
     make(install, tmp_path)
@@ -212,7 +212,7 @@ def test_another_version_of_switchrail(runtime: Runtime) -> None:
 def test_another_installation_in_a_worker(
     state: RuntimeState, install: Callable[..., Path], capfd: Any
 ) -> None:
-    """The parent lives on, and knows why: from the error of the call, or from what the worker wrote."""
+    """The parent survives and learns the reason: from the error of the call, or from the worker's output."""
     import userland
 
     install("acme-one", ONE, version="2.0")

@@ -1,4 +1,4 @@
-"""One phase of an op, the prefill of MLA, registered, overridden, asked about and cleared on its own."""
+"""One phase of an op, MLA's prefill, registered, overridden, queried and cleared on its own."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_an_override_of_prefill_leaves_decode_alone(
 
 
 def test_names_of_one_class_stay_apart(runtime: Runtime, mla: Any) -> None:
-    """As members of an enum, a second name of one class would be an alias, and some names break it."""
+    """In an enum, a second name of one class would be an alias, and some names would be invalid."""
     names = ("value", "name", "mro", "members", "Prefill", "prefill", "PREFILL")
     for name in names:
         runtime.register(name, "userland_mla:Prefill", **PREFILL)
@@ -135,7 +135,7 @@ def test_a_taken_name_names_its_owner(runtime: Runtime, mla: Any, install: Calla
     assert served(runtime)["prefill"] == "Prefill"
     with pytest.raises(NameTakenError, match="acme-one"):
         runtime.register("torch", mla.Other, **PREFILL)
-    # one that asks for it lies over the other, in the order of loading, and is told who lies over it
+    # an override applies on top of the other, in the order of loading, and learns what overrides it
     runtime.load(["acme-one", "acme-three"])
     assert served(runtime) == {"prefill": "Other", "decode": "TorchMla"}
     decision = runtime.resolve("mla", "prefill", device="cpu", dtype="float32")

@@ -1,4 +1,4 @@
-"""A forked child has what its parent had, also what has no name, and can go on."""
+"""A forked child has everything of its parent, also unnamed objects, and can continue."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [
 
 
 def in_a_fork(work: Callable[[], object]) -> None:
-    """Runs work in a forked child; what fails there fails here."""
+    """Run work in a forked child; failures there fail here."""
     child = os.fork()
     if child == 0:
         try:
@@ -88,7 +88,7 @@ LOCKS = {
 
 @pytest.mark.parametrize("lock", LOCKS.values(), ids=LOCKS)
 def test_a_fork_waits_until_no_thread_holds_a_lock(runtime: Runtime, lock: threading.RLock) -> None:
-    """Else the child would have a lock that nobody there releases."""
+    """Otherwise the child would have a lock that is never released."""
     entered, go = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -115,7 +115,7 @@ def test_a_plugin_that_forks_while_it_is_restored(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """In the thread that a timeout gives it: what restores waits for it, and the fork can't wait for that."""
+    """In the thread of a timeout: it waits for the restoring code, and the fork can't wait for that."""
     install(
         "acme-one",
         "import os\n"
@@ -128,6 +128,6 @@ def test_a_plugin_that_forks_while_it_is_restored(
     monkeypatch.setenv("SWITCHRAIL_LOAD_TIMEOUT", "3600")  # longer than a test may take
     runtime.load(["acme-one"], strict=True)
     state = RuntimeState.of(runtime)
-    assert capfd.readouterr().err == ""  # where the child says what went wrong there
+    assert capfd.readouterr().err == ""  # the child's errors appear there
     with isolated():
         assert state.restore().fingerprint() == state.fingerprint

@@ -1,4 +1,4 @@
-"""A worker holds what it loads to the lock, as its parent did."""
+"""A worker checks its plugins against the lock, like its parent."""
 
 from __future__ import annotations
 

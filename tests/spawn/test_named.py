@@ -1,4 +1,4 @@
-"""What can't be found by name in another process is refused in the parent: all of it, with the reasons."""
+"""Objects that another process can't find by name are refused in the parent, all with reasons."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """Makes a module that has no file."""
+    """Make a module without a file."""
 
     def make(name: str) -> Any:
         made = types.ModuleType(name)

@@ -1,4 +1,4 @@
-"""Names, decisions and configurations pickle by name, also to where no plugin is loaded or installed."""
+"""Names, decisions and configurations pickle by name, also to processes without the plugin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The choice of a platform comes across; what was only detected is detected again."""
+"""The choice of a platform is sent; a detected one is detected again."""
 
 from __future__ import annotations
 

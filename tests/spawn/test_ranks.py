@@ -1,4 +1,4 @@
-"""Ranks of a job compare what they have; none waits for ever."""
+"""Ranks of a job compare their states; none waits forever."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def install(folder: Path, distribution: str, code: str, version: str = "1.0") ->
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank got in each scenario. Rank 2 has another version of a plugin; one of rank 3's fails."""
+    """Each rank's result in each scenario. Rank 2 has another version of a plugin; one of rank 3's fails."""
     folder = tmp_path_factory.mktemp("job")
     (folder / "scenarios.json").write_text(json.dumps(SCENARIOS))
     for rank in range(RANKS):
@@ -73,7 +73,7 @@ def test_ranks_that_are_alike(results: list[dict[str, Any]]) -> None:
 def common(
     results: list[dict[str, Any]], scenario: str, ranks: range | list[int] = range(RANKS)
 ) -> dict[str, Any]:
-    """What all ranks raised, the same."""
+    """The error that all ranks raised, the same on each."""
     found = [results[rank][scenario] for rank in ranks]
     assert all(each == found[0] for each in found)
     assert found[0]["type"] == "RankError"
@@ -127,7 +127,7 @@ def test_a_rank_that_never_comes(results: list[dict[str, Any]]) -> None:
 
 
 def test_a_store_whose_process_has_ended(results: list[dict[str, Any]]) -> None:
-    """Rank 0 serves it, and rank 3 has gone before."""
+    """Rank 0 serves the store, and rank 3 has ended before."""
     for rank in (1, 2):
         assert results[rank]["unserved"]["type"] == "RankError"
         assert "the job's store does not answer" in results[rank]["unserved"]["error"]

@@ -1,4 +1,4 @@
-"""A worker gets what its parent has: the same set, in the same order, with the same configuration."""
+"""A worker gets its parent's plugins and registrations, in the same order, with the same configuration."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def register(registry):
 
 @pytest.fixture
 def parent(runtime: Runtime, install: Callable[..., Path], userland: Any) -> Runtime:
-    """A runtime in which everything that there is has been done."""
+    """A runtime with every kind of change."""
     install("acme-one", ONE)
     install("acme-two", TWO)
     install("acme-broken", "def register(registry): raise ValueError('half-way')")
@@ -126,7 +126,7 @@ def test_it_goes_on_from_worker_to_worker(parent: Runtime) -> None:
 
 def test_the_second_time_nothing_happens(parent: Runtime) -> None:
     state = pickle.loads(pickle.dumps(RuntimeState.of(parent)))
-    assert state.restore() is parent  # which is the default runtime here, and like it already
+    assert state.restore() is parent  # the default runtime here, and already equal
     parent.configure("gated_delta", "one", scale=1.5)
     other = state.restore()
     assert other is not parent

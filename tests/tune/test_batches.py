@@ -1,4 +1,4 @@
-"""What is timed: the grid, and large calls made from small ones."""
+"""The timed batches: the grid, and large calls made from small ones."""
 
 import pytest
 import switchrail
@@ -109,7 +109,7 @@ def test_pages_are_those_of_an_engine_or_the_nearest_that_a_backend_claims(monke
     def backend(name):
         class Paged(TorchAttention):
             def run(self, call, batch, plan):
-                pages[name] = call.layer.k_cache.shape[1]  # the last is of what was timed
+                pages[name] = call.layer.k_cache.shape[1]  # the last one timed
                 super().run(call, batch, plan)
 
         return Paged

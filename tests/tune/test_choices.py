@@ -1,4 +1,4 @@
-"""The times that are kept under docs: what `auto` takes is the fastest, or within 3 % of it."""
+"""With the times under docs, `auto` chooses the fastest backend or one within 3 % of it."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,8 @@ PHASES = ("prefill", "decode", "verify")
 OTHERS = ("flashinfer", "flashqla", "cutedsl")
 WITHIN = 1.03
 MISSED = {("mla", "prefill", "T=1024 N=1 after 7168"): 1.92}
-"""Between 512 and 2,048 rows; what was tuned gives no hint of it. `switchrail tune` times 1,024 since."""
+"""Between 512 and 2,048 rows, where the measured batches gave no hint. `switchrail tune` times 1,024 since.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def decide(runtime, measurement):
 
 
 def like(op, rows, length):
-    """A batch of a load: the rows of its sequences, and what is in the cache with them."""
+    """A batch with a load: the rows of its sequences, and their cached tokens."""
     if op in ("attention", "mla"):
         return (rows,), (length + (rows - 1) // 2,)
     whole, rest = divmod(rows, length)
@@ -67,7 +68,7 @@ def test_every_batch_that_was_tuned(runtime, measurement):
 
 
 def _benchmarked():
-    """Batches of the benchmarks and how long each backend that was tuned takes, timed in its way."""
+    """Batches of the benchmarks with the time of each tuned backend."""
     for run in json.loads((DOCS / "times.json").read_text())["runs"]:
         for result in run["results"]:
             for measurement in MEASUREMENTS:

@@ -1,4 +1,4 @@
-"""How calls are timed, with a device whose events tell what they were told."""
+"""Timing of calls, with a device whose events return recorded values."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ from switchrail.tune.clock import LAYERS, SECONDS, time_calls
 
 @pytest.fixture
 def log(monkeypatch):
-    """What the device is asked, in order; between two events it takes 3 ms."""
+    """The calls of the device, in order; between two events it takes 3 ms."""
     asked: list[object] = []
 
     class Event:

@@ -1,4 +1,4 @@
-"""What is particular to an op stands in its definition, not in the tuner."""
+"""Everything specific to an op is in its definition, not in the tuner."""
 
 import ast
 from pathlib import Path

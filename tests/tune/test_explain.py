@@ -1,4 +1,4 @@
-"""How it looks where several backends serve, each the batches that it is fastest for."""
+"""The output for several backends, each serving the batches for which it is fastest."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The choice by measurement: timing, the file, and what `auto` makes of it."""
+"""Choice by measurement: timing, the file, and the choices of `auto`."""
 
 import json
 import math
@@ -56,7 +56,7 @@ def timings(runtime, platform):
 
 
 def mean(timing, name):
-    """The geometric mean over the batches, in nanoseconds, of what the times count as."""
+    """The geometric mean over the batches, in nanoseconds, of the times including their spread."""
     (counted,) = as_arguments([timing.to_dict()])
     times = [sample["nanoseconds"][name] for sample in counted["samples"]]
     return math.exp(sum(map(math.log, times)) / len(times))
@@ -328,7 +328,7 @@ def test_times_stay_where_nothing_could_be_timed_again(runtime, platform, timing
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Times of `short_conv` in decode that are told, one after the other, for each backend and batch."""
+    """Given times of `short_conv` in decode, one after another, for each backend and batch."""
 
     def install(*told):
         times = iter(told)
@@ -355,7 +355,7 @@ def tuned(runtime, platform, batches=3):
 
 
 def test_a_noisy_time_is_measured_again_after_the_others(runtime, platform, clock):
-    other = Time(300_000, 0.2)  # as much as is allowed
+    other = Time(300_000, 0.2)  # the maximum allowed
     asked = clock(NOISY, other, NOISY, STEADY, *[other] * 4)
     timing = tuned(runtime, platform)
     first, second, _ = timing.samples.values()

@@ -1,4 +1,4 @@
-"""What a user gets of switchrail-kernels: by a wheel of the folder, and of its source distribution."""
+"""The installed switchrail-kernels: from a wheel of the folder, and of its source distribution."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_readme_is_there(metadata: Message) -> None:
 
 
 def test_torch_and_triton_fit_each_other(metadata: Message) -> None:
-    """torch 2.9 asks for Triton 3.5, torch 2.10 for 3.6."""
+    """torch 2.9 requires Triton 3.5, torch 2.10 requires 3.6."""
     needed = metadata.get_all("Requires-Dist")
     assert needed is not None
     assert "torch>=2.10" in needed

@@ -1,4 +1,4 @@
-"""A module of a user's: found by name in every process that has it on its path."""
+"""A user's module, found by name in every process that has it on its path."""
 
 import os
 import sys
@@ -32,7 +32,7 @@ class Owner:
 
 
 def report(runtime=None):
-    """What a worker has."""
+    """The state of a worker."""
     runtime = runtime or switchrail.current_runtime()
     return {
         "fingerprint": runtime.fingerprint(),
@@ -53,5 +53,5 @@ def report(runtime=None):
 
 
 def restored(state):
-    """What a worker has that was given a state as an argument."""
+    """The state of a worker that got a state as an argument."""
     return report(state.restore())

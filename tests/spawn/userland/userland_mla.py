@@ -1,4 +1,4 @@
-"""Backends of MLA of a user's."""
+"""A user's backends of MLA."""
 
 import switchrail
 from switchrail.ops import MlaBackend
@@ -18,7 +18,7 @@ class Nothing(MlaBackend):
 
 
 def report(state):
-    """What a worker has, and has when it has cleared it."""
+    """The state of a worker, and its state after clearing."""
     runtime = switchrail.current_runtime()
     (plan,) = state.make_plans(runtime)
     bound = runtime.bind(plan)

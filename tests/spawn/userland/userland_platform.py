@@ -1,4 +1,4 @@
-"""A platform of a user's, on the host."""
+"""A user's platform, on the host."""
 
 from switchrail.platforms import CpuHardware, CpuPlatform
 

@@ -1,4 +1,4 @@
-"""A job: each rank goes through scenarios, and writes down what `check_ranks` said in each."""
+"""A job: each rank runs scenarios, and records the result of `check_ranks` in each."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 
 def run(sites, what, group, timeout):
-    """Makes a runtime with the plugins of a scenario, changes it, and has it compared."""
+    """Make a runtime with the plugins of a scenario, change it, and have it compared."""
     runtime = switchrail.Runtime()
     runtime.discover(sites)
     sys.path[:0] = sites
@@ -53,7 +53,7 @@ def work(folder, rank, size, listener):
         what = scenario["ranks"].get(str(rank))
         if what == "gone":
             break
-        if "timeout" in scenario:  # the time is for what follows, not for what the ranks did before
+        if "timeout" in scenario:  # the timeout is for the comparison, not for the ranks' earlier work
             coming = size - [*scenario["ranks"].values()].count("gone")
             store.add("coming", 1)
             while store.add("coming", 0) < coming:
@@ -85,7 +85,7 @@ def work(folder, rank, size, listener):
 
 
 def main():
-    """Forks the ranks, so that torch is imported once."""
+    """Fork the ranks, so that torch is imported once."""
     folder, size = Path(sys.argv[1]), int(sys.argv[2])
     listener = socket.create_server(("127.0.0.1", 0))
     children = []
@@ -96,7 +96,7 @@ def main():
                 work(folder, rank, size, listener)
             except BaseException:
                 traceback.print_exc()
-            os._exit(0)  # others may have gone, for whom torch would wait
+            os._exit(0)  # others may have ended, and torch would wait for them
         children.append(child)
     listener.close()
     for child in children:

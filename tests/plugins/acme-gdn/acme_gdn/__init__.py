@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AcmeConfig:
-    """What a user can set, in Python with `runtime.configure("gated_delta", "acme", scale=0.5)`."""
+    """The user's settings, in Python with `runtime.configure("gated_delta", "acme", scale=0.5)`."""
 
     scale: float = 1.0
 
@@ -24,7 +24,7 @@ def kinds(config: Mapping[str, Any]) -> list[str]:
 
 
 def register(registry: Registry) -> None:
-    """Registers what this distribution has; the target of its entry point."""
+    """Register everything in this distribution; the target of its entry point."""
     registry.register(
         "acme",
         "acme_gdn.kernel:AcmeGatedDelta",

@@ -1,4 +1,4 @@
-"""The kernel: here the plain-torch one that Switchrail brings, with an output of its own scale."""
+"""The kernel: here Switchrail's plain-torch one, with a configurable scale of its output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class AcmeGatedDelta(TorchGatedDelta):
     calls = 0
 
     def run(self, call: GatedDeltaCall, batch: StateBatch, plan: Any) -> Any:
-        """As `Backend.run`."""
+        """See `Backend.run`."""
         record = super().run(call, batch, plan)
         self.calls += 1
         call.out.mul_(self.config.scale)

@@ -1,7 +1,7 @@
-"""Acme's device family, and the backends for it. Importing this imports no torch.
+"""Acme's device family, and its backends. Importing this module does not import torch.
 
-Acme has no hardware: its devices are others, which it drives in its own way. `ACME_DEVICE` says which, as
-torch calls them (`cpu`, `cuda:0`); without it this machine has no Acme device.
+Acme has no hardware: its devices are other devices, used in its own way. `ACME_DEVICE` names one in torch's
+form (`cpu`, `cuda:0`); without it this machine has no Acme device.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ BACKENDS = {
 
 
 def activate() -> str | None:
-    """Says which class the platform has; the target of the entry point in `switchrail.platforms`."""
+    """Return the platform's class; the target of the entry point in `switchrail.platforms`."""
     return "acme_platform.platform:AcmePlatform" if os.environ.get(VARIABLE) else None
 
 
 def register(registry: Registry) -> None:
-    """Registers backends for the family; the target of the entry point in `switchrail.plugins`."""
+    """Register backends for the family; the target of the entry point in `switchrail.plugins`."""
     for op, path in BACKENDS.items():
         registry.register("acme_ops", path, op=op, devices=("oot:acme",))

@@ -1,4 +1,4 @@
-"""Acme's memory: tensors at aligned addresses, and pages that are given out from the lowest on."""
+"""Acme's memory: tensors at aligned addresses, and pages that are allocated from the lowest on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ALIGNMENT = 256
 
 
 def carve(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor that begins at an aligned address of an arena of bytes."""
+    """A tensor at an aligned address of an arena of bytes."""
     size = prod(shape) * dtype.itemsize
     arena = torch.empty(size + ALIGNMENT, dtype=torch.uint8, device=device)
     start = -arena.data_ptr() % ALIGNMENT
@@ -21,7 +21,7 @@ def carve(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
 
 
 class AcmeKVPool(MultiHeadPool):
-    """Keys and values at aligned addresses; counts the tokens that it was given.
+    """Keys and values at aligned addresses; counts the tokens written.
 
     Attributes:
         written: Tokens, over all layers.
@@ -45,7 +45,7 @@ class AcmeStatePool(StatePool):
 
 
 class AcmeAllocator(FreeList):
-    """Gives the lowest free numbers out, so that sequences lie together."""
+    """Allocates the lowest free numbers, so that sequences are close together."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)

@@ -8,7 +8,7 @@ calls = 0
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, weight_offset: float) -> torch.Tensor:
-    """As `switchrail.platforms.operations.RMSNorm` says."""
+    """See `switchrail.platforms.operations.RMSNorm`."""
     global calls
     calls += 1
     wide = x.float()

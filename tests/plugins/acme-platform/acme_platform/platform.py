@@ -1,4 +1,4 @@
-"""Acme's platform: a device part, a serving part, and what puts them together."""
+"""Acme's platform: a hardware part, a serving part, and their combination."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from acme_platform.operations import rms_norm
 
 
 class AcmeHardware(Hardware):
-    """A device of the family, driven through the built-in platform of the device behind it."""
+    """A device of the family, using the built-in platform of the device behind it."""
 
     kind = "oot:acme"
 
@@ -67,7 +67,7 @@ class AcmeHardware(Hardware):
 
 
 class AcmeServing(Serving):
-    """What engines on the family are made of."""
+    """The parts that engines on the family use."""
 
     def initialize(self) -> None:
         self.register_oot_forward("rms_norm", rms_norm)
@@ -79,7 +79,7 @@ class AcmeServing(Serving):
         return "acme_ops" if op in BACKENDS else None
 
     def after_weights_loaded(self, model: Any) -> None:
-        for weight in model.parameters():  # what the family wants of weights
+        for weight in model.parameters():  # the family's requirements on weights
             weight.data = weight.data.contiguous()
 
     def kv_pool_class(self, kind: str) -> type[KVPool[Any]]:
@@ -92,11 +92,11 @@ class AcmeServing(Serving):
         return AcmeAllocator
 
     def dispatch_key(self) -> str:
-        return "cpu"  # operations that it brings no function for run as they do there
+        return "cpu"  # operations without a function run as they do there
 
 
 class AcmePlatform(Platform):
-    """Both."""
+    """The platform with both parts."""
 
     hardware_class = AcmeHardware
     serving_class = AcmeServing
