@@ -185,9 +185,11 @@ def load(
 
     Args:
         path: The checkpoint folder.
-        config: What `read_config` gave.
-        family: Likewise.
-        layout: What its layers are.
+        config: The config from `read_config`.
+        family: The family from `read_config`.
+        layout: The kinds of its layers.
+        device: The device for the model.
+        dtype: The dtype of weights and activations.
 
     Raises:
         CheckpointError: A file is missing or broken, the weights don't fit the model, or a layer uses

@@ -11,11 +11,13 @@ import torch
 def sent(
     values: Sequence[Any], dtype: torch.dtype, device: torch.device, *, pin_memory: bool
 ) -> torch.Tensor:
-    """Copies values to a tensor on the device.
+    """Copy values to a tensor on the device.
 
     Args:
         values: The values.
-        pin_memory: Whether the device copies from pinned memory. Then the host doesn't wait for the copy.
+        dtype: The tensor's dtype.
+        device: The tensor's device.
+        pin_memory: Whether the device copies from pinned memory, so that the host doesn't wait.
     """
     host = torch.tensor(values, dtype=dtype, pin_memory=pin_memory)
     return host.to(device, non_blocking=True)
