@@ -31,6 +31,13 @@ RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Ca
 # maturin and cargo build PyO3 with different settings: one target directory would make each rebuild after the other.
 MATURIN := VIRTUAL_ENV=$(abspath $(VENV)) CARGO_TARGET_DIR=$(abspath target/maturin) $(BIN)/maturin
 
+# Optimised code of the packages that the cost of a lookup is measured in. With `--release`, or with
+# one of the two packages of `cargo test` alone, cargo would build most of their dependencies again.
+OPTIMISED := \
+  --config profile.dev.package.switchrail.opt-level=3 --config profile.dev.package.arc-swap.opt-level=3 \
+  --config profile.dev.package.switchrail.debug-assertions=false \
+  --config profile.dev.package.switchrail.overflow-checks=false
+
 .PHONY: run test test-families lint toy-op mutants soak build wheel test-rust lint-rust test-python lint-python bench clean
 
 run: build
@@ -82,9 +89,9 @@ wheel: $(STAMPS)/requirements
 
 test-rust:
 	cargo test --quiet -p switchrail -p switchrail-py
-	cargo test --release --quiet -p switchrail --test lookup_cost --target-dir target/maturin
+	cargo test --quiet -p switchrail -p switchrail-py --test lookup_cost $(OPTIMISED)
 	CARGO_PROFILE_DEV_DEBUG=0 RUSTFLAGS="--cfg loom" cargo test --quiet -p switchrail --test loom --target-dir target/loom
-	cargo run --quiet -p switchrail --example embed
+	$(or $(CARGO_TARGET_DIR),target)/debug/examples/embed
 
 lint-rust:
 	cargo fmt --all --check
