@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -15,6 +15,9 @@ _UNIT: Final = 1 << 40
 """Weight of the likeliest token. Weights are integers, so their sums are exact in any order and any batch."""
 
 _SEEDS: Final = 1 << 53
+
+_BITS: Final = 11
+"""Of a digit of a key."""
 
 
 def choose(
@@ -68,14 +71,14 @@ def _draw(
     whole = weights.sum(-1, keepdim=True)
     if any(param.top_k is not None and param.top_k < size for param in params):
         count = top_k.clamp(max=size).long()
-        cut = _least_key(keys, lambda key: (keys > key).sum(-1, keepdim=True) < count)
+        cut = _cut(keys, torch.ones_like(weights), count)
         above = keys > cut
         few = above | _first(keys == cut, count - above.sum(-1, keepdim=True))
         kept &= few
         whole = weights.where(few, 0).sum(-1, keepdim=True)
     if any(param.top_p < 1 for param in params):
         most = (top_p * whole).ceil().long()
-        cut = _least_key(keys, lambda key: weights.where(keys > key, 0).sum(-1, keepdim=True) < most)
+        cut = _cut(keys, weights, most)
         above, equal = keys > cut, keys == cut
         rest = most - weights.where(above, 0).sum(-1, keepdim=True)
         each = weights.where(equal, 0).amax(-1, keepdim=True).clamp(min=1)
@@ -92,16 +95,30 @@ def _keys(logits: torch.Tensor) -> torch.Tensor:
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
-def _least_key(keys: torch.Tensor, holds: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """The least key of each row [R, 1] for which something holds that holds for all greater ones too."""
-    low = keys.amin(-1, keepdim=True).long() - 1  # it doesn't hold here
-    high = keys.amax(-1, keepdim=True).long()
-    for _ in range(33):
-        middle = (low + high).div(2, rounding_mode="floor")
-        found = holds(middle.int()) & (middle > low)
-        high = middle.where(found, high)
-        low = low.where(found, middle)
-    return high.int()
+def _cut(keys: torch.Tensor, masses: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
+    """The least key of each row that less than so much mass is above, digit by digit.
+
+    Args:
+        keys: [R, vocabulary] int32.
+        masses: [R, vocabulary] int64.
+        most: [R, 1] int64, from 1 to the mass of a row.
+
+    Returns:
+        [R, 1] int32.
+    """
+    numbers = keys.long() + (1 << 31)
+    found = torch.zeros_like(most)
+    for shift in range(32 - 32 % _BITS, -1, -_BITS):
+        prefixes = numbers >> shift
+        bins = masses.new_zeros(len(keys), 1 << _BITS)
+        inside = masses.where(prefixes >> _BITS == found, 0)
+        bins.scatter_add_(1, prefixes & ((1 << _BITS) - 1), inside)
+        sums = bins.cumsum(-1)
+        above = sums[:, -1:] - sums
+        digit = (above >= most).sum(-1, keepdim=True)
+        most = most - above.gather(1, digit)
+        found = (found << _BITS) | digit
+    return (found - (1 << 31)).int()
 
 
 def _first(flags: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
