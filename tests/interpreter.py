@@ -11,12 +11,12 @@ from weakref import WeakKeyDictionary
 def spare_repetition() -> None:
     """Make interpreted kernels run in a third of the time, if this version of the interpreter is supported.
 
-    Each call of a device function replaces the language's functions again, though the launch that it is part
-    of has replaced them all. Each sum of integers is computed in int64 as well, for a check of overflows that
-    is left out unless the interpreter's option `debug` is on. Each value gets a type, a shape and a size of
-    its own, though a launch has a few dozen of each.
+    Triton's interpreter replaces the language's functions at each call of a device function, although the
+    launch has replaced them already. It computes each integer sum in int64 as well, for an overflow check
+    that is omitted unless the interpreter's option `debug` is on. It creates a type, a shape and a size for
+    each value, although a launch has only a few dozen of each.
 
-    Where there is a GPU, nothing is replaced: kernels are compiled by the same classes.
+    With a GPU nothing is replaced, since the same classes compile kernels.
     """
     try:
         import torch
@@ -26,7 +26,7 @@ def spare_repetition() -> None:
         core, semantic = interpreter.tl.core, interpreter.TritonSemantic
         types, _ = _Types(core, interpreter._get_np_dtype), semantic.make_tensor
     except (ImportError, AttributeError):
-        return  # there is no Triton, or another one
+        return  # Triton is missing, or another version
     if torch.cuda.is_available():
         return
     options = interpreter_builder.options

@@ -59,7 +59,7 @@ while request := socket.recv_fds(server, 1 << 20, 3):
 
 
 class Helper:
-    """The process that others are forked from, one at a time; of another environment's Python if given."""
+    """The process that others are forked from, one at a time; runs another environment's Python if given."""
 
     def __init__(self, python: Path | str = sys.executable) -> None:
         self._socket, theirs = socket.socketpair()

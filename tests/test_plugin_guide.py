@@ -46,13 +46,13 @@ with socket.socket(socket.AF_UNIX) as server:
     socket.send_fds(server, [request.encode()], [0, 1, 2])
     sys.exit(int(server.recv(16)))
 """
-"""The command in the environment: asks for a process forked from one that has the large imports done."""
+"""The command in the environment: requests a process forked after the large imports."""
 
 PROGRAM = "import site; site.addsitedir({site!r}); from switchrail.cli import main; main()"
 
 
 def serve(listening: socket.socket, helper: Helper, program: str) -> None:
-    """Runs the commands that connect, one after the other, until the socket is shut down."""
+    """Run the requested commands one after another, until the socket is shut down."""
     while True:
         try:
             client, _ = listening.accept()
@@ -72,7 +72,7 @@ def serve(listening: socket.socket, helper: Helper, program: str) -> None:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A new virtual environment, in which what is installed here is there too."""
+    """A new virtual environment that includes the packages installed here."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     python = folder / "bin" / "python"

@@ -155,7 +155,7 @@ class Functions:
         """The family that was registered for a model type; None if there is none.
 
         Raises:
-            BackendImportError: Its path leads nowhere.
+            BackendImportError: Its path does not exist.
         """
         found = self._family(model_type)
         if found is None or not isinstance(found.target, str):
@@ -163,10 +163,10 @@ class Functions:
         return _imported(found, found.target, found.model_type)
 
     def kinds(self, config: Mapping[str, Any]) -> Sequence[str] | None:
-        """The kinds of the layers of a configuration; None if no registered family tells them.
+        """The kinds of a configuration's layers; None if no registered family provides them.
 
         Raises:
-            BackendImportError: The path of the family's function leads nowhere.
+            BackendImportError: The path of the family's function does not exist.
         """
         found = self._family(config.get("model_type"))
         if found is None or found.kinds is None:

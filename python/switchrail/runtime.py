@@ -112,15 +112,15 @@ class Runtime(Registrar):
         """The family that was registered for a model type; None if there is none.
 
         Raises:
-            BackendImportError: Its path leads nowhere.
+            BackendImportError: Its path does not exist.
         """
         return self._functions.family(model_type)
 
     def kinds_of(self, config: Mapping[str, Any]) -> Sequence[str] | None:
-        """The kinds of the layers of a model's configuration; None if no registered family tells them.
+        """The kinds of a configuration's layers; None if no registered family provides them.
 
         Raises:
-            BackendImportError: The path of the family's function leads nowhere.
+            BackendImportError: The path of the family's function does not exist.
         """
         return self._functions.kinds(config)
 

@@ -1,4 +1,4 @@
-"""The soak with failures, small and on a CPU, where captured steps are torch's operations written down."""
+"""The soak with failures, in small on a CPU, where captured steps are recorded torch operations."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_nothing_goes_wrong(engine, faults, monkeypatch):
 
 
 def test_what_goes_wrong_is_found(engine, faults, monkeypatch):
-    """Another token, a page that is lost, and a request that fails with nothing made to fail."""
+    """A wrong token, a lost page, and a request that fails without an injected failure."""
     monkeypatch.setattr(soak, "EVERY", 1000)
     choose, steps = engine._core._choose, []
 

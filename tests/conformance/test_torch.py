@@ -1,6 +1,6 @@
-"""The plain-torch backends and the oracle itself pass the suite entirely.
+"""The plain-torch backends and the reference itself pass the whole suite.
 
-The oracle computes in float64 whatever the dtype is; one that rounds stands for the others.
+The reference computes in float64 for every dtype, so one dtype that rounds is enough.
 """
 
 from switchrail.testing import backend_test

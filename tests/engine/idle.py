@@ -1,4 +1,4 @@
-"""Whether an engine has given back all memory."""
+"""Checking that an engine has freed all memory."""
 
 from __future__ import annotations
 

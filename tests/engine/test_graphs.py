@@ -96,7 +96,7 @@ OPTIONS = {
 
 
 def replay(engine: Engine, prompts: list[list[int]], expected: list[tuple[int, ...]]) -> list[Key]:
-    """Holds an engine with graphs to expected tokens, then to its own with requests that end one by one.
+    """Compare an engine with graphs with expected tokens, then with itself for requests that end one by one.
 
     Returns:
         The keys that were replayed.

@@ -119,7 +119,7 @@ FILTERS: list[dict[str, float]] = [
 
 
 def oracle(logits: torch.Tensor, params: SamplingParams, source: random.Random) -> int:
-    """Sorts, filters one by one, and inverts the distribution function over what is left, by token id."""
+    """Sort, apply the filters one by one, and invert the distribution function of the rest, by token id."""
     values = [x.item() for x in logits]
     scores = (logits - logits.max()) / float(params.temperature)
     weights = [int(x) for x in (scores.double().exp() * 2**40).tolist()]

@@ -127,7 +127,7 @@ def test_there_is_no_trial_where_there_is_plenty(
     captured_runtime: switchrail.Runtime,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All pages that could be needed take less than half of the memory."""
+    """The maximum of useful pages takes less than half of the memory."""
     monkeypatch.setattr(GraphHardware, "total_memory", lambda self: WEIGHTS + 20 * 2**20)
     engine = make_engine(runtime=captured_runtime, device=platform, options=OPTIONS)
     assert memory.steps == 0

@@ -97,9 +97,9 @@ class Family:
         return dict.fromkeys(sorted({op for layer in layers for op in layer.ops}), backend)
 
     def check(self, prompts: list[list[int]], runs: list[Run], device: str = "cpu") -> None:
-        """Holds logits and greedy tokens to one uncached forward pass over each prompt and its tokens.
+        """Compare logits and greedy tokens with one uncached forward pass over each prompt and its tokens.
 
-        The bound is 1e-4, or twice what transformers' own float32 pass differs from one in float64.
+        The bound is 1e-4, or twice the difference of transformers' own float32 and float64 passes.
         """
         sequences = [prompt + tokens[:-1] for prompt, (tokens, _) in zip(prompts, runs, strict=True)]
         expected = uncached(self.model.to(device), sequences, device)

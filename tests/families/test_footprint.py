@@ -1,4 +1,4 @@
-"""The memory that `plan --memory` says against the memory that an engine allocates."""
+"""The memory printed by `plan --memory`, compared with an engine's allocations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recurrent states in bfloat16, where the option asks for it."""
+"""The option for recurrent states in bfloat16."""
 
 from __future__ import annotations
 

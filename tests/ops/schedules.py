@@ -1,4 +1,4 @@
-"""How a call of 130, 1 and 77 rows is taken in steps: the rows of each sequence in each step."""
+"""Splits of a call of 130, 1 and 77 rows into steps: the rows of each sequence in each step."""
 
 SCHEDULES = [
     [[64, 1, 0], [64, 0, 64], [2, 0, 13]],

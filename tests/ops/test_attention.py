@@ -75,7 +75,7 @@ OF_MANY_LENGTHS = [
     for norm in (1.0, 6.0)
     for j, features in enumerate(FEATURES)
 ]
-"""Each pair of a dtype, heads, a norm and features is among them."""
+"""They include each pair of values of dtype, heads, norm and features."""
 
 
 @pytest.mark.parametrize(("dtype", "heads", "norm", "features"), OF_MANY_LENGTHS)

@@ -74,7 +74,7 @@ def test_the_engine_calls_every_method(runtime: switchrail.Runtime) -> None:
     # the first is for the platform and its users, the others are for the option `compile`
     own = {"register_oot_forward", "compile_backend", "compiles"}
     assert set(platform.of_serving) == methods(Serving) - own
-    # The first is for those who start a process group; an identity, which the command shows, has the others.
+    # The first is for programs that start a process group; an identity, shown by the command, has the others.
     elsewhere = {"distributed_backend", "name", "support_piecewise_cuda_graph"}
     assert methods(Hardware) - set(platform.of_hardware) == elsewhere | {
         "set_device"

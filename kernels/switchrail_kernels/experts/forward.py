@@ -26,7 +26,7 @@ _ADDED = 32
 """Maximum chunks for which each program adds up all counts itself."""
 
 _LEAST, _CHUNK, _LONG = 1, 8, 32
-"""Rows per chunk, at least and at most for few rows, and for many; fewer rows per program take less time."""
+"""Rows per chunk: the minimum and the maximum for few rows, and for many. Fewer rows take less time."""
 
 
 def experts(

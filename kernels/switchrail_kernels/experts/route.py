@@ -107,8 +107,8 @@ def choose(
     p_l = p_row[:, None] + o_e[None, :]
     m_l = m_t[:, None] & m_e[None, :]
     b_l = tl.load(p_l, mask=m_l, other=0.0).to(tl.float32)
-    # Integers in the order of the logits, NaN first.
-    b_key = tl.where(b_l == 0.0, 0.0, b_l).to(tl.int32, bitcast=True)  # of either sign
+    # integers in the order of the logits, NaN first
+    b_key = tl.where(b_l == 0.0, 0.0, b_l).to(tl.int32, bitcast=True)  # zeros of either sign
     b_key = tl.where(b_l == b_l, b_key ^ ((b_key >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
     b_key = tl.where(m_e[None, :], b_key, _LEAST)
     b_slot = tl.full((BT, EP), -1, tl.int32)

@@ -107,7 +107,7 @@ def _bytes(text: str) -> int:
 
 
 def _footprint(found: Planned, size: int) -> Footprint:
-    """Imports torch: the sizes are read from the model that transformers makes."""
+    """Imports torch, since the sizes are read from the model that transformers makes."""
     import torch
 
     from switchrail.engine.footprint import footprint

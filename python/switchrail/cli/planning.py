@@ -21,12 +21,12 @@ NOT_IMPORTED = "no backend was imported; `switchrail doctor` imports those for t
 
 
 class Planned(NamedTuple):
-    """What an engine would run a checkpoint with.
+    """The plans and options that an engine would use for a checkpoint.
 
     Attributes:
-        platform: Where.
+        platform: The platform.
         plan: The routes.
-        capture: What it would capture, or why nothing; None if only one phase is planned.
+        capture: The captures, or the reason for none; None if only one phase is planned.
         runtime: The runtime that made the plan.
         checkpoint: The checkpoint's folder, or its `config.json`.
         options: The engine's options.

@@ -67,14 +67,14 @@ class Checkpoint:
 def read_config(
     path: Path, registered: Callable[[object], Any] = lambda model_type: None
 ) -> tuple[dict[str, Any], Family]:
-    """Reads a checkpoint's `config.json`, and looks at the other files of its folder.
+    """Read a checkpoint's `config.json`, and check the other files of its folder.
 
     Args:
         path: The folder.
-        registered: Finds the family that was registered for a model type; None: the engine's own counts.
+        registered: Returns the family registered for a model type; None for the engine's own.
 
     Returns:
-        The configuration, of a multimodal model that of its language model, and its family.
+        The configuration (of the language model, if the model is multimodal), and its family.
 
     Raises:
         CheckpointError: The folder or file is missing, a file is not a regular file, the config is not a JSON
@@ -111,7 +111,7 @@ def _find_family(config: dict[str, Any], registered: Callable[[object], Any]) ->
 
 
 def _checked_family(file: Path, config: dict[str, Any], family: Family | None) -> Family:
-    """Refuses what the engine does not run, with the reason.
+    """Return the family; refuse models that the engine does not run, with the reason.
 
     Raises:
         CheckpointError: The config belongs to no supported family, a layer needs something that no op
@@ -144,7 +144,7 @@ def _checked_family(file: Path, config: dict[str, Any], family: Family | None) -
 
 
 def _reason(config: dict[str, Any], family: Family | None) -> str | None:
-    """Why a model is not run that `explain` knows; None: there is no such reason."""
+    """Why the engine does not run a model that `explain` knows; None if there is no such reason."""
     listed = config.get("architectures")
     for architecture, models in _WITHOUT_DEFINITION.items():
         if isinstance(listed, list) and architecture in listed:
@@ -286,11 +286,11 @@ def _check_length(path: Path, model_config: Any) -> None:
 
 
 def load_skeleton(path: Path, dtype: torch.dtype) -> tuple[Any, int]:
-    """The model of a checkpoint's config without its weights, and the longest sequence it was made for.
+    """Create the model of a config without its weights; return also its longest sequence.
 
     Raises:
-        CheckpointError: transformers makes no model of it.
-        ConfigError: The model's sequences are longer than positions can be counted.
+        CheckpointError: transformers can't create it.
+        ConfigError: The model's sequences are longer than positions can count.
     """
     with _loading:
         model_config = _loaded("config", path, AutoConfig.from_pretrained)
@@ -299,7 +299,7 @@ def load_skeleton(path: Path, dtype: torch.dtype) -> tuple[Any, int]:
 
 
 def _make_skeleton(path: Path, model_config: Any, **options: Any) -> Any:
-    """The model of a config without its weights.
+    """Create the model of a config without its weights.
 
     Raises:
         CheckpointError: transformers can't create it.
@@ -324,7 +324,7 @@ def _skeleton(path: Path, config: dict[str, Any], model_config: Any, weights: Ma
             path=str(path),
         )
     model = _make_skeleton(path, model_config)
-    if config.get("quantization_config") is not None:  # whose tensors hold several values in one
+    if config.get("quantization_config") is not None:  # quantised tensors hold several values per element
         return model
     tied = model.get_output_embeddings() if model.config.tie_word_embeddings else None
     shared = {id(parameter) for parameter in tied.parameters()} if tied is not None else set()

@@ -1,4 +1,4 @@
-"""The memory that a checkpoint needs, and what fits into a device's: computed without weights."""
+"""The memory that a checkpoint needs, and what fits on a device, computed without weights."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class KindFootprint:
     """The memory of all layers of one kind.
 
     Attributes:
-        kind: The kind, as the layout names it.
-        layers: How many there are.
+        kind: The kind, as in the layout.
+        layers: Their number.
         weights: Bytes of their weights.
-        token: Bytes that each token keeps in them.
-        sequence: Bytes that each sequence keeps in them.
+        token: Bytes per token in them.
+        sequence: Bytes per sequence in them.
     """
 
     kind: str
@@ -45,16 +45,16 @@ class Footprint:
     Attributes:
         weights: Bytes of all weights.
         kinds: The layers, by kind.
-        page_size: Tokens of a page.
+        page_size: Page size in tokens.
         max_length: Tokens of the longest sequence.
-        max_sequences: Sequences that have a state at one time.
+        max_sequences: Maximum concurrent sequences, which have a state each.
         states: Bytes of their states.
         table: Bytes of the page table.
         memory: Bytes of the device; None if no size was given.
-        tokens: Tokens that fit beside weights, states and table; None if there is no size, or tokens keep
-            nothing.
-        sequences: Sequences of `max_length` tokens that fit, at most `max_sequences`; None if there is no
-            size.
+        tokens: Tokens that fit beside weights, states and table; None if no size was given or tokens take no
+            memory.
+        sequences: Sequences of `max_length` tokens that fit, at most `max_sequences`; None if no size was
+            given.
     """
 
     weights: int
@@ -79,16 +79,16 @@ def footprint(
     dtype: torch.dtype,
     memory: int | None,
 ) -> Footprint:
-    """Computes the memory of a checkpoint from its config.
+    """Compute the memory of a checkpoint from its config.
 
     Args:
-        runtime: Where families are registered.
+        runtime: The runtime with registered families.
         checkpoint: The folder.
         layout: Its layout.
-        options: The engine's sizes.
-        platform: Whose pools would be used.
-        dtype: Of weights, keys, values and convolution windows.
-        memory: Bytes of the device; the engine takes a part of what weights leave, as `memory_fraction` says.
+        options: The engine's options.
+        platform: The platform, which provides the pools.
+        dtype: The dtype of weights, keys, values and convolution windows.
+        memory: Bytes of the device; the engine uses `memory_fraction` of what the weights leave.
 
     Raises:
         CheckpointError: The engine doesn't run the checkpoint.

@@ -135,7 +135,7 @@ class Pools:
         return [*(tensor for pool in self.kv.values() for tensor in pool.tensors()), *self.state.tensors()]
 
     def nbytes_of(self, pages: int) -> float:
-        """Bytes that the pools would take with another number of pages."""
+        """The size of the pools in bytes with another number of pages."""
         tokens = sum(tensor.nbytes for pool in self.kv.values() for tensor in pool.tensors())
         return self.nbytes - tokens + tokens / (self.pages.capacity + 1) * pages
 

@@ -27,16 +27,16 @@ _log = logging.getLogger("switchrail")
 
 
 def layout_of(runtime: Runtime, checkpoint: Path, read_config: Callable[[], Mapping[str, Any]]) -> Layout:
-    """The layout of a checkpoint: by the core, or else by a registered family of its model type.
+    """The layout of a checkpoint, from the core or from a registered family of its model type.
 
     Args:
-        runtime: Where families are registered.
+        runtime: The runtime with registered families.
         checkpoint: The folder, or its `config.json`.
         read_config: Reads the contents of that file.
 
     Raises:
-        BackendImportError: The path of the family's function leads nowhere.
-        LayoutError: As `Layout.from_config`.
+        BackendImportError: The path of the family's function does not exist.
+        LayoutError: See `Layout.from_config`.
     """
     try:
         return switchrail.Layout.from_config(checkpoint)

@@ -1,4 +1,4 @@
-"""One token from each row of logits, without sorting them."""
+"""Choosing one token from each row of logits, without sorting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from switchrail.engine.transfer import sent
 from switchrail.params import SamplingParams, numbers_of
 
 _UNIT: Final = 1 << 40
-"""Weight of the likeliest token. Weights are integers, so their sums are exact in any order and any batch."""
+"""Weight of the likeliest token. Weights are integers, so their sums are exact in any order and batch."""
 
 _SEEDS: Final = 1 << 53
 
@@ -46,10 +46,10 @@ def choose(
 def _draw(
     logits: torch.Tensor, params: Sequence[SamplingParams], draws: Sequence[random.Random]
 ) -> torch.Tensor:
-    """Draws among the tokens that the filters keep, by inverting their distribution function.
+    """Sample from the tokens that the filters keep, by inverting their distribution function.
 
-    Each filter keeps a beginning of the same order: likeliest tokens first, of equal ones the first. So it
-    keeps all tokens above some logit, and the first few with that logit.
+    All filters keep a prefix of the same order: by decreasing probability, then by index. So they keep all
+    tokens above some logit, and the first few with that logit.
 
     Args:
         logits: [R, vocabulary] float32.
@@ -90,8 +90,8 @@ def _draw(
 
 
 def _keys(logits: torch.Tensor) -> torch.Tensor:
-    """Integers in the order of float32 logits, equal where those are."""
-    bits = (logits + 0.0).view(torch.int32)  # of either zero the positive one
+    """Integers in the order of float32 logits; equal for equal logits."""
+    bits = (logits + 0.0).view(torch.int32)  # maps -0.0 to 0.0
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
@@ -122,7 +122,7 @@ def _cut(keys: torch.Tensor, masses: torch.Tensor, most: torch.Tensor) -> torch.
 
 
 def _first(flags: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    """The first flags of each row that are set, so many."""
+    """The first `count` set flags of each row."""
     return flags & (flags.cumsum(-1) <= count)
 
 

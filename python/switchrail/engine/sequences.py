@@ -52,8 +52,8 @@ class Sequences(Generic[S]):
             slots: The free slots, initially all.
             page_size: Page size in tokens.
             max_pages: Pages of the longest sequence.
-            device: Where the models run.
-            pin_memory: Whether it copies from pinned memory.
+            device: The device of the models.
+            pin_memory: Whether the device copies from pinned memory.
         """
         self._pin_memory = pin_memory
         self.live: dict[S, None] = {}
@@ -86,8 +86,8 @@ class Sequences(Generic[S]):
             self._holders[page] += 1
         table = self.page_table
         table[slot, : len(numbers)] = sent(numbers, torch.int32, table.device, pin_memory=self._pin_memory)
-        # CPython 3.10 to 3.14 looks for signals where it calls, enters a function or jumps, so none raises
-        # between these. Other threads, which free-threaded builds run meanwhile, wait for the engine's lock.
+        # CPython 3.10 to 3.14 handles signals only at calls, function entries and jumps, so none raises
+        # between these. Other threads in free-threaded builds wait for the engine's lock.
         sequence.slot, sequence.pages, sequence.length = slot, numbers, 0
         self.live[sequence] = None
         self._whole = True

@@ -28,7 +28,7 @@ _SAMPLED: Final = SamplingParams(
     max_new_tokens=2, ignore_eos=True, temperature=1.0, top_p=0.9, top_k=40, min_p=0.01
 )
 _PLENTY: Final = 0.5
-"""Pools that take less than this part of the free memory need no trial."""
+"""Pools that take less than this fraction of the free memory need no trial."""
 
 _MEASURED: Final = 2
 """Graphs tried per kind: the largest for the working memory, the others for the increase per graph."""
@@ -54,8 +54,8 @@ def try_out(
         choose_tokens: See `EngineCore`.
 
     Returns:
-        Bytes that all of it takes besides the pools; 0, without a trial, where these leave half of the memory
-        with all pages that could be needed; None where the trial failed, which a warning tells.
+        Bytes that all of this needs in addition to the pools; 0, without a trial, if the largest useful pools
+        leave half of the memory; None, with a warning, if the trial failed.
     """
     rounds = _rounds(options, max_length)
     pages = max(sum(_pages(length, options) for length in lengths) for lengths in rounds)

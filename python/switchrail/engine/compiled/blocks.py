@@ -79,7 +79,7 @@ def _run(original: Callable[..., Any], layer: nn.Module, *args: Any, **kwargs: A
 
 
 def _is_of_compiler(error: Exception) -> bool:
-    """Whether torch could not compile, so that nothing of the layer has run. Importing its errors is slow."""
+    """Whether torch failed to compile, before any part of the layer has run. Importing its errors is slow."""
     return any(cls.__module__ == "torch._dynamo.exc" for cls in type(error).__mro__)
 
 
@@ -153,9 +153,9 @@ class Blocks:
         self._make()
 
     def look(self) -> None:
-        """Drops what was compiled if hooks have changed since; engines' own on these layers count too.
+        """Drop the compiled layers if hooks have changed, including the engines' own on these layers.
 
-        torch would compile again by itself for the latter, but a few times only.
+        For the latter, torch itself would compile again, but only a few times.
         """
         version = chain.version()
         if self._watch.has_changed() or (version is not self._version and self._hooks(version) != self._own):

@@ -157,7 +157,7 @@ def connect(
 
 
 def _compiled_methods(model: nn.Module, family: Family) -> list[tuple[str, Callable[..., Any], int]]:
-    """Where the hooks of compiled layers go, with their priorities; the modules are prepared for them."""
+    """The targets and priorities of the hooks for compiled layers; also prepares the modules for them."""
     found = {type(layer).__name__: (blocks.forward, blocks.INNER) for layer in family.layers_of(model)}
     for part in model.modules():
         if type(part).__name__ in family.opaque:

@@ -1,4 +1,4 @@
-"""The call that gated delta and Kimi delta layers make: of the delta rule, whatever its gates are."""
+"""The call of the delta rule by gated delta and Kimi delta layers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def dispatch_delta(
     use_qk_l2norm_in_kernel: bool = False,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Of [1, T, heads, size] tensors. There is no cache, so no state comes in or is asked for."""
+    """Run the rule on [1, T, heads, size] tensors. Without a cache, no state is passed or returned."""
     connected: Connected = kwargs[KEYWORD]
     layer: Any = connected.layers[op]
     if use_qk_l2norm_in_kernel != layer.qk_l2norm:
         raise connected.refuse(op, "qk_l2norm", use_qk_l2norm_in_kernel, layer.qk_l2norm)
     q, k, v, g, beta = (tensor.squeeze(0) for tensor in (query, key, value, g, beta))
     out = torch.empty(v.shape, dtype=q.dtype, device=q.device)
-    # some models hand the decay in the dtype of the activations
+    # some models pass the decay in the dtype of the activations
     connected.dispatch(op, q, k, v, g.float(), beta, out)
     return out.unsqueeze(0), None

@@ -18,7 +18,7 @@ class AcmeConfig:
 
 
 def kinds(config: Mapping[str, Any]) -> list[str]:
-    """The kind of each layer of a model of Acme's."""
+    """The kind of each layer of one of Acme's models."""
     names = {"conv": "short_conv", "full_attention": "full_attention"}
     return [names[word] for word in config["layer_types"]]
 

@@ -1,4 +1,4 @@
-"""Acme's model: a definition that transformers doesn't have, and the adapter that lets the engine run it."""
+"""Acme's model: a definition that is not in transformers, and the adapter for the engine."""
 
 from switchrail.engine.models.convolution import SHORT_CONV
 from switchrail.engine.models.families import Family
