@@ -62,17 +62,7 @@ class Family:
         **options: Any,
     ) -> list[Run]:
         """Run prompts; `between` names the pools' tensors that are set to zero before each step."""
-        runtime = switchrail.Runtime()
-        with runtime.transaction() as registry:
-            switchrail_kernels.register(registry)
-        with Engine(
-            self.path,
-            runtime=runtime,
-            device=device,
-            dtype=dtype,
-            backends=self.choices(backend),
-            options={**OPTIONS, **options},
-        ) as engine:
+        with self.engine(backend, device, dtype, {**OPTIONS, **options}) as engine:
             disturb(engine, seed=1)
             recorder = Recorder(engine)
             params = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
@@ -91,6 +81,22 @@ class Family:
                 )
                 for request, prompt in zip(requests, prompts, strict=True)
             ]
+
+    def engine(
+        self, backend: str, device: str, dtype: str = "float32", options: dict[str, Any] = OPTIONS
+    ) -> Engine:
+        """An engine with one backend for all ops."""
+        runtime = switchrail.Runtime()
+        with runtime.transaction() as registry:
+            switchrail_kernels.register(registry)
+        return Engine(
+            self.path,
+            runtime=runtime,
+            device=device,
+            dtype=dtype,
+            backends=self.choices(backend),
+            options=options,
+        )
 
     def choices(self, backend: str) -> dict[str, str]:
         layers = switchrail.Layout.from_config(self.path).layers

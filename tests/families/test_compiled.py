@@ -7,12 +7,16 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from switchrail.engine import SamplingParams
 
 from tests.engine.test_parity import ieee_products, row_errors
-from tests.families.conftest import Family
+from tests.families.conftest import OPTIONS, Family
 from tests.families.made import CONFIGS
 
 __all__ = ["ieee_products"]
+
+CAPTURED = ("qwen3_5_text", "mamba2", "falcon_h1", "gemma2", "olmo_hybrid", "lfm2")
+"""Families whose decodes wait for nothing on the host; experts in transformers' own loop do."""
 
 pytestmark = [pytest.mark.gpu, pytest.mark.families]
 
@@ -38,3 +42,17 @@ def test_compiled_kernels_serve(model_type: str, family_of: Callable[[str], Fami
     mean, limit = torch.cat(ours).mean().item(), torch.cat(theirs).mean().item()
     print(f"{model_type}: bfloat16 {mean:.2e}, transformers' {limit:.2e}")
     assert mean <= 2 * limit
+
+
+@pytest.mark.usefixtures("ieee_products")
+@pytest.mark.parametrize("model_type", CAPTURED)
+def test_decodes_are_captured(model_type: str, family_of: Callable[[str], Family]) -> None:
+    family = family_of(model_type)
+    prompts = family.prompts((1, 21, 64, 150))
+    expected = [tokens for tokens, _ in family.run(prompts, 32, backend="triton", device="cuda")]
+    options = {**OPTIONS, "max_sequences": 4, "capture": "decode", "max_length": 512}
+    with family.engine(backend="triton", device="cuda", options=options) as engine:
+        assert all(state.reason is None for state in engine.graphs if state.kind == "decode")
+        assert any(state.kind == "decode" for state in engine.graphs)
+        outputs = engine.generate(prompts, SamplingParams(max_new_tokens=32, ignore_eos=True))
+    assert [list(output.tokens) for output in outputs] == expected
