@@ -229,8 +229,8 @@ class Engine(AbstractContextManager["Engine"]):
         )
         graph_class = self.platform.serving.graph_class()
         if isinstance(planned, str) or graph_class is None:
-            could = self.options.capture != "off" and self.platform.hardware.support_cuda_graph()
-            _log.log(logging.WARNING if could else logging.INFO, "nothing is captured: %s", planned)
+            if self.options.capture != "off" and self.platform.hardware.support_cuda_graph():
+                _log.warning("nothing is captured: %s", planned)
             return None
         for op, reason in planned.eager.items():
             _log.warning("decodes run %s eagerly: %s", op, reason)
