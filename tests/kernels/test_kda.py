@@ -1,17 +1,10 @@
 import pytest
 import torch
-from switchrail.testing.compare import Error, verify
+from switchrail.testing.compare import verify
 from switchrail.testing.inputs import kda_call
 from switchrail_kernels.kda.triton import TritonKda
 
 SMALL = {"heads": 1, "value_heads": 2, "key_size": 16, "value_size": 16}
-
-HARD = {
-    torch.float32: Error(2e-5, 2e-4),
-    torch.float16: Error(6e-3, 3e-2),
-    torch.bfloat16: Error(3e-2, 1.5e-1),
-}
-"""With beta up to 2 and nearly parallel keys."""
 
 
 @pytest.fixture
