@@ -39,7 +39,7 @@ macro_rules! core_error {
 }
 pub(crate) use core_error;
 
-/// The fields of an error, and more of them; a field of both has the value of `more`.
+/// Merges fields of an error with further ones; `more` takes precedence.
 pub(crate) fn extended(mut fields: Value, more: Value) -> Value {
     if let (Value::Object(fields), Value::Object(more)) = (&mut fields, more) {
         fields.extend(more);

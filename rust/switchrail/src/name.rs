@@ -88,7 +88,7 @@ macro_rules! names {
 }
 pub(crate) use names;
 
-/// Lets serde read and write a type as the text that it is parsed from and shown as.
+/// Lets serde read and write a type in its text form.
 macro_rules! string_form {
     ($type:ident) => {
         impl TryFrom<String> for $type {

@@ -41,7 +41,7 @@ const LAYERS_BLOCK_TYPE: Naming = Naming::List {
     key: "layers_block_type",
 };
 
-/// A window in every other layer, where no key says so.
+/// A window in every other layer, unless a key says otherwise.
 const ALTERNATING: Naming = Naming::LastOf {
     period: 2,
     last: FullAttention,
@@ -245,7 +245,7 @@ pub(super) const FAMILIES: &[Family] = &[
         shapes: shape::softmax,
         ..PLAIN
     },
-    // transformers counts the layers before a window's start by `max_window_layers`, and saves the words.
+    // transformers derives the windowed layers from `max_window_layers`, and saves them by name.
     Family {
         model_types: &["qwen3"],
         namings: &[LAYER_TYPES, Naming::All(FullAttention)],

@@ -35,7 +35,7 @@ pub(super) enum Naming {
         last: LayerKind,
         others: LayerKind,
     },
-    /// As `LastOfEach`, with a period that is the default of the family.
+    /// Like `LastOfEach`, with the family's default period.
     LastOf {
         period: usize,
         last: LayerKind,

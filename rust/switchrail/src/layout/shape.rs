@@ -50,7 +50,7 @@ pub struct Shape {
     /// Whether the logits of attention are capped.
     #[serde(skip_serializing_if = "is_false")]
     pub soft_cap: bool,
-    /// Whether a logit without a value takes part in each row's sum.
+    /// Whether a logit without a value is added to each row's sum.
     #[serde(skip_serializing_if = "is_false")]
     pub sinks: bool,
 }
@@ -274,14 +274,14 @@ pub(super) fn mamba(config: &Config) -> Shapes {
     )])
 }
 
-/// Layers of attention alone, some of them with a window.
+/// Attention layers only, some of them with a window.
 pub(super) fn softmax(config: &Config) -> Shapes {
     softmax_of(attention(config, head_size(config)?)?, config)
 }
 
 pub(super) fn gemma2(config: &Config) -> Shapes {
     let full = Shape {
-        // A missing key is the cap that the class has by default.
+        // A missing key means the class's default cap.
         soft_cap: !matches!(config.values.get("attn_logit_softcapping"), Some(Value::Null)),
         ..attention(config, head_size(config)?)?
     };
