@@ -33,6 +33,7 @@ leftovers.remember_triton()
 WHOLE_FILES = (
     "tests/wheel/test_wheel.py",
     "tests/test_plugin_guide.py",
+    "tests/engine/test_interrupts.py",
     "tests/engine/test_parity.py",
     "tests/benchmarks/test_ops.py",
     "tests/cli/test_new_plugin.py",

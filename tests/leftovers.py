@@ -133,9 +133,17 @@ def _is_left_module(before: Mapping[str, ModuleType], name: str) -> bool:
     return not (is_frozen or is_helper or _is_installed(name))
 
 
+_installed: set[str] = set()
+
+
 def _stays(each: object) -> bool:
     """Whether a library added this entry of a list when it was imported."""
-    return not isinstance(each, str) and _is_installed(getattr(each, "__module__", ""))
+    if isinstance(each, str):
+        return False
+    name = getattr(each, "__module__", "")
+    if name not in _installed and _is_installed(name):
+        _installed.add(name)
+    return name in _installed
 
 
 def _lists() -> dict[Any, list[Any]]:

@@ -18,6 +18,7 @@ from switchrail.testing.inputs import (
     short_conv_call,
 )
 from switchrail.tune import SIZES, Batch, Size, batches, sizes_of, tune
+from switchrail.tune.clock import Time
 from switchrail.tune.inputs import bytes_of, copies, enlarged
 
 from tests.layouts.small import CONFIG
@@ -103,6 +104,12 @@ def test_what_is_timed_is_not_set_off_from_multiples_of_16():
 
 
 def test_pages_are_those_of_an_engine_or_the_nearest_that_a_backend_claims(monkeypatch):
+    def time_calls(calls, way, platform):
+        for call in calls:
+            call()
+        return Time(1_000, 0.0)
+
+    monkeypatch.setattr("switchrail.tune.timing.time_calls", time_calls)
     monkeypatch.setattr(CpuServing, "engine_defaults", lambda self: {"page_size": 48})
     pages = {}
 
