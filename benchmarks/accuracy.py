@@ -1,13 +1,13 @@
-"""Holds the engine's tokens and probabilities on a GPU to transformers' own, in each of its ways of running.
+"""Compares the engine's tokens and probabilities on a GPU with transformers', for each way of running.
 
     python -m benchmarks.accuracy                     # the trained checkpoint, then a slice of Qwen3-Next
     python -m benchmarks.accuracy --prompts 50 --no-slice
 
 *trained*: float32, 200 prompts of 1 to 600 tokens, 32 new ones each, greedy. Eager, captured, compiled and
-overlapped runs must give the same tokens, with pools full of NaN, and transformers' torch path too. *slice*:
-12 layers at real widths with random weights, where the first two candidates are often close. Where tokens
-differ, float64 decides: its first two logits there must be within 1e-4. *bfloat16*: the mean distance of
-log-probabilities of prompt tokens to those of float32, the engine's and transformers'.
+overlapped runs, with pools full of NaN, must give the same tokens as each other and as transformers' torch
+code. *slice*: 12 layers at real widths with random weights, where the first two candidates are often close. If
+tokens differ, the first two logits there must be within 1e-4 in float64. *bfloat16*: the mean distance of the
+log-probabilities of prompt tokens from float32's, for the engine and for transformers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def trained_prompts(count: int, longest: int) -> Tokens:
 
 
 def engine_tokens(folder: Path, device: str, prompts: Tokens, options: dict[str, Any]) -> Tokens:
-    """The engine's tokens, of pools full of NaN."""
+    """The engine's tokens, with pools full of NaN."""
     sizes = {"max_sequences": 64, "max_length": max(map(len, prompts)) + NEW_TOKENS, **options}
     with Engine(folder, device=device, dtype="float32", options=sizes) as engine:
         for tensor in engine.pools.tensors():
@@ -61,7 +61,7 @@ def engine_tokens(folder: Path, device: str, prompts: Tokens, options: dict[str,
 
 @torch.inference_mode()
 def transformers_tokens(model: Any, prompts: Tokens, batch: int = 25) -> Tokens:
-    """transformers' greedy tokens, of prompts of like lengths together, padded to one length."""
+    """transformers' greedy tokens, for batches of prompts with similar lengths, padded to one length."""
     order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
     found: Tokens = [[] for _ in prompts]
     for at in range(0, len(order), batch):
@@ -95,7 +95,7 @@ def free() -> None:
 
 @torch.inference_mode()
 def gaps(folder: Path, device: str, prompts: Tokens, found: Tokens, expected: Tokens) -> list[float]:
-    """float64's distance of its first two logits, where tokens first differ."""
+    """The distance of the first two logits in float64, at the first different token."""
     differing = [
         prompt + left[: next(i for i, (a, b) in enumerate(zip(left, right, strict=True)) if a != b)]
         for prompt, left, right in zip(prompts, found, expected, strict=True)
@@ -113,7 +113,7 @@ def gaps(folder: Path, device: str, prompts: Tokens, found: Tokens, expected: To
 
 
 def check_tokens(name: str, folder: Path, device: str, prompts: Tokens, most: int) -> bool:
-    """Compares all ways of running with the eager one, and that with transformers."""
+    """Compare all ways of running with the eager one, and that with transformers."""
     ways = {way: engine_tokens(folder, device, prompts, options) for way, options in WAYS.items()}
     eager = ways["eager"]
     free()
@@ -137,7 +137,7 @@ def check_tokens(name: str, folder: Path, device: str, prompts: Tokens, most: in
 
 @torch.inference_mode()
 def log_probabilities(model: Any, prompts: Tokens) -> torch.Tensor:
-    """Of each prompt's tokens from the second on."""
+    """The log-probabilities of each prompt's tokens from the second on."""
     found = []
     for prompt in prompts:
         ids = torch.tensor(prompt, device=model.device)
@@ -147,7 +147,7 @@ def log_probabilities(model: Any, prompts: Tokens) -> torch.Tensor:
 
 
 def engine_log_probabilities(folder: Path, device: str, prompts: Tokens) -> torch.Tensor:
-    """The same of the engine, each of a prompt that ends before the token."""
+    """The same from the engine, each with a prompt that ends before the token."""
     begun = [prompt[:end] for prompt in prompts for end in range(1, len(prompt))]
     following = [token for prompt in prompts for token in prompt[1:]]
     found = torch.zeros(len(begun), dtype=torch.float64, device=device)
@@ -173,7 +173,7 @@ def engine_log_probabilities(folder: Path, device: str, prompts: Tokens) -> torc
 
 
 def check_probabilities(folder: Path, device: str, prompts: Tokens) -> bool:
-    """Compares distances to float32: the engine's may be 5% above transformers' own, for chance."""
+    """Compare distances to float32: the engine's may randomly be 5% above transformers'."""
     own = engine_log_probabilities(folder, device, prompts)
     free()
     model = load(folder, device, torch.bfloat16)

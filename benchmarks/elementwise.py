@@ -94,7 +94,7 @@ def silu_and_mul_case(tokens: int) -> Case:
 
 
 def sigmoid_gate_case(tokens: int) -> Case:
-    """The gate is every other head of a product."""
+    """Takes every other head of a product as the gate."""
     x, product = normal(1, tokens, HEADS, SIZE), normal(1, tokens, 2 * HEADS, SIZE)
     gate = product[:, :, 1::2]
     return Case(partial(sigmoid_gate, x, gate), lambda: x * torch.sigmoid(gate), 6 * x.numel())

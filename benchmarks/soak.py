@@ -1,14 +1,14 @@
-"""Runs an engine for long with requests that come, are cancelled and fail, and looks for what goes wrong.
+"""Runs an engine for long with requests that arrive, are cancelled and fail, and looks for errors.
 
     python -m benchmarks.soak                         # 2,000 requests on a GPU
     python -m benchmarks.soak --requests 200 --seed 3
 
-Prompts of random lengths are cut from a text, on the trained checkpoint of the repository in float32, whose
-tokens don't depend on what runs beside. The backend of the gated delta rule fails now and then, each time in
-another way: it raises in prefill, in `refresh` or while a step is captured, it writes NaN in a step that is
-replayed, or the device has no memory left. In the end every request has the tokens of an undisturbed run, up
-to where it was cancelled or failed; requests fail only in steps in which something was made to fail; all
-pages and slots are free; nothing was compiled after the warm-up, and the free memory is what it was.
+Prompts of random lengths are parts of a text, for the repository's trained checkpoint in float32, whose tokens
+don't depend on other requests. The backend of the gated delta rule fails now and then, each time in another
+way: it raises in prefill, in `refresh` or during a capture, it writes NaN in a replayed step, or the device has
+no memory left. At the end, every request must have the tokens of an undisturbed run, up to its cancellation or
+failure. Requests may fail only in steps with an injected failure. All pages and slots must be free, nothing
+compiled after the warm-up, and the free memory unchanged.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ PROMPTS, LONGEST, NEW_TOKENS = 120, 400, 24
 OPTIONS = {"max_sequences": 32, "max_length": 512, "max_tokens_per_step": 1024}
 KINDS = ("prefill", "refresh", "capture", "nan", "memory")
 EVERY = 12
-"""Steps from one failure to the next, on average."""
+"""Average steps between failures."""
 
 
 class Injected(RuntimeError):
-    """What a backend was made to raise."""
+    """An injected exception of a backend."""
 
 
 @dataclass
 class Faults:
-    """What is to fail next, and what has failed.
+    """The next failure, and the failures so far.
 
     Attributes:
-        armed: The next failure; None: none.
-        done: How often each was seen.
-        poison: [1], added to the first row of what the backend computes: 0, or NaN for one step.
+        armed: The next failure, or None.
+        done: The number of each failure so far.
+        poison: [1], added to the first row of the backend's result: 0, or NaN for one step.
         poisoned: Whether it is NaN.
-        hook: A hook on the model, of no effect.
+        hook: A hook on the model, without effect.
     """
 
     poison: torch.Tensor
@@ -63,7 +63,7 @@ class Faults:
     hook: Any = None
 
     def strike(self, kind: str) -> None:
-        """Raises if that is what is to fail."""
+        """Raise if this kind of failure is next."""
         if self.armed == kind:
             self.armed = None
             self.done[kind] += 1
@@ -72,7 +72,7 @@ class Faults:
             raise Injected(kind)
 
     def write_nan(self, poisoned: bool) -> None:
-        """Lets steps from here on compute NaN, or no longer."""
+        """Make steps from here on compute NaN, or stop doing so."""
         self._wait()
         self.poison.fill_(float("nan") if poisoned else 0.0)
         self._wait()
@@ -83,21 +83,21 @@ class Faults:
             torch.cuda.synchronize()
 
     def outdate(self, engine: Engine) -> None:
-        """Makes what was captured out of date, as any change of hooks does."""
+        """Invalidate the captures, like any change of hooks."""
         if self.hook is not None:
             self.hook.remove()
         self.hook = engine._runner.model.register_forward_hook(lambda *_: None)
 
 
 def _captures() -> bool:
-    """Whether this thread captures a graph of a GPU, or a `RecordedGraph`."""
+    """Whether this thread captures a GPU graph or a `RecordedGraph`."""
     if torch.cuda.is_available():
         return torch.cuda.is_current_stream_capturing()
     return bool(torch._C._len_torch_dispatch_stack() > 0)
 
 
 def faulty(backend: type[Any], faults: Faults) -> type[Any]:
-    """A backend that fails when it is told to."""
+    """A backend that fails on request."""
 
     class Faulty(backend):  # type: ignore[misc]
         def run(self, call: Any, batch: Any, plan: Any) -> Any:
@@ -119,7 +119,7 @@ def faulty(backend: type[Any], faults: Faults) -> type[Any]:
 
 
 def register_triton(registry: Registry, faults: Faults) -> None:
-    """Registers the kernels' own backend so, before all others."""
+    """Register the kernels' own backend in this form, with precedence over all others."""
     from switchrail.registration import DeviceSupport
     from switchrail_kernels import BACKENDS
     from switchrail_kernels.claims import CAPABILITIES, COMMON
@@ -145,15 +145,15 @@ def cut_prompts(engine: Engine, seed: int, count: int, longest: int) -> list[lis
 
 @dataclass
 class Report:
-    """What the soak found.
+    """The results of the soak.
 
     Attributes:
-        wrong: What went wrong, in words.
+        wrong: Descriptions of the errors found.
         ends: How requests ended.
-        faults: How often each failure struck.
-        compiles: What was compiled after the warm-up.
-        memory: Free bytes before and after; None where the device can't tell.
-        seconds: How long it took.
+        faults: The number of each failure.
+        compiles: The compilations after the warm-up.
+        memory: Free bytes before and after; None if the device doesn't report it.
+        seconds: The duration.
     """
 
     wrong: list[str]
@@ -181,12 +181,12 @@ def soak(
     longest: int = LONGEST,
     new_tokens: int = NEW_TOKENS,
 ) -> Report:
-    """Runs requests through an engine whose backend can be made to fail."""
+    """Run requests through an engine whose backend fails on request."""
     draw = random.Random(seed)
     every = cut_prompts(engine, seed, prompts, longest)
     params = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
     expected = [output.tokens for output in engine.generate(every, params)]
-    # what compiles when something has failed, too: a decode that can't be captured runs eagerly
+    # also the compilations after failures: a decode that can't be captured runs eagerly
     faults.outdate(engine)
     faults.armed = "capture"
     engine.generate(every[:3], params)
@@ -197,7 +197,7 @@ def soak(
     running: dict[Request, int] = {}
     ends: Counter[str] = Counter()
     wrong: list[str] = []
-    suspects: set[Request] = set()  # those that ran in a step in which something was to fail
+    suspects: set[Request] = set()  # those that ran in a step with an injected failure
     faults.done.clear()
     left, next_fault = requests, EVERY
     with counted() as compiles:
@@ -252,7 +252,7 @@ def soak(
 
 
 def _arm(engine: Engine, faults: Faults, draw: random.Random) -> None:
-    """Lets one of the next steps fail."""
+    """Make one of the next steps fail."""
     kind = draw.choice(KINDS)
     if kind == "nan":
         faults.write_nan(True)

@@ -1,4 +1,4 @@
-"""A new process to its first token: `python -m benchmarks.serving.start CHECKPOINT DEVICE OPTIONS`."""
+"""Time from process start to first token: `python -m benchmarks.serving.start CHECKPOINT DEVICE OPTIONS`."""
 
 from __future__ import annotations
 
