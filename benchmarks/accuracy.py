@@ -5,9 +5,9 @@
 
 *trained*: float32, 200 prompts of 1 to 600 tokens, 32 new ones each, greedy. Eager, captured, compiled and
 overlapped runs, with pools full of NaN, must give the same tokens as each other and as transformers' torch
-code. *slice*: 12 layers at real widths with random weights, where the first two candidates are often close. If
-tokens differ, the first two logits there must be within 1e-4 in float64. *bfloat16*: the mean distance of the
-log-probabilities of prompt tokens from float32's, for the engine and for transformers.
+code. *slice*: 12 layers at real widths with random weights, where the first two candidates are often close.
+If tokens differ, the first two logits there must be within 1e-4 in float64. *bfloat16*: the mean distance of
+the log-probabilities of prompt tokens from float32's, for the engine and for transformers.
 """
 
 from __future__ import annotations

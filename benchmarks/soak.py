@@ -3,12 +3,12 @@
     python -m benchmarks.soak                         # 2,000 requests on a GPU
     python -m benchmarks.soak --requests 200 --seed 3
 
-Prompts of random lengths are parts of a text, for the repository's trained checkpoint in float32, whose tokens
-don't depend on other requests. The backend of the gated delta rule fails now and then, each time in another
-way: it raises in prefill, in `refresh` or during a capture, it writes NaN in a replayed step, or the device has
-no memory left. At the end, every request must have the tokens of an undisturbed run, up to its cancellation or
-failure. Requests may fail only in steps with an injected failure. All pages and slots must be free, nothing
-compiled after the warm-up, and the free memory unchanged.
+Prompts of random lengths are parts of a text, for the repository's trained checkpoint in float32, whose
+tokens don't depend on other requests. The backend of the gated delta rule fails now and then, each time in
+another way: it raises in prefill, in `refresh` or during a capture, it writes NaN in a replayed step, or the
+device has no memory left. At the end, every request must have the tokens of an undisturbed run, up to its
+cancellation or failure. Requests may fail only in steps with an injected failure. All pages and slots must
+be free, nothing compiled after the warm-up, and the free memory unchanged.
 """
 
 from __future__ import annotations
