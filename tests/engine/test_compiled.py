@@ -23,6 +23,7 @@ from switchrail.platforms.operations import QKNormRope
 
 from tests.engine.conftest import make_checkpoint
 from tests.engine.test_graphs import OPTIONS, make_prompts, tokens
+from tests.families.made import make
 from tests.leftovers import ROOT
 from tests.processes import Helper
 
@@ -114,6 +115,17 @@ def test_tokens_are_those_of_eager_layers(compiled: Make, checkpoint: Path) -> N
         tensor.fill_(float("nan"))
     assert tokens(engine, prompts) == tokens(compiled(path=checkpoint, compile="off"), prompts)
     assert set(reasons(engine).values()) == {None}
+
+
+@pytest.mark.parametrize(("family", "kinds"), [("kimi_linear", 3), ("falcon_h1", 1)])
+def test_other_families(compiled: Make, tmp_path: Path, family: str, kinds: int) -> None:
+    """Latents and KDA; layers that run attention, a scan and a convolution."""
+    path = make(family, tmp_path)
+    platform = Platform()
+    engine = compiled(platform, path)
+    assert tokens(engine, ONE, 4) == tokens(compiled(path=path, compile="off"), ONE, 4)
+    assert set(reasons(engine).values()) == {None}
+    assert platform.compiled == len(engine.blocks) == kinds
 
 
 def most_allocated(work: Callable[[], object]) -> int:
