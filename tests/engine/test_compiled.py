@@ -19,6 +19,7 @@ from switchrail.engine import Engine
 from switchrail.engine.compiled.functions import FUNCTIONS as OPERATIONS
 from switchrail.errors import ConfigError
 from switchrail.platforms.cpu import CpuPlatform, CpuServing
+from switchrail.platforms.cuda import CudaServing
 from switchrail.platforms.operations import QKNormRope
 
 from tests.engine.conftest import make_checkpoint
@@ -42,7 +43,8 @@ class Platform(CpuPlatform):
             def compile_backend(self) -> Any:
                 return compile_with
 
-            def compiles(self, kind: str) -> bool:
+            def compiles(serving, kind: str, *, fused: bool) -> bool:
+                self.fused[kind] = fused
                 return kind not in eager
 
         def compile_with(graph: Any, inputs: Any) -> Any:
@@ -52,6 +54,7 @@ class Platform(CpuPlatform):
         self.serving_class = Serving  # type: ignore[misc]
         super().__init__()
         self.compiled = 0
+        self.fused: dict[str, bool] = {}
 
 
 @pytest.fixture(scope="module")
@@ -328,6 +331,9 @@ def test_a_kind_is_eager_where_the_platform_says_so_or_compiling_fails(compiled:
     plain = tokens(engine, ONE, 4)
     assert reasons(engine) == {"gated_delta": None, "full_attention": "the platform leaves this kind eager"}
     assert platform.compiled == 1
+    assert platform.fused == {"gated_delta": False, "full_attention": False}
+    assert CudaServing(platform.hardware).compiles("gated_delta", fused=False)
+    assert not CudaServing(platform.hardware).compiles("gated_delta", fused=True)
     engine = compiled(Platform("no_such_backend"))
     assert tokens(engine, ONE, 4) == plain
     assert all("no_such_backend" in str(reason) for reason in reasons(engine).values())
@@ -376,4 +382,5 @@ def test_the_platforms_functions_give_way_to_torchs_own(
     assert tokens(engine, prompts) == expected
     assert set(reasons(engine).values()) == {None}
     assert platform.compiled == 4
+    assert platform.fused == {"gated_delta": True, "full_attention": True}
     assert set(calls) == {"rms_norm"}, "of the model's last norm alone"

@@ -115,6 +115,10 @@ class CudaServing(_GpuServing):
         memory = self.hardware.total_memory()
         return sizes if memory is None or memory < _LARGE else {**sizes, "max_sequences": 256}
 
+    def compiles(self, kind: str, *, fused: bool) -> bool:
+        """Layers without functions of the platform: those with them are faster, captured, as they are."""
+        return not fused
+
 
 class CudaPlatform(Platform):
     """NVIDIA GPUs."""

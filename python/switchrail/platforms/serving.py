@@ -80,8 +80,11 @@ class Serving:
         """What torch.compile compiles decoder layers with, where the options ask for it."""
         return "inductor"
 
-    def compiles(self, kind: str) -> bool:
-        """Whether decoder layers of a kind, as layouts name it, gain from being compiled."""
+    def compiles(self, kind: str, *, fused: bool) -> bool:
+        """Whether decoder layers of a kind, as layouts name it, gain from being compiled.
+
+        `fused` says whether the platform's functions serve such layers.
+        """
         return True
 
     def dispatch_key(self) -> str:

@@ -145,7 +145,9 @@ class Blocks:
         self._layers = list(zip(layers, kinds, strict=True))
         self._backend = serving.compile_backend()
         self._eager = {
-            kind: "the platform leaves this kind eager" for kind in kinds if not serving.compiles(kind)
+            kind: "the platform leaves this kind eager"
+            for layer, kind in self._layers
+            if not serving.compiles(kind, fused=operations.is_bound(layer))
         }
         self._watch = HookWatch(model)
         self._version: Table

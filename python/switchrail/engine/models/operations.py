@@ -217,9 +217,14 @@ def _with_rows(function: Forward, running: Running, *args: Any, **kwargs: Any) -
     return function(*args, **kwargs, rows=None if step is None else step.real_rows)
 
 
+def is_bound(part: nn.Module) -> bool:
+    """Whether a platform's function serves a module, unless somebody hooks it."""
+    return _ATTRIBUTE in part.__dict__
+
+
 def serves(*parts: nn.Module) -> bool:
     """Whether platforms' functions are used for all of these, and none is hooked."""
-    return all(_ATTRIBUTE in part.__dict__ and not _is_hooked(part) for part in parts)
+    return all(is_bound(part) and not _is_hooked(part) for part in parts)
 
 
 def keep_normal(norm: nn.Module, x: torch.Tensor, normal: torch.Tensor) -> None:
@@ -272,6 +277,7 @@ __all__ = [
     "bind",
     "either",
     "forward",
+    "is_bound",
     "keep_normal",
     "look",
     "prepare",
