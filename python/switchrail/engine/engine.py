@@ -25,12 +25,12 @@ from switchrail.current import current_runtime
 from switchrail.engine import garbage
 from switchrail.engine.capture import GraphState, plan_capture
 from switchrail.engine.checkpoint import load, read_config
-from switchrail.engine.compiled.blocks import BlockState
 from switchrail.engine.core import EngineCore
 from switchrail.engine.dtypes import choose_dtype
 from switchrail.engine.graphs import Progress
 from switchrail.engine.hub import find_checkpoint
 from switchrail.engine.memory import Pools
+from switchrail.engine.models.blocks import BlockState
 from switchrail.engine.models.families import Family
 from switchrail.engine.models.operations import prepare
 from switchrail.engine.options import EngineOptions, options_on

@@ -14,9 +14,8 @@ from switchrail.engine.capturer import Captured
 from switchrail.engine.decodes import Decodes
 from switchrail.engine.keys import Key
 from switchrail.engine.mixed import MixedSteps
-from switchrail.engine.models.contract import ENGINE
 from switchrail.engine.scheduler import Schedule
-from switchrail.engine.watch import HookWatch
+from switchrail.engine.watch import ENGINE, HookWatch
 from switchrail.hooks import chain
 
 _log = logging.getLogger("switchrail")

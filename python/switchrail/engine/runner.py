@@ -16,13 +16,13 @@ from switchrail.dispatch import Dispatcher, Part, Prepared
 from switchrail.engine.capture import CapturePlan
 from switchrail.engine.capturer import Capturer, Elsewhere
 from switchrail.engine.checkpoint import Checkpoint
-from switchrail.engine.compiled.blocks import Blocks
 from switchrail.engine.decodes import Decodes
 from switchrail.engine.graphs import Graphs
 from switchrail.engine.inputs import DecodeInputs, decode_rows
 from switchrail.engine.memory import Pools
 from switchrail.engine.mixed import MixedSteps
 from switchrail.engine.models.binding import Connection, connect, find_mixers, read_shapes
+from switchrail.engine.models.blocks import Blocks
 from switchrail.engine.models.operations import ForwardOf
 from switchrail.engine.options import EngineOptions
 from switchrail.engine.scheduler import Schedule

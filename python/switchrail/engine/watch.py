@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from switchrail.engine.models.contract import ENGINE
 from switchrail.engine.module_hooks import Numbered, hooks_of, hooks_of_all
 from switchrail.hooks import chain
 from switchrail.hooks.hook import Hook
 from switchrail.hooks.site import Site
 from switchrail.hooks.table import Table
+
+ENGINE: Final = "switchrail"
+"""The source of the hooks of engines."""
 
 
 class HookWatch:

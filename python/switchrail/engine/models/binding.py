@@ -11,11 +11,12 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from switchrail._core import Layout
-from switchrail.engine.compiled import blocks, opaque
-from switchrail.engine.models import operations
-from switchrail.engine.models.contract import ENGINE, Connected, Connection, Keyword, MixerContract
+from switchrail.engine.compiled import opaque
+from switchrail.engine.models import blocks, operations
+from switchrail.engine.models.contract import Connected, Connection, Keyword, MixerContract
 from switchrail.engine.models.families import Family
 from switchrail.engine.models.operations import ForwardOf
+from switchrail.engine.watch import ENGINE
 from switchrail.errors import CheckpointError, LayoutError
 from switchrail.hooks import Hooks
 from switchrail.pools import Shape

@@ -21,9 +21,6 @@ from switchrail.pools import Shape
 KEYWORD: Final = "switchrail"
 """The keyword argument that passes a `Connected` from a mixer to the functions that it calls."""
 
-ENGINE: Final = "switchrail"
-"""The source of the hooks of engines."""
-
 
 @dataclass(frozen=True, slots=True)
 class Connection:
@@ -133,4 +130,4 @@ class MixerContract:
     packed: bool = False
 
 
-__all__ = ["ENGINE", "KEYWORD", "Connected", "Connection", "Keyword", "MixerContract"]
+__all__ = ["KEYWORD", "Connected", "Connection", "Keyword", "MixerContract"]

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from switchrail.engine.compiled.functions import FUNCTIONS
-from switchrail.engine.models.contract import ENGINE
 from switchrail.engine.module_hooks import hooks_of, hooks_of_all
 from switchrail.engine.step import Running
+from switchrail.engine.watch import ENGINE
 from switchrail.hooks import chain
 from switchrail.platforms.operations import GatedRMSNorm, Operation, RMSNorm, Rotary, SiluAndMul
 from switchrail.platforms.serving import Forward

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from switchrail.engine.models import operations
-from switchrail.engine.models.contract import ENGINE, Keyword
+from switchrail.engine.models.contract import Keyword
 from switchrail.engine.module_hooks import hooks_of
-from switchrail.engine.watch import HookWatch
+from switchrail.engine.watch import ENGINE, HookWatch
 from switchrail.hooks import chain
 from switchrail.hooks.hook import Hook
 from switchrail.hooks.table import Table
