@@ -68,7 +68,7 @@ def permits(expression: str, allowed: Collection[str]) -> bool:
 
 
 def problems(packages: Collection[Mapping[str, Any]], allowed: Collection[str]) -> Iterator[str]:
-    """What is wrong with the packages of `cargo metadata`, a line each."""
+    """Problems with the packages of `cargo metadata`, one line each."""
     for package in packages:
         name = f"{package['name']} {package['version']}"
         if not package["license"]:

@@ -32,9 +32,9 @@ def wait(EARLY: tl.constexpr):
 
 @triton.jit
 def wait_first(EARLY: tl.constexpr):
-    """As `wait`, and has the next kernel begin only when all before this one have ended.
+    """Same as `wait`, but the next kernel starts only after all kernels before this one have ended.
 
-    So the next one may read what those wrote before it waits, if not from the L1 cache.
+    So the next kernel may read their results before it waits, though not through the L1 cache.
     """
     if EARLY:
         gdc_wait()
@@ -42,7 +42,7 @@ def wait_first(EARLY: tl.constexpr):
 
 
 def _driver_version() -> int:
-    """As CUDA's driver writes it: 12030 is 12.3."""
+    """The CUDA driver's version number: 12030 is 12.3."""
     found = ctypes.c_int()
     ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(found))
     return found.value
@@ -50,13 +50,13 @@ def _driver_version() -> int:
 
 @cache
 def begins_early(index: int) -> bool:
-    """Whether the device `index` can, also in a graph that is captured; -1 is the CPU."""
+    """Whether the device `index` supports dependent launches, also in captured graphs; -1 is the CPU."""
     if index < 0 or torch.version.hip is not None:
         return False
     return torch.cuda.get_device_capability(index) >= (9, 0) and _driver_version() >= _DRIVER
 
 
 _DRIVER = 12030
-"""The first version of the driver that captures such launches."""
+"""The first driver version that can capture dependent launches."""
 
 __all__ = ["begins_early", "wait", "wait_first"]

@@ -60,9 +60,9 @@ class ModelFamily:
 
     Attributes:
         model_type: The model type of its configurations.
-        target: Its `switchrail.engine.models.families.Family`, or the path `module:name` of that, which is
-            imported when an engine is created.
-        kinds: Returns the kind of each layer of a configuration, or the path of such a function; None: the
+        target: Its `switchrail.engine.models.families.Family`, or its path `module:name`, which is imported
+            when an engine is created.
+        kinds: Returns the kind of each layer of a configuration, or the path of such a function; None if the
             core knows the model type.
         source: The plugin or program that registered it.
     """

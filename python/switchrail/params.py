@@ -128,15 +128,15 @@ class SamplingParams:
 
 
 def numbers_of(params: Iterable[SamplingParams], draws: Iterable[Random]) -> list[tuple[float, ...]]:
-    """What tokens are drawn by, as numbers of a row.
+    """Sampling parameters as numbers for each row.
 
     Args:
-        params: How each row's token is chosen.
-        draws: Each row's source of random numbers; one is taken from it where the row is sampled.
+        params: Each row's sampling parameters.
+        draws: Each row's source of random numbers; a sampled row takes one number.
 
     Returns:
-        For each row temperature, top_k, top_p, min_p and an integer from 0 to 2**53 - 1; only the first
-        counts where it is 0.
+        For each row temperature, top_k, top_p, min_p and an integer from 0 to 2**53 - 1; if the temperature
+        is 0, the others are ignored.
     """
     return [
         (one.temperature, min(one.top_k or _ALL, _ALL), one.top_p, one.min_p, int(draw.random() * _ALL))

@@ -265,7 +265,7 @@ class Registrar(ABC):
             target: A `switchrail.engine.models.families.Family`, or its path `module:name`, which is imported
                 when an engine is created.
             kinds: Takes a configuration and returns the kind of each layer, such as "gated_delta"; or the
-                path of such a function. None: the core knows the model type.
+                path of such a function. None if the core knows the model type.
 
         Raises:
             RegistrationError: At the commit, if the model type already has a registered family.

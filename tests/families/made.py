@@ -166,7 +166,7 @@ def make(model_type: str, folder: Path, seed: int = 0, **changes: object) -> Pat
     torch.manual_seed(seed)
     values = {**_COMMON, **CONFIGS[model_type], **changes}
     words = values.get("layer_types") or values.get("layers_block_type")
-    if words is not None and model_type != "nemotron_h":  # whose number of layers is that of its words
+    if words is not None and model_type != "nemotron_h":  # its number of layers is that of its words
         values["num_hidden_layers"] = len(words)
     config = transformers.CONFIG_MAPPING[model_type].from_dict(values)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()

@@ -48,7 +48,7 @@ def first_device(device):
 
 
 class Binary(replay.Binary):
-    """Stands in for a compiled kernel: a number for what it would be compiled for."""
+    """Stands in for a compiled kernel, with a number for its specialization."""
 
     known: dict[object, int] = {}  # noqa: RUF012
 

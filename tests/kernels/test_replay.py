@@ -575,7 +575,7 @@ def test_works_without_the_table_and_says_why(monkeypatch: pytest.MonkeyPatch) -
     try:
         with pytest.warns(RuntimeWarning, match="no compiler"):
             calls.remember(tensors, (), (), 0, ())
-        calls.remember(tensors, (), (), 0, ())  # told once
+        calls.remember(tensors, (), (), 0, ())  # warns once
         assert not calls.again(tensors, ())
     finally:
         _native.cache_clear()

@@ -205,8 +205,8 @@ def down_pairs(
 ):
     """The weighted sum of the products with `down` of one row's pairs, for `BN` of the outputs.
 
-    With AHEAD, where `BK` is all of I, it reads all weights before it waits for `gate_up_pairs`, which has
-    waited for the choice of experts.
+    With AHEAD, which requires `BK` to cover all of I, it reads all weights before it waits for
+    `gate_up_pairs`. That kernel has waited for the choice of experts.
     """
     i_t = tl.program_id(0) // tl.cdiv(H, BN)
     i_n = tl.program_id(0) % tl.cdiv(H, BN)

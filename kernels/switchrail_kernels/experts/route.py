@@ -93,7 +93,7 @@ def choose(
     ORDER: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """The experts of each row of a chunk, best first, then the shared ones; equal logits by number."""
+    """The experts of each row of a chunk, best first, then the shared ones; equal logits by expert number."""
     wait(EARLY)
     i_c = tl.program_id(0)
     rows = T

@@ -60,10 +60,10 @@ MOST_PAIRS = 22
 """Maximum pairs of row and expert for computing each pair alone."""
 
 ALONE = Tiles(1, Tile(8, 512, 4, 1), Tile(4, 512, 4, 1))
-"""The tiles of these."""
+"""The tiles for single pairs."""
 
 AHEAD = 192
-"""Weights that a thread of the second product reads before the first has ended, at most."""
+"""Maximum weights per thread that the second product reads before the first has ended."""
 
 
 def tiles(average: float, dtype: torch.dtype, device: torch.device) -> Tiles:

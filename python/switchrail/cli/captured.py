@@ -1,4 +1,4 @@
-"""Shows what an engine captures, on which backends, and what it doesn't."""
+"""Shows the steps that an engine captures, with their backends, and those that it doesn't."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def capture_document(capture: CapturePlan | str) -> dict[str, Any]:
-    """Every key with its backends and reasons; or why nothing is captured."""
+    """Every key with its backends and reasons, or the reason why nothing is captured."""
     if isinstance(capture, str):
         return {"steps": [], "reason": capture, "hooks": []}
     states = [asdict(state) for _, state in capture.states()]
@@ -25,7 +25,7 @@ def capture_document(capture: CapturePlan | str) -> dict[str, Any]:
 
 
 def print_capture(out: Console, capture: CapturePlan | str) -> None:
-    """Prints a table with a row for each call of steps that are served alike."""
+    """Prints a table with one row per call for each group of steps with the same backends."""
     if isinstance(capture, str):
         out.print(f"no step is captured: {capture}")
         return
@@ -50,7 +50,7 @@ def _hooks() -> list[str]:
 
 
 def _alike(states: Iterable[GraphState]) -> list[list[GraphState]]:
-    """Those that have the same calls on the same backends, in their order."""
+    """Consecutive states grouped by equal calls and backends."""
 
     def served(state: GraphState) -> Any:
         return state.kind, state.backends, state.because, state.eager

@@ -1,4 +1,4 @@
-"""A bar on the terminal while an engine's steps are captured."""
+"""A progress bar on the terminal while an engine's steps are captured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 @contextmanager
 def capturing(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """Gives what `Engine` takes as `progress`; nothing is shown before the first call, or off a terminal."""
+    """Yields the callback `progress` for `Engine`. Shows nothing before its first call or off a terminal."""
     columns = TextColumn("capturing steps"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = None

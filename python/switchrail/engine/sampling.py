@@ -17,7 +17,7 @@ _UNIT: Final = 1 << 40
 _SEEDS: Final = 1 << 53
 
 _BITS: Final = 11
-"""Of a digit of a key."""
+"""Bits per digit of a key."""
 
 
 def choose(

@@ -90,7 +90,7 @@ class Attribute:
                 raise HookError(f"{name} can't be changed: {error}", target=f"{name}.{self.name}") from error
 
     def take(self) -> None:
-        """Deletes it, unless somebody else has replaced it."""
+        """Deletes the attribute, unless other code has replaced it."""
         _put.pop((self.owner, self.name), None)
         if vars(self.owner).get(self.name) is self.value:
             delattr(self.owner, self.name)

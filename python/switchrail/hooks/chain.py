@@ -37,7 +37,7 @@ def table() -> Table:
 
 
 def is_within_change() -> bool:
-    """Whether this call comes from within a change of this thread, as from a finalizer."""
+    """Whether this thread is already within a change, for example in a finalizer."""
     with change_lock:
         return _changing
 

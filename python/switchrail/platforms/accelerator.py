@@ -111,7 +111,7 @@ class Accelerator(Hardware):
         self._module().empty_cache()
 
     def keeps_freed_memory(self) -> bool:
-        """Torch's allocator does."""
+        """True, as for torch's allocator."""
         return True
 
     def distributed_backend(self) -> str:

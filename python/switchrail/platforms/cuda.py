@@ -107,9 +107,8 @@ class CudaServing(_GpuServing):
 
         Kernels read a page of 64 tokens at once; with pages of 16, prefill takes a quarter longer. Steps of
         8,192 rows keep the device busy while the host launches the next one. A step with one prompt takes
-        three times as long as a decode of 100 sequences, so prompts that come one by one are run together.
-        256 sequences were measured on GPUs of 80 GB and more; the states of so many may not fit on smaller
-        ones.
+        three times as long as a decode of 100 sequences, so prompts that arrive one by one are run together.
+        256 sequences were measured on GPUs of 80 GB and more; their states may not fit on smaller ones.
         """
         sizes = {"page_size": 64, "max_tokens_per_step": 8192, "prompt_pause": 1.0}
         memory = self.hardware.total_memory()

@@ -82,11 +82,11 @@ class Hardware:
             self.set_device(before)
 
     def own_stream(self) -> Callable[[], AbstractContextManager[object]]:
-        """Makes a stream for one engine, which orders its steps whichever thread runs them.
+        """Makes a stream for one engine, which keeps its steps in order in any threads.
 
         Returns:
-            Makes a context that launches its work there: behind what is on the thread's current stream, which
-            then waits for it. On a device without streams it does nothing.
+            A function that returns a context manager. It launches work on that stream, after the work on the
+            thread's current stream, which then waits for it. It does nothing on devices without streams.
         """
         return nullcontext
 
@@ -99,9 +99,10 @@ class Hardware:
         raise self._not_provided("empty_cache")
 
     def keeps_freed_memory(self) -> bool:
-        """Whether memory that was freed still counts as in use until `empty_cache`.
+        """Whether freed memory still counts as in use until `empty_cache`.
 
-        If so, what steps take at most shows afterwards, and the engine sizes its pools by a trial.
+        If so, the maximum memory of steps can be measured afterwards, and a trial determines the engine's
+        pool sizes.
         """
         return False
 

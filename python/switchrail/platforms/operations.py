@@ -250,7 +250,7 @@ class DecodeRows(Operation):
     """The inputs of a captured decode, from each row's position and slot.
 
     `forward(rows, last_tokens, page_table, *, page_size, ids, pages, kv_rows, kv_lens, sequence_ids, real)`
-    is called as `switchrail.engine.inputs.decode_rows`, which documents it.
+    has the arguments of `switchrail.engine.inputs.decode_rows`, which documents it.
     """
 
     name = "decode_rows"

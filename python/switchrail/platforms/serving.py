@@ -77,7 +77,7 @@ class Serving:
         return None
 
     def compile_backend(self) -> str | Callable[..., Any]:
-        """What torch.compile compiles decoder layers with, where the options ask for it."""
+        """The torch.compile backend for decoder layers, used if the option `compile` requests it."""
         return "inductor"
 
     def compiles(self, kind: str, *, fused: bool) -> bool:

@@ -356,7 +356,7 @@ class Loader:
 
 
 def _constraining(attempts: Sequence[Attempt], names: Collection[str]) -> list[Attempt]:
-    """Those of the named plugins that declare an order themselves."""
+    """The attempts of the named plugins that declare an order."""
     return [
         attempt
         for attempt in attempts

@@ -116,7 +116,7 @@ pub struct BackendSpec {
     /// Where the implementation is: `module:Qualified.name` for a Python object, a description for people for
     /// a [native](Entry::Native) one. The core never opens it.
     pub path: String,
-    /// What it can do.
+    /// Its capabilities.
     pub capabilities: Capabilities,
     /// Among the backends that fit, the one with the highest priority serves, unless the user chose another.
     #[serde(default)]
@@ -126,7 +126,7 @@ pub struct BackendSpec {
     pub config: Config,
 }
 
-/// What a backend can do.
+/// The capabilities of a backend.
 ///
 /// `devices` and `phases` are required. An empty `features` offers no feature, and an empty `packages`
 /// requires nothing. **Every other empty list restricts nothing.**

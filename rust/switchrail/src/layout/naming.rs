@@ -49,7 +49,7 @@ pub(super) enum Naming {
         hit: LayerKind,
         miss: LayerKind,
     },
-    /// All layers are of one kind, and no key says so.
+    /// All layers are of one kind, without a key.
     All(LayerKind),
 }
 
