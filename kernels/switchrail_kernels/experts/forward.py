@@ -75,7 +75,7 @@ def experts(
         sizes = sizes or tiles(t * top_k / own, x.dtype, x.device)
         chunk = _CHUNK if t <= _CHUNK else max(padded(triton.cdiv(t, _ADDED)), _LEAST)
         chunk = _LONG if chunk > _CHUNK else chunk
-        bm, bt = sizes.rows, min(padded(t), chunk, max(_LOGITS // ep, 1))
+        bm, bt = sizes.rows, min(chunk, max(_LOGITS // ep, 1))
         chunks = triton.cdiv(t, bt)
         blocks = min(t * top_k, t * top_k // bm + own) + shared * triton.cdiv(t, bm)
         lengths = [pairs, pairs, (chunks + 1) * own, chunks * 4 * own, pairs, 3 * blocks, 1]
