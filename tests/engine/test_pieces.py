@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import switchrail
 import torch
 from switchrail.engine import Engine, SamplingParams
+from switchrail.engine.pieces import Pieces
 from switchrail.ops.attention.torch import TorchAttention
 from switchrail.ops.gated_delta.torch import TorchGatedDelta
+from switchrail.platforms.graph import Graph
+from switchrail.testing.graph import RecordedGraph
 
 from tests.engine.capturable import CAPTURABLE
 from tests.engine.test_graphs import (
@@ -212,3 +217,26 @@ def test_an_option_leaves_steps_with_prompts_eager(
 ) -> None:
     engine: Engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=DECODES)
     assert {state.kind for state in engine.graphs} == {"decode"}
+
+
+class PooledGraph(RecordedGraph):
+    """A graph whose memory is freed with the last graph that has been captured in it, as a GPU's is."""
+
+    def __init__(self, shares: Graph | None = None) -> None:
+        super().__init__(shares)
+        self._owner = None if shares is None else weakref.ref(shares)
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        assert self._owner is None or self._owner() is not None, "the memory to share is freed"
+        with super().capture():
+            yield
+
+
+def test_shared_memory_lives_until_the_next_capture_has_begun() -> None:
+    """Capturing everything again drops all earlier graphs but the last one, whose memory is then shared."""
+    pieces = Pieces(PooledGraph, None)
+    for _ in range(2):
+        with pieces.capture():
+            pass
+        pieces = Pieces(PooledGraph, pieces.last)

@@ -61,8 +61,10 @@ class Pieces:
             graph.replay()
 
     def _begin(self) -> None:
-        self.last = graph = self._graph_class(self.last)
+        graph = self._graph_class(self.last)
         self._stack.enter_context(graph.capture())
+        # only now: the memory that is shared lives as long as a graph that was captured in it
+        self.last = graph
         self._graphs.append(graph)
 
 
