@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,11 +19,13 @@ class Compiles:
         triton: Kernels that Triton compiled, without those read from its cache.
         read: Kernels that Triton read from its cache.
         dynamo: Frames that torch.compile traced.
+        names: Of the kernels that Triton compiled.
     """
 
     triton: int = 0
     read: int = 0
     dynamo: int = 0
+    names: list[str] = field(default_factory=list)
 
 
 @contextmanager
@@ -36,9 +38,11 @@ def counted() -> Iterator[Compiles]:
     if listening:
         from triton import knobs
 
-        def listen(*, cache_hit: bool, **_: Any) -> None:
+        def listen(*, src: Any, cache_hit: bool, **_: Any) -> None:
             found.read += cache_hit
-            found.triton += not cache_hit
+            if not cache_hit:
+                found.triton += 1
+                found.names.append(str(src.name))
 
         previous, knobs.compilation.listener = knobs.compilation.listener, listen
     try:

@@ -275,6 +275,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runtime = switchrail.Runtime()
     runtime.load()
     register_triton(runtime, faults)
+    # what compiles where a capture was made to fail: such decodes run eagerly
+    eager = {**OPTIONS, "capture": "off"}
+    with Engine(CHECKPOINT, runtime=runtime, device="cuda", dtype="float32", options=eager) as engine:
+        for _ in warm_up(engine):
+            pass
     with Engine(CHECKPOINT, runtime=runtime, device="cuda", dtype="float32", options=OPTIONS) as engine:
         report = soak(engine, faults, requests=options.requests, seed=options.seed)
     print(f"{options.requests} requests in {report.seconds:.1f} s: {dict(report.ends)}")

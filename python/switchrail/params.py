@@ -139,7 +139,13 @@ def numbers_of(params: Iterable[SamplingParams], draws: Iterable[Random]) -> lis
         is 0, the others are ignored.
     """
     return [
-        (one.temperature, min(one.top_k or _ALL, _ALL), one.top_p, one.min_p, int(draw.random() * _ALL))
+        (
+            one.temperature,
+            _ALL if one.top_k is None or one.top_k > _ALL else one.top_k,
+            one.top_p,
+            one.min_p,
+            draw.random() * _ALL,  # a multiple of 2**-53, times 2**53
+        )
         if one.temperature > 0
         else _GREEDY
         for one, draw in zip(params, draws, strict=True)

@@ -117,7 +117,7 @@ def test_it_runs_whole(python, tmp_path, capsys, monkeypatch):
         ("switchrail", " sampled"),
         ("SGLang", " sampled"),
     ]
-    assert found["compiled"] == {"triton": 0, "read": 0, "dynamo": 0}
+    assert found["compiled"] == {"triton": 0, "read": 0, "dynamo": 0, "names": []}
     assert found["host"][0]["launch_ms"] > 0
     assert "SGLang over switchrail, B=2 sampled:" in capsys.readouterr().out
     ElementTree.parse(folder / "serving.svg")

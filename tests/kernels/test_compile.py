@@ -9,7 +9,9 @@ import pytest
 pytest.importorskip("triton")
 
 SCRIPT = """
+import random
 import torch
+from switchrail.params import SamplingParams
 from switchrail.testing.inputs import gated_delta_call, kda_call, lightning_call, mamba2_call, short_conv_call
 from switchrail_kernels.delta import scan
 from switchrail_kernels.elementwise.add_rms_norm import add_rms_norm
@@ -27,6 +29,7 @@ from switchrail_kernels.launch import Launcher
 from switchrail_kernels.lightning.triton import TritonLightning
 from switchrail_kernels.mamba2.triton import TritonMamba2
 from switchrail_kernels.products.forward import products
+from switchrail_kernels.sampling.choose import choose_tokens
 from switchrail_kernels.short_conv.triton import TritonShortConv
 from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
@@ -37,7 +40,7 @@ TARGET = GPUTarget("cuda", 90, 32)
 BACKEND = make_backend(TARGET)
 TYPES = {
     torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16",
-    torch.int32: "*i32", torch.int64: "*i64", torch.bool: "*i1",
+    torch.int32: "*i32", torch.int64: "*i64", torch.bool: "*i1", torch.float64: "*fp64",
 }
 compiled = []
 
@@ -87,6 +90,7 @@ rms_norm(x, weight, eps=1e-6, weight_offset=1.0)
 add_rms_norm(x, x, weight, eps=1e-6, weight_offset=1.0)
 gated_rms_norm(x, x, weight, eps=1e-6)
 silu_and_mul(x, x)
+choose_tokens(x, [SamplingParams(temperature=1.0, top_p=0.5)] * 3, [random.Random(0)] * 3)
 sigmoid_gate(x, x)
 decode_rows(
     *(torch.zeros(size, dtype=torch.int64) for size in ((2, 3), 9)), torch.zeros(9, 5, dtype=torch.int32),
@@ -117,4 +121,4 @@ def test_kernels_with_all_that_is_optional_have_types_that_agree():
         [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert int(done.stdout) == 58, "some kernel was not launched"
+    assert int(done.stdout) == 59, "some kernel was not launched"

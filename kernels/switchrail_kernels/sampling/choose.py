@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Sequence
+from itertools import chain
 from typing import Final
 
 import torch
@@ -41,9 +43,10 @@ def choose_tokens(
     rows, size = logits.shape
     if logits.stride(1) != 1:
         logits = logits.contiguous()
-    host = torch.tensor(
-        numbers_of(params, draws), dtype=torch.float64, pin_memory=logits.device.type == "cuda"
-    )
+    values = array("d", chain.from_iterable(numbers_of(params, draws)))
+    host = torch.frombuffer(values, dtype=torch.float64)
+    if logits.is_cuda:
+        host = host.pin_memory()
     numbers = host.to(logits.device, non_blocking=True)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     block = min(padded(size), BLOCK)
