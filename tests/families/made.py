@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import transformers
+from switchrail.engine.models.families import FAMILIES
 
 from tests.engine.conftest import byte_tokenizer
 
@@ -67,7 +68,7 @@ _MAMBA2: dict[str, Any] = {
 }
 _WINDOW: dict[str, Any] = {"head_dim": 16, "sliding_window": 20}
 
-CONFIGS: dict[str, dict[str, Any]] = {
+_ALL: dict[str, dict[str, Any]] = {
     "qwen3_5_text": _GATED_DELTA,
     "qwen3_5_moe_text": {**_GATED_DELTA, **_EXPERTS},
     "olmo_hybrid": {
@@ -152,7 +153,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma3_text": {**_WINDOW, "layer_types": [SLIDING, FULL], "query_pre_attn_scalar": 16},
     "gpt_oss": {**_WINDOW, "num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 2},
 }
-"""Model type -> its config, without the common part."""
+
+CONFIGS = {
+    name: config
+    for name, config in _ALL.items()
+    if (since := FAMILIES[name].since) is None
+    or [*map(int, transformers.__version__.split(".")[:2])] >= [*map(int, since.split("."))]
+}
+"""Model type -> its config without the common keys, for the families that the installed transformers has."""
 
 
 _MEMORY = {"A_log": (-4, -1), "dt_bias": (-1, 1)}

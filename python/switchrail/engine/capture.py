@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from switchrail._core import PAGED_OPS
 from switchrail.engine.keys import Key, Keys, StepKind
 from switchrail.errors import BackendUnfitError, NoBackendError
 from switchrail.platforms.serving import Serving
@@ -136,7 +137,12 @@ def plan_capture(
         features = {op: ("cuda_graph",) for op in ops if op not in eager}
         try:
             found = plan(preferences=chosen, phases=("decode",), features=features)
-            keys = Keys.of(options, max_length, mixed=in_pieces and options.capture == "all")
+            keys = Keys.of(
+                options,
+                max_length,
+                mixed=in_pieces and options.capture == "all",
+                caches=not ops.isdisjoint(PAGED_OPS),
+            )
             return CapturePlan(keys=keys, plan=found, own=own, eager=eager)
         except (BackendUnfitError, NoBackendError) as error:
             op = error.fields["query"]["op"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -150,13 +149,9 @@ def _reason(config: dict[str, Any], family: Family | None) -> str | None:
         if isinstance(listed, list) and architecture in listed:
             return f"transformers has no definition of {architecture} ({models})"
     if family is not None:
-        try:
-            found = find_spec(family.module)
-        except ModuleNotFoundError:
-            found = None
-        if found is None:
-            since = "a later one" if family.since is None else f"{family.since} or later"
-            return f"transformers {transformers.__version__} has no {family.module}; it needs {since}"
+        installed = transformers.__version__
+        if family.since is not None and _release(installed) < _release(family.since):
+            return f"it needs transformers {family.since} or later, and {installed} is installed"
         return None
     try:
         layers = Layout.from_config(config).layers
@@ -170,6 +165,11 @@ def _reason(config: dict[str, Any], family: Family | None) -> str | None:
         ),
         None,
     )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Major and minor release of a version."""
+    return tuple(int(part) for part in version.split(".")[:2])
 
 
 def load(

@@ -90,16 +90,18 @@ class Keys:
     rows: tuple[int, ...]
 
     @classmethod
-    def of(cls, options: EngineOptions, max_length: int, *, mixed: bool) -> Keys:
+    def of(cls, options: EngineOptions, max_length: int, *, mixed: bool, caches: bool = True) -> Keys:
         """The keys of an engine.
 
         Args:
             options: The engine's options.
             max_length: Tokens of the longest sequence.
             mixed: Whether steps with prompt tokens are captured, in pieces.
+            caches: Whether any layer has a paged cache; without one a decode is the same for all lengths.
         """
         rows = mixed_rows(options.max_tokens_per_step) if mixed else ()
-        return cls(sizes(options.max_sequences), lengths(max_length), rows)
+        tokens = lengths(max_length) if caches else (max_length,)
+        return cls(sizes(options.max_sequences), tokens, rows)
 
     def __iter__(self) -> Iterator[Key]:
         """Decodes by rows, then by tokens; then mixed steps by rows."""

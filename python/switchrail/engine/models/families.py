@@ -131,11 +131,14 @@ FAMILIES: Final[Mapping[str, Family]] = {
         module=_module("mamba2"), mixers={"mamba2": {"mixer": MAMBA2}}, layers="backbone.layers"
     ),
     "lfm2": Family(
-        module=_module("lfm2"), mixers={"full_attention": _ATTENTION, "short_conv": {"conv": SHORT_CONV}}
+        module=_module("lfm2"),
+        mixers={"full_attention": _ATTENTION, "short_conv": {"conv": SHORT_CONV}},
+        since="5.22",
     ),
     "lfm2_moe": Family(
         module=_module("lfm2_moe"),
         mixers={"full_attention": _ATTENTION, "short_conv": {"conv": SHORT_CONV}},
+        since="5.22",
     ),
     "lfm3": Family(
         module=_module("lfm3"),

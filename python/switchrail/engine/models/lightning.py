@@ -40,7 +40,7 @@ def _layers(mixer: nn.Module, memory: Callable[[str], tuple[torch.Tensor, ...]])
     read: Any = mixer
     (states,) = memory("lightning")
     # not the buffer, which has the weights' dtype: rounded slopes would change late tokens
-    slopes = read.get_slope_rate(device=states.device).float().flatten()
+    slopes = read.get_slope_rate().to(states.device, torch.float32).flatten()
     return {"lightning": LightningLayer(g=-slopes, state=states, scale=1.0)}
 
 
