@@ -42,10 +42,11 @@ def test_fields_that_were_not_given_are_empty() -> None:
 def test_every_code_of_the_core_has_its_class() -> None:
     codes = set()
     for source in (RUST / "switchrail" / "src").rglob("*.rs"):
-        for body in re.findall(
-            r"fn code\(&self\) -> &'static str \{(.*?)\n    \}", source.read_text(), re.DOTALL
-        ):
+        text = source.read_text()
+        for body in re.findall(r"fn code\(&self\) -> &'static str \{(.*?)\n    \}", text, re.DOTALL):
             codes |= set(re.findall(r'"([a-z_]+)"', body))
+        for body in re.findall(r"^core_error!.*?^\}", text, re.DOTALL | re.MULTILINE):
+            codes |= set(re.findall(r'=>\s*"([a-z_]+)"', body))
     table = (
         (RUST / "switchrail-py" / "src" / "errors.rs").read_text().split("fn class_of")[1].split("_ =>")[0]
     )
