@@ -19,7 +19,7 @@ class Compiles:
         triton: Kernels that Triton compiled, without those read from its cache.
         read: Kernels that Triton read from its cache.
         dynamo: Frames that torch.compile traced.
-        names: Of the kernels that Triton compiled.
+        names: The names of the kernels that Triton compiled.
     """
 
     triton: int = 0

@@ -275,7 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runtime = switchrail.Runtime()
     runtime.load()
     register_triton(runtime, faults)
-    # what compiles where a capture was made to fail: such decodes run eagerly
+    # compilations after an injected failure of a capture: such decodes run eagerly
     eager = {**OPTIONS, "capture": "off"}
     with Engine(CHECKPOINT, runtime=runtime, device="cuda", dtype="float32", options=eager) as engine:
         for _ in warm_up(engine):

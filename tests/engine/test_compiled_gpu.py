@@ -21,7 +21,7 @@ def test_tokens_of_compiled_layers_are_those_of_eager_ones(
 ) -> None:
     """Also where the platform's functions are faster, so that it leaves them eager."""
     monkeypatch.setattr(CudaServing, "compiles", lambda *_, **__: True)
-    # the processes in which torch compiles else would outlive the test
+    # otherwise torch's compiling processes would outlive the test
     monkeypatch.setattr(torch._inductor.config, "compile_threads", 1)
     prompts = make_prompts() * 2
     params = make_params(len(prompts))

@@ -1,4 +1,4 @@
-"""Which steps are captured."""
+"""The captured steps."""
 
 from __future__ import annotations
 

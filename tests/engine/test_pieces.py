@@ -220,7 +220,7 @@ def test_an_option_leaves_steps_with_prompts_eager(
 
 
 class PooledGraph(RecordedGraph):
-    """A graph whose memory is freed with the last graph that has been captured in it, as a GPU's is."""
+    """A graph whose memory is freed with the last graph captured in it, as on a GPU."""
 
     def __init__(self, shares: Graph | None = None) -> None:
         super().__init__(shares)

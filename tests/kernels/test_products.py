@@ -11,7 +11,7 @@ from switchrail_kernels.products.forward import MOST_ROWS, products
 
 
 def check(found, expected, dtype):
-    """Numbers of about 1, of which torch's own products round sums on the way too."""
+    """Compare numbers of about 1; torch's own products also round intermediate sums."""
     bound = max(4 * torch.finfo(dtype).eps, 2e-5)
     torch.testing.assert_close(found.double(), expected, rtol=bound, atol=bound)
 

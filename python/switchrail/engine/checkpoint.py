@@ -168,7 +168,7 @@ def _reason(config: dict[str, Any], family: Family | None) -> str | None:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Major and minor release of a version."""
+    """The major and minor release of a version."""
     return tuple(int(part) for part in version.split(".")[:2])
 
 

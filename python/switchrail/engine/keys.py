@@ -97,7 +97,7 @@ class Keys:
             options: The engine's options.
             max_length: Tokens of the longest sequence.
             mixed: Whether steps with prompt tokens are captured, in pieces.
-            caches: Whether any layer has a paged cache; without one a decode is the same for all lengths.
+            caches: Whether any layer has a paged cache; otherwise all lengths share one key.
         """
         rows = mixed_rows(options.max_tokens_per_step) if mixed else ()
         tokens = lengths(max_length) if caches else (max_length,)

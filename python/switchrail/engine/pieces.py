@@ -63,7 +63,7 @@ class Pieces:
     def _begin(self) -> None:
         graph = self._graph_class(self.last)
         self._stack.enter_context(graph.capture())
-        # only now: the memory that is shared lives as long as a graph that was captured in it
+        # only now: shared memory lives as long as a graph captured in it
         self.last = graph
         self._graphs.append(graph)
 
