@@ -1,0 +1,35 @@
+"""The checks of tokens and probabilities on a CPU, small: they pass, and find what differs."""
+
+from __future__ import annotations
+
+import pytest
+from switchrail.testing import isolated
+
+from benchmarks import accuracy
+
+
+@pytest.fixture(autouse=True)
+def runtime(monkeypatch):
+    monkeypatch.setattr(accuracy, "WAYS", {"eager": accuracy.WAYS["eager"]})
+    monkeypatch.setattr(accuracy, "NEW_TOKENS", 4)
+    with isolated():
+        yield
+
+
+def test_the_trained_checkpoint_passes(capsys):
+    assert accuracy.main(["--tiny", "--prompts", "3", "--longest", "40", "--no-slice"]) == 0
+    told = capsys.readouterr().out
+    assert "trained, transformers in float32: 3 of 3 prompts" in told
+
+
+def test_a_wrong_token_is_found(capsys, monkeypatch):
+    tokens = accuracy.transformers_tokens
+
+    def one_wrong(model, prompts):
+        found = tokens(model, prompts)
+        found[1][2] += 1
+        return found
+
+    monkeypatch.setattr(accuracy, "transformers_tokens", one_wrong)
+    assert accuracy.main(["--tiny", "--prompts", "3", "--longest", "40", "--no-slice"]) == 1
+    assert "2 of 3 prompts have the tokens of the eager run; distances in float64" in capsys.readouterr().out
