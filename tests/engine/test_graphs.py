@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import random
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -368,3 +369,46 @@ def test_another_engine_that_is_made_or_closed_leaves_graphs_as_they_are(
     other.close()
     assert tokens(engine, prompts) == expected
     assert len(seen) == 2 * replays
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_the_memory_of_a_failed_capture_is_shared_if_it_could_be_ended(
+    make_engine: Make, captured_runtime: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
+    """A shared graph lives until its memory is taken, also where nobody else holds it."""
+    shared: list[bool] = []
+    run = CAPTURABLE["gated_delta"].run
+
+    class Shared(RecordedGraph):
+        def __init__(self, shares: RecordedGraph | None = None) -> None:
+            super().__init__(shares)
+            self.shared = None if shares is None else weakref.ref(shares)
+
+        @contextmanager
+        def capture(self) -> Iterator[None]:
+            shared.append(self.shared is not None)
+            assert self.shared is None or self.shared() is not None
+            try:
+                with super().capture():
+                    yield
+            except ValueError:
+                if not ended:
+                    raise RuntimeError("capturing can't be ended") from None
+                raise
+
+    def failing(self: Any, call: Any, batch: Any, plan: Any) -> None:
+        if len(batch.seqlens) == 4 and len(shared) > 1:
+            raise ValueError("not four")
+        run(self, call, batch, plan)
+
+    monkeypatch.setattr(CAPTURABLE["gated_delta"], "run", failing)
+    monkeypatch.setattr(GraphServing, "graph_class", lambda self: Shared)
+    options = {**OPTIONS, "capture": "decode"}
+    engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=options)
+    assert [state.rows for state in engine.graphs if state.reason] == [4]
+    assert shared == [False, True, ended, True]
+    graphs = engine._runner.graphs
+    assert graphs is not None
+    graphs._drop()
+    graphs.capture(graphs.in_order)
+    assert shared[4:] == [True] * 3

@@ -55,7 +55,7 @@ class Capturer:
         self._forward = forward
         self._graph_class = graph_class
         self._sequences = sequences
-        self._shares: Graph | None = None  # the last graph, if its capture didn't fail
+        self._shares: Graph | None = None  # the last graph, if later ones can share its memory
         self.logits: torch.Tensor | None = None
 
     def capture(self, step: Step, prepared: Prepared, before: Callable[[], None] = lambda: None) -> Pieces:
@@ -68,10 +68,11 @@ class Capturer:
         """
         self._run(step, prepared, _ignored, before)  # compiles the kernels that it needs
         pieces = Pieces(self._graph_class, self._shares)
-        self._shares = None  # no graph shares memory with a failed capture
-        with pieces.capture():
-            self._run(step, prepared, pieces.cut, before)
-        self._shares = pieces.last
+        try:
+            with pieces.capture():
+                self._run(step, prepared, pieces.cut, before)
+        finally:
+            self._shares = pieces.last
         return pieces
 
     def _run(self, step: Step, prepared: Prepared, elsewhere: Elsewhere, before: Callable[[], None]) -> None:

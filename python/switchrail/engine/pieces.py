@@ -15,6 +15,10 @@ class Pieces:
     """Consecutive graphs in one working memory, with an eager call between any two of them.
 
     The inputs and outputs of a call are in that memory, at the same addresses in each step.
+
+    Attributes:
+        last: The last graph; None if a capture could not be begun or ended, so that nothing may share its
+            memory.
     """
 
     def __init__(self, graph_class: type[Graph], shares: Graph | None) -> None:
@@ -28,7 +32,7 @@ class Pieces:
         self._graphs: list[Graph] = []
         self._calls: list[Any] = []
         self._stack = ExitStack()
-        self.last = shares
+        self.last: Graph | None = shares
 
     @contextmanager
     def capture(self) -> Iterator[None]:
@@ -37,13 +41,17 @@ class Pieces:
         Raises:
             Exception: Something in the block can't be captured.
         """
-        with self._stack:
-            self._begin()
+        self._begin()
+        try:
             yield
+        except BaseException as error:
+            self._end(error)
+            raise
+        self._end()
 
     def cut(self, call: Any) -> None:
         """End a piece and begin another one after `call`, which isn't made now."""
-        self._stack.close()
+        self._end()
         layer, *tensors = call
         kept = [self._graphs[-1].kept(one) if isinstance(one, torch.Tensor) else one for one in tensors]
         self._calls.append(type(call)(layer, *kept))
@@ -61,11 +69,19 @@ class Pieces:
             graph.replay()
 
     def _begin(self) -> None:
-        graph = self._graph_class(self.last)
+        shares, self.last = self.last, None  # it lives until its memory is shared
+        graph = self._graph_class(shares)
         self._stack.enter_context(graph.capture())
-        # only now: shared memory lives as long as a graph captured in it
         self.last = graph
         self._graphs.append(graph)
+
+    def _end(self, error: BaseException | None = None) -> None:
+        last, self.last = self.last, None
+        if error is None:
+            self._stack.close()
+        else:
+            self._stack.__exit__(type(error), error, error.__traceback__)
+        self.last = last
 
 
 __all__ = ["Pieces"]
