@@ -1,4 +1,4 @@
-"""Programmatic dependent launch: a kernel's programs start while the kernel before it still ends.
+"""Programmatic dependent launch: a kernel's programs can start before the previous kernel has ended.
 
 Starting and ending a kernel each take a microsecond or more, which is most of the time of small kernels.
 """
@@ -23,7 +23,7 @@ def wait(EARLY: tl.constexpr):
     """Wait until all earlier kernels have written their results. Every program must call it first.
 
     Only data that no kernel writes, such as weights, may be read before. Since all programs wait, a kernel
-    ends only after all kernels before it, whatever kind of kernel comes next.
+    ends only after all earlier kernels. So a later kernel that doesn't wait sees all their results too.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -34,7 +34,8 @@ def wait(EARLY: tl.constexpr):
 def wait_first(EARLY: tl.constexpr):
     """Same as `wait`, but the next kernel starts only after all kernels before this one have ended.
 
-    So the next kernel may read their results before it waits, though not through the L1 cache.
+    So the next kernel may read the results of those earlier kernels before it waits, but must bypass the L1
+    cache, which may hold what was there before.
     """
     if EARLY:
         gdc_wait()

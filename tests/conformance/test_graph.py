@@ -1,4 +1,4 @@
-"""The suite's check of captured calls on the CPU: a replay calls `run` again instead of a graph."""
+"""The suite's check of captured calls on the CPU: the stand-in for a graph calls `run` again to replay."""
 
 import contextlib
 import dataclasses
@@ -76,7 +76,7 @@ def captured(base, device):
             return super().plan(phase, batch, bounds)
 
         def refresh(self, plan, batch):
-            device.log.append(f"refresh, waiting is {device.mode}")
+            device.log.append(f"refresh, sync debug mode {device.mode}")
             super().refresh(plan, batch)
 
         def run(self, call, batch, plan):
@@ -105,7 +105,7 @@ class Cut:
 
 
 class Refreshed(TorchAttention):
-    """Attention by the plan's contents, as on a device."""
+    """Takes the lengths from the plan, not from the batch, as a kernel does."""
 
     def plan(self, phase, batch, bounds=None):
         return Cut(batch, bounds)
@@ -114,7 +114,7 @@ class Refreshed(TorchAttention):
         plan.lengths.copy_(batch.kv_lens)
 
     def run(self, call, batch, plan):
-        lengths = plan.lengths.minimum(batch.kv_lens)  # there are no pages beyond
+        lengths = plan.lengths.minimum(batch.kv_lens)  # a plan's bounds can exceed the batch's pages
         batch = dataclasses.replace(batch, kv_lens=lengths, kv_seqlens=tuple(lengths.tolist()))
         super().run(call, batch, super().plan("decode", batch))
 
@@ -123,8 +123,8 @@ def test_a_call_is_captured_as_an_engine_does_it(device):
     measured = host.graph(setting("attention", captured(Refreshed, device)))
     assert measured.error.within(measured.bound)
     assert device.log == [
-        *("plan within bounds", "run"),  # for comparison
-        *("plan within bounds", "run", "capture", "capture", "refresh, waiting is error", "replay"),
+        *("plan within bounds", "run"),  # the eager run that the replay is compared with
+        *("plan within bounds", "run", "capture", "capture", "refresh, sync debug mode error", "replay"),
         *("plan", "run"),  # compared with the reference
     ]
     assert device.mode == "default"
@@ -183,7 +183,7 @@ def test_memory_that_is_asked_for_in_a_capture_fails(device):
 
 
 def test_wrong_results_within_bounds_fail(device):
-    """Although a plan for one batch alone gives correct ones."""
+    """A backend fails that is correct with a plan for one batch, but wrong with a plan within bounds."""
 
     class Wrong(Refreshed):
         def run(self, call, batch, plan):

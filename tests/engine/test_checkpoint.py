@@ -389,7 +389,7 @@ NONSENSE: list[object] = [None, True, "x", 1.5, -1, 0, 10**12, 10**30, float("na
 def test_a_field_of_the_config(
     key: str, make_engine: Callable[..., Engine], broken: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is either valid or a typed error, and large ones are refused before weights are read."""
+    """Each value is accepted or raises a typed error; large numbers are refused before weights are read."""
     original = AutoModelForCausalLM.from_pretrained
     value: object = None
 
@@ -408,7 +408,7 @@ def test_a_field_of_the_config(
         except SwitchrailError as error:
             found.add(type(error))
     assert found <= {CheckpointError, ConfigError, LayoutError, UnknownDtypeError}
-    assert found or key in ("bos_token_id", "pad_token_id"), "which no engine uses"
+    assert found or key in ("bos_token_id", "pad_token_id"), f"no value of {key} was refused"
     edit_config(broken, **{key: right})
     make_engine(broken).close()
 
@@ -432,7 +432,7 @@ def test_a_config_that_has_other_files_read(make_engine: Callable[..., Engine], 
 
 
 def test_code_in_the_folder_is_not_run(make_engine: Callable[..., Engine], broken: Path) -> None:
-    """Nor is the user asked whether it may be."""
+    """The user is not asked for permission either."""
     (broken / "own.py").write_text(f"open({str(broken / 'ran')!r}, 'w')\nclass Own: pass\n")
     (broken / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}})

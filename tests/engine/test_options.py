@@ -96,7 +96,7 @@ NO_VALUES: list[Any] = [
 
 @pytest.mark.parametrize("cls", [EngineOptions, SamplingParams])
 def test_every_field_names_itself(cls: type[Any]) -> None:
-    """Even if the value has no repr, or has 5,000 digits."""
+    """The error for an invalid value names its field, even if the value has no repr or 5,000 digits."""
     for name in [field.name for field in fields(cls)]:
         errors: list[ConfigError | RequestError] = []
         for value in NO_VALUES:
@@ -225,7 +225,7 @@ TOO_MUCH: list[dict[str, Any]] = [
 def test_what_there_is_no_room_for_is_not_allocated(
     values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Including the page table: 10**12 tokens of 33 sequences would take 8 TB."""
+    """Nor is the page table: for 33 sequences of 10**12 tokens each it would take 8 TB."""
     allocated = []
     for name in ("empty", "zeros"):
         monkeypatch.setattr(torch, name, lambda *size, **rest: allocated.append(size))
@@ -236,7 +236,7 @@ def test_what_there_is_no_room_for_is_not_allocated(
 
 
 def test_memory_that_nobody_knows() -> None:
-    """None is not 0: the number of pages must be given."""
+    """A platform that reports None has unknown memory, not 0 bytes, so num_pages is required."""
     for platform in (memory_of(None, None), memory_of(1 << 30, None)):
         with pytest.raises(ConfigError, match="'cpu' doesn't say how much memory is free; give num_pages"):
             pools_of(platform)

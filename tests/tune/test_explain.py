@@ -73,7 +73,7 @@ def test_explain_shows_who_serves_what(runtime):
     assert "late the user fits, but takes 10000.0 us as measured here, the chosen one 194.9 us" in lines
     assert any(line.startswith("new the user fits, but was not measured here") for line in lines)
     assert lines[-5:] == [
-        "microseconds per call as measured here; thresholds decide for batches between these",
+        "microseconds per measured call; between these batches, thresholds choose the backend",
         "rows longest split torch",
         "64 4 200.0 80.0*",
         "64 64 30.0* 90.0",

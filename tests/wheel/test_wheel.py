@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# One process for all, since two concurrent builds remove each other's files.
+# All tests of this file run in one process: two concurrent builds remove each other's files.
 
 
 @cache
@@ -66,7 +66,7 @@ def test_the_wheel_has_licence_readme_and_types(wheel: Path) -> None:
 
 
 def test_the_readme_s_example_with_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
-    """Outside of the source tree: only the checkpoint that the example names comes from a clone."""
+    """The example runs outside the source tree; only its checkpoint is copied from the repository."""
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", tmp_path / "site"]
     subprocess.run([*install, wheel], check=True)
     readme = (ROOT / "README.md").read_text("utf-8")
@@ -88,8 +88,7 @@ def test_the_readme_s_example_with_the_wheel_alone(wheel: Path, tmp_path: Path) 
 @pytest.mark.parametrize("version", sorted(interpreters()))
 def test_wheel_works_alone(wheel: Path, version: str, tmp_path: Path) -> None:
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
-    # This interpreter's pip unpacks it for the other one: an abi3 wheel must not depend on the installing
-    # one.
+    # Installed with this interpreter's pip, used by the other: an abi3 wheel is the same for every one.
     subprocess.run([*install, "--target", str(tmp_path / "site"), str(wheel)], check=True)
     run = subprocess.run(
         [interpreters()[version], "-S", str(Path(__file__).with_name("smoke.py"))],

@@ -44,7 +44,7 @@ def explain(
         typer.Option(
             "--hook",
             metavar="TARGET",
-            help="Show the hooks of this dotted path, in the order of a call, instead. Imports its module.",
+            help="Show this dotted path's hooks in the order in which they run, and no backends. Imports its module.",
         ),
     ] = None,
     layer: Annotated[int | None, typer.Option(help="Only the layer with this id.")] = None,
@@ -96,7 +96,7 @@ def explain(
         out.print()
         out.print(_decision(route))
         if len(route.decision.serving) > 1:
-            out.print("microseconds per call as measured here; thresholds decide for batches between these")
+            out.print("microseconds per measured call; between these batches, thresholds choose the backend")
             out.print(_classes(route))
     if layer is None and capture is not None:
         out.print()

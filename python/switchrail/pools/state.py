@@ -12,8 +12,8 @@ from switchrail.pools.shapes import ConvShape, DeltaShape, StateShape
 class StatePool:
     """The slots of a model's linear layers. A slot has the same number in all layers.
 
-    The memory is allocated once; reused slots are not cleared. A platform's own class most often overrides
-    `allocate`.
+    The memory is allocated once; reused slots are not cleared. A platform can have a subclass, which
+    most often overrides only `allocate`.
 
     Attributes:
         states: layer id -> recurrent states, [slots, HV, V, K].

@@ -144,8 +144,8 @@ impl Registrar {
     }
 
     /// Stages the removal of all registrations of an op and name except the built-in one. A plugin only
-    /// removes its own. With a phase, only registrations that serve no other phase are removed. Idempotent:
-    /// it is not an error if there are none.
+    /// removes its own. If a phase is given, only registrations for that phase alone are removed. It is
+    /// not an error if there are none.
     ///
     /// # Errors
     /// [`RegisterError::NotOwn`] if a plugin would only clear registrations of other origins, or
@@ -248,7 +248,7 @@ impl Registrar {
 
     fn stage(&self, request: Request) -> Result<(), RegisterError> {
         self.with_staged(|staged| {
-            // The commit reports registrations that were removed after the lookup.
+            // Other errors are reported by the commit.
             if let Err(CommitError::Conflict(conflict)) =
                 staged.preview.state.carry_out(&request, &mut Vec::new())
             {
