@@ -44,7 +44,7 @@ def explain(
         typer.Option(
             "--hook",
             metavar="TARGET",
-            help="Show this dotted path's hooks in the order in which they run, and no backends. Imports its module.",
+            help="Show this dotted path's hooks, in the order in which they run. Imports its module.",
         ),
     ] = None,
     layer: Annotated[int | None, typer.Option(help="Only the layer with this id.")] = None,
