@@ -12,6 +12,7 @@ import types
 import weakref
 
 import pytest
+from switchrail import garbage
 from switchrail.errors import HookError
 from switchrail.hooks import Hooks
 
@@ -138,6 +139,20 @@ def test_c_functions(hooks, objects):
         math.sqrt()
     hooks.clear()
     assert math.sqrt is other.root is original
+
+
+def test_holders_that_are_older_than_an_engine(hooks, objects):
+    """An engine excludes existing objects from garbage collection, but not from the search for holders."""
+    other, original = types.SimpleNamespace(root=math.sqrt), math.sqrt
+    garbage.freeze()
+    try:
+        hooks.add("math.sqrt", lambda x: ((x + 1,), {}))
+        assert (math.sqrt(8), other.root(8)) == (3, 3)
+        hooks.clear()
+        assert math.sqrt is other.root is original
+        assert gc.get_freeze_count()
+    finally:
+        garbage.thaw()
 
 
 def test_hooks_that_do_not_fit_what_is_told(hooks, objects):

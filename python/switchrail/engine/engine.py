@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from switchrail import garbage
 from switchrail._core import BoundPlan, RoutePlan
 from switchrail.checks import shown
 from switchrail.current import current_runtime
-from switchrail.engine import garbage
 from switchrail.engine.capture import GraphState, plan_capture
 from switchrail.engine.checkpoint import load, read_config
 from switchrail.engine.core import EngineCore

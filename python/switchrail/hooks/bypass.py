@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import gc
 import sys
 from collections.abc import Iterable, Iterator
 from types import FunctionType
 from typing import Any, Final
 
+from switchrail import garbage
 from switchrail.hooks.hook import name_of
 from switchrail.hooks.site import Function, Site
 from switchrail.hooks.standin import Replaced
@@ -37,8 +37,8 @@ def everywhere(site: Site) -> tuple[str, ...]:
     """The same notes, found in all objects that the garbage collector knows."""
     if not isinstance(site, Function):
         return ()
-    holders = gc.get_referrers(site.function)
-    holders += gc.get_referrers(*(holder for holder in holders if type(holder) is dict))
+    holders = garbage.referrers(site.function)
+    holders += garbage.referrers(*(holder for holder in holders if type(holder) is dict))
     notes = _notes(site, holders)
     holders.clear()  # it holds frames, which hold it in turn
     return notes

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from collections import deque
 from functools import partial
 from types import CellType, FrameType, FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any
+
+from switchrail import garbage
 
 
 class Hidden:
@@ -29,7 +30,7 @@ def replace_held(old: Any, new: Any) -> tuple[int, list[str]]:
         The number of changed holders, and a description of each one that can't be changed.
     """
     changed, unreached = 0, []
-    for holder in gc.get_referrers(old):
+    for holder in garbage.referrers(old):
         if isinstance(holder, FrameType) or issubclass(type(holder), Hidden):
             continue
         if _changed(holder, old, new):
@@ -75,7 +76,7 @@ def _changed_dict(holder: dict[Any, Any], old: Any, new: Any) -> bool:
     if names and plain and "__doc__" in holder and "__spec__" not in holder:  # perhaps a class's namespace
         owners = [
             owner
-            for owner in gc.get_referrers(holder)
+            for owner in garbage.referrers(holder)
             if isinstance(owner, type) and vars(owner).get(names[0]) is old
         ]
         if not owners and "__name__" not in holder:  # of a class in C, whose method cache would stay stale
@@ -95,7 +96,7 @@ def _changed_tuple(holder: tuple[Any, ...], old: Any, new: Any) -> bool:
     """Replaces a tuple in functions that have it as their defaults, and in partials as their arguments."""
     put = tuple(new if item is old else item for item in holder)
     done = False
-    for owner in gc.get_referrers(holder):
+    for owner in garbage.referrers(holder):
         if type(owner) is FunctionType and owner.__defaults__ is holder:
             owner.__defaults__ = put
             done = True

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dis
-import gc
 import weakref
 from collections.abc import Callable, Sequence
 from types import CellType, CodeType, FunctionType
 from typing import Any, Final
+
+from switchrail import garbage
 
 _SUPER: Final = "__switchrail_super"
 
@@ -32,13 +33,13 @@ def redirected(function: FunctionType, code: CodeType) -> CodeType:
 
 def closing_over(cls: type) -> list[FunctionType]:
     """The functions of a class's body that refer to `__class__`, as a bare `super()` does, wrapped or not."""
-    cells = [cell for cell in gc.get_referrers(cls) if type(cell) is CellType]
+    cells = [cell for cell in garbage.referrers(cls) if type(cell) is CellType]
     if not cells:
         return []
-    closures = [closure for closure in gc.get_referrers(*cells) if type(closure) is tuple]
+    closures = [closure for closure in garbage.referrers(*cells) if type(closure) is tuple]
     return [
         function
-        for function in gc.get_referrers(*closures)
+        for function in garbage.referrers(*closures)
         if type(function) is FunctionType and "__class__" in function.__code__.co_freevars
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 from switchrail.forks import lock_across_forks
 
@@ -28,4 +29,19 @@ def thaw() -> None:
             gc.unfreeze()
 
 
-__all__ = ["freeze", "thaw"]
+def referrers(*objects: Any) -> list[Any]:
+    """Like `gc.get_referrers`, but also finds objects that `freeze` has excluded.
+
+    Objects that only `gc.freeze` itself has excluded are not found.
+    """
+    with _lock:
+        if _engines:
+            gc.unfreeze()
+        try:
+            return [found for found in gc.get_referrers(*objects) if found is not objects]
+        finally:
+            if _engines:
+                gc.freeze()
+
+
+__all__ = ["freeze", "referrers", "thaw"]
