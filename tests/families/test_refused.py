@@ -21,6 +21,15 @@ from tests.families.conftest import Family
 from tests.families.made import make
 from tests.layouts.families import CONFIGS as PUBLISHED
 
+_SMALL_VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
 
 def refused(folder: Path, config: dict[str, Any]) -> str:
     """The message for a folder with only a config; it does not complain about missing weights."""
@@ -73,6 +82,16 @@ def test_attention_to_later_tokens(family_of: Callable[[str], Family], tmp_path:
     path = make("gemma3_text", tmp_path, use_bidirectional_attention=True)
     with pytest.raises(CheckpointError, match=r"layer 0 attends to later tokens too"):
         Engine(path, runtime=switchrail.Runtime(), device="cpu")
+
+
+def test_a_multimodal_model_that_transformers_loads_whole(
+    family_of: Callable[[str], Family], tmp_path: Path
+) -> None:
+    text = family_of("gemma3_text")
+    whole = transformers.Gemma3Config(text_config=text.model.config.to_dict(), vision_config=_SMALL_VISION)
+    transformers.Gemma3ForConditionalGeneration(whole).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"loads no text model of model_type 'gemma3'"):
+        Engine(tmp_path, runtime=switchrail.Runtime(), device="cpu")
 
 
 def test_a_layout_that_is_not_the_models(family_of: Callable[[str], Family], tmp_path: Path) -> None:

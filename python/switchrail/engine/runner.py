@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -141,7 +140,7 @@ class Runner:
         if options.compile == "blocks":
             self.blocks = Blocks(
                 self.model,
-                attrgetter(checkpoint.family.layers)(self.model),
+                checkpoint.family.layers_of(self.model),
                 [layer.kind for layer in bound.plan.layout.layers],
                 platform.serving,
             )

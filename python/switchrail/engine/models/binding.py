@@ -34,6 +34,7 @@ def find_mixers(model: nn.Module, family: Family, layers: Iterable[Any]) -> list
         layers: The layout's layers, each with `id`, `kind` and `ops`.
 
     Raises:
+        CheckpointError: The model has no layers at the family's place.
         LayoutError: The model has another number of layers, or a layer of a kind that the family doesn't
             have.
     """

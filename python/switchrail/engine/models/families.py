@@ -27,6 +27,7 @@ from switchrail.engine.models.operations import (
 from switchrail.engine.models.products import QKV
 from switchrail.engine.models.softmax import SOFTMAX, SOFTMAX_OF_CONFIG
 from switchrail.engine.models.sparse_block import SPARSE_BLOCK
+from switchrail.errors import CheckpointError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +54,21 @@ class Family:
     since: str | None = None
 
     def layers_of(self, model: Any) -> Any:
-        """The decoder layers of a model with its head."""
-        return attrgetter(self.layers)(model)
+        """The decoder layers of a model with its head.
+
+        Raises:
+            CheckpointError: The model has none there.
+        """
+        try:
+            return attrgetter(self.layers)(model)
+        except AttributeError:
+            model_type = model.config.model_type
+            raise CheckpointError(
+                f"transformers loads no text model of model_type {model_type!r}: its "
+                f"{type(model).__name__} has no {self.layers}",
+                model_type=model_type,
+                found=type(model).__name__,
+            ) from None
 
 
 def _module(name: str) -> str:
