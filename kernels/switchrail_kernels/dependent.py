@@ -22,7 +22,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 def wait(EARLY: tl.constexpr):
     """Wait until all earlier kernels have written their results. Every program must call it first.
 
-    Only data that no kernel writes, such as weights, may be read before. Since all programs wait, a kernel
+    Only data that no recent kernel writes, such as weights, may be read before: the stores of the kernel that
+    was launched just before this one may not be visible yet. Since all programs wait, a kernel
     ends only after all earlier kernels. So a later kernel that doesn't wait sees all their results too.
     """
     if EARLY:

@@ -25,8 +25,10 @@ def thaw() -> None:
     global _engines
     with _lock:
         _engines -= 1
-        if not _engines:
-            gc.unfreeze()
+        gc.unfreeze()
+        if _engines:  # what the engine leaves behind is freed before the others' objects are excluded again
+            gc.collect()
+            gc.freeze()
 
 
 def referrers(*objects: Any) -> list[Any]:
@@ -36,6 +38,7 @@ def referrers(*objects: Any) -> list[Any]:
     """
     with _lock:
         if _engines:
+            gc.collect()  # or the garbage since `freeze` would be kept
             gc.unfreeze()
         try:
             return [found for found in gc.get_referrers(*objects) if found is not objects]

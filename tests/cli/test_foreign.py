@@ -22,7 +22,7 @@ BAD = "\x1b]0;title\x07\x1b[8;9H\x08\x9b7m\u061c\u200e\u200f\u202e\u2066\u2028[b
 WORSE = BAD + "\roverwritten\nanother line\x7f"
 
 # Colours; hiding the cursor, moving up and erasing lines for animations.
-OF_RICH = re.compile(r"\x1b\[[0-9;]*m|\x1b\[\?25[lh]|\x1b\[1A|\x1b\[2K|\r(?=\n|\x1b|$)")
+OF_RICH = re.compile(r"\x1b\[[0-9;]*m|\x1b\[\?25[lh]|\x1b\[1A|\x1b\[2K|\r+(?=\n|\x1b|$)")
 CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 

@@ -261,7 +261,7 @@ ACME = ["switchrail.plugins", "acme", "1.0", "acme", "acme:register", []]
 # for all distributions), that of discovery, and the problem that discovery lists. docs/discovery.md gives the
 # reasons.
 DIFFERENCES: dict[str, tuple[str, str, str | bytes, Any, Any, str | None]] = {
-    "a line that is no entry point": (
+    "a line that is not an entry point": (
         *("acme-1.0.dist-info", HEAD, f"{DECLARED}nothing\n"),
         *(None, [ACME], '"nothing" under [switchrail.plugins]'),
     ),
@@ -273,11 +273,11 @@ DIFFERENCES: dict[str, tuple[str, str, str | bytes, Any, Any, str | None]] = {
         *("acme-1.0.dist-info", HEAD, f"{DECLARED}# \u00fc\n".encode("latin-1")),
         *(None, [ACME], "is not UTF-8"),
     ),
-    "metadata that have no name": (
+    "metadata without a name": (
         *("acme-1.0.dist-info", "Version: 1.0\n", DECLARED),
         *([[ACME[0], "", *ACME[2:]]], [ACME], "its metadata has no Name"),
     ),
-    "metadata that have no version": (
+    "metadata without a version": (
         *("acme-1.0.dist-info", "Name: acme\n", DECLARED),
         *([[*ACME[:2], None, *ACME[3:]]], [ACME], "its metadata has no Version"),
     ),
@@ -289,7 +289,7 @@ DIFFERENCES: dict[str, tuple[str, str, str | bytes, Any, Any, str | None]] = {
         *("acme-1.0.dist-info", "Name: acme  \nVersion: 1.0 \n", DECLARED),
         *([[ACME[0], "acme  ", "1.0 ", *ACME[3:]]], [ACME], None),
     ),
-    "what an interrupted installation left over": (
+    "the rest of an interrupted installation": (
         *("~cme-1.0.dist-info", HEAD, DECLARED),
         *([ACME], [], "is what an interrupted installation left over"),
     ),

@@ -135,6 +135,20 @@ def test_a_failing_backend_ends_the_requests_of_its_step(engine: Engine) -> None
     assert engine.generate(["the", "x"], FREE) == expected
 
 
+def test_a_device_that_is_lost_ends_every_request(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No step can begin, so none would end the requests, and `generate` would try again for ever."""
+    waiting = engine.submit("earlier", SamplingParams(max_new_tokens=3))
+
+    def lost() -> Any:
+        raise RuntimeError("the device is lost")
+
+    monkeypatch.setattr(engine._core, "_on_stream", lost)
+    with pytest.raises(RuntimeError, match="the device is lost"):
+        engine.generate(["now"], SamplingParams(max_new_tokens=3))
+    assert waiting.finish_reason == "error"
+    assert is_idle(engine)
+
+
 def test_generate_raises_what_a_backend_raised(engine: Engine) -> None:
     saboteur = Saboteur(engine)
     saboteur.fail = "backend"

@@ -71,9 +71,16 @@ def test_segments_and_kept_states(backend, make, first, length, every, monkeypat
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("gate", ["one", "near_zero"])
 @pytest.mark.parametrize(("backend", "make"), OPS)
-def test_few_programs_and_many(backend, make, gate, dtype, sequences, device, launched):
+def test_few_programs_and_many(backend, make, gate, dtype, sequences, monkeypatch, device, launched):
+    monkeypatch.setattr(segments, "_SHORT", 0)
     verify(backend(), prefill(make, [70] * sequences, gate=gate, dtype=dtype, device=device))
     assert launched == [4 if sequences == 2 else 8]
+
+
+@pytest.mark.parametrize("lengths", [[70], [20, 32, 1]])
+def test_many_short_sequences(lengths, device, launched):
+    verify(TritonGatedDelta(), prefill(gated_delta_call, lengths * 40, gate="mixed", device=device))
+    assert launched == [4]
 
 
 @pytest.mark.parametrize("length", [0, 1])

@@ -60,7 +60,9 @@ def products(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     columns, size = weight.shape
     rows = x.numel() // size
     block = _WEIGHTS // padded(size)
-    if not 0 < rows <= MOST_ROWS or block == 0 or x.dtype == torch.float32 or not weight.is_contiguous():
+    narrow = x.dtype == weight.dtype and x.dtype in (torch.float16, torch.bfloat16)
+    dense = x.stride(-1) == 1 and weight.is_contiguous()
+    if not (0 < rows <= MOST_ROWS and block and narrow and dense):
         return linear(x, weight)
     out = torch.empty((*x.shape[:-1], columns), dtype=x.dtype, device=x.device)
     x = x.reshape(rows, size)

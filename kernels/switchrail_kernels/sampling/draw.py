@@ -18,6 +18,7 @@ import triton.language as tl
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 _COLDEST = tl.constexpr(1e-30)  # a subnormal temperature would divide 0 by 0
+_HOTTEST = tl.constexpr(1e30)  # an infinite one would multiply -inf by 0
 _MINUS_INFINITY = tl.constexpr(float("-inf"))
 
 
@@ -96,7 +97,7 @@ def draw(p_logits, p_numbers, p_tokens, s_row, V, NB: tl.constexpr, BV: tl.const
     i_r = tl.program_id(0)
     p_row = p_logits + i_r.to(tl.int64) * s_row
     p_number = p_numbers + i_r * 5
-    temperature = tl.load(p_number).to(tl.float32)
+    temperature = tl.minimum(tl.load(p_number).to(tl.float32), _HOTTEST)
     k = tl.load(p_number + 1).to(tl.int64)
     top_p = tl.load(p_number + 2)
     min_p = tl.load(p_number + 3).to(tl.float32)

@@ -78,7 +78,8 @@ class Capturer:
     def _run(self, step: Step, prepared: Prepared, elsewhere: Elsewhere, before: Callable[[], None]) -> None:
         before()
         logits = self._forward(step, prepared, elsewhere)
-        if self.logits is None:
+        form = logits.dtype, logits.shape[-1]
+        if self.logits is None or form != (self.logits.dtype, self.logits.shape[-1]):  # hooks can change it
             self.logits = logits.new_empty(self._sequences, logits.shape[-1])
         self.logits[: len(logits)].copy_(logits)
 

@@ -158,10 +158,14 @@ class EngineCore:
         self._end(task, "error", self._error)
 
     def _advance(self) -> None:
+        ready = False
         try:
             with self._hardware.active(), self._on_stream():
+                ready = True
                 self._go_on()
         except BaseException as error:
+            if not ready and isinstance(error, Exception):  # no step can run: the device is lost, say
+                self._launching = self.tasks
             self._error = error
             self.stats.failed_steps += 1
             raise
@@ -231,6 +235,7 @@ class EngineCore:
         runner, sequences = self.runner, self.sequences
         if runner is None:
             raise EngineError("the engine is closed")
+        launched = time.perf_counter()
         pinned = self._hardware.pin_memory_available()
         logits, slots = runner.run(schedule)
         sequences.advance([*zip(schedule.decode, repeat(1)), *schedule.prefill])
@@ -250,7 +255,7 @@ class EngineCore:
             [(task, len(task.tokens) + (task in unread)) for task in ready],
             Sent(tokens, pinned),
             bool(schedule.prefill),
-            time.perf_counter(),
+            launched,
         )
 
     def _fork(self, runner: Runner, forks: list[tuple[Task, Task]]) -> list[Task]:

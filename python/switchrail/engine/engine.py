@@ -419,10 +419,10 @@ class Engine(AbstractContextManager["Engine"]):
             self._core.unwanted += self._core.tasks
             self._core.settle()
             self._unhook()
-            self._thaw()
             if self._core.runner is not None:
                 self._core.runner = None
                 del self._runner
+                self._thaw()
                 self.platform.hardware.empty_cache()
 
     def __exit__(self, *_: object) -> None:

@@ -63,8 +63,11 @@ def _draw(
     values = numbers_of(params, draws)
     numbers = sent(values, torch.float64, logits.device, pin_memory=logits.is_cuda)
     temperature, top_k, top_p, min_p, seed = numbers.unsqueeze(1).unbind(-1)
-    # a subnormal temperature would divide 0 by 0
-    scores = (logits - logits.amax(-1, keepdim=True)) / temperature.float().clamp(min=1e-30)
+    best = logits.amax(-1, keepdim=True)
+    finite = best.isfinite()
+    logits, best = logits.where(finite, 0.0), best.where(finite, 0.0)  # of the others no token is used
+    # a subnormal temperature would divide 0 by 0, an infinite one infinity by infinity
+    scores = (logits - best) / temperature.float().clamp(min=1e-30, max=1e30)
     weights = (scores.double().exp() * _UNIT).long()
     kept = weights >= (min_p * _UNIT).long()
     keys = _keys(logits)

@@ -120,7 +120,7 @@ class Scheduler:
 
     def _fills(self, rows: int) -> bool:
         """Whether the prompts in the queue have at least this many tokens."""
-        for task in self.waiting:
+        for task in list(self.waiting):  # a signal handler may submit others meanwhile
             rows -= len(task.ids)
             if rows <= 0:
                 return True

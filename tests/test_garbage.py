@@ -1,0 +1,43 @@
+"""Python's garbage collector while engines are open."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+from switchrail import garbage
+
+
+class Cycle:
+    def __init__(self) -> None:
+        self.own = self
+
+
+@pytest.fixture
+def frozen() -> Iterator[None]:
+    garbage.freeze()
+    yield
+    garbage.thaw()
+    assert not gc.get_freeze_count()
+
+
+@pytest.mark.usefixtures("frozen")
+def test_the_search_for_holders_keeps_no_garbage() -> None:
+    dropped = weakref.ref(Cycle())
+    garbage.referrers(object())
+    assert dropped() is None
+
+
+@pytest.mark.usefixtures("frozen")
+def test_what_a_closed_engine_leaves_is_freed_while_another_is_open() -> None:
+    kept = Cycle()
+    dropped = weakref.ref(kept)
+    garbage.freeze()
+    del kept
+    gc.collect()
+    assert dropped() is not None
+    garbage.thaw()
+    assert dropped() is None
+    assert gc.get_freeze_count()
