@@ -94,6 +94,17 @@ def test_a_multimodal_model_that_transformers_loads_whole(
         Engine(tmp_path, runtime=switchrail.Runtime(), device="cpu")
 
 
+@pytest.mark.parametrize(("model_type", "size"), [("qwen3", 128), ("gpt_oss", 64), ("llama", 16)])
+def test_a_config_without_head_size_runs(model_type: str, size: int, tmp_path: Path) -> None:
+    path = make(model_type, tmp_path, head_dim=size)
+    file = path / "config.json"
+    config = json.loads(file.read_text())
+    del config["head_dim"]
+    file.write_text(json.dumps(config))
+    with Family(model_type, path, None).engine("torch", "cpu") as engine:
+        assert engine.pools.of(0, "attention") is not None
+
+
 def test_a_layout_that_is_not_the_models(family_of: Callable[[str], Family], tmp_path: Path) -> None:
     """transformers makes windows of this config by a key that the layout does not read."""
     path = make("qwen3", tmp_path)

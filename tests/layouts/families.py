@@ -256,6 +256,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma3_text": _config("gemma3_text", 7, head_dim=16, sliding_window=8),
     "gemma3_text_pattern": _config("gemma3_text", 4, head_dim=16, sliding_window=8, sliding_window_pattern=3),
     "gpt_oss": _config("gpt_oss", 3, head_dim=16, sliding_window=8, num_local_experts=4),
+    # without a head size, which is then the class's own
+    "qwen3_head_size": _config("qwen3", 1),
+    "gemma2_head_size": _config("gemma2", 1, sliding_window=8),
+    "gemma3_text_head_size": _config("gemma3_text", 1, sliding_window=8),
+    "gpt_oss_head_size": _config("gpt_oss", 1, sliding_window=8, num_local_experts=4),
     "deepseek_v3": _config(
         "deepseek_v3",
         2,

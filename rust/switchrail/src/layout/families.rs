@@ -242,7 +242,7 @@ pub(super) const FAMILIES: &[Family] = &[
     Family {
         model_types: &["llama"],
         namings: &[Naming::All(FullAttention)],
-        shapes: shape::softmax,
+        shapes: |config| shape::softmax(config, shape::head_size(config)?),
         ..PLAIN
     },
     // transformers derives the windowed layers from `max_window_layers`, and saves them by name.
@@ -250,7 +250,7 @@ pub(super) const FAMILIES: &[Family] = &[
         model_types: &["qwen3"],
         namings: &[LAYER_TYPES, Naming::All(FullAttention)],
         words: ATTENTION_WORDS,
-        shapes: shape::softmax,
+        shapes: |config| shape::softmax(config, config.size("head_dim")?),
         ..PLAIN
     },
     Family {
@@ -276,7 +276,7 @@ pub(super) const FAMILIES: &[Family] = &[
             },
         ],
         words: ATTENTION_WORDS,
-        shapes: shape::softmax,
+        shapes: |config| shape::softmax(config, config.size("head_dim")?),
         ..PLAIN
     },
     Family {

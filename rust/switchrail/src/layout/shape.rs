@@ -275,15 +275,15 @@ pub(super) fn mamba(config: &Config) -> Shapes {
 }
 
 /// Attention layers only, some of them with a window.
-pub(super) fn softmax(config: &Config) -> Shapes {
-    softmax_of(attention(config, head_size(config)?)?, config)
+pub(super) fn softmax(config: &Config, head_size: Option<u32>) -> Shapes {
+    softmax_of(attention(config, head_size)?, config)
 }
 
 pub(super) fn gemma2(config: &Config) -> Shapes {
     let full = Shape {
         // A missing key means the class's default cap.
         soft_cap: !matches!(config.values.get("attn_logit_softcapping"), Some(Value::Null)),
-        ..attention(config, head_size(config)?)?
+        ..attention(config, config.size("head_dim")?)?
     };
     softmax_of(full, config)
 }
@@ -291,7 +291,7 @@ pub(super) fn gemma2(config: &Config) -> Shapes {
 pub(super) fn gpt_oss(config: &Config) -> Shapes {
     let full = Shape {
         sinks: true,
-        ..attention(config, head_size(config)?)?
+        ..attention(config, config.size("head_dim")?)?
     };
     softmax_of(full, config)
 }
