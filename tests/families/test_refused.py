@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,6 +66,13 @@ def test_every_layout_runs_or_is_refused_with_a_reason(tmp_path: Path) -> None:
 def test_ring_2_5_has_no_definition(tmp_path: Path) -> None:
     config = {**PUBLISHED["bailing_hybrid_groups"], "architectures": ["BailingMoeV2_5ForCausalLM"]}
     assert "no definition of BailingMoeV2_5ForCausalLM (Ring 2.5 and Ling 2.6)" in refused(tmp_path, config)
+
+
+def test_a_plugin_can_provide_what_has_no_definition(tmp_path: Path) -> None:
+    family = replace(FAMILIES["bailing_hybrid"], module="a_plugin")
+    config = {**PUBLISHED["bailing_hybrid_groups"], "architectures": ["BailingMoeV2_5ForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert checkpoint.read_config(tmp_path, {"bailing_hybrid": family}.get) == (config, family)
 
 
 def test_weights_in_mxfp4(tmp_path: Path) -> None:

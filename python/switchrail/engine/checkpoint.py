@@ -145,9 +145,10 @@ def _checked_family(file: Path, config: dict[str, Any], family: Family | None) -
 def _reason(config: dict[str, Any], family: Family | None) -> str | None:
     """Why the engine does not run a model that `explain` knows; None if there is no such reason."""
     listed = config.get("architectures")
-    for architecture, models in _WITHOUT_DEFINITION.items():
-        if isinstance(listed, list) and architecture in listed:
-            return f"transformers has no definition of {architecture} ({models})"
+    if family is None or family is FAMILIES.get(config["model_type"]):  # a plugin's may have the definition
+        for architecture, models in _WITHOUT_DEFINITION.items():
+            if isinstance(listed, list) and architecture in listed:
+                return f"transformers has no definition of {architecture} ({models})"
     if family is not None:
         installed = transformers.__version__
         if family.since is not None and _release(installed) < _release(family.since):
