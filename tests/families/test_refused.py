@@ -18,7 +18,7 @@ from switchrail.engine import Engine, checkpoint
 from switchrail.engine.models.families import FAMILIES
 from switchrail.errors import CheckpointError, LayoutError
 
-from tests.families.conftest import Family
+from tests.families.conftest import OPTIONS, Family
 from tests.families.made import make
 from tests.layouts.families import CONFIGS as PUBLISHED
 
@@ -111,6 +111,40 @@ def test_a_config_without_head_size_runs(model_type: str, size: int, tmp_path: P
     file.write_text(json.dumps(config))
     with Family(model_type, path, None).engine("torch", "cpu") as engine:
         assert engine.pools.of(0, "attention") is not None
+
+
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * 8,
+    "long_factor": [4.0] * 8,
+    "factor": 16.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "rotary"),
+    [
+        ("llama", _LONGROPE),
+        (
+            "gemma3_text",
+            {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "full_attention": _LONGROPE,
+            },
+        ),
+    ],
+)
+def test_rotary_factors_that_depend_on_other_sequences(
+    model_type: str, rotary: dict[str, Any], tmp_path: Path
+) -> None:
+    family = Family(model_type, make(model_type, tmp_path, rope_parameters=rotary), None)
+    for options in ({}, {"max_length": 65}):
+        with pytest.raises(CheckpointError, match=r"'longrope'.* at most .* is 64$"):
+            family.engine("torch", "cpu", options={**OPTIONS, **options})
+    with family.engine("torch", "cpu", options={**OPTIONS, "max_length": 64}) as engine:
+        assert engine.max_length == 64
 
 
 def test_a_layout_that_is_not_the_models(family_of: Callable[[str], Family], tmp_path: Path) -> None:

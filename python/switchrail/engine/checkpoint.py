@@ -181,6 +181,7 @@ def load(
     *,
     device: torch.device,
     dtype: torch.dtype,
+    max_length: int | None,
 ) -> Checkpoint:
     """Load model and tokenizer.
 
@@ -191,6 +192,7 @@ def load(
         layout: The kinds of its layers.
         device: The device for the model.
         dtype: The dtype of weights and activations.
+        max_length: Tokens of the longest sequence; None for the model's own limit.
 
     Raises:
         CheckpointError: A file is missing or broken, the weights don't fit the model, or a layer uses
@@ -210,6 +212,7 @@ def load(
     with _loading:
         model_config = _loaded("config", path, AutoConfig.from_pretrained)
         _check_length(path, model_config)
+        _check_rotary(path, model_config, max_length)
         skeleton = _skeleton(path, config, model_config, weights)
     check_shapes(find_mixers(skeleton, family, layout.layers), layout)
     tokenizer = load_tokenizer(path)
@@ -286,16 +289,38 @@ def _check_length(path: Path, model_config: Any) -> None:
         )
 
 
-def load_skeleton(path: Path, dtype: torch.dtype) -> tuple[Any, int]:
+def _check_rotary(path: Path, model_config: Any, max_length: int | None) -> None:
+    """Refuse rotary factors that sequences of a step would choose for each other.
+
+    Raises:
+        CheckpointError: The factors depend on the longest sequence of a step.
+    """
+    given = getattr(model_config.get_text_config(), "rope_parameters", None)
+    own = given if isinstance(given, dict) else {}
+    for rotary in (own, *own.values()):  # of the model, or of each kind of layer
+        if not isinstance(rotary, dict) or rotary.get("rope_type") != "longrope":
+            continue
+        original = rotary.get("original_max_position_embeddings")
+        if original is None or (max_length or _length_of(model_config)) > original:
+            raise CheckpointError(
+                f"{path / CONFIG} has rope_type 'longrope', whose factors depend on the longest sequence of "
+                f"a step; valid: a max_length of at most original_max_position_embeddings, which is {original}",
+                path=str(path / CONFIG),
+                found="longrope",
+            )
+
+
+def load_skeleton(path: Path, dtype: torch.dtype, max_length: int | None) -> tuple[Any, int]:
     """Create the model of a config without its weights; return also its longest sequence.
 
     Raises:
-        CheckpointError: transformers can't create it.
+        CheckpointError: transformers can't create it, or the engine does not run its rotary embedding.
         ConfigError: The model's sequences are longer than positions can count.
     """
     with _loading:
         model_config = _loaded("config", path, AutoConfig.from_pretrained)
         _check_length(path, model_config)
+        _check_rotary(path, model_config, max_length)
         return _make_skeleton(path, model_config, dtype=dtype), _length_of(model_config)
 
 

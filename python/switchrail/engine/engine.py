@@ -191,7 +191,15 @@ class Engine(AbstractContextManager["Engine"]):
         _log.info("backends: %s", " ".join(names))
         self.bound: BoundPlan = runtime.bind(self.plan)
 
-        loaded = load(path, config, family, layout, device=self.device, dtype=self.dtype)
+        loaded = load(
+            path,
+            config,
+            family,
+            layout,
+            device=self.device,
+            dtype=self.dtype,
+            max_length=self.options.max_length,
+        )
         self.platform.serving.after_weights_loaded(loaded.model)
         forward_of = partial(runtime.forward_of, platform=self.platform)
         prepare(forward_of, loaded.model, loaded.family.module, loaded.family.operations)
