@@ -304,7 +304,8 @@ def _check_rotary(path: Path, model_config: Any, max_length: int | None) -> None
         if original is None or (max_length or _length_of(model_config)) > original:
             raise CheckpointError(
                 f"{path / CONFIG} has rope_type 'longrope', whose factors depend on the longest sequence of "
-                f"a step; valid: a max_length of at most original_max_position_embeddings, which is {original}",
+                "a step; valid: a max_length of at most original_max_position_embeddings, which is "
+                f"{original}",
                 path=str(path / CONFIG),
                 found="longrope",
             )
