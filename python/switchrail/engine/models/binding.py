@@ -160,12 +160,12 @@ def connect(
 
 def _compiled_methods(model: nn.Module, family: Family) -> list[tuple[str, Callable[..., Any], int]]:
     """The targets and priorities of the hooks for compiled layers; also prepares the modules for them."""
-    found = {type(layer).__name__: (blocks.forward, blocks.INNER) for layer in family.layers_of(model)}
+    found = {type(layer): (blocks.forward, blocks.INNER) for layer in family.layers_of(model)}
     for part in model.modules():
         if type(part).__name__ in family.opaque:
             opaque.make_opaque(part)
-            found[type(part).__name__] = opaque.forward, opaque.OUTERMOST
-    return [(f"{family.module}.{name}.forward", *each) for name, each in found.items()]
+            found[type(part)] = opaque.forward, opaque.OUTERMOST
+    return [(f"{cls.__module__}.{cls.__qualname__}.forward", *each) for cls, each in found.items()]
 
 
 __all__ = ["Connection", "check_shapes", "connect", "find_mixers", "read_shapes"]
