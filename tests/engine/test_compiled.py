@@ -18,9 +18,11 @@ import torch
 from switchrail.engine import Engine
 from switchrail.engine.compiled.functions import FUNCTIONS as OPERATIONS
 from switchrail.errors import ConfigError
+from switchrail.hooks import chain
 from switchrail.platforms.cpu import CpuPlatform, CpuServing
 from switchrail.platforms.cuda import CudaServing
 from switchrail.platforms.operations import QKNormRope
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextDecoderLayer
 
 from tests.engine.conftest import make_checkpoint
 from tests.engine.test_graphs import OPTIONS, make_prompts, tokens
@@ -347,6 +349,38 @@ def test_a_closed_engine_frees_its_weights_and_pools(compiled: Make) -> None:
     engine.close()
     gc.collect()
     assert [tensor() for tensor in held if tensor() is not None] == []
+
+
+class OwnLayer(Qwen3NextDecoderLayer):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
+
+
+def test_layers_of_a_class_from_another_module(
+    compiled: Make, make_engine: Make, two_layers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = tokens(make_engine(two_layers, options=OPTIONS), ONE)
+    monkeypatch.setattr(f"{MODULE}.Qwen3NextDecoderLayer", OwnLayer)
+    platform = Platform()
+    engine = compiled(platform)
+    assert tokens(engine, ONE) == expected
+    assert platform.compiled > 0
+
+
+def test_no_hooks_stay_where_compiled_layers_cant_be_made(
+    compiled: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> bool:
+        raise RuntimeError("no answer")
+
+    def running() -> list[Any]:
+        return [one.running for one in chain.version().chains.values() if one.running]
+
+    platform, before = Platform(), running()
+    monkeypatch.setattr(type(platform.serving), "compiles", fail)
+    with pytest.raises(RuntimeError, match="no answer"):
+        compiled(platform)
+    assert running() == before
 
 
 def test_off_is_the_default(make_engine: Make) -> None:

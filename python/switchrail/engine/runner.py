@@ -138,12 +138,16 @@ class Runner:
         )
         self.blocks: Blocks | None = None
         if options.compile == "blocks":
-            self.blocks = Blocks(
-                self.model,
-                checkpoint.family.layers_of(self.model),
-                [layer.kind for layer in bound.plan.layout.layers],
-                platform.serving,
-            )
+            try:
+                self.blocks = Blocks(
+                    self.model,
+                    checkpoint.family.layers_of(self.model),
+                    [layer.kind for layer in bound.plan.layout.layers],
+                    platform.serving,
+                )
+            except BaseException:
+                self.disconnect()
+                raise
 
     def disconnect(self) -> None:
         """Disconnect the model, for use by another runner."""
