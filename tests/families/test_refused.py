@@ -86,6 +86,14 @@ def test_a_family_that_needs_a_later_transformers(tmp_path: Path, monkeypatch: p
     assert "it needs transformers 5.20 or later, and 5.19.1 is installed" in message
 
 
+def test_a_multimodal_checkpoint_that_needs_a_later_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "transformers", SimpleNamespace(__version__="5.22.0"))
+    message = refused(tmp_path, PUBLISHED["qwen3_5_nested"])
+    assert "it needs transformers 5.23 or later, and 5.22.0 is installed" in message
+
+
 def test_attention_to_later_tokens(family_of: Callable[[str], Family], tmp_path: Path) -> None:
     path = make("gemma3_text", tmp_path, use_bidirectional_attention=True)
     with pytest.raises(CheckpointError, match=r"layer 0 attends to later tokens too"):
@@ -98,7 +106,9 @@ def test_a_multimodal_model_that_transformers_loads_whole(
     text = family_of("gemma3_text")
     whole = transformers.Gemma3Config(text_config=text.model.config.to_dict(), vision_config=_SMALL_VISION)
     transformers.Gemma3ForConditionalGeneration(whole).save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match=r"loads no text model of model_type 'gemma3'"):
+    with pytest.raises(
+        CheckpointError, match=r"loads no text model of model_type 'gemma3'|needs transformers 5\.23"
+    ):
         Engine(tmp_path, runtime=switchrail.Runtime(), device="cpu")
 
 
@@ -180,6 +190,10 @@ def test_a_multimodal_checkpoint_is_loaded_as_text(
     for file in text.path.glob("tokenizer*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     whole = Family("qwen3_5", tmp_path, text.model)
+    if [*map(int, transformers.__version__.split(".")[:2])] < [5, 23]:
+        with pytest.raises(CheckpointError, match=r"needs transformers 5\.23"):
+            whole.engine("torch", "cpu")
+        return
     prompts = whole.prompts((3, 20))
     whole.check(prompts, whole.run(prompts, 4))
     assert torch.is_tensor(model.lm_head.weight)

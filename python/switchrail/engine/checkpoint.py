@@ -37,6 +37,9 @@ _UNLIMITED: Final = 2**20
 _WITHOUT_DEFINITION: Final = {"BailingMoeV2_5ForCausalLM": "Ring 2.5 and Ling 2.6"}
 """Architectures that share another model's type but have no definition."""
 
+_MULTIMODAL_SINCE: Final = "5.23"
+"""The oldest transformers version that is known to run the language model of a multimodal checkpoint."""
+
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
@@ -151,8 +154,11 @@ def _reason(config: dict[str, Any], family: Family | None) -> str | None:
                 return f"transformers has no definition of {architecture} ({models})"
     if family is not None:
         installed = transformers.__version__
-        if family.since is not None and _release(installed) < _release(family.since):
-            return f"it needs transformers {family.since} or later, and {installed} is installed"
+        text = config.get("text_config")
+        is_nested = isinstance(text, dict) and text.get("model_type") == config["model_type"]
+        since = max(family.since or "0", _MULTIMODAL_SINCE if is_nested else "0", key=_release)
+        if _release(installed) < _release(since):
+            return f"it needs transformers {since} or later, and {installed} is installed"
         return None
     try:
         layers = Layout.from_config(config).layers
