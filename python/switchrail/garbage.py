@@ -41,10 +41,11 @@ def referrers(*objects: Any) -> list[Any]:
             gc.collect()  # or the garbage since `freeze` would be kept
             gc.unfreeze()
         try:
-            return [found for found in gc.get_referrers(*objects) if found is not objects]
+            found = gc.get_referrers(*objects)
         finally:
             if _engines:
                 gc.freeze()
+    return [one for one in found if one is not objects]
 
 
 __all__ = ["freeze", "referrers", "thaw"]
