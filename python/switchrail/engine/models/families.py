@@ -78,11 +78,17 @@ def _module(name: str) -> str:
 _ATTENTION: Final = {"self_attn": SOFTMAX}
 _LATENT: Final = {"self_attn": LATENT}
 _MAMBA2: Final = {"mamba": MAMBA2}
+_CONVOLUTION: Final = {"conv": SHORT_CONV}
+_WITH_GATED_DELTA: Final = {"full_attention": _ATTENTION, "gated_delta": {"linear_attn": GATED_DELTA}}
+_WITH_KDA: Final = {"mla": _LATENT, "kda": {"self_attn": KDA}}
+_WITH_MAMBA2: Final = {"full_attention": _ATTENTION, "mamba2": _MAMBA2}
+_WITH_CONVOLUTION: Final = {"full_attention": _ATTENTION, "short_conv": _CONVOLUTION}
+_WITH_WINDOWS: Final = {"full_attention": _ATTENTION, "sliding_attention": _ATTENTION}
 
 FAMILIES: Final[Mapping[str, Family]] = {
     "qwen3_next": Family(
         module=_module("qwen3_next"),
-        mixers={"full_attention": _ATTENTION, "gated_delta": {"linear_attn": GATED_DELTA}},
+        mixers=_WITH_GATED_DELTA,
         operations={
             "Qwen3NextModel": (DECODER_LAYERS,),
             "Qwen3NextDecoderLayer": (DECODER_LAYER,),
@@ -96,22 +102,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
         },
         opaque=("Qwen3NextSparseMoeBlock",),
     ),
-    "qwen3_5_text": Family(
-        module=_module("qwen3_5"),
-        mixers={"full_attention": _ATTENTION, "gated_delta": {"linear_attn": GATED_DELTA}},
-    ),
-    "qwen3_5_moe_text": Family(
-        module=_module("qwen3_5_moe"),
-        mixers={"full_attention": _ATTENTION, "gated_delta": {"linear_attn": GATED_DELTA}},
-    ),
-    "olmo_hybrid": Family(
-        module=_module("olmo_hybrid"),
-        mixers={"full_attention": _ATTENTION, "gated_delta": {"linear_attn": GATED_DELTA}},
-    ),
-    "kimi_linear": Family(module=_module("kimi_linear"), mixers={"mla": _LATENT, "kda": {"self_attn": KDA}}),
-    "bailing_hybrid": Family(
-        module=_module("bailing_hybrid"), mixers={"mla": _LATENT, "kda": {"self_attn": KDA}}, since="5.20"
-    ),
+    "qwen3_5_text": Family(module=_module("qwen3_5"), mixers=_WITH_GATED_DELTA),
+    "qwen3_5_moe_text": Family(module=_module("qwen3_5_moe"), mixers=_WITH_GATED_DELTA),
+    "olmo_hybrid": Family(module=_module("olmo_hybrid"), mixers=_WITH_GATED_DELTA),
+    "kimi_linear": Family(module=_module("kimi_linear"), mixers=_WITH_KDA),
+    "bailing_hybrid": Family(module=_module("bailing_hybrid"), mixers=_WITH_KDA, since="5.20"),
     "minimax": Family(
         module=_module("minimax"),
         mixers={
@@ -129,10 +124,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "mlp": {},
         },
     ),
-    "bamba": Family(module=_module("bamba"), mixers={"full_attention": _ATTENTION, "mamba2": _MAMBA2}),
-    "granitemoehybrid": Family(
-        module=_module("granitemoehybrid"), mixers={"full_attention": _ATTENTION, "mamba2": _MAMBA2}
-    ),
+    "bamba": Family(module=_module("bamba"), mixers=_WITH_MAMBA2),
+    "granitemoehybrid": Family(module=_module("granitemoehybrid"), mixers=_WITH_MAMBA2),
     "falcon_h1": Family(module=_module("falcon_h1"), mixers={"hybrid": {**_MAMBA2, **_ATTENTION}}),
     "zamba2": Family(
         module=_module("zamba2"),
@@ -144,39 +137,19 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "mamba2": Family(
         module=_module("mamba2"), mixers={"mamba2": {"mixer": MAMBA2}}, layers="backbone.layers"
     ),
-    "lfm2": Family(
-        module=_module("lfm2"),
-        mixers={"full_attention": _ATTENTION, "short_conv": {"conv": SHORT_CONV}},
-        since="5.22",
-    ),
-    "lfm2_moe": Family(
-        module=_module("lfm2_moe"),
-        mixers={"full_attention": _ATTENTION, "short_conv": {"conv": SHORT_CONV}},
-        since="5.22",
-    ),
+    "lfm2": Family(module=_module("lfm2"), mixers=_WITH_CONVOLUTION, since="5.22"),
+    "lfm2_moe": Family(module=_module("lfm2_moe"), mixers=_WITH_CONVOLUTION, since="5.22"),
     "lfm3": Family(
         module=_module("lfm3"),
-        mixers={
-            "full_attention": _ATTENTION,
-            "sliding_attention": _ATTENTION,
-            "short_conv": {"conv": SHORT_CONV},
-        },
+        mixers={**_WITH_WINDOWS, "short_conv": _CONVOLUTION},
         since="5.23",
     ),
     "deepseek_v3": Family(module=_module("deepseek_v3"), mixers={"mla": _LATENT}),
     "llama": Family(module=_module("llama"), mixers={"full_attention": _ATTENTION}),
-    "qwen3": Family(
-        module=_module("qwen3"), mixers={"full_attention": _ATTENTION, "sliding_attention": _ATTENTION}
-    ),
-    "gemma2": Family(
-        module=_module("gemma2"), mixers={"full_attention": _ATTENTION, "sliding_attention": _ATTENTION}
-    ),
-    "gemma3_text": Family(
-        module=_module("gemma3"), mixers={"full_attention": _ATTENTION, "sliding_attention": _ATTENTION}
-    ),
-    "gpt_oss": Family(
-        module=_module("gpt_oss"), mixers={"full_attention": _ATTENTION, "sliding_attention": _ATTENTION}
-    ),
+    "qwen3": Family(module=_module("qwen3"), mixers=_WITH_WINDOWS),
+    "gemma2": Family(module=_module("gemma2"), mixers=_WITH_WINDOWS),
+    "gemma3_text": Family(module=_module("gemma3"), mixers=_WITH_WINDOWS),
+    "gpt_oss": Family(module=_module("gpt_oss"), mixers=_WITH_WINDOWS),
 }
 
 __all__ = ["FAMILIES", "Family"]
