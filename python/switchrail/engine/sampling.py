@@ -39,12 +39,16 @@ def choose(
     if rows:
         index = sent(rows, torch.int64, logits.device, pin_memory=logits.is_cuda)
         sampled = [params[row] for row in rows]
-        tokens[index] = _draw(logits[index].float(), sampled, [draws[row] for row in rows])
+        largest = best[index].float().unsqueeze(1)
+        tokens[index] = _draw(logits[index].float(), largest, sampled, [draws[row] for row in rows])
     return tokens.where(best.isfinite(), -1)
 
 
 def _draw(
-    logits: torch.Tensor, params: Sequence[SamplingParams], draws: Sequence[random.Random]
+    logits: torch.Tensor,
+    best: torch.Tensor,
+    params: Sequence[SamplingParams],
+    draws: Sequence[random.Random],
 ) -> torch.Tensor:
     """Sample from the tokens that the filters keep, by inverting their distribution function.
 
@@ -53,6 +57,7 @@ def _draw(
 
     Args:
         logits: [R, vocabulary] float32.
+        best: [R, 1] float32, the largest logit of each row.
         params: R parameters with a temperature above 0.
         draws: R sources of random numbers.
 
@@ -63,7 +68,6 @@ def _draw(
     values = numbers_of(params, draws)
     numbers = sent(values, torch.float64, logits.device, pin_memory=logits.is_cuda)
     temperature, top_k, top_p, min_p, seed = numbers.unsqueeze(1).unbind(-1)
-    best = logits.amax(-1, keepdim=True)
     finite = best.isfinite()
     logits, best = logits.where(finite, 0.0), best.where(finite, 0.0)  # of the others no token is used
     # a subnormal temperature would divide 0 by 0, an infinite one infinity by infinity
