@@ -28,8 +28,8 @@ from tests.processes import processes  # noqa: F401  (a fixture for all)
 spare_repetition()
 leftovers.remember_triton()
 
-# Their tests share fixtures that take long. They begin first, in this order, so that no process waits at the
-# end for a long one.
+# The tests of these files share slow fixtures. They begin first, in this order, so that no process waits at
+# the end for a slow one.
 WHOLE_FILES = (
     "tests/wheel/test_wheel.py",
     "tests/test_plugin_guide.py",
@@ -75,7 +75,10 @@ def _nothing_is_left_by_fixtures() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(_nothing_is_left_by_fixtures: None) -> Iterator[None]:
-    """The first fixture of each test, so the last to end; also seeds random numbers."""
+    """Check for leftovers after each test. This is the first fixture of each test, so it ends last.
+
+    Also seeds random numbers.
+    """
     before = leftovers.read()
     torch.default_generator.manual_seed(0)
     yield

@@ -1,4 +1,4 @@
-"""Two threads in every order that one switch can produce, one order after another.
+"""Two threads in every order that one switch can produce.
 
 The first thread stops at a line of the tested code. The second then runs to its end, or until it waits for a
 lock. Then the first continues. This is repeated for one in `SWITCH_EVERY` of the lines that the first thread
@@ -55,7 +55,7 @@ def every_interleaving(
     assert all(map(os.path.exists, folders))
     traced = (weakref.__file__, *folders)
     own = _own_locks()
-    gc.freeze()  # or searches for an object's holders would visit all other tests' imports
+    gc.freeze()  # otherwise searches for an object's holders would visit all other tests' imports
     try:
         return sum(_runs(make, traced, lambda: own + locks(), (False,) if alike else (False, True)))
     finally:

@@ -1,4 +1,4 @@
-"""Triton's interpreter without repeated work that does not affect results."""
+"""Triton's interpreter, without repeated work that does not affect results."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def spare_repetition() -> None:
         core, semantic = interpreter.tl.core, interpreter.TritonSemantic
         types, _ = _Types(core, interpreter._get_np_dtype), semantic.make_tensor
     except (ImportError, AttributeError):
-        return  # Triton is missing, or another version
+        return  # without Triton, or with another version
     if torch.cuda.is_available():
         return
     options = interpreter_builder.options
     interpreter_builder.options = dataclasses.replace(
         options, sanitize_overflow=options.sanitize_overflow and options.debug
     )
-    replaced: list[frozenset[int]] = []  # for each running launch, the ids of the modules
+    replaced: list[frozenset[int]] = []  # the ids of the modules of each running launch
     launch: Callable[..., Any] = GridExecutor.__call__
 
     def run_launch(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -44,7 +44,7 @@ def spare_repetition() -> None:
             replaced.pop()
             types.forget()
 
-    modules: WeakKeyDictionary[Any, frozenset[int]] = WeakKeyDictionary()  # of the language, by function
+    modules: WeakKeyDictionary[Any, frozenset[int]] = WeakKeyDictionary()  # the language's original functions
 
     def replace_language(function: Any) -> Any:
         used = modules.get(function)
@@ -82,7 +82,7 @@ class _Types:
         self.init_tensor = lambda tensor, handle, type: self._init_tensor(tensor, handle, type)
 
     def forget(self) -> None:
-        """Called after a launch, which has its own types of pointers."""
+        """Forget the pointer types of a finished launch."""
         self._blocks.clear()
 
     def _init_block(self, block: Any, element_ty: Any, shape: Any) -> None:
@@ -104,7 +104,7 @@ class _Types:
         tensor.shape, tensor.numel = type.of_tensor if type.is_block() else self._scalar
 
     def numpy_dtype(self, dtype: Any) -> Any:
-        """Same as the interpreter's, which makes a table of all types at each call."""
+        """The interpreter's `numpy_dtype`, without making a table of all types at each call."""
         name = dtype.scalar.name
         if name not in self._numpy_dtypes:
             self._numpy_dtypes[name] = self._make_numpy_dtype(dtype)
@@ -140,7 +140,7 @@ def _unwrap(core: Any) -> Callable[[Any], Any]:
 
 
 def _broadcast(broadcast: Callable[..., Any]) -> Callable[..., Any]:
-    """Skip the types if no shape changes, or one of the two is a scalar."""
+    """Broadcast without types if no shape changes or one operand is a scalar."""
 
     def of_two(self: Any, left: Any, right: Any) -> Any:
         one, other = left.type, right.type

@@ -33,7 +33,7 @@ OWN_MODULES = (
     *("cuda_utils", "switchrail_replay"),
 )
 OWN_THREADS = ("tqdm_monitor",)
-"""Made by libraries when they are imported, beside their own modules."""
+"""Threads that libraries start when they are imported, beside their own modules."""
 GRACE = 5.0
 """Seconds that a finished thread may take to end, on a busy machine."""
 
@@ -81,7 +81,7 @@ class Place:
 
 
 def _environment() -> dict[bytes, bytes]:
-    """In encoded form, since decoding everything takes longer than the rest."""
+    """The environment in encoded form, since decoding everything takes longer than the rest."""
     return {name: value for name, value in os.environ._data.items() if name not in OWN_VARIABLES}  # type: ignore[attr-defined]
 
 
@@ -96,7 +96,7 @@ _modules: dict[str, ModuleType] = {}
 
 
 def _read_modules() -> dict[str, ModuleType]:
-    """A copy, made again only after changes."""
+    """A copy of `sys.modules`, made again only after changes."""
     global _modules
     if _modules != sys.modules:
         _modules = dict(sys.modules)
@@ -120,7 +120,7 @@ def _is_installed(name: str) -> bool:
 
 
 def _is_left_module(before: Mapping[str, ModuleType], name: str) -> bool:
-    """Whether a module is gone, was made by hand or for a test, or is one of our modules made again.
+    """Whether a module is gone, was made by hand or for a test, or is a Switchrail module made again.
 
     Other packages may replace their own: transformers does.
     """
@@ -153,7 +153,7 @@ def _lists() -> dict[Any, list[Any]]:
 
 
 def _handlers() -> dict[signal.Signals, Any]:
-    """Without those of pytest-timeout, which come and go within a test."""
+    """Signal handlers, without those of pytest-timeout, which come and go within a test."""
     found = {each: signal.getsignal(each) for each in SIGNALS}
     ours = {each: now for each, now in found.items() if getattr(now, "__module__", "") == "pytest_timeout"}
     return found | dict.fromkeys(ours, signal.SIG_DFL)
@@ -200,7 +200,7 @@ class Tree:
         yield str(ROOT)
 
     def files(self) -> dict[str, str]:
-        """By path, each with the value "there"."""
+        """The files by path, each with the value "there"."""
         try:
             is_same = all(os.stat(folder).st_mtime_ns == time for folder, time in self._folders.items())
         except FileNotFoundError:

@@ -1,6 +1,6 @@
 """Processes for tests, forked from one that has done the large imports: a fifth of the time of new ones.
 
-Only other packages are imported there; each process imports ours itself, with its own variables.
+That process imports no package of this repository; each fork imports them itself, with its own variables.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ while request := socket.recv_fds(server, 1 << 20, 3):
 
 
 class Helper:
-    """The process that others are forked from, one at a time; runs another environment's Python if given."""
+    """The process from which others are forked, one at a time; runs another environment's Python if given."""
 
     def __init__(self, python: Path | str = sys.executable) -> None:
         self._socket, theirs = socket.socketpair()

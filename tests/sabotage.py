@@ -1,4 +1,4 @@
-"""Correct backends that do one thing more."""
+"""Correct backends with one extra action."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_doctor_reads_each() -> None:
 
 @pytest.mark.parametrize("content", [None, "{}", "no times"])
 def test_doctor_reads_the_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None) -> None:
-    """A missing file is no finding: `tune` will write it."""
+    """`doctor` doesn't report a missing file of times, since `tune` will write it."""
     file = tmp_path / "times.json"
     if content is not None:
         file.write_text(content)

@@ -1,4 +1,4 @@
-"""Loops whose end lets a signal handler's exception skip a `try` or `with`, found in the syntax trees."""
+"""Loops at whose end a signal handler's exception would skip a `try` or `with`, found in the syntax trees."""
 
 import ast
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ PACKAGES = (ROOT / "python" / "switchrail", ROOT / "kernels" / "switchrail_kerne
 
 
 def while_guarded(function: ast.AST, guarded: bool = False) -> Iterator[ast.AST]:
-    """The loops within a `try` or `with` of the same function whose end is a conditional backward jump."""
+    """The loops in a `try` or `with` of the same function that end in a conditional backward jump."""
     for node in ast.iter_child_nodes(function):
         if isinstance(node, (ast.FunctionDef, ast.Lambda, ast.GeneratorExp)):
             yield from while_guarded(node)
@@ -29,9 +29,10 @@ def while_guarded(function: ast.AST, guarded: bool = False) -> Iterator[ast.AST]
 
 
 def test_no_interrupt_passes_by_a_finally() -> None:
-    """From CPython 3.13 on, a conditional jump back at the end of a loop is in no exception table.
+    """No loop at the end of a guarded block can skip the guard.
 
-    The interpreter checks for signals before it jumps. So a handler's exception there skips every `finally`,
+    From CPython 3.13 on, a conditional jump back at the end of a loop is in no exception table. The
+    interpreter checks for signals before it jumps. So a handler's exception there skips every `finally`,
     `except` and `with` of the same function.
     """
     loops = ast.parse("try:\n while a: b()\n for a in b:\n  if a: b()\n [a for a in b if a]\nfinally: b()")

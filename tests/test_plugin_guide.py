@@ -1,4 +1,4 @@
-"""The vendor's guide: writes each of its files and runs each of its commands in a new environment."""
+"""The vendor's guide works: each of its files is written and each command run in a new environment."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ with socket.socket(socket.AF_UNIX) as server:
     socket.send_fds(server, [request.encode()], [0, 1, 2])
     sys.exit(int(server.recv(16)))
 """
-"""The command in the environment: requests a process forked after the large imports."""
+"""The command in the environment, which asks the server below to run it in a forked process."""
 
 PROGRAM = "import site; site.addsitedir({site!r}); from switchrail.cli import main; main()"
 
@@ -101,7 +101,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
         "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "CHECKPOINT": str(ROOT / "tests" / "checkpoints" / "kjv-qwen3-next"),
         "PIP_NO_INDEX": "1",
-        "PIP_NO_BUILD_ISOLATION": "0",  # this setting makes pip build with the setuptools installed here
+        "PIP_NO_BUILD_ISOLATION": "0",  # this setting makes pip build with the installed setuptools
         "PYTHONWARNINGS": "ignore",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     }

@@ -1,4 +1,4 @@
-"""The checks of tokens and probabilities on a CPU, small: they pass, and find what differs."""
+"""Small CPU runs of the checks of tokens and probabilities: correct engines pass, wrong ones don't."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of the ops, in small on a CPU: it runs, finds errors, and shows the results."""
+"""Small CPU runs of the benchmark of the ops: it times, finds errors, and shows the results."""
 
 import importlib
 import json
@@ -74,7 +74,7 @@ def test_a_peer_that_is_wrong_is_left_out(monkeypatch, tmp_path):
     def wrong(*args, **kwargs):
         return attend(*args, **{**kwargs, "is_causal": False})
 
-    importlib.import_module("switchrail.ops.attention.torch")  # keeps the original
+    importlib.import_module("switchrail.ops.attention.torch")  # the other classes keep the original
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", wrong)
     path = tmp_path / "times.json"
     chosen = ["--op", "attention", "--phase", "prefill", "--shape", "T=8192"]
@@ -100,7 +100,7 @@ def test_a_backend_alone_is_held_to_plain_torch_at_the_shape_that_is_timed(monke
 
     def wrong(self, call, batch, plan):
         right(self, call, batch, plan)
-        if call.out.shape[0] == 1:  # not the calls compared with the reference
+        if call.out.shape[0] == 1:  # the calls that are timed, not those compared with the reference
             call.out.mul_(1.01)
 
     monkeypatch.setattr(TritonLightning, "run", wrong)
@@ -110,7 +110,7 @@ def test_a_backend_alone_is_held_to_plain_torch_at_the_shape_that_is_timed(monke
 
 
 class WithAWrongLine(TorchGatedDelta):
-    """Wrong in one row of a batch that is not compared with the reference."""
+    """Wrong in one row of a batch whose results the benchmark doesn't compare with the reference."""
 
     def run(self, call, batch, plan):
         super().run(call, batch, plan)
@@ -119,9 +119,9 @@ class WithAWrongLine(TorchGatedDelta):
 
 
 def compared(monkeypatch, path, *chosen, **fitting):
-    """The row of one case with these backends, and the exit status."""
+    """Run one case with these backends; return its row and the exit status."""
     monkeypatch.setattr(Backends, "fitting", lambda self, case: (fitting, {}))
-    monkeypatch.setattr(Backends, "way", lambda self, case, name: "host")  # they are not registered
+    monkeypatch.setattr(Backends, "way", lambda self, case, name: "host")  # torch isn't registered here
     chosen = ["--op", "gated_delta", *chosen, "--json", str(path)]
     status = main(["--tiny", "--device", "cpu", *chosen])
     (row,) = document.rows_of(document.read(path), "gated_delta", chosen[3])
@@ -163,7 +163,7 @@ def test_backends_times_are_kept_before_a_peer_is_asked(monkeypatch, tmp_path):
     path = tmp_path / "times.json"
 
     def compiling(library, case, call):
-        raise KeyboardInterrupt  # as when a run takes too long
+        raise KeyboardInterrupt  # the case's own process ends, as after a timeout
 
     monkeypatch.setattr("benchmarks.ops.run.peers", compiling)
     chosen = ["--op", "lightning", "--phase", "decode", "--shape", "B=1"]

@@ -1,4 +1,4 @@
-"""The benchmark of the engine, in small on a CPU, with a stand-in for SGLang."""
+"""Small CPU runs of the benchmark of the engine, with a stand-in for SGLang."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""The whole command: version, completion, imports, plain messages."""
+"""The `switchrail` command: version, completion, imports, plain messages."""
 
 import os
 import subprocess
@@ -125,7 +125,7 @@ def test_the_script_for_a_shell(switchrail, monkeypatch):
 
 @pytest.mark.parametrize("arguments", [["plugins"], ["plugins", "--json"], ["--version"], ["--help"]])
 def test_what_is_cheap_imports_little(tmp_path, arguments):
-    """Also with a platform plugin that declines, so that a built-in kind is chosen."""
+    """The platform plugin declines, so that a built-in kind is chosen."""
     declining = "def activate(): pass\n"
     write_distribution(tmp_path, "acme-platform", declining, plugin="acme", entry="platforms:activate")
     program = f"""

@@ -1,4 +1,4 @@
-"""`doctor` finds each defect and suggests a remedy; it finds nothing in a correct installation."""
+"""`doctor` finds each defect and suggests a remedy; a correct installation has no findings."""
 
 import json
 import os
@@ -19,7 +19,7 @@ NOTHING = "def register(registry): pass"
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch, tmp_path):
-    """Hide the machine's variables, GPU and defects of its environment."""
+    """Hide this machine's environment variables, GPU and defects."""
     for name in [name for name in os.environ if name.startswith("SWITCHRAIL_")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(device, "DRIVER", tmp_path / "no-driver")
@@ -31,7 +31,7 @@ def clean(monkeypatch, tmp_path):
 
 @pytest.fixture
 def before(clean):
-    """Findings without the test's defect, to be ignored."""
+    """The findings before the test adds its defect."""
     return diagnose()
 
 
@@ -199,7 +199,7 @@ def test_a_module_that_is_not_there_and_one_that_lacks_another(install, find, tm
 
 
 def test_little_time_for_plugins_is_not_little_time_for_torch(install, monkeypatch):
-    """Also not for the modules of backends, or for modules that hooks wait for."""
+    """The limit does not affect imports of torch, of backends' modules and of modules that hooks wait for."""
     monkeypatch.setenv("SWITCHRAIL_LOAD_TIMEOUT", "0.2")
     slow = "import time\ntime.sleep(0.5)\n"
     monkeypatch.setattr("switchrail.doctor.check_device", lambda: time.sleep(0.5) or [])

@@ -17,7 +17,7 @@ from switchrail.foreign import LINE, LINES, escaped, in_lines, json_escaped, one
 from switchrail.lock import write_lock
 
 BAD = "\x1b]0;title\x07\x1b[8;9H\x08\x9b7m\u061c\u200e\u200f\u202e\u2066\u2028[bold][link=x]"
-"""Without line ends: metadata can't contain them, and importlib.metadata fails at a carriage return."""
+"""No line ends: metadata can't contain them, and importlib.metadata fails at a carriage return."""
 
 WORSE = BAD + "\roverwritten\nanother line\x7f"
 
@@ -113,7 +113,7 @@ def site(tmp_path):
     def write(path, text):
         path.write_bytes(text.encode())
 
-    bad = BAD.replace("[", "(").replace("]", ")")  # brackets have a meaning in entry points
+    bad = BAD.replace("[", "(").replace("]", ")")  # `extra` in brackets is part of an entry point
     install("acme_a", f"raise OSError({WORSE!r})", name=f"acme-a{BAD}", version=f"1.0{BAD}", plugin=f"a{bad}")
     install("acme_b", PLUGIN, version=f"2.0{BAD}", plugin=f"b{bad}")
     install("acme_c", "raise OSError('y' * 50_000_000)")
@@ -183,7 +183,7 @@ def test_no_command_lets_it_through(processes, site, tmp_path, checkpoint, name,
     config = {"model_type": f"acme{WORSE}", "architectures": [BAD]}
     (tmp_path / "hostile" / "config.json").write_text(json.dumps(config))
     lock = tmp_path / "lock.json"
-    write_lock(lock)  # of this process's path, which has none of the hostile ones
+    write_lock(lock)  # the path of the test's process has no hostile distributions
     places = {"{checkpoint}": checkpoint, "{hostile}": tmp_path / "hostile", "{lock}": lock}
     arguments = [places.get(argument, argument) for argument in COMMANDS[name]]
     environment = {"PYTHONPATH": str(site)} | ({"SWITCHRAIL_LOCK": str(lock)} if is_locked else {})

@@ -293,7 +293,7 @@ def test_names_are_logged_once_as_typed(run, caplog, tmp_path):
 
 
 class Broken(TorchGatedDelta):
-    """Fails in its fourth call, or in a step's plan; supports only decode."""
+    """Fails in its fourth call or in a step's plan. Supports only decode."""
 
     error = OSError("no such kernel")
     in_plan = False
@@ -354,7 +354,7 @@ def test_a_backend_that_fails(checkpoint, monkeypatch, as_json, error, in_plan, 
     assert message in done.stderr
     assert "broken" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.output
-    if not as_json:  # it begins on its own line
+    if not as_json:  # the prompt begins on its own line
         assert done.stdout.endswith("\n")
 
 
@@ -464,13 +464,13 @@ def test_interrupt(checkpoint):
     )
     with process:
         try:
-            assert process.stdout.read(1), process.stderr.read()  # the first generated word has begun
+            assert process.stdout.read(1), process.stderr.read()  # the first text has begun
             process.send_signal(signal.SIGINT)
             rest, errors = process.communicate()
         finally:
-            process.kill()  # no effect if it has ended
+            process.kill()  # Ctrl-C has no effect after the end
     assert process.returncode == 130
-    assert rest.endswith("\n")  # so that messages on the same terminal begin on their own line
-    told, interrupted = errors.splitlines()[-2:]  # no traceback, and without a terminal no progress bar
+    assert rest.endswith("\n")  # a line end, so that messages on the same terminal begin on their own line
+    told, interrupted = errors.splitlines()[-2:]  # no traceback; no progress bar without a terminal
     assert told == PROMPTS[0]
     assert interrupted == "switchrail: interrupted"

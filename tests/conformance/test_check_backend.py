@@ -201,7 +201,7 @@ def test_the_same_cases_every_time(vendor):
 
 
 def test_each_phase_is_that_of_its_registration():
-    """If one phase of a name is overridden, the others remain those of the overridden backend."""
+    """A backend that overrides one phase of a name leaves the other phases to the overridden backend."""
 
     class Mine(TorchShortConv):
         pass

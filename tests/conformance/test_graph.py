@@ -123,9 +123,9 @@ def test_a_call_is_captured_as_an_engine_does_it(device):
     measured = host.graph(setting("attention", captured(Refreshed, device)))
     assert measured.error.within(measured.bound)
     assert device.log == [
-        *("plan within bounds", "run"),  # the eager run that the replay is compared with
+        *("plan within bounds", "run"),  # the eager run, which the replay is compared with
         *("plan within bounds", "run", "capture", "capture", "refresh, sync debug mode error", "replay"),
-        *("plan", "run"),  # compared with the reference
+        *("plan", "run"),  # the reference's run
     ]
     assert device.mode == "default"
 
@@ -156,7 +156,7 @@ def test_a_plan_that_is_not_refreshed_fails(device):
 
 
 def test_a_plan_made_anew_by_refresh_fails(device):
-    """The captured call reads the old plan's memory."""
+    """The suite reports a `refresh` that makes a new plan: the captured call still reads the old one."""
 
     class Anew(Refreshed):
         def refresh(self, plan, batch):
@@ -183,7 +183,7 @@ def test_memory_that_is_asked_for_in_a_capture_fails(device):
 
 
 def test_wrong_results_within_bounds_fail(device):
-    """A backend fails that is correct with a plan for one batch, but wrong with a plan within bounds."""
+    """The suite reports a backend whose results are wrong only with a plan within bounds."""
 
     class Wrong(Refreshed):
         def run(self, call, batch, plan):

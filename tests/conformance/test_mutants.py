@@ -1,4 +1,4 @@
-"""Proof of the suite: one line of a plain-torch backend is changed, and the case made for it must fail."""
+"""The suite detects each of these changed lines in the plain-torch backends, by the case made for it."""
 
 import pytest
 import switchrail
@@ -12,7 +12,7 @@ PATHS = {
     op: f"{definition.torch.__module__}:{definition.torch.__name__}" for op, definition in DEFINITIONS.items()
 }
 ROUNDED = "({}.contiguous().view(torch.int32) & -8192).view(torch.float32)"
-"""Rounds like the inputs of TF32 products."""
+"""Rounds numbers like the inputs of TF32 products."""
 PHASES = ("prefill", "decode", "verify")
 CHECKED = "        self.contract.check_call(call, batch, FEATURES)\n"
 
@@ -478,7 +478,7 @@ MUTANTS = {
 
 AGAIN = "a layer that was called before has another result than a new one"
 
-# words of the report that lead to the mistake
+# words of the report that point to the mistake
 REPORTS = {
     "k and v swapped": ["k_cache and v_cache are swapped"],
     "q and k swapped": ["q and k are swapped"],

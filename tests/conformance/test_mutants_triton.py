@@ -1,4 +1,4 @@
-"""The same proof for Triton kernels, compiled on a GPU and interpreted elsewhere."""
+"""The suite detects mistakes in Triton kernels, compiled on a GPU and interpreted elsewhere."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -457,7 +457,7 @@ needs_gpu = [
 
 
 def changed(mutants, marks=()):
-    """Each mutant with each case that detects it."""
+    """Each mutant, with each case that detects it."""
     return [
         pytest.param(mutant, case, id=f"{what}-{case}", marks=marks)
         for what, mutant in mutants.items()
@@ -466,7 +466,7 @@ def changed(mutants, marks=()):
 
 
 def unchanged(mutants, marks=()):
-    """Each case of an op that detects a mutant, once, with a line that a mutant of the op changes."""
+    """Each case of an op that detects a mutant, with one line of the op that a mutant changes."""
     lines = {(op, case): old for op, old, _, cases in mutants.values() for case in cases}
     return [
         pytest.param(op, line, case, id=f"{op}/{case}", marks=marks) for (op, case), line in lines.items()

@@ -19,12 +19,12 @@ warnings.simplefilter("ignore")
 
 
 def name_of(distribution: metadata.Distribution) -> str:
-    name = distribution.metadata["Name"] or ""  # none in incomplete metadata
+    name = distribution.metadata["Name"] or ""  # incomplete metadata has no name
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def target(entry: metadata.EntryPoint) -> tuple[str, list[str]]:
-    """Its target and extras; its raw text if importlib can't parse it."""
+    """An entry point's target and extras; its raw text if importlib can't parse it."""
     if entry.pattern.match(entry.value) is None:
         return entry.value, []
     return (f"{entry.module}:{entry.attr}" if entry.attr else entry.module), list(entry.extras)
@@ -47,7 +47,7 @@ def versions() -> dict[str, str]:
 
 
 def main() -> None:
-    # Import now what these import on first use, since it would be searched for on the tested paths.
+    # Import now what these modules import on first use; later the search would go through the tested paths.
     email.message_from_string("Name: acme").get("Name").encode("cp437")
     given = sys.path[:]
     for line in sys.stdin:

@@ -54,7 +54,7 @@ def test_what_is_installed_here(oracles: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Over a hundred distributions: those installed here, with entry points in our groups, and others."""
+    """Over a hundred distributions: those installed here, generated ones in our groups, and others."""
     root = tmp_path_factory.mktemp("environment")
     (site := root / "site").mkdir()
     for index in range(60):
@@ -161,8 +161,8 @@ def _entry_points(draw: st.DrawFn) -> str | None:
     return None if lines is None else start + "".join(line + end for line, end in lines)
 
 
-# For each place on the path: its name, whether it is an archive, and the texts of the head and the entry
-# points of each metadata folder, by name.
+# Each place on the path is its name, whether it is an archive, and the texts of the head and the entry points
+# of each metadata folder, by name.
 Site = tuple[str, bool, dict[str, tuple[str, "str | None"]]]
 
 
@@ -257,9 +257,9 @@ HEAD = "Name: acme\nVersion: 1.0\n"
 DECLARED = f"{OURS}\nacme = acme:register\n"
 ACME = ["switchrail.plugins", "acme", "1.0", "acme", "acme:register", []]
 
-# For one distribution, by folder, head and entry points: the result of importlib.metadata (None: it raises,
-# for all distributions), that of discovery, and the problem that discovery lists. docs/discovery.md gives the
-# reasons.
+# Each distribution is its folder, head and entry points, with the result of importlib.metadata (None: it
+# raises, for all distributions), the result of discovery, and the problem that discovery lists.
+# docs/discovery.md gives the reasons.
 DIFFERENCES: dict[str, tuple[str, str, str | bytes, Any, Any, str | None]] = {
     "a line that is not an entry point": (
         *("acme-1.0.dist-info", HEAD, f"{DECLARED}nothing\n"),
@@ -310,7 +310,10 @@ def test_where_it_differs_from_importlib(case: str, oracles: dict[str, Any], tmp
 
 
 def test_of_two_in_one_folder_the_first_by_name_counts(tmp_path: Path, oracles: dict[str, Any]) -> None:
-    """In importlib, the first in the order of the file system."""
+    """Of two versions in one folder discovery takes the first by name.
+
+    In importlib the first in the order of the file system counts.
+    """
     for version in ("1.0", "2.0"):
         install(tmp_path, f"acme-{version}.dist-info", HEAD.replace("1.0", version), DECLARED)
     assert found([str(tmp_path)])["versions"] == {"acme": "1.0"}
@@ -333,7 +336,7 @@ def test_two_that_go_by_one_name_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_an_installation_is_seen_at_once(tmp_path: Path) -> None:
-    """Nothing is cached between two calls, in memory or in files, not even within one tick of the clock."""
+    """Discovery caches nothing: it finds a distribution installed within one tick of the clock."""
     before = os.stat(tmp_path)
     for index in range(50):
         assert len(_core.discover([str(tmp_path)]).plugins) == index

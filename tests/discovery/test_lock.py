@@ -1,4 +1,4 @@
-"""Locks of distributions installed by pip in each of its ways, and the effect of differences."""
+"""Locks of distributions that pip installed in each of its ways, and the effect of differences."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def plugin(installed: tuple[Path, Path], tmp_path: Path) -> Iterator[tuple[Path, Path]]:
-    """The plugin's place, for each way of installation, and the imported package; restored afterwards."""
+    """Where pip installed the plugin, in each of its ways, and the imported package. Undoes changes."""
     _, package = installed
     shutil.copytree(package, tmp_path / "before")
     yield installed

@@ -1,4 +1,4 @@
-"""The core's selection through its binding: the plugins that a list and a platform exclude."""
+"""The core's selection through its binding: which plugins an allow list and a platform exclude."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def test_each_layer_is_called_once_a_step(make: Any) -> None:
 
 
 def test_a_step_that_was_left_behind_is_over(make: Any) -> None:
-    """As when an interrupt comes between the end of the step and the end of its `with`."""
+    """A new step can begin after an interrupt between a step's end and the end of its `with`."""
     dispatcher = make(count=1, gated_delta="told")
     layer = half()
     dispatcher.add(0, layer)
@@ -350,7 +350,7 @@ def test_what_a_backend_raises_says_where(make: Any, name: str, note: str) -> No
 
 
 def test_a_verification_is_committed_in_all_layers(runtime: Runtime) -> None:
-    """Compared with the backend called directly, with the states of two layers."""
+    """`dispatch.commit` commits two layers like direct calls of their backend."""
     samples = [gated_delta_call([3, 2], phase="verify", seed=seed).with_trees() for seed in (1, 2)]
     plan = runtime.plan(
         Layout.from_kinds("tiny", ["gated_delta"] * 2), device="cpu", dtype="float32", phases=("verify",)
@@ -381,7 +381,7 @@ def test_a_verification_is_committed_in_all_layers(runtime: Runtime) -> None:
         assert same_bits(call.out, out)
         assert same_bits(call.layer.state, state)
     changed = [call.layer.state.clone() for call in calls]
-    dispatcher.commit(accepted)  # once is enough
+    dispatcher.commit(accepted)  # one call is enough
     assert all(same_bits(call.layer.state, state) for call, state in zip(calls, changed, strict=True))
 
 

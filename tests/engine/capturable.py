@@ -9,7 +9,7 @@ from switchrail.ops import AttentionBackend, GatedDeltaBackend, ShortConvBackend
 
 
 class Capturable:
-    """Shared parts: a plan that depends only on the bounds, and the batches that it was refreshed for."""
+    """Base of the backends: a plan that depends on the bounds only. Records the batches that refreshed it."""
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
@@ -35,7 +35,7 @@ class CapturableAttention(Capturable, AttentionBackend):
         scores = torch.einsum("nhgd,nthd->nhgt", q, keys) * layer.scale
         beyond = torch.arange(keys.shape[1], device=q.device) >= batch.kv_lens.unsqueeze(1)
         weights = scores.masked_fill(beyond[:, None, None], float("-inf")).softmax(-1).nan_to_num()
-        values = values.masked_fill(beyond[:, :, None, None], 0)  # the values there are poison
+        values = values.masked_fill(beyond[:, :, None, None], 0)  # the values in a forgotten state are poison
         call.out.copy_(torch.einsum("nhgt,nthd->nhgd", weights, values).reshape(n, heads, size))
 
 

@@ -25,7 +25,7 @@ OFTEN = 1  # recorded passes per place
 def offsets(code: CodeType) -> frozenset[int]:
     """The instructions before which a signal's exception can be raised."""
     found = set()
-    after = True  # for the entry, which has no instruction of its own before Python 3.11
+    after = True  # for the entry, which has no separate instruction before Python 3.11
     for instruction in dis.get_instructions(code):
         name = instruction.opname
         jump = instruction.opcode in dis.hasjrel or instruction.opcode in dis.hasjabs
@@ -37,7 +37,7 @@ def offsets(code: CodeType) -> frozenset[int]:
 
 
 class Places:
-    """Watches functions of some files within the context."""
+    """Watches functions of some files within its context."""
 
     def __init__(self, files: Iterable[Path], visit: Callable[[Place], None]) -> None:
         self._files = {str(file) for file in files}
@@ -84,7 +84,7 @@ def recorded(files: Iterable[Path], run: Callable[[], None]) -> list[Place]:
 
 
 def visiting(files: Iterable[Path], place: Place, action: Callable[[], None]) -> Places:
-    """Within its context, a run that passes the place does the action there, once."""
+    """Within its context, the first run that passes the place executes the action there."""
 
     def visit(found: Place) -> None:
         if found == place:

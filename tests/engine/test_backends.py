@@ -1,4 +1,4 @@
-"""The engine as seen by another vendor's backend."""
+"""The engine with another vendor's backend."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ ALSO_TEMPLATES = ("JSON without end", "half an object", "nothing", "null", "a li
 def test_something_else_in_place_of_a_file(
     name: str, what: str, make_engine: Callable[..., Engine], broken: Path
 ) -> None:
-    """Nothing hangs, and nothing is ignored."""
+    """A folder, pipe or device in place of a file raises an error; nothing hangs."""
     (broken / name).unlink(missing_ok=True)
     IN_PLACE[what](broken / name)
     refused(make_engine, broken)
@@ -389,7 +389,7 @@ NONSENSE: list[object] = [None, True, "x", 1.5, -1, 0, 10**12, 10**30, float("na
 def test_a_field_of_the_config(
     key: str, make_engine: Callable[..., Engine], broken: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each value is accepted or raises a typed error; large numbers are refused before weights are read."""
+    """An engine accepts each value of a field or raises a typed error, before it reads any weights."""
     original = AutoModelForCausalLM.from_pretrained
     value: object = None
 
@@ -414,7 +414,7 @@ def test_a_field_of_the_config(
 
 
 def test_sequences_that_are_too_long(make_engine: Callable[..., Engine], broken: Path) -> None:
-    """No page table of 8 TB is allocated."""
+    """An engine refuses to allocate a page table of 8 TB."""
     edit_config(broken, max_position_embeddings=10**12)
     with pytest.raises(
         ConfigError, match=r"max_position_embeddings is 1e\+12 in .*; valid: at most 2147483647"
@@ -432,7 +432,7 @@ def test_a_config_that_has_other_files_read(make_engine: Callable[..., Engine], 
 
 
 def test_code_in_the_folder_is_not_run(make_engine: Callable[..., Engine], broken: Path) -> None:
-    """The user is not asked for permission either."""
+    """An engine refuses a checkpoint with code, and doesn't ask the user to allow it."""
     (broken / "own.py").write_text(f"open({str(broken / 'ran')!r}, 'w')\nclass Own: pass\n")
     (broken / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}})

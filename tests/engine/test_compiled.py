@@ -34,7 +34,7 @@ Make = Callable[..., Engine]
 MODULE = "transformers.models.qwen3_next.modeling_qwen3_next"
 KINDS = ["linear_attention", "full_attention"]
 ONE = [[7]]
-"""Only steps of one row, which are compiled once per kind."""
+"""Only steps of one row; these are compiled once per kind of layer."""
 
 
 class Platform(CpuPlatform):
@@ -61,7 +61,7 @@ class Platform(CpuPlatform):
 
 @pytest.fixture(scope="module")
 def two_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One of each kind, without experts."""
+    """A config with one layer of each kind, without experts."""
     return make_checkpoint(
         tmp_path_factory.mktemp("two"), num_hidden_layers=2, layer_types=KINDS, num_experts=0
     )
@@ -79,7 +79,7 @@ def compiled(make_engine: Make, two_layers: Path) -> Iterator[Make]:
 
 @pytest.fixture
 def few_compilations() -> Iterator[None]:
-    """torch compiles a function three times, not eight, and then no more."""
+    """torch compiles a function at most three times, not eight."""
     with torch._dynamo.config.patch(recompile_limit=3):
         yield
 
@@ -92,7 +92,7 @@ def reasons(engine: Engine) -> dict[str, str | None]:
 def test_each_kind_is_compiled_twice_whatever_the_number_of_layers(
     compiled: Make, tmp_path: Path, layers: int
 ) -> None:
-    """For one row, and for any other number of rows."""
+    """A kind of layer is compiled once for one row, and once for any other number of rows."""
     path = make_checkpoint(
         tmp_path,
         num_hidden_layers=layers,
@@ -113,7 +113,10 @@ def test_each_kind_is_compiled_twice_whatever_the_number_of_layers(
 
 
 def test_tokens_are_those_of_eager_layers(compiled: Make, checkpoint: Path) -> None:
-    """With experts, ragged batches, poisoned pools, and requests that come and go."""
+    """Compiled layers compute the tokens of eager ones.
+
+    Batches are ragged, pools poisoned, and requests come and go.
+    """
     prompts = make_prompts() * 2
     engine = compiled(Platform("aot_eager"), checkpoint)
     for tensor in engine.pools.tensors():
@@ -124,7 +127,7 @@ def test_tokens_are_those_of_eager_layers(compiled: Make, checkpoint: Path) -> N
 
 @pytest.mark.parametrize(("family", "kinds"), [("kimi_linear", 3), ("falcon_h1", 1)])
 def test_other_families(compiled: Make, tmp_path: Path, family: str, kinds: int) -> None:
-    """Latents and KDA; layers that run attention, a scan and a convolution."""
+    """Layers with latents, KDA, a scan or a convolution compile to the same tokens."""
     path = make(family, tmp_path)
     platform = Platform()
     engine = compiled(platform, path)
@@ -174,7 +177,10 @@ print(json.dumps([found, *(counters["inductor"][f"fxgraph_cache_{what}"] for wha
 def test_inductor_takes_no_memory_of_a_pools_size_and_keeps_its_work_on_disk(
     compiled: Make, two_layers: Path, tmp_path: Path, processes: Helper
 ) -> None:
-    """In separate processes, since code that Inductor loads stays."""
+    """Compiling allocates nothing as large as a pool, and a second process finds the compiled code on disk.
+
+    Each runs in a separate process, since code that Inductor loads stays.
+    """
     env = os.environ | {
         "PYTHONPATH": str(ROOT),
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
@@ -206,7 +212,10 @@ FUNCTIONS = {
 def test_hooks_that_are_added_or_removed_drop_what_was_compiled(
     compiled: Make, make_engine: Make, two_layers: Path
 ) -> None:
-    """On a function, on a method within a layer, and on the layer's own; before the first step and later."""
+    """A hook on a function, a submodule's method or a layer's forward runs in compiled layers.
+
+    It may be added before the first step or later.
+    """
     runtime = switchrail.Runtime()
     eager, engine = make_engine(two_layers, options=OPTIONS), compiled()
     plain = tokens(eager, ONE, 4)
@@ -222,7 +231,7 @@ def test_hooks_that_are_added_or_removed_drop_what_was_compiled(
 def test_torchs_hooks_on_one_layer_are_called_for_that_layer_alone(
     compiled: Make, make_engine: Make, tmp_path: Path
 ) -> None:
-    """On a layer and on modules within; before the first step and later."""
+    """A torch hook on a layer, or in it, runs for that layer only, before the first step and later."""
     path = make_checkpoint(tmp_path, num_experts=0)
     engines = [make_engine(path, options=OPTIONS), compiled(path=path)]
     plain = tokens(engines[0], ONE, 4)
@@ -274,7 +283,7 @@ def write_and_rotate(*args: Any, v: Any, cache: Any, **kwargs: Any) -> Any:
 def test_other_engines_that_are_made_and_closed_never_use_up_what_torch_compiles_again(
     compiled: Make, few_compilations: None
 ) -> None:
-    """Their hooks are on the same functions."""
+    """Engines that are made and closed change hooks without using up torch's limit of compilations."""
 
     def make(**options: Any) -> Engine:
         platform = Platform()
@@ -392,7 +401,10 @@ def test_off_is_the_default(make_engine: Make) -> None:
 def test_the_platforms_functions_give_way_to_torchs_own(
     compiled: Make, make_engine: Make, tmp_path: Path
 ) -> None:
-    """In layers with weights prepared for these functions; eager layers and others call them."""
+    """In compiled layers torch's own functions replace the platform's; eager layers call the platform's.
+
+    Some weights are prepared for the platform's functions.
+    """
     path = make_checkpoint(tmp_path, num_experts=0)
     calls: Counter[str] = Counter()
 

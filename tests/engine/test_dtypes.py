@@ -14,7 +14,7 @@ CPU: Any = SimpleNamespace(device="cpu", kind="cpu", supported_dtypes=lambda: ("
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
 def test_a_checkpoint_of_an_unknown_dtype_is_refused_on_a_cpu_too(key: str) -> None:
-    """Although a CPU would compute in float32 for any dtype of the checkpoint."""
+    """An unknown dtype in a checkpoint is refused, although a CPU computes in float32 for any dtype."""
     assert choose_dtype(None, {key: "float16"}, CPU) == "float32"
     with pytest.raises(UnknownDtypeError, match=f"{key} is 'bfloat61' in the checkpoint's config") as caught:
         choose_dtype(None, {key: "bfloat61"}, CPU)

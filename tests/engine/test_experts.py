@@ -35,7 +35,7 @@ def test_captured_steps_say_which_rows_are_padding(
     options = {**OPTIONS, "capture": "decode"}
     engine = make_engine(runtime=captured_runtime, device=platform, options=options)
     assert told
-    (rows,) = {id(rows): rows for rows in told}.values()  # one tensor for all graphs
+    (rows,) = {id(rows): rows for rows in told}.values()  # all graphs share one tensor
     assert rows is not None
     told.clear()
     assert tokens(engine, prompts) == expected
@@ -62,7 +62,10 @@ def test_kernels_serve_as_the_function(
 
 @torch.inference_mode()
 def test_a_shared_expert_of_their_size_is_one_more_of_them() -> None:
-    """Its weights and the router's are moved, not copied; the block computes the same."""
+    """A shared expert of the experts' size becomes one of them.
+
+    The engine moves its weights and the router's without a copy, and the block computes the same.
+    """
     config = Qwen3NextConfig(
         hidden_size=32,
         num_experts=6,

@@ -1,4 +1,4 @@
-"""Failures affect nothing else: every page and slot is freed, and other requests continue."""
+"""A failure affects nothing else: the engine frees every page and slot, and other requests continue."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Broken(Exception):
 def test_what_breaks_one_text_off_ends_nobody_whose_token_is_written(
     make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C while a step's texts are decoded: earlier requests, and those in prefill, continue."""
+    """Ctrl-C while a step's texts are decoded leaves earlier requests, and those in prefill, running."""
     engine = make_engine(options=SMALL)
     prompts = [[1, 2], [3, 4], [5] * 10]
     expected = engine.generate(prompts, FREE)
@@ -57,7 +57,7 @@ def test_what_breaks_one_text_off_ends_nobody_whose_token_is_written(
 def test_an_admission_that_fails_ends_the_request_that_was_admitted(
     make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And is not retried forever, as after a permanent failure of the device."""
+    """A request whose admission fails ends instead of being retried, as after a failure of the device."""
     engine = make_engine(options=SMALL)
     admit = engine._core.sequences.admit
     failures = 0
@@ -66,7 +66,7 @@ def test_an_admission_that_fails_ends_the_request_that_was_admitted(
         nonlocal failures
         failures += 1
         if failures > 1:
-            monkeypatch.undo()  # or the test would not end
+            monkeypatch.undo()  # otherwise the test would not end
         admit(*args)
         raise Broken
 
@@ -136,7 +136,10 @@ def test_a_failing_backend_ends_the_requests_of_its_step(engine: Engine) -> None
 
 
 def test_a_device_that_is_lost_ends_every_request(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No step can begin, so none would end the requests, and `generate` would try again for ever."""
+    """When the device is lost, the engine ends every request.
+
+    No step can begin, so `generate` would otherwise try forever.
+    """
     waiting = engine.submit("earlier", SamplingParams(max_new_tokens=3))
 
     def lost() -> Any:
@@ -181,7 +184,7 @@ def test_a_step_that_ran_nothing_of_mine_does_not_fail_me(engine: Engine) -> Non
 
 
 def test_cancelling_from_within_a_step_waits_for_its_end(engine: Engine) -> None:
-    """As when the garbage collector closes an abandoned stream."""
+    """A cancel within a step takes effect at its end, as when the garbage collector closes a stream."""
     expected = engine.generate(["x"], FREE)
     decoding = engine.submit("the", FREE)
     engine.step()
@@ -277,7 +280,7 @@ ACTIONS = st.one_of(
 def test_nothing_leaks(
     shared: tuple[Engine, Saboteur], actions: list[tuple[str, Any, int]], seed: int
 ) -> None:
-    """For any sequence of submits, cancels and failures: everything ends, and all memory is freed."""
+    """Any sequence of submits, cancels and failures ends with all requests finished and all memory free."""
     engine, saboteur = shared
     draw = random.Random(seed)
     requests: list[Request] = []

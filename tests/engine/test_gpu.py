@@ -54,7 +54,10 @@ def on_cuda(make_engine: Make, backends: Any = None, **options: Any) -> Engine:
 
 
 def test_tokens_are_the_same_in_every_way_of_running(make_engine: Make) -> None:
-    """Eager, overlapped, captured, and both; with more prompts than fit, and poisoned pools."""
+    """Eager, overlapped and captured steps give the same tokens.
+
+    There are more prompts than fit, and pools are poisoned.
+    """
     prompts = make_prompts() * 2
     params = make_params(len(prompts))
     found = []
@@ -77,7 +80,7 @@ def test_tokens_are_the_same_in_every_way_of_running(make_engine: Make) -> None:
 
 
 def test_a_backend_without_graphs_runs_between_pieces(make_engine: Make) -> None:
-    """With a separate plan for each step, without padding."""
+    """A backend without graphs runs between captured pieces, with a new plan each step and no padding."""
     prompts = make_prompts(9)
     params = make_params(len(prompts))
     backends = {"gated_delta": "torch"}
@@ -95,7 +98,7 @@ def test_a_backend_without_graphs_runs_between_pieces(make_engine: Make) -> None
 
 @torch.inference_mode()
 def test_greedy_tokens_are_those_of_transformers(make_engine: Make, checkpoint: Path) -> None:
-    """For tokens with a gap of more than 1e-3 between the first two logits of transformers."""
+    """Greedy tokens equal those of transformers wherever its first two logits differ by more than 1e-3."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval().to("cuda")
     engine = on_cuda(make_engine)
     prompts = make_prompts(3)
@@ -140,7 +143,7 @@ def test_two_engines_in_threads_beside_other_work(make_engine: Make) -> None:
 
 
 def test_threads_with_streams_of_their_own_run_one_engine_in_turn(make_engine: Make) -> None:
-    """Each step follows the previous one, whatever stream its thread uses."""
+    """Threads with their own streams run one engine in turn; each step waits for the previous one."""
     engine = on_cuda(make_engine)
     prompts = make_prompts(8)
     params = SamplingParams(max_new_tokens=24, ignore_eos=True)
@@ -162,7 +165,7 @@ def test_threads_with_streams_of_their_own_run_one_engine_in_turn(make_engine: M
 
 
 def test_a_step_comes_between_what_its_caller_launches(make_engine: Make) -> None:
-    """Late writes of poison on the caller's stream are overwritten; its later reads see complete data."""
+    """A step runs after its caller's earlier writes on the stream and before its later reads."""
     engine = on_cuda(make_engine, overlap=False)
     prompts = make_prompts(11)[:4]
     params = SamplingParams(max_new_tokens=3, ignore_eos=True)
@@ -199,7 +202,10 @@ def test_an_engine_is_made_beside_other_work(make_engine: Make) -> None:
 def test_what_waits_for_the_device_is_not_captured(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or raises during the capture; the engine, its other graphs and the device continue."""
+    """An operation that waits for the device fails to capture, and that key runs without a graph.
+
+    The engine, its other graphs and the device continue.
+    """
     run = TritonGatedDelta.run
 
     def waiting(self: Any, call: Any, batch: Any, plan: Any) -> Any:
@@ -222,7 +228,7 @@ def test_what_waits_for_the_device_is_not_captured(
 
 
 def test_a_captured_step_allocates_nothing(make_engine: Make) -> None:
-    """A running engine allocates no device memory: none of a pool's size, and none at all."""
+    """A captured step of a running engine allocates no device memory."""
     engine = on_cuda(make_engine)
     params = SamplingParams(max_new_tokens=60, ignore_eos=True)
     requests = [engine.submit([1, 2, 3], params) for _ in range(8)]
@@ -236,7 +242,7 @@ def test_a_captured_step_allocates_nothing(make_engine: Make) -> None:
 
 
 def test_a_captured_step_never_waits_for_the_device(make_engine: Make) -> None:
-    """From schedule to read: torch raises on any wait except for the event of the tokens."""
+    """A captured step waits only for the event of its tokens; torch raises on any other wait."""
     engine = on_cuda(make_engine)
     params = [SamplingParams(max_new_tokens=40, ignore_eos=True, temperature=n % 2, seed=n) for n in range(8)]
     requests = [engine.submit([1, 2, 3], each) for each in params]

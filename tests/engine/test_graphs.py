@@ -83,7 +83,7 @@ def count_replays(engine: Engine) -> list[Key]:
 
 
 def decoded(keys: list[Key]) -> set[int]:
-    """The rows of the decodes among them."""
+    """The number of rows of each captured decode among these keys."""
     return {key.rows for key in keys if key.kind == "decode"}
 
 
@@ -114,7 +114,10 @@ def replay(engine: Engine, prompts: list[list[int]], expected: list[tuple[int, .
 def test_tokens_of_captured_decodes_are_those_of_eager_ones(
     make_engine: Make, captured_runtime: switchrail.Runtime
 ) -> None:
-    """Ragged batches, padding, poisoned pools, requests that come and go, and several buckets."""
+    """Captured decodes give the tokens of eager ones, with padding, poisoned pools and several buckets.
+
+    Requests come and go, and have different lengths.
+    """
     prompts = make_prompts()
     expected = tokens(make_engine(options=OPTIONS), prompts)
     engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
@@ -126,7 +129,10 @@ def test_tokens_of_captured_decodes_are_those_of_eager_ones(
 def test_a_change_of_hooks_is_captured_before_the_next_step(
     make_engine: Make, captured_runtime: switchrail.Runtime
 ) -> None:
-    """Switchrail's on a function and a method, torch's on a module; added and removed after the capture."""
+    """After a hook is added or removed, the steps are captured again before the next one.
+
+    The hooks are Switchrail's on a function and a method, and torch's on a module.
+    """
     prompts = make_prompts(1)[:3]
     runtime = captured_runtime
     engine = make_engine(runtime=runtime, device=GraphPlatform(), options=OPTIONS)
@@ -206,7 +212,7 @@ def test_where_pieces_cant_be_captured_one_such_backend_makes_decodes_eager(
 def test_a_failure_while_capturing_leaves_that_key_eager(
     make_engine: Make, captured_runtime: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that waits for the device, and one that raises; the other keys are captured."""
+    """A key whose capture waits for the device or raises runs eagerly; the other keys are captured."""
     run = CAPTURABLE["gated_delta"].run
 
     def waiting(self: Any, call: Any, batch: Any, plan: Any) -> None:
@@ -299,7 +305,7 @@ def test_a_closed_engine_frees_what_was_captured_without_the_collector(
 def test_each_key_has_the_backends_for_caches_of_its_length(
     make_engine: Make, captured_runtime: switchrail.Runtime
 ) -> None:
-    """Not the backends for padding, which has no tokens, if backends differ by the length of caches."""
+    """If backends differ by the length of caches, a key's padding, which has no tokens, doesn't decide."""
     engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
     graphs = engine._runner.graphs
     assert graphs is not None
@@ -318,7 +324,7 @@ def test_each_key_has_the_backends_for_caches_of_its_length(
 def test_graphs_that_are_captured_again_use_the_working_memory_of_those_before(
     make_engine: Make, captured_runtime: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise each change of hooks would allocate all of it again on the device."""
+    """A new capture reuses the memory of the graphs that it replaces, instead of allocating it again."""
     make, shared = RecordedGraph.__init__, []
 
     def sharing(self: RecordedGraph, shares: RecordedGraph | None = None) -> None:
@@ -375,7 +381,10 @@ def test_another_engine_that_is_made_or_closed_leaves_graphs_as_they_are(
 def test_the_memory_of_a_failed_capture_is_shared_if_it_could_be_ended(
     make_engine: Make, captured_runtime: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch, ended: bool
 ) -> None:
-    """A shared graph lives until its memory is taken, also where nobody else holds it."""
+    """A failed capture shares its memory with the next one, if it could be ended.
+
+    A graph lives until its memory is taken over.
+    """
     shared: list[bool] = []
     run = CAPTURABLE["gated_delta"].run
 

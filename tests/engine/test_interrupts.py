@@ -22,7 +22,7 @@ from switchrail.engine import Engine, Request, SamplingParams
 
 from .places import Place, name, recorded, visiting
 
-# creates an engine, or decides nothing while it runs
+# code that makes an engine, or decides nothing while it runs
 OTHERS = {
     "checkpoint",
     "checks",
@@ -37,7 +37,10 @@ OTHERS = {
 FOLDERS = [Path(module.__file__).parent for module in (package, pools, dispatch)]
 FILES = [path for folder in FOLDERS for path in folder.rglob("*.py") if path.stem not in OTHERS]
 INTERRUPT_EVERY = int(os.environ.get("INTERRUPT_EVERY", "3"))
-"""Of the places that other scenarios pass too, one in this many is interrupted; `make soak` takes all."""
+"""Every place is interrupted once; of the places that other scenarios pass too, one in this many.
+
+`make soak` takes all.
+"""
 PAGE = 4
 SMALL = {"max_sequences": 3, "num_pages": 14, "page_size": PAGE, "max_tokens_per_step": 8}
 FREE = SamplingParams(max_new_tokens=4, ignore_eos=True)
@@ -52,7 +55,7 @@ class Broken(Exception):
 
 
 class Model:
-    """Its next token depends on the sequence's tokens in its pages, and on their sum in its slot."""
+    """A stand-in model: the next token depends on the tokens in the pages, and on their sum in the slot."""
 
     def __init__(self, engine: Engine) -> None:
         self.fail = False
@@ -110,7 +113,7 @@ class Subject:
         self.engine._core._ahead = self.ahead
 
     def find_damage(self, held: list[Request]) -> str | None:
-        """A description of the damage, after all remaining requests were cancelled."""
+        """Cancel all remaining requests; describe the damage found."""
         engine = self.engine
         self.model.fail = False
         for request in held:
@@ -188,7 +191,7 @@ def places_of(subject: Subject, scenario: Scenario) -> list[Place]:
 
 
 def chosen(places: list[tuple[Scenario, Place]]) -> list[tuple[Scenario, Place]]:
-    """Each different place once, and one in `INTERRUPT_EVERY` of those that a scenario passes again."""
+    """Each place that no other scenario passes, and one in `INTERRUPT_EVERY` of the others."""
     first = {place[:2]: (scenario, place) for scenario, place in reversed(places)}
     again = [each for each in places if first[each[1][:2]] != each]
     return [*first.values(), *again[::INTERRUPT_EVERY]]
@@ -219,7 +222,10 @@ def interrupt(subject: Subject, scenario: Scenario, place: Place) -> str | None:
 def test_an_interrupt_leaves_the_engine_whole_wherever_it_comes(
     subject: Subject, ahead: int, scenarios: list[Scenario], least: int
 ) -> None:
-    """The tokens of a step are read after the next launch, or at once."""
+    """An interrupt at any place leaves the engine consistent.
+
+    It reads a step's tokens after the next launch, or at once.
+    """
     subject.read_later(ahead)
     places = [(scenario, place) for scenario in scenarios for place in places_of(subject, scenario)]
     print(f"\n{len(places)} places, {len({place[:2] for _, place in places})} different ones")
@@ -254,7 +260,10 @@ def cancel_in(subject: Subject, place: Place | None) -> tuple[list[Request], lis
 
 
 def test_a_cancel_breaks_nobodys_step_wherever_it_comes(subject: Subject) -> None:
-    """As when the garbage collector or a signal handler closes a stream within a step."""
+    """A cancel at any place leaves the other requests' step intact.
+
+    In practice the garbage collector or a signal handler may close a stream within a step.
+    """
     for _ in range(2):
         _, places = cancel_in(subject, None)
     assert len(places) > 200

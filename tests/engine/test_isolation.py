@@ -61,7 +61,7 @@ def test_two_engines_run_side_by_side(make_engine: Callable[..., Engine]) -> Non
 def test_engines_are_made_in_threads(
     make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """transformers can't load two models concurrently: it loses tied weights, permanently."""
+    """Engines made in concurrent threads load models one at a time: transformers would lose tied weights."""
     load = AutoModelForCausalLM.from_pretrained
     inside: list[int] = []
 
@@ -125,7 +125,10 @@ def test_a_failed_engine_leaves_no_hooks(checkpoint: Path, monkeypatch: pytest.M
 
 
 def test_without_its_hooks_the_model_raises(make_engine: Callable[..., Engine]) -> None:
-    """By `seq_idx` in transformers itself; in versions that ignore it, because of missing calls."""
+    """A model without the engine's hooks raises. By default transformers refuses `seq_idx`.
+
+    For versions that ignore it, the engine notices the missing calls.
+    """
     engine = make_engine()
     engine._unhook.peek()[1]()  # type: ignore[index]
     with pytest.raises((ValueError, DispatchError), match=r"packed sequences|did not run its gated_delta"):

@@ -21,7 +21,7 @@ import switchrail_kernels
 from switchrail_kernels.launch import Launcher
 
 MOST = {"linear_attn": 6, "self_attn": 5}
-"""Per mixer. Between a mixer and a feed-forward layer there is one more: a sum with its norm."""
+"""Launches per mixer. A feed-forward layer's norm, fused with the preceding sum, adds one more."""
 
 
 class Launches(TorchDispatchMode):
@@ -35,7 +35,7 @@ class Launches(TorchDispatchMode):
 
         def counted(launcher: Any, *args: Any, **kwargs: Any) -> None:
             self.found.append(launcher._kernel.__name__)
-            self._within = True  # Triton's interpreter uses torch
+            self._within = True  # Triton's interpreter runs torch operations
             try:
                 launch(launcher, *args, **kwargs)
             finally:

@@ -1,4 +1,4 @@
-"""A long queue: removing one request costs the others nothing."""
+"""In a long queue, removing one request costs the others nothing."""
 
 from __future__ import annotations
 

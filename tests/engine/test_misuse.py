@@ -26,7 +26,7 @@ def engine(make_engine: Callable[..., Engine]) -> Engine:
 
 @pytest.mark.parametrize("way", ["generate", "stream"])
 def test_both_threads_get_what_broke_their_step(engine: Engine, way: str) -> None:
-    """Whichever of them ran it."""
+    """A failed step raises its error in both threads, whichever of them ran it."""
     expected = engine.generate(["the", "x"], FREE)
     saboteur = Saboteur(engine)
     go_on = engine._go_on
@@ -133,7 +133,10 @@ def test_within_a_step_prompts_can_be_submitted(engine: Engine) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_forked_engine_refuses(engine: Engine) -> None:
-    """Also if another thread was within a step, whose lock is never released in the child."""
+    """A forked engine refuses every call, even if a thread of the parent was within a step.
+
+    That thread's lock is never released in the child.
+    """
     stream = engine.stream(["x"], FREE)
     next(stream)
     request = engine.submit("the", FREE)
@@ -182,7 +185,7 @@ def test_a_forked_engine_refuses(engine: Engine) -> None:
 
 
 def test_stop_strings_have_a_limit() -> None:
-    """Each is searched for in every step, while all others wait; a long one takes longer."""
+    """Long stop strings are refused: searching for each in every step delays all requests."""
     assert len(SamplingParams(stop=tuple(map(str, range(64)))).stop) == 64
     assert SamplingParams(stop="x" * 1024).stop == ("x" * 1024,)
     with pytest.raises(RequestError, match=r"non-empty string of at most 1,024 characters"):

@@ -112,7 +112,7 @@ def test_every_field_names_itself(cls: type[Any]) -> None:
 
 
 def test_seeds_have_64_bits(make_engine: Callable[..., Engine]) -> None:
-    """torch accepts no larger seed."""
+    """A seed of more than 64 bits is refused, as torch accepts none."""
     before = torch.get_rng_state()
     make_engine(options={"seed": 2**64 - 1})
     torch.set_rng_state(before)
@@ -197,7 +197,7 @@ def pools_of(platform: CpuPlatform, *, max_length: int = 1024, **options: Any) -
 @pytest.mark.parametrize(
     ("free", "options", "pages"),
     [
-        (1 << 40, {}, 32 * 64 + 1),  # the maximum that could be needed
+        (1 << 40, {}, 32 * 64 + 1),  # the largest number that could be needed
         (1 << 20, {"memory_fraction": 1.0}, ((1 << 20) - 33 * (632 + 64 * 4)) // 4096),
         (1 << 20, {"memory_fraction": 0.25}, ((1 << 18) - 33 * (632 + 64 * 4)) // 4096),
         (1 << 20, {}, (int(0.85 * 2**20) - 33 * (632 + 64 * 4)) // 4096),
@@ -225,7 +225,10 @@ TOO_MUCH: list[dict[str, Any]] = [
 def test_what_there_is_no_room_for_is_not_allocated(
     values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor is the page table: for 33 sequences of 10**12 tokens each it would take 8 TB."""
+    """Pools that don't fit are refused before they are allocated, and so is a page table of 8 TB.
+
+    That table would be for 33 sequences of 10**12 tokens.
+    """
     allocated = []
     for name in ("empty", "zeros"):
         monkeypatch.setattr(torch, name, lambda *size, **rest: allocated.append(size))
@@ -236,7 +239,7 @@ def test_what_there_is_no_room_for_is_not_allocated(
 
 
 def test_memory_that_nobody_knows() -> None:
-    """A platform that reports None has unknown memory, not 0 bytes, so num_pages is required."""
+    """If a platform reports None as its memory, that is unknown, not 0 bytes, so num_pages is required."""
     for platform in (memory_of(None, None), memory_of(1 << 30, None)):
         with pytest.raises(ConfigError, match="'cpu' doesn't say how much memory is free; give num_pages"):
             pools_of(platform)

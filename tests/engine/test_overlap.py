@@ -17,7 +17,7 @@ OPTIONS = {"max_sequences": 6, "max_tokens_per_step": 24, "page_size": 4, "num_p
 
 
 def make_params(count: int) -> list[SamplingParams]:
-    """Ends by length, by token and by text; greedy and sampled; several samples of a prompt."""
+    """Requests that end by length, token or text, greedy or sampled, some with several samples."""
     draw = random.Random(4)
     return [
         SamplingParams(
@@ -98,7 +98,7 @@ def test_a_failing_step_first_delivers_the_one_before(
 def test_tokens_that_never_come_end_the_requests_of_their_step(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after a failure of the device; a later request continues."""
+    """If the tokens of a step never arrive, its requests end, and a later request continues."""
     first = engine.submit([1, 2, 3], SamplingParams(max_new_tokens=8, ignore_eos=True))
     engine.step()
 
@@ -131,7 +131,10 @@ def test_a_cancelled_request_frees_its_memory_at_once(engine: Engine) -> None:
 def test_a_step_that_fails_behind_one_whose_tokens_never_come_ends_both(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after a failure of the device: each call raises, and the caller gets the first error."""
+    """If tokens never arrive and the next step fails, the requests of both end.
+
+    Each call raises the first error.
+    """
     first = engine.submit([1, 2, 3], SamplingParams(max_new_tokens=8, ignore_eos=True))
     engine.step()
     second = engine.submit([4], SamplingParams(max_new_tokens=8, ignore_eos=True))
@@ -183,7 +186,10 @@ def test_an_interrupt_between_the_end_of_the_last_request_and_its_release_loses_
 
 
 def test_the_host_is_one_step_ahead_in_a_long_prompt_too(engine: Engine) -> None:
-    """Its steps give no tokens; a cancel among them leaves nothing to read."""
+    """The host is one step ahead in a long prompt too.
+
+    Its steps give no tokens, so a cancel among them leaves nothing to read.
+    """
     engine.submit([1] * 48, SamplingParams(max_new_tokens=2, ignore_eos=True))
     cancelled = engine.submit([2] * 60, SamplingParams(max_new_tokens=2))
     unread = []
@@ -218,7 +224,10 @@ class NoWaiting(TorchFunctionMode):
 def test_nothing_waits_for_the_device_between_two_launches(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For admissions, copies of pages and slots, and sampling; backends are not covered."""
+    """Admissions, copies of pages and slots, and sampling don't wait for the device.
+
+    Backends are not covered.
+    """
     core, forward = engine._core, runner._forward
     seen = []
 

@@ -28,7 +28,7 @@ LIMIT = 1e-4
 
 @dataclass(frozen=True)
 class Expected:
-    """transformers' result for one prompt: its greedy tokens, and all logits over prompt and tokens."""
+    """The result of transformers for one prompt: its greedy tokens, and all logits over prompt and tokens."""
 
     prompt: list[int]
     tokens: list[int]
@@ -77,8 +77,8 @@ class Recorder:
     """Keeps the logits of every row that an engine runs, and counts its backend calls."""
 
     def __init__(self, engine: Engine) -> None:
-        self.rows: dict[tuple[int, int], torch.Tensor] = {}  # (request id, position) -> logits
-        self.most_calls = 0  # of one op in one layer in one step
+        self.rows: dict[tuple[int, int], torch.Tensor] = {}  # by request id and position
+        self.most_calls = 0  # by op, layer and step
         self.most_parts = 0
         self.steps = 0
         self._calls: Counter[tuple[Any, ...]] = Counter()
@@ -156,13 +156,13 @@ def choices(backend: str) -> dict[str, str]:
 
 
 def options_of(mode: str) -> dict[str, Any]:
-    """Eager and without overlap: calls are counted, and each step's rows are checked before the next one."""
+    """Options for eager steps without overlap, so that calls are counted and rows checked step by step."""
     chunk = int(mode.split()[-1]) if mode.startswith("chunks") else None
     return OPTIONS | {"prefill_chunk": chunk, "capture": "off", "overlap": False}
 
 
 def check_parity(engine: Engine, reference: Reference, mode: str) -> None:
-    """Run the reference's prompts, and compare logits, tokens and the number of backend calls with it."""
+    """Run the reference's prompts; compare logits, tokens and the number of backend calls."""
     disturb(engine, seed=len(mode))
     recorder = Recorder(engine)
     new_tokens = len(reference.cases[0].tokens)
@@ -245,7 +245,7 @@ def test_parity_compiled(
 
 
 def row_errors(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """For each row the norm of the difference divided by the norm of the expected row."""
+    """For each row the norm of the difference, divided by the norm of the expected row."""
     return (found.float() - expected).norm(dim=-1) / expected.norm(dim=-1)
 
 

@@ -1,4 +1,4 @@
-"""Hooks on modules whose work an operation does."""
+"""Hooks on modules that an operation replaces."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROMPTS = make_prompts()[:2]
 
 
 class Served:
-    """An engine whose platform has functions; records which of them were called."""
+    """An engine whose platform has functions for operations; records which of them were called."""
 
     def __init__(self, make_engine: Make) -> None:
         self.calls: set[str] = set()

@@ -1,4 +1,4 @@
-"""Prompts that wait for decodes: which ones, how long, and that their tokens are the same."""
+"""Prompts that wait for decodes: which prompts, how long, and with the same tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def submit(engine: Engine, length: int, new_tokens: int = 2) -> Request:
 
 @pytest.fixture
 def engine(make_engine: Callable[..., Engine]) -> Engine:
-    """An engine in which a sequence decodes, soon after a step with its prompt."""
+    """An engine with one decoding sequence, soon after a step with its prompt."""
     engine = make_engine(options=SIZES | {"prompt_pause": FOREVER})
     submit(engine, 4, new_tokens=6)
     engine.step()
@@ -37,7 +37,7 @@ def test_a_prompt_waits_until_nothing_decodes(engine: Engine) -> None:
 
 
 def test_prompts_that_fill_a_step_don_t_wait(engine: Engine) -> None:
-    late = [submit(engine, length) for length in (8, 6, 1)]  # and a row for the decode
+    late = [submit(engine, length) for length in (8, 6, 1)]  # one more row for the decode
     engine.step()
     assert [len(one.tokens) for one in late] == [1, 1, 1]
 

@@ -67,7 +67,10 @@ def runtime_without(*ops: str) -> switchrail.Runtime:
 def test_backends_without_graphs_run_between_pieces(
     make_engine: Make, missing: tuple[str, ...], chosen: dict[str, str], word: str
 ) -> None:
-    """Ragged, with padding and poison; repeated, so that stale data would show."""
+    """Backends without graphs run between captured pieces, with ragged batches, padding and poison.
+
+    Each run is repeated, so that stale data would show.
+    """
     prompts = make_prompts()
     expected = tokens(make_engine(options=OPTIONS), prompts)
     engine = make_engine(
@@ -151,7 +154,10 @@ def test_a_failure_between_pieces_ends_the_requests_of_its_step(
 def test_tokens_of_steps_with_prompts_are_those_of_eager_ones(
     make_engine: Make, captured_runtime: switchrail.Runtime
 ) -> None:
-    """Prompts alone and with decodes, of one row and of more than the largest key, with forks."""
+    """Steps with prompts, alone or with decodes, give the tokens of eager steps.
+
+    They have from one row to more than the largest key, and forks.
+    """
     prompts = [*make_prompts(), *make_prompts(7)]
     options = {**OPTIONS, "max_tokens_per_step": 2100, "prefill_chunk": None, "max_length": 1024}
     plain = make_engine(options=options)
@@ -174,7 +180,7 @@ def test_tokens_of_steps_with_prompts_are_those_of_eager_ones(
 
 
 def test_padding_writes_to_no_page(make_engine: Make, captured_runtime: switchrail.Runtime) -> None:
-    """Nor do leftovers of an earlier, larger step."""
+    """Padding, and leftovers of an earlier larger step, write to no page."""
     engine = make_engine(runtime=captured_runtime, device=GraphPlatform(), options=OPTIONS)
     params = SamplingParams(max_new_tokens=1, ignore_eos=True)
     engine.generate(make_prompts()[3:6], params)
@@ -193,7 +199,7 @@ def test_padding_writes_to_no_page(make_engine: Make, captured_runtime: switchra
 def test_mixed_steps_that_cant_be_captured_run_eagerly(
     make_engine: Make, captured_runtime: switchrail.Runtime
 ) -> None:
-    """If a hook needs a value on the host."""
+    """A mixed step that can't be captured runs eagerly, for instance if a hook needs a value on the host."""
 
     def waits(result: Any, *args: Any, **kwargs: Any) -> Any:
         assert result.sum().item() is not None
@@ -220,7 +226,7 @@ def test_an_option_leaves_steps_with_prompts_eager(
 
 
 class PooledGraph(RecordedGraph):
-    """A graph whose memory is freed with the last graph captured in it, as on a GPU."""
+    """A graph whose memory is freed with the last graph that was captured in it, as on a GPU."""
 
     def __init__(self, shares: Graph | None = None) -> None:
         super().__init__(shares)
@@ -234,7 +240,7 @@ class PooledGraph(RecordedGraph):
 
 
 def test_shared_memory_lives_until_the_next_capture_has_begun() -> None:
-    """Capturing everything again drops all earlier graphs but the last one, whose memory is then shared."""
+    """While all steps are captured again, one earlier graph lives on until its memory is shared."""
     pieces = Pieces(PooledGraph, None)
     for _ in range(2):
         with pieces.capture():

@@ -18,7 +18,7 @@ __all__ = ["captured_runtime"]
 
 
 class Counted:
-    """The function, counting its calls."""
+    """The function, with a count of its calls."""
 
     def __init__(self) -> None:
         self.calls = 0

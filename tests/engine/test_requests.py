@@ -42,7 +42,7 @@ def test_outputs_hold_prompt_tokens_and_text(make_engine: Callable[..., Engine])
 
 
 def test_a_crowd_gets_what_each_gets_alone(make_engine: Callable[..., Engine]) -> None:
-    """Five requests share three slots and too few pages for three of the longest."""
+    """Five requests on three slots and too few pages get the tokens that each gets alone."""
     crowd = make_engine(options=SMALL).generate(PROMPTS, FREE)
     alone = make_engine(options=SMALL | {"max_sequences": 1})
     assert [alone.generate([prompt], FREE)[0] for prompt in PROMPTS] == crowd

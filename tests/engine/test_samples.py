@@ -16,7 +16,7 @@ from .test_requests import is_idle
 PAGE = 4
 SIZES = {"max_sequences": 6, "num_pages": 60, "page_size": PAGE, "max_tokens_per_step": 16}
 PARAMS = SamplingParams(n=4, max_new_tokens=9, temperature=1.0, seed=11, ignore_eos=True)
-LENGTHS = [1, PAGE - 1, PAGE, PAGE + 1, 16, 23]  # within a page, at its border, of several chunks
+LENGTHS = [1, PAGE - 1, PAGE, PAGE + 1, 16, 23]  # prompts within a page, at its border, of several chunks
 
 
 def separate(params: SamplingParams) -> list[SamplingParams]:
@@ -73,7 +73,7 @@ def test_samples_share_the_full_pages_of_their_prompt(make_engine: Callable[...,
     assert len(set(rest)) == len(rest)
     needed = -(-(2 * PAGE + PARAMS.max_new_tokens) // PAGE)
     assert engine.pools.pages.capacity - len(engine.pools.pages) == 2 + 4 * (needed - 2)
-    # released one by one, the shared pages last
+    # samples end one by one, and the shared pages are released last
     for left, sample in zip((3, 2, 1, 0), samples, strict=True):
         assert engine.cancel(sample)
         taken = engine.pools.pages.capacity - len(engine.pools.pages)
@@ -86,7 +86,7 @@ def test_samples_share_the_full_pages_of_their_prompt(make_engine: Callable[...,
 def test_a_sample_that_is_cancelled_leaves_the_others(
     make_engine: Callable[..., Engine], steps: int, ended: int
 ) -> None:
-    """Before it runs, during the prefill that the others wait for, and after."""
+    """A sample cancelled before, during or after the common prefill leaves the other samples intact."""
     engine = make_engine(options=SIZES | {"prefill_chunk": 6})
     prompt = list(range(14))  # three chunks
     expected = engine.generate([prompt] * 4, separate(PARAMS))

@@ -1,4 +1,4 @@
-"""The owner of sequences through its own interface; consistent after an exception at any place."""
+"""The owner of sequences through its own interface; it stays consistent after an exception at any place."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_fork_copies_what_is_not_shared(shared: int) -> None:
     owner = make()
     source, target = Sequence(), Sequence()
     owner.admit(source, 3)
-    owner.advance([(source, 2 * PAGE)])  # nothing of the third page
+    owner.advance([(source, 2 * PAGE)])  # no row of the third page
     owner.admit(target, 3 - shared, source.pages[:shared])
     copies = owner.fork(source, target)
     assert copies == list(zip(source.pages[shared:2], target.pages[shared:2], strict=True))
@@ -131,7 +131,7 @@ def test_pages_and_slots_always_add_up(seed: int, actions: int) -> None:
 
 
 def test_an_exception_anywhere_loses_nothing() -> None:
-    """Also a second one, during the repair after the first one."""
+    """An exception at any place loses nothing, even with a second one during the repair."""
 
     def run(owner: Sequences[Sequence]) -> None:
         first, second = Sequence(), Sequence()

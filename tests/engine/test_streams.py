@@ -1,4 +1,4 @@
-"""One device stream per engine: every launch of a step uses it, in any thread."""
+"""An engine launches every operation of a step on its own device stream, in any thread."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Where(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def test_each_engine_launches_on_its_own_stream(
     make_engine: Callable[..., Engine], params: dict[str, Any]
 ) -> None:
-    """Admissions, forks, the model and the choice of tokens."""
+    """Admissions, forks, the model and the choice of tokens all run on the engine's stream."""
     engines = [make_engine(device=StreamPlatform()) for _ in range(2)]
     assert not inside
     seen = []

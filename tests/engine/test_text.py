@@ -1,4 +1,4 @@
-"""Growing text: whole characters, no stop string, nothing lost."""
+"""Texts of growing outputs: whole characters, no stop string, nothing lost."""
 
 from __future__ import annotations
 

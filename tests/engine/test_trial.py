@@ -1,4 +1,4 @@
-"""Pools whose sizes come from a trial of the largest steps and graphs, on a CPU that simulates memory."""
+"""Pools whose sizes come from a trial of the largest steps and graphs, on a CPU with simulated memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Memory:
 
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
-    """Shared by all engines that are made in the test."""
+    """One simulated memory for all engines of the test."""
     found = Memory()
     make = Pools.__init__
 
@@ -86,7 +86,7 @@ OPTIONS = {"max_sequences": 8, "max_length": 1024, "page_size": 16, "max_tokens_
 
 @pytest.fixture
 def platform(memory: Memory) -> GraphPlatform:
-    """Its choice of tokens takes memory in proportion to the rows of logits."""
+    """A platform whose choice of tokens takes memory in proportion to the rows of logits."""
 
     def choose_tokens(logits: torch.Tensor, params: Any, draws: Any) -> torch.Tensor:
         memory.steps = max(memory.steps, STEP * len(logits) // 8)
@@ -106,7 +106,7 @@ def test_pools_take_what_steps_and_graphs_leave(
     captured_runtime: switchrail.Runtime,
     capture: str,
 ) -> None:
-    """As many pages as fit, exactly, and no more if all memory is in use."""
+    """The pools get as many pages as fit beside steps and graphs, and leave less than two pages unused."""
     options = {**OPTIONS, "capture": capture}
     engine = make_engine(runtime=captured_runtime, device=platform, options=options)
     assert 20 < engine.pools.pages.capacity < 8 * 64
@@ -127,7 +127,7 @@ def test_there_is_no_trial_where_there_is_plenty(
     captured_runtime: switchrail.Runtime,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The maximum of useful pages takes less than half of the memory."""
+    """An engine skips the trial if all useful pages take less than half of the memory."""
     monkeypatch.setattr(GraphHardware, "total_memory", lambda self: WEIGHTS + 20 * 2**20)
     engine = make_engine(runtime=captured_runtime, device=platform, options=OPTIONS)
     assert memory.steps == 0
@@ -137,7 +137,7 @@ def test_there_is_no_trial_where_there_is_plenty(
 def test_the_trial_leaves_no_trace(
     make_engine: Make, platform: GraphPlatform, captured_runtime: switchrail.Runtime
 ) -> None:
-    """Tokens equal those of an engine without a trial, and each layer runs once per step."""
+    """After a trial the tokens are those of an engine without one, and each layer runs once per step."""
     prompts = make_prompts(2)
     engine = make_engine(runtime=captured_runtime, device=platform, options=OPTIONS)
     assert tokens(engine, prompts) == tokens(make_engine(options=OPTIONS), prompts)
@@ -150,7 +150,7 @@ def test_a_trial_that_fails_is_a_warning(
     captured_runtime: switchrail.Runtime,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Then the pools take a fraction of the memory that leaves room."""
+    """A failed trial is a warning, and the pools take a fraction of the memory."""
 
     def choose_tokens(logits: torch.Tensor, params: Any, draws: Any) -> torch.Tensor:
         if not failed:
@@ -195,7 +195,7 @@ def test_what_progress_raises_ends_the_making_of_an_engine(
     captured_runtime: switchrail.Runtime,
     error: type[BaseException],
 ) -> None:
-    """Nothing remains: no memory, no hook."""
+    """An exception of `progress` ends the making of an engine, and no memory or hook remains."""
     hooks = len(switchrail.hooks.chain.table().chains)
 
     def cancel(done: int, total: int) -> None:
@@ -213,7 +213,10 @@ def test_what_progress_raises_ends_the_making_of_an_engine(
 def test_the_collector_leaves_out_what_an_engine_that_captures_found(
     make_engine: Make, captured_runtime: switchrail.Runtime
 ) -> None:
-    """Until the last such engine is closed; an engine that is only dropped counts as closed."""
+    """While an engine that captures is open, the garbage collector skips objects that existed before it.
+
+    Dropping the engine counts as closing it.
+    """
     before = gc.get_freeze_count()
     assert make_engine(options=OPTIONS)
     assert gc.get_freeze_count() == before

@@ -39,7 +39,7 @@ Run = tuple[list[int], torch.Tensor]
 
 @dataclass
 class Family:
-    """A family's checkpoint, and transformers' own model of it."""
+    """The checkpoint of a family, and transformers' model of it."""
 
     model_type: str
     path: Path
@@ -61,7 +61,7 @@ class Family:
         between: Callable[[Any], Iterable[torch.Tensor]] | None = None,
         **options: Any,
     ) -> list[Run]:
-        """Run prompts; `between` names the pools' tensors that are set to zero before each step."""
+        """Run prompts; the pools' tensors named in `between` are set to zero before each step."""
         with self.engine(backend, device, dtype, {**OPTIONS, **options}) as engine:
             disturb(engine, seed=1)
             recorder = Recorder(engine)

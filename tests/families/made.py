@@ -174,7 +174,7 @@ def make(model_type: str, folder: Path, seed: int = 0, **changes: object) -> Pat
     torch.manual_seed(seed)
     values = {**_COMMON, **CONFIGS[model_type], **changes}
     words = values.get("layer_types") or values.get("layers_block_type")
-    if words is not None and model_type != "nemotron_h":  # its number of layers is that of its words
+    if words is not None and model_type != "nemotron_h":  # the words give the number of layers
         values["num_hidden_layers"] = len(words)
     config = transformers.CONFIG_MAPPING[model_type].from_dict(values)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
@@ -195,7 +195,7 @@ def make(model_type: str, folder: Path, seed: int = 0, **changes: object) -> Pat
                 weight.normal_(0, 1)
             elif weight.dim() > 1:
                 gain = 1.5 if name.endswith(("out_proj.weight", "o_proj.weight")) else 1
-                if "adapter" in name:  # or scores become so large that rounding decides
+                if "adapter" in name:  # larger scores would let rounding decide
                     gain = 0.5
                 weight.normal_(0, gain * weight.shape[-1] ** -0.5)
             elif "norm" in name:

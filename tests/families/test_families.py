@@ -22,7 +22,7 @@ FORGOTTEN: dict[str, Callable[[Any], Iterable[torch.Tensor]]] = {
 
 @pytest.mark.parametrize("model_type", CONFIGS)
 def test_a_family_runs_and_its_past_matters(model_type: str, family_of: Get) -> None:
-    """Ragged prompts together; losing any part of the past shows in logits and tokens."""
+    """Ragged prompts run together like alone, and losing any part of the past changes logits and tokens."""
     family = family_of(model_type)
     prompts = family.prompts((1, 2, 7, 33, 70))
     runs = family.run(prompts, 16)
@@ -40,7 +40,7 @@ def test_a_family_runs_and_its_past_matters(model_type: str, family_of: Get) -> 
         ((tokens, rows),) = family.run(prompts[-1:], 16, between=counted)
         if not kept[0]:
             continue
-        first = len(prompts[-1])  # the first row computed after the prompt was forgotten
+        first = len(prompts[-1])  # the first row computed without the past
         lost[what] = (rows[first] - runs[-1][1][first]).abs().max().item()
         assert lost[what] > 100 * LIMIT, what
         assert tokens != runs[-1][0], what

@@ -158,7 +158,7 @@ def test_rotary_factors_that_depend_on_other_sequences(
 
 
 def test_a_layout_that_is_not_the_models(family_of: Callable[[str], Family], tmp_path: Path) -> None:
-    """transformers makes windows of this config by a key that the layout does not read."""
+    """A model that doesn't fit the layout is refused: a key that the layout ignores gives it windows."""
     path = make("qwen3", tmp_path)
     file = path / "config.json"
     config = json.loads(file.read_text())

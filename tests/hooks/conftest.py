@@ -31,7 +31,7 @@ def counter(start):
 
 @pytest.fixture(autouse=True)
 def a_small_heap():
-    """Let the search for an object's holders see only the test's objects, not everything imported before."""
+    """Let the search for an object's holders see only the test's objects, not all earlier imports."""
     gc.freeze()
     yield
     gc.unfreeze()
@@ -39,7 +39,7 @@ def a_small_heap():
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    """Remove all hooks of a test when it ends, even if it fails; then check that there are none."""
+    """Remove a test's hooks when it ends, even if it fails; then check that none are left."""
     before = set(chain.added())
     yield
     chain.change(remove=[hook for hook in chain.added() if hook not in before])
@@ -49,7 +49,7 @@ def nothing_is_left():
 
 @pytest.fixture
 def hooks():
-    """Separate hooks for the test; nothing of them is left afterwards."""
+    """A separate registry of hooks, which must be empty after the test."""
     hooks = Hooks()
     yield hooks
     hooks.clear()

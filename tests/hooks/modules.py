@@ -1,4 +1,4 @@
-"""Modules that a test makes from source text."""
+"""Modules made from source text."""
 
 from __future__ import annotations
 

@@ -128,7 +128,10 @@ def test_triton(hooks, kernels, caplog):
 
 
 def test_numba(hooks, module, caplog):
-    """Its dispatchers are recognised by their package and the attribute that holds the function."""
+    """A hook on a function compiled by numba is reported.
+
+    Its dispatchers are recognised by package and attribute.
+    """
     cls = type("CPUDispatcher", (), {"__module__": "numba.core.registry"})
     module.compiled = cls()
     module.compiled.py_func = module.f

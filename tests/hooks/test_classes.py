@@ -72,7 +72,7 @@ class Unrelated:
 
 
 def test_one_that_extends_it(hooks, mod):
-    pickle.dumps(mod.Target())  # leaves an attribute on the class
+    pickle.dumps(mod.Target())  # adding a hook leaves an attribute on the class
     Target, Sub, before = mod.Target, mod.Sub, dict(vars(mod.Target))
     made, Better = Sub(), extending(mod.Target)
     hooks.add("hook_replaced.Target", Better, "replace")
@@ -293,7 +293,7 @@ def replaced_over_and_over(hooks, target, by, look):
 
     def until_looked_at():
         start = latest
-        while latest < start + 4:  # each thread's look can have begun before
+        while latest < start + 4:  # each thread's look can have begun before the change
             time.sleep(0)
 
     interval = sys.getswitchinterval()
@@ -383,7 +383,7 @@ def test_setters_move_too(hooks, mod):
 @pytest.mark.parametrize("first", ["class", "method"])
 @pytest.mark.parametrize("defines", [True, False], ids=["defines it", "inherits it"])
 def test_an_inherited_method_of_a_replaced_class(hooks, mod, first, defines):
-    """In either order the hook is on the function that `Sub.m` resolves to, before, during and after."""
+    """A hook stays on the function that `Sub.m` resolves to while the class is replaced and restored."""
     names = dict(vars(mod.Sub))
     Better = type("Better", (mod.Target,), {"m": lambda self, a=1: ["mine"]} if defines else {"z": 1})
     adds = {
@@ -479,7 +479,7 @@ def test_an_attribute_called_super_is_refused(hooks, mod):
 
 
 def test_mixins_of_the_target(hooks):
-    """With the same bases, `super()` continues after the target."""
+    """In mixins of the target with the same bases, `super()` continues after the target."""
 
     class Base:
         def m(self):

@@ -7,7 +7,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Dynamo does not know how to trac
 
 @pytest.fixture(autouse=True)
 def untimed_guards(monkeypatch):
-    """Dynamo flushes the processor's cache to time the guards of each frame that it compiles."""
+    """Skip Dynamo's timing of guards, which flushes the processor's cache for each compiled frame."""
     guards = pytest.importorskip("torch._dynamo.guards")
     monkeypatch.setattr(guards, "profile_guard_manager", lambda *args: 0.0, raising=False)
 

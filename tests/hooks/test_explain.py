@@ -1,4 +1,4 @@
-"""The chain of a target as it runs, and why other hooks don't."""
+"""The chain of a target as it runs, and why other hooks don't run."""
 
 import json
 import sys

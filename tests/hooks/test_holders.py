@@ -287,8 +287,7 @@ HOLDERS = [
     single_dispatch_method,
     super_call,
 ]
-"""The table. Each entry makes a holder of `module.f` or `module.C.m`, and returns a function that calls it.
-"""
+"""Each entry makes a holder of `module.f` or `module.C.m`, and returns a function that calls it."""
 
 
 def test_the_table_is_as_long_as_promised():

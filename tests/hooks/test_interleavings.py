@@ -1,4 +1,4 @@
-"""Two threads that change hooks, with a switch between them at each line of one's code."""
+"""Two threads that change hooks, with a switch between them at each line of one thread's code."""
 
 import importlib
 import importlib.util
@@ -88,7 +88,7 @@ def add(target, hooks, module):
 
 
 def steps(hooks, target):
-    """The reported replacement of a target runs, or another one stands before it."""
+    """Check that the target's reported replacement runs, or that another one precedes it."""
     found = hooks.explain(target).steps
     assert all(step.state == "runs" or "stands before it" in step.reason for step in found)
     assert all(each.steps for each in hooks.explain_all())
@@ -109,7 +109,8 @@ PAIRS = {
 @pytest.mark.parametrize("what", ["add", "remove", "explain"])
 @pytest.mark.parametrize(("target", "other"), PAIRS.values(), ids=PAIRS)
 def test_one_adds_and_the_other(target, other, what):
-    """The other also adds, to the same place or one beside it; or removes its hook there; or looks."""
+    """While one thread adds a hook, another adds one to the same place or beside it, removes one, or looks.
+    """
 
     def make():
         module, mine, theirs = fresh(), Hooks(), Hooks()
@@ -125,7 +126,7 @@ def test_one_adds_and_the_other(target, other, what):
             try:
                 assert (len(mine.list()), len(theirs.list())) == (1, what == "add")
                 assert len(mine.list(target)) == 1
-                if target != "hook_targets.C":  # an inherited hook runs as well
+                if target != "hook_targets.C":  # the inherited hook runs as well
                     both = what == "add" and other in (target, "hook_targets.D.m")
                     assert USES[target](module) == (23 if both else 13)
             finally:
@@ -144,7 +145,7 @@ def test_one_adds_and_the_other(target, other, what):
 
 
 def test_one_adds_an_object_and_the_other_the_function_that_stands_for_it():
-    """An object read while a hook was there leads to the place, not to the object that was there."""
+    """A hook added to an object that was read while hooked leads to its place, not to the earlier object."""
 
     def make():
         module, mine, theirs = fresh(), Hooks(), Hooks()
@@ -191,7 +192,7 @@ def test_a_holder_that_changes_meanwhile(use):
 @pytest.mark.parametrize("first", ["import", "location", "hand"])
 @pytest.mark.parametrize("second", ["add", "remove", "explain", "retry"])
 def test_one_loads_a_module_and_the_other(tmp_path, monkeypatch, first, second):
-    """The hook is active after both have ended and a look has followed."""
+    """A hook on a loading module is active after both threads have ended and a look has followed."""
     path = tmp_path / "late_interleaved.py"
     path.write_text("def f(x=1): return x\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -232,7 +233,7 @@ def test_one_loads_a_module_and_the_other(tmp_path, monkeypatch, first, second):
         }[second]
 
         def check():
-            # Nothing was watched before `add`, so a search for the file that is still running is missed.
+            # Before `add` nothing was watched, so `add` misses a file search that is still running.
             if first != "import" or second == "add":
                 hooks.retry()
             module = sys.modules["late_interleaved"]

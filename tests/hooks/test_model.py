@@ -1,4 +1,4 @@
-"""Random chains on targets of every kind, compared with a model that interprets the hooks one by one."""
+"""Random chains on targets of every kind, compared with a model that interprets hooks one by one."""
 
 import binascii
 import functools
@@ -88,7 +88,7 @@ def made():
 
 
 def settled(made):
-    """The result of a call: a coroutine's value, a generator's items."""
+    """The outcome of a call: a coroutine's value, a generator's items."""
     if inspect.isasyncgen(made):
 
         async def collect(made=made):
@@ -105,7 +105,7 @@ def settled(made):
 
 
 def shown(value):
-    """Equal for equal values from two modules."""
+    """A value's text, equal for equal values of two modules."""
     if isinstance(value, (tuple, list)):
         return [shown(item) for item in value]
     if isinstance(value, type):
@@ -185,9 +185,9 @@ def make_hook(trace, name, kind, behaviour, target):
 
 
 def model(original, hooks, *, binds):
-    """The function that a chain, in its running order, makes from the original.
+    """The function that a chain makes from the original.
 
-    Hooks of Python functions get bound arguments; hooks of other objects get the arguments as passed.
+    Hooks of Python functions get bound arguments, others the arguments as passed.
     """
 
     def bound(args, kwargs):

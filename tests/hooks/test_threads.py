@@ -22,7 +22,7 @@ def many_switches():
 
 
 def together(*works):
-    """Run functions in separate threads; raise an exception of one of them."""
+    """Run functions in separate threads; raise one thread's exception."""
     errors, start = [], threading.Barrier(len(works))
 
     def run(work):
@@ -42,7 +42,10 @@ def together(*works):
 
 
 def test_each_call_sees_one_whole_chain(hooks, module):
-    """A call that saw half of a chain would be wrong by a thousand."""
+    """A call sees the whole chain before or after a change.
+
+    With half a chain its result would be off by a thousand.
+    """
     f, stop, wrong, hooked = module.f, threading.Event(), [], [0] * 4
 
     def call(i):
@@ -122,7 +125,10 @@ def test_every_kind_of_place_from_many_threads(hooks, module):
 
 @pytest.mark.parametrize("where", ["function", "inherited method", "class", "object"])
 def test_no_call_runs_unhooked_once_the_change_has_returned(hooks, module, where):
-    """Each thread reads whether the hook is active, and then calls. After a yes, the call must see it."""
+    """A call that begins after a change has returned sees the hook.
+
+    Each thread reads whether the hook is active, and then calls.
+    """
     module.adder = functools.partial(module.f, b=2)
     target, kind, fn, use = {
         "function": ("hook_targets.f", "replace", lambda a, b: "hooked", lambda: module.f(1)),
@@ -215,7 +221,10 @@ def test_hooks_and_registrations_together():
 
 
 def test_a_finalizer_may_change_hooks_while_a_target_is_looked_up():
-    """As when the garbage collector frees an engine: it runs between any two instructions, in any thread."""
+    """A finalizer may change hooks while a target is looked up.
+
+    The garbage collector can free an engine between any two instructions, in any thread.
+    """
     module = sys.modules["looked_up"] = types.ModuleType("looked_up")
     exec(
         "class Base:\n    def inherited(self): pass\nclass Target(Base):\n    def own(self): pass",
@@ -258,7 +267,7 @@ def test_a_finalizer_may_change_hooks_while_a_target_is_looked_up():
 
 
 def test_handlers_of_the_log_run_without_the_lock(hooks, module):
-    """A handler may wait for another thread that changes hooks."""
+    """Handlers of the log run without the lock, so one may wait for another thread that changes hooks."""
     told, waiting = [], []
 
     class Handler(logging.Handler):

@@ -30,7 +30,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def in_front():
-    """Insert a finder before all others, including ours."""
+    """Insert a finder before all others, including Switchrail's."""
 
     class Front:
         @staticmethod
@@ -42,7 +42,7 @@ def in_front():
 
 
 def by_location(name, path):
-    """As transformers loads code from a checkpoint."""
+    """Load a module from a file, as transformers loads code from a checkpoint."""
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
@@ -87,7 +87,8 @@ def test_what_no_finder_sees_is_hooked_at_the_next_occasion(hooks, folder, load,
     "name", ["remote_models.org.3f2a-1b.modeling", "remote_models.0f31c2", "late-model", "late_model"]
 )
 def test_names_that_are_no_identifiers(hooks, folder, name):
-    """The parent packages need not exist: transformers creates none for them."""
+    """A module's name need not be an identifier, and its parent packages need not exist, as in transformers.
+    """
     (folder / "modeling.py").write_text(CODE)
     waiting = hooks.add(f"{name}.Model.forward", double, "after")
     assert hooks.waiting() == (waiting,)
@@ -139,7 +140,7 @@ def test_an_attribute_that_comes_later(hooks, module, caplog):
 
 
 def test_a_strict_one_waits_in_peace(folder):
-    """Others' actions must not raise for it; its own import would."""
+    """A strict hook that waits raises only for its own import, not for unrelated ones."""
     (folder / "late.py").write_text("def f(x=1): return x")
     strict, other = Hooks(strict=True), Hooks()
     hook = strict.add("late.f", lambda result: None, "after")
@@ -222,7 +223,7 @@ def test_a_module_that_calls_itself_otherwise_while_it_is_imported(hooks, module
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_added_while_another_thread_imports_what_nobody_waited_for(hooks, folder, fails):
-    """The import began before our finder was asked; its end is noticed all the same."""
+    """A hook takes effect after an import that another thread began before Switchrail's finder was asked."""
     (folder / "late_slow.py").write_text(
         "import threading\nentered, go = late_events\nentered.set()\nassert go.wait(20)\n"
         + CODE
@@ -256,7 +257,7 @@ def test_added_while_another_thread_imports_what_nobody_waited_for(hooks, folder
 
 
 def test_many_waiting_hooks_cost_little(hooks, monkeypatch):
-    """Hooks on modules that are not loaded are skipped: `add` does not search the path again for each."""
+    """`add` does not search the path again for each hook on a module that is not loaded."""
     searched = []
     for i in range(50):
         hooks.add(f"late_many_{i}.f", double, "after")
@@ -323,7 +324,8 @@ def test_a_class_that_can_never_be_a_hook_is_refused_at_once(hooks, module, fold
 )
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_class_for_a_target_that_comes_later(folder, caplog, strict, target, fn, message):
-    """Whether it fits is known only at the import: then our error is raised, or a line logged."""
+    """Whether a class fits a target that comes later is known only at the import, which then raises or logs.
+    """
     (folder / "late_class.py").write_text(CODE)
     hooks = Hooks(strict=strict)
     hook = hooks.add(target, fn, "replace")

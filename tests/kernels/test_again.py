@@ -1,4 +1,4 @@
-"""Repeated calls: recorded data never leads to different launches, and never bypasses the contract.
+"""Repeated calls: recorded data never changes a launch and never bypasses the contract.
 
 Kernels and the driver's launches are recorded instead of launched, so no GPU is needed.
 """
@@ -104,7 +104,7 @@ class Gpu:
         return 0
 
     def layer(self, backend, call):
-        """The layer of a backend's calls; that of this call if there was none before."""
+        """The layer of a backend's calls: this call's layer if there was none before."""
         return self.layers.setdefault(backend, call.made.layer)
 
     def run(self, backend, call, plan, layer=None):
@@ -116,7 +116,7 @@ class Gpu:
         return list(self.slow)
 
     def expect(self, backend, call, plan, layer=None):
-        """The launches without records; the call is recorded afterwards."""
+        """Check the launches of a call without records; the call is recorded afterwards."""
         layer = self.layer(backend, call) if layer is None else layer
         known, replay._tables = replay._tables, weakref.WeakValueDictionary()
         expected = self.run(backend, call, plan, dataclasses.replace(layer))
@@ -158,7 +158,10 @@ def make(op, phase, lengths, past=(0, 307, 14)):
 @EACH
 @PHASES
 def test_launches_are_those_of_a_call_that_nothing_is_known_of(gpu, op, phase):
-    """Over batches with few shapes, so that calls find records of others."""
+    """A repeated call launches like one without records.
+
+    Batches have few shapes, so that calls find other calls' records.
+    """
     chance = random.Random(0)
     backend = make_backend(op)
     for i in range(24):
@@ -230,7 +233,10 @@ def test_a_prefill_without_a_plan_is_not_taken_for_a_decode(gpu, op):
 @pytest.mark.parametrize("op", RECURRENT)
 @pytest.mark.parametrize("recorded", [False, True])
 def test_single_tokens_of_other_batches_are_not_taken_for_a_decode(gpu, op, recorded):
-    """By the plan of one: drafts, which leave the state, and rows with checkpoints."""
+    """A prefill of single tokens is not taken for a decode.
+
+    The plan tells them apart: drafts leave the state, and rows may have checkpoints.
+    """
     backend = make_backend(op)
     decoded = make(op, "decode", [1] * 3)
     plan = backend.plan("decode", decoded.batch)
@@ -311,7 +317,10 @@ def copies(layer, count):
 @EACH
 @PHASES
 def test_layers_of_one_kind_share_their_records_and_launch_on_their_own_addresses(gpu, op, phase):
-    """Whichever of them came first, for each of two batches, and in any order after."""
+    """Layers of one kind share records, and each launches on its own addresses.
+
+    Any layer may come first, for each of two batches, and any may follow.
+    """
     chance = random.Random(1)
     backend = make_backend(op)
     made = [
@@ -377,7 +386,7 @@ def unlike(layer):
 @EACH
 @PHASES
 def test_layers_that_differ_in_anything_never_share_a_record(gpu, op, phase):
-    """In an option or a tensor's property; in both orders, and alternating."""
+    """Layers that differ in an option or a tensor's property never share a record, in any order of calls."""
     backend = make_backend(op)
     call = make(op, phase, [1] * 3 if phase == "decode" else [70, 3, 9])
     plan = backend.plan(phase, call.batch)

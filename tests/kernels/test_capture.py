@@ -83,11 +83,14 @@ def no_waiting():
 @pytest.mark.parametrize("known", [False, True], ids=["new-layer", "known-layer"])
 @pytest.mark.parametrize(("make", "backend"), OPS)
 def test_a_captured_decode_is_replayed_with_other_numbers_lengths_and_slots(make, backend, known):
-    """Launched one by one during the capture and, if the layer has run before, again from C."""
+    """A captured decode is replayed with other numbers, lengths and slots.
+
+    The capture launches kernels one by one, or repeats an earlier call's launches from C.
+    """
     backend = backend()
     first, second = make("decode", 0), make("decode", 1)
     for name in ("k_cache", "v_cache", "kv_cache"):
-        if name in first.tensors:  # one pool for both
+        if name in first.tensors:  # both calls share one pool
             size = max(first.tensors[name].shape[0], second.tensors[name].shape[0])
             for call in (first, second):
                 old = call.tensors[name]
@@ -176,7 +179,7 @@ class OneLayer:
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_launches_after_the_first_and_tensors_of_other_alignment(make, backend, phase):
     backend = OneLayer(backend())
-    fused = make(phase, 0)  # views of a buffer, aligned to 8 bytes
+    fused = make(phase, 0)  # views of one buffer, aligned to 8 bytes
     dense = dataclasses.replace(
         fused,
         tensors={

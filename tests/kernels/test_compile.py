@@ -1,4 +1,4 @@
-"""A check that the interpreter lacks: that the types in a kernel agree."""
+"""The types in each kernel agree, which the interpreter does not check."""
 
 import os
 import subprocess

@@ -28,7 +28,7 @@ def _only_on_hopper(device):
 
 @pytest.fixture
 def launched(monkeypatch):
-    """The warps per program in each launch of this kernel; empty if the other one was launched."""
+    """The number of warps in each launch of this kernel; none if the other kernel was launched."""
     warps = []
     launch = hopper.launch_scan
 

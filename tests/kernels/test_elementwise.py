@@ -34,7 +34,7 @@ def normal(*shape, dtype, device, seed=0):
 
 
 def check(found, expected, apart=1):
-    """float32 within 1e-6 of the largest; 16-bit numbers equal or adjacent.
+    """Check that float32 numbers are within 1e-6 of the largest, and 16-bit numbers equal or adjacent.
 
     Numbers that are rounded and then multiplied may differ by two.
     """
@@ -52,7 +52,7 @@ def check(found, expected, apart=1):
 
 
 def check_sum(found, expected):
-    """For sums of rounded products: a few may differ by two roundings of the largest."""
+    """Check sums of rounded products: a few may differ by two roundings of the largest."""
     assert found.dtype == expected.dtype
     assert found.shape == expected.shape
     error = (found.double() - expected.double()).abs() / expected.double().abs().amax(-1, keepdim=True)
@@ -110,7 +110,7 @@ def test_rms_norm_against_float64(dtype, device):
 @pytest.mark.parametrize("tokens", [1, 5, 20])
 @torch.inference_mode()
 def test_rms_norm_of_heads_next_to_their_gates(tokens, dtype, device):
-    """As in attention layers; and views whose axes have three strides, and a last axis with gaps."""
+    """Heads next to their gates, as in attention layers, and views with three strides and gaps."""
     module = offset_norm(64, dtype, device)
     both = normal(1, tokens, 8, 128, dtype=dtype, device=device)
     views = (
@@ -206,7 +206,7 @@ def test_add_rms_norm(shape, dtype, device, monkeypatch):
 @pytest.mark.parametrize("tokens", [1, 3, 33])
 @torch.inference_mode()
 def test_qk_norm_rope(tokens, dtype, device, monkeypatch):
-    """In views of one product, as in attention layers."""
+    """The queries and keys are views of one product, as in attention layers."""
     heads, kv_heads, size, rotated = 4, 2, 80, 32
     q_norm, k_norm = offset_norm(size, dtype, device), offset_norm(size, dtype, device)
     k_norm.weight.data.neg_()
@@ -236,7 +236,7 @@ def test_qk_norm_rope(tokens, dtype, device, monkeypatch):
     "functions", [(qk_norm_rope,), (add_rms_norm,), (rms_norm, gated_rms_norm, rotary, silu_and_mul)]
 )
 def test_an_engine_writes_the_same_tokens_with_them(functions):
-    """In float32; in the interpreter if there is no GPU."""
+    """An engine with these functions writes the same float32 tokens."""
     params = SamplingParams(max_new_tokens=4, ignore_eos=True)
     written = []
     for given in (False, True):
@@ -256,7 +256,7 @@ def test_an_engine_writes_the_same_tokens_with_them(functions):
 @pytest.mark.gpu
 @torch.inference_mode()
 def test_all_of_them_are_captured():
-    """A replay computes with new numbers, without the host."""
+    """A captured call computes with new numbers on replay, without the host."""
     device, dtype = torch.device("cuda"), torch.bfloat16
     x, gate = (normal(1, 6, 4, 128, dtype=dtype, device=device, seed=i) for i in range(2))
     weight = normal(128, dtype=dtype, device=device, seed=2)

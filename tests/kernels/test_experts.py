@@ -19,7 +19,7 @@ TILES = Tiles(16, Tile(32, 32, 4, 1), Tile(32, 32, 4, 1))
 
 
 def reference(x, logits, gate_up, down, *, top_k, normalize, shared=0):
-    """One row and expert at a time; of equal logits the first expert's comes first."""
+    """One row and expert at a time; of experts with equal logits the first comes first."""
     own = logits.shape[1] - shared
     out = torch.zeros(x.shape, dtype=torch.float64)
     for t in range(len(x)):
@@ -51,7 +51,7 @@ def make(t, count, *, shared=0, h=64, inner=48, dtype=torch.float32, device="cpu
 
 
 def poisoned(monkeypatch):
-    """Buffers hold NaN, and integers far out of range, until they are written."""
+    """Fill new buffers with NaN, and integer ones with numbers far out of range."""
     empty = torch.empty
 
     def fill(*args, **kwargs):
@@ -194,7 +194,7 @@ def test_as_transformers_has_it(t, device):
 
 
 def test_few_binaries_serve_any_number_of_rows(device, monkeypatch):
-    """Everything that Triton specializes for: alignment, constants and options, but no number of rows."""
+    """The number of rows changes nothing that Triton specializes for: alignment, constants and options."""
     seen = {}
 
     class Recorder:
@@ -214,7 +214,7 @@ def test_few_binaries_serve_any_number_of_rows(device, monkeypatch):
         experts(x, logits, gate_up, down, top_k=2, normalize=True, shared=1)
     assert len(seen) == 8
     counts = {name: len(kinds) for name, kinds in seen.items()}
-    assert counts.pop("_choose") == 5  # alone; one chunk of 8 rows; chunks of 4, 8, 32
+    assert counts.pop("_choose") == 5  # 8 rows in one chunk, or in chunks of 4, 8, 32
     assert counts.pop("_order") == 4  # of 32 rows few or many
     assert set(counts.values()) == {1}
 
@@ -239,7 +239,7 @@ class Again:
 
 
 def check_again(t, *, h, inner, count, top_k, dtype, device):
-    """Other rows and other padding in the tensors of a first call."""
+    """Repeat a call with other rows and other padding in the tensors of the first call."""
     sizes = {"shared": 1, "h": h, "dtype": dtype, "device": device}
     arguments = make(t, count, inner=inner, **sizes)
     x, logits, gate_up, down = arguments

@@ -1,4 +1,4 @@
-"""A backend's checks accept exactly what its registration claims."""
+"""A backend's checks accept exactly the features that its registration claims."""
 
 import importlib
 import importlib.machinery
@@ -68,12 +68,12 @@ def runtime(monkeypatch):
         yield runtime
     for name in set(sys.modules) - before:
         if name.partition(".")[0] in {*finder.missing, "switchrail_kernels"}:
-            del sys.modules[name]  # made from a missing library
+            del sys.modules[name]  # modules made from a missing library
 
 
 @pytest.fixture
 def let_pass(monkeypatch):
-    """The features passed to each check, by its method; calls stop there."""
+    """The features passed to each check, by the calling method; calls stop there."""
     told = {"check_batch": [], "check_call": []}
     check_batch = Contract.check_batch
 

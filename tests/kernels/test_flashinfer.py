@@ -497,7 +497,7 @@ def test_a_plan_for_other_lengths_is_refused(make, op):
 
 
 def test_single_tokens_of_a_prefill_are_none_of_a_decode(make):
-    """The plan distinguishes them: a sequence without a state starts from zero."""
+    """A prefill of single tokens differs from a decode: a sequence without a state starts from zero."""
     backend = make("gated_delta", "FlashInferGatedDelta")
     verify(backend, gated_delta_call([1] * 3, initial="none", dtype=torch.float32, **DELTA))
 

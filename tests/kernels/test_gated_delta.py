@@ -30,7 +30,7 @@ def test_states_kept_on_the_way(backend, device, every):
 
 
 def _rows(call, first, last, slots):
-    """The call for rows `first` to `last` of a call of one sequence, with a state in `slots`."""
+    """Rows `first` to `last` of a call of one sequence, as a call with a state in `slots`."""
     tensors = {
         name: tensor[first:last] if call.contract.tensors[name].axes[0] == "T" else tensor
         for name, tensor in call.tensors.items()
@@ -137,7 +137,7 @@ def test_slots_beyond_2_to_the_31_elements(backend, device, phase):
     )
     small = call.clone()
     small.run(backend)
-    slots = 4200  # of 2^19 elements
+    slots = 4200  # 2^19 elements
     offset = slots - call.state.shape[0]
     state = torch.full((slots, *call.state.shape[1:]), torch.nan, device=device)
     state[offset:] = call.state

@@ -1,4 +1,4 @@
-"""Triton's interpreter as tests/interpreter.py leaves it: the same numbers, and less done over and over."""
+"""Triton's interpreter after `spare_repetition` computes the same numbers with less repeated work."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_calls_of_device_functions_replace_nothing_again(monkeypatch):
     language = vars(tl).copy()
     x = torch.arange(8, dtype=torch.int32)
     counts = []
-    for length in (1, 2, 8):  # in the first one functions are rewritten
+    for length in (1, 2, 8):  # functions are rewritten in the first launch
         y = torch.zeros_like(x)
         replaced.clear()
         double[(1,)](x, y, N=length)

@@ -17,7 +17,7 @@ OPS = [
 def test_small_time_steps_keep_their_digits(device, phase):
     lengths = [1] * 3 if phase == "decode" else [20, 3]
     call = mamba2_call(lengths, phase=phase, bias=False, skip=False, device=device)
-    call.tensors["dt"].uniform_(-6.9, -6.8)  # softplus of them is about 1e-3
+    call.tensors["dt"].uniform_(-6.9, -6.8)  # their softplus is about 1e-3
     call.state[1:] = 0
     verify(TritonMamba2(), call)
 

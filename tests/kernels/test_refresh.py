@@ -69,7 +69,7 @@ def tensors_of(plan):
 @EACH
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_a_call_reads_of_a_batch_what_lies_on_the_device(device, op, lengths):
-    """As in a graph's replay: other numbers in the tensors, and the host's lengths from the capture."""
+    """A replayed call reads the batch's tensors on the device, and the host's lengths from the capture."""
     backend = OPS[op][1]()
     first, second = make(op, [3, 0, 40, 9], device), make(op, lengths, device)
     plan = backend.plan("decode", first.batch, WITHIN)

@@ -36,7 +36,7 @@ class Recorder:
         pass
 
 
-for op in BASES:  # before a test changes how kernels are registered; their definitions must not depend on it
+for op in BASES:  # before tests change how kernels are registered
     importlib.import_module(f"switchrail_kernels.{op}.triton")
 
 
@@ -56,7 +56,7 @@ def test_each_path_names_a_backend_of_its_op(recorded):
         module, _, attribute = path.partition(":")
         if name == "triton":
             assert issubclass(getattr(importlib.import_module(module), attribute), BASES[arguments["op"]])
-        else:  # its library may be missing
+        else:  # the op's library may be missing
             path = ROOT / "kernels" / (module.replace(".", "/") + ".py")
             classes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
             (found,) = [node for node in classes if node.name == attribute]
@@ -129,7 +129,7 @@ def test_a_library_that_is_missing_is_the_reason(op, name, phase, package):
 
 
 def test_a_triton_that_is_too_old_is_the_reason(tmp_path, monkeypatch):
-    """Not a crash, and nothing is imported to find out."""
+    """A backend's reason names a Triton that is too old; nothing is imported to find out."""
     metadata = tmp_path / "triton-3.5.1.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: triton\nVersion: 3.5.1\n")

@@ -48,7 +48,7 @@ class Driver:
         self.calls = self.layer()
 
     def layer(self, *addresses: int) -> Any:
-        """The calls of a layer with tensors at these addresses."""
+        """Calls of a layer with tensors at these addresses."""
         return _native().Calls(self.table, addresses)
 
     def launch(self, configuration: Any, function: int, parameters: Any, _extra: Any) -> int:
@@ -94,7 +94,7 @@ def test_a_kernel_whose_programs_begin_early(driver: Driver) -> None:
 
 
 def different() -> dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]:
-    """Calls that differ in one property each from that of `test_what_differs_is_not_repeated`."""
+    """Calls that each differ in one property from the call of `test_what_differs_is_not_repeated`."""
     x, slots = torch.zeros(4, 8), torch.zeros(4, dtype=torch.int64)
     return {
         "shape": ((torch.zeros(5, 8), None, slots), (1.0, True)),
@@ -344,7 +344,10 @@ def test_a_recording_is_its_threads() -> None:
     ("method", "event"), [("__enter__", "return"), ("__exit__", "call"), ("__exit__", "return")]
 )
 def test_a_recording_that_an_interrupt_left_behind_is_none(method: str, event: str) -> None:
-    """A signal's exception can be raised before the first line of `__exit__`."""
+    """A recording left behind by an interrupt is ignored.
+
+    A signal's exception can be raised before the first line of `__exit__`.
+    """
     code = getattr(replay.Recording, method).__code__
 
     def interrupt(frame: FrameType, found: str, _: object) -> Any:
@@ -422,7 +425,10 @@ def test_a_layers_tensors_are_its_own_but_where_the_call_brings_them_as_well(gpu
 
 
 def test_a_call_that_brings_a_tensor_of_its_layers_is_not_repeated(gpu: Driver) -> None:
-    """Another call with another tensor would have it in both places."""
+    """A call that passes a tensor of its layer is not repeated.
+
+    Another call's tensor would otherwise be used in both places.
+    """
     layer, owner = make_layer(A_log=torch.zeros(4)), object()
     assert layer.A_log is not None
     record(layer, owner, layer.A_log, layer.A_log)
@@ -442,15 +448,15 @@ def test_layers_of_one_kind_share_what_is_remembered_by_one_owner(gpu: Driver) -
         assert calls_of(layer, owner).again((x,), ())
         assert not calls_of(layer, object()).again((x,), ())
     assert [values for _, _, values in gpu.launched] == [[layer.state.data_ptr()] for layer in layers[:2]]
-    assert not early.again((x,), ())  # costs one slow launch
+    assert not early.again((x,), ())  # the cost is one slow launch
     record(layers[2], owner, layers[2].state, x)
     assert early.again((x,), ())
     assert gpu.launched[-1][2] == [layers[2].state.data_ptr()]
-    assert len(replay._tables) == 3  # the owner's, and one each of those that had nothing, while they last
+    assert len(replay._tables) == 3  # the owner's record, and one for each live layer that had none
 
 
 def unlike() -> dict[str, DeltaLayer]:
-    """Layers that differ in one property each from that of `test_layers_that_differ_share_nothing`."""
+    """Layers that each differ in one property from the layer of `test_layers_that_differ_share_nothing`."""
     rates = torch.zeros(8)
     room = torch.zeros(17)
     return {
@@ -575,7 +581,7 @@ def test_works_without_the_table_and_says_why(monkeypatch: pytest.MonkeyPatch) -
     try:
         with pytest.warns(RuntimeWarning, match="no compiler"):
             calls.remember(tensors, (), (), 0, ())
-        calls.remember(tensors, (), (), 0, ())  # warns once
+        calls.remember(tensors, (), (), 0, ())  # it warns once
         assert not calls.again(tensors, ())
     finally:
         _native.cache_clear()

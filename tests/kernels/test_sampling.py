@@ -49,7 +49,7 @@ def uniform(seed, number):
 
 
 def kept_of(logits, temperature, top_k, top_p, min_p):
-    """The tokens that the filters keep, in order, and the weights of all."""
+    """The tokens that the filters keep, in order, and the weights of all tokens."""
     values = logits.double().tolist()
     best = max(values)
     weights = [math.exp((value - best) / max(temperature, 1e-30)) for value in values]
@@ -65,13 +65,13 @@ def kept_of(logits, temperature, top_k, top_p, min_p):
 
 
 def oracle(logits, numbers):
-    """Draw among all, then among those before one that isn't kept."""
+    """Draw among all tokens, then among those before the first one that isn't kept."""
     temperature, top_k, top_p, min_p, seed = numbers
     if temperature == 0:
         return int(logits.argmax())
     kept, order, weights = kept_of(logits, temperature, top_k, top_p, min_p)
     first = order
-    if top_p < 1 and top_k < len(order):  # including all that equal the last one
+    if top_p < 1 and top_k < len(order):  # including all tokens equal to the last one
         first = [token for token in order if logits[token] >= logits[order[int(top_k) - 1]]]
     for number in range(1000):
         first = [token for token in first if weights[token] >= max(min_p, 1e-300)]
@@ -131,7 +131,10 @@ def test_long_rows_compiled(size, device, dtype):
 
 @pytest.mark.gpu
 def test_counts_follow_the_distribution(device):
-    """Chi-square of 60,000 draws for each filter; compiled only, as the interpreter is slow."""
+    """Counts of 60,000 draws pass a chi-square test for each filter.
+
+    Compiled only, as the interpreter is slow.
+    """
     count, size = 60_000, 40
     logits = torch.randn(1, size, generator=torch.Generator().manual_seed(1)) * 2
     for filters in FILTERS:
@@ -181,7 +184,7 @@ def test_a_low_temperature_takes_the_best(temperature, device, dtype):
 
 
 def test_the_last_number_below_one_takes_a_token_that_can_be(device, dtype, monkeypatch):
-    """For any random number: many are covered by many seeds, this one by itself."""
+    """The largest random number below 1 draws a token that the filters keep."""
     seed = next(n for n in range(1 << 20) if uniform(n, 0) > 1 - 1e-5)
     source = SimpleNamespace(random=lambda: seed / (1 << 53))
     logits = torch.tensor([[1.0, 1.0, -math.inf, 0.0, -math.inf]], device=device, dtype=dtype)

@@ -59,8 +59,8 @@ class OnCpu:
 
 
 def unspecialized(kernel):
-    """The parameters whose values, and those whose alignment, a kernel is not specialized for."""
-    if hasattr(kernel, "kwargs"):  # interpreted
+    """The parameters that a kernel is not specialized for: by value, and by alignment."""
+    if hasattr(kernel, "kwargs"):  # the kernel is interpreted
         found = [kernel.kwargs[name] for name in ("do_not_specialize", "do_not_specialize_on_alignment")]
         return [set(names or ()) for names in found]
     return [

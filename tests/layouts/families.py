@@ -256,7 +256,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma3_text": _config("gemma3_text", 7, head_dim=16, sliding_window=8),
     "gemma3_text_pattern": _config("gemma3_text", 4, head_dim=16, sliding_window=8, sliding_window_pattern=3),
     "gpt_oss": _config("gpt_oss", 3, head_dim=16, sliding_window=8, num_local_experts=4),
-    # without a head size, which is then the class's own
+    # without a head size, so the class's own default applies
     "qwen3_head_size": _config("qwen3", 1),
     "gemma2_head_size": _config("gemma2", 1, sliding_window=8),
     "gemma3_text_head_size": _config("gemma3_text", 1, sliding_window=8),
@@ -336,7 +336,7 @@ def _mixers(module: Any) -> Iterator[Any]:
 
 
 def _window(mixer: Any) -> int | None:
-    if type(mixer).__name__ == "MiniMaxAttention":  # passes its config's window on at each call
+    if type(mixer).__name__ == "MiniMaxAttention":  # its window comes from the config at each call
         return mixer.config.sliding_window
     return getattr(mixer, "sliding_window", None)
 

@@ -47,13 +47,13 @@ class Clock:
     """Time as reported by plugins in `acme_target.seconds`, independent of the machine's load."""
 
     def monotonic(self) -> float:
-        # Another thread may be importing it, with only its first lines executed.
+        # Another thread may have executed only its first lines.
         return getattr(sys.modules.get("acme_target"), "seconds", 0.0)
 
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No variable is set; signal handlers and the imports of fake distributions are undone.
+    """Clear the variables; undo signal handlers and imports of fake distributions after the test.
 
     Handlers that Python did not set, and so does not know, stay. Loads use the time of `Clock`.
     """
@@ -80,7 +80,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def runtime(environment: None) -> Iterator[switchrail.Runtime]:
     with isolated() as runtime:
         yield runtime
-        end_threads()  # before this runtime is gone, for which they may ask
+        end_threads()  # before this runtime ends, since the threads may ask for it
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Mistakes of plugins: the host survives, nothing stays, the others load, and the failure is reported."""
+"""Plugins with mistakes: the host survives, other plugins load, and the failure is reported."""
 
 from __future__ import annotations
 
@@ -358,7 +358,7 @@ def test_a_plugin_that_fails_leaves_only_its_record(
 ) -> None:
     case = CASES[name]
     install("acme-last", "calls = []\nregister = calls.append")
-    with isolated() as other:  # here the failing plugin was never installed
+    with isolated() as other:  # the failing plugin was never installed in this one
         use(other)
         expected = other.fingerprint()
     caplog.clear()
@@ -379,7 +379,7 @@ def test_a_plugin_that_fails_leaves_only_its_record(
         assert case.frame in (record.traceback or "")
         assert "acme_bad.py" in (record.traceback or "")
     assert [find(other).state for other in ("acme-good", "acme-neighbour", "acme-last")] == ["loaded"] * 3
-    assert len(sys.modules["acme_last"].calls) == 2  # for the other runtime too
+    assert len(sys.modules["acme_last"].calls) == 2  # for the second runtime too
     assert (state_of(host), host.fingerprint()) == (before, expected)
     warnings = [log.getMessage() for log in caplog.records if log.name == "switchrail"]
     assert warnings == [f"plugin acme-bad:acme-bad failed to load: {record.reason}"]
@@ -464,5 +464,5 @@ def test_another_version_of_what_failed_is_tried(
 
 
 def test_switchrail_is_not_needed_by_name() -> None:
-    """The table's plugins reach the default runtime, which is the tested one."""
+    """`switchrail.load` uses the current runtime, so these plugins reach the tested one."""
     assert switchrail.load.__module__ == "switchrail.current"

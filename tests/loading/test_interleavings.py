@@ -26,7 +26,7 @@ def mark(text: str) -> Callable[..., str]:
 
 @pytest.mark.parametrize("other", ["stage", "commit", "close", "undo", "read", "unstage"])
 def test_one_transaction(install: Install, other: str) -> None:
-    """One thread stages and commits while the other uses the same transaction: nothing is applied in part."""
+    """A thread commits while another uses the same transaction: nothing is applied in part."""
     import acme_target
 
     def make() -> tuple[Any, Any, Any]:

@@ -127,7 +127,7 @@ def test_between_plugins(
     before = state_of(host)
     with monkeypatch.context() as patch:
         interrupting(patch, owner, name, after=after, at=at)
-        if at == 2 and owner is loader.Loader:  # these happen once
+        if at == 2 and owner is loader.Loader:  # the loader calls these functions once
             host.load()
             return
         with pytest.raises(KeyboardInterrupt):
@@ -140,7 +140,7 @@ def test_between_plugins(
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs setitimer")
 def test_wherever_a_signal_strikes(host: Runtime, install: Install, find: Find) -> None:
-    """A real signal, at moments spread over the whole call, each followed by a load."""
+    """A real signal at any moment of the call leaves the runtime as before. A load follows each."""
     install("acme-bb", BOTH.format("second"))
     install("acme-cc", BOTH.format("third"))
     names = ["acme-aa", "acme-bb", "acme-cc"]
@@ -258,7 +258,7 @@ def test_what_strikes_after_the_commit_undoes_it(
 def test_ctrl_c_interrupts_through_a_plugins_handler_too(
     host: Runtime, install: Install, raised: str, where: str
 ) -> None:
-    """Whoever handles it: Ctrl-C is meant for the program."""
+    """Ctrl-C interrupts the program even if a plugin's handler handles it."""
     press = "signal.raise_signal(signal.SIGINT)"
     install(
         "acme-bb",
@@ -378,7 +378,7 @@ class Interrupted(str):
 
 
 class NoText:
-    """The same, but not a text."""
+    """An object without a text whose conversion raises a signal's exception."""
 
     __repr__ = __str__ = __fspath__ = __iter__ = __len__ = __getitem__ = Interrupted.__repr__  # type: ignore[assignment]
 
@@ -405,5 +405,5 @@ def test_that_strikes_while_an_error_is_written_is_not_taken_for_that_error(
 
 @pytest.fixture(autouse=True)
 def plain_interrupts(environment: None) -> None:
-    """`environment` restores the previous signal handlers."""
+    """Clear the signal handlers; `environment` restores them."""
     signal.signal(signal.SIGINT, signal.default_int_handler)

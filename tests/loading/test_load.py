@@ -1,4 +1,4 @@
-"""One call: select, import, register, hook."""
+"""`load` selects, imports, registers and hooks in one call."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def test_a_fork_while_this_thread_loads_can_load(runtime: Runtime, install: Inst
 def test_a_fork_while_another_thread_commits_finds_nothing_half_done(
     runtime: Runtime, install: Install, find: Find, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The child has the hooks of a plugin whose registrations its thread would have committed next."""
+    """A fork while another thread commits a plugin sees its hooks and registrations, or neither."""
     install(
         "acme-both",
         "def register(registry):\n"

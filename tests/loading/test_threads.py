@@ -105,7 +105,7 @@ def test_sixteen_threads(runtime: Runtime, install: Install, find: Find) -> None
     steady = runtime.hook("acme_target.greet", lambda result, name: f"{result} steady", "after", priority=9)
 
     def check(text: str) -> str:
-        """One call ran one chain: transactions whole, nothing of failed plugins, no plugin twice."""
+        """Check that a call ran one whole chain: whole transactions, no failed plugin, no plugin twice."""
         words = text.split()
         assert words[:2] == ["hello", "world"]
         assert words.count("steady") == 1
@@ -124,7 +124,7 @@ def test_sixteen_threads(runtime: Runtime, install: Install, find: Find) -> None
         for _ in range(rounds):
             plugins = runtime.load(names) if rng.random() < 0.8 else runtime.discover()
             states = {plugin.name: plugin.state for plugin in plugins}
-            if states["acme-half"] == "failed":  # someone's load has ended
+            if states["acme-half"] == "failed":  # another thread's load has ended
                 words = set(check(acme_target.greet()).split())
                 assert words >= set(PLUGINS)
                 assert {states[name] for name in PLUGINS} == {"loaded"}
@@ -174,7 +174,7 @@ def test_sixteen_threads(runtime: Runtime, install: Install, find: Find) -> None
             for name in names:
                 own = [b.name for b in stacks if b.name.startswith(name)]
                 assert len(own) in ((0,) if name == "acme-half" else (0, 4))
-                if own:  # its hooks became active before
+                if own:  # the plugin's hooks became active before
                     assert name in check(acme_target.greet())
 
     def plan(rng: random.Random) -> None:

@@ -41,10 +41,11 @@ AREAS = {
 }
 """The number of changes per area."""
 NO_PROOF = ("tests/conformance/test_mutants.py", "tests/conformance/test_mutants_triton.py")
-"""Files whose tests search for a line of source by its text, and so fail for any change."""
+"""Files whose tests search for a source line by its text, and so fail for any change of that line."""
 SPARE = 4
-"""How many times as many are drawn, since some are on lines that no test reaches."""
-# Run first by a copy's package: records which test reached what, in this process and those that tests start.
+"""The ratio of drawn to needed changes, since tests reach only some lines."""
+# Executed first by a copy's package; records which test reached which change, in this process and in those
+# that tests start.
 REACHED = """
 def _install():
     import builtins, os
@@ -78,7 +79,7 @@ def copy_tree(to: Path) -> None:
 
 
 def environment(tree: Path) -> dict[str, str]:
-    """The variables that make a copy's packages be imported instead of the installed ones."""
+    """The environment variables that make Python import a copy's packages instead of the installed ones."""
     path = os.pathsep.join(map(str, (tree / "python", tree / "kernels")))
     return os.environ | {"PYTHONPATH": path}
 
@@ -167,7 +168,7 @@ def read_reached(stands_for: dict[str, list[int]], tests: dict[str, Any]) -> dic
 
 
 def choose(seed: int) -> list[Trial]:
-    """The first changes of each area that a test reaches, with these tests in the order to run."""
+    """The first changes of each area that a test reaches, each with its tests in the order to run."""
     drawn = json.loads((WORK / "drawn.json").read_text())
     tests = read_tests()
     reached = read_reached(drawn["stands_for"], tests)
@@ -220,7 +221,7 @@ def run(seed: int, workers: int, seconds: float, only: str, left: bool) -> None:
 
 
 def check(workers: int) -> None:
-    """Run the tests that noticed a change on unchanged code; a failing one proves nothing."""
+    """Run the tests that noticed a change on unchanged code, where a failing test proves nothing."""
     for tree in (trees := [WORK / f"tree-{number}" for number in range(workers)]):
         copy_tree(tree)
     tests = read_tests()
@@ -251,7 +252,7 @@ def show() -> None:
 
 
 def main() -> None:
-    """See the module."""
+    """Run the command line of this module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("command", choices=("cover", "run", "check", "show"))
     parser.add_argument("--seed", type=int, default=13)

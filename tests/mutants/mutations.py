@@ -30,7 +30,7 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.BitAnd: ast.BitOr,
     ast.BitOr: ast.BitAnd,
 }
-# Texts of errors and types of arguments, which tests need not fix exactly.
+# The texts of errors and types of arguments, which tests need not fix exactly.
 LEFT_OUT = (ast.Raise, ast.JoinedStr, ast.arguments, ast.Lambda)
 
 
@@ -44,7 +44,7 @@ class Mutation:
     before: str
     after: str
     occurrence: int
-    """Its index among the equal changes of the function."""
+    """The index of the change among equal ones in the function."""
 
     def as_dict(self) -> dict[str, Any]:
         """The fields by name, as stored in the list."""
@@ -53,7 +53,7 @@ class Mutation:
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a mutation in a text: a span of lines and of columns in bytes, as counted by `ast`."""
+    """A span of lines, and of columns in bytes as `ast` counts them."""
 
     line: int
     column: int
@@ -72,7 +72,7 @@ class Place:
 
 
 def find(file: str, source: str) -> dict[Mutation, Place]:
-    """All mutations of the functions of a file."""
+    """Each possible mutation of the functions of a file."""
     seen: Counter[tuple[str, str, str, str]] = Counter()
     found: dict[Mutation, Place] = {}
     for function, node, kind, changed in _changes(ast.parse(source)):

@@ -1,4 +1,4 @@
-"""Changes are found, made and probed at the right places, and nothing else is changed."""
+"""Changes are found, made and probed at the right places, and no other text changes."""
 
 from tests.mutants.mutations import apply, find, probe, probed
 

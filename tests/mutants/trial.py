@@ -28,7 +28,7 @@ class Trial:
     """A change, and the CPU seconds of each test that reaches it."""
 
     mutation: Mutation | None
-    """None to run the tests on unchanged code."""
+    """The change to make; None to run the tests on unchanged code."""
     costs: dict[str, float]
 
     def in_order(self, seconds: float) -> list[str]:
@@ -134,7 +134,7 @@ def start(trial: Trial, tree: Path, tests: list[str]) -> int:
 
 @contextmanager
 def changed(mutation: Mutation | None, tree: Path) -> Iterator[None]:
-    """A copy of the repository with the change."""
+    """A copy of the repository with the change, in a context."""
     if mutation is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""The comparison must detect errors: each test breaks one thing."""
+"""The comparison detects errors: each test breaks one thing."""
 
 import dataclasses
 import math

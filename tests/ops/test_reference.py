@@ -1,4 +1,4 @@
-"""The references compared with other implementations, since they judge every backend."""
+"""The references, which judge every backend, compared with other implementations."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -53,7 +53,7 @@ def test_attention_is_torch_sdpa_over_the_pages_in_order():
 
 
 def contiguous(call):
-    """q, k and v [1, heads, length, size] of a call of one sequence."""
+    """q, k and v of a call of one sequence, as [1, heads, length, size]."""
     pages = call.batch.page_table[0, :-1].long()
     k, v = (call.tensors[name][pages].flatten(0, 1)[: call.out.shape[0]] for name in ("k_cache", "v_cache"))
     return (t.transpose(0, 1)[None] for t in (call.tensors["q"], k, v))
@@ -169,7 +169,8 @@ def test_gated_delta_by_hand():
         call.tensors[name].view(2).copy_(torch.tensor(values))
     call.tensors["g"].view(2).copy_(torch.tensor([0.5, 0.0], dtype=torch.float64).log())
     oracle = run_reference(call)
-    # 8 decays to 4 and moves half way to 10: 7; read with 3: 21. Then all decays; 0 + (1 - 0) 2: 2.
+    # State 8 decays to 4 and moves half way to 10, to 7; read with 3 this gives 21. Then all decays; 0 + (1 -
+    # 0) 2: 2.
     assert oracle.out.flatten().tolist() == [21.0, 2.0]
     assert oracle.state[slot].item() == 2.0
 

@@ -96,7 +96,7 @@ def test_the_same_tokens_as_on_the_cpu(acme: switchrail.Runtime) -> None:
 def test_the_same_tokens_as_on_cuda(acme: switchrail.Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACME_DEVICE", "cuda")
     choices = dict.fromkeys(("attention", "gated_delta", "short_conv"), "torch")
-    # float32 and pages of one size, so that no tie of two tokens is decided differently
+    # float32 and one page size, so that no tie of two tokens is decided differently
     sizes = {"dtype": "float32", "options": {"page_size": 32}}
     with Engine(CHECKPOINT, runtime=acme, device="cuda", backends=choices, **sizes) as engine:
         assert engine.platform.is_cuda()
@@ -133,7 +133,7 @@ def test_without_its_device_it_declines(acme: switchrail.Runtime, monkeypatch: p
 
 
 def test_its_defaults_are_choices_that_must_fit(acme: switchrail.Runtime) -> None:
-    """If a default can't serve, nothing else is chosen silently."""
+    """A platform's default that can't serve is an error; nothing else is chosen silently."""
     acme.register(
         "acme_ops", "nowhere:X", op="gated_delta", devices=["oot:acme"], dtypes=["float64"], override=True
     )

@@ -244,7 +244,7 @@ def test_a_plugin_that_fails(
     vendor: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is not skipped in favour of another one; naming another one skips it."""
+    """A failing platform plugin is not skipped in favour of another one; naming another one skips it."""
     code, target, words = FAILURES[case]
     install("acme", code, target=target)
     vendor("umbrella").answer = None
@@ -341,7 +341,10 @@ def test_a_failure_is_not_kept_for_the_threads_that_wait(
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_chooses_for_itself(runtime: Runtime, vendor: Callable[..., Any]) -> None:
-    """Also while a thread of its parent, which the child doesn't have, is choosing."""
+    """A forked child chooses for itself, even while a thread of the parent was choosing.
+
+    The child doesn't have that thread.
+    """
     acme = vendor("acme")
     began, go_on = threading.Event(), threading.Event()
     parent = os.getpid()
@@ -370,7 +373,7 @@ def test_a_forked_child_chooses_for_itself(runtime: Runtime, vendor: Callable[..
 def test_threads_that_load_and_threads_that_ask(
     runtime: Runtime, vendor: Callable[..., Any], install: Any
 ) -> None:
-    """A plugin that asks while it loads, and a thread that asks meanwhile, never wait for each other."""
+    """Plugins that ask for the platform while they load, and other threads that ask, never deadlock."""
     vendor("acme")
     code = (
         "import switchrail, time\n"
@@ -423,7 +426,8 @@ def test_a_plugin_that_lists_no_devices(runtime: Runtime, install: Callable[...,
 
 
 def test_one_platform_for_a_device(runtime: Runtime, vendor: Callable[..., Any]) -> None:
-    """However it is named, so that registrations with it count, and it is initialised once."""
+    """A device has one platform however it is named: registrations with it count, and it is initialised once.
+    """
     acme = vendor("acme")
     found = runtime.find_platform("acme")
     assert runtime.platform is found
@@ -464,7 +468,7 @@ def test_a_class_of_the_users_own_with_a_kind_that_is_built_in(runtime: Runtime,
 
 
 def test_a_class_of_the_program(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)  # a script's
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)  # a script's variable
     monkeypatch.setattr(sys.modules["__main__"], "Own", type("Own", (CpuPlatform,), {}), raising=False)
     assert type(runtime.find_platform("__main__:Own")).__name__ == "Own"
     with pytest.raises(PlatformError, match="no class '__main__:Owm'"):
@@ -538,7 +542,10 @@ def test_on_the_command_line(runtime: Runtime, vendor: Callable[..., Any]) -> No
 
 
 def test_a_plugin_that_loads_plugins(runtime: Runtime, install: Callable[..., Path]) -> None:
-    """It could wait for a loading thread whose plugin waits for the platform."""
+    """A platform plugin that loads plugins is refused.
+
+    It could wait for a thread whose plugin waits for the platform.
+    """
     install("acme", "import switchrail\ndef activate(): return switchrail.current_runtime().load()")
     with pytest.raises(PlatformPluginError, match="loaded plugins while it was asked itself") as caught:
         runtime.platform  # noqa: B018
@@ -546,7 +553,7 @@ def test_a_plugin_that_loads_plugins(runtime: Runtime, install: Callable[..., Pa
 
 
 def test_two_threads_that_choose_and_load(runtime: Runtime, install: Callable[..., Path]) -> None:
-    """Loading comes before choosing: a platform plugin that discovers plugins waits for no loader."""
+    """Loading comes before choosing, so a platform plugin that discovers plugins waits for no loader."""
     install(
         "acme",
         "import switchrail, threading\n"
@@ -632,7 +639,10 @@ def test_a_call_comes_before_the_environment_for_general_plugins_too(
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_initialises_for_itself() -> None:
-    """Also while a thread of its parent, which the child doesn't have, is initialising."""
+    """A forked child initialises for itself, even while a thread of the parent was initialising.
+
+    The child doesn't have that thread.
+    """
     began, go_on = threading.Event(), threading.Event()
     parent, calls = os.getpid(), []
 

@@ -24,7 +24,7 @@ def set_number(pointer: Any, value: int) -> int:
 
 
 def library(**changed: Any) -> SimpleNamespace:
-    """A driver with two devices; a function that is None is missing."""
+    """A driver with two devices; a function given as None is missing."""
 
     def name(buffer: Any, size: int, device: int) -> int:
         buffer.value = NAMES[device]
@@ -124,7 +124,7 @@ def test_what_torch_was_built_for_is_read_without_importing_it(tmp_path: Path) -
 def test_what_an_imported_torch_was_built_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "7.0")
     assert build.built_for("hip") == "7.0"
-    monkeypatch.setitem(sys.modules, "torch", None)  # forbids its import
+    monkeypatch.setitem(sys.modules, "torch", None)  # makes importing torch fail
     assert build.built_for("hip") is None
 
 

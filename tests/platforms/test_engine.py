@@ -71,25 +71,27 @@ def test_the_engine_calls_every_method(runtime: switchrail.Runtime) -> None:
         with Engine(CHECKPOINT, runtime=runtime, options={"seed": 1}) as engine:
             engine.generate(PROMPTS, PARAMS)
             steps = engine.stats.steps
-    # the first is for the platform and its users, the others are for the option `compile`
+    # the first member is for the platform and its users, the others are for the option `compile`
     own = {"register_oot_forward", "compile_backend", "compiles"}
     assert set(platform.of_serving) == methods(Serving) - own
-    # The first is for programs that start a process group; an identity, shown by the command, has the others.
+    # The first member is for programs that start a process group; an identity, shown by the command, has the
+    # others.
     elsewhere = {"distributed_backend", "name", "support_piecewise_cuda_graph"}
     assert methods(Hardware) - set(platform.of_hardware) == elsewhere | {
         "set_device"
-    }  # the only one is current
+    }  # the only device is current
     assert platform.identity
     assert methods(Hardware) - set(platform.of_hardware) == {"distributed_backend", "set_device"}
     assert platform.of_serving["initialize"] == 1
     assert platform.of_serving["after_weights_loaded"] == 2
     assert platform.of_serving["default_backend"] == 2 * 3 * 2  # engines, ops, phases
-    assert platform.of_hardware["active"] == 2 * (1 + steps)  # making the engine, and each step
+    assert platform.of_hardware["active"] == 2 * (1 + steps)  # at the making of the engine, and at each step
     assert platform.of_hardware["empty_cache"] == 2 * 2  # before memory sizes are determined, and at the end
 
 
 def test_work_is_launched_on_the_engines_device(runtime: switchrail.Runtime) -> None:
-    """Whatever device is current in the thread; it is current again afterwards."""
+    """A step is launched on the engine's device. The thread's current device stays current, whichever it is.
+    """
     log, seen = [], []
     current = ["other:0"]
 
@@ -127,7 +129,7 @@ def test_work_is_launched_on_the_engines_device(runtime: switchrail.Runtime) -> 
 
 
 def serving_platform(**members: Any) -> Platform:
-    """The CPU, with other members in its serving part."""
+    """The CPU platform with other members in its serving part."""
     return type("Made", (CpuPlatform,), {"serving_class": type("Made", (CpuServing,), members)})()
 
 
@@ -364,7 +366,7 @@ def make_engine(runtime: switchrail.Runtime, request: pytest.FixtureRequest) -> 
 def test_an_operation_is_called_as_it_says(
     operation: type[Any], plain: Any, make_engine: Callable[..., Engine]
 ) -> None:
-    """With the function from its contract, a module computes the same as transformers' own."""
+    """With the function of its contract, a module computes the same as transformers' own."""
     platform = serving_platform()
     calls = []
 
@@ -435,7 +437,7 @@ def test_others_hooks_stay_around_a_platforms_function(
 ) -> None:
     seen = []
     before = modelling.Qwen3NextMLP.forward.__code__
-    engine = make_engine(CpuPlatform())  # which has one
+    engine = make_engine(CpuPlatform())  # the platform with such a function
 
     def around(original: Forward, module: Any, x: torch.Tensor) -> torch.Tensor:
         seen.append(x.shape)

@@ -1,4 +1,4 @@
-"""The families that were not tested on hardware, on stand-ins for packages that are not installed."""
+"""The families that were not tested on hardware, run on stand-ins for packages that are not installed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def bring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
                 import torch_xla.core.xla_model as model  # type: ignore[import-not-found]
 
                 return model.log
-            monkeypatch.setattr(torch, kind, None, raising=False)  # undoes the changes of its import
+            monkeypatch.setattr(torch, kind, None, raising=False)  # undoes the changes that importing it made
             return __import__(PACKAGES[kind]).state.log
         module, state = standins.mps() if kind == "mps" else standins.in_torch(kind)
         monkeypatch.setattr(torch, kind, module)
@@ -84,7 +84,7 @@ def test_found_and_asked(kind: str, bring: Callable[[str], list[Any]]) -> None:
         with pytest.raises(NotProvidedError, match="'set_device'"):
             hardware.set_device("xla:1")
     else:
-        if kind in ("xpu", "mps"):  # torch itself seeds them
+        if kind in ("xpu", "mps"):  # torch seeds these itself
             assert log[-1] == ("seed", 11)
         hardware.empty_cache()
         assert log[-1] == ("empty_cache",)
@@ -113,7 +113,7 @@ def test_the_only_apple_device(bring: Callable[[str], list[Any]]) -> None:
 def test_memory_that_is_not_told(
     kind: str, bring: Callable[[str], list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Never as 0: from another source, or None."""
+    """Memory that a device doesn't report comes from another source or is None, never 0."""
     bring(kind)
     hardware = detect(kind).hardware
     if kind == "tpu":

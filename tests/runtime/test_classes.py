@@ -128,7 +128,7 @@ def test_a_batch_goes_to_the_backend_that_is_fastest_for_its_like(runtime, seqle
     assert [type(backend) for op, backend in routes.backends if op == "gated_delta"] == [kind]
     assert routes.phase == "prefill"
     assert repr(routes) == f'BatchRoutes(model={plan.layout.model!r}, phase="prefill")'.replace("'", '"')
-    # each backend is one instance, whatever class it serves
+    # each backend is one instance, whichever class it serves
     assert routes.backend("gated_delta", 0) is bound.at("prefill", list(seqlens)).backend("gated_delta", 2)
 
 
@@ -140,7 +140,7 @@ def test_what_rows_see_decides_for_a_paged_op(runtime):
     ]
     assert names == ["torch", "torch", "far", "far"]
     assert name_of(plan.at("decode", (1,) * 32), "attention") == "torch"
-    assert name_of(plan.at("decode", (1,) * 32)) == "split"  # not measured: the first by origin and name
+    assert name_of(plan.at("decode", (1,) * 32)) == "split"  # not measured, so the first by origin and name
     assert plan.lookup("attention", "decode", 3).__func__ is TorchAttention.run
 
 
@@ -152,7 +152,10 @@ def of_as_many(count):
 @given(lengths=st.integers(1, 40).flatmap(of_as_many))
 @example(lengths=[1, 1646])
 def test_the_best_or_near_it_at_any_lengths(lengths):
-    """Between measured batches. The example is the worst of 70,000 drawn: 1.088 times the best."""
+    """Between measured batches the chosen backend is the best or near it.
+
+    The example is the worst of 70,000 drawn: 1.088 times the best.
+    """
     runtime = switchrail.Runtime()
     runtime.register("split", Split, op="gated_delta")
     runtime.register("wide", Wide, op="gated_delta")
@@ -160,7 +163,7 @@ def test_the_best_or_near_it_at_any_lengths(lengths):
         "gated_delta", "prefill", **WHERE, head_size=16, heads=(2, 4), measurements=[delta()]
     )
     rows, longest = sum(lengths), max(lengths, default=0)
-    assume(rows >= 512)  # otherwise it is beyond the measured sizes
+    assume(rows >= 512)  # otherwise the batch is beyond the measured sizes
     times = {name: delta_time(name, rows, longest) for name in ("split", "wide", "torch")}
     assert times[decision.at(lengths)] <= 1.1 * min(times.values())
 
@@ -311,7 +314,7 @@ def test_routes_of_a_batch_keep_their_plan_and_let_it_go(runtime):
     backend = weakref.ref(routes.backend("gated_delta", 0))
     gc.collect()
     assert backend() is not None
-    backend().routes = routes  # a cycle
+    backend().routes = routes  # a reference cycle
     del routes
     gc.collect()
     assert backend() is None

@@ -71,7 +71,7 @@ REASONS: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
 
 
 def rejection(decision: Any, name: str) -> tuple[dict[str, Any], str]:
-    """The one reason for a backend, as data and as text."""
+    """The only reason for a backend's rejection, as data and as text."""
     [data] = [entry for entry in decision.to_dict()["rejected"] if entry["backend"]["name"] == name]
     [mirror] = [entry for entry in decision.rejected if entry.name == name]
     [reason], [text] = data["reasons"], mirror.reasons

@@ -23,7 +23,7 @@ def other(x: Any, weight: Any, *, eps: float, weight_offset: float) -> Any:
 
 
 def on(capability: tuple[int, int] | None = None, serving: type[CpuServing] = CpuServing) -> Platform:
-    """A platform of a kind without its own function."""
+    """A platform of a kind without a function of its own."""
 
     class Hardware(CpuHardware):
         kind = "oot:acme"

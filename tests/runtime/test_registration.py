@@ -84,7 +84,7 @@ class Empty(GatedDeltaBackend):
 
 
 class OldStyle(GatedDeltaBackend):
-    """A backend with the interface before `run`."""
+    """A backend with the interface that preceded `run`."""
 
     def prefill(self, q: Any, k: Any, v: Any, **arguments: Any) -> None:
         return None
@@ -380,7 +380,7 @@ HOOK = """
 
 @pytest.mark.parametrize(("name", "expected"), [("register", REGISTER), ("hook", HOOK)])
 def test_signatures_list_every_option(name: str, expected: str) -> None:
-    """As shown by `help`, though the code lists the options in one place."""
+    """`help` shows every option, though the code lists the options in one place."""
     signature = inspect.signature(getattr(Runtime, name))
     if sys.version_info < (3, 14):  # 3.14 writes types without quotes
         assert str(signature) == " ".join(expected.split())

@@ -212,7 +212,10 @@ def test_another_version_of_switchrail(runtime: Runtime) -> None:
 def test_another_installation_in_a_worker(
     state: RuntimeState, install: Callable[..., Path], capfd: Any
 ) -> None:
-    """The parent survives and learns the reason: from the error of the call, or from the worker's output."""
+    """A worker with another installation fails, and its parent survives and learns the reason.
+
+    The reason is in the error of the call, or in the worker's output.
+    """
     import userland
 
     install("acme-one", ONE, version="2.0")

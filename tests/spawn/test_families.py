@@ -108,7 +108,10 @@ def test_an_override_of_prefill_leaves_decode_alone(
 
 
 def test_names_of_one_class_stay_apart(runtime: Runtime, mla: Any) -> None:
-    """In an enum, a second name of one class would be an alias, and some names would be invalid."""
+    """Two names of one class stay apart.
+
+    In an enum the second name would be an alias, and some names would be invalid.
+    """
     names = ("value", "name", "mro", "members", "Prefill", "prefill", "PREFILL")
     for name in names:
         runtime.register(name, "userland_mla:Prefill", **PREFILL)
@@ -135,7 +138,7 @@ def test_a_taken_name_names_its_owner(runtime: Runtime, mla: Any, install: Calla
     assert served(runtime)["prefill"] == "Prefill"
     with pytest.raises(NameTakenError, match="acme-one"):
         runtime.register("torch", mla.Other, **PREFILL)
-    # an override applies on top of the other, in the order of loading, and learns what overrides it
+    # overrides are restored in the order of loading, and each learns what overrides it
     runtime.load(["acme-one", "acme-three"])
     assert served(runtime) == {"prefill": "Other", "decode": "TorchMla"}
     decision = runtime.resolve("mla", "prefill", device="cpu", dtype="float32")

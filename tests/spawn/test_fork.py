@@ -88,7 +88,7 @@ LOCKS = {
 
 @pytest.mark.parametrize("lock", LOCKS.values(), ids=LOCKS)
 def test_a_fork_waits_until_no_thread_holds_a_lock(runtime: Runtime, lock: threading.RLock) -> None:
-    """Otherwise the child would have a lock that is never released."""
+    """A fork waits until no thread holds a lock, which the child could never release."""
     entered, go = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -115,7 +115,10 @@ def test_a_plugin_that_forks_while_it_is_restored(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """In the thread of a timeout: it waits for the restoring code, and the fork can't wait for that."""
+    """A plugin that forks while it is restored fails.
+
+    Under a timeout it runs in a thread that waits for the restoring code, so the fork can't wait too.
+    """
     install(
         "acme-one",
         "import os\n"
@@ -128,6 +131,6 @@ def test_a_plugin_that_forks_while_it_is_restored(
     monkeypatch.setenv("SWITCHRAIL_LOAD_TIMEOUT", "3600")  # longer than a test may take
     runtime.load(["acme-one"], strict=True)
     state = RuntimeState.of(runtime)
-    assert capfd.readouterr().err == ""  # the child's errors appear there
+    assert capfd.readouterr().err == ""  # the child's errors appear in its output
     with isolated():
         assert state.restore().fingerprint() == state.fingerprint

@@ -1,4 +1,4 @@
-"""Objects that another process can't find by name are refused in the parent, all with reasons."""
+"""Objects that another process can't find by name are refused in the parent, each with its reason."""
 
 from __future__ import annotations
 

@@ -45,7 +45,10 @@ def install(folder: Path, distribution: str, code: str, version: str = "1.0") ->
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Each rank's result in each scenario. Rank 2 has another version of a plugin; one of rank 3's fails."""
+    """Each rank's result in each scenario.
+
+    Rank 2 has another version of a plugin; a plugin of rank 3 fails.
+    """
     folder = tmp_path_factory.mktemp("job")
     (folder / "scenarios.json").write_text(json.dumps(SCENARIOS))
     for rank in range(RANKS):
@@ -127,7 +130,10 @@ def test_a_rank_that_never_comes(results: list[dict[str, Any]]) -> None:
 
 
 def test_a_store_whose_process_has_ended(results: list[dict[str, Any]]) -> None:
-    """Rank 0 serves the store, and rank 3 has ended before."""
+    """Ranks fail if the process that serves the store has ended.
+
+    Rank 0 serves the store, and rank 3 has ended before.
+    """
     for rank in (1, 2):
         assert results[rank]["unserved"]["type"] == "RankError"
         assert "the job's store does not answer" in results[rank]["unserved"]["error"]

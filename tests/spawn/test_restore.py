@@ -126,7 +126,7 @@ def test_it_goes_on_from_worker_to_worker(parent: Runtime) -> None:
 
 def test_the_second_time_nothing_happens(parent: Runtime) -> None:
     state = pickle.loads(pickle.dumps(RuntimeState.of(parent)))
-    assert state.restore() is parent  # the default runtime here, and already equal
+    assert state.restore() is parent  # the default runtime of this process, which is already equal
     parent.configure("gated_delta", "one", scale=1.5)
     other = state.restore()
     assert other is not parent

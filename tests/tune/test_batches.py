@@ -116,7 +116,7 @@ def test_pages_are_those_of_an_engine_or_the_nearest_that_a_backend_claims(monke
     def backend(name):
         class Paged(TorchAttention):
             def run(self, call, batch, plan):
-                pages[name] = call.layer.k_cache.shape[1]  # the last one timed
+                pages[name] = call.layer.k_cache.shape[1]  # the last batch that was timed
                 super().run(call, batch, plan)
 
         return Paged

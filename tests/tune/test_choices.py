@@ -18,8 +18,7 @@ PHASES = ("prefill", "decode", "verify")
 OTHERS = ("flashinfer", "flashqla", "cutedsl")
 WITHIN = 1.03
 MISSED = {("mla", "prefill", "T=1024 N=1 after 7168"): 1.92}
-"""Between 512 and 2,048 rows, where the measured batches gave no hint. `switchrail tune` times 1,024 since.
-"""
+"""Cases between 512 and 2,048 rows: measured batches gave no hint. `switchrail tune` times 1,024 since."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +40,7 @@ def decide(runtime, measurement):
 
 
 def like(op, rows, length):
-    """A batch with a load: the rows of its sequences, and their cached tokens."""
+    """The batch of a load: the rows of its sequences, and their cached tokens."""
     if op in ("attention", "mla"):
         return (rows,), (length + (rows - 1) // 2,)
     whole, rest = divmod(rows, length)

@@ -1,4 +1,4 @@
-"""The output for several backends, each serving the batches for which it is fastest."""
+"""The output when several backends each serve the batches for which they are fastest."""
 
 import json
 from pathlib import Path

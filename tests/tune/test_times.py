@@ -328,7 +328,7 @@ def test_times_stay_where_nothing_could_be_timed_again(runtime, platform, timing
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Given times of `short_conv` in decode, one after another, for each backend and batch."""
+    """Given times of `short_conv` in decode, one after another for each backend and batch."""
 
     def install(*told):
         times = iter(told)

@@ -64,7 +64,7 @@ def test_the_readme_is_there(metadata: Message) -> None:
 
 
 def test_torch_and_triton_fit_each_other(metadata: Message) -> None:
-    """torch 2.9 requires Triton 3.5, torch 2.10 requires 3.6."""
+    """The torch and Triton versions go together: torch 2.9 requires Triton 3.5, torch 2.10 requires 3.6."""
     needed = metadata.get_all("Requires-Dist")
     assert needed is not None
     assert "torch>=2.10" in needed

@@ -88,7 +88,7 @@ def test_the_readme_s_example_with_the_wheel_alone(wheel: Path, tmp_path: Path) 
 @pytest.mark.parametrize("version", sorted(interpreters()))
 def test_wheel_works_alone(wheel: Path, version: str, tmp_path: Path) -> None:
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
-    # Installed with this interpreter's pip, used by the other: an abi3 wheel is the same for every one.
+    # Installed with this interpreter's pip and used by another, since an abi3 wheel is the same for all.
     subprocess.run([*install, "--target", str(tmp_path / "site"), str(wheel)], check=True)
     run = subprocess.run(
         [interpreters()[version], "-S", str(Path(__file__).with_name("smoke.py"))],

@@ -1,4 +1,4 @@
-"""Two backends for the gated delta rule; both compute what `torch` does."""
+"""Two backends of the gated delta rule; both compute the same as `torch`."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 
 def run(sites, what, group, timeout):
-    """Make a runtime with the plugins of a scenario, change it, and have it compared."""
+    """Make a runtime with the plugins of a scenario, change it, and compare it with the other ranks'."""
     runtime = switchrail.Runtime()
     runtime.discover(sites)
     sys.path[:0] = sites
@@ -96,7 +96,7 @@ def main():
                 work(folder, rank, size, listener)
             except BaseException:
                 traceback.print_exc()
-            os._exit(0)  # others may have ended, and torch would wait for them
+            os._exit(0)  # other ranks may have ended, and torch would wait for them
         children.append(child)
     listener.close()
     for child in children:

@@ -7,13 +7,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, Lfm2Config, Lfm2ForCa
 
 
 class AcmeHybridConfig(Lfm2Config):
-    """Its configuration."""
+    """The configuration of Acme's model."""
 
     model_type = "acme_hybrid"
 
 
 class AcmeHybridForCausalLM(Lfm2ForCausalLM):
-    """Its definition."""
+    """The definition of Acme's model."""
 
     config_class = AcmeHybridConfig
 

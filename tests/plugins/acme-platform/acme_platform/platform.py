@@ -92,7 +92,7 @@ class AcmeServing(Serving):
         return AcmeAllocator
 
     def dispatch_key(self) -> str:
-        return "cpu"  # operations without a function run as they do there
+        return "cpu"  # other operations run as on the device behind
 
 
 class AcmePlatform(Platform):
